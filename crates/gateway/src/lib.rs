@@ -1,0 +1,8 @@
+//! Protocol servers. Thin: decode, call one function of [`volume::Volume`], encode.
+//!
+//! Promises: a gateway keeps no state that matters; what it answers as stable is stable; bytes from
+//! a client never make it panic, and one client can't hurt another.
+//!
+//! Read first: [`volume`], then `nbd`. Protocol page: `docs/protocols/nbd.md`.
+
+pub mod volume;

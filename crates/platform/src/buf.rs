@@ -1,0 +1,302 @@
+//! Buffers for direct I/O: aligned to a page, pooled per core, shared without copying.
+//!
+//! An [`IoBuf`] is a view (start and end) into page-aligned memory. Clones share the memory, which
+//! is then read-only; while there is exactly one handle its bytes may be changed. Dropping the
+//! last handle gives the memory back to its pool, so steady-state I/O allocates nothing.
+//!
+//! Memory is zeroed when it is first allocated, not when it is reused: whoever takes a buffer
+//! writes every byte it later exposes.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::ops::{Deref, Range};
+use std::rc::{Rc, Weak};
+
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Alignment and granularity of a buffer's memory, in bytes.
+pub const BUFFER_ALIGN: usize = 4096;
+
+/// Sizes the pool keeps, in bytes. Larger buffers are allocated and freed each time.
+const CLASS_SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
+
+/// Free memory kept per class, in bytes; what comes back beyond it is returned to the allocator.
+const CLASS_FREE_MAX_BYTES: usize = 16 << 20;
+
+#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C, align(4096))]
+struct Page([u8; BUFFER_ALIGN]);
+
+struct Memory {
+    pages: Box<[Page]>,
+    class: Option<usize>,
+    pool: Weak<PoolState>,
+}
+
+/// A view into page-aligned memory. See the module's page.
+pub struct IoBuf {
+    /// `Some` until drop.
+    memory: Option<Rc<Memory>>,
+    start: usize,
+    end: usize,
+}
+
+impl IoBuf {
+    /// A buffer that belongs to no pool, zeroed. For tests and for code off the data path.
+    pub fn zeroed(len_bytes: usize) -> IoBuf {
+        IoBuf::allocate(len_bytes, None, Weak::new())
+    }
+
+    /// A buffer that belongs to no pool and holds a copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> IoBuf {
+        let mut buf = IoBuf::zeroed(bytes.len());
+        buf.bytes_mut().copy_from_slice(bytes);
+        buf
+    }
+
+    fn allocate(len_bytes: usize, class: Option<usize>, pool: Weak<PoolState>) -> IoBuf {
+        let capacity = class.map_or(len_bytes, |c| CLASS_SIZES[c]);
+        let page_count = capacity.div_ceil(BUFFER_ALIGN).max(1);
+        let pages = <[Page]>::new_box_zeroed_with_elems(page_count)
+            .expect("the process is out of memory; nothing sensible can go on");
+        IoBuf {
+            memory: Some(Rc::new(Memory { pages, class, pool })),
+            start: 0,
+            end: len_bytes,
+        }
+    }
+
+    fn memory(&self) -> &Rc<Memory> {
+        self.memory.as_ref().expect("present until drop")
+    }
+
+    /// Length of the view in bytes.
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// True if the view is empty.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Bytes of memory behind the view, from the view's start.
+    pub fn capacity(&self) -> usize {
+        self.memory().pages.len() * BUFFER_ALIGN - self.start
+    }
+
+    /// True if no other handle shares the memory.
+    pub fn is_unshared(&self) -> bool {
+        Rc::strong_count(self.memory()) == 1
+    }
+
+    /// The bytes of the view, to be changed. Panics if the memory is shared, since the other
+    /// holders rely on it not changing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let (start, end) = (self.start, self.end);
+        let memory = self.memory.as_mut().expect("present until drop");
+        let memory = Rc::get_mut(memory).expect("only an unshared buffer may be changed");
+        &mut memory.pages.as_mut_bytes()[start..end]
+    }
+
+    /// A second handle on `range` of this view. The memory is read-only from then on, until only
+    /// one handle is left.
+    pub fn slice(&self, range: Range<usize>) -> IoBuf {
+        assert!(
+            range.start <= range.end,
+            "a slice's end lies behind its start"
+        );
+        assert!(range.end <= self.len(), "a slice lies within its buffer");
+        IoBuf {
+            memory: self.memory.clone(),
+            start: self.start + range.start,
+            end: self.start + range.end,
+        }
+    }
+
+    /// Narrows the view to `range` of itself.
+    pub fn narrow(mut self, range: Range<usize>) -> IoBuf {
+        assert!(
+            range.start <= range.end,
+            "a view's end lies behind its start"
+        );
+        assert!(
+            range.end <= self.len(),
+            "a narrowed view lies within the old one"
+        );
+        self.end = self.start + range.end;
+        self.start += range.start;
+        self
+    }
+
+    /// Sets the view to the first `len_bytes` bytes of the memory behind it.
+    pub fn reset(mut self, len_bytes: usize) -> IoBuf {
+        assert!(len_bytes <= self.memory().pages.len() * BUFFER_ALIGN);
+        self.start = 0;
+        self.end = len_bytes;
+        self
+    }
+}
+
+impl Clone for IoBuf {
+    fn clone(&self) -> IoBuf {
+        IoBuf {
+            memory: self.memory.clone(),
+            start: self.start,
+            end: self.end,
+        }
+    }
+}
+
+impl Deref for IoBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory().pages.as_bytes()[self.start..self.end]
+    }
+}
+
+impl fmt::Debug for IoBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoBuf({} bytes)", self.len())
+    }
+}
+
+impl Drop for IoBuf {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else {
+            return;
+        };
+        if Rc::strong_count(&memory) > 1 {
+            return;
+        }
+        if let Some(pool) = memory.pool.upgrade() {
+            pool.in_use_bytes
+                .set(pool.in_use_bytes.get() - memory.pages.len() * BUFFER_ALIGN);
+            if let Some(class) = memory.class {
+                let mut free = pool.free[class].borrow_mut();
+                if free.len() * CLASS_SIZES[class] < CLASS_FREE_MAX_BYTES {
+                    free.push(memory);
+                }
+            }
+        }
+    }
+}
+
+struct PoolState {
+    free: [RefCell<Vec<Rc<Memory>>>; CLASS_SIZES.len()],
+    in_use_bytes: Cell<usize>,
+    zeros: RefCell<Option<IoBuf>>,
+}
+
+/// One core's buffers. A cheap handle.
+#[derive(Clone)]
+pub struct BufferPool {
+    state: Rc<PoolState>,
+}
+
+impl Default for BufferPool {
+    fn default() -> Self {
+        BufferPool::new()
+    }
+}
+
+impl BufferPool {
+    /// Length of the shared buffer of zeros, in bytes.
+    pub const ZEROS_BYTES: usize = 1 << 20;
+
+    /// An empty pool.
+    pub fn new() -> BufferPool {
+        let state = PoolState {
+            free: Default::default(),
+            in_use_bytes: Cell::new(0),
+            zeros: RefCell::new(None),
+        };
+        BufferPool {
+            state: Rc::new(state),
+        }
+    }
+
+    /// An unshared buffer with a view of `len_bytes` from the memory's start (so it is aligned to
+    /// [`BUFFER_ALIGN`]). Its content is left over from earlier use.
+    pub fn take(&self, len_bytes: usize) -> IoBuf {
+        let class = CLASS_SIZES.iter().position(|&size| len_bytes <= size);
+        let reused = class.and_then(|c| self.state.free[c].borrow_mut().pop());
+        let buf = match reused {
+            Some(memory) => IoBuf {
+                memory: Some(memory),
+                start: 0,
+                end: len_bytes,
+            },
+            None => IoBuf::allocate(len_bytes, class, Rc::downgrade(&self.state)),
+        };
+        let held = buf.memory().pages.len() * BUFFER_ALIGN;
+        self.state
+            .in_use_bytes
+            .set(self.state.in_use_bytes.get() + held);
+        buf
+    }
+
+    /// A view of `len_bytes` zeros (at most [`BufferPool::ZEROS_BYTES`]) on memory that all callers
+    /// share.
+    pub fn zeros(&self, len_bytes: usize) -> IoBuf {
+        let mut zeros = self.state.zeros.borrow_mut();
+        let zeros = zeros.get_or_insert_with(|| IoBuf::zeroed(BufferPool::ZEROS_BYTES));
+        zeros.slice(0..len_bytes)
+    }
+
+    /// Bytes of memory in buffers that are out at the moment.
+    pub fn in_use_bytes(&self) -> usize {
+        self.state.in_use_bytes.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_reused() {
+        let pool = BufferPool::new();
+        let buf = pool.take(5000);
+        assert_eq!(buf.len(), 5000);
+        assert_eq!(buf.as_ptr() as usize % BUFFER_ALIGN, 0);
+        let address = buf.as_ptr();
+        assert_eq!(pool.in_use_bytes(), 16 << 10);
+        drop(buf);
+        assert_eq!(pool.in_use_bytes(), 0);
+        assert_eq!(pool.take(4097).as_ptr(), address);
+    }
+
+    #[test]
+    fn a_slice_keeps_the_memory_and_forbids_changes() {
+        let pool = BufferPool::new();
+        let mut buf = pool.take(8192);
+        buf.bytes_mut()[4096..].fill(7);
+        let tail = buf.slice(4096..8192);
+        drop(buf);
+        assert!(tail.is_unshared());
+        assert!(tail.iter().all(|&b| b == 7));
+        assert_eq!(pool.in_use_bytes(), 16 << 10);
+        let other = tail.clone();
+        assert!(!other.is_unshared());
+    }
+
+    #[test]
+    #[should_panic(expected = "unshared")]
+    fn changing_shared_memory_panics() {
+        let mut buf = IoBuf::zeroed(4096);
+        let _other = buf.clone();
+        buf.bytes_mut()[0] = 1;
+    }
+
+    #[test]
+    fn large_buffers_and_zeros() {
+        let pool = BufferPool::new();
+        let buf = pool.take(3 << 20);
+        assert_eq!(pool.in_use_bytes(), 3 << 20);
+        drop(buf);
+        assert_eq!(pool.in_use_bytes(), 0);
+        assert!(pool.zeros(1 << 20).iter().all(|&b| b == 0));
+    }
+}
