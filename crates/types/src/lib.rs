@@ -6,11 +6,13 @@
 //! it depends on nothing of ours. Words are those of `docs/GLOSSARY.md`.
 
 pub mod checksum;
+pub mod histogram;
 pub mod id;
 pub mod lsn;
 pub mod unit;
 
 pub use checksum::{BlockChecksum, ChainHash};
+pub use histogram::LatencyHistogram;
 pub use id::{DeviceId, DvolId, LayerNo, Slot};
 pub use lsn::{Epoch, Lsn};
 pub use unit::{BLOCK_SIZE, BlockNo, SEGMENT_BLOCKS, SEGMENT_SIZE, SegmentNo, VBlock};
