@@ -1,0 +1,76 @@
+//! `check` before every commit, `test`, and `ci`, which runs everything.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::steps::Steps;
+use crate::{repo, tidy};
+
+/// No single step may hang a CI run for longer.
+const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Format, lints, house style, unit tests. Under two minutes on a warm tree.
+pub(crate) fn check(root: &Path) -> Result<()> {
+    let mut steps = Steps::new();
+    lint(root, &mut steps);
+    let unit = cargo(
+        root,
+        &["test", "--workspace", "--lib", "--bins", "--no-fail-fast"],
+    );
+    steps.run_tests("unit tests", unit, STEP_LIMIT);
+    steps.finish()
+}
+
+/// Unit, integration and documentation tests of the named packages, or of all.
+pub(crate) fn test(root: &Path, packages: &[String]) -> Result<()> {
+    let mut steps = Steps::new();
+    all_tests(root, &mut steps, packages);
+    steps.finish()
+}
+
+/// Everything CI runs.
+pub(crate) fn ci(root: &Path) -> Result<()> {
+    let mut steps = Steps::new();
+    lint(root, &mut steps);
+    all_tests(root, &mut steps, &[]);
+    steps.finish()
+}
+
+fn lint(root: &Path, steps: &mut Steps) {
+    steps.run_command(
+        "format",
+        cargo(root, &["fmt", "--all", "--check"]),
+        STEP_LIMIT,
+    );
+    steps.run("tidy", || tidy::run(root));
+    let clippy = [
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ];
+    steps.run_command("clippy", cargo(root, &clippy), STEP_LIMIT);
+}
+
+fn all_tests(root: &Path, steps: &mut Steps, packages: &[String]) {
+    let mut command = cargo(root, &["test", "--no-fail-fast"]);
+    if packages.is_empty() {
+        command.arg("--workspace");
+    }
+    for package in packages {
+        command.args(["--package", package]);
+    }
+    steps.run_tests("tests", command, STEP_LIMIT);
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = repo::cargo(root);
+    command.args(arguments);
+    command
+}

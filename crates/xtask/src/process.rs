@@ -1,0 +1,155 @@
+//! Processes as `/proc` shows them: trees, CPU time, memory; and signals by pid.
+//!
+//! CPU time is the kernel's `utime + stime` of whole processes. The io-uring worker and polling
+//! threads that the kernel starts on behalf of a process are threads of it, so their time is
+//! included; softirq work and filesystem kernel threads are not.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+/// Ticks per second of the times in `/proc`. Linux has shown 100 to user space on every
+/// architecture we run on, whatever its internal tick is.
+const TICKS_PER_SECOND: f64 = 100.0;
+const PAGE_BYTES: u64 = 4096;
+
+/// What `/proc/PID/stat` says of one process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    parent: u32,
+    /// User and system time of all its threads, living and dead.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) resident_bytes: u64,
+}
+
+/// Reads one process; `None` if it is gone.
+pub(crate) fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The name in the second field may hold spaces and parentheses, so fields count from the last `)`.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let rest = &text[text.rfind(')')? + 1..];
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
+    // Field 3 of proc(5) is the first one here: 4 ppid, 14 utime, 15 stime, 24 rss.
+    Some(Stat {
+        parent: fields.get(1)?.parse().ok()?,
+        cpu_seconds: (ticks(11)? + ticks(12)?) / TICKS_PER_SECOND,
+        resident_bytes: fields
+            .get(21)?
+            .parse::<u64>()
+            .ok()?
+            .saturating_mul(PAGE_BYTES),
+    })
+}
+
+/// `pid` and all its living descendants.
+pub(crate) fn tree(pid: u32) -> Vec<u32> {
+    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    if let Ok(entries) = fs::read_dir("/proc") {
+        for entry in entries.flatten() {
+            if let Some(child) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+                && let Some(stat) = stat(child)
+            {
+                children.entry(stat.parent).or_default().push(child);
+            }
+        }
+    }
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(parent) = found.get(next) {
+        found.extend(children.get(parent).into_iter().flatten().copied());
+        next += 1;
+    }
+    found
+}
+
+/// CPU seconds that a process and its descendants have used so far.
+pub(crate) fn tree_cpu_seconds(pid: u32) -> f64 {
+    tree(pid)
+        .into_iter()
+        .filter_map(stat)
+        .map(|stat| stat.cpu_seconds)
+        .sum()
+}
+
+/// Resident memory of a process and its descendants.
+pub(crate) fn tree_resident_bytes(pid: u32) -> u64 {
+    tree(pid)
+        .into_iter()
+        .filter_map(stat)
+        .map(|stat| stat.resident_bytes)
+        .sum()
+}
+
+/// Seconds of CPU time that the whole machine has spent busy since it started, and those a
+/// hypervisor took from it.
+pub(crate) fn machine_busy_seconds() -> Result<(f64, f64)> {
+    let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let line = text.lines().next().unwrap_or_default();
+    let fields: Vec<f64> = line
+        .split_ascii_whitespace()
+        .skip(1)
+        .map(|field| field.parse().unwrap_or(0.0) / TICKS_PER_SECOND)
+        .collect();
+    let at = |index: usize| fields.get(index).copied().unwrap_or(0.0);
+    // user nice system idle iowait irq softirq steal
+    Ok((at(0) + at(1) + at(2) + at(5) + at(6), at(7)))
+}
+
+/// Sends a signal such as `TERM` to one process.
+pub(crate) fn signal(pid: u32, name: &str) -> Result<()> {
+    // The shell's built-in needs no package, and spares this crate a system-call binding.
+    Command::new("sh")
+        .args(["-c", &format!("kill -{name} {pid}")])
+        .stderr(Stdio::null())
+        .status()
+        .with_context(|| format!("sending SIG{name} to process {pid}"))?;
+    Ok(())
+}
+
+/// Kills a process and all its descendants at once.
+pub(crate) fn kill_tree(pid: u32) {
+    for each in tree(pid).into_iter().rev() {
+        // It may have ended by itself meanwhile.
+        let _ = signal(each, "KILL");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_shifts_no_field() {
+        let text = "7 (a b) c) S 3 7 7 0 -1 0 0 0 0 0 150 50 0 0 20 0 1 0 5 1000 25 1";
+        let stat = parse_stat(text).expect("parses");
+        assert_eq!(stat.parent, 3);
+        assert!((stat.cpu_seconds - 2.0).abs() < 1e-9);
+        assert_eq!(stat.resident_bytes, 25 * 4096);
+    }
+
+    #[test]
+    fn this_process_is_in_its_own_tree() {
+        let me = std::process::id();
+        assert_eq!(tree(me).first(), Some(&me));
+        assert!(tree_resident_bytes(me) > 0);
+    }
+
+    #[test]
+    fn a_child_is_in_the_tree_and_dies_with_it() {
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("sleep starts");
+        assert!(tree(std::process::id()).contains(&child.id()));
+        kill_tree(child.id());
+        assert!(!child.wait().expect("waits").success());
+    }
+}

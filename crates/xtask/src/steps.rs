@@ -1,0 +1,253 @@
+//! Runs the steps of a check one after another, times each, counts tests, and sums up.
+//!
+//! A failed step doesn't stop the later ones: one run then shows everything there is to mend. The
+//! last line printed is always `N passed, N failed`, which is what CI reads.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+/// Passed and failed tests of one step. A step that isn't a test run counts as one test.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+}
+
+impl Counts {
+    /// One test that went as `passed` says.
+    pub(crate) fn one(passed: bool) -> Counts {
+        Counts {
+            passed: u64::from(passed),
+            failed: u64::from(!passed),
+        }
+    }
+}
+
+struct Step {
+    name: String,
+    took: Duration,
+    counts: Counts,
+}
+
+/// The steps run so far.
+pub(crate) struct Steps {
+    done: Vec<Step>,
+    started: Instant,
+}
+
+impl Steps {
+    pub(crate) fn new() -> Steps {
+        Steps {
+            done: Vec::new(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Runs `work` as a step. An error is printed and counts as one failure.
+    pub(crate) fn run(&mut self, name: &str, work: impl FnOnce() -> Result<Counts>) {
+        println!("== {name}");
+        let started = Instant::now();
+        let counts = work().unwrap_or_else(|error| {
+            println!("{name}: {error:#}");
+            Counts {
+                passed: 0,
+                failed: 1,
+            }
+        });
+        let took = started.elapsed();
+        self.done.push(Step {
+            name: name.to_owned(),
+            took,
+            counts,
+        });
+    }
+
+    /// Runs a command as a step that passes if the command succeeds within `limit`.
+    pub(crate) fn run_command(&mut self, name: &str, command: Command, limit: Duration) {
+        self.run(name, || {
+            run_limited(command, limit, |_| ()).map(Counts::one)
+        });
+    }
+
+    /// Runs `cargo test` or anything else with the standard test harness's output.
+    pub(crate) fn run_tests(&mut self, name: &str, command: Command, limit: Duration) {
+        self.run(name, || {
+            let mut counts = Counts::default();
+            let ok = run_limited(command, limit, |line| {
+                if let Some(more) = parse_test_result(line) {
+                    counts.passed += more.passed;
+                    counts.failed += more.failed;
+                }
+            })?;
+            // A build that fails or a harness that is killed prints no count of its own.
+            if !ok && counts.failed == 0 {
+                counts.failed = 1;
+            }
+            Ok(counts)
+        });
+    }
+
+    /// Prints the times and the final line; an error if anything failed.
+    pub(crate) fn finish(self) -> Result<()> {
+        println!();
+        let mut total = Counts::default();
+        for step in &self.done {
+            let state = if step.counts.failed == 0 {
+                "ok"
+            } else {
+                "FAILED"
+            };
+            println!(
+                "{:>8.1} s  {:<6}  {:>5} passed  {:>3} failed  {}",
+                step.took.as_secs_f64(),
+                state,
+                step.counts.passed,
+                step.counts.failed,
+                step.name
+            );
+            total.passed += step.counts.passed;
+            total.failed += step.counts.failed;
+        }
+        println!("{:>8.1} s  in all", self.started.elapsed().as_secs_f64());
+        let failed: Vec<&str> = self
+            .done
+            .iter()
+            .filter(|step| step.counts.failed > 0)
+            .map(|step| step.name.as_str())
+            .collect();
+        println!("{} passed, {} failed", total.passed, total.failed);
+        if failed.is_empty() {
+            Ok(())
+        } else {
+            bail!("failed: {}", failed.join(", "))
+        }
+    }
+}
+
+/// Runs a command, echoes its standard output, and hands each line to `see`. Kills the command
+/// with all its children when it takes longer than `limit`. True if it succeeded.
+pub(crate) fn run_limited(
+    mut command: Command,
+    limit: Duration,
+    mut see: impl FnMut(&str),
+) -> Result<bool> {
+    let shown = format!("{command:?}");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {shown}"))?;
+    let stdout = child
+        .stdout
+        .take()
+        .context("the child's output was asked for above")?;
+
+    let pid = child.id();
+    let timed_out = Arc::new(AtomicBool::new(false));
+    let (ended, wait_for_end) = mpsc::channel::<()>();
+    let watchdog = {
+        let timed_out = Arc::clone(&timed_out);
+        thread::spawn(move || {
+            if wait_for_end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+                timed_out.store(true, Ordering::SeqCst);
+                process::kill_tree(pid);
+            }
+        })
+    };
+    for line in BufReader::new(stdout).split(b'\n') {
+        let line = line.with_context(|| format!("reading the output of {shown}"))?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        see(&line);
+    }
+    let status = child
+        .wait()
+        .with_context(|| format!("waiting for {shown}"))?;
+    drop(ended);
+    let _ = watchdog.join();
+    if timed_out.load(Ordering::SeqCst) {
+        bail!(
+            "{shown} took longer than {} s and was killed",
+            limit.as_secs()
+        );
+    }
+    Ok(status.success())
+}
+
+/// Reads `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
+fn parse_test_result(line: &str) -> Option<Counts> {
+    let rest = line.trim().strip_prefix("test result: ")?;
+    let number_before = |word: &str| -> Option<u64> {
+        let end = rest.find(word)?;
+        rest[..end]
+            .trim_end()
+            .rsplit([' ', '.'])
+            .next()?
+            .parse()
+            .ok()
+    };
+    Some(Counts {
+        passed: number_before(" passed")?,
+        failed: number_before(" failed")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn harness_totals_are_read() {
+        let line =
+            "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out";
+        assert_eq!(
+            parse_test_result(line),
+            Some(Counts {
+                passed: 12,
+                failed: 3
+            })
+        );
+        assert_eq!(parse_test_result("test a::b ... ok"), None);
+    }
+
+    #[test]
+    fn a_step_that_fails_fails_the_whole() {
+        let mut steps = Steps::new();
+        steps.run("good", || Ok(Counts::one(true)));
+        steps.run("bad", || bail!("broken"));
+        steps.run("later", || Ok(Counts::one(true)));
+        assert_eq!(steps.done.len(), 3);
+        assert!(steps.finish().is_err());
+    }
+
+    #[test]
+    fn a_command_over_its_limit_is_killed_and_reported() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60"]);
+        let error = run_limited(command, Duration::from_millis(50), |_| ()).expect_err("too slow");
+        assert!(format!("{error}").contains("took longer"));
+    }
+
+    #[test]
+    fn a_test_run_that_dies_without_a_count_is_one_failure() {
+        let mut steps = Steps::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo 'test result: ok. 2 passed; 0 failed;'; exit 1"]);
+        steps.run_tests("dies", command, Duration::from_secs(10));
+        assert_eq!(
+            steps.done[0].counts,
+            Counts {
+                passed: 2,
+                failed: 1
+            }
+        );
+    }
+}
