@@ -1,0 +1,12 @@
+//! Space on a device: who owns which segment, and which blocks of it are in use.
+//!
+//! Allocation is split in two [decibel 4.1]: a core reserves whole segments from the device
+//! ([`DeviceShared`]) and hands out single blocks from its own [`Pool`] without asking anybody.
+
+mod bitmap;
+mod pool;
+mod shared;
+
+pub use bitmap::Bitmap;
+pub use pool::{BlockRun, Pool, SegmentState};
+pub use shared::DeviceShared;

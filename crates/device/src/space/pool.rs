@@ -1,0 +1,399 @@
+//! One journal's blocks.
+//!
+//! Each segment has two bitmaps in memory. `used` is the state as of the records applied so far and
+//! is what a checkpoint writes. `taken` is what must not be handed out: what is used, what was
+//! handed out to writes still under way, and what was freed but may not be reused yet.
+//!
+//! Invariant: `used` is a subset of `taken`.
+//!
+//! Bitmaps are loaded when first needed, so opening a device costs nothing per segment. Changes to
+//! a segment whose bitmap is not loaded wait in `late` until it is.
+
+use std::collections::BTreeMap;
+
+use flagstone_types::{BlockNo, SegmentNo};
+
+use super::Bitmap;
+use crate::format::geometry::Geometry;
+use crate::format::segment::{NO_BITMAP, SegmentRecord};
+
+/// Consecutive blocks on the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockRun {
+    /// The first one.
+    pub start: BlockNo,
+    /// How many.
+    pub count: u64,
+}
+
+impl BlockRun {
+    /// The blocks of the run.
+    pub fn blocks(self) -> impl Iterator<Item = BlockNo> {
+        (self.start.0..self.start.0 + self.count).map(BlockNo)
+    }
+}
+
+/// One owned segment.
+pub struct SegmentState {
+    /// As the last checkpoint left it (and, for `used_blocks`, as of now).
+    pub record: SegmentRecord,
+    /// Changed since the last checkpoint.
+    pub dirty: bool,
+    maps: Option<Maps>,
+    late: Vec<Late>,
+    /// Allocatable block indices: first and end.
+    range: (usize, usize),
+}
+
+struct Maps {
+    used: Bitmap,
+    taken: Bitmap,
+    /// Blocks in `range` whose `taken` bit is clear.
+    open_blocks: u32,
+    /// Where the search for open blocks goes on.
+    cursor: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Late {
+    Commit(usize),
+    Release(usize),
+    Reopen(usize),
+}
+
+/// The segments of one journal.
+pub struct Pool {
+    segments: BTreeMap<SegmentNo, SegmentState>,
+    current: Option<SegmentNo>,
+    /// Sum of `used_blocks`.
+    used_blocks: u64,
+    /// Sum of `open_blocks` of loaded segments.
+    open_blocks: u64,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Pool::new()
+    }
+}
+
+impl Pool {
+    /// No segments.
+    pub fn new() -> Pool {
+        Pool { segments: BTreeMap::new(), current: None, used_blocks: 0, open_blocks: 0 }
+    }
+
+    /// Adds a segment this journal owns, as its record says. An empty one needs no loading.
+    pub fn add(&mut self, segment: SegmentNo, record: SegmentRecord, geometry: &Geometry) {
+        let (start, end) = geometry.segment_range(segment);
+        let first = segment.first_block().0;
+        let range = ((start.0 + 2 - first) as usize, (end.0 - first) as usize);
+        let mut state =
+            SegmentState { record, dirty: false, maps: None, late: Vec::new(), range };
+        self.used_blocks += u64::from(record.used_blocks);
+        if record.bitmap_slot == NO_BITMAP {
+            self.open_blocks += (range.1 - range.0) as u64;
+            state.maps = Some(Maps::new(Bitmap::default(), range));
+        }
+        let before = self.segments.insert(segment, state);
+        assert!(before.is_none(), "a segment is added once");
+    }
+
+    /// Removes an empty segment.
+    pub fn remove(&mut self, segment: SegmentNo) {
+        let state = self.segments.remove(&segment).expect("only owned segments are given back");
+        assert_eq!(state.record.used_blocks, 0, "only empty segments are given back");
+        self.open_blocks -= state.maps.map_or(0, |m| u64::from(m.open_blocks));
+        if self.current == Some(segment) {
+            self.current = None;
+        }
+    }
+
+    /// True if this journal owns `segment`.
+    pub fn owns(&self, segment: SegmentNo) -> bool {
+        self.segments.contains_key(&segment)
+    }
+
+    /// Owned segments in order.
+    pub fn segments(&self) -> impl Iterator<Item = (SegmentNo, &SegmentState)> {
+        self.segments.iter().map(|(&no, state)| (no, state))
+    }
+
+    /// A segment's state.
+    pub fn segment_mut(&mut self, segment: SegmentNo) -> Option<&mut SegmentState> {
+        self.segments.get_mut(&segment)
+    }
+
+    /// Blocks in use in all segments, as of the records applied.
+    pub fn used_blocks(&self) -> u64 {
+        self.used_blocks
+    }
+
+    /// Blocks that could be handed out at once.
+    pub fn open_blocks(&self) -> u64 {
+        self.open_blocks
+    }
+
+    /// Blocks not in use in segments that are not loaded.
+    pub fn unloaded_free_blocks(&self) -> u64 {
+        let unloaded = self.segments.values().filter(|s| s.maps.is_none());
+        unloaded.map(|s| s.capacity().saturating_sub(u64::from(s.record.used_blocks))).sum()
+    }
+
+    /// The segment whose bitmap should be loaded next to have more open blocks.
+    pub fn wants_loading(&self) -> Option<SegmentNo> {
+        let with_room = |s: &SegmentState| {
+            s.maps.is_none() && u64::from(s.record.used_blocks) < s.capacity()
+        };
+        self.segments.iter().find(|(_, s)| with_room(s)).map(|(&no, _)| no)
+    }
+
+    /// Gives an unloaded segment its bitmap as the last checkpoint wrote it. False if the bitmap
+    /// does not fit the record.
+    pub fn loaded(&mut self, segment: SegmentNo, bitmap: Bitmap) -> bool {
+        let state = self.segments.get_mut(&segment).expect("only owned segments are loaded");
+        if state.maps.is_some() {
+            return true;
+        }
+        let mut maps = Maps::new(bitmap, state.range);
+        for late in std::mem::take(&mut state.late) {
+            match late {
+                Late::Commit(index) => maps.commit(index),
+                Late::Release(index) => maps.release(index),
+                Late::Reopen(index) => maps.reopen(index),
+            };
+        }
+        let fits = maps.used.count() == state.record.used_blocks;
+        self.open_blocks += u64::from(maps.open_blocks);
+        state.maps = Some(maps);
+        fits
+    }
+
+    /// Hands out up to `count` blocks, appending runs to `out`; returns how many. They count as
+    /// used only when [`Pool::commit`] says so.
+    pub fn allocate(&mut self, count: u64, out: &mut Vec<BlockRun>) -> u64 {
+        let mut left = count;
+        while left > 0 && self.open_blocks > 0 {
+            let Some(segment) = self.segment_with_room() else { break };
+            let state = self.segments.get_mut(&segment).expect("just found");
+            let range = state.range;
+            let maps = state.maps.as_mut().expect("has room, so it is loaded");
+            let taken = maps.take(left, range, segment, out);
+            self.open_blocks -= taken;
+            left -= taken;
+        }
+        count - left
+    }
+
+    fn segment_with_room(&mut self) -> Option<SegmentNo> {
+        let has_room =
+            |s: &SegmentState| s.maps.as_ref().is_some_and(|maps| maps.open_blocks > 0);
+        if let Some(current) = self.current
+            && self.segments.get(&current).is_some_and(has_room)
+        {
+            return Some(current);
+        }
+        // The emptiest of the loaded segments: writes then find long runs.
+        let roomiest = self.segments.iter().filter(|(_, s)| has_room(s)).max_by_key(|(no, s)| {
+            (s.maps.as_ref().map_or(0, |maps| maps.open_blocks), std::cmp::Reverse(**no))
+        });
+        self.current = roomiest.map(|(&no, _)| no);
+        self.current
+    }
+
+    /// A handed-out block is used by a record that has been applied. During replay the block was
+    /// never handed out; that is the same.
+    pub fn commit(&mut self, block: BlockNo) {
+        self.change(block, Late::Commit);
+    }
+
+    /// A used block is free as of a record that has been applied. It is not handed out again
+    /// before [`Pool::reopen`].
+    pub fn release(&mut self, block: BlockNo) {
+        self.change(block, Late::Release);
+    }
+
+    /// A block that is not used may be handed out again.
+    pub fn reopen(&mut self, block: BlockNo) {
+        self.change(block, Late::Reopen);
+    }
+
+    /// Whether `block` is used, if its segment is loaded.
+    pub fn is_used(&self, block: BlockNo) -> Option<bool> {
+        let state = self.segments.get(&block.segment())?;
+        state.maps.as_ref().map(|maps| maps.used.get(block.index_in_segment()))
+    }
+
+    fn change(&mut self, block: BlockNo, change: fn(usize) -> Late) {
+        let index = block.index_in_segment();
+        let state = self
+            .segments
+            .get_mut(&block.segment())
+            .expect("records speak only of blocks in segments of their own journal");
+        let change = change(index);
+        match change {
+            Late::Commit(_) => {
+                state.record.used_blocks += 1;
+                self.used_blocks += 1;
+                state.dirty = true;
+            }
+            Late::Release(_) => {
+                assert!(state.record.used_blocks > 0, "{block} is freed but nothing is used");
+                state.record.used_blocks -= 1;
+                self.used_blocks -= 1;
+                state.dirty = true;
+            }
+            Late::Reopen(_) => {}
+        }
+        match (&mut state.maps, change) {
+            (None, late) => state.late.push(late),
+            (Some(maps), Late::Commit(index)) => self.open_blocks -= u64::from(maps.commit(index)),
+            (Some(maps), Late::Release(index)) => {
+                maps.release(index);
+            }
+            (Some(maps), Late::Reopen(index)) => self.open_blocks += u64::from(maps.reopen(index)),
+        }
+    }
+}
+
+impl SegmentState {
+    /// Blocks that can be handed out when nothing is in use.
+    pub fn capacity(&self) -> u64 {
+        (self.range.1 - self.range.0) as u64
+    }
+
+    /// True if the bitmap is in memory.
+    pub fn is_loaded(&self) -> bool {
+        self.maps.is_some()
+    }
+
+    /// True if nothing is used, handed out, or waiting to be reopened.
+    pub fn is_untouched(&self) -> bool {
+        let open = self.maps.as_ref().map_or(0, |m| u64::from(m.open_blocks));
+        open == self.capacity()
+    }
+
+    /// The bitmap of used blocks, if loaded.
+    pub fn used(&self) -> Option<&Bitmap> {
+        self.maps.as_ref().map(|maps| &maps.used)
+    }
+}
+
+impl Maps {
+    fn new(used: Bitmap, range: (usize, usize)) -> Maps {
+        let used_count = used.count();
+        let taken = used.clone();
+        let open_blocks = ((range.1 - range.0) as u32).saturating_sub(used_count);
+        Maps { used, taken, open_blocks, cursor: range.0 }
+    }
+
+    /// Takes up to `count` blocks in one sweep over the segment from the cursor on.
+    fn take(
+        &mut self,
+        count: u64,
+        range: (usize, usize),
+        segment: SegmentNo,
+        out: &mut Vec<BlockRun>,
+    ) -> u64 {
+        let mut left = count;
+        let first = segment.first_block().0;
+        while left > 0 && self.open_blocks > 0 {
+            let max = usize::try_from(left).unwrap_or(usize::MAX);
+            let Some((start, len)) = self.taken.find_clear_run(self.cursor, range.1, max) else {
+                self.cursor = range.0;
+                continue;
+            };
+            for index in start..start + len {
+                self.taken.set(index);
+            }
+            self.cursor = start + len;
+            self.open_blocks -= len as u32;
+            left -= len as u64;
+            let start = BlockNo(first + start as u64);
+            match out.last_mut() {
+                Some(last) if last.start.0 + last.count == start.0 => last.count += len as u64,
+                _ => out.push(BlockRun { start, count: len as u64 }),
+            }
+        }
+        count - left
+    }
+
+    /// Returns true if the block was open until now (replay).
+    fn commit(&mut self, index: usize) -> bool {
+        let was_used = self.used.set(index);
+        assert!(!was_used, "a block is mapped once");
+        let opened = !self.taken.set(index);
+        self.open_blocks -= u32::from(opened);
+        opened
+    }
+
+    fn release(&mut self, index: usize) -> bool {
+        let was_used = self.used.clear(index);
+        assert!(was_used, "only a used block is freed");
+        was_used
+    }
+
+    /// Returns true if the block was not open before.
+    fn reopen(&mut self, index: usize) -> bool {
+        assert!(!self.used.get(index), "a used block is not reopened");
+        let was_taken = self.taken.clear(index);
+        self.open_blocks += u32::from(was_taken);
+        was_taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::superblock;
+
+    fn geometry() -> Geometry {
+        Geometry::checked(&superblock::sample()).expect("valid")
+    }
+
+    #[test]
+    fn blocks_go_round() {
+        let geometry = geometry();
+        let mut pool = Pool::new();
+        pool.add(SegmentNo(0), SegmentRecord::EMPTY, &geometry);
+        let capacity = geometry.capacity_blocks();
+        assert_eq!(pool.open_blocks(), capacity);
+        let mut runs = Vec::new();
+        assert_eq!(pool.allocate(10, &mut runs), 10);
+        assert_eq!(runs, [BlockRun { start: BlockNo(geometry.data_start.0 + 2), count: 10 }]);
+        let block = runs[0].start;
+        pool.commit(block);
+        assert_eq!((pool.used_blocks(), pool.open_blocks()), (1, capacity - 10));
+        pool.release(block);
+        assert_eq!((pool.used_blocks(), pool.open_blocks()), (0, capacity - 10));
+        let mut rest = Vec::new();
+        assert_eq!(pool.allocate(u64::MAX, &mut rest), capacity - 10);
+        assert!(rest.iter().all(|run| run.blocks().all(|b| b != block)), "not reopened yet");
+        pool.reopen(block);
+        runs.clear();
+        assert_eq!(pool.allocate(5, &mut runs), 1);
+        assert_eq!(runs, [BlockRun { start: block, count: 1 }]);
+    }
+
+    #[test]
+    fn changes_before_loading_are_made_up_for() {
+        let geometry = geometry();
+        let mut on_device = Bitmap::default();
+        on_device.set(600);
+        on_device.set(601);
+        let record = SegmentRecord { bitmap_slot: 0, used_blocks: 2, ..SegmentRecord::EMPTY };
+        let mut pool = Pool::new();
+        pool.add(SegmentNo(0), record, &geometry);
+        assert_eq!(pool.open_blocks(), 0);
+        pool.release(BlockNo(600));
+        pool.commit(BlockNo(602));
+        assert_eq!(pool.wants_loading(), Some(SegmentNo(0)));
+        assert!(pool.loaded(SegmentNo(0), on_device.clone()));
+        assert_eq!(pool.is_used(BlockNo(600)), Some(false));
+        assert_eq!(pool.is_used(BlockNo(602)), Some(true));
+        assert_eq!(pool.open_blocks(), geometry.capacity_blocks() - 3, "600 is not reopened");
+        let mut wrong = Pool::new();
+        wrong.add(SegmentNo(0), SegmentRecord { used_blocks: 3, ..record }, &geometry);
+        assert!(!wrong.loaded(SegmentNo(0), on_device));
+    }
+}
