@@ -5,4 +5,5 @@
 //!
 //! Read first: [`volume`], then `nbd`. Protocol page: `docs/protocols/nbd.md`.
 
+pub mod nbd;
 pub mod volume;

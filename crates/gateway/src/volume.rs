@@ -195,6 +195,16 @@ pub trait VolumeDirectory: Clone + 'static {
     /// All names on the node, sorted.
     fn list(&self) -> impl Future<Output = Vec<ExportInfo>>;
 
+    /// The sentence for people about `name`; empty if there is none. Worth implementing where
+    /// [`VolumeDirectory::list`] is long.
+    fn describe(&self, name: &str) -> impl Future<Output = String> {
+        async move {
+            let exports = self.list().await;
+            let found = exports.into_iter().find(|export| export.name == name);
+            found.map_or_else(String::new, |export| export.description)
+        }
+    }
+
     /// LSN at which `snapshot` of `volume` was taken, to compare with ("what changed since"). `None`
     /// if there is no such snapshot.
     fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> impl Future<Output = Option<Lsn>>;

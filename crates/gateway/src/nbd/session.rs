@@ -1,0 +1,301 @@
+//! A connection from greeting to good-bye, and the server that all connections of a core belong to.
+//!
+//! When the volume lives on another core, the connection goes there with its negotiation as it
+//! stands: the stream (no operation is pending on it) and a [`NegotiatedSession`] (plain data, with
+//! all bytes received and not used).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use flagstone_platform::sync::{Budget, Signal};
+use flagstone_platform::{Platform, Stream};
+
+use super::connection::{Connection, Shared, TransmissionEnd};
+use super::counters::NbdCounters;
+use super::limits::NbdLimits;
+use super::negotiate::{Negotiated, NegotiatedSession, Negotiator};
+use super::options::Agreement;
+use super::receive::read_requests;
+use super::transmit::spawn_writer;
+use crate::volume::VolumeDirectory;
+
+/// Why a connection is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// The client said good-bye, or closed between two messages.
+    Finished,
+    /// The connection broke in the middle of something.
+    Broken,
+    /// The client asked for a name that does not exist, in an option that has no error reply.
+    NoSuchExport,
+    /// The client broke the protocol or a limit: what it did.
+    Violation(&'static str),
+    /// Negotiation was not done in time.
+    NegotiationTimeout,
+    /// Nothing moved for too long in the middle of a message.
+    Stalled,
+    /// There were too many connections.
+    Refused,
+    /// The server is stopping.
+    Stopping,
+}
+
+/// How [`NbdServer::serve_connection`] ends.
+pub enum Outcome<S> {
+    /// The connection is closed.
+    Closed(CloseReason),
+    /// Move the stream to this core and call [`NbdServer::resume_connection`] there. No operation
+    /// is pending on the stream, and this is its only handle.
+    HandOver {
+        /// The core on which the volume lives.
+        core: usize,
+        /// The connection.
+        stream: S,
+        /// What goes with it.
+        session: NegotiatedSession,
+    },
+}
+
+/// One core's NBD server. A cheap handle.
+pub struct NbdServer<P: Platform, D: VolumeDirectory> {
+    inner: Rc<Inner<P, D>>,
+}
+
+impl<P: Platform, D: VolumeDirectory> Clone for NbdServer<P, D> {
+    fn clone(&self) -> Self {
+        NbdServer {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+struct Inner<P: Platform, D: VolumeDirectory> {
+    platform: P,
+    directory: D,
+    shared: Rc<Shared>,
+    stopping: Cell<bool>,
+    /// Connections there are now, by a number of their own.
+    live: RefCell<BTreeMap<u64, Live<P, D::Volume>>>,
+    next_live: Cell<u64>,
+    left: Signal,
+}
+
+enum Live<P: Platform, V> {
+    Negotiating(P::Stream),
+    Transmitting(Rc<Connection<P, V>>),
+}
+
+impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
+    /// A server for the volumes of `directory`.
+    pub fn new(platform: P, directory: D, limits: NbdLimits) -> NbdServer<P, D> {
+        let limits = limits.workable();
+        let shared = Shared {
+            limits,
+            counters: RefCell::default(),
+            payload: Budget::new(limits.shared_payload_bytes),
+        };
+        NbdServer {
+            inner: Rc::new(Inner {
+                platform,
+                directory,
+                shared: Rc::new(shared),
+                stopping: Cell::new(false),
+                live: RefCell::default(),
+                next_live: Cell::new(0),
+                left: Signal::new(),
+            }),
+        }
+    }
+
+    /// A copy of what was counted so far. Receives are added when a connection ends.
+    pub fn counters(&self) -> NbdCounters {
+        let mut counters = self.inner.shared.counters.borrow().clone();
+        counters.connections = self.inner.live.borrow().len() as u64;
+        counters
+    }
+
+    /// Serves a new connection. Completes when it is over or must move to another core.
+    pub async fn serve_connection(&self, stream: P::Stream) -> Outcome<P::Stream> {
+        let limits = &self.inner.shared.limits;
+        let time_ns = limits.negotiation_ms.saturating_mul(1_000_000);
+        let session = NegotiatedSession::new(limits.negotiation, time_ns);
+        self.resume_connection(stream, session).await
+    }
+
+    /// Goes on with a connection that came from another core; otherwise like
+    /// [`NbdServer::serve_connection`].
+    pub async fn resume_connection(
+        &self,
+        stream: P::Stream,
+        session: NegotiatedSession,
+    ) -> Outcome<P::Stream> {
+        let refused = if self.inner.stopping.get() {
+            Some(CloseReason::Stopping)
+        } else if self.inner.live.borrow().len() >= self.inner.shared.limits.connections_max {
+            Some(CloseReason::Refused)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            stream.shutdown();
+            self.inner.shared.counters.borrow_mut().connections_refused += 1;
+            tracing::info!(peer = stream.peer(), ?reason, "nbd: connection refused");
+            return Outcome::Closed(reason);
+        }
+        self.inner.shared.counters.borrow_mut().connections_accepted += 1;
+        let place = self.enter(Live::Negotiating(stream.clone()));
+        let end = self.run(&stream, session, &place).await;
+        drop(place);
+        match end {
+            Ended::HandOver(core, session) => {
+                self.inner
+                    .shared
+                    .counters
+                    .borrow_mut()
+                    .connections_handed_over += 1;
+                Outcome::HandOver {
+                    core,
+                    stream,
+                    session,
+                }
+            }
+            Ended::Closed(reason) => {
+                stream.shutdown();
+                self.note_end(&stream, reason);
+                Outcome::Closed(reason)
+            }
+        }
+    }
+
+    /// Takes no more connections and no more requests. What is in flight is done and answered, then
+    /// its connection is closed, so a client that reconnects repeats only what was not answered.
+    pub fn stop(&self) {
+        self.inner.stopping.set(true);
+        for live in self.inner.live.borrow().values() {
+            match live {
+                Live::Negotiating(stream) => stream.shutdown(),
+                Live::Transmitting(connection) => connection.close(TransmissionEnd::Stopping),
+            }
+        }
+    }
+
+    /// Completes when there are no connections any more.
+    pub async fn stopped(&self) {
+        while !self.inner.live.borrow().is_empty() {
+            self.inner.left.wait().await;
+        }
+    }
+
+    fn enter(&self, live: Live<P, D::Volume>) -> Place<P, D> {
+        let number = self.inner.next_live.get();
+        self.inner.next_live.set(number + 1);
+        self.inner.live.borrow_mut().insert(number, live);
+        Place {
+            inner: self.inner.clone(),
+            number,
+        }
+    }
+
+    fn note_end(&self, stream: &P::Stream, reason: CloseReason) {
+        let peer = stream.peer();
+        match reason {
+            CloseReason::Finished | CloseReason::NoSuchExport | CloseReason::Stopping => {
+                tracing::debug!(peer, ?reason, "nbd: connection closed");
+            }
+            CloseReason::Broken => tracing::info!(peer, "nbd: connection lost"),
+            CloseReason::Violation(_)
+            | CloseReason::NegotiationTimeout
+            | CloseReason::Stalled
+            | CloseReason::Refused => {
+                self.inner.shared.counters.borrow_mut().connections_expelled += 1;
+                tracing::info!(peer, ?reason, "nbd: connection closed by us");
+            }
+        }
+    }
+
+    async fn run(
+        &self,
+        stream: &P::Stream,
+        session: NegotiatedSession,
+        place: &Place<P, D>,
+    ) -> Ended {
+        let (platform, directory) = (&self.inner.platform, &self.inner.directory);
+        let mut negotiator = Negotiator::new(platform, directory, stream, session);
+        let (volume, agreement) = match negotiator.run().await {
+            Negotiated::Transmit(volume, agreement) => (volume, agreement),
+            Negotiated::HandOver(core) => {
+                return Ended::HandOver(core, negotiator.into_session());
+            }
+            // A stop shuts the stream down, which looks like the client's doing.
+            Negotiated::Closed(_) if self.inner.stopping.get() => {
+                return Ended::Closed(CloseReason::Stopping);
+            }
+            Negotiated::Closed(reason) => return Ended::Closed(reason),
+        };
+        if self.inner.stopping.get() {
+            return Ended::Closed(CloseReason::Stopping);
+        }
+        tracing::debug!(
+            peer = stream.peer(),
+            export = agreement.export,
+            "nbd: export attached"
+        );
+        let end = self.transmit(stream, volume, agreement, place).await;
+        Ended::Closed(match end {
+            TransmissionEnd::Finished => CloseReason::Finished,
+            TransmissionEnd::Broken => CloseReason::Broken,
+            TransmissionEnd::Violation(what) => CloseReason::Violation(what),
+            TransmissionEnd::Stalled => CloseReason::Stalled,
+            TransmissionEnd::Stopping => CloseReason::Stopping,
+        })
+    }
+
+    async fn transmit(
+        &self,
+        stream: &P::Stream,
+        volume: D::Volume,
+        agreement: Agreement,
+        place: &Place<P, D>,
+    ) -> TransmissionEnd {
+        let connection = Rc::new(Connection::new(
+            self.inner.platform.clone(),
+            stream.clone(),
+            volume,
+            agreement.mode,
+            agreement.contexts,
+            self.inner.shared.clone(),
+        ));
+        place.replace(Live::Transmitting(connection.clone()));
+        spawn_writer(&connection);
+        let end = read_requests(&connection, &agreement.unread).await;
+        connection.close(end);
+        connection.tasks_ended().await;
+        connection.end()
+    }
+}
+
+enum Ended {
+    Closed(CloseReason),
+    HandOver(usize, NegotiatedSession),
+}
+
+/// A connection's entry among those of the server, for as long as it is served here.
+struct Place<P: Platform, D: VolumeDirectory> {
+    inner: Rc<Inner<P, D>>,
+    number: u64,
+}
+
+impl<P: Platform, D: VolumeDirectory> Place<P, D> {
+    fn replace(&self, live: Live<P, D::Volume>) {
+        self.inner.live.borrow_mut().insert(self.number, live);
+    }
+}
+
+impl<P: Platform, D: VolumeDirectory> Drop for Place<P, D> {
+    fn drop(&mut self) {
+        let live = self.inner.live.borrow_mut().remove(&self.number);
+        drop(live);
+        self.inner.left.notify();
+    }
+}
