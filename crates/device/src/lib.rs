@@ -11,5 +11,6 @@
 //! virtualization, block allocation and data integrity.
 
 pub mod format;
+pub mod offline;
 pub mod space;
 pub mod v2p;
