@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::steps::Steps;
-use crate::{repo, tidy};
+use crate::{e2e, repo, tidy};
 
 /// No single step may hang a CI run for longer.
 const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
@@ -36,6 +36,9 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
     let mut steps = Steps::new();
     lint(root, &mut steps);
     all_tests(root, &mut steps, &[]);
+    if let Err(error) = e2e::add_ci_steps(root, &mut steps) {
+        steps.run("e2e", || Err(error));
+    }
     steps.finish()
 }
 

@@ -6,7 +6,11 @@
 // that must also run in the simulator.
 #![allow(clippy::disallowed_methods)]
 
+mod bench;
 mod check;
+mod daemon;
+mod e2e;
+mod forward;
 mod process;
 mod repo;
 mod steps;
@@ -36,6 +40,24 @@ enum Task {
     },
     /// House style only: arrows, sizes, banned words, citations.
     Tidy,
+    /// Run the simulator; a failure ends with the line that repeats it.
+    Sim(forward::SimArguments),
+    /// Explore the model of the journal; further arguments go to `flagstone-model`.
+    Model {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Fuzz a decoder; without a name, list what there is.
+    Fuzz {
+        target: Option<String>,
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
+    /// Benchmarks beside peers, in one run.
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// The built binary with real clients and real crashes.
+    E2e(e2e::Arguments),
     /// Which sections of which reference are cited where.
     Cites,
 }
@@ -51,6 +73,18 @@ fn main() -> Result<()> {
             anyhow::ensure!(counts.failed == 0, "the house style is not kept; see above");
             Ok(())
         }
+        Task::Sim(arguments) => {
+            anyhow::ensure!(forward::sim(&root, &arguments)?, "the simulation failed");
+            Ok(())
+        }
+        Task::Model { arguments } => {
+            let status = forward::model(&root, &arguments).status()?;
+            anyhow::ensure!(status.success(), "the model checker ended with {status}");
+            Ok(())
+        }
+        Task::Fuzz { target, seconds } => forward::fuzz(&root, target.as_deref(), seconds),
+        Task::Bench(bench) => bench::run(&root, bench),
+        Task::E2e(arguments) => e2e::run(&root, &arguments),
         Task::Cites => tidy::report_citations(&root),
     }
 }

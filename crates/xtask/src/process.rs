@@ -79,6 +79,18 @@ pub(crate) fn tree_cpu_seconds(pid: u32) -> f64 {
         .sum()
 }
 
+/// CPU seconds of all children of this process that have ended and been waited for, and theirs.
+pub(crate) fn children_cpu_seconds() -> f64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let rest = text.rfind(')').map_or("", |at| &text[at + 1..]);
+    // Fields 16 and 17 of proc(5), cutime and cstime; field 3 is the first one here.
+    let times = rest.split_ascii_whitespace().skip(13).take(2);
+    times
+        .filter_map(|field| field.parse::<f64>().ok())
+        .sum::<f64>()
+        / TICKS_PER_SECOND
+}
+
 /// Resident memory of a process and its descendants.
 pub(crate) fn tree_resident_bytes(pid: u32) -> u64 {
     tree(pid)

@@ -1,0 +1,282 @@
+//! What is compared: the raw file, three stock NBD servers, and Flagstone.
+//!
+//! All peers serve the same file. They run side by side for the whole run, idle but for the one
+//! under load, so that points can alternate between them in seconds; QEMU's image locks are off
+//! for that reason, and nothing else about them is unusual.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::daemon::{Daemon, Node, NodeOptions, free_port};
+use crate::repo;
+
+/// The export's name on every server, ours included.
+const EXPORT: &str = "bench";
+
+/// How a target relates to the page cache, which decides whom it may be compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Caching {
+    /// No server, no cache.
+    Raw,
+    /// O_DIRECT: a completed write has left memory.
+    Direct,
+    /// A completed write is in the page cache.
+    PageCache,
+    /// Flagstone.
+    Own,
+}
+
+enum Process {
+    None,
+    Peer(Daemon),
+    Node(Box<Node>),
+}
+
+/// Something that can be put under load.
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) caching: Caching,
+    /// What a completed write is; what a flushed one is.
+    pub(super) durability: (&'static str, &'static str),
+    /// How to reproduce it, without ports and folders.
+    pub(super) how: String,
+    /// The export, or nothing for the raw file.
+    pub(super) uri: Option<String>,
+    process: Process,
+}
+
+impl Target {
+    /// The server's process, if there is one.
+    pub(super) fn pid(&self) -> Option<u32> {
+        match &self.process {
+            Process::None => None,
+            Process::Peer(daemon) => Some(daemon.pid()),
+            Process::Node(node) => node.pid().ok(),
+        }
+    }
+
+    pub(super) fn stop(self) -> Result<()> {
+        match self.process {
+            Process::None => Ok(()),
+            Process::Peer(daemon) => daemon.stop().map(|_| ()),
+            Process::Node(mut node) => node.stop(),
+        }
+    }
+}
+
+/// The raw file itself.
+pub(super) fn raw() -> Target {
+    Target {
+        name: "raw".to_owned(),
+        caching: Caching::Raw,
+        durability: (
+            "past the page cache (O_DIRECT), not flushed",
+            "+ fdatasync after each write; FUA: O_DSYNC",
+        ),
+        how: "fio ioengine=io_uring direct=1 on the file".to_owned(),
+        uri: None,
+        process: Process::None,
+    }
+}
+
+/// The stock servers, all on `file`.
+pub(super) fn peers(file: &Path, dir: &Path) -> Result<Vec<Target>> {
+    let direct = (
+        "past the page cache (O_DIRECT), not flushed",
+        "+ fdatasync after each write",
+    );
+    let shown = file
+        .to_str()
+        .context("the benchmark's folder has a name that is not UTF-8")?;
+
+    let port = free_port()?;
+    let mut qemu_nbd = Command::new("qemu-nbd");
+    qemu_nbd.args([
+        "--persistent",
+        "--shared=0",
+        "--cache=none",
+        "--aio=io_uring",
+    ]);
+    qemu_nbd.args([
+        "--bind=127.0.0.1",
+        &format!("--port={port}"),
+        &format!("--export-name={EXPORT}"),
+    ]);
+    qemu_nbd.args([
+        "--image-opts",
+        &format!("driver=raw,file.driver=file,file.filename={shown},file.locking=off"),
+    ]);
+    let how = "qemu-nbd --cache=none --aio=io_uring, TCP";
+    let first = peer(
+        "qemu-nbd",
+        Caching::Direct,
+        direct,
+        how,
+        qemu_nbd,
+        port,
+        dir,
+    )?;
+
+    let port = free_port()?;
+    let mut storage_daemon = Command::new("qemu-storage-daemon");
+    storage_daemon.args([
+        "--blockdev",
+        &format!(
+            "driver=file,node-name=file0,filename={shown},cache.direct=on,aio=io_uring,locking=off"
+        ),
+        "--nbd-server",
+        &format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port}"),
+        "--export",
+        &format!("type=nbd,id=export0,node-name=file0,name={EXPORT},writable=on"),
+    ]);
+    let how = "qemu-storage-daemon, file with cache.direct=on aio=io_uring, NBD over TCP";
+    let second = peer(
+        "qsd",
+        Caching::Direct,
+        direct,
+        how,
+        storage_daemon,
+        port,
+        dir,
+    )?;
+
+    let port = free_port()?;
+    let mut nbdkit = Command::new("nbdkit");
+    nbdkit.args([
+        "--foreground",
+        "--ipaddr=127.0.0.1",
+        &format!("--port={port}"),
+    ]);
+    nbdkit.args([&format!("--exportname={EXPORT}"), "file", shown]);
+    let how = "nbdkit file (page cache), TCP";
+    let cached = (
+        "in the server's memory (page cache)",
+        "+ fdatasync after each write",
+    );
+    let third = peer("nbdkit", Caching::PageCache, cached, how, nbdkit, port, dir)?;
+    Ok(vec![first, second, third])
+}
+
+fn peer(
+    name: &str,
+    caching: Caching,
+    durability: (&'static str, &'static str),
+    how: &str,
+    command: Command,
+    port: u16,
+    dir: &Path,
+) -> Result<Target> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    ensure!(
+        repo::has_program(&program),
+        "{program} is missing: apt install qemu-utils qemu-system-common nbdkit"
+    );
+    let mut daemon = Daemon::start(name, command, &dir.join(format!("{name}.log")))?;
+    daemon.wait_for_port(port)?;
+    Ok(Target {
+        name: name.to_owned(),
+        caching,
+        durability,
+        how: how.to_owned(),
+        uri: Some(format!("nbd://127.0.0.1:{port}/{EXPORT}")),
+        process: Process::Peer(daemon),
+    })
+}
+
+/// One way of running Flagstone; several can be compared in one run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Variant {
+    name: String,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
+impl Variant {
+    pub(super) fn plain() -> Variant {
+        Variant {
+            name: "flagstone".to_owned(),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+        }
+    }
+
+    /// Reads `NAME: [KEY=VALUE ...] [--argument ...]`.
+    pub(super) fn parse(text: &str) -> Result<Variant> {
+        let (name, rest) = text
+            .split_once(':')
+            .with_context(|| format!("`{text}`: a variant is `NAME: KEY=VALUE --argument ...`"))?;
+        let mut variant = Variant {
+            name: name.trim().to_owned(),
+            ..Variant::plain()
+        };
+        for word in rest.split_ascii_whitespace() {
+            let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+            match word.split_once('=') {
+                Some((key, value)) if key.chars().all(is_name) => {
+                    variant.environment.push((key.to_owned(), value.to_owned()));
+                }
+                _ => variant.arguments.push(word.to_owned()),
+            }
+        }
+        Ok(variant)
+    }
+}
+
+/// What a Flagstone target needs besides its variant.
+pub(super) struct FlagstoneSetup {
+    pub(super) binary: PathBuf,
+    pub(super) cores: u32,
+    pub(super) device_size: String,
+    pub(super) volume_bytes: u64,
+}
+
+/// Starts a node of its own with one volume.
+pub(super) fn flagstone(setup: &FlagstoneSetup, variant: &Variant, dir: &Path) -> Result<Target> {
+    let node = Node::start(NodeOptions {
+        binary: setup.binary.clone(),
+        dir: dir.join(format!("node-{}", variant.name)),
+        size: setup.device_size.clone(),
+        cores: setup.cores,
+        arguments: variant.arguments.clone(),
+        environment: variant.environment.clone(),
+    })?;
+    let size = setup.volume_bytes.to_string();
+    node.run(&["volume", "create", EXPORT, "--size", &size])?;
+    let mut how = format!("flagstone dev --cores {}", setup.cores);
+    for (name, value) in &variant.environment {
+        how = format!("{name}={value} {how}");
+    }
+    for argument in &variant.arguments {
+        how = format!("{how} {argument}");
+    }
+    Ok(Target {
+        name: variant.name.clone(),
+        caching: Caching::Own,
+        durability: (
+            "on the device (O_DIRECT) when answered, not flushed; checksummed",
+            "data, checksum and mapping flushed; FUA the same",
+        ),
+        how: format!("{how}, NBD over TCP"),
+        uri: Some(node.uri(EXPORT)),
+        process: Process::Node(Box::new(node)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variant_is_a_name_then_environment_and_arguments() {
+        let variant = Variant::parse("spin0: FLAGSTONE_SPIN=0 --flush=dsync -v").expect("parses");
+        assert_eq!(variant.name, "spin0");
+        assert_eq!(
+            variant.environment,
+            [("FLAGSTONE_SPIN".to_owned(), "0".to_owned())]
+        );
+        assert_eq!(variant.arguments, ["--flush=dsync", "-v"]);
+        assert!(Variant::parse("no colon").is_err());
+    }
+}

@@ -1,0 +1,331 @@
+//! Servers that the benchmarks and the end-to-end tests start: ours and the peers.
+//!
+//! Everything started here is killed when its handle is dropped, so that a test that fails leaves
+//! no process behind.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::{process, repo};
+
+/// How long a server may take until it answers.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take to stop once asked to.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(5);
+
+/// A loopback port that was free a moment ago.
+pub(crate) fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a port")?;
+    Ok(listener.local_addr().context("looking for a port")?.port())
+}
+
+/// A running server process. Killed on drop.
+pub(crate) struct Daemon {
+    name: String,
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a command with its errors going to `log`; its output is collected line by line.
+    pub(crate) fn start(name: &str, mut command: Command, log: &Path) -> Result<Daemon> {
+        let errors = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("opening {}", log.display()))?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .with_context(|| format!("starting {name}: {command:?}"))?;
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        if let Some(stdout) = child.stdout.take() {
+            let lines = Arc::clone(&lines);
+            thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    lines
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .push(line);
+                }
+            });
+        }
+        Ok(Daemon {
+            name: name.to_owned(),
+            child,
+            lines,
+            log: log.to_path_buf(),
+        })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn printed(&self) -> Vec<String> {
+        self.lines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Whether it is still there.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits until it accepts connections on a loopback port.
+    pub(crate) fn wait_for_port(&mut self, port: u16) -> Result<()> {
+        self.wait_until("accepts connections", |_| {
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+        })
+    }
+
+    /// Waits until it has printed a line that begins with `start`, and returns the line.
+    pub(crate) fn wait_for_line(&mut self, start: &str) -> Result<String> {
+        let mut found = None;
+        self.wait_until(&format!("prints `{start}`"), |lines| {
+            found = lines.iter().find(|line| line.starts_with(start)).cloned();
+            found.is_some()
+        })?;
+        found.context("the line was found above")
+    }
+
+    fn wait_until(&mut self, what: &str, mut is_so: impl FnMut(&[String]) -> bool) -> Result<()> {
+        let started = Instant::now();
+        while !is_so(&self.printed()) {
+            if let Some(status) = self.child.try_wait().context("asking after a server")? {
+                bail!(
+                    "{} ended with {status} before it {what}\n{}",
+                    self.name,
+                    self.log_tail()
+                );
+            }
+            ensure!(
+                started.elapsed() < START_LIMIT,
+                "{} runs, but not so that it {what} within {} s\n{}",
+                self.name,
+                START_LIMIT.as_secs(),
+                self.log_tail()
+            );
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// The last lines of its log, for a message.
+    pub(crate) fn log_tail(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let from = lines.len().saturating_sub(15);
+        format!("its log ends with:\n  {}", lines[from..].join("\n  "))
+    }
+
+    /// Asks it to stop and waits until it has.
+    pub(crate) fn stop(mut self) -> Result<ExitStatus> {
+        process::signal(self.pid(), "TERM")?;
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().context("asking after a server")? {
+                return Ok(status);
+            }
+            ensure!(
+                started.elapsed() < STOP_LIMIT,
+                "{} did not stop within {} s of SIGTERM\n{}",
+                self.name,
+                STOP_LIMIT.as_secs(),
+                self.log_tail()
+            );
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Kills it as a crash of its machine would: no warning.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child
+            .kill()
+            .with_context(|| format!("killing {}", self.name))?;
+        self.child
+            .wait()
+            .with_context(|| format!("waiting for {}", self.name))?;
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.is_alive() {
+            process::kill_tree(self.pid());
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// How to run a Flagstone node.
+#[derive(Clone)]
+pub(crate) struct NodeOptions {
+    pub(crate) binary: PathBuf,
+    pub(crate) dir: PathBuf,
+    /// As the command line takes it: `20G`.
+    pub(crate) size: String,
+    pub(crate) cores: u32,
+    /// Further arguments and environment of the server.
+    pub(crate) arguments: Vec<String>,
+    pub(crate) environment: Vec<(String, String)>,
+}
+
+impl NodeOptions {
+    /// A `flagstone` command that addresses this node.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).arg("--dir").arg(&self.dir);
+        command
+    }
+}
+
+/// A Flagstone node: `flagstone dev` on a folder, on loopback ports of its own.
+pub(crate) struct Node {
+    pub(crate) options: NodeOptions,
+    pub(crate) nbd_port: u16,
+    api_port: u16,
+    daemon: Option<Daemon>,
+}
+
+impl Node {
+    /// Starts the node and waits for its `ready` line.
+    pub(crate) fn start(options: NodeOptions) -> Result<Node> {
+        let (nbd_port, api_port) = (free_port()?, free_port()?);
+        let mut node = Node {
+            options,
+            nbd_port,
+            api_port,
+            daemon: None,
+        };
+        node.restart()?;
+        Ok(node)
+    }
+
+    /// Starts it again on the same folder and ports after `stop` or `kill`. Returns how long it
+    /// took until it was ready.
+    pub(crate) fn restart(&mut self) -> Result<Duration> {
+        ensure!(self.daemon.is_none(), "the node is still running");
+        let options = &self.options;
+        fs::create_dir_all(&options.dir)
+            .with_context(|| format!("creating {}", options.dir.display()))?;
+        let mut command = Command::new(&options.binary);
+        command
+            .arg("dev")
+            .args([OsStr::new("--dir"), options.dir.as_os_str()])
+            .args([
+                "--size",
+                &options.size,
+                "--cores",
+                &options.cores.to_string(),
+            ])
+            .args(["--nbd", &format!("127.0.0.1:{}", self.nbd_port)])
+            .args(["--api", &format!("127.0.0.1:{}", self.api_port)])
+            .args(&options.arguments)
+            .envs(
+                options
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            );
+        let log = options.dir.with_extension("log");
+        let started = Instant::now();
+        let mut daemon = Daemon::start("flagstone", command, &log)?;
+        daemon.wait_for_line("ready")?;
+        self.daemon = Some(daemon);
+        Ok(started.elapsed())
+    }
+
+    /// The running process.
+    pub(crate) fn daemon(&mut self) -> Result<&mut Daemon> {
+        self.daemon.as_mut().context("the node is not running")
+    }
+
+    pub(crate) fn pid(&self) -> Result<u32> {
+        Ok(self
+            .daemon
+            .as_ref()
+            .context("the node is not running")?
+            .pid())
+    }
+
+    /// Stops it cleanly.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        let daemon = self.daemon.take().context("the node is not running")?;
+        let log = daemon.log.clone();
+        let status = daemon.stop()?;
+        ensure!(
+            status.success(),
+            "flagstone ended with {status}; its log is {}",
+            log.display()
+        );
+        Ok(())
+    }
+
+    /// Kills it without warning.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.daemon
+            .take()
+            .context("the node is not running")?
+            .kill()
+    }
+
+    /// Runs a `flagstone` command on this node, which must succeed, and returns what it printed.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Result<String> {
+        repo::output(self.options.command(arguments))
+    }
+
+    /// Runs such a command with `-o json` and reads what it printed.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let text = self.run(&[arguments, &["-o", "json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("`{arguments:?}` printed no JSON"))
+    }
+
+    /// The device file, for the offline commands.
+    pub(crate) fn device_path(&self) -> PathBuf {
+        self.options.dir.join("device.img")
+    }
+
+    /// Where a volume or snapshot is served.
+    pub(crate) fn uri(&self, export: &str) -> String {
+        format!("nbd://127.0.0.1:{}/{export}", self.nbd_port)
+    }
+
+    /// `flagstone verify` of the device while the node is not running.
+    pub(crate) fn verify(&self) -> Result<String> {
+        ensure!(
+            self.daemon.is_none(),
+            "verify reads a device that nobody writes"
+        );
+        let mut command = Command::new(&self.options.binary);
+        command.arg("verify").arg(self.device_path());
+        repo::output(command)
+    }
+}
+
+/// Builds the release binary and returns its path.
+pub(crate) fn build(root: &Path) -> Result<PathBuf> {
+    let mut cargo = repo::cargo(root);
+    cargo.args(["build", "--release", "--quiet", "--package", "flagstone"]);
+    let status = cargo.status().context("starting cargo")?;
+    ensure!(status.success(), "the release build of flagstone failed");
+    Ok(repo::target_dir(root).join("release/flagstone"))
+}

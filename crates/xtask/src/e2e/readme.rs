@@ -1,0 +1,95 @@
+//! The README's two commands on a clean clone.
+//!
+//! The first must start a node whose printed lines work when pasted. The second is what CI runs,
+//! this scenario included, so here it is only checked that README and CI name the same one.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::scene::Scene;
+use crate::daemon::{Daemon, free_port};
+use crate::repo;
+
+pub(super) fn run(scene: &Scene) -> Result<()> {
+    let clone = scene.dir.join("clone");
+    let mut git = Command::new("git");
+    git.args(["clone", "--quiet", "--no-hardlinks"])
+        .arg(&scene.root)
+        .arg(&clone);
+    repo::output(git)?;
+    let (first, second) = commands(&clone)?;
+    let ci = fs::read_to_string(clone.join(".ci/run")).context("reading .ci/run")?;
+    ensure!(
+        ci.lines()
+            .any(|line| line.trim() == format!("exec {second}")),
+        "the README says `{second}`, which .ci/run doesn't run"
+    );
+
+    // As typed, but on ports of our own, and built into the folder that already has the libraries.
+    let words: Vec<&str> = first.split_ascii_whitespace().collect();
+    let (program, rest) = words.split_first().context("the first command is empty")?;
+    let (nbd, api) = (free_port()?, free_port()?);
+    let mut command = Command::new(program);
+    command
+        .current_dir(&clone)
+        .env(
+            "CARGO_TARGET_DIR",
+            repo::target_dir(&scene.root).join("e2e-clone"),
+        )
+        .args(rest)
+        .args([
+            "--nbd",
+            &format!("127.0.0.1:{nbd}"),
+            "--api",
+            &format!("127.0.0.1:{api}"),
+        ]);
+    build_first(&clone, scene)?;
+    let mut daemon = Daemon::start(
+        "the README's first command",
+        command,
+        &scene.dir.join("log"),
+    )?;
+    daemon.wait_for_line("ready")?;
+    let printed = daemon.printed();
+    let uri = printed
+        .iter()
+        .flat_map(|line| line.split_ascii_whitespace())
+        .find(|word| word.starts_with("nbd://"))
+        .with_context(|| format!("no line says how to attach: {printed:#?}"))?
+        .trim_matches(|c: char| "\"'`,.".contains(c))
+        .to_owned();
+    let about = scene.tool("nbdinfo", &[&uri])?;
+    println!("`{first}` serves {uri}:\n{about}");
+    daemon.stop().map(|_| ())
+}
+
+/// Compiling takes longer than a server may take to start.
+fn build_first(clone: &Path, scene: &Scene) -> Result<()> {
+    let mut cargo = repo::cargo(clone);
+    cargo
+        .env(
+            "CARGO_TARGET_DIR",
+            repo::target_dir(&scene.root).join("e2e-clone"),
+        )
+        .args(["build", "--release", "--quiet"]);
+    repo::output(cargo).map(|_| ())
+}
+
+/// The README's commands: its indented lines, of which there are exactly two.
+fn commands(clone: &Path) -> Result<(String, String)> {
+    let text = fs::read_to_string(clone.join("README.md")).context("reading README.md")?;
+    let indented: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .collect();
+    match indented.as_slice() {
+        [first, second] => Ok(((*first).to_owned(), (*second).to_owned())),
+        other => bail!(
+            "the README has {} commands, not two: {other:?}",
+            other.len()
+        ),
+    }
+}

@@ -1,0 +1,143 @@
+//! What every scenario needs: a folder, a node, and the commands of its user.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::daemon::{Node, NodeOptions};
+use crate::repo;
+
+/// Deallocated space must be usable by others within this time.
+const FREE_LIMIT: Duration = Duration::from_secs(30);
+
+/// One scenario's folder and binary. The folder is emptied at the start and removed at the end of
+/// a scenario that passed; a failed one leaves it for whoever looks.
+pub(super) struct Scene {
+    pub(super) root: PathBuf,
+    pub(super) binary: PathBuf,
+    pub(super) dir: PathBuf,
+}
+
+impl Scene {
+    pub(super) fn new(root: &Path, binary: &Path, name: &str) -> Result<Scene> {
+        let dir = repo::target_dir(root).join("e2e").join(name);
+        if dir.exists() {
+            fs::remove_dir_all(&dir).with_context(|| format!("emptying {}", dir.display()))?;
+        }
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        Ok(Scene {
+            root: root.to_path_buf(),
+            binary: binary.to_path_buf(),
+            dir,
+        })
+    }
+
+    /// Starts a node on a new device in this scene's folder.
+    pub(super) fn node(&self, size: &str, cores: u32) -> Result<Node> {
+        Node::start(NodeOptions {
+            binary: self.binary.clone(),
+            dir: self.dir.join("node"),
+            size: size.to_owned(),
+            cores,
+            arguments: Vec::new(),
+            environment: Vec::new(),
+        })
+    }
+
+    /// Runs a stock tool that must succeed; returns what it printed.
+    pub(super) fn tool(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        ensure!(
+            repo::has_program(program),
+            "{program} is missing; ./.ci/test installs it"
+        );
+        let mut command = Command::new(tool_path(program));
+        command.current_dir(&self.dir).args(arguments);
+        repo::output(command)
+    }
+
+    pub(super) fn remove(self) -> Result<()> {
+        fs::remove_dir_all(&self.dir).with_context(|| format!("removing {}", self.dir.display()))
+    }
+}
+
+/// Debian keeps some of the tools out of the path of ordinary users.
+fn tool_path(program: &str) -> PathBuf {
+    let hidden = Path::new("/usr/sbin").join(program);
+    if hidden.is_file() {
+        hidden
+    } else {
+        PathBuf::from(program)
+    }
+}
+
+/// Free bytes of the node's only device.
+pub(super) fn free_bytes(node: &Node) -> Result<u64> {
+    let devices = node.json(&["device", "list"])?;
+    find_number(&devices, "free_bytes").with_context(|| format!("no free_bytes in {devices}"))
+}
+
+/// Waits until the device has at least that much free.
+pub(super) fn wait_for_free(node: &Node, at_least: u64) -> Result<u64> {
+    let started = Instant::now();
+    loop {
+        let free = free_bytes(node)?;
+        if free >= at_least {
+            return Ok(free);
+        }
+        if started.elapsed() > FREE_LIMIT {
+            bail!("{free} bytes are free after {FREE_LIMIT:?}, expected at least {at_least}");
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// The first number of that name anywhere in a JSON value.
+fn find_number(value: &Value, name: &str) -> Option<u64> {
+    match value {
+        Value::Object(fields) => fields
+            .get(name)
+            .and_then(Value::as_u64)
+            .or_else(|| fields.values().find_map(|inner| find_number(inner, name))),
+        Value::Array(items) => items.iter().find_map(|inner| find_number(inner, name)),
+        _ => None,
+    }
+}
+
+/// All strings of that name anywhere in a JSON value.
+pub(super) fn find_strings(value: &Value, name: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    match value {
+        Value::Object(fields) => {
+            for (key, inner) in fields {
+                match inner {
+                    Value::String(text) if key == name => found.push(text.clone()),
+                    _ => found.extend(find_strings(inner, name)),
+                }
+            }
+        }
+        Value::Array(items) => items
+            .iter()
+            .for_each(|inner| found.extend(find_strings(inner, name))),
+        _ => {}
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_at_any_depth() {
+        let text = r#"{"devices": [{"name": "a", "space": {"free_bytes": 7}}, {"name": "b"}]}"#;
+        let value: Value = serde_json::from_str(text).expect("is JSON");
+        assert_eq!(find_number(&value, "free_bytes"), Some(7));
+        assert_eq!(find_strings(&value, "name"), ["a", "b"]);
+        assert_eq!(find_number(&value, "absent"), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! Commands that hand over to another tool: the simulator, the model, the fuzzers.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::repo;
+use crate::steps::run_limited;
+
+/// A simulation that was told no end is stopped after this.
+const SIM_LIMIT: Duration = Duration::from_secs(60 * 60);
+/// Building in release mode on two slow cores, on top of the time a command was given.
+const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// A line that starts so says how to repeat a failure.
+const REPLAY: &str = "replay:";
+
+#[derive(Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct SimArguments {
+    /// Run this one seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run so many seeds.
+    #[arg(long)]
+    seeds: Option<u64>,
+    /// Run seeds for so many minutes.
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// Further arguments for the simulator, after `--`.
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+impl SimArguments {
+    pub(crate) fn seeds(count: u64) -> SimArguments {
+        SimArguments {
+            seed: None,
+            seeds: Some(count),
+            minutes: None,
+            rest: Vec::new(),
+        }
+    }
+
+    fn words(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        for (name, value) in [
+            ("--seed", self.seed),
+            ("--seeds", self.seeds),
+            ("--minutes", self.minutes),
+        ] {
+            if let Some(value) = value {
+                words.extend([name.to_owned(), value.to_string()]);
+            }
+        }
+        words.extend(self.rest.iter().cloned());
+        words
+    }
+}
+
+/// Runs the simulator. A failure prints as its last line how to repeat it. True if all went well.
+pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
+    let mut command = release_run(root, "flagstone-sim");
+    command.args(arguments.words());
+    let run_time = arguments
+        .minutes
+        .map_or(SIM_LIMIT, |m| Duration::from_secs(m * 60));
+    let mut replay = None;
+    let good = run_limited(command, run_time + BUILD_LIMIT, |line| {
+        if line.trim_start().starts_with(REPLAY) {
+            replay = Some(line.trim_start().to_owned());
+        }
+    })?;
+    if !good {
+        let own = arguments
+            .seed
+            .map(|seed| format!("{REPLAY} cargo xtask sim --seed {seed}"));
+        println!(
+            "{}",
+            replay
+                .or(own)
+                .unwrap_or_else(|| "the simulator named no seed".to_owned())
+        );
+    }
+    Ok(good)
+}
+
+/// Runs the model checker with the given arguments.
+pub(crate) fn model(root: &Path, arguments: &[String]) -> Command {
+    let mut command = release_run(root, "flagstone-model");
+    command.args(arguments);
+    command
+}
+
+fn release_run(root: &Path, package: &str) -> Command {
+    let mut command = repo::cargo(root);
+    command.args(["run", "--release", "--quiet", "--package", package, "--"]);
+    command
+}
+
+/// Fuzzes one decoder for a while; needs a nightly toolchain and cargo-fuzz.
+pub(crate) fn fuzz(root: &Path, target: Option<&str>, seconds: u64) -> Result<()> {
+    let targets = fuzz_targets(root)?;
+    let Some(target) = target else {
+        println!("fuzz targets: {}", targets.join(", "));
+        return Ok(());
+    };
+    ensure!(
+        targets.iter().any(|each| each == target),
+        "no fuzz target `{target}`; there are {}",
+        targets.join(", ")
+    );
+    if !works(
+        root,
+        &["rustup", "run", "nightly", "cargo", "fuzz", "--version"],
+    ) {
+        bail!(
+            "fuzzing with coverage needs two more tools:\n  \
+             rustup toolchain install nightly --profile minimal\n  \
+             cargo +nightly install cargo-fuzz --locked\n\
+             Without them, `cargo xtask test` replays the kept inputs and mutates them at random."
+        );
+    }
+    let mut command = repo::command(root, "rustup");
+    command.args(["run", "nightly", "cargo", "fuzz", "run", target, "--"]);
+    command.arg(format!("-max_total_time={seconds}"));
+    let good = run_limited(command, Duration::from_secs(seconds) + BUILD_LIMIT, |_| ())?;
+    ensure!(
+        good,
+        "{target} found something; cargo-fuzz has printed how to repeat it"
+    );
+    Ok(())
+}
+
+fn fuzz_targets(root: &Path) -> Result<Vec<String>> {
+    let folder = root.join("fuzz/fuzz_targets");
+    let entries =
+        fs::read_dir(&folder).context("there are no fuzz targets in fuzz/fuzz_targets")?;
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.path().file_stem()?.to_str().map(str::to_owned))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+fn works(root: &Path, words: &[&str]) -> bool {
+    let mut command = repo::command(root, words[0]);
+    command
+        .args(&words[1..])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
