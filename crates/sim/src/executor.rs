@@ -78,7 +78,9 @@ impl Wake for TaskWaker {
 
 /// A task that let the others go first.
 struct Yielded {
-    /// Tasks of its core that were ready at that moment and have not run since.
+    task: Option<TaskId>,
+    core: usize,
+    /// Tasks of its core that were ready (or had yielded) by then and have not run since.
     before: BTreeSet<TaskId>,
     turn: Rc<Turn>,
 }
@@ -269,16 +271,22 @@ impl Inner {
     }
 
     /// The task under poll, of `core`, lets every other ready one of its core run once.
+    /// Tasks that have yielded earlier count as ready. They don't wait for this one in turn, because
+    /// it is running now.
     fn begin_yield(&self, core: usize, waker: Waker) -> Rc<Turn> {
         self.collect_woken();
-        let current = self.current.get();
-        let tasks = self.tasks.borrow();
-        let ready = self.ready.borrow();
-        let others = ready.iter().copied().filter(|id| {
-            let of_core = tasks.get(id).is_some_and(|task| task.core == core);
-            of_core && Some(*id) != current
-        });
-        let before: BTreeSet<TaskId> = others.collect();
+        let task = self.current.get();
+        let mut before: BTreeSet<TaskId> = BTreeSet::new();
+        {
+            let tasks = self.tasks.borrow();
+            let of_core = |id: &TaskId| tasks.get(id).is_some_and(|task| task.core == core);
+            let ready = self.ready.borrow();
+            before.extend(ready.iter().copied().filter(of_core));
+            let yielded = self.yielded.borrow();
+            let earlier = yielded.iter().filter(|earlier| earlier.core == core);
+            before.extend(earlier.filter_map(|earlier| earlier.task));
+        }
+        before.retain(|id| Some(*id) != task);
         let turn = Rc::new(Turn {
             come: Cell::new(before.is_empty()),
             waker: RefCell::new(None),
@@ -288,6 +296,8 @@ impl Inner {
         } else {
             turn.waker.replace(Some(waker));
             self.yielded.borrow_mut().push(Yielded {
+                task,
+                core,
                 before,
                 turn: turn.clone(),
             });
