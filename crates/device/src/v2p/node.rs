@@ -1,0 +1,327 @@
+//! A node of a map's tree in memory.
+//!
+//! Invariants of every node that is part of a map:
+//! - Its entries are in ascending order of keys, and what they cover does not overlap.
+//! - An entry for a child has the child's first key, birth and sums, so the entry that covers a
+//!   block is always below the last child that starts at or before that block, never further left.
+//! - A delta and the data under it are in the same leaf.
+//! - `end` lies behind everything the node covers, at the start of a block, and not behind the
+//!   start of its right neighbour.
+//! - The birth of a node is at least that of everything below it.
+//! - A node with a place on the device (a clean one) has only clean nodes below it, and none of its
+//!   entries ever changes again: changing it makes it, or a copy of it, dirty.
+
+use std::cell::{Cell, Ref};
+use std::rc::Rc;
+
+use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
+
+use super::packed::{ENTRY_BYTES, Packed};
+use super::slot::{ChildRef, Missing, Slot};
+use super::{EntryKind, Key, MapStats};
+
+/// Bytes of a node on the device.
+pub(super) const NODE_BYTES: usize = 4096;
+
+/// Bytes in front of the entries.
+pub(super) const HEADER_BYTES: usize = 96;
+
+/// Entries that a node can hold.
+pub(super) const ENTRIES_MAX: usize = (NODE_BYTES - HEADER_BYTES) / ENTRY_BYTES;
+
+const _: () = assert!(ENTRIES_MAX == 100 && HEADER_BYTES + ENTRIES_MAX * ENTRY_BYTES == NODE_BYTES);
+
+/// The highest level a node can have. A root gets a parent only once it is full, so no map comes
+/// near this; it bounds how deep a damaged device can make us go.
+pub(super) const LEVEL_MAX: u8 = 15;
+
+/// Where a node lies, once it lies somewhere. A dirty node's place is shared with everybody who
+/// must know about it later: copies of the map that hold the node, and lists of retired nodes.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Known(BlockNo, BlockChecksum),
+    Later(Rc<Cell<Option<(BlockNo, BlockChecksum)>>>),
+}
+
+/// Tells nodes apart without looking at what they hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Identity {
+    Block(BlockNo),
+    Unplaced(*const Cell<Option<(BlockNo, BlockChecksum)>>),
+}
+
+impl Place {
+    pub(super) fn later() -> Place {
+        Place::Later(Rc::new(Cell::new(None)))
+    }
+
+    pub(super) fn get(&self) -> Option<(BlockNo, BlockChecksum)> {
+        match self {
+            Place::Known(block, checksum) => Some((*block, *checksum)),
+            Place::Later(cell) => cell.get(),
+        }
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        match self {
+            Place::Known(block, _) => Identity::Block(*block),
+            Place::Later(cell) => match cell.get() {
+                Some((block, _)) => Identity::Block(block),
+                None => Identity::Unplaced(Rc::as_ptr(cell)),
+            },
+        }
+    }
+}
+
+/// What a parent knows about what is below a child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sum {
+    /// No LSN below is higher. After a change that lowers LSNs it may be higher than need be.
+    pub(super) lsn: Lsn,
+    /// Data entries below.
+    pub(super) mapped: u64,
+    /// Set if there are tombstones below, and perhaps if not.
+    pub(super) tombstones: bool,
+}
+
+impl Sum {
+    pub(super) const EMPTY: Sum = Sum {
+        lsn: Lsn::ZERO,
+        mapped: 0,
+        tombstones: false,
+    };
+
+    pub(super) fn of(entries: &[Packed]) -> Sum {
+        let mut sum = Sum::EMPTY;
+        for entry in entries {
+            sum.lsn = sum.lsn.max(entry.lsn);
+            match entry.kind() {
+                EntryKind::Data => sum.mapped += 1,
+                EntryKind::Tombstone => sum.tombstones = true,
+                EntryKind::Delta => {}
+                EntryKind::Child => {
+                    sum.mapped += entry.meta;
+                    sum.tombstones |= entry.tombstones_below();
+                }
+            }
+        }
+        sum
+    }
+}
+
+/// A node.
+pub(super) struct Node {
+    /// Zero for a leaf.
+    pub(super) level: u8,
+    /// Used since eviction last came by.
+    recent: Cell<bool>,
+    /// The layer that changed the node last.
+    pub(super) birth: LayerNo,
+    /// Behind everything the node covers.
+    pub(super) end: Key,
+    pub(super) sum: Sum,
+    pub(super) entries: Vec<Packed>,
+    /// The children, parallel to `entries`; empty in a leaf.
+    pub(super) slots: Vec<Slot>,
+    pub(super) place: Place,
+    /// The round in which the node was written to its place; zero if it was read from there.
+    written_in: Cell<u64>,
+    counted_bytes: usize,
+    pub(super) stats: Rc<MapStats>,
+}
+
+impl Node {
+    /// A node read from the device.
+    pub(super) fn loaded(
+        level: u8,
+        birth: LayerNo,
+        end: Key,
+        entries: Vec<Packed>,
+        place: (BlockNo, BlockChecksum),
+        stats: &Rc<MapStats>,
+    ) -> Node {
+        let slots = match level {
+            0 => Vec::new(),
+            _ => entries.iter().map(|_| Slot::unloaded()).collect(),
+        };
+        let place = Place::Known(place.0, place.1);
+        Node::new(level, birth, end, entries, slots, place, stats)
+    }
+
+    /// A new, dirty node.
+    pub(super) fn dirty(
+        level: u8,
+        birth: LayerNo,
+        end: Key,
+        entries: Vec<Packed>,
+        slots: Vec<Slot>,
+        stats: &Rc<MapStats>,
+    ) -> Node {
+        stats.count_dirty();
+        Node::new(level, birth, end, entries, slots, Place::later(), stats)
+    }
+
+    fn new(
+        level: u8,
+        birth: LayerNo,
+        end: Key,
+        entries: Vec<Packed>,
+        slots: Vec<Slot>,
+        place: Place,
+        stats: &Rc<MapStats>,
+    ) -> Node {
+        let mut node = Node {
+            level,
+            recent: Cell::new(true),
+            birth,
+            end,
+            sum: Sum::of(&entries),
+            entries,
+            slots,
+            place,
+            written_in: Cell::new(0),
+            counted_bytes: 0,
+            stats: stats.clone(),
+        };
+        node.counted_bytes = node.bytes();
+        stats.count_node(node.counted_bytes);
+        node
+    }
+
+    /// A dirty copy, which shares the children.
+    pub(super) fn dirty_copy(&self, birth: LayerNo) -> Node {
+        // One more entry is likely, so there is room for a few.
+        let mut entries = Vec::with_capacity(room_for(self.entries.len(), self.stats.fanout));
+        entries.extend_from_slice(&self.entries);
+        let slots = self.slots.clone();
+        Node::dirty(self.level, birth, self.end, entries, slots, &self.stats)
+    }
+
+    /// Makes a clean node that nobody else holds dirty.
+    pub(super) fn renew(&mut self, birth: LayerNo) {
+        debug_assert!(!self.is_dirty());
+        self.stats.count_dirty();
+        self.place = Place::later();
+        self.birth = birth;
+    }
+
+    pub(super) fn is_dirty(&self) -> bool {
+        self.place.get().is_none()
+    }
+
+    pub(super) fn is_leaf(&self) -> bool {
+        self.level == 0
+    }
+
+    /// The key of the first entry. A node of a map always has one.
+    pub(super) fn first_key(&self) -> Key {
+        self.entries[0].key()
+    }
+
+    /// Gives a dirty node its place.
+    pub(super) fn set_place(&self, block: BlockNo, checksum: BlockChecksum) {
+        match &self.place {
+            Place::Later(cell) if cell.get().is_none() => cell.set(Some((block, checksum))),
+            _ => unreachable!("a node is written once"),
+        }
+        self.written_in.set(self.stats.round());
+        self.stats.forget_dirty();
+    }
+
+    /// Whether the node can be read back from the device.
+    pub(super) fn is_readable(&self) -> bool {
+        !self.is_dirty() && self.written_in.get() < self.stats.round()
+    }
+
+    /// Notes that the node was of use.
+    pub(super) fn touch(&self) {
+        self.recent.set(true);
+        #[cfg(test)]
+        self.stats.visits.set(self.stats.visits.get() + 1);
+    }
+
+    /// Whether it was of use since this was last asked.
+    pub(super) fn take_recent(&self) -> bool {
+        self.recent.replace(false)
+    }
+
+    /// Index of the first entry whose key is not below `key`.
+    pub(super) fn lower(&self, key: Key) -> usize {
+        self.entries.partition_point(|entry| entry.key() < key)
+    }
+
+    /// The child below which the entry that covers `vblock` is, if there is one; and where a new
+    /// one goes. The key of the delta is looked for so that it can't be parted from its data.
+    pub(super) fn child_index(&self, vblock: VBlock) -> usize {
+        let key = Key::delta(vblock);
+        self.entries
+            .partition_point(|entry| entry.key() <= key)
+            .saturating_sub(1)
+    }
+
+    /// A child together with what is known about it without loading it.
+    pub(super) fn child_ref(&self, index: usize) -> ChildRef<'_> {
+        let upper = self
+            .entries
+            .get(index + 1)
+            .map(|next| Key::block(next.vblock()));
+        ChildRef {
+            entry: &self.entries[index],
+            level: self.level - 1,
+            slot: &self.slots[index],
+            upper: upper.unwrap_or(self.end),
+            first_known: true,
+            stats: &self.stats,
+        }
+    }
+
+    /// A child, which must be in memory.
+    pub(super) fn child(&self, index: usize) -> Result<Ref<'_, Rc<Node>>, Missing> {
+        if let Some(child) = self.slots[index].loaded() {
+            return Ok(child);
+        }
+        self.child_ref(index).load()
+    }
+
+    /// Makes the vector of entries large enough without wasting much.
+    pub(super) fn make_room(&mut self, additional: usize) {
+        let wanted = self.entries.len() + additional;
+        if wanted > self.entries.capacity() {
+            let room = room_for(wanted, self.stats.fanout).max(wanted);
+            self.entries.reserve_exact(room - self.entries.len());
+        }
+    }
+
+    /// After a change: brings the counters up to date and gives back much too large vectors.
+    pub(super) fn settle(&mut self) {
+        let fit = room_for(self.entries.len(), self.stats.fanout);
+        if self.entries.capacity() > fit + fit / 4 {
+            self.entries.shrink_to(fit);
+        }
+        let bytes = self.bytes();
+        if bytes != self.counted_bytes {
+            self.stats.resize_node(self.counted_bytes, bytes);
+            self.counted_bytes = bytes;
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        size_of::<Node>()
+            + self.entries.capacity() * ENTRY_BYTES
+            + self.slots.capacity() * size_of::<Slot>()
+    }
+}
+
+/// Room to give a node of `len` entries: an eighth more, and not more than a node can use.
+fn room_for(len: usize, fanout: usize) -> usize {
+    (len + (len / 8).max(4)).min(fanout.max(len))
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stats.forget_node(self.counted_bytes);
+        if self.is_dirty() {
+            self.stats.forget_dirty();
+        }
+    }
+}

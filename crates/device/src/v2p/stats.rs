@@ -1,0 +1,97 @@
+//! What all maps of a core share: counters of nodes in memory.
+
+use std::cell::Cell;
+
+use super::node::ENTRIES_MAX;
+use super::packed::Packed;
+
+/// Counters of the nodes in memory, over all maps that were made with them.
+pub struct MapStats {
+    loaded_nodes: Cell<usize>,
+    loaded_bytes: Cell<usize>,
+    dirty_nodes: Cell<usize>,
+    /// Grows each time all writes of nodes handed out so far are known to have ended.
+    round: Cell<u64>,
+    /// Entries per node. Smaller than on the device only in tests, to get tall trees cheaply.
+    pub(super) fanout: usize,
+    /// Room for the entries of a run while it is being put into a map.
+    pub(super) scratch: Cell<Vec<Packed>>,
+    /// Nodes looked into by reads.
+    #[cfg(test)]
+    pub(super) visits: Cell<u64>,
+}
+
+impl Default for MapStats {
+    fn default() -> MapStats {
+        MapStats {
+            loaded_nodes: Cell::new(0),
+            loaded_bytes: Cell::new(0),
+            dirty_nodes: Cell::new(0),
+            round: Cell::new(1),
+            fanout: ENTRIES_MAX,
+            scratch: Cell::new(Vec::new()),
+            #[cfg(test)]
+            visits: Cell::new(0),
+        }
+    }
+}
+
+impl MapStats {
+    /// Counters for maps with small nodes.
+    #[cfg(test)]
+    pub(super) fn with_fanout(fanout: usize) -> MapStats {
+        assert!((4..=ENTRIES_MAX).contains(&fanout));
+        MapStats {
+            fanout,
+            ..MapStats::default()
+        }
+    }
+
+    /// Nodes in memory, each counted once however many maps share it.
+    pub fn loaded_nodes(&self) -> usize {
+        self.loaded_nodes.get()
+    }
+
+    /// Bytes those nodes take, as far as it depends on their entries.
+    pub fn loaded_bytes(&self) -> usize {
+        self.loaded_bytes.get()
+    }
+
+    /// Nodes in memory that have no place on the device yet.
+    pub fn dirty_nodes(&self) -> usize {
+        self.dirty_nodes.get()
+    }
+
+    /// Says that every block handed out to [`DirtyNode::write_to`](super::DirtyNode::write_to) so
+    /// far can be read back. Until then those nodes are not evicted: they could not be loaded.
+    pub fn node_writes_done(&self) {
+        self.round.set(self.round.get() + 1);
+    }
+
+    pub(super) fn round(&self) -> u64 {
+        self.round.get()
+    }
+
+    pub(super) fn count_node(&self, bytes: usize) {
+        self.loaded_nodes.set(self.loaded_nodes.get() + 1);
+        self.loaded_bytes.set(self.loaded_bytes.get() + bytes);
+    }
+
+    pub(super) fn forget_node(&self, bytes: usize) {
+        self.loaded_nodes.set(self.loaded_nodes.get() - 1);
+        self.loaded_bytes.set(self.loaded_bytes.get() - bytes);
+    }
+
+    pub(super) fn resize_node(&self, from_bytes: usize, to_bytes: usize) {
+        self.loaded_bytes
+            .set(self.loaded_bytes.get() - from_bytes + to_bytes);
+    }
+
+    pub(super) fn count_dirty(&self) {
+        self.dirty_nodes.set(self.dirty_nodes.get() + 1);
+    }
+
+    pub(super) fn forget_dirty(&self) {
+        self.dirty_nodes.set(self.dirty_nodes.get() - 1);
+    }
+}
