@@ -16,6 +16,8 @@ mod repo;
 mod steps;
 mod tidy;
 
+use std::process::ExitCode;
+
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -62,9 +64,19 @@ enum Task {
     Cites,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
     let root = repo::root()?;
-    match Arguments::parse().command {
+    match task {
         Task::Check => check::check(&root),
         Task::Ci => check::ci(&root),
         Task::Test { packages } => check::test(&root, &packages),

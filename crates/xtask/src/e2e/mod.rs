@@ -14,7 +14,7 @@ mod nbd;
 mod readme;
 mod scene;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// List the scenarios and end.
     #[arg(long)]
     list: bool,
+    /// Use this binary instead of building one.
+    #[arg(long)]
+    binary: Option<PathBuf>,
     #[command(flatten)]
     scale: Scale,
 }
@@ -125,18 +128,27 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<()> {
         arguments.names.is_empty() || arguments.names.iter().any(|name| name == scenario.name)
     };
     let mut steps = Steps::new();
-    add_steps(root, &mut steps, &arguments.scale, wanted)?;
+    add_steps(
+        root,
+        &mut steps,
+        arguments.binary.clone(),
+        &arguments.scale,
+        wanted,
+    )?;
     steps.finish()
 }
 
 /// Adds the scenarios that every change must pass.
 pub(crate) fn add_ci_steps(root: &Path, steps: &mut Steps) -> Result<()> {
-    add_steps(root, steps, &Scale::for_ci(), |scenario| scenario.in_ci)
+    add_steps(root, steps, None, &Scale::for_ci(), |scenario| {
+        scenario.in_ci
+    })
 }
 
 fn add_steps(
     root: &Path,
     steps: &mut Steps,
+    binary: Option<PathBuf>,
     scale: &Scale,
     wanted: impl Fn(&Scenario) -> bool,
 ) -> Result<()> {
@@ -147,7 +159,10 @@ fn add_steps(
     if chosen.is_empty() {
         return Ok(());
     }
-    let binary = daemon::build(root)?;
+    let binary = match binary {
+        Some(binary) => binary,
+        None => daemon::build(root)?,
+    };
     for scenario in chosen {
         steps.run(&format!("e2e {}", scenario.name), || {
             let scene = Scene::new(root, &binary, scenario.name)?;
