@@ -1,0 +1,571 @@
+//! One core: its tasks, its ring, its timers, and the loop that turns them.
+//!
+//! A round: look at what other threads brought, poll ready tasks, fire due timers, submit what the
+//! tasks asked for, take completions. If no task is ready, the core looks for work for a while
+//! where that tends to pay (`spin.rs`), then sleeps in the kernel until something completes, a
+//! timer is due, or another thread wakes it (`mailbox.rs`).
+//!
+//! No borrow of the core's state is held while tasks, messages or destructors run.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::task::{Context, Poll};
+
+use flagstone_platform::{BufferPool, Time};
+
+use crate::config::{RuntimeConfig, TRANSFER_MAX_BYTES};
+use crate::counters::Counters;
+use crate::executor::Executor;
+use crate::helper::{Blocking, Helper};
+use crate::mailbox::{CoreShared, Message as MailboxMessage, running_core};
+use crate::op::{Completion, Flight, Message, OpKey, Owned, Request, Unclaimed};
+use crate::platform::UringPlatform;
+use crate::probe::{KernelSupport, RingError};
+use crate::ring::{Driver, Patience, REAP_MAX, Reaped};
+use crate::spin::{Ending, SpinPolicy, Wait};
+use crate::sys::{self, monotonic_ns};
+use crate::timer::Timers;
+use crate::waker::TaskId;
+
+/// Tasks polled in one round at most, so that the ring is visited often enough.
+const POLLS_PER_ROUND_MAX: usize = 64;
+
+/// Messages taken from the mailbox in one round at most.
+const MESSAGES_PER_ROUND_MAX: usize = 64;
+
+/// While looking for work, the clock is read once in this many looks.
+const LOOKS_PER_CLOCK: u32 = 8;
+
+/// Empty messages kept for the next scattered sends.
+const MESSAGES_KEPT_MAX: usize = 64;
+
+/// A stopping core reports what it still waits for this often, in nanoseconds.
+const STOP_REPORT_NS: u64 = 5_000_000_000;
+
+/// Random numbers fetched from the kernel at a time.
+const RANDOM_KEPT: usize = 32;
+
+thread_local! {
+    /// The core whose thread this is.
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// Wakes a task: directly on its own thread, through its core's shared side elsewhere. A task whose
+/// core is gone is gone as well.
+pub(crate) fn wake_task(id: TaskId) {
+    let here = CURRENT.try_with(|current| match &*current.borrow() {
+        Some(core) if core.shared.wake_id == id.core() => {
+            core.executor.wake(id);
+            true
+        }
+        _ => false,
+    });
+    if !here.unwrap_or(false)
+        && let Some(shared) = running_core(id.core())
+    {
+        shared.push_wake(id);
+    }
+}
+
+/// Wakes another core through its ring, if this thread is a core that can. The kernel hears of it
+/// with this core's next submission.
+pub(crate) fn poke_through_ring(target: &Arc<CoreShared>, ring_fd: i32) -> bool {
+    let poked = CURRENT.try_with(|current| match &*current.borrow() {
+        Some(core) if core.driver.support().msg_ring && !core.closed.get() => {
+            core.shared.counters.wakes_sent.add(1);
+            let request = Request::Poke {
+                target: target.clone(),
+                ring_fd,
+            };
+            core.driver.start(request, false, &core.shared.counters);
+            true
+        }
+        _ => false,
+    });
+    poked.unwrap_or(false)
+}
+
+pub(crate) struct Core {
+    pub(crate) shared: Arc<CoreShared>,
+    executor: Executor,
+    driver: Driver,
+    timers: RefCell<Timers>,
+    pub(crate) buffers: BufferPool,
+    mailbox: Receiver<MailboxMessage>,
+    helper: RefCell<Option<Helper>>,
+    /// Results of the helper on their way to their operations; kept for its memory.
+    helped: RefCell<Vec<(OpKey, i32)>>,
+    /// CPUs the helper may use; empty if the core isn't pinned.
+    helper_cpus: Vec<usize>,
+    spin: RefCell<SpinPolicy>,
+    random: RefCell<Vec<u64>>,
+    #[expect(
+        clippy::vec_box,
+        reason = "the kernel holds their addresses while they are in use"
+    )]
+    spare_messages: RefCell<Vec<Box<Message>>>,
+    stop_wait_ns: u64,
+    transfer_max: usize,
+    wait_all: bool,
+    /// Set at the end: new operations fail at once.
+    closed: Cell<bool>,
+}
+
+impl Core {
+    /// A core for the calling thread.
+    pub(crate) fn new(
+        shared: Arc<CoreShared>,
+        mailbox: Receiver<MailboxMessage>,
+        config: &RuntimeConfig,
+        helper_cpus: Vec<usize>,
+    ) -> Result<Rc<Core>, RingError> {
+        let driver = Driver::new(config.ring_entries, &config.kernel)?;
+        if driver.support().msg_ring {
+            shared.offer_ring(driver.ring_fd());
+        }
+        let core = Rc::new(Core {
+            executor: Executor::new(shared.wake_id),
+            shared,
+            driver,
+            timers: RefCell::default(),
+            buffers: BufferPool::new(),
+            mailbox,
+            helper: RefCell::new(None),
+            helped: RefCell::default(),
+            helper_cpus,
+            spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
+            random: RefCell::default(),
+            spare_messages: RefCell::default(),
+            stop_wait_ns: config.stop_wait_ms.saturating_mul(1_000_000),
+            transfer_max: config
+                .kernel
+                .transfer_max_bytes
+                .clamp(1, TRANSFER_MAX_BYTES) as usize,
+            wait_all: config.kernel.wait_all,
+            closed: Cell::new(false),
+        });
+        CURRENT.set(Some(core.clone()));
+        core.listen();
+        Ok(core)
+    }
+
+    /// Runs until told to stop, then drops all tasks and waits for operations in flight.
+    pub(crate) fn run(self: &Rc<Self>) {
+        while !self.look_around() {
+            self.counters().rounds.add(1);
+            self.counters()
+                .polls
+                .add(self.executor.run(POLLS_PER_ROUND_MAX) as u64);
+            if !self.executor.has_ready() {
+                self.idle();
+            } else if self.driver.needs_enter() {
+                self.enter(Patience::None);
+            }
+            self.reap();
+            self.fire_timers();
+        }
+        self.stop();
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    pub(crate) fn support(&self) -> &KernelSupport {
+        self.driver.support()
+    }
+
+    /// Takes what other threads brought. True if the core is to stop.
+    fn look_around(self: &Rc<Self>) -> bool {
+        if !self.shared.take_work() {
+            return false;
+        }
+        for id in self.shared.take_wakes() {
+            self.executor.wake(id);
+        }
+        self.take_helped();
+        let platform = UringPlatform::new(self.clone());
+        for taken in 0.. {
+            if taken == MESSAGES_PER_ROUND_MAX {
+                self.shared.leave_work();
+                break;
+            }
+            let Ok(message) = self.mailbox.try_recv() else {
+                break;
+            };
+            self.counters().messages.add(1);
+            message(&platform);
+        }
+        self.shared.is_stopping()
+    }
+
+    fn take_helped(&self) {
+        let mut helped = self.helped.take();
+        self.shared.swap_helped(&mut helped);
+        for (key, result) in helped.drain(..) {
+            let completion = self.driver.ops.complete(key, result);
+            self.hand_on(completion);
+        }
+        self.helped.replace(helped);
+    }
+
+    /// Nothing is ready: submits, then looks for work or sleeps until there is some.
+    fn idle(&self) {
+        let deadline = self.timers.borrow_mut().next_deadline();
+        let wait = match self.driver.ops.device_in_flight() {
+            0 => Wait::Others,
+            _ => Wait::Device,
+        };
+        let start_ns = monotonic_ns();
+        let spin_ns = self.spin.borrow().plan_ns(wait);
+        if spin_ns > 0 {
+            // Some operations complete at once, inside the call that submits them.
+            if self.driver.has_unsubmitted() {
+                self.enter(Patience::None);
+            }
+            let until = deadline
+                .map_or(u64::MAX, |d| d.0)
+                .min(start_ns.saturating_add(spin_ns));
+            self.counters().spins.add(1);
+            let (found, now_ns) = self.look_for_work(until);
+            self.counters().spin_ns.add(now_ns.saturating_sub(start_ns));
+            if found {
+                self.counters().spin_hits.add(1);
+                let waited_ns = now_ns.saturating_sub(start_ns);
+                self.spin
+                    .borrow_mut()
+                    .note(wait, waited_ns, Ending::WhileSpinning);
+                if self.driver.needs_enter() {
+                    self.enter(Patience::None);
+                }
+                return;
+            }
+        }
+        self.sleep(deadline);
+        let now_ns = monotonic_ns();
+        let something = self.driver.has_completions() || self.shared.has_work();
+        let ending = match (something, spin_ns > 0) {
+            (false, _) => Ending::Timer,
+            (true, true) => Ending::SleptAfterSpinning,
+            (true, false) => Ending::SleptAtOnce,
+        };
+        self.spin
+            .borrow_mut()
+            .note(wait, now_ns.saturating_sub(start_ns), ending);
+    }
+
+    /// Looks for completions and for work from other threads. Returns whether there is any, and
+    /// the time.
+    fn look_for_work(&self, until_ns: u64) -> (bool, u64) {
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.driver.has_completions() || self.shared.has_work() {
+                    return (true, monotonic_ns());
+                }
+                std::hint::spin_loop();
+            }
+            let now_ns = monotonic_ns();
+            if now_ns >= until_ns {
+                return (false, now_ns);
+            }
+        }
+    }
+
+    fn sleep(&self, deadline: Option<Time>) {
+        let patience = match deadline {
+            None => Patience::Endless,
+            Some(deadline) => match deadline.since(Time(monotonic_ns())) {
+                0 => Patience::None,
+                ns => Patience::Ns(ns),
+            },
+        };
+        if patience == Patience::None || !self.shared.fall_asleep() {
+            self.enter(Patience::None);
+            return;
+        }
+        self.counters().sleeps.add(1);
+        self.enter(patience);
+        self.shared.awake();
+    }
+
+    fn enter(&self, patience: Patience) {
+        if let Err(error) = self.driver.enter(patience, self.counters()) {
+            // Nothing this core has in flight can be accounted for any more.
+            panic!("io_uring_enter on core {}: {error}", self.shared.index);
+        }
+    }
+
+    fn reap(&self) {
+        let mut reaped = [Reaped::default(); REAP_MAX];
+        loop {
+            let count = self.driver.reap(&mut reaped, self.counters());
+            for &one in &reaped[..count] {
+                if let Some(completion) = self.driver.complete(one) {
+                    self.hand_on(completion);
+                }
+            }
+            if count < REAP_MAX {
+                return;
+            }
+        }
+    }
+
+    fn hand_on(&self, completion: Completion) {
+        match completion {
+            Completion::Claimed(Some(waker)) => waker.wake(),
+            Completion::Claimed(None) => {}
+            Completion::Unclaimed(flight, result) => self.dispose(flight, result),
+        }
+    }
+
+    /// Deals with a completion that nobody waits for.
+    fn dispose(&self, flight: Flight, result: i32) {
+        match flight.unclaimed {
+            Unclaimed::Release => {}
+            Unclaimed::CloseAccepted if result >= 0 => drop(sys::accepted_fd(result)),
+            Unclaimed::CloseAccepted => {}
+            Unclaimed::RingDoorbell if result < 0 => {
+                if let crate::op::Held::Core(target) = &flight.held {
+                    target.ring_doorbell();
+                }
+            }
+            Unclaimed::RingDoorbell => {}
+            Unclaimed::ListenAgain => {
+                if !self.closed.get() {
+                    self.listen();
+                }
+            }
+        }
+    }
+
+    /// Listens to the eventfd by which threads without a ring wake this core.
+    fn listen(&self) {
+        let request = Request::Doorbell {
+            event: self.shared.event(),
+            word: Box::new(0),
+        };
+        self.driver.start(request, false, self.counters());
+    }
+
+    fn fire_timers(&self) {
+        if self.timers.borrow_mut().next_deadline().is_none() {
+            return;
+        }
+        let now = Time(monotonic_ns());
+        loop {
+            let due = self.timers.borrow_mut().poll_due(now);
+            let Some(waker) = due else {
+                return;
+            };
+            self.counters().timers.add(1);
+            waker.wake();
+        }
+    }
+
+    /// Drops what is left to do, then waits until the kernel has let go of every buffer.
+    fn stop(self: &Rc<Self>) {
+        self.executor.close();
+        while let Ok(message) = self.mailbox.try_recv() {
+            drop(message);
+        }
+        self.closed.set(true);
+        let start_ns = monotonic_ns();
+        let mut report_ns = start_ns + STOP_REPORT_NS;
+        for key in self.driver.ops.endless() {
+            self.driver.cancel(key, self.counters());
+        }
+        while self.driver.ops.in_flight() > 0 {
+            // The helper's results come without a completion, hence the short wait.
+            self.enter(Patience::Ns(1_000_000));
+            self.reap();
+            self.take_helped();
+            let now_ns = monotonic_ns();
+            if now_ns >= report_ns {
+                report_ns = now_ns + STOP_REPORT_NS;
+                tracing::warn!(
+                    "core {} waits for {} operations in flight before it can stop",
+                    self.shared.index,
+                    self.driver.ops.in_flight()
+                );
+            }
+            if now_ns.saturating_sub(start_ns) > self.stop_wait_ns {
+                self.leak();
+                break;
+            }
+        }
+        self.shared.retire();
+        if self.driver.ops.in_flight() == 0
+            && let Some(helper) = self.helper.take()
+        {
+            helper.stop();
+        }
+        CURRENT.set(None);
+    }
+
+    /// Keeps this core's memory for ever, since a device may still write into it.
+    fn leak(self: &Rc<Self>) {
+        tracing::error!(
+            "core {} stops although {} operations are still in flight; their memory is lost to \
+             the process. A device may be hanging.",
+            self.shared.index,
+            self.driver.ops.in_flight()
+        );
+        std::mem::forget(self.clone());
+    }
+}
+
+/// What platform handles, devices and streams use.
+impl Core {
+    pub(crate) fn spawn(&self, task: Pin<Box<dyn Future<Output = ()>>>) {
+        self.executor.spawn(task);
+    }
+
+    pub(crate) fn live_tasks(&self) -> usize {
+        self.executor.live()
+    }
+
+    /// Most bytes of one transfer.
+    pub(crate) fn transfer_max(&self) -> usize {
+        self.transfer_max
+    }
+
+    /// Whether the kernel may be asked to go on after a partial send or receive.
+    pub(crate) fn wait_all(&self) -> bool {
+        self.wait_all
+    }
+
+    /// Starts an operation; the future gives its result and what it owned.
+    pub(crate) fn operate(self: &Rc<Self>, request: Request) -> Operation {
+        let key = self.begin(request);
+        Operation {
+            core: self.clone(),
+            key: Some(key),
+        }
+    }
+
+    /// Starts an operation for which the caller polls by its key.
+    pub(crate) fn begin(self: &Rc<Self>, request: Request) -> OpKey {
+        if self.closed.get() {
+            let (flight, _) = request.prepare();
+            let key = self.driver.ops.insert(flight, true);
+            self.hand_on(self.driver.ops.complete(key, -libc::ECANCELED));
+            return key;
+        }
+        self.driver.start(request, true, self.counters())
+    }
+
+    pub(crate) fn poll_operation(&self, key: OpKey, cx: &Context<'_>) -> Poll<(i32, Owned)> {
+        match self.driver.ops.poll(key, cx.waker()) {
+            Some((flight, result)) => Poll::Ready((result, flight.owned)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Nobody waits for the operation any more; it goes on, and keeps what it owns until the end.
+    pub(crate) fn abandon(&self, key: OpKey) {
+        self.counters().abandoned.add(1);
+        if let Some((flight, result)) = self.driver.abandon(key) {
+            self.dispose(flight, result);
+        }
+    }
+
+    /// Lets the helper thread make a call that blocks.
+    pub(crate) fn help(self: &Rc<Self>, request: Request, blocking: Blocking) -> Operation {
+        let key = self.begin(request);
+        if !self.closed.get() && !self.hand_to_helper(key, blocking) {
+            self.hand_on(self.driver.ops.complete(key, -libc::EAGAIN));
+        }
+        Operation {
+            core: self.clone(),
+            key: Some(key),
+        }
+    }
+
+    fn hand_to_helper(&self, key: OpKey, blocking: Blocking) -> bool {
+        let mut helper = self.helper.borrow_mut();
+        if helper.is_none() {
+            match Helper::start(self.shared.clone(), self.helper_cpus.clone()) {
+                Ok(started) => *helper = Some(started),
+                Err(error) => {
+                    tracing::error!("core {} can't start its helper: {error}", self.shared.index);
+                    return false;
+                }
+            }
+        }
+        helper
+            .as_ref()
+            .is_some_and(|helper| helper.submit(key, blocking))
+    }
+
+    pub(crate) fn timers(&self) -> &RefCell<Timers> {
+        &self.timers
+    }
+
+    pub(crate) fn register_file(&self, fd: i32) -> Option<u32> {
+        self.driver.register_file(fd)
+    }
+
+    pub(crate) fn unregister_file(&self, slot: u32) {
+        self.driver.unregister_file(slot);
+    }
+
+    pub(crate) fn take_message(&self) -> Box<Message> {
+        self.spare_messages
+            .borrow_mut()
+            .pop()
+            .unwrap_or_else(Message::new)
+    }
+
+    pub(crate) fn give_message(&self, message: Box<Message>) {
+        assert!(message.bufs.is_empty(), "a spare message holds no buffers");
+        let mut spare = self.spare_messages.borrow_mut();
+        if spare.len() < MESSAGES_KEPT_MAX {
+            spare.push(message);
+        }
+    }
+
+    pub(crate) fn random_u64(&self) -> io::Result<u64> {
+        let mut kept = self.random.borrow_mut();
+        if let Some(value) = kept.pop() {
+            return Ok(value);
+        }
+        let mut bytes = [0; RANDOM_KEPT * 8];
+        sys::fill_random(&mut bytes)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        kept.extend(words.iter().map(|&word| u64::from_ne_bytes(word)));
+        Ok(kept.pop().expect("just filled"))
+    }
+}
+
+/// An operation in flight. Gives the kernel's result (negative: an error number) and what the
+/// operation owned. Dropping it leaves the operation to itself.
+pub(crate) struct Operation {
+    core: Rc<Core>,
+    key: Option<OpKey>,
+}
+
+impl Future for Operation {
+    type Output = (i32, Owned);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<(i32, Owned)> {
+        let key = self.key.expect("not polled again once it is done");
+        let polled = self.core.poll_operation(key, cx);
+        if polled.is_ready() {
+            self.key = None;
+        }
+        polled
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            self.core.abandon(key);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What a core has done since its start, for metrics.
+//!
+//! One thread writes, any thread reads. So counting is a load and a store, no locked instruction,
+//! and a snapshot may be a few events out of step with itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A number that only its core changes.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`. Only the core's own thread may call this.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(n),
+            Ordering::Relaxed,
+        );
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The counters of one core, as the core changes them.
+        #[derive(Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        /// The counters of one core at one moment, all since its start.
+        #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+        pub struct CoreCounters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> CoreCounters {
+                CoreCounters { $($name: self.$name.get(),)* }
+            }
+        }
+
+        impl CoreCounters {
+            /// Names and values, for metrics.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Times a task was polled.
+    polls,
+    /// Rounds of the core's loop.
+    rounds,
+    /// Calls of io_uring_enter.
+    enters,
+    /// Operations handed to the ring.
+    sqes,
+    /// Completions taken from the ring.
+    cqes,
+    /// Idle periods that began with looking for work.
+    spins,
+    /// Those of them in which work came before the core slept.
+    spin_hits,
+    /// Nanoseconds spent looking for work.
+    spin_ns,
+    /// Times the core slept.
+    sleeps,
+    /// Times the core woke a sleeping core: through its ring or an eventfd.
+    wakes_sent,
+    /// Messages taken from the mailbox.
+    messages,
+    /// Timers that fired.
+    timers,
+    /// Device transfers whose memory was not aligned for direct I/O, so that they were copied.
+    bounces,
+    /// Transfers that moved less than asked for and went on with the rest.
+    short_transfers,
+    /// Operations whose future was dropped before they had completed.
+    abandoned,
+}

@@ -1,0 +1,707 @@
+//! Files and block devices, opened for direct I/O.
+//!
+//! Each core opens its own file description: the kernel reports a failed write-back once per
+//! description, and every core has to hear of it. One lock per process and device
+//! ([`lock_device`]) keeps a second node away.
+//!
+//! Where a filesystem refuses O_DIRECT, the file is opened with O_DSYNC through the page cache,
+//! unless direct I/O is required. O_DSYNC, although the flush alone would make writes durable: a
+//! completed write has then been to the media, so a write error is reported by that write and not
+//! by a later flush of some other core, and no dirty page is dropped behind our back. It is slow,
+//! meant for trying things out, and logged as a warning. Reads may then come from memory: scrubbing
+//! such a device proves little.
+//!
+//! Transfers may come back short; the rest is asked for again. Memory that isn't aligned as direct
+//! I/O wants it is copied through a pool buffer and counted.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use flagstone_platform::{BlockDevice, IoBuf};
+
+use crate::core::Core;
+use crate::helper::Blocking;
+use crate::op::{Owned, Request, Target};
+use crate::platform::UringPlatform;
+use crate::sys;
+
+/// Offsets, lengths and sizes are multiples of this, in bytes, on every device.
+const SECTOR_BYTES: u64 = 512;
+
+/// Times in a row that an interrupted or refused transfer is tried again.
+const RETRIES_MAX: u32 = 1_000;
+
+/// Bytes that `create_device_file` writes at a time.
+const FILL_CHUNK_BYTES: usize = 1 << 20;
+
+/// How a flush reaches the device. All of them are fdatasync in the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FlushMethod {
+    /// An operation of the ring, which the kernel hands to one of its worker threads. Where the
+    /// ring can't: the helper thread.
+    #[default]
+    RingFsync,
+    /// fdatasync on a thread beside the core.
+    HelperThread,
+    /// fdatasync on the core itself, which stands still meanwhile. Only to measure what handing
+    /// the call over costs, or for a device whose flush takes microseconds.
+    Blocking,
+}
+
+/// Whether to bypass the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DirectIo {
+    /// O_DIRECT; where the filesystem refuses, O_DSYNC through the page cache and a warning.
+    #[default]
+    Prefer,
+    /// O_DIRECT or an error.
+    Require,
+    /// O_DSYNC through the page cache. For tests of the fallback.
+    Never,
+}
+
+/// How to open a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceOptions {
+    /// How flushes are issued.
+    pub flush: FlushMethod,
+    /// Whether to bypass the page cache.
+    pub direct: DirectIo,
+    /// Open for reading only; writes, flushes and discards fail.
+    pub read_only: bool,
+}
+
+/// A device as one core sees it. Cheap to clone; clones share one file description.
+#[derive(Clone)]
+pub struct UringDevice {
+    core: Rc<Core>,
+    file: Rc<DeviceFile>,
+}
+
+/// The open file. Operations in flight hold it.
+pub(crate) struct DeviceFile {
+    file: Arc<File>,
+    /// Slot in the ring's table of files.
+    fixed: Option<u32>,
+    /// Where that table is.
+    core: Weak<Core>,
+    kind: Kind,
+    size_bytes: u64,
+    /// What memory addresses have to be multiples of, in bytes.
+    memory_align: usize,
+    /// What offsets and lengths have to be multiples of, in bytes.
+    offset_align: u64,
+    options: DeviceOptions,
+    /// False if the page cache is used, for whatever reason.
+    direct: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    File,
+    Block,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write { durable: bool },
+}
+
+impl DeviceFile {
+    pub(crate) fn target(&self) -> Target {
+        match self.fixed {
+            Some(slot) => Target::Fixed(slot),
+            None => Target::Plain(self.file.as_raw_fd()),
+        }
+    }
+}
+
+impl Drop for DeviceFile {
+    fn drop(&mut self) {
+        // Operations in flight hold the file, so none is left.
+        if let (Some(slot), Some(core)) = (self.fixed, self.core.upgrade()) {
+            core.unregister_file(slot);
+        }
+    }
+}
+
+impl UringDevice {
+    /// Opens the file or block device at `path` for this core. Its size is taken now, rounded down
+    /// to whole sectors.
+    ///
+    /// Opening is a blocking call; do it at start, not on the data path.
+    pub fn open(
+        platform: &UringPlatform,
+        path: impl AsRef<Path>,
+        options: DeviceOptions,
+    ) -> io::Result<UringDevice> {
+        let path = path.as_ref();
+        open_device(platform, path, options).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("opening device {}: {error}", path.display()),
+            )
+        })
+    }
+
+    /// True if I/O bypasses the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.file.direct
+    }
+
+    /// True for a block device, false for a regular file.
+    pub fn is_block_device(&self) -> bool {
+        self.file.kind == Kind::Block
+    }
+
+    /// What offsets and lengths have to be multiples of, in bytes: 512, or more on a device with
+    /// larger sectors.
+    pub fn io_align_bytes(&self) -> u64 {
+        self.file.offset_align
+    }
+
+    /// Writes like [`BlockDevice::write`], and is durable when it succeeds. Says nothing about
+    /// other writes.
+    pub fn write_durable(
+        &self,
+        offset_bytes: u64,
+        buf: IoBuf,
+    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move {
+            device
+                .transfer(Direction::Write { durable: true }, offset_bytes, buf)
+                .await
+        }
+    }
+
+    async fn transfer(
+        &self,
+        direction: Direction,
+        offset_bytes: u64,
+        mut buf: IoBuf,
+    ) -> (IoBuf, io::Result<()>) {
+        if direction == Direction::Read {
+            assert!(
+                buf.is_unshared(),
+                "a read needs a buffer that nobody else looks at"
+            );
+        } else if self.file.options.read_only {
+            return (buf, Err(read_only_error()));
+        }
+        if let Err(error) = self.check_range(offset_bytes, buf.len() as u64) {
+            return (buf, Err(error));
+        }
+        if (buf.as_ptr() as usize).is_multiple_of(self.file.memory_align) {
+            return self.transfer_aligned(direction, offset_bytes, buf).await;
+        }
+        self.core.counters().bounces.add(1);
+        let mut aligned = self.core.buffers.take(buf.len());
+        if direction != Direction::Read {
+            aligned.bytes_mut().copy_from_slice(&buf);
+        }
+        let (aligned, result) = self
+            .transfer_aligned(direction, offset_bytes, aligned)
+            .await;
+        if direction == Direction::Read && result.is_ok() {
+            buf.bytes_mut().copy_from_slice(&aligned);
+        }
+        (buf, result)
+    }
+
+    async fn transfer_aligned(
+        &self,
+        direction: Direction,
+        offset_bytes: u64,
+        mut buf: IoBuf,
+    ) -> (IoBuf, io::Result<()>) {
+        let mut done = 0;
+        let mut retries = 0;
+        while done < buf.len() {
+            let end = buf.len().min(done + self.core.transfer_max());
+            let request = self.request(direction, offset_bytes + done as u64, buf, done..end);
+            let (result, owned) = self.core.operate(request).await;
+            let Owned::Buf(returned) = owned else {
+                unreachable!("a transfer gives its buffer back");
+            };
+            buf = returned;
+            match result {
+                0 => return (buf, Err(cut_short(direction))),
+                moved if moved > 0 => {
+                    retries = 0;
+                    done += moved as usize;
+                    if done < buf.len() {
+                        self.core.counters().short_transfers.add(1);
+                    }
+                }
+                error if is_passing(error) && retries < RETRIES_MAX => {
+                    retries += 1;
+                    yield_once().await;
+                }
+                error => return (buf, Err(io::Error::from_raw_os_error(-error))),
+            }
+        }
+        (buf, Ok(()))
+    }
+
+    fn request(
+        &self,
+        direction: Direction,
+        offset_bytes: u64,
+        buf: IoBuf,
+        range: Range<usize>,
+    ) -> Request {
+        let file = self.file.clone();
+        match direction {
+            Direction::Read => Request::Read {
+                file,
+                offset_bytes,
+                buf,
+                range,
+            },
+            Direction::Write { durable } => Request::Write {
+                file,
+                offset_bytes,
+                buf,
+                range,
+                durable,
+            },
+        }
+    }
+
+    /// A range that is whole sectors and lies on the device. Without this a write behind the end
+    /// would make a file grow.
+    fn check_range(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let align = self.file.offset_align;
+        let end = offset_bytes.checked_add(len_bytes);
+        if end.is_none_or(|end| end > self.file.size_bytes) {
+            return Err(invalid(format!(
+                "{len_bytes} bytes at {offset_bytes} reach beyond the device's {} bytes",
+                self.file.size_bytes
+            )));
+        }
+        if !offset_bytes.is_multiple_of(align) || !len_bytes.is_multiple_of(align) {
+            return Err(invalid(format!(
+                "{len_bytes} bytes at {offset_bytes} are not whole sectors of {align} bytes"
+            )));
+        }
+        Ok(())
+    }
+
+    async fn flush_now(&self) -> io::Result<()> {
+        if self.file.options.read_only {
+            return Err(read_only_error());
+        }
+        let file = self.file.clone();
+        let blocking = || Blocking::SyncData(self.file.file.clone());
+        for _ in 0..RETRIES_MAX {
+            let result = match self.file.options.flush {
+                FlushMethod::Blocking => blocking().run(),
+                FlushMethod::RingFsync if self.core.support().ring_fsync => {
+                    self.core
+                        .operate(Request::SyncData { file: file.clone() })
+                        .await
+                        .0
+                }
+                FlushMethod::RingFsync | FlushMethod::HelperThread => {
+                    self.core
+                        .help(Request::Helped { file: file.clone() }, blocking())
+                        .await
+                        .0
+                }
+            };
+            // Only an interruption is tried again: it reports nothing. After any other failure the
+            // kernel has reported the lost writes, and would call a second attempt a success.
+            if result != -libc::EINTR {
+                return finished(result);
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EINTR))
+    }
+
+    async fn discard_now(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        if self.file.options.read_only {
+            return Err(read_only_error());
+        }
+        self.check_range(offset_bytes, len_bytes)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let file = self.file.clone();
+        let open = self.file.file.clone();
+        let (result, _) = match self.file.kind {
+            Kind::File if self.core.support().ring_fallocate => {
+                self.core
+                    .operate(Request::PunchHole {
+                        file,
+                        offset_bytes,
+                        len_bytes,
+                    })
+                    .await
+            }
+            Kind::File => {
+                let call = Blocking::PunchHole {
+                    file: open,
+                    offset_bytes,
+                    len_bytes,
+                };
+                self.core.help(Request::Helped { file }, call).await
+            }
+            Kind::Block => {
+                let call = Blocking::DiscardBlocks {
+                    file: open,
+                    offset_bytes,
+                    len_bytes,
+                };
+                self.core.help(Request::Helped { file }, call).await
+            }
+        };
+        if matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        finished(result)
+    }
+}
+
+impl BlockDevice for UringDevice {
+    fn size_bytes(&self) -> u64 {
+        self.file.size_bytes
+    }
+
+    fn read(
+        &self,
+        offset_bytes: u64,
+        buf: IoBuf,
+    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move { device.transfer(Direction::Read, offset_bytes, buf).await }
+    }
+
+    fn write(
+        &self,
+        offset_bytes: u64,
+        buf: IoBuf,
+    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move {
+            device
+                .transfer(Direction::Write { durable: false }, offset_bytes, buf)
+                .await
+        }
+    }
+
+    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
+        let device = self.clone();
+        async move { device.flush_now().await }
+    }
+
+    /// On a file this punches a hole, which waits for all I/O in flight on the file and keeps new
+    /// I/O waiting meanwhile; and a later write there changes the filesystem's metadata, so that
+    /// its flush takes longer.
+    fn discard(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        let device = self.clone();
+        async move { device.discard_now(offset_bytes, len_bytes).await }
+    }
+}
+
+fn finished(result: i32) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::from_raw_os_error(-result))
+    } else {
+        Ok(())
+    }
+}
+
+fn is_passing(result: i32) -> bool {
+    matches!(-result, libc::EINTR | libc::EAGAIN)
+}
+
+fn invalid(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
+fn read_only_error() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        "the device was opened for reading only",
+    )
+}
+
+fn cut_short(direction: Direction) -> io::Error {
+    match direction {
+        Direction::Read => io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the device ended early: has its file been truncated?",
+        ),
+        Direction::Write { .. } => {
+            io::Error::new(io::ErrorKind::WriteZero, "the device took no bytes")
+        }
+    }
+}
+
+/// Lets the ring be visited before a transfer is tried again.
+async fn yield_once() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if yielded {
+            return std::task::Poll::Ready(());
+        }
+        yielded = true;
+        cx.waker().wake_by_ref();
+        std::task::Poll::Pending
+    })
+    .await;
+}
+
+fn open_device(
+    platform: &UringPlatform,
+    path: &Path,
+    options: DeviceOptions,
+) -> io::Result<UringDevice> {
+    // Looked at before it is opened: opening a named pipe would wait for its other end.
+    let kind = device_kind(&fs::metadata(path)?)?;
+    let (mut file, direct) = open_file(path, options)?;
+    let size = file.seek(SeekFrom::End(0))?;
+    let (memory_align, offset_align) = match direct {
+        true => direct_alignment(&file)?,
+        false => (1, SECTOR_BYTES),
+    };
+    let core = platform.core.clone();
+    let file = DeviceFile {
+        fixed: core.register_file(file.as_raw_fd()),
+        file: Arc::new(file),
+        core: Rc::downgrade(&core),
+        kind,
+        size_bytes: size - size % offset_align,
+        memory_align,
+        offset_align,
+        options,
+        direct,
+    };
+    Ok(UringDevice {
+        core,
+        file: Rc::new(file),
+    })
+}
+
+fn device_kind(metadata: &fs::Metadata) -> io::Result<Kind> {
+    let file_type = metadata.file_type();
+    if file_type.is_file() {
+        Ok(Kind::File)
+    } else if file_type.is_block_device() {
+        Ok(Kind::Block)
+    } else {
+        Err(invalid(
+            "it is neither a regular file nor a block device".to_owned(),
+        ))
+    }
+}
+
+/// Opens the file; true if for direct I/O.
+fn open_file(path: &Path, options: DeviceOptions) -> io::Result<(File, bool)> {
+    // O_CLOEXEC is what the standard library does anyway.
+    let open = |flags: i32| {
+        let mut open = OpenOptions::new();
+        open.read(true)
+            .write(!options.read_only)
+            .custom_flags(flags);
+        open.open(path)
+    };
+    if options.direct == DirectIo::Never {
+        return Ok((open(libc::O_DSYNC)?, false));
+    }
+    match open(libc::O_DIRECT) {
+        Ok(file) => Ok((file, true)),
+        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
+        Err(error) if options.direct == DirectIo::Require => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "its filesystem refuses direct I/O ({error}), which is required here; put the \
+                 device on a filesystem such as ext4, xfs or btrfs, or on a block device"
+            ),
+        )),
+        Err(_) => {
+            let file = open(libc::O_DSYNC)?;
+            tracing::warn!(
+                "{}: its filesystem refuses direct I/O; going through the page cache with O_DSYNC, \
+                 which is slow",
+                path.display()
+            );
+            Ok((file, false))
+        }
+    }
+}
+
+/// Alignment of memory, and of offsets and lengths, that direct I/O on `file` wants.
+fn direct_alignment(file: &File) -> io::Result<(usize, u64)> {
+    let Some((memory, offset)) = sys::direct_alignment(file) else {
+        // A kernel before 6.1. Sectors of 512 bytes are what nearly all devices offer; where they
+        // don't, the kernel refuses the first write with EINVAL.
+        return Ok((SECTOR_BYTES as usize, SECTOR_BYTES));
+    };
+    if memory == 0 || offset == 0 {
+        // The file takes O_DIRECT, but serves it in memory (tmpfs) or says nothing.
+        return Ok((SECTOR_BYTES as usize, SECTOR_BYTES));
+    }
+    if !memory.is_power_of_two() || !offset.is_power_of_two() || offset > 1 << 20 {
+        return Err(invalid(format!(
+            "direct I/O wants memory aligned to {memory} and offsets to {offset} bytes, which \
+             makes no sense"
+        )));
+    }
+    Ok((memory as usize, u64::from(offset).max(SECTOR_BYTES)))
+}
+
+/// Keeps other processes, and other users of this function, from opening a device as long as it
+/// lives. The kernel drops the lock with the process, however that ends.
+pub struct DeviceLock {
+    path: PathBuf,
+    /// Holds the lock.
+    _file: File,
+}
+
+impl DeviceLock {
+    /// The device.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Locks a device for one process. Take it once per device and process, before any core opens the
+/// device. A block device is refused as well if it is mounted or otherwise claimed.
+///
+/// `ResourceBusy` if somebody else has it.
+pub fn lock_device(path: impl AsRef<Path>) -> io::Result<DeviceLock> {
+    lock(path.as_ref(), false)
+}
+
+/// Locks a device against [`lock_device`], along with others that only read it.
+pub fn lock_device_shared(path: impl AsRef<Path>) -> io::Result<DeviceLock> {
+    lock(path.as_ref(), true)
+}
+
+fn lock(path: &Path, shared: bool) -> io::Result<DeviceLock> {
+    let context = |error: io::Error| {
+        let busy = error.raw_os_error() == Some(libc::EBUSY);
+        let (kind, hint) = match busy {
+            true => (
+                io::ErrorKind::ResourceBusy,
+                " (it is mounted, or another program claims it)",
+            ),
+            false => (error.kind(), ""),
+        };
+        io::Error::new(
+            kind,
+            format!("locking device {}: {error}{hint}", path.display()),
+        )
+    };
+    let kind = fs::metadata(path)
+        .and_then(|m| device_kind(&m))
+        .map_err(context)?;
+    let mut open = OpenOptions::new();
+    open.read(true).write(!shared);
+    if kind == Kind::Block && !shared {
+        // Without O_CREAT this claims a block device, as a mount does.
+        open.custom_flags(libc::O_EXCL);
+    }
+    let file = open.open(path).map_err(context)?;
+    let locked = if shared {
+        file.try_lock_shared()
+    } else {
+        file.try_lock()
+    };
+    match locked {
+        Ok(()) => Ok(DeviceLock {
+            path: path.to_owned(),
+            _file: file,
+        }),
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            format!(
+                "locking device {}: another process has it open",
+                path.display()
+            ),
+        )),
+        Err(TryLockError::Error(error)) => Err(context(error)),
+    }
+}
+
+/// What a new device file's space is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fill {
+    /// Nothing is allocated until it is written. Quick; the filesystem may run full later, and the
+    /// first write to each place costs a flush of the filesystem's metadata.
+    #[default]
+    Sparse,
+    /// Allocated, not written. The filesystem can't run full; first writes still change metadata.
+    Reserve,
+    /// Written with zeros. Takes as long as writing it, and flushes are quick from then on.
+    Zeros,
+}
+
+/// Creates a device file of `size_bytes` (whole sectors); fails if there is one. When this returns,
+/// file and name are durable. Blocks; not for a core's thread.
+pub fn create_device_file(path: impl AsRef<Path>, size_bytes: u64, fill: Fill) -> io::Result<()> {
+    let path = path.as_ref();
+    let context = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("creating device file {}: {error}", path.display()),
+        )
+    };
+    if !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        let text = format!("{size_bytes} bytes are not whole sectors of {SECTOR_BYTES}");
+        return Err(context(invalid(text)));
+    }
+    let mut open = OpenOptions::new();
+    let file = open
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(context)?;
+    let filled = fill_file(&file, size_bytes, fill).and_then(|()| sync_parent(path));
+    filled.map_err(|error| {
+        // The error matters more than whether the remains can be removed.
+        let _ = fs::remove_file(path);
+        context(error)
+    })
+}
+
+fn fill_file(mut file: &File, size_bytes: u64, fill: Fill) -> io::Result<()> {
+    file.set_len(size_bytes)?;
+    match fill {
+        Fill::Sparse => {}
+        Fill::Reserve if size_bytes == 0 => {}
+        Fill::Reserve => sys::preallocate(file, size_bytes)?,
+        Fill::Zeros => {
+            let zeros = vec![0; FILL_CHUNK_BYTES];
+            let mut left = size_bytes;
+            while left > 0 {
+                let part = left.min(FILL_CHUNK_BYTES as u64);
+                file.write_all(&zeros[..part as usize])?;
+                left -= part;
+            }
+        }
+    }
+    file.sync_all()
+}
+
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)?.sync_all()
+}

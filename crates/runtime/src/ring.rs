@@ -1,0 +1,279 @@
+//! One core's io_uring: hands operations in, takes completions out.
+//!
+//! Entries gather while tasks run; one io_uring_enter a round submits them all and, if the core has
+//! nothing to do, waits. What doesn't fit into the ring queues behind it in order.
+//!
+//! This is the only place where an entry reaches the kernel, and it takes requests, not entries:
+//! see the invariant in `op.rs`. The ring is made, used and dropped on its core's thread.
+
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
+
+use crate::config::KernelUse;
+use crate::counters::Counters;
+use crate::op::{Completion, Flight, IGNORED_USER_DATA, OpKey, Ops, Request};
+use crate::probe::{KernelSupport, OpenRing, RingError, open_ring};
+
+/// Slots for registered files: one per device and core. Devices beyond it use plain descriptors.
+const FIXED_FILES_MAX: u32 = 64;
+
+/// Completions taken out at a time.
+pub(crate) const REAP_MAX: usize = 64;
+
+/// How long `Driver::enter` may wait for a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// Not at all.
+    None,
+    /// This many nanoseconds.
+    Ns(u64),
+    /// Until something completes.
+    Endless,
+}
+
+/// The ring and the operations in flight on it.
+pub(crate) struct Driver {
+    ring: RefCell<Ring>,
+    pub(crate) ops: Ops,
+    support: KernelSupport,
+}
+
+struct Ring {
+    uring: IoUring,
+    /// Entries that found the submission ring full, oldest first.
+    backlog: VecDeque<squeue::Entry>,
+    free_files: Vec<u32>,
+    no_iowait: bool,
+}
+
+/// A completion as the kernel wrote it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Reaped {
+    pub(crate) user_data: u64,
+    pub(crate) result: i32,
+}
+
+impl Driver {
+    /// Sets up a ring for the calling thread.
+    pub(crate) fn new(entries: u32, allowed: &KernelUse) -> Result<Driver, RingError> {
+        let OpenRing { uring, mut support } = open_ring(entries, allowed)?;
+        let mut free_files = Vec::new();
+        if allowed.fixed_files
+            && uring
+                .submitter()
+                .register_files_sparse(FIXED_FILES_MAX)
+                .is_ok()
+        {
+            support.fixed_files = true;
+            free_files.extend((0..FIXED_FILES_MAX).rev());
+        }
+        let no_iowait = support.no_iowait;
+        let ring = Ring {
+            uring,
+            backlog: VecDeque::new(),
+            free_files,
+            no_iowait,
+        };
+        Ok(Driver {
+            ring: RefCell::new(ring),
+            ops: Ops::default(),
+            support,
+        })
+    }
+
+    pub(crate) fn support(&self) -> &KernelSupport {
+        &self.support
+    }
+
+    pub(crate) fn ring_fd(&self) -> RawFd {
+        self.ring.borrow().uring.as_raw_fd()
+    }
+
+    /// Starts an operation; it reaches the kernel with the next `enter`. `claimed`: somebody will
+    /// poll for its result.
+    pub(crate) fn start(&self, request: Request, claimed: bool, counters: &Counters) -> OpKey {
+        let (flight, entry) = request.prepare();
+        let key = self.ops.insert(flight, claimed);
+        if let Some(entry) = entry {
+            counters.sqes.add(1);
+            self.ring
+                .borrow_mut()
+                .queue(entry.user_data(key.user_data()));
+        }
+        key
+    }
+
+    /// Asks the kernel to cancel an operation; it completes all the same, perhaps with ECANCELED.
+    pub(crate) fn cancel(&self, key: OpKey, counters: &Counters) {
+        counters.sqes.add(1);
+        let entry = opcode::AsyncCancel::new(key.user_data()).build();
+        self.ring
+            .borrow_mut()
+            .queue(entry.user_data(IGNORED_USER_DATA));
+    }
+
+    /// Submits what has gathered, lets the kernel deliver completions, and waits for one if told.
+    pub(crate) fn enter(&self, patience: Patience, counters: &Counters) -> io::Result<()> {
+        let mut ring = self.ring.borrow_mut();
+        loop {
+            ring.fill();
+            let behind = ring.backlog.len();
+            let wait = if behind == 0 {
+                patience
+            } else {
+                Patience::None
+            };
+            counters.enters.add(1);
+            ring.enter_once(wait)?;
+            if behind == 0 || !ring.uring.submission().is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// True if entries wait for `enter`.
+    pub(crate) fn has_unsubmitted(&self) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        !ring.backlog.is_empty() || !ring.uring.submission().is_empty()
+    }
+
+    /// True if there are completions to take, or `enter` would deliver some. Costs no system call.
+    pub(crate) fn has_completions(&self) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        if !ring.uring.completion().is_empty() {
+            return true;
+        }
+        let submission = ring.uring.submission();
+        submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// True if `enter` has to be called before `reap` can see everything that has completed.
+    pub(crate) fn needs_enter(&self) -> bool {
+        let mut ring = self.ring.borrow_mut();
+        let submission = ring.uring.submission();
+        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
+    }
+
+    /// Takes completions; returns how many.
+    pub(crate) fn reap(&self, into: &mut [Reaped; REAP_MAX], counters: &Counters) -> usize {
+        let mut ring = self.ring.borrow_mut();
+        let mut count = 0;
+        for (slot, entry) in into.iter_mut().zip(ring.uring.completion()) {
+            *slot = Reaped {
+                user_data: entry.user_data(),
+                result: entry.result(),
+            };
+            count += 1;
+        }
+        counters.cqes.add(count as u64);
+        count
+    }
+
+    /// Finishes an operation. `None` for completions that nobody is interested in.
+    pub(crate) fn complete(&self, reaped: Reaped) -> Option<Completion> {
+        if reaped.user_data == IGNORED_USER_DATA {
+            return None;
+        }
+        Some(
+            self.ops
+                .complete(OpKey::from_user_data(reaped.user_data), reaped.result),
+        )
+    }
+
+    /// Gives up waiting for an operation; see [`Ops::abandon`].
+    pub(crate) fn abandon(&self, key: OpKey) -> Option<(Flight, i32)> {
+        self.ops.abandon(key)
+    }
+
+    /// Puts a file into the ring's table, if there is one with room.
+    pub(crate) fn register_file(&self, fd: RawFd) -> Option<u32> {
+        let mut ring = self.ring.borrow_mut();
+        let slot = ring.free_files.pop()?;
+        match ring.uring.submitter().register_files_update(slot, &[fd]) {
+            Ok(1) => Some(slot),
+            _ => {
+                ring.free_files.push(slot);
+                None
+            }
+        }
+    }
+
+    /// Takes a file out of the table. No operation on it is in flight.
+    pub(crate) fn unregister_file(&self, slot: u32) {
+        let mut ring = self.ring.borrow_mut();
+        if ring
+            .uring
+            .submitter()
+            .register_files_update(slot, &[-1])
+            .is_ok()
+        {
+            ring.free_files.push(slot);
+        }
+    }
+}
+
+impl Ring {
+    fn queue(&mut self, entry: squeue::Entry) {
+        if self.backlog.is_empty() {
+            // SAFETY: all entries come from `Driver::start`, where what they point to has just been
+            // put into the slab, which keeps it until the completion (`op.rs`), or from
+            // `Driver::cancel`, which point to nothing.
+            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(entry);
+    }
+
+    /// Moves what queues behind the ring into it.
+    fn fill(&mut self) {
+        let mut submission = self.uring.submission();
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: as in `queue`.
+            if unsafe { submission.push(entry) }.is_err() {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    fn enter_once(&mut self, patience: Patience) -> io::Result<()> {
+        let to_submit = self.uring.submission().len() as u32;
+        let mut flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        let mut args = SubmitArgs::new();
+        let timespec;
+        let completions = match patience {
+            Patience::None => 0,
+            Patience::Endless => 1,
+            Patience::Ns(ns) => {
+                timespec = Timespec::from(Duration::from_nanos(ns));
+                args = args.timespec(&timespec);
+                1
+            }
+        };
+        if completions > 0 && self.no_iowait {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        let submitter = self.uring.submitter();
+        // SAFETY: EXT_ARG goes with a SubmitArgs, which is the structure that it announces, and
+        // which lives until the call returns, as does the timespec it points to.
+        let result = unsafe { submitter.enter(to_submit, completions, flags.bits(), Some(&args)) };
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Time is up; a signal came; the kernel is short of memory for a moment, or wants
+                // completions taken first. Entries that were not submitted stay in the ring.
+                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+}

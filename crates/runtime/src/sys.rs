@@ -1,0 +1,282 @@
+//! The system calls that neither the standard library nor the ring offers, each behind a safe
+//! function.
+//!
+//! Together with `ring.rs` and `waker.rs` this is all the unsafe code there is. A function here
+//! checks its arguments, makes one call, and turns the result into `io::Result`; it keeps no state.
+
+#![allow(unsafe_code)]
+
+use std::ffi::OsStr;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::ptr;
+
+/// Connections the kernel queues on a listening Unix socket before it refuses more.
+const UNIX_BACKLOG: libc::c_int = 1024;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds. The same on all cores and in all processes of one boot.
+pub(crate) fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid timespec that the call fills in. The call can't fail for this
+    // clock on Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Fills `bytes` (at most 256, so that the call is never cut short) from the kernel's generator.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+    assert!(
+        bytes.len() <= 256,
+        "longer requests may be cut short by a signal"
+    );
+    loop {
+        // SAFETY: pointer and length describe `bytes`, which the call writes within its length.
+        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        if got == bytes.len() as isize {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if got >= 0 || error.kind() == io::ErrorKind::Interrupted {
+            continue;
+        }
+        return Err(error);
+    }
+}
+
+/// The CPUs this thread may run on, in ascending order.
+pub(crate) fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: a cpu_set_t is an array of integers, for which all zeros is a value.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: `set` is valid for writes of the size that is passed.
+    check(unsafe { libc::sched_getaffinity(0, mem::size_of_val(&set), &mut set) })?;
+    let count = libc::CPU_SETSIZE as usize;
+    // SAFETY: CPU_ISSET reads the bit `cpu` of the set, which has CPU_SETSIZE bits.
+    Ok((0..count)
+        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) })
+        .collect())
+}
+
+/// Restricts this thread to `cpus`.
+pub(crate) fn set_affinity(cpus: &[usize]) -> io::Result<()> {
+    // SAFETY: as in `allowed_cpus`.
+    let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
+    for &cpu in cpus {
+        if cpu >= libc::CPU_SETSIZE as usize {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "CPU {cpu} is beyond the {} this program can name",
+                    libc::CPU_SETSIZE
+                ),
+            ));
+        }
+        // SAFETY: `cpu` lies within the set (checked above).
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    // SAFETY: `set` is valid for reads of the size that is passed.
+    check(unsafe { libc::sched_setaffinity(0, mem::size_of_val(&set), &set) }).map(drop)
+}
+
+/// A new eventfd. Blocking on purpose: the ring then waits for it instead of failing with EAGAIN.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers are involved.
+    let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })?;
+    // SAFETY: the call just created this descriptor, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes ownership of the descriptor that an accept operation has put into its completion.
+pub(crate) fn accepted_fd(completion_result: i32) -> OwnedFd {
+    assert!(
+        completion_result >= 0,
+        "a failed accept carries no descriptor"
+    );
+    // SAFETY: the kernel installed this descriptor for this completion, which is handled once, so
+    // nobody else owns it.
+    unsafe { OwnedFd::from_raw_fd(completion_result) }
+}
+
+/// Switches O_NONBLOCK off: on such a socket the ring fails with EAGAIN instead of waiting.
+pub(crate) fn set_blocking(fd: impl AsFd) -> io::Result<()> {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: F_GETFL and F_SETFL take and give integers only.
+    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    if flags & libc::O_NONBLOCK != 0 {
+        // SAFETY: as above.
+        check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK) })?;
+    }
+    Ok(())
+}
+
+/// What direct I/O on an open file wants: alignment of memory and of offsets and lengths, in
+/// bytes. `None` if the kernel (before 6.1) or the filesystem doesn't say; zeros if the file can't
+/// do direct I/O.
+pub(crate) fn direct_alignment(fd: impl AsFd) -> Option<(u32, u32)> {
+    // SAFETY: a statx is made of integers, for which all zeros is a value.
+    let mut stat: libc::statx = unsafe { mem::zeroed() };
+    let empty = c"".as_ptr();
+    // SAFETY: `empty` is a terminated string and `stat` is valid for writes.
+    let result = unsafe {
+        libc::statx(
+            fd.as_fd().as_raw_fd(),
+            empty,
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &mut stat,
+        )
+    };
+    if result < 0 || stat.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return None;
+    }
+    Some((stat.stx_dio_mem_align, stat.stx_dio_offset_align))
+}
+
+/// Gives a range of a regular file back to its filesystem; it then reads as zeros.
+pub(crate) fn punch_hole(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    let (offset, len) = signed_range(offset_bytes, len_bytes)?;
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: no pointers are involved.
+    check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), mode, offset, len) }).map(drop)
+}
+
+/// Allocates the blocks of the first `len_bytes` of a regular file without writing them.
+pub(crate) fn preallocate(fd: impl AsFd, len_bytes: u64) -> io::Result<()> {
+    let (offset, len) = signed_range(0, len_bytes)?;
+    // SAFETY: no pointers are involved.
+    check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), 0, offset, len) }).map(drop)
+}
+
+fn signed_range(offset_bytes: u64, len_bytes: u64) -> io::Result<(i64, i64)> {
+    let convert = |value: u64| {
+        i64::try_from(value).map_err(|_| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a file range beyond 2^63 bytes",
+            )
+        })
+    };
+    Ok((convert(offset_bytes)?, convert(len_bytes)?))
+}
+
+/// Tells a block device that a range holds nothing worth keeping.
+pub(crate) fn discard_blocks(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    // _IO(0x12, 119), the same on every architecture.
+    const BLKDISCARD: libc::Ioctl = 0x1277;
+    let range = [offset_bytes, len_bytes];
+    // SAFETY: BLKDISCARD reads two u64 through the pointer, which is what `range` holds.
+    check(unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), BLKDISCARD, range.as_ptr()) }).map(drop)
+}
+
+/// An empty message header.
+pub(crate) fn empty_message_header() -> libc::msghdr {
+    // SAFETY: a msghdr is made of integers and raw pointers, for which all zeros is a value (no
+    // name, no data, no control data).
+    unsafe { mem::zeroed() }
+}
+
+/// Binds a Unix socket at `path` and listens on it. The file gets `mode` from its first moment,
+/// so there is no instant at which others could connect.
+pub(crate) fn listen_unix(path: &Path, mode: libc::mode_t) -> io::Result<UnixListener> {
+    let (address, address_len) = unix_address(path.as_os_str())?;
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are involved.
+    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: the call just created this descriptor, and nobody else knows it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Linux gives the file that bind makes the mode of the unbound socket.
+    // SAFETY: no pointers are involved.
+    check(unsafe { libc::fchmod(socket.as_raw_fd(), mode) })?;
+    // SAFETY: `address` is a sockaddr_un of which the first `address_len` bytes are filled in.
+    check(unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            ptr::from_ref(&address).cast(),
+            address_len,
+        )
+    })?;
+    // SAFETY: no pointers are involved.
+    check(unsafe { libc::listen(socket.as_raw_fd(), UNIX_BACKLOG) })?;
+    Ok(UnixListener::from(socket))
+}
+
+fn unix_address(path: &OsStr) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: a sockaddr_un is made of integers, for which all zeros is a value.
+    let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_bytes();
+    // One byte stays zero as the terminator.
+    if bytes.is_empty() || bytes.contains(&0) || bytes.len() >= address.sun_path.len() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "{} can't name a Unix socket: 1 to {} bytes without a zero are allowed",
+                path.display(),
+                address.sun_path.len() - 1
+            ),
+        ));
+    }
+    for (to, &from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from as libc::c_char;
+    }
+    let header = mem::offset_of!(libc::sockaddr_un, sun_path);
+    Ok((address, (header + bytes.len() + 1) as libc::socklen_t))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_clock_advances_and_random_bytes_differ() {
+        let before = monotonic_ns();
+        let (mut a, mut b) = ([0u8; 32], [0u8; 32]);
+        fill_random(&mut a).unwrap();
+        fill_random(&mut b).unwrap();
+        assert_ne!(a, b);
+        assert!(monotonic_ns() >= before);
+        assert!(before > 0);
+    }
+
+    #[test]
+    fn affinity_is_what_was_set() {
+        let all = allowed_cpus().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                set_affinity(&all[..1]).unwrap();
+                assert_eq!(allowed_cpus().unwrap(), all[..1]);
+            });
+        });
+        assert!(set_affinity(&[1 << 20]).is_err());
+    }
+
+    #[test]
+    fn a_unix_socket_has_its_mode_and_long_paths_are_refused() {
+        let path = std::env::temp_dir().join(format!("fs-sys-{}.sock", std::process::id()));
+        let listener = listen_unix(&path, 0o600).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(listener);
+        std::fs::remove_file(&path).unwrap();
+        let long = Path::new("/tmp").join("x".repeat(120));
+        assert_eq!(
+            listen_unix(&long, 0o600).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+    }
+}

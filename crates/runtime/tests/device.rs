@@ -1,0 +1,531 @@
+//! Devices on the real kernel: what is written is read back, on every kernel that this one can
+//! stand for; limits hold; what a filesystem refuses has a fallback.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+
+use common::{Random, TempDir, all, kernels, pattern, run};
+use flagstone_platform::record::{IoEvent, RecordingDevice};
+use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_runtime::{
+    DeviceOptions, DirectIo, Fill, FlushMethod, RuntimeConfig, TraceFile, UringDevice,
+    UringPlatform, create_device_file, lock_device, lock_device_shared,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn device_file(dir: &TempDir, size_bytes: u64) -> PathBuf {
+    let path = dir.path("device");
+    create_device_file(&path, size_bytes, Fill::Reserve).unwrap();
+    path
+}
+
+fn open(platform: &UringPlatform, path: &Path) -> UringDevice {
+    UringDevice::open(platform, path, DeviceOptions::default()).unwrap()
+}
+
+#[test]
+fn what_is_written_is_read_back_on_every_kernel() {
+    for (name, config) in kernels() {
+        let dir = TempDir::new();
+        let path = device_file(&dir, 8 * MIB);
+        let file = path.clone();
+        let short = run(&config, move |platform| async move {
+            let device = open(&platform, &path);
+            assert_eq!(device.size_bytes(), 8 * MIB);
+            for (n, len) in [512, 4096, 12_288, 65_536, 1_048_576, 3_145_728]
+                .into_iter()
+                .enumerate()
+            {
+                let offset = n as u64 * MIB;
+                let (_, result) = device.write(offset, pattern(len, offset)).await;
+                result.unwrap();
+                device.flush().await.unwrap();
+                let (back, result) = device.read(offset, platform.buffers().take(len)).await;
+                result.unwrap();
+                assert_eq!(&back[..], &pattern(len, offset)[..]);
+            }
+            platform.counters().short_transfers
+        });
+        assert_eq!(
+            short > 0,
+            name == "short transfers",
+            "{name}: {short} short transfers"
+        );
+        let bytes = fs::read(&file).unwrap();
+        assert_eq!(&bytes[..512], &pattern(512, 0)[..], "{name}");
+        assert_eq!(
+            bytes.len() as u64,
+            8 * MIB,
+            "{name}: the file has not grown"
+        );
+    }
+}
+
+#[test]
+fn every_flush_method_works_on_every_kernel() {
+    for (_, config) in kernels() {
+        let dir = TempDir::new();
+        let path = device_file(&dir, MIB);
+        run(&config, move |platform| async move {
+            for flush in [
+                FlushMethod::RingFsync,
+                FlushMethod::HelperThread,
+                FlushMethod::Blocking,
+            ] {
+                let options = DeviceOptions {
+                    flush,
+                    ..DeviceOptions::default()
+                };
+                let device = UringDevice::open(&platform, &path, options).unwrap();
+                for n in 0..20 {
+                    let (_, result) = device.write(n * 4096, pattern(4096, n)).await;
+                    result.unwrap();
+                    device.flush().await.unwrap();
+                }
+                let flushes = all((0..50).map(|_| device.flush())).await;
+                assert!(flushes.iter().all(io::Result::is_ok));
+                let (_, result) = device.write_durable(0, pattern(4096, 99)).await;
+                result.unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_discarded_range_of_a_file_is_given_back() {
+    for (name, config) in kernels() {
+        let dir = TempDir::new();
+        let path = dir.path("device");
+        create_device_file(&path, 4 * MIB, Fill::Zeros).unwrap();
+        let before = fs::metadata(&path).unwrap().blocks();
+        let file = path.clone();
+        run(&config, move |platform| async move {
+            let device = open(&platform, &path);
+            let (_, result) = device.write(0, pattern(MIB as usize, 1)).await;
+            result.unwrap();
+            device.discard(4096, 2 * MIB).await.unwrap();
+            device.discard(4096, 0).await.unwrap();
+            let (back, result) = device.read(0, platform.buffers().take(12_288)).await;
+            result.unwrap();
+            assert_eq!(&back[..4096], &pattern(MIB as usize, 1)[..4096]);
+            assert!(back[4096..].iter().all(|&byte| byte == 0));
+            let error = device.discard(4 * MIB - 4096, 8192).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        });
+        let freed = before - fs::metadata(&file).unwrap().blocks();
+        assert!(
+            freed * 512 >= 2 * MIB - 8192,
+            "{name}: {freed} sectors were freed"
+        );
+        assert_eq!(fs::metadata(&file).unwrap().len(), 4 * MIB);
+    }
+}
+
+#[test]
+fn memory_of_any_alignment_is_accepted() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    run(&common::config(), move |platform| async move {
+        let device = open(&platform, &path);
+        let source = pattern(3 * 4096, 5);
+        for shift in [1, 3, 8, 100, 511] {
+            let (_, result) = device.write(8192, source.slice(shift..shift + 4096)).await;
+            result.unwrap();
+            let target = platform.buffers().take(3 * 4096).narrow(7..7 + 4096);
+            let (back, result) = device.read(8192, target).await;
+            result.unwrap();
+            assert_eq!(&back[..], &source[shift..shift + 4096]);
+        }
+        assert!(platform.counters().bounces >= 10);
+        let before = platform.counters().bounces;
+        let (_, result) = device.write(0, source.slice(4096..8192)).await;
+        result.unwrap();
+        assert_eq!(
+            platform.counters().bounces,
+            before,
+            "an aligned slice is not copied"
+        );
+    });
+}
+
+#[test]
+fn ranges_off_the_device_and_broken_sectors_are_refused() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    let file = path.clone();
+    run(&common::config(), move |platform| async move {
+        let device = open(&platform, &path);
+        for (offset, len) in [
+            (MIB, 512),
+            (MIB - 512, 1024),
+            (u64::MAX - 511, 512),
+            (100, 512),
+            (512, 100),
+        ] {
+            let (_, result) = device.write(offset, pattern(len, 0)).await;
+            assert_eq!(
+                result.unwrap_err().kind(),
+                io::ErrorKind::InvalidInput,
+                "{offset} {len}"
+            );
+            let (_, result) = device.read(offset, IoBuf::zeroed(len)).await;
+            assert_eq!(
+                result.unwrap_err().kind(),
+                io::ErrorKind::InvalidInput,
+                "{offset} {len}"
+            );
+        }
+        let (_, result) = device.write(MIB, IoBuf::zeroed(0)).await;
+        result.unwrap();
+    });
+    assert_eq!(fs::metadata(&file).unwrap().len(), MIB);
+}
+
+#[test]
+fn a_file_cut_short_is_an_error_not_a_short_read() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    run(&common::config(), move |platform| async move {
+        let device = open(&platform, &path);
+        OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(MIB / 2)
+            .unwrap();
+        let (_, result) = device.read(MIB / 2 - 4096, IoBuf::zeroed(8192)).await;
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let (_, result) = device.read(MIB - 4096, IoBuf::zeroed(4096)).await;
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    });
+}
+
+#[test]
+fn a_read_only_device_does_not_change() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    run(&common::config(), move |platform| async move {
+        let options = DeviceOptions {
+            read_only: true,
+            ..DeviceOptions::default()
+        };
+        let device = UringDevice::open(&platform, &path, options).unwrap();
+        let (_, result) = device.read(0, IoBuf::zeroed(4096)).await;
+        result.unwrap();
+        let (_, result) = device.write(0, IoBuf::zeroed(4096)).await;
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(
+            device.flush().await.unwrap_err().kind(),
+            io::ErrorKind::PermissionDenied
+        );
+        let error = device.discard(0, 4096).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    });
+}
+
+#[test]
+fn a_device_is_locked_once() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    let lock = lock_device(&path).unwrap();
+    assert_eq!(lock.path(), path);
+    let error = lock_device(&path).err().unwrap();
+    assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+    assert!(
+        error.to_string().contains(path.to_str().unwrap()),
+        "{error}"
+    );
+    assert!(lock_device_shared(&path).is_err());
+    drop(lock);
+    let readers = [
+        lock_device_shared(&path).unwrap(),
+        lock_device_shared(&path).unwrap(),
+    ];
+    assert!(lock_device(&path).is_err());
+    drop(readers);
+    drop(lock_device(&path).unwrap());
+    assert!(lock_device(dir.path("missing")).is_err());
+    assert_eq!(
+        lock_device(dir.path("")).err().unwrap().kind(),
+        io::ErrorKind::InvalidInput,
+        "a folder is no device"
+    );
+}
+
+#[test]
+fn without_direct_io_writes_go_through_the_page_cache() {
+    for (_, config) in kernels() {
+        let dir = TempDir::new();
+        let path = device_file(&dir, MIB);
+        run(&config, move |platform| async move {
+            let options = DeviceOptions {
+                direct: DirectIo::Never,
+                ..DeviceOptions::default()
+            };
+            let device = UringDevice::open(&platform, &path, options).unwrap();
+            assert!(!device.is_direct());
+            exercise(&device).await;
+            let direct = DeviceOptions {
+                direct: DirectIo::Require,
+                ..DeviceOptions::default()
+            };
+            if let Ok(direct) = UringDevice::open(&platform, &path, direct) {
+                assert!(direct.is_direct());
+                exercise(&direct).await;
+            }
+        });
+    }
+}
+
+async fn exercise(device: &UringDevice) {
+    let source = pattern(20_480, 3);
+    let (_, result) = device.write(4096, source.clone()).await;
+    result.unwrap();
+    device.flush().await.unwrap();
+    let (back, result) = device.read(4096, IoBuf::zeroed(20_480)).await;
+    result.unwrap();
+    assert_eq!(&back[..], &source[..]);
+    assert_eq!(device.io_align_bytes() % 512, 0);
+}
+
+/// A filesystem in memory: newer kernels take O_DIRECT there, older ones refuse.
+#[test]
+fn a_device_in_shared_memory_works_either_way() {
+    let shm = Path::new("/dev/shm");
+    if !shm.is_dir() {
+        return;
+    }
+    let dir = TempDir::under(shm);
+    let path = dir.path("device");
+    create_device_file(&path, MIB, Fill::Sparse).unwrap();
+    run(&common::config(), move |platform| async move {
+        let device = open(&platform, &path);
+        exercise(&device).await;
+        device.discard(0, 8192).await.unwrap();
+    });
+}
+
+#[test]
+fn what_is_no_device_is_not_opened() {
+    let dir = TempDir::new();
+    let folder = dir.path("");
+    run(&common::config(), move |platform| async move {
+        for (path, kind) in [
+            (folder.clone(), io::ErrorKind::InvalidInput),
+            (PathBuf::from("/dev/null"), io::ErrorKind::InvalidInput),
+            (folder.join("missing"), io::ErrorKind::NotFound),
+        ] {
+            let error = UringDevice::open(&platform, &path, DeviceOptions::default()).err();
+            let error = error.unwrap();
+            assert_eq!(error.kind(), kind);
+            assert!(
+                error.to_string().contains(path.to_str().unwrap()),
+                "{error}"
+            );
+        }
+    });
+}
+
+#[test]
+fn device_files_are_made_once_and_filled_as_told() {
+    let dir = TempDir::new();
+    for (fill, blocks) in [
+        (Fill::Sparse, 0),
+        (Fill::Reserve, 2048),
+        (Fill::Zeros, 2048),
+    ] {
+        let path = dir.path(&format!("{fill:?}"));
+        create_device_file(&path, MIB, fill).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.len(), metadata.mode() & 0o777), (MIB, 0o600));
+        assert!(
+            metadata.blocks() >= blocks,
+            "{fill:?}: {} sectors",
+            metadata.blocks()
+        );
+        let again = create_device_file(&path, MIB, fill).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+    }
+    assert!(create_device_file(dir.path("odd"), 1000, Fill::Sparse).is_err());
+    assert!(!dir.path("odd").exists());
+}
+
+/// Random reads and writes of random sizes, many at a time, against a map of sectors. Ranges in
+/// flight don't overlap, so the model knows what each read gives.
+#[test]
+fn ten_thousand_random_operations_agree_with_a_model() {
+    for (name, config) in kernels() {
+        let dir = TempDir::new();
+        let path = device_file(&dir, 4 * MIB);
+        run(&config, move |platform| {
+            random_operations(platform, path, name)
+        });
+    }
+}
+
+async fn random_operations(platform: UringPlatform, path: PathBuf, name: &'static str) {
+    const SECTOR: u64 = 512;
+    let devices = [open(&platform, &path), open(&platform, &path)];
+    let sectors = devices[0].size_bytes() / SECTOR;
+    let mut random = Random(7);
+    let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut done = 0;
+    while done < 10_000 {
+        let mut taken = vec![false; sectors as usize];
+        let mut operations: Vec<Pin<Box<dyn Future<Output = ()>>>> = Vec::new();
+        for _ in 0..1 + random.below(64) {
+            let len_max = if random.below(8) == 0 { 128 } else { 16 };
+            let len = 1 + random.below(len_max);
+            let first = random.below(sectors - len);
+            let range = first as usize..(first + len) as usize;
+            if taken[range.clone()].iter().any(|&taken| taken) {
+                continue;
+            }
+            taken[range].fill(true);
+            let device = &devices[random.below(2) as usize];
+            if random.below(2) == 0 {
+                let mut buf = platform.buffers().take((len * SECTOR) as usize);
+                for n in 0..len {
+                    let version = random.next() | 1;
+                    model.insert(first + n, version);
+                    let sector = &mut buf.bytes_mut()[(n * SECTOR) as usize..][..SECTOR as usize];
+                    for word in sector.chunks_mut(8) {
+                        word.copy_from_slice(&version.to_le_bytes());
+                    }
+                }
+                let write = device.write(first * SECTOR, buf);
+                operations.push(Box::pin(async move { write.await.1.unwrap() }));
+            } else {
+                let buf = platform.buffers().take((len * SECTOR) as usize);
+                let expected: Vec<u64> = (first..first + len)
+                    .map(|s| model.get(&s).copied().unwrap_or(0))
+                    .collect();
+                let read = device.read(first * SECTOR, buf);
+                operations.push(Box::pin(async move {
+                    let (buf, result) = read.await;
+                    result.unwrap();
+                    for (sector, version) in buf.chunks(SECTOR as usize).zip(expected) {
+                        let version = version.to_le_bytes();
+                        assert!(sector.chunks(8).all(|word| word == version), "{name}");
+                    }
+                }));
+            }
+        }
+        done += operations.len();
+        let flush = devices[0].flush();
+        operations.push(Box::pin(async move { flush.await.unwrap() }));
+        all(operations).await;
+    }
+    assert_eq!(platform.buffers().in_use_bytes(), 0);
+}
+
+#[test]
+fn a_record_holds_what_the_device_was_asked_for() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    let trace_path = dir.path("trace");
+    let trace = TraceFile::create(&trace_path).unwrap();
+    let recorder = trace.clone();
+    run(&common::config(), move |platform| async move {
+        let device = RecordingDevice::new(open(&platform, &path), recorder);
+        let writes = all((0..4).map(|n| device.write(n * 8192, pattern(4096, n)))).await;
+        assert!(writes.iter().all(|(_, result)| result.is_ok()));
+        device.flush().await.unwrap();
+        device.discard(0, 4096).await.unwrap();
+        let (_, result) = device.write(MIB, pattern(512, 0)).await;
+        assert!(result.is_err());
+        let (_, result) = device.read(8192, IoBuf::zeroed(4096)).await;
+        result.unwrap();
+    });
+    trace.finish().unwrap();
+    let bytes = fs::read(&trace_path).unwrap();
+    let mut rest = bytes.as_slice();
+    let mut events = Vec::new();
+    while let Some((event, after)) = IoEvent::decode(rest).unwrap() {
+        events.push(event);
+        rest = after;
+    }
+    assert!(rest.is_empty());
+    for (id, event) in events.iter().take(4).enumerate() {
+        let id = id as u64;
+        let data = pattern(4096, id);
+        assert_eq!(
+            *event,
+            IoEvent::WriteSubmitted {
+                id,
+                offset_bytes: id * 8192,
+                data: &data
+            }
+        );
+    }
+    assert!(
+        events[4..8]
+            .iter()
+            .all(|e| matches!(e, IoEvent::WriteCompleted { ok: true, .. }))
+    );
+    assert_eq!(events[8], IoEvent::FlushSubmitted { id: 4 });
+    assert_eq!(events[9], IoEvent::FlushCompleted { id: 4, ok: true });
+    assert_eq!(
+        events[10],
+        IoEvent::DiscardSubmitted {
+            id: 5,
+            offset_bytes: 0,
+            len_bytes: 4096
+        }
+    );
+    assert_eq!(events[11], IoEvent::DiscardCompleted { id: 5, ok: true });
+    assert!(matches!(
+        events[12],
+        IoEvent::WriteSubmitted {
+            id: 6,
+            offset_bytes: MIB,
+            ..
+        }
+    ));
+    assert_eq!(events[13], IoEvent::WriteCompleted { id: 6, ok: false });
+    assert_eq!(events.len(), 14);
+}
+
+/// With `FLAGSTONE_TEST_BLOCK_DEVICE` naming a block device that may be overwritten.
+#[test]
+fn a_block_device_works() {
+    let Some(path) = std::env::var_os("FLAGSTONE_TEST_BLOCK_DEVICE") else {
+        return;
+    };
+    let _lock = lock_device(&path).unwrap();
+    assert!(lock_device(&path).is_err());
+    run(
+        &RuntimeConfig {
+            pin: false,
+            ..RuntimeConfig::default()
+        },
+        move |platform| async move {
+            let options = DeviceOptions {
+                direct: DirectIo::Require,
+                ..DeviceOptions::default()
+            };
+            let device = UringDevice::open(&platform, &path, options).unwrap();
+            assert!(device.is_block_device());
+            assert!(device.size_bytes() > 0);
+            exercise(&device).await;
+            match device.discard(0, MIB).await {
+                Ok(()) => {}
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
+            }
+            eprintln!(
+                "{} bytes, sectors of {}",
+                device.size_bytes(),
+                device.io_align_bytes()
+            );
+        },
+    );
+}
