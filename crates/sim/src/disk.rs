@@ -430,35 +430,33 @@ impl DiskState {
         len_bytes: u64,
         rng: &mut Rng,
     ) {
-        let mut log = |fault, offset_bytes, len_bytes| {
+        // A generator of its own, so that what is drawn only for some faults leaves `rng` in step.
+        let mut rng = Rng::new(rng.next_u64());
+        let (cache, config) = (&self.cache, &self.config);
+        let mut place = || draw_other_place(cache, config, offset_bytes, len_bytes, &mut rng);
+        plan.fault = match plan.fault {
+            Some(Fault::MisdirectedWrite { to_bytes: None }) => {
+                place().map(|to| Fault::MisdirectedWrite { to_bytes: Some(to) })
+            }
+            Some(Fault::MisdirectedRead { from_bytes: None }) => {
+                place().map(|from| Fault::MisdirectedRead {
+                    from_bytes: Some(from),
+                })
+            }
+            other => other,
+        };
+        let delay = Fault::Delay { ns: plan.delay_ns };
+        let delay = (plan.delay_ns > 0).then_some(delay);
+        for fault in [delay, plan.fault].into_iter().flatten() {
             self.fault_log.push(FaultRecord {
                 io,
                 fault,
                 offset_bytes,
                 len_bytes,
             });
-        };
-        if plan.delay_ns > 0 {
-            let fault = Fault::Delay { ns: plan.delay_ns };
-            log(fault, offset_bytes, len_bytes);
-        }
-        let place = draw_other_place(&self.cache, &self.config, offset_bytes, len_bytes, rng);
-        plan.fault = match plan.fault {
-            Some(Fault::MisdirectedWrite { to_bytes }) => to_bytes
-                .or(place)
-                .map(|to| Fault::MisdirectedWrite { to_bytes: Some(to) }),
-            Some(Fault::MisdirectedRead { from_bytes }) => {
-                from_bytes.or(place).map(|from| Fault::MisdirectedRead {
-                    from_bytes: Some(from),
-                })
-            }
-            other => other,
-        };
-        if let Some(fault) = plan.fault {
-            log(fault, offset_bytes, len_bytes);
         }
         if plan.flip_stored
-            && let Some(at_bytes) = self.flip_random_stored_bit(rng)
+            && let Some(at_bytes) = self.flip_random_stored_bit(&mut rng)
         {
             self.fault_log.push(FaultRecord {
                 io,
@@ -512,8 +510,8 @@ impl DiskState {
     }
 }
 
-/// Another place of the same length, half the time on something stored; nothing if the disk has no
-/// room for one.
+/// A place of the same length beside the operation's own, half the time on something stored;
+/// nothing if the disk has no room for one.
 fn draw_other_place(
     cache: &WriteCache,
     config: &DiskConfig,
@@ -521,21 +519,18 @@ fn draw_other_place(
     len_bytes: u64,
     rng: &mut Rng,
 ) -> Option<u64> {
-    let on_stored = rng.coin();
-    let anywhere = rng.below((config.size_bytes / SECTOR_BYTES).max(1)) * SECTOR_BYTES;
-    let stored_page = cache.stable().random_stored_page(rng);
-    let place = match stored_page {
-        Some(page_no) if on_stored => page_no * PAGE_BYTES,
+    let last = config.size_bytes.checked_sub(len_bytes)?;
+    let anywhere = rng.below(last / SECTOR_BYTES + 1) * SECTOR_BYTES;
+    let place = match cache.stable().random_stored_page(rng) {
+        Some(page_no) if rng.coin() => (page_no * PAGE_BYTES).min(last),
         _ => anywhere,
     };
-    let last = config.size_bytes.checked_sub(len_bytes)?;
-    let place = place.min(last);
-    if place != offset_bytes {
+    if place.abs_diff(offset_bytes) >= len_bytes {
         return Some(place);
     }
-    // Next to itself, then, on whichever side there is room.
-    match place.checked_add(PAGE_BYTES).filter(|next| *next <= last) {
-        Some(next) => Some(next),
-        None => place.checked_sub(PAGE_BYTES),
-    }
+    // Next to its own, then, on whichever side there is room.
+    let above = offset_bytes.checked_add(len_bytes);
+    above
+        .filter(|above| *above <= last)
+        .or_else(|| offset_bytes.checked_sub(len_bytes))
 }

@@ -150,6 +150,30 @@ fn a_read_beside_a_write_returns_either() {
 }
 
 #[test]
+fn a_read_around_a_write_returns_either() {
+    let slow_reads = DiskConfig {
+        latency: Latency {
+            read_ns: 9_000_000..=9_000_000,
+            ..Latency::default()
+        },
+        ..DiskConfig::new(DISK_BYTES)
+    };
+    let seen: BTreeSet<Vec<Tag>> = (0..30)
+        .map(|seed| {
+            let world = World::new(seed);
+            let device = world.platform(0).open(&SimDisk::new(slow_reads.clone()));
+            world.block_on(0, async move {
+                let reading = device.read(0, IoBuf::zeroed(1024));
+                // Begins and completes while the read is in flight.
+                write(&device, 0, 2, 1).await;
+                tags(&reading.await.0)
+            })
+        })
+        .collect();
+    assert_eq!(seen, set([&[0, 0], &[1, 1]]));
+}
+
+#[test]
 fn an_operation_goes_on_when_its_future_is_dropped() {
     let mut seen = BTreeSet::new();
     for seed in 0..200 {

@@ -224,6 +224,48 @@ fn a_failed_flush_loses_for_good() {
 }
 
 #[test]
+fn a_failed_flush_may_have_done_its_work() {
+    let mut seen = BTreeSet::new();
+    for seed in 0..100 {
+        let mut cache = cache();
+        write(&mut cache, 0, 2, 1);
+        cache.fail_flush(&mut Rng::new(seed));
+        seen.insert(outcomes(&cache, &[0, 1]));
+    }
+    assert!(seen.contains(&set([&[1, 1]])), "all of it is durable");
+    assert!(
+        seen.contains(&set([&[1, 0]])),
+        "or a part, and the rest lost"
+    );
+    assert!(seen.contains(&set([&[0, 0]])), "or nothing");
+    assert!(
+        seen.iter().any(|outcomes| outcomes.len() == 4),
+        "or all is open"
+    );
+}
+
+#[test]
+fn tears_are_prefixes_suffixes_and_scattered() {
+    let mut rng = Rng::new(3);
+    let kept = |survival: Survival| (16..32).map(|sector| survival.keeps(sector)).collect();
+    let (mut prefixes, mut suffixes, mut scattered) = (0, 0, 0);
+    for _ in 0..300 {
+        let survival = Survival::torn(&mut rng, 16 * SECTOR_BYTES, 16 * SECTOR_BYTES);
+        let kept: Vec<bool> = kept(survival);
+        let changes = kept.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        match (changes, kept[0]) {
+            (0, _) => {} // Everything or nothing.
+            (1, true) => prefixes += 1,
+            (1, false) => suffixes += 1,
+            _ => scattered += 1,
+        }
+    }
+    for count in [prefixes, suffixes, scattered] {
+        assert!(count > 50, "{prefixes}, {suffixes}, {scattered}");
+    }
+}
+
+#[test]
 fn after_doubt_nothing_is_sure_until_it_is_written_again() {
     let mut cache = cache();
     write(&mut cache, 0, 1, 1);
