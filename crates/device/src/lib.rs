@@ -10,7 +10,10 @@
 //! the binary); calls only the platform. Source: Decibel sections on dVols, address
 //! virtualization, block allocation and data integrity.
 
+pub mod engine;
 pub mod format;
+#[cfg(not(skip_offline))]
 pub mod offline;
 pub mod space;
+pub mod state;
 pub mod v2p;

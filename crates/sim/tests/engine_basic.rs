@@ -15,16 +15,24 @@ fn new_disk(size: u64) -> SimDisk {
 
 async fn format(platform: &SimPlatform, disk: &SimDisk) {
     let device = platform.open(disk);
-    let options = FormatOptions { journal_count: 1, ..FormatOptions::for_size(disk.size_bytes()) };
-    format_device(platform, &device, options).await.expect("formats");
+    let options = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(disk.size_bytes())
+    };
+    format_device(platform, &device, options)
+        .await
+        .expect("formats");
 }
 
 async fn open(platform: &SimPlatform, disk: &SimDisk) -> (Engine<SimPlatform>, RecoveryReport) {
     let device = platform.open(disk);
-    let (superblock, shared) =
-        Engine::<SimPlatform>::prepare(platform, &device).await.expect("has a superblock");
+    let (superblock, shared) = Engine::<SimPlatform>::prepare(platform, &device)
+        .await
+        .expect("has a superblock");
     let options = EngineOptions::default();
-    Engine::open(platform.clone(), device, shared, superblock, 0, options).await.expect("opens")
+    Engine::open(platform.clone(), device, shared, superblock, 0, options)
+        .await
+        .expect("opens")
 }
 
 async fn read(engine: &Engine<SimPlatform>, handle: Handle, at: u64, len: u64) -> Vec<u8> {
@@ -39,7 +47,12 @@ async fn read(engine: &Engine<SimPlatform>, handle: Handle, at: u64, len: u64) -
 }
 
 fn named(name: &str, size_bytes: u64) -> CreateDvol {
-    CreateDvol { name: name.into(), id: None, size_bytes, reserved_bytes: 0 }
+    CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes,
+        reserved_bytes: 0,
+    }
 }
 
 fn fill(byte: u8, len: usize) -> IoBuf {
@@ -56,19 +69,35 @@ fn written_bytes_are_read_back_and_survive_a_stop() {
         format(&platform, &disk_in).await;
         let (engine, _) = open(&platform, &disk_in).await;
         let dvol = engine.create(named("a", 16 * MIB)).await.expect("creates");
-        engine.write(dvol, 0, fill(1, 8192), Stability::Stable).await.expect("writes");
-        engine.write(dvol, 5 * MIB, fill(2, 4096), Stability::Unstable).await.expect("writes");
-        engine.write(dvol, 100, fill(3, 50), Stability::Stable).await.expect("a delta");
-        engine.write(dvol, 4000, fill(4, 200), Stability::Stable).await.expect("parts");
+        engine
+            .write(dvol, 0, fill(1, 8192), Stability::Stable)
+            .await
+            .expect("writes");
+        engine
+            .write(dvol, 5 * MIB, fill(2, 4096), Stability::Unstable)
+            .await
+            .expect("writes");
+        engine
+            .write(dvol, 100, fill(3, 50), Stability::Stable)
+            .await
+            .expect("a delta");
+        engine
+            .write(dvol, 4000, fill(4, 200), Stability::Stable)
+            .await
+            .expect("parts");
         let got = read(&engine, dvol, 0, 8192).await;
         assert_eq!(got[..100], [1; 100]);
         assert_eq!(got[100..150], [3; 50]);
         assert_eq!(got[150..4000], vec![1; 3850]);
         assert_eq!(got[4000..4200], [4; 200]);
         assert_eq!(got[4200..], vec![1; 8192 - 4200]);
-        assert_eq!(read(&engine, dvol, 5 * MIB - 10, 20).await, [[0; 10], [2; 10]].concat());
+        assert_eq!(
+            read(&engine, dvol, 5 * MIB - 10, 20).await,
+            [[0; 10], [2; 10]].concat()
+        );
         engine.stop().await.expect("stops");
     });
+    drop(world);
     let world = World::new(2);
     let platform = world.platform(0);
     world.block_on(0, async move {
@@ -95,12 +124,18 @@ fn stable_writes_survive_power_loss() {
             let dvol = engine.create(named("a", 16 * MIB)).await.expect("creates");
             for n in 0..20_u8 {
                 let at = u64::from(n % 7) * 4096;
-                engine.write(dvol, at, fill(n, 4096), Stability::Stable).await.expect("writes");
+                engine
+                    .write(dvol, at, fill(n, 4096), Stability::Stable)
+                    .await
+                    .expect("writes");
                 if n % 5 == 0 {
                     engine.checkpoint().await.expect("checkpoints");
                 }
             }
-            engine.write(dvol, 15 * MIB, fill(99, 8192), Stability::Unstable).await.expect("w");
+            engine
+                .write(dvol, 15 * MIB, fill(99, 8192), Stability::Unstable)
+                .await
+                .expect("w");
         });
         let mut rng = world.crash();
         disk.power_loss(&mut rng);
@@ -112,10 +147,16 @@ fn stable_writes_survive_power_loss() {
             let dvol = engine.dvol("a").expect("is there").handle;
             for block in 0..7_u64 {
                 let last = (0..20).filter(|n| n % 7 == block).max().expect("written") as u8;
-                assert_eq!(read(&engine, dvol, block * 4096, 4096).await, vec![last; 4096]);
+                assert_eq!(
+                    read(&engine, dvol, block * 4096, 4096).await,
+                    vec![last; 4096]
+                );
             }
             let tail = read(&engine, dvol, 15 * MIB, 8192).await;
-            assert!(tail == vec![99; 8192] || tail == vec![0; 8192], "whole or absent");
+            assert!(
+                tail == vec![99; 8192] || tail == vec![0; 8192],
+                "whole or absent"
+            );
         });
     }
 }
@@ -133,19 +174,36 @@ fn snapshots_clones_rollback_and_exact_space() {
         let used_at_first = engine.space().used_bytes;
         for n in 0..64 {
             let data = fill(1, MIB as usize / 4);
-            engine.write(dvol, n * MIB / 2, data, Stability::Unstable).await.expect("writes");
+            engine
+                .write(dvol, n * MIB / 2, data, Stability::Unstable)
+                .await
+                .expect("writes");
         }
-        let snap = engine.snapshot(&[(dvol, "s1".into())]).await.expect("snaps")[0];
-        engine.write(dvol, 0, fill(2, MIB as usize), Stability::Stable).await.expect("writes");
+        let snap = engine
+            .snapshot(&[(dvol, "s1".into())])
+            .await
+            .expect("snaps")[0];
+        engine
+            .write(dvol, 0, fill(2, MIB as usize), Stability::Stable)
+            .await
+            .expect("writes");
         let clone = engine.clone_of(snap, named("c", 0)).await.expect("clones");
-        let live = engine.clone_of(dvol, named("l", 0)).await.expect("clones a head");
-        engine.write(clone, 4096, fill(3, 4096), Stability::Stable).await.expect("writes");
+        let live = engine
+            .clone_of(dvol, named("l", 0))
+            .await
+            .expect("clones a head");
+        engine
+            .write(clone, 4096, fill(3, 4096), Stability::Stable)
+            .await
+            .expect("writes");
         assert_eq!(read(&engine, snap, 4096, 4096).await, [1; 4096]);
         assert_eq!(read(&engine, dvol, 4096, 4096).await, [2; 4096]);
         assert_eq!(read(&engine, live, 4096, 4096).await, [2; 4096]);
         assert_eq!(read(&engine, clone, 4096, 4096).await, [3; 4096]);
         assert_eq!(
-            engine.write(snap, 0, fill(9, 4096), Stability::Stable).await,
+            engine
+                .write(snap, 0, fill(9, 4096), Stability::Stable)
+                .await,
             Err(DvolError::ReadOnly)
         );
         engine.roll_back(dvol, snap).await.expect("rolls back");
@@ -161,7 +219,11 @@ fn snapshots_clones_rollback_and_exact_space() {
         engine.checkpoint().await.expect("checkpoints");
         let empty = engine.space();
         assert_eq!(empty.hidden_layers, 0);
-        assert!(empty.used_bytes <= used_at_first, "{} > {used_at_first}", empty.used_bytes);
+        assert!(
+            empty.used_bytes <= used_at_first,
+            "{} > {used_at_first}",
+            empty.used_bytes
+        );
         engine.stop().await.expect("stops");
     });
 }
@@ -176,20 +238,30 @@ fn batches_are_conditional_and_whole() {
         let (engine, _) = open(&platform, &disk).await;
         let a = engine.create(named("a", MIB)).await.expect("creates");
         let b = engine.create(named("b", MIB)).await.expect("creates");
-        let lsn = engine.write(a, 0, fill(1, 4096), Stability::Stable).await.expect("writes");
+        let lsn = engine
+            .write(a, 0, fill(1, 4096), Stability::Stable)
+            .await
+            .expect("writes");
         let write = |handle, at, byte| Change::Write {
             handle,
             offset_bytes: at,
             data: fill(byte, 4096),
             meta: 7,
         };
-        let unchanged =
-            Condition::UnchangedSince { handle: a, offset_bytes: 0, len_bytes: 4096, lsn };
+        let unchanged = Condition::UnchangedSince {
+            handle: a,
+            offset_bytes: 0,
+            len_bytes: 4096,
+            lsn,
+        };
         let batch = Batch {
             conditions: vec![unchanged],
             changes: vec![write(a, 0, 2), write(b, 8192, 3)],
         };
-        engine.commit(batch.clone(), Stability::Stable).await.expect("holds");
+        engine
+            .commit(batch.clone(), Stability::Stable)
+            .await
+            .expect("holds");
         assert!(matches!(
             engine.commit(batch, Stability::Stable).await,
             Err(DvolError::ConditionFailed(_))
@@ -197,13 +269,24 @@ fn batches_are_conditional_and_whole() {
         assert_eq!(read(&engine, b, 8192, 4096).await, [3; 4096]);
         let (_, metas) = engine.read_ex(b, 8192, 4096).await.expect("reads");
         assert_eq!(metas, [7]);
-        let swap = |old, new| engine.compare_and_swap(a, 512, fill(old, 512), fill(new, 512), Stability::Stable);
+        let swap = |old, new| {
+            engine.compare_and_swap(a, 512, fill(old, 512), fill(new, 512), Stability::Stable)
+        };
         swap(2, 5).await.expect("equal");
         assert_eq!(swap(2, 6).await, Err(DvolError::NotEqual));
         assert_eq!(read(&engine, a, 512, 512).await, [5; 512]);
-        let changed = engine.changed_since(a, lsn, 0, MIB, 100).await.expect("known");
-        assert!(changed[0].changed && changed[0].len_bytes == 4096, "{changed:?}");
-        engine.deallocate(a, 0, MIB, Stability::Stable).await.expect("deallocates");
+        let changed = engine
+            .changed_since(a, lsn, 0, MIB, 100)
+            .await
+            .expect("known");
+        assert!(
+            changed[0].changed && changed[0].len_bytes == 4096,
+            "{changed:?}"
+        );
+        engine
+            .deallocate(a, 0, MIB, Stability::Stable)
+            .await
+            .expect("deallocates");
         let allocation = engine.allocation(a, 0, MIB, 100).await.expect("known");
         assert_eq!(allocation.len(), 1);
         assert!(!allocation[0].allocated && allocation[0].len_bytes == MIB);
@@ -221,12 +304,18 @@ fn a_full_device_refuses_and_recovers() {
     world.block_on(0, async move {
         format(&platform, &disk).await;
         let (engine, _) = open(&platform, &disk).await;
-        let reserved = CreateDvol { reserved_bytes: 4 * MIB, ..named("r", 4 * MIB) };
+        let reserved = CreateDvol {
+            reserved_bytes: 4 * MIB,
+            ..named("r", 4 * MIB)
+        };
         let reserved = engine.create(reserved).await.expect("creates");
         let dvol = engine.create(named("a", 1 << 40)).await.expect("creates");
         let mut at = 0;
         loop {
-            match engine.write(dvol, at, fill(1, 1 << 16), Stability::Unstable).await {
+            match engine
+                .write(dvol, at, fill(1, 1 << 16), Stability::Unstable)
+                .await
+            {
                 Ok(_) => at += 1 << 16,
                 Err(DvolError::NoSpace) => break,
                 Err(other) => panic!("{other}"),
@@ -236,11 +325,20 @@ fn a_full_device_refuses_and_recovers() {
         for round in 0..5 {
             for n in 0..4 {
                 let data = fill(round, MIB as usize);
-                engine.write(reserved, n * MIB, data, Stability::Stable).await.expect("reserved");
+                engine
+                    .write(reserved, n * MIB, data, Stability::Stable)
+                    .await
+                    .expect("reserved");
             }
         }
-        engine.deallocate(dvol, 0, at / 2, Stability::Stable).await.expect("deallocates");
-        engine.write(dvol, 0, fill(3, 1 << 20), Stability::Stable).await.expect("room again");
+        engine
+            .deallocate(dvol, 0, at / 2, Stability::Stable)
+            .await
+            .expect("deallocates");
+        engine
+            .write(dvol, 0, fill(3, 1 << 20), Stability::Stable)
+            .await
+            .expect("room again");
         engine.delete(dvol, false).await.expect("deletes");
         engine.wait_until_reaped().await.expect("reaps");
         engine.stop().await.expect("stops");

@@ -119,6 +119,14 @@ impl Pool {
         self.segments.iter().map(|(&no, state)| (no, state))
     }
 
+    /// Owned segments from `first` on, in order.
+    pub fn segments_from(
+        &self,
+        first: SegmentNo,
+    ) -> impl Iterator<Item = (SegmentNo, &SegmentState)> {
+        self.segments.range(first..).map(|(&no, state)| (no, state))
+    }
+
     /// A segment's state.
     pub fn segment_mut(&mut self, segment: SegmentNo) -> Option<&mut SegmentState> {
         self.segments.get_mut(&segment)

@@ -1,0 +1,460 @@
+//! Creating, changing and deleting dvols and layers. One operation at a time per journal, each one
+//! unit, each stable: answered when it is durable.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot, VBlock};
+use smallvec::SmallVec;
+
+use super::error::DvolError;
+use super::info::Handle;
+use super::{Engine, Inner, Stability};
+use crate::format::catalogue::{
+    ATTRIBUTE_BYTES, CatalogueRecord, FLAG_READ_ONLY, NAME_MAX_BYTES, RecordKind,
+};
+use crate::format::record::Record;
+use crate::v2p::Key;
+
+/// Largest size of a dvol in bytes: its whole address space but the last block.
+pub const SIZE_MAX_BYTES: u64 = u64::MAX - BLOCK_SIZE + 1;
+
+/// What a new dvol shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateDvol {
+    /// Its name: 1 to 128 bytes, without '@' and '/'. Not used by another dvol of the journal.
+    pub name: String,
+    /// Its id; `None` draws one.
+    pub id: Option<DvolId>,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Bytes to set aside for it.
+    pub reserved_bytes: u64,
+}
+
+
+impl<P: Platform> Engine<P> {
+    /// Creates an empty dvol.
+    pub async fn create(&self, new: CreateDvol) -> Result<Handle, DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.check_new_name(&new.name)?;
+        let id = new.id.unwrap_or_else(|| inner.random_id());
+        let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
+        if reserved_blocks > inner.available_to(Slot(u32::MAX)) {
+            return Err(DvolError::NoSpace);
+        }
+        let slot = inner.choose_slots(1)?[0];
+        let record = CatalogueRecord {
+            reserved_blocks,
+            ..inner.new_record(&new.name, id, new.size_bytes, inner.next_layer(0)?)
+        };
+        let record = Record::CreateDvol { slot, record: Box::new(record) };
+        inner.commit_admin(vec![record], vec![slot]).await?;
+        Ok(Handle { slot, id, layer: None })
+    }
+
+    /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good.
+    pub async fn resize(&self, handle: Handle, size_bytes: u64) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        let old_size = inner.resolve(handle)?.size_bytes;
+        if handle.layer.is_some() {
+            return Err(DvolError::ReadOnly);
+        }
+        if size_bytes > SIZE_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
+        if size_bytes < old_size {
+            // First nobody may write behind the new end any more; then its space is given back.
+            self.update(handle, |record| record.size_bytes = size_bytes).await?;
+            let end = VBlock(old_size.div_ceil(BLOCK_SIZE));
+            let part = size_bytes % BLOCK_SIZE;
+            if part != 0 {
+                self.zero_block_tail(handle, size_bytes).await?;
+            }
+            let first = VBlock(size_bytes.div_ceil(BLOCK_SIZE));
+            if first < end {
+                let _lock = inner.range_locks(handle.slot).take(first..end, false).await;
+                inner.unmap(handle, first..end, Stability::Stable).await?;
+            }
+            return Ok(());
+        }
+        self.update(handle, |record| record.size_bytes = size_bytes).await
+    }
+
+    /// Gives a dvol or snapshot another name.
+    pub async fn rename(&self, handle: Handle, name: &str) -> Result<(), DvolError> {
+        match handle.layer {
+            None => self.inner.check_new_name(name)?,
+            Some(_) => self.inner.check_new_layer_name(handle.id, name)?,
+        }
+        let name = name.to_owned();
+        self.update(handle, move |record| record.name = name).await
+    }
+
+    /// Sets blocks aside for a dvol.
+    pub async fn set_reserved(&self, handle: Handle, bytes: u64) -> Result<(), DvolError> {
+        let blocks = bytes.div_ceil(BLOCK_SIZE);
+        if blocks > self.inner.available_to(handle.slot) + self.inner.own_blocks(handle) {
+            return Err(DvolError::NoSpace);
+        }
+        self.update(handle, |record| record.reserved_blocks = blocks).await
+    }
+
+    /// Makes a dvol refuse changes by clients, or accept them again.
+    pub async fn set_read_only(&self, handle: Handle, read_only: bool) -> Result<(), DvolError> {
+        self.update(handle, |record| {
+            record.flags &= !FLAG_READ_ONLY;
+            record.flags |= if read_only { FLAG_READ_ONLY } else { 0 };
+        })
+        .await
+    }
+
+    /// Raises a dvol's epoch: writers with an older one are refused from now on, and LSNs go on in
+    /// the new epoch.
+    pub async fn set_epoch(&self, handle: Handle, epoch: Epoch) -> Result<(), DvolError> {
+        if epoch > Epoch::MAX {
+            return Err(DvolError::Invalid);
+        }
+        let current = self.inner.record(handle)?.epoch;
+        if epoch < current {
+            return Err(DvolError::StaleEpoch);
+        }
+        self.update(handle, |record| {
+            record.epoch = epoch;
+            record.lsn = record.lsn.max(Lsn::new(epoch, 0));
+        })
+        .await
+    }
+
+    /// Takes a snapshot of each of these dvols, all in the same instant.
+    pub async fn snapshot(&self, dvols: &[(Handle, String)]) -> Result<Vec<Handle>, DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        let unique: BTreeSet<Slot> = dvols.iter().map(|(h, _)| h.slot).collect();
+        if unique.len() != dvols.len() || dvols.is_empty() {
+            return Err(DvolError::Invalid);
+        }
+        for (handle, name) in dvols {
+            inner.resolve(*handle)?;
+            if handle.layer.is_some() {
+                return Err(DvolError::Invalid);
+            }
+            inner.check_new_layer_name(handle.id, name)?;
+            inner.check_snapshot_reservation(*handle)?;
+        }
+        let layer_slots = inner.choose_slots(dvols.len())?;
+        let created_ns = inner.platform.wall_clock_ns();
+        let mut records = Vec::new();
+        let mut slots = Vec::new();
+        let mut layers = Vec::new();
+        for (index, ((handle, name), layer_slot)) in dvols.iter().zip(&layer_slots).enumerate() {
+            let head = inner.next_layer(index as u32)?.0;
+            layers.push(Handle {
+                slot: *layer_slot,
+                id: handle.id,
+                layer: Some(inner.record(*handle)?.layer),
+            });
+            slots.extend([handle.slot, *layer_slot]);
+            records.push(Record::Snapshot {
+                slot: handle.slot,
+                layer_slot: *layer_slot,
+                head,
+                created_ns,
+                name: name.clone(),
+            });
+        }
+        inner.commit_admin(records, slots).await?;
+        Ok(layers)
+    }
+
+    /// Makes a new dvol with the content of a snapshot, or of a dvol as it is now. Copies nothing.
+    pub async fn clone_of(&self, source: Handle, new: CreateDvol) -> Result<Handle, DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.resolve(source)?;
+        inner.check_new_name(&new.name)?;
+        let source_record = inner.record(source)?;
+        let id = new.id.unwrap_or_else(|| inner.random_id());
+        let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
+        if reserved_blocks > inner.available_to(Slot(u32::MAX)) {
+            return Err(DvolError::NoSpace);
+        }
+        let size = source_record.size_bytes.max(new.size_bytes);
+        let mut records = Vec::new();
+        let mut slots = vec![source.slot];
+        let parent = match source.layer {
+            Some(_) => source.slot,
+            None => {
+                // A hidden snapshot, deleted in the same instant: it goes when one child remains.
+                let layer_slot = inner.choose_slots(1)?[0];
+                let head = inner.next_layer(0)?.0;
+                let created_ns = inner.platform.wall_clock_ns();
+                let name = String::new();
+                let slot = source.slot;
+                records.push(Record::Snapshot { slot, layer_slot, head, created_ns, name });
+                records.push(Record::DeleteLayer { slot: layer_slot });
+                slots.push(layer_slot);
+                layer_slot
+            }
+        };
+        let slot = inner.choose_slots(1)?[0];
+        slots.push(slot);
+        let layer = inner.next_layer(records.len() as u32)?;
+        let record = CatalogueRecord {
+            parent: Some(parent),
+            lsn: source_record.lsn,
+            floor: source_record.floor,
+            gap: source_record.gap,
+            epoch: source_record.epoch,
+            reserved_blocks,
+            ..inner.new_record(&new.name, id, size, layer)
+        };
+        records.push(Record::CreateDvol { slot, record: Box::new(record) });
+        inner.commit_admin(records, slots).await?;
+        Ok(Handle { slot, id, layer: None })
+    }
+
+    /// Brings a dvol back to one of its snapshots. What was written since is gone; LSNs go on.
+    pub async fn roll_back(&self, dvol: Handle, to: Handle) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.resolve(dvol)?;
+        let target = inner.resolve(to)?;
+        if dvol.layer.is_some() || to.layer.is_none() || dvol.id != to.id {
+            return Err(DvolError::Invalid);
+        }
+        let discard_slot = inner.choose_slots(1)?[0];
+        let head = inner.next_layer(0)?.0;
+        let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
+        // Alone on the whole dvol: what is under way ends before, what comes later sees the
+        // snapshot.
+        let _lock = inner.range_locks(dvol.slot).take(VBlock(0)..end, true).await;
+        let lsn = inner.take_lsn(dvol)?;
+        let slots = vec![dvol.slot, to.slot, discard_slot];
+        let (slot, to, size_bytes) = (dvol.slot, to.slot, target.size_bytes);
+        let record = Record::Rollback { slot, to, discard_slot, head, lsn, size_bytes };
+        inner.commit_admin(vec![record], slots).await
+    }
+
+    /// Deletes a dvol, with its snapshots if `with_snapshots`. Without that, having snapshots is an
+    /// error. Its space comes back in the background.
+    pub async fn delete(&self, dvol: Handle, with_snapshots: bool) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.resolve(dvol)?;
+        if dvol.layer.is_some() {
+            return Err(DvolError::Invalid);
+        }
+        let layers: Vec<Slot> = {
+            let state = inner.state.borrow();
+            state.layers_of(dvol.id).map(|(_, slot)| slot).collect()
+        };
+        if !layers.is_empty() && !with_snapshots {
+            return Err(DvolError::Busy);
+        }
+        let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
+        let closing: Vec<Slot> = layers.iter().copied().chain([dvol.slot]).collect();
+        inner.closing.borrow_mut().extend(closing.iter().copied());
+        let lock = inner.range_locks(dvol.slot).take(VBlock(0)..end, true).await;
+        let mut result = Ok(());
+        // A unit fits a group: many snapshots are several units, the dvol itself comes last.
+        for part in layers.chunks(1000) {
+            let records = part.iter().map(|&slot| Record::DeleteLayer { slot }).collect();
+            result = result.and(inner.commit_admin(records, part.to_vec()).await);
+        }
+        if result.is_ok() {
+            let record = Record::DeleteDvol { slot: dvol.slot };
+            result = inner.commit_admin(vec![record], vec![dvol.slot]).await;
+        }
+        drop(lock);
+        inner.forget(&closing);
+        result
+    }
+
+    /// Deletes a snapshot. Clones of it and other snapshots are not touched; its space comes back
+    /// in the background, once at most one layer stands on it.
+    pub async fn delete_layer(&self, layer: Handle) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.resolve(layer)?;
+        if layer.layer.is_none() {
+            return Err(DvolError::Invalid);
+        }
+        inner.closing.borrow_mut().insert(layer.slot);
+        let record = Record::DeleteLayer { slot: layer.slot };
+        let result = inner.commit_admin(vec![record], vec![layer.slot]).await;
+        inner.forget(&[layer.slot]);
+        result
+    }
+
+    /// Waits until the space of everything deleted so far is free.
+    pub async fn wait_until_reaped(&self) -> Result<(), DvolError> {
+        self.inner.reaping_done().await
+    }
+
+    /// Makes a checkpoint now.
+    pub async fn checkpoint(&self) -> Result<(), DvolError> {
+        self.inner.checkpoint_now().await
+    }
+
+    /// Changes fields of a dvol's or layer's record.
+    async fn update(
+        &self,
+        handle: Handle,
+        change: impl FnOnce(&mut CatalogueRecord),
+    ) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.resolve(handle)?;
+        let mut record = inner.record(handle)?;
+        change(&mut record);
+        record.map = None;
+        let record = Record::Update { slot: handle.slot, record: Box::new(record) };
+        inner.commit_admin(vec![record], vec![handle.slot]).await
+    }
+
+    /// Zeros the rest of the block that the new end of a shrunk dvol lies in, so that growing again
+    /// shows zeros there.
+    async fn zero_block_tail(&self, handle: Handle, from: u64) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        let vblock = VBlock::containing(from);
+        let range = vblock..VBlock(vblock.0 + 1);
+        let _lock = inner.range_locks(handle.slot).take(range.clone(), true).await;
+        let len = BLOCK_SIZE - from % BLOCK_SIZE;
+        let zeros = inner.platform.buffers().zeros(len as usize);
+        inner.write_part(handle, range, from, &zeros).await
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    async fn commit_admin(
+        self: &Rc<Self>,
+        records: Vec<Record>,
+        slots: Vec<Slot>,
+    ) -> Result<(), DvolError> {
+        let unique: BTreeSet<Slot> = slots.into_iter().collect();
+        let slots: SmallVec<[Slot; 2]> = unique.into_iter().collect();
+        let submitted = self.submit(records.into(), slots, true, Vec::new());
+        let result = match submitted {
+            Ok(submitted) => submitted.answer.await.unwrap_or(Err(DvolError::Fenced)),
+            Err(error) => Err(error),
+        };
+        self.chosen_slots.borrow_mut().clear();
+        result
+    }
+
+    /// Free slots for an operation under way. The admin budget makes it the only one.
+    fn choose_slots(&self, count: usize) -> Result<Vec<Slot>, DvolError> {
+        let mut chosen = self.chosen_slots.borrow_mut();
+        let slots = self.state.borrow().free_slots(count, &chosen).ok_or(DvolError::TooMany)?;
+        chosen.extend(slots.iter().map(|s| s.0));
+        Ok(slots)
+    }
+
+    fn next_layer(&self, ahead: u32) -> Result<LayerNo, DvolError> {
+        let next = self.state.borrow().next_layer;
+        next.checked_add(ahead).filter(|&n| n < u32::MAX).map(LayerNo).ok_or(DvolError::TooMany)
+    }
+
+    fn new_record(
+        &self,
+        name: &str,
+        id: DvolId,
+        size_bytes: u64,
+        layer: LayerNo,
+    ) -> CatalogueRecord {
+        CatalogueRecord {
+            kind: RecordKind::Dvol,
+            flags: 0,
+            name: name.to_owned(),
+            id,
+            size_bytes,
+            created_ns: self.platform.wall_clock_ns(),
+            lsn: Lsn::ZERO,
+            floor: Lsn::ZERO,
+            gap: (Lsn::ZERO, Lsn::ZERO),
+            epoch: Epoch(0),
+            lsn_incarnation: self.state.borrow().incarnation,
+            layer,
+            parent: None,
+            reserved_blocks: 0,
+            inherited_blocks: 0,
+            mapped_blocks: 0,
+            reap_cursor: Key(0),
+            map: None,
+            attributes: [0; ATTRIBUTE_BYTES],
+        }
+    }
+
+    fn random_id(&self) -> DvolId {
+        let high = u128::from(self.platform.random_u64());
+        DvolId(high << 64 | u128::from(self.platform.random_u64()))
+    }
+
+    pub(super) fn record(&self, handle: Handle) -> Result<CatalogueRecord, DvolError> {
+        let state = self.state.borrow();
+        state.slot(handle.slot).map(|s| s.record.clone()).ok_or(DvolError::NotFound)
+    }
+
+    fn own_blocks(&self, handle: Handle) -> u64 {
+        let state = self.state.borrow();
+        state.slot(handle.slot).map_or(0, |s| {
+            s.record.mapped_blocks.saturating_sub(s.record.inherited_blocks)
+        })
+    }
+
+    fn check_new_name(&self, name: &str) -> Result<(), DvolError> {
+        check_name(name)?;
+        match self.state.borrow().dvol_named(name) {
+            Some(_) => Err(DvolError::AlreadyExists),
+            None => Ok(()),
+        }
+    }
+
+    fn check_new_layer_name(&self, dvol: DvolId, name: &str) -> Result<(), DvolError> {
+        check_name(name)?;
+        match self.state.borrow().layer_named(dvol, name) {
+            Some(_) => Err(DvolError::AlreadyExists),
+            None => Ok(()),
+        }
+    }
+
+    /// After a snapshot every overwrite of a reserved dvol takes a new block: there must be room.
+    fn check_snapshot_reservation(&self, handle: Handle) -> Result<(), DvolError> {
+        let record = self.record(handle)?;
+        let own = record.mapped_blocks.saturating_sub(record.inherited_blocks);
+        let again = own.min(record.reserved_blocks);
+        if again > self.available_to(Slot(u32::MAX)) {
+            return Err(DvolError::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Lets go of what is kept per slot once it has been deleted (or could not be).
+    fn forget(&self, slots: &[Slot]) {
+        let mut closing = self.closing.borrow_mut();
+        let mut locks = self.locks.borrow_mut();
+        for slot in slots {
+            closing.remove(slot);
+            locks.remove(slot);
+        }
+    }
+}
+
+/// Names are 1 to 128 bytes and leave out what addresses use.
+fn check_name(name: &str) -> Result<(), DvolError> {
+    let bad = |c: char| c == '@' || c == '/' || c.is_control();
+    if name.is_empty() || name.len() > NAME_MAX_BYTES || name.contains(bad) {
+        return Err(DvolError::Invalid);
+    }
+    Ok(())
+}

@@ -1,0 +1,419 @@
+//! Atomic batches: several changes, over several dvols of one journal, under conditions, as one
+//! unit. Decibel's `vol_write_tx` and `vol_cmpxchg` [decibel 4.1] are special cases.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, VBlock};
+use smallvec::SmallVec;
+
+use super::error::DvolError;
+use super::info::Handle;
+use super::locks::RangeLock;
+use super::read::{Pieces, gather};
+use super::write::{DataWrite, WRITE_MAX_BYTES};
+use super::{Engine, Inner, Stability};
+use crate::format::record::{MapRun, MappedBlock, Record};
+
+/// Ranges and changes that one batch can name.
+pub const BATCH_PARTS_MAX: usize = 1024;
+
+/// Something that must hold for a batch to happen.
+#[derive(Clone, Debug)]
+pub enum Condition {
+    /// Nothing in the range changed after this LSN.
+    UnchangedSince {
+        /// Whose.
+        handle: Handle,
+        /// From which byte.
+        offset_bytes: u64,
+        /// How many bytes.
+        len_bytes: u64,
+        /// The LSN.
+        lsn: Lsn,
+    },
+    /// The bytes there are these.
+    Equals {
+        /// Whose.
+        handle: Handle,
+        /// From which byte.
+        offset_bytes: u64,
+        /// The bytes.
+        bytes: IoBuf,
+    },
+    /// The dvol's epoch is not above this one.
+    Epoch {
+        /// Whose.
+        handle: Handle,
+        /// The writer's epoch.
+        epoch: flagstone_types::Epoch,
+    },
+}
+
+/// A change of a batch.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Write these bytes.
+    Write {
+        /// Whose.
+        handle: Handle,
+        /// From which byte.
+        offset_bytes: u64,
+        /// The bytes.
+        data: IoBuf,
+        /// The tenant's metadata for each block written.
+        meta: u64,
+    },
+    /// Deallocate whole blocks.
+    Deallocate {
+        /// Whose.
+        handle: Handle,
+        /// From which byte, a multiple of 4096.
+        offset_bytes: u64,
+        /// How many bytes, a multiple of 4096.
+        len_bytes: u64,
+    },
+}
+
+/// Conditions, and changes that happen together if all of them hold. Changes must not overlap.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Checked first, all in the same instant.
+    pub conditions: Vec<Condition>,
+    /// Happen all or not at all.
+    pub changes: Vec<Change>,
+}
+
+impl<P: Platform> Engine<P> {
+    /// Carries a batch out. Returns, for each change, the LSN it got.
+    pub async fn commit(&self, batch: Batch, stability: Stability) -> Result<Vec<Lsn>, DvolError> {
+        let inner = &self.inner;
+        inner.check_running()?;
+        if batch.changes.len() + batch.conditions.len() > BATCH_PARTS_MAX {
+            return Err(DvolError::Invalid);
+        }
+        let _locks = inner.lock_batch(&batch, true).await?;
+        inner.check_conditions(&batch.conditions).await?;
+        if batch.changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        inner.commit_changes(&batch.changes, stability).await
+    }
+
+    /// Replaces the bytes at a place if they are what is expected. [decibel 4.1: vol_cmpxchg]
+    pub async fn compare_and_swap(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        expected: IoBuf,
+        new: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        if expected.len() != new.len() {
+            return Err(DvolError::Invalid);
+        }
+        let condition = Condition::Equals { handle, offset_bytes, bytes: expected };
+        let change = Change::Write { handle, offset_bytes, data: new, meta: 0 };
+        let batch = Batch { conditions: vec![condition], changes: vec![change] };
+        let lsns = self.commit(batch, stability).await?;
+        lsns.first().copied().ok_or(DvolError::Invalid)
+    }
+
+    /// Reads ranges, all in the same instant, if the conditions hold in it.
+    pub async fn read_if(
+        &self,
+        conditions: Vec<Condition>,
+        ranges: &[(Handle, u64, u64)],
+    ) -> Result<Vec<Pieces>, DvolError> {
+        let inner = &self.inner;
+        inner.check_running()?;
+        if conditions.len() + ranges.len() > BATCH_PARTS_MAX {
+            return Err(DvolError::Invalid);
+        }
+        let batch = Batch { conditions, changes: Vec::new() };
+        let mut extra = Vec::new();
+        for &(handle, offset, len) in ranges {
+            extra.push((handle, blocks_of(offset, len)?));
+        }
+        let _locks = inner.lock_ranges(batch.ranges()?.into_iter().chain(extra)).await;
+        inner.check_conditions(&batch.conditions).await?;
+        let mut out = Vec::new();
+        for &(handle, offset, len) in ranges {
+            out.push(self.read(handle, offset, len).await?);
+        }
+        Ok(out)
+    }
+
+    /// Reads with the tenant's metadata of each block touched; zero where nothing is mapped.
+    /// [decibel 4.1: vol_read_ex]
+    pub async fn read_ex(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<(Pieces, Vec<u64>), DvolError> {
+        let range = blocks_of(offset_bytes, len_bytes)?;
+        // Data and metadata of the same instant.
+        let _locks = self.inner.lock_ranges([(handle, range.clone())]).await;
+        let pieces = self.read(handle, offset_bytes, len_bytes).await?;
+        let metas = self.inner.metas(handle, range).await?;
+        Ok((pieces, metas))
+    }
+}
+
+impl Batch {
+    /// Every range the batch looks at or changes.
+    fn ranges(&self) -> Result<Vec<(Handle, Range<VBlock>)>, DvolError> {
+        let mut ranges = Vec::new();
+        for condition in &self.conditions {
+            match condition {
+                Condition::UnchangedSince { handle, offset_bytes, len_bytes, .. } => {
+                    ranges.push((*handle, blocks_of(*offset_bytes, *len_bytes)?));
+                }
+                Condition::Equals { handle, offset_bytes, bytes } => {
+                    ranges.push((*handle, blocks_of(*offset_bytes, bytes.len() as u64)?));
+                }
+                Condition::Epoch { .. } => {}
+            }
+        }
+        for change in &self.changes {
+            let (handle, range) = change.range()?;
+            ranges.push((handle, range));
+        }
+        Ok(ranges)
+    }
+}
+
+impl Change {
+    fn range(&self) -> Result<(Handle, Range<VBlock>), DvolError> {
+        match self {
+            Change::Write { handle, offset_bytes, data, .. } => {
+                Ok((*handle, blocks_of(*offset_bytes, data.len() as u64)?))
+            }
+            Change::Deallocate { handle, offset_bytes, len_bytes } => {
+                if offset_bytes % BLOCK_SIZE != 0 || len_bytes % BLOCK_SIZE != 0 {
+                    return Err(DvolError::Invalid);
+                }
+                Ok((*handle, blocks_of(*offset_bytes, *len_bytes)?))
+            }
+        }
+    }
+}
+
+/// A record under construction, with what it still needs.
+struct Prepared {
+    handle: Handle,
+    first: VBlock,
+    /// Whole blocks to write; `None`: deallocate `count` blocks.
+    data: Option<(IoBuf, u64)>,
+    count: u64,
+}
+
+impl<P: Platform> Inner<P> {
+    async fn lock_batch(
+        &self,
+        batch: &Batch,
+        check_overlap: bool,
+    ) -> Result<Vec<RangeLock>, DvolError> {
+        if check_overlap {
+            let mut changes = Vec::new();
+            for change in &batch.changes {
+                let (handle, range) = change.range()?;
+                changes.push((handle.slot, range.start, range.end));
+            }
+            changes.sort_unstable();
+            let overlap =
+                changes.windows(2).any(|w| w[0].0 == w[1].0 && w[1].1 < w[0].2);
+            if overlap {
+                return Err(DvolError::Invalid);
+            }
+        }
+        Ok(self.lock_ranges(batch.ranges()?).await)
+    }
+
+    /// Takes ranges for itself alone, always in the same order, overlapping ones as one.
+    async fn lock_ranges(
+        &self,
+        ranges: impl IntoIterator<Item = (Handle, Range<VBlock>)>,
+    ) -> Vec<RangeLock> {
+        let mut ranges: Vec<_> =
+            ranges.into_iter().map(|(h, r)| (h.slot, r.start, r.end)).collect();
+        ranges.sort_unstable();
+        let mut merged: Vec<(flagstone_types::Slot, VBlock, VBlock)> = Vec::new();
+        for (slot, start, end) in ranges {
+            match merged.last_mut() {
+                Some(last) if last.0 == slot && start <= last.2 => last.2 = last.2.max(end),
+                _ => merged.push((slot, start, end)),
+            }
+        }
+        let mut locks = Vec::new();
+        for (slot, start, end) in merged {
+            locks.push(self.range_locks(slot).take(start..end, true).await);
+        }
+        locks
+    }
+
+    async fn check_conditions(self: &Rc<Self>, conditions: &[Condition]) -> Result<(), DvolError> {
+        for condition in conditions {
+            match condition {
+                Condition::UnchangedSince { handle, offset_bytes, len_bytes, lsn } => {
+                    self.resolve(*handle)?;
+                    let range = blocks_of(*offset_bytes, *len_bytes)?;
+                    if let Err(changed) = self.unchanged_since(*handle, range, *lsn).await? {
+                        return Err(DvolError::ConditionFailed(changed));
+                    }
+                }
+                Condition::Equals { handle, offset_bytes, bytes } => {
+                    let engine = Engine { inner: self.clone() };
+                    let len = bytes.len();
+                    let pieces = engine.read(*handle, *offset_bytes, len as u64).await?;
+                    if gather(self, &pieces, len)[..] != bytes[..] {
+                        return Err(DvolError::NotEqual);
+                    }
+                }
+                Condition::Epoch { handle, epoch } => {
+                    self.resolve(*handle)?;
+                    if self.record(*handle)?.epoch > *epoch {
+                        return Err(DvolError::StaleEpoch);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn commit_changes(
+        self: &Rc<Self>,
+        changes: &[Change],
+        stability: Stability,
+    ) -> Result<Vec<Lsn>, DvolError> {
+        let prepared = self.prepare(changes).await?;
+        let mut runs_of = Vec::new();
+        for part in &prepared {
+            let runs = match part.data {
+                Some(_) => self.take_blocks(part.handle.slot, part.count).await,
+                None => Ok(SmallVec::new()),
+            };
+            match runs {
+                Ok(runs) => runs_of.push(runs),
+                Err(error) => {
+                    self.return_blocks(runs_of.iter().flatten().flat_map(|run| run.blocks()));
+                    return Err(error);
+                }
+            }
+        }
+        for part in &prepared {
+            let end = VBlock(part.first.0 + part.count);
+            self.load_range(part.handle.slot, part.first..end).await?;
+        }
+        let mut records = SmallVec::new();
+        let mut writes = SmallVec::new();
+        let mut lsns = Vec::new();
+        for (part, runs) in prepared.iter().zip(runs_of) {
+            let slot = part.handle.slot;
+            let lsn = self.take_lsn(part.handle)?;
+            lsns.push(lsn);
+            let Some((data, meta)) = &part.data else {
+                let ranges = vec![(part.first, part.count)];
+                records.push(Record::Unmap { slot, lsn, ranges });
+                continue;
+            };
+            let mut at = 0;
+            let mut blocks = Vec::new();
+            for run in runs {
+                let len = (run.count * BLOCK_SIZE) as usize;
+                let bytes = data[at..at + len].chunks_exact(BLOCK_SIZE as usize);
+                blocks.extend(run.blocks().zip(bytes).map(|(block, bytes)| MappedBlock {
+                    block,
+                    checksum: BlockChecksum::of(bytes),
+                    meta: *meta,
+                }));
+                writes.push(DataWrite { run, buf: data.slice(at..at + len) });
+                at += len;
+            }
+            records.push(Record::Map { slot, lsn, runs: vec![MapRun { start: part.first, blocks }] });
+        }
+        let blocks: Vec<BlockNo> =
+            writes.iter().flat_map(|w: &DataWrite| w.run.blocks()).collect();
+        let mut slots: SmallVec<[flagstone_types::Slot; 2]> =
+            prepared.iter().map(|p| p.handle.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let stable = stability == Stability::Stable;
+        let submitted = match self.submit(records, slots, stable, blocks.clone()) {
+            Ok(submitted) => submitted,
+            Err(error) => {
+                self.return_blocks(blocks);
+                return Err(error);
+            }
+        };
+        self.finish_submitted(submitted, writes).await?;
+        Ok(lsns)
+    }
+
+    /// Checks the changes and widens parts of blocks to whole ones.
+    async fn prepare(self: &Rc<Self>, changes: &[Change]) -> Result<Vec<Prepared>, DvolError> {
+        let mut prepared = Vec::new();
+        let mut total = 0;
+        for change in changes {
+            let (handle, range) = change.range()?;
+            let count = range.end.0 - range.start.0;
+            let data = match change {
+                Change::Write { offset_bytes, data, meta, .. } => {
+                    self.check_change(handle, *offset_bytes, data.len() as u64)?;
+                    total += count * BLOCK_SIZE;
+                    let whole = offset_bytes % BLOCK_SIZE == 0
+                        && data.len() as u64 % BLOCK_SIZE == 0;
+                    let data = match whole {
+                        true => data.clone(),
+                        false => {
+                            self.widen(handle.slot, range.clone(), *offset_bytes, data).await?
+                        }
+                    };
+                    Some((data, *meta))
+                }
+                Change::Deallocate { offset_bytes, len_bytes, .. } => {
+                    self.check_change(handle, *offset_bytes, *len_bytes)?;
+                    None
+                }
+            };
+            prepared.push(Prepared { handle, first: range.start, data, count });
+        }
+        if total > WRITE_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
+        Ok(prepared)
+    }
+
+    /// Gives back blocks that were handed out and never written.
+    fn return_blocks(&self, blocks: impl IntoIterator<Item = BlockNo>) {
+        let mut state = self.state.borrow_mut();
+        for block in blocks {
+            state.pool.reopen(block);
+        }
+    }
+
+    async fn metas(&self, handle: Handle, range: Range<VBlock>) -> Result<Vec<u64>, DvolError> {
+        let mut metas = Vec::new();
+        for vblock in range.start.0..range.end.0 {
+            let vblock = VBlock(vblock);
+            self.load_range(handle.slot, vblock..VBlock(vblock.0 + 1)).await?;
+            let state = self.state.borrow();
+            let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+            let mapping = found.map.get(vblock).ok();
+            metas.push(mapping.and_then(|m| m.data().map(|e| e.meta)).unwrap_or(0));
+        }
+        Ok(metas)
+    }
+}
+
+/// The blocks that a range of bytes touches; it must not be empty.
+fn blocks_of(offset: u64, len: u64) -> Result<Range<VBlock>, DvolError> {
+    match offset.checked_add(len) {
+        Some(end) if len > 0 => {
+            Ok(VBlock::containing(offset)..VBlock(end.div_ceil(BLOCK_SIZE)))
+        }
+        _ => Err(DvolError::OutOfRange),
+    }
+}

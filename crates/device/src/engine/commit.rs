@@ -1,0 +1,432 @@
+//! The order in which things become true.
+//!
+//! Units enter the journal in the order in which they are submitted. Within a slot they are applied
+//! in that order, each when it is written (unstable) or durable (stable). A unit over several slots
+//! waits until it is first in all of them. While a checkpoint takes its picture, nothing behind the
+//! cut is applied.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use flagstone_platform::sync::promise;
+use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_types::{BlockNo, Slot};
+use smallvec::SmallVec;
+
+use super::error::DvolError;
+use super::journal::SealedGroup;
+use super::unit::{DataState, Unit};
+use super::Inner;
+use crate::format::group::BODY_MAX_BYTES;
+use crate::format::record::Record;
+use crate::state::Effects;
+
+/// How often a journal write is tried before the device is fenced.
+const JOURNAL_WRITE_TRIES: usize = 3;
+
+/// Units on their way, by slot.
+#[derive(Default)]
+pub struct Commit {
+    queues: BTreeMap<Slot, VecDeque<Rc<Unit>>>,
+    /// Written stable units, in the order of the flushes they wait for.
+    awaiting_flush: VecDeque<Rc<Unit>>,
+    /// Units submitted and not applied, in all.
+    pending: usize,
+    /// Nothing in a later group is applied.
+    hold_after: Option<u64>,
+    /// A slot whose first unit waits for a node to be loaded.
+    loading: BTreeMap<Slot, ()>,
+}
+
+impl Commit {
+    /// True if no unit is on its way.
+    pub fn is_idle(&self) -> bool {
+        self.pending == 0
+    }
+
+    /// True if a unit in a group up to `seq` is not applied yet.
+    pub fn has_pending_up_to(&self, seq: u64) -> bool {
+        let up_to = |u: &Rc<Unit>| u.seq.get() != 0 && u.seq.get() <= seq;
+        self.queues.values().any(|queue| queue.front().is_some_and(up_to))
+    }
+}
+
+/// A unit that has been submitted; its data is to be written by whoever submitted it.
+pub struct Submitted {
+    /// The unit.
+    pub unit: Rc<Unit>,
+    /// Completes when it is applied or has failed.
+    pub answer: flagstone_platform::sync::Awaited<Result<(), DvolError>>,
+}
+
+impl<P: Platform> Inner<P> {
+    /// Puts a unit into the journal. `has_data`: the caller writes data for it and reports with
+    /// [`Inner::data_done`]. Must not be awaited between taking LSNs and this call.
+    pub(super) fn submit(
+        self: &Rc<Self>,
+        records: SmallVec<[Record; 1]>,
+        slots: SmallVec<[Slot; 2]>,
+        stable: bool,
+        blocks: Vec<BlockNo>,
+    ) -> Result<Submitted, DvolError> {
+        let mut body = Vec::new();
+        let last = records.len() - 1;
+        for (index, record) in records.iter().enumerate() {
+            record.encode(index != last, &mut body);
+        }
+        if body.len() > BODY_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
+        let (answering, answer) = promise();
+        let data = if blocks.is_empty() { DataState::Written } else { DataState::Pending };
+        let unit = Rc::new(Unit {
+            records,
+            slots,
+            stable,
+            blocks,
+            seq: 0.into(),
+            index: 0.into(),
+            data: data.into(),
+            journaled: false.into(),
+            ticket: 0.into(),
+            answer: Some(answering).into(),
+        });
+        self.enqueue(&unit, &body);
+        Ok(Submitted { unit, answer })
+    }
+
+    fn enqueue(self: &Rc<Self>, unit: &Rc<Unit>, body: &[u8]) {
+        let mut commit = self.commit.borrow_mut();
+        for slot in &unit.slots {
+            commit.queues.entry(*slot).or_default().push_back(unit.clone());
+        }
+        commit.pending += 1;
+        drop(commit);
+        // Once something did not fit, everything behind it waits as well: order is kept.
+        let mut journal = self.journal.borrow_mut();
+        let mut overflow = self.overflow.borrow_mut();
+        if overflow.is_empty() && journal.fits(body.len()) {
+            journal.add(unit.clone(), body);
+        } else {
+            overflow.push_back((unit.clone(), body.to_vec()));
+        }
+        drop((journal, overflow));
+        self.signals.journal.notify();
+    }
+
+    /// The data of a unit has been written, or has failed.
+    pub(super) fn data_done(self: &Rc<Self>, unit: &Rc<Unit>, result: Result<(), DvolError>) {
+        assert_eq!(unit.data.get(), DataState::Pending, "a unit's data is reported once");
+        match result {
+            Ok(()) => {
+                unit.data.set(DataState::Written);
+                self.advance(unit);
+            }
+            Err(error) => {
+                unit.data.set(DataState::Failed(error));
+                self.abort_if_journaled(unit);
+            }
+        }
+    }
+
+    /// A failed unit is taken back by a record behind it, as soon as its place is known and the
+    /// journal holds it.
+    fn abort_if_journaled(self: &Rc<Self>, unit: &Rc<Unit>) {
+        let DataState::Failed(error) = unit.data.get() else { return };
+        if !unit.journaled.get() || self.shared.is_fenced() {
+            return;
+        }
+        let record = Record::Abort { seq: unit.seq.get(), unit: unit.index.get() };
+        let mut records = SmallVec::new();
+        records.push(record);
+        // An abort takes part in no slot's order: it is over once the journal holds it.
+        if let Ok(submitted) = self.submit(records, SmallVec::new(), false, Vec::new()) {
+            let (inner, unit) = (self.clone(), unit.clone());
+            self.platform.spawn(async move {
+                if submitted.answer.await == Some(Ok(())) {
+                    unit.data.set(DataState::Aborted(error));
+                    // If the writer went away, the device may still be writing its blocks: they
+                    // stay taken until the node is restarted.
+                    if error != DvolError::Stopping {
+                        inner.freed.borrow_mut().extend_from_slice(&unit.blocks);
+                    }
+                    inner.advance(&unit);
+                    inner.settle();
+                }
+            });
+        }
+    }
+
+    /// Something about `unit` has changed: applies what can be applied now.
+    pub(super) fn advance(self: &Rc<Self>, unit: &Rc<Unit>) {
+        if unit.is_written() && unit.stable && unit.ticket.get() == 0 {
+            unit.ticket.set(self.flusher.ticket());
+            self.commit.borrow_mut().awaiting_flush.push_back(unit.clone());
+            self.want_flush();
+        }
+        if unit.slots.is_empty() {
+            self.finish_free_unit(unit);
+        }
+        self.apply_ready(unit.slots.clone());
+        self.settle();
+    }
+
+    /// A unit outside all slots' order (segments, aborts, watermarks) is over once it is written.
+    fn finish_free_unit(self: &Rc<Self>, unit: &Rc<Unit>) {
+        let durable = !unit.stable || self.flusher.is_done(unit.ticket.get());
+        if unit.is_written() && durable && let Some(answer) = unit.answer.take() {
+            self.commit.borrow_mut().pending -= 1;
+            self.signals.applied.notify();
+            answer.fulfil(Ok(()));
+        }
+    }
+
+    /// Applies the first units of these slots' queues while they are ready.
+    fn apply_ready(self: &Rc<Self>, slots: SmallVec<[Slot; 2]>) {
+        let mut work: SmallVec<[Slot; 8]> = slots.into_iter().collect();
+        while let Some(slot) = work.pop() {
+            while let Some(unit) = self.take_ready(slot) {
+                work.extend(unit.slots.iter().copied().filter(|&s| s != slot));
+                self.finish(&unit);
+            }
+        }
+    }
+
+    /// Removes and returns the first unit of `slot` if it can be applied now; its nodes are loaded.
+    fn take_ready(self: &Rc<Self>, slot: Slot) -> Option<Rc<Unit>> {
+        let mut commit = self.commit.borrow_mut();
+        if commit.loading.contains_key(&slot) {
+            return None;
+        }
+        let unit = commit.queues.get(&slot)?.front()?.clone();
+        let over = match unit.data.get() {
+            DataState::Aborted(_) => true,
+            _ => unit.is_written() && (!unit.stable || self.flusher.is_done(unit.ticket.get())),
+        };
+        let held = commit.hold_after.is_some_and(|after| unit.seq.get() > after);
+        if !over || held || self.shared.is_fenced() {
+            return None;
+        }
+        let is_first = |s: &Slot| {
+            commit.queues.get(s).and_then(|q| q.front()).is_some_and(|f| Rc::ptr_eq(f, &unit))
+        };
+        if !unit.slots.iter().all(is_first) {
+            return None;
+        }
+        if unit.data.get() == DataState::Written {
+            let state = self.state.borrow();
+            let missing = unit.records.iter().find_map(|r| state.missing(r));
+            if let Some(missing) = missing {
+                commit.loading.insert(slot, ());
+                drop((state, commit));
+                self.load_then_apply(slot, missing);
+                return None;
+            }
+        }
+        for slot in &unit.slots {
+            if let Some(queue) = commit.queues.get_mut(slot) {
+                queue.pop_front();
+                if queue.is_empty() {
+                    commit.queues.remove(slot);
+                }
+            }
+        }
+        Some(unit)
+    }
+
+    /// Applies a unit (unless it was aborted) and answers it.
+    fn finish(self: &Rc<Self>, unit: &Rc<Unit>) {
+        let result = match unit.data.get() {
+            DataState::Aborted(error) | DataState::Failed(error) => Err(error),
+            DataState::Written | DataState::Pending => {
+                let mut effects = Effects::default();
+                let mut state = self.state.borrow_mut();
+                for record in &unit.records {
+                    state.apply(record, &self.geometry, &mut effects);
+                }
+                drop(state);
+                self.handle_effects(effects, unit.stable);
+                Ok(())
+            }
+        };
+        self.commit.borrow_mut().pending -= 1;
+        if let Some(answer) = unit.answer.take() {
+            answer.fulfil(result);
+        }
+        self.signals.applied.notify();
+    }
+
+    /// What was freed waits for a flush that covers the record, and for reads under way.
+    fn handle_effects(self: &Rc<Self>, effects: Effects, durable: bool) {
+        if !effects.freed.is_empty() {
+            if durable {
+                self.gate.freed(effects.freed);
+                self.reopen_blocks();
+            } else {
+                self.freed.borrow_mut().extend(effects.freed);
+            }
+        }
+        if effects.may_reap {
+            self.signals.reap.notify();
+        }
+        if self.wants_checkpoint() {
+            self.signals.checkpoint_wanted.notify();
+        }
+        self.signals.activity.notify();
+    }
+
+    fn load_then_apply(self: &Rc<Self>, slot: Slot, missing: crate::v2p::Missing) {
+        let inner = self.clone();
+        let pass = self.gate.enter();
+        self.platform.spawn(async move {
+            let loaded = inner.load_node(&missing).await;
+            drop(pass);
+            inner.commit.borrow_mut().loading.remove(&slot);
+            match loaded {
+                Ok(()) => inner.apply_ready(SmallVec::from_slice(&[slot])),
+                // An acknowledged or promised change can't be applied to a map that can't be read.
+                Err(_) => inner.fence("a map node needed to apply a change can't be read"),
+            }
+        });
+    }
+
+    /// A flush has succeeded: applies the stable units that waited for it.
+    pub(super) fn apply_flushed(self: &Rc<Self>) {
+        loop {
+            let mut commit = self.commit.borrow_mut();
+            let done = |u: &Rc<Unit>| self.flusher.is_done(u.ticket.get());
+            if !commit.awaiting_flush.front().is_some_and(done) {
+                break;
+            }
+            let Some(unit) = commit.awaiting_flush.pop_front() else { break };
+            drop(commit);
+            self.advance(&unit);
+        }
+    }
+
+    /// Sets or lifts the limit behind which nothing is applied.
+    pub(super) fn hold_after(self: &Rc<Self>, limit: Option<u64>) {
+        self.commit.borrow_mut().hold_after = limit;
+        if limit.is_none() {
+            let slots: Vec<Slot> = self.commit.borrow().queues.keys().copied().collect();
+            for slot in slots {
+                self.apply_ready(SmallVec::from_slice(&[slot]));
+            }
+        }
+    }
+
+    fn settle(&self) {
+        self.journal.borrow_mut().settle();
+    }
+
+    /// Fails everything that waits.
+    pub(super) fn fail_all(&self, error: DvolError) {
+        let units = self.journal.borrow_mut().abandon();
+        let overflow = std::mem::take(&mut *self.overflow.borrow_mut());
+        let mut commit = self.commit.borrow_mut();
+        commit.pending = 0;
+        let queues = std::mem::take(&mut commit.queues);
+        let awaiting = std::mem::take(&mut commit.awaiting_flush);
+        drop(commit);
+        let queued = queues.into_values().flatten().chain(awaiting);
+        for unit in units.into_iter().chain(queued).chain(overflow.into_iter().map(|(u, _)| u)) {
+            if let Some(answer) = unit.answer.take() {
+                answer.fulfil(Err(error));
+            }
+        }
+        for signal in [&self.signals.applied, &self.signals.flushed, &self.signals.space] {
+            signal.notify();
+        }
+        for signal in [&self.signals.journal, &self.signals.checkpointed] {
+            signal.notify();
+        }
+    }
+
+    /// Task: closes groups and has them written.
+    pub(super) async fn run_journal(self: Rc<Self>) {
+        loop {
+            let signal = self.signals.journal.wait();
+            if self.shared.is_fenced() || (self.stopping.get() && self.commit.borrow().is_idle()) {
+                return;
+            }
+            let journal = self.journal.borrow();
+            let idle = !journal.has_open_group();
+            let busy = journal.in_flight() >= self.options.groups_in_flight_max;
+            let full = !journal.has_room();
+            drop(journal);
+            if full && !idle {
+                self.request_checkpoint();
+            }
+            if idle || busy || full {
+                signal.await;
+                continue;
+            }
+            // Let every request that has already arrived join the group.
+            self.platform.yield_now().await;
+            self.close_group();
+        }
+    }
+
+    /// Closes the open group and starts writing it; the next one takes what did not fit.
+    pub(super) fn close_group(self: &Rc<Self>) {
+        let mut journal = self.journal.borrow_mut();
+        if self.shared.is_fenced() || !journal.has_room() {
+            return;
+        }
+        let sealed = journal.close();
+        let mut overflow = self.overflow.borrow_mut();
+        while let Some((unit, body)) = overflow.pop_front() {
+            if !journal.fits(body.len()) {
+                overflow.push_front((unit, body));
+                break;
+            }
+            journal.add(unit, &body);
+        }
+        drop((journal, overflow));
+        for group in sealed {
+            self.counters.groups.set(self.counters.groups.get() + 1);
+            let inner = self.clone();
+            self.platform.spawn(async move { inner.write_group(group).await });
+        }
+        if self.wants_checkpoint() {
+            self.signals.checkpoint_wanted.notify();
+        }
+    }
+
+    async fn write_group(self: Rc<Self>, group: SealedGroup) {
+        let at = self.geometry.ring_block(self.journal_no, group.ring_index).offset_bytes();
+        let mut buf = self.platform.buffers().take(group.bytes.len());
+        buf.bytes_mut().copy_from_slice(&group.bytes);
+        if self.write_with_retries(at, buf, JOURNAL_WRITE_TRIES).await.is_err() {
+            self.fence("a journal group could not be written");
+            return;
+        }
+        let journaled = self.journal.borrow_mut().handle_written(group.seq);
+        for unit in journaled {
+            self.abort_if_journaled(&unit);
+            self.advance(&unit);
+        }
+        self.settle();
+        self.signals.journal.notify();
+        self.signals.activity.notify();
+    }
+
+    /// Writes `buf`, again if that fails.
+    pub(super) async fn write_with_retries(
+        &self,
+        offset_bytes: u64,
+        buf: IoBuf,
+        tries: usize,
+    ) -> std::io::Result<()> {
+        let mut buf = buf;
+        for attempt in 1.. {
+            let (back, result) = self.device.write(offset_bytes, buf).await;
+            match result {
+                Ok(()) => break,
+                Err(error) if attempt >= tries => return Err(error),
+                Err(_) => buf = back,
+            }
+        }
+        Ok(())
+    }
+}

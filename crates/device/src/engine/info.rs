@@ -1,0 +1,285 @@
+//! What the engine tells about its dvols, layers and space.
+
+use std::cell::Cell;
+
+use flagstone_platform::{BlockDevice, Platform};
+use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
+
+use super::error::DvolError;
+use super::{Engine, Inner};
+use crate::format::catalogue::{FLAG_READ_ONLY, RecordKind};
+use crate::state::SlotState;
+
+/// Names an open dvol or layer. Stays valid until it is deleted; a reused slot is noticed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Handle {
+    /// Where it is in the catalogue.
+    pub slot: Slot,
+    /// The dvol's id (for a layer: of the dvol it was taken from).
+    pub id: DvolId,
+    /// The layer's number; `None` for a dvol.
+    pub layer: Option<LayerNo>,
+}
+
+/// A dvol.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DvolInfo {
+    /// To open it.
+    pub handle: Handle,
+    /// Its name.
+    pub name: String,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Bytes mapped, shared ones included.
+    pub mapped_bytes: u64,
+    /// Bytes mapped that are shared with layers below, at most.
+    pub inherited_bytes: u64,
+    /// Bytes set aside.
+    pub reserved_bytes: u64,
+    /// When it was created, nanoseconds since 1970.
+    pub created_ns: u64,
+    /// LSN of its last change.
+    pub lsn: Lsn,
+    /// Fencing number.
+    pub epoch: Epoch,
+    /// True if clients can't change it.
+    pub read_only: bool,
+    /// Name of its volume and snapshot below, if it is a clone.
+    pub origin: Option<(DvolId, String)>,
+    /// Number of its snapshots.
+    pub snapshot_count: usize,
+}
+
+/// A snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LayerInfo {
+    /// To open it.
+    pub handle: Handle,
+    /// Its name.
+    pub name: String,
+    /// Size in bytes when it was taken.
+    pub size_bytes: u64,
+    /// Bytes mapped.
+    pub mapped_bytes: u64,
+    /// When it was taken, nanoseconds since 1970.
+    pub created_ns: u64,
+    /// LSN of the last change in it.
+    pub lsn: Lsn,
+    /// Clones (and newer versions) that stand on it.
+    pub children: usize,
+}
+
+/// How a journal's space is used, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SpaceInfo {
+    /// What can be handed out at all on the device.
+    pub capacity_bytes: u64,
+    /// In use by this journal's data and metadata, as of what has been applied.
+    pub used_bytes: u64,
+    /// Segments owned by this journal.
+    pub owned_segments: u64,
+    /// Neither used nor waiting to be reusable: in this journal's segments and in free ones.
+    pub open_bytes: u64,
+    /// In segments that no journal owns.
+    pub unowned_bytes: u64,
+    /// Of the open bytes, kept for checkpoints and set aside for dvols.
+    pub kept_bytes: u64,
+    /// Ring blocks in use, in bytes.
+    pub ring_used_bytes: u64,
+    /// Size of the ring, in bytes.
+    pub ring_bytes: u64,
+    /// Map nodes in memory, in bytes.
+    pub map_memory_bytes: u64,
+    /// Layers that are deleted and not reaped yet.
+    pub hidden_layers: usize,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counts since the start.
+        #[derive(Default, Debug)]
+        pub struct EngineCounters {
+            $($(#[$doc])* pub $name: Cell<u64>,)*
+        }
+
+        impl EngineCounters {
+            /// Every counter by name.
+            pub fn list(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.get())),*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Journal groups written.
+    groups,
+    /// Flushes of the device.
+    flushes,
+    /// Flushes asked for by clients.
+    flush_requests,
+    /// Writes of data to the device.
+    data_writes,
+    /// Checkpoints made.
+    checkpoints,
+    /// How long the last checkpoint took, nanoseconds.
+    checkpoint_ns,
+    /// Map nodes written.
+    nodes_written,
+    /// Map nodes read.
+    nodes_read,
+    /// Reads of data that the device failed.
+    read_errors,
+    /// Blocks whose bytes did not match their checksum.
+    corrupt_blocks,
+    /// Blocks freed by reaping deleted layers.
+    reaped_blocks,
+}
+
+/// What a request needs to know of a dvol or layer.
+pub(super) struct Resolved {
+    pub size_bytes: u64,
+    pub read_only: bool,
+    pub lsn: Lsn,
+}
+
+impl<P: Platform> Inner<P> {
+    /// Looks a handle up; it may have been deleted meanwhile.
+    pub(super) fn resolve(&self, handle: Handle) -> Result<Resolved, DvolError> {
+        let state = self.state.borrow();
+        let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+        let record = &found.record;
+        let same = record.id == handle.id
+            && !found.is_hidden()
+            && match handle.layer {
+                None => record.kind == RecordKind::Dvol,
+                Some(no) => record.kind == RecordKind::Layer && record.layer == no,
+            };
+        if !same || self.closing.borrow().contains(&handle.slot) {
+            return Err(DvolError::NotFound);
+        }
+        Ok(Resolved {
+            size_bytes: record.size_bytes,
+            read_only: record.flags & FLAG_READ_ONLY != 0,
+            lsn: record.lsn,
+        })
+    }
+}
+
+impl<P: Platform> Engine<P> {
+    /// The dvol of that name.
+    pub fn dvol(&self, name: &str) -> Option<DvolInfo> {
+        let state = self.inner.state.borrow();
+        let slot = state.dvol_named(name)?;
+        state.slot(slot).map(|found| self.dvol_info(slot, found))
+    }
+
+    /// All dvols by name.
+    pub fn dvols(&self) -> Vec<DvolInfo> {
+        let state = self.inner.state.borrow();
+        let infos = state.dvols().filter_map(|(_, slot)| {
+            let found = state.slot(slot)?;
+            Some(self.dvol_info(slot, found))
+        });
+        infos.collect()
+    }
+
+    fn dvol_info(&self, slot: Slot, found: &SlotState) -> DvolInfo {
+        let state = self.inner.state.borrow();
+        let record = &found.record;
+        let parent = record.parent.and_then(|p| state.slot(p));
+        let origin = parent
+            .filter(|p| p.record.id != record.id)
+            .map(|p| (p.record.id, p.record.name.clone()));
+        DvolInfo {
+            handle: Handle { slot, id: record.id, layer: None },
+            name: record.name.clone(),
+            size_bytes: record.size_bytes,
+            mapped_bytes: record.mapped_blocks * BLOCK_SIZE,
+            inherited_bytes: record.inherited_blocks * BLOCK_SIZE,
+            reserved_bytes: record.reserved_blocks * BLOCK_SIZE,
+            created_ns: record.created_ns,
+            lsn: record.lsn,
+            epoch: record.epoch,
+            read_only: record.flags & FLAG_READ_ONLY != 0,
+            origin,
+            snapshot_count: state.layers_of(record.id).count(),
+        }
+    }
+
+    /// Name of the dvol with this id, if this journal has it.
+    pub fn dvol_name(&self, id: DvolId) -> Option<String> {
+        let state = self.inner.state.borrow();
+        let mut dvols = state.slots().filter(|(_, s)| s.is_dvol() && s.record.id == id);
+        dvols.next().map(|(_, s)| s.record.name.clone())
+    }
+
+    /// A dvol's snapshot.
+    pub fn layer(&self, dvol: DvolId, name: &str) -> Option<LayerInfo> {
+        let state = self.inner.state.borrow();
+        let slot = state.layer_named(dvol, name)?;
+        state.slot(slot).map(|found| layer_info(slot, found))
+    }
+
+    /// A dvol's snapshots by name.
+    pub fn layers(&self, dvol: DvolId) -> Vec<LayerInfo> {
+        let state = self.inner.state.borrow();
+        let infos = state.layers_of(dvol).filter_map(|(_, slot)| {
+            let found = state.slot(slot)?;
+            Some(layer_info(slot, found))
+        });
+        infos.collect()
+    }
+
+    /// How space is used.
+    pub fn space(&self) -> SpaceInfo {
+        let inner = &self.inner;
+        let state = inner.state.borrow();
+        let journal = inner.journal.borrow();
+        let reserved: u64 = state.reserved().map(|(_, blocks)| blocks).sum();
+        SpaceInfo {
+            capacity_bytes: inner.geometry.capacity_blocks() * BLOCK_SIZE,
+            used_bytes: state.pool.used_blocks() * BLOCK_SIZE,
+            owned_segments: state.pool.segments().count() as u64,
+            open_bytes: (state.pool.open_blocks()
+                + state.pool.unloaded_free_blocks()
+                + inner.shared.free_blocks())
+                * BLOCK_SIZE,
+            unowned_bytes: inner.shared.free_blocks() * BLOCK_SIZE,
+            kept_bytes: (inner.checkpoint_reserve() + inner.overwrite_reserve() + reserved)
+                * BLOCK_SIZE,
+            ring_used_bytes: u64::from(journal.used_blocks()) * BLOCK_SIZE,
+            ring_bytes: u64::from(journal.ring_blocks()) * BLOCK_SIZE,
+            map_memory_bytes: state.map_stats.loaded_bytes() as u64,
+            hidden_layers: state.slots().filter(|(_, s)| s.is_hidden()).count(),
+        }
+    }
+
+    /// Size of a dvol or layer now, or `NotFound` if it is gone.
+    pub fn size_of(&self, handle: Handle) -> Result<u64, DvolError> {
+        self.inner.resolve(handle).map(|r| r.size_bytes)
+    }
+
+    /// LSN of the last change of a dvol or layer that others can see.
+    pub fn lsn_of(&self, handle: Handle) -> Result<Lsn, DvolError> {
+        self.inner.resolve(handle).map(|r| r.lsn)
+    }
+
+    /// Bytes of the device as the platform sees it.
+    pub fn device_bytes(&self) -> u64 {
+        self.inner.device.size_bytes()
+    }
+}
+
+fn layer_info(slot: Slot, found: &SlotState) -> LayerInfo {
+    let record = &found.record;
+    LayerInfo {
+        handle: Handle { slot, id: record.id, layer: Some(record.layer) },
+        name: record.name.clone(),
+        size_bytes: record.size_bytes,
+        mapped_bytes: record.mapped_blocks * BLOCK_SIZE,
+        created_ns: record.created_ns,
+        lsn: record.lsn,
+        children: found.children.len(),
+    }
+}

@@ -1,0 +1,281 @@
+//! The writing side of one journal: groups, their chain, and the ring they lie in.
+//!
+//! A machine without I/O: it builds groups and says where they go; the driver writes them and
+//! reports back. Invariants: groups are sealed in sequence; a ring block that a durable root may
+//! still need is never given out again ([`Journal::trim`] moves that limit).
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use flagstone_types::{BLOCK_SIZE, ChainHash};
+
+use super::unit::Unit;
+use crate::format::group::{self, BODY_MAX_BYTES, GroupHeader, HEADER_BYTES};
+
+/// Where a journal stands. Together with the ring it gives the chain that follows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Position {
+    /// Sequence number of the next group.
+    pub next_seq: u64,
+    /// Ring index at which it begins.
+    pub ring_index: u32,
+    /// Hash of the group before it.
+    pub prev_hash: ChainHash,
+}
+
+/// A closed group that is not settled yet.
+pub struct Group {
+    /// Its place in the chain.
+    pub seq: u64,
+    /// True once the device has it.
+    pub written: bool,
+    /// What it holds.
+    pub units: Vec<Rc<Unit>>,
+    /// Where the journal stood behind it.
+    pub after: Position,
+}
+
+/// Bytes to be written at a ring index.
+pub struct SealedGroup {
+    /// Its place in the chain.
+    pub seq: u64,
+    /// Where it goes.
+    pub ring_index: u32,
+    /// Whole blocks.
+    pub bytes: Vec<u8>,
+}
+
+/// One journal.
+pub struct Journal {
+    template: GroupHeader,
+    ring_blocks: u32,
+    position: Position,
+    /// Ring blocks from the oldest one a root needs up to the position.
+    used_blocks: u32,
+    body: Vec<u8>,
+    units: Vec<Rc<Unit>>,
+    /// Closed groups, oldest first, that are not settled.
+    groups: VecDeque<Group>,
+    /// Every group up to this one is written.
+    written_prefix: u64,
+    /// Every group up to this one is written with all its data.
+    settled_prefix: u64,
+    /// Every group up to this one is on stable media with all its data.
+    watermark: u64,
+    /// The watermark that the newest closed group carries.
+    watermark_told: u64,
+}
+
+impl Journal {
+    /// A journal that goes on at `position`.
+    pub fn new(
+        device_id_low: u64,
+        journal: u16,
+        incarnation: u32,
+        ring_blocks: u32,
+        position: Position,
+    ) -> Journal {
+        let before = position.next_seq - 1;
+        Journal {
+            template: GroupHeader {
+                device_id_low,
+                journal,
+                incarnation,
+                seq: 0,
+                prev_hash: ChainHash(0),
+                watermark: 0,
+                block_count: 0,
+                pad: false,
+                body_bytes: 0,
+            },
+            ring_blocks,
+            position,
+            used_blocks: 0,
+            body: Vec::new(),
+            units: Vec::new(),
+            groups: VecDeque::new(),
+            written_prefix: before,
+            settled_prefix: before,
+            watermark: before,
+            watermark_told: before,
+        }
+    }
+
+    /// True if records of `bytes` fit the group being built.
+    pub fn fits(&self, bytes: usize) -> bool {
+        self.body.len() + bytes <= BODY_MAX_BYTES
+    }
+
+    /// Adds a unit to the group being built. `body` are its records' bytes, which must fit.
+    pub fn add(&mut self, unit: Rc<Unit>, body: &[u8]) {
+        assert!(self.fits(body.len()), "the driver closes a group before it overflows");
+        self.body.extend_from_slice(body);
+        unit.index.set(self.units.len() as u32);
+        self.units.push(unit);
+    }
+
+    /// True if a group is being built.
+    pub fn has_open_group(&self) -> bool {
+        !self.units.is_empty()
+    }
+
+    /// Bytes of records in the group being built.
+    pub fn open_bytes(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Ring blocks that closing the open group will take, with the pad before it if one is needed.
+    fn blocks_to_close(&self) -> (u32, u32) {
+        let bytes = HEADER_BYTES + self.body.len();
+        let blocks = bytes.div_ceil(BLOCK_SIZE as usize) as u32;
+        let to_end = self.ring_blocks - self.position.ring_index;
+        let pad = if blocks > to_end { to_end } else { 0 };
+        (blocks, pad)
+    }
+
+    /// True if the ring has room for the open group.
+    pub fn has_room(&self) -> bool {
+        let (blocks, pad) = self.blocks_to_close();
+        self.used_blocks + blocks + pad <= self.ring_blocks
+    }
+
+    /// Ring blocks in use, of [`Journal::ring_blocks`].
+    pub fn used_blocks(&self) -> u32 {
+        self.used_blocks
+    }
+
+    /// Size of the ring in blocks.
+    pub fn ring_blocks(&self) -> u32 {
+        self.ring_blocks
+    }
+
+    /// Closes the open group (it may be empty: it then only tells the watermark). Returns what must
+    /// be written: the group, and before it a pad if the ring's end comes too early. There must be
+    /// room.
+    pub fn close(&mut self) -> Vec<SealedGroup> {
+        assert!(self.has_room(), "the driver waits for room in the ring");
+        let (_, pad) = self.blocks_to_close();
+        let mut sealed = Vec::new();
+        if pad > 0 {
+            sealed.push(self.seal(Vec::new(), Vec::new(), Some(pad)));
+        }
+        let body = std::mem::take(&mut self.body);
+        let units = std::mem::take(&mut self.units);
+        sealed.push(self.seal(body, units, None));
+        sealed
+    }
+
+    fn seal(&mut self, body: Vec<u8>, units: Vec<Rc<Unit>>, pad: Option<u32>) -> SealedGroup {
+        let Position { next_seq: seq, ring_index, prev_hash } = self.position;
+        let mut header = GroupHeader {
+            seq,
+            prev_hash,
+            watermark: self.watermark,
+            pad: pad.is_some(),
+            block_count: pad.unwrap_or(0) as u16,
+            ..self.template
+        };
+        let mut bytes = Vec::with_capacity((HEADER_BYTES + body.len()).next_multiple_of(4096));
+        bytes.resize(HEADER_BYTES, 0);
+        bytes.extend_from_slice(&body);
+        let hash = group::seal(&mut header, &mut bytes);
+        self.watermark_told = self.watermark;
+        self.used_blocks += u32::from(header.block_count);
+        self.position = Position {
+            next_seq: seq + 1,
+            ring_index: (ring_index + u32::from(header.block_count)) % self.ring_blocks,
+            prev_hash: hash,
+        };
+        for unit in &units {
+            unit.seq.set(seq);
+        }
+        self.groups.push_back(Group { seq, written: false, units, after: self.position });
+        SealedGroup { seq, ring_index, bytes }
+    }
+
+    /// Group `seq` has been written. Returns the units of all groups that are thereby journaled
+    /// (written with everything before them).
+    pub fn handle_written(&mut self, seq: u64) -> Vec<Rc<Unit>> {
+        if let Some(group) = self.groups.iter_mut().find(|g| g.seq == seq) {
+            group.written = true;
+        }
+        let mut journaled = Vec::new();
+        for group in &self.groups {
+            if group.seq <= self.written_prefix {
+                continue;
+            }
+            if !group.written {
+                break;
+            }
+            self.written_prefix = group.seq;
+            for unit in &group.units {
+                unit.journaled.set(true);
+                journaled.push(unit.clone());
+            }
+        }
+        journaled
+    }
+
+    /// Forgets groups that are settled, and returns the last settled one.
+    pub fn settle(&mut self) -> u64 {
+        while let Some(first) = self.groups.front() {
+            let settled =
+                first.seq <= self.written_prefix && first.units.iter().all(|u| u.is_settled());
+            if !settled {
+                break;
+            }
+            self.settled_prefix = first.seq;
+            self.groups.pop_front();
+        }
+        self.settled_prefix
+    }
+
+    /// Everything up to `seq`, which was settled when a flush began, is on stable media.
+    pub fn handle_flushed(&mut self, seq: u64) {
+        self.watermark = self.watermark.max(seq);
+    }
+
+    /// True if a group that only tells the watermark would tell something new, and nothing else is
+    /// about to.
+    pub fn should_tell_watermark(&self) -> bool {
+        self.units.is_empty()
+            && self.watermark > self.watermark_told
+            && self.watermark + 1 == self.position.next_seq
+            && self.used_blocks < self.ring_blocks / 2
+    }
+
+    /// True if something settled is not known to be on stable media.
+    pub fn has_unflushed(&self) -> bool {
+        self.settled_prefix > self.watermark
+    }
+
+    /// Where the journal stands behind the last closed group.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Groups in flight: closed but not written.
+    pub fn in_flight(&self) -> usize {
+        self.groups.iter().filter(|g| !g.written).count()
+    }
+
+    /// A root that begins at `from` is durable: the ring before it is free.
+    pub fn trim(&mut self, from: Position) {
+        assert!(from.next_seq <= self.position.next_seq, "a root lies behind the journal's end");
+        let distance =
+            (self.position.ring_index + self.ring_blocks - from.ring_index) % self.ring_blocks;
+        let used_blocks = match distance {
+            0 if from.next_seq < self.position.next_seq => self.ring_blocks,
+            distance => distance,
+        };
+        assert!(used_blocks <= self.used_blocks, "trimming only ever frees blocks of the ring");
+        self.used_blocks = used_blocks;
+    }
+
+    /// Units that are not answered yet, for when the journal is given up.
+    pub fn abandon(&mut self) -> Vec<Rc<Unit>> {
+        let open = std::mem::take(&mut self.units);
+        self.body.clear();
+        self.groups.iter().flat_map(|g| g.units.iter().cloned()).chain(open).collect()
+    }
+}

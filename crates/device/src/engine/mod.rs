@@ -1,0 +1,252 @@
+//! One journal's worth of a device, running on one core.
+//!
+//! The engine owns its dvols, its journal, its segments. Requests arrive as async calls; a few
+//! background tasks write groups, flush, make checkpoints, reap deleted layers and scrub. All state
+//! is in `RefCell`s that are never borrowed across an await.
+//!
+//! Modules in reading order: [`unit`], [`journal`], `commit` (the order in which things become
+//! true), `write`, `read`, `checkpoint`, `recovery`, `admin`, `reaper`.
+
+mod admin;
+mod batch;
+mod checkpoint;
+mod commit;
+mod error;
+mod flusher;
+mod format;
+mod gate;
+mod info;
+mod join;
+mod journal;
+mod load;
+mod locks;
+mod options;
+mod query;
+mod read;
+mod reaper;
+mod recovery;
+mod scrub;
+mod spacing;
+mod unit;
+mod write;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use flagstone_platform::sync::{Budget, Signal};
+use flagstone_platform::{BlockDevice, Platform};
+use flagstone_types::{BlockNo, Lsn, Slot};
+
+use crate::format::geometry::Geometry;
+use crate::format::superblock::Superblock;
+use crate::space::DeviceShared;
+use crate::state::State;
+
+pub use admin::{CreateDvol, SIZE_MAX_BYTES};
+pub use batch::{Batch, Change, Condition};
+pub use error::DvolError;
+pub use format::{format_device, read_superblock};
+pub use info::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
+pub use options::{EngineOptions, FormatOptions};
+pub use query::{AllocationExtent, ChangedExtent};
+pub use read::{Piece, Pieces, READ_MAX_BYTES};
+pub use recovery::{OpenError, RecoveryReport};
+pub use scrub::ScrubReport;
+pub use write::WRITE_MAX_BYTES;
+
+use commit::Commit;
+use flusher::Flusher;
+use gate::ReadGate;
+use journal::Journal;
+use locks::RangeLocks;
+use unit::Unit;
+
+/// What a client wants to be true when a change is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stability {
+    /// Written, not flushed: a power loss before the next flush may undo it.
+    Unstable,
+    /// Survives power loss.
+    Stable,
+}
+
+/// One journal of a device, with everything it owns. A cheap handle.
+pub struct Engine<P: Platform> {
+    inner: Rc<Inner<P>>,
+}
+
+impl<P: Platform> Clone for Engine<P> {
+    fn clone(&self) -> Self {
+        Engine { inner: self.inner.clone() }
+    }
+}
+
+/// The engine's parts. Methods are spread over the modules by subject.
+struct Inner<P: Platform> {
+    platform: P,
+    device: P::Device,
+    shared: DeviceShared,
+    superblock: Superblock,
+    geometry: Geometry,
+    journal_no: u16,
+    options: EngineOptions,
+    state: RefCell<State>,
+    journal: RefCell<Journal>,
+    commit: RefCell<Commit>,
+    /// Units that did not fit the open group, with their records' bytes, in order.
+    overflow: RefCell<VecDeque<(Rc<Unit>, Vec<u8>)>>,
+    flusher: Flusher,
+    gate: ReadGate,
+    locks: RefCell<BTreeMap<Slot, RangeLocks>>,
+    /// Blocks freed by units applied since the last flush began.
+    freed: RefCell<Vec<BlockNo>>,
+    /// One administrative operation at a time: they choose slots and layer numbers.
+    admin: Budget,
+    /// Slots chosen by operations that are not applied yet.
+    chosen_slots: RefCell<BTreeSet<u32>>,
+    /// Dvols and layers that are being deleted: nothing new is accepted for them.
+    closing: RefCell<BTreeSet<Slot>>,
+    /// LSNs given to units that may not be applied yet.
+    given_lsns: RefCell<BTreeMap<Slot, Lsn>>,
+    signals: Signals,
+    counters: EngineCounters,
+    root_seq: Cell<u64>,
+    checkpoint_requested: Cell<bool>,
+    checkpoints_started: Cell<u64>,
+    checkpoints_done: Cell<u64>,
+    /// Set once the last checkpoint is being made.
+    checkpointer_off: Cell<bool>,
+    stopping: Cell<bool>,
+    /// Background tasks still running.
+    tasks: Cell<usize>,
+    last_scrub: RefCell<Option<ScrubReport>>,
+}
+
+/// What background tasks and waiters wait for.
+#[derive(Default)]
+struct Signals {
+    /// The open group got its first unit, a group was written, or the ring was trimmed.
+    journal: Signal,
+    /// Someone wants a flush.
+    flush_wanted: Signal,
+    /// A flush has ended.
+    flushed: Signal,
+    /// Blocks can be handed out again, or segments are free.
+    space: Signal,
+    /// Someone wants a checkpoint, or the state reached its limits.
+    checkpoint_wanted: Signal,
+    /// A checkpoint has ended.
+    checkpointed: Signal,
+    /// A layer may be ready for reaping.
+    reap: Signal,
+    /// A unit was applied.
+    applied: Signal,
+    /// Something happened that the quiet task should look at later.
+    activity: Signal,
+    /// A background task has ended.
+    task_ended: Signal,
+}
+
+impl<P: Platform> Engine<P> {
+    /// The platform it runs on.
+    pub fn platform(&self) -> &P {
+        &self.inner.platform
+    }
+
+    /// The device's superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.inner.superblock
+    }
+
+    /// Which journal of the device this is.
+    pub fn journal_no(&self) -> u16 {
+        self.inner.journal_no
+    }
+
+    /// True once a flush or journal write has failed.
+    pub fn is_fenced(&self) -> bool {
+        self.inner.shared.is_fenced()
+    }
+
+    /// Counters since the start.
+    pub fn counters(&self) -> &EngineCounters {
+        &self.inner.counters
+    }
+
+    /// Stops in order: waits for what is under way, writes a last checkpoint, ends the tasks. What
+    /// comes in meanwhile is refused.
+    pub async fn stop(&self) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        inner.stopping.set(true);
+        let drained = async {
+            while !inner.commit.borrow().is_idle() && !inner.shared.is_fenced() {
+                inner.signals.applied.wait().await;
+            }
+        };
+        drained.await;
+        let result = inner.final_checkpoint().await;
+        inner.signals.journal.notify();
+        inner.signals.flush_wanted.notify();
+        inner.signals.checkpoint_wanted.notify();
+        inner.signals.reap.notify();
+        inner.signals.activity.notify();
+        while inner.tasks.get() > 0 {
+            inner.signals.task_ended.wait().await;
+        }
+        result
+    }
+
+    /// Starts the background tasks.
+    fn start_tasks(&self) {
+        self.start_task(|inner| async move { inner.run_journal().await });
+        self.start_task(|inner| async move { inner.run_flusher().await });
+        self.start_task(|inner| async move { inner.run_checkpointer().await });
+        self.start_task(|inner| async move { inner.run_reaper().await });
+        self.start_task(|inner| async move { inner.run_quiet().await });
+    }
+
+    fn start_task<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Rc<Inner<P>>) -> F) {
+        let inner = self.inner.clone();
+        inner.tasks.set(inner.tasks.get() + 1);
+        let task = task(inner.clone());
+        self.inner.platform.spawn(async move {
+            task.await;
+            inner.tasks.set(inner.tasks.get() - 1);
+            inner.signals.task_ended.notify();
+        });
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Fences the device on all cores and fails everything that waits on this one.
+    fn fence(&self, why: &str) {
+        if !self.shared.is_fenced() {
+            tracing::error!(
+                device = %self.superblock.device_id,
+                journal = self.journal_no,
+                "{why}; the device is fenced: nothing is acknowledged until the node is restarted"
+            );
+        }
+        self.shared.fence();
+        self.fail_all(DvolError::Fenced);
+    }
+
+    fn check_running(&self) -> Result<(), DvolError> {
+        if self.shared.is_fenced() {
+            return Err(DvolError::Fenced);
+        }
+        if self.stopping.get() {
+            return Err(DvolError::Stopping);
+        }
+        Ok(())
+    }
+
+    fn device_size_blocks(&self) -> u64 {
+        self.device.size_bytes() / flagstone_types::BLOCK_SIZE
+    }
+
+    fn range_locks(&self, slot: Slot) -> RangeLocks {
+        self.locks.borrow_mut().entry(slot).or_default().clone()
+    }
+}

@@ -1,0 +1,63 @@
+//! What can be set when a device is formatted or opened.
+
+use flagstone_types::BLOCK_SIZE;
+
+use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MAX_BLOCKS, RING_MIN_BLOCKS};
+
+/// How to lay a device out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormatOptions {
+    /// Bytes of the device to use.
+    pub size_bytes: u64,
+    /// Journals: as many cores can own parts of the device. 1 to 64.
+    pub journal_count: u16,
+    /// Blocks in each journal's ring.
+    pub ring_blocks: u32,
+}
+
+impl FormatOptions {
+    /// Sensible values for a device of `size_bytes`: eight journals that take a 128th of the
+    /// device together, within limits.
+    pub fn for_size(size_bytes: u64) -> FormatOptions {
+        let blocks = size_bytes / BLOCK_SIZE;
+        let journal_count: u16 = match size_bytes {
+            0..DEVICE_MIN_BYTES => 1,
+            s if s < 1 << 30 => 1,
+            s if s < 8 << 30 => 4,
+            _ => 8,
+        };
+        let ring = blocks / 128 / u64::from(journal_count);
+        let ring_blocks =
+            (ring as u32).clamp(RING_MIN_BLOCKS, RING_MAX_BLOCKS.min(8192)).next_multiple_of(8);
+        FormatOptions { size_bytes, journal_count, ring_blocks }
+    }
+}
+
+/// How to run a journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Bytes of map nodes to keep in memory, at least while they are clean.
+    pub map_cache_bytes: u64,
+    /// Groups written at the same time.
+    pub groups_in_flight_max: usize,
+    /// Map nodes that may become dirty before a checkpoint begins. Zero: chosen by the device's
+    /// size.
+    pub dirty_nodes_max: usize,
+    /// How long a journal must be quiet before it flushes what is unflushed and tells the
+    /// watermark, nanoseconds.
+    pub quiet_ns: u64,
+    /// Bytes read at a time by the background scrub.
+    pub scrub_chunk_blocks: u64,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            map_cache_bytes: 1 << 30,
+            groups_in_flight_max: 4,
+            dirty_nodes_max: 0,
+            quiet_ns: 50_000_000,
+            scrub_chunk_blocks: 64,
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Reading: look up, read what is mapped in as few device reads as possible, check every block.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Slot, VBlock};
+use smallvec::SmallVec;
+
+use super::error::DvolError;
+use super::join::join_all;
+use super::{Engine, Inner};
+use crate::engine::info::Handle;
+use crate::v2p::{Entry, EntryKind, Key};
+
+/// Most bytes that one read can ask for.
+pub const READ_MAX_BYTES: u64 = 64 << 20;
+
+/// Blocks read from the device in one operation, at most (1 MiB).
+const RUN_MAX_BLOCKS: u64 = 256;
+
+/// Entries looked up at a time.
+const LOOKUP_MAX: usize = 1 << 20;
+
+/// A part of what a read returns.
+#[derive(Debug)]
+pub enum Piece {
+    /// Bytes whose checksums are right.
+    Data(IoBuf),
+    /// This many zeros that take no space.
+    Zeros(u64),
+}
+
+/// What a read returns, in order and without gaps.
+pub type Pieces = SmallVec<[Piece; 4]>;
+
+/// One step of a read.
+enum Step {
+    Zeros(u64),
+    Run { start: BlockNo, checksums: SmallVec<[BlockChecksum; 4]> },
+    Patched { base: Option<Entry>, delta: Entry },
+}
+
+impl<P: Platform> Engine<P> {
+    /// Reads any bytes of a dvol or layer.
+    pub async fn read(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<Pieces, DvolError> {
+        let inner = &self.inner;
+        let size = inner.resolve(handle)?.size_bytes;
+        let end = offset_bytes.checked_add(len_bytes).filter(|&e| e <= size);
+        let Some(end) = end else { return Err(DvolError::OutOfRange) };
+        if len_bytes > READ_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
+        if len_bytes == 0 {
+            return Ok(Pieces::new());
+        }
+        let first = VBlock::containing(offset_bytes);
+        let blocks = first..VBlock(end.div_ceil(BLOCK_SIZE));
+        let pieces = inner.read_blocks(handle.slot, blocks).await?;
+        Ok(trim(pieces, offset_bytes - first.offset_bytes(), len_bytes))
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Reads whole blocks.
+    pub(super) async fn read_blocks(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+    ) -> Result<Pieces, DvolError> {
+        // Entered before the lookup: what it finds is not reused before the read ends.
+        let _pass = self.gate.enter();
+        let steps = self.plan_read(slot, range).await?;
+        if steps.len() == 1 {
+            let mut pieces = Pieces::new();
+            for step in steps {
+                pieces.push(self.take_step(step).await?);
+            }
+            return Ok(pieces);
+        }
+        let all = join_all(steps.into_iter().map(|step| self.take_step(step))).await;
+        all.into_iter().collect()
+    }
+
+    async fn plan_read(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+    ) -> Result<SmallVec<[Step; 4]>, DvolError> {
+        let mut entries = Vec::new();
+        loop {
+            let missing = {
+                let state = self.state.borrow();
+                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+                entries.clear();
+                match found.map.lookup(range.clone(), LOOKUP_MAX, &mut entries) {
+                    Ok(()) => break,
+                    Err(missing) => missing,
+                }
+            };
+            let ahead = {
+                let state = self.state.borrow();
+                state.slot(slot).map(|s| s.map.missing_many(range.clone(), 32))
+            };
+            match ahead {
+                Some(ahead) if ahead.len() > 1 => {
+                    let loads = join_all(ahead.iter().map(|m| self.load_node(m))).await;
+                    loads.into_iter().collect::<Result<(), _>>()?;
+                }
+                _ => self.load_node(&missing).await?,
+            }
+        }
+        Ok(plan(&entries, range))
+    }
+
+    async fn take_step(&self, step: Step) -> Result<Piece, DvolError> {
+        match step {
+            Step::Zeros(len) => Ok(Piece::Zeros(len)),
+            Step::Run { start, checksums } => {
+                Ok(Piece::Data(self.read_checked(start, &checksums).await?))
+            }
+            Step::Patched { base, delta } => {
+                Ok(Piece::Data(self.read_patched(base, delta).await?))
+            }
+        }
+    }
+
+    /// Reads consecutive blocks and checks each. What does not match is read once more, in case it
+    /// was damaged on the way.
+    pub(super) async fn read_checked(
+        &self,
+        start: BlockNo,
+        checksums: &[BlockChecksum],
+    ) -> Result<IoBuf, DvolError> {
+        let len_bytes = checksums.len() * BLOCK_SIZE as usize;
+        let mut buf = self.platform.buffers().take(len_bytes);
+        for attempt in 0..2 {
+            let (back, result) = self.device.read(start.offset_bytes(), buf).await;
+            buf = back;
+            let wrong = match result {
+                Ok(()) => first_wrong(&buf, checksums),
+                Err(_) if attempt == 0 => continue,
+                Err(error) => {
+                    tracing::warn!(block = start.0, "a read of the device failed: {error}");
+                    self.counters.read_errors.set(self.counters.read_errors.get() + 1);
+                    return Err(DvolError::Device);
+                }
+            };
+            match wrong {
+                None => return Ok(buf),
+                Some(_) if attempt == 0 => {}
+                Some(index) => {
+                    self.counters.corrupt_blocks.set(self.counters.corrupt_blocks.get() + 1);
+                    tracing::warn!(
+                        block = start.0 + index as u64,
+                        expected = ?checksums[index],
+                        "stored bytes do not match their checksum"
+                    );
+                }
+            }
+        }
+        Err(DvolError::Corrupt)
+    }
+
+    /// A block with a part of it replaced.
+    async fn read_patched(&self, base: Option<Entry>, delta: Entry) -> Result<IoBuf, DvolError> {
+        let patch = self.read_checked(delta.block, &[delta.checksum]).await?;
+        let mut whole = match base {
+            Some(base) => self.read_checked(base.block, &[base.checksum]).await?,
+            None => {
+                let mut zeros = self.platform.buffers().take(BLOCK_SIZE as usize);
+                zeros.bytes_mut().fill(0);
+                zeros
+            }
+        };
+        let at = (delta.meta & 0xffff) as usize;
+        let end = (at + (delta.meta >> 16 & 0xffff) as usize).min(BLOCK_SIZE as usize);
+        whole.bytes_mut()[at..end].copy_from_slice(&patch[at..end]);
+        Ok(whole)
+    }
+}
+
+fn first_wrong(bytes: &[u8], checksums: &[BlockChecksum]) -> Option<usize> {
+    let blocks = bytes.chunks_exact(BLOCK_SIZE as usize);
+    blocks.zip(checksums).position(|(block, &expected)| BlockChecksum::of(block) != expected)
+}
+
+/// Turns what a lookup found into steps that cover the range without gaps.
+fn plan(entries: &[Entry], range: Range<VBlock>) -> SmallVec<[Step; 4]> {
+    let mut steps: SmallVec<[Step; 4]> = SmallVec::new();
+    let mut at = range.start.0;
+    let mut index = 0;
+    while index < entries.len() {
+        let entry = entries[index];
+        index += 1;
+        let vblock = entry.key.vblock().0;
+        if entry.kind == EntryKind::Tombstone || vblock < at || vblock >= range.end.0 {
+            continue;
+        }
+        if vblock > at {
+            push_zeros(&mut steps, vblock - at);
+        }
+        at = vblock + 1;
+        let delta = match entry.kind {
+            EntryKind::Delta => Some((None, entry)),
+            _ => match entries.get(index) {
+                Some(next) if next.key == Key::delta(VBlock(vblock)) => {
+                    index += 1;
+                    Some((Some(entry), *next))
+                }
+                _ => None,
+            },
+        };
+        match delta {
+            Some((base, delta)) => steps.push(Step::Patched { base, delta }),
+            None => push_block(&mut steps, entry.block, entry.checksum),
+        }
+    }
+    if at < range.end.0 {
+        push_zeros(&mut steps, range.end.0 - at);
+    }
+    steps
+}
+
+fn push_zeros(steps: &mut SmallVec<[Step; 4]>, blocks: u64) {
+    match steps.last_mut() {
+        Some(Step::Zeros(len)) => *len += blocks * BLOCK_SIZE,
+        _ => steps.push(Step::Zeros(blocks * BLOCK_SIZE)),
+    }
+}
+
+fn push_block(steps: &mut SmallVec<[Step; 4]>, block: BlockNo, checksum: BlockChecksum) {
+    if let Some(Step::Run { start, checksums }) = steps.last_mut() {
+        let len = checksums.len() as u64;
+        if start.0 + len == block.0 && len < RUN_MAX_BLOCKS {
+            checksums.push(checksum);
+            return;
+        }
+    }
+    steps.push(Step::Run { start: block, checksums: SmallVec::from_slice(&[checksum]) });
+}
+
+/// Cuts pieces that begin `skip` bytes early to `len` bytes.
+fn trim(pieces: Pieces, skip: u64, len: u64) -> Pieces {
+    let (mut skip, mut left) = (skip, len);
+    let mut out = Pieces::new();
+    for piece in pieces {
+        let piece_len = match &piece {
+            Piece::Data(buf) => buf.len() as u64,
+            Piece::Zeros(len) => *len,
+        };
+        let from = skip.min(piece_len);
+        let to = piece_len.min(from.saturating_add(left));
+        skip -= from;
+        left -= to - from;
+        if from == to {
+            continue;
+        }
+        out.push(match piece {
+            Piece::Data(buf) => Piece::Data(buf.narrow(from as usize..to as usize)),
+            Piece::Zeros(_) => Piece::Zeros(to - from),
+        });
+    }
+    out
+}
+
+/// Copies pieces into one unshared buffer.
+pub(super) fn gather<P: Platform>(inner: &Rc<Inner<P>>, pieces: &Pieces, len: usize) -> IoBuf {
+    let mut buf = inner.platform.buffers().take(len);
+    let bytes = buf.bytes_mut();
+    let mut at = 0;
+    for piece in pieces {
+        match piece {
+            Piece::Data(data) => {
+                bytes[at..at + data.len()].copy_from_slice(data);
+                at += data.len();
+            }
+            Piece::Zeros(len) => {
+                bytes[at..at + *len as usize].fill(0);
+                at += *len as usize;
+            }
+        }
+    }
+    buf
+}

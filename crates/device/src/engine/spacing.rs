@@ -1,0 +1,189 @@
+//! Getting blocks: from the pool, by loading a bitmap, or by reserving one more segment.
+//!
+//! Three kinds of asking, each allowed to go deeper: new data stops where reservations and the
+//! reserve for checkpoints begin; data of dvols with a reservation may use what is reserved for
+//! them; checkpoints (so deallocation and deletion too) may use everything.
+
+use std::rc::Rc;
+
+use flagstone_platform::{BlockDevice, Platform};
+use flagstone_types::{BlockChecksum, Slot};
+use smallvec::SmallVec;
+
+use super::Inner;
+use super::error::DvolError;
+use crate::format::record::Record;
+use crate::space::{Bitmap, BlockRun};
+
+/// How often an allocation waits for freed blocks to become usable before it gives up.
+const SPACE_WAITS_MAX: usize = 4;
+
+/// Blocks of one part of an overwrite on a full device.
+pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
+
+/// Open blocks in the pool below which the next segment is prepared.
+const OPEN_BLOCKS_LOW: u64 = 1024;
+
+impl<P: Platform> Inner<P> {
+    /// Nodes that may be dirty before a checkpoint begins.
+    pub(super) fn dirty_nodes_max(&self) -> usize {
+        match self.options.dirty_nodes_max {
+            0 => (self.geometry.capacity_blocks() / 128).clamp(32, 16384) as usize,
+            chosen => chosen,
+        }
+    }
+
+    /// Blocks kept for checkpoints, so that deallocation and deletion work on a full device: room
+    /// for the new copy of everything that may be dirty beside the old one, and for the tables.
+    pub(super) fn checkpoint_reserve(&self) -> u64 {
+        let nodes = 2 * self.dirty_nodes_max() as u64;
+        let segments = self.geometry.capacity_blocks() / (127 * 32768) + 1;
+        nodes + 4 * segments + 64
+    }
+
+    /// Blocks kept for overwrites of dvols with a reservation: an overwrite takes its new blocks
+    /// before it frees the old ones.
+    pub(super) fn overwrite_reserve(&self) -> u64 {
+        (self.geometry.capacity_blocks() / 64).clamp(OVERWRITE_PART_BLOCKS * 4, 16384)
+    }
+
+    /// Blocks that are neither used nor handed out nor waiting to be reusable.
+    pub(super) fn open_blocks(&self) -> u64 {
+        let state = self.state.borrow();
+        let own = state.pool.open_blocks() + state.pool.unloaded_free_blocks();
+        own + self.shared.free_blocks()
+    }
+
+    /// Blocks set aside for dvols that they do not use yet, but for `without`.
+    fn promised_blocks(&self, without: Slot) -> u64 {
+        let state = self.state.borrow();
+        let others = state.reserved().filter(|&(slot, _)| slot != without);
+        others.map(|(_, blocks)| blocks).sum()
+    }
+
+    /// Blocks that `slot` may still take for new data.
+    pub(super) fn available_to(&self, slot: Slot) -> u64 {
+        let reserved = self.state.borrow().slot(slot).map_or(0, |s| s.record.reserved_blocks);
+        let overwrites = if reserved > 0 { 0 } else { self.overwrite_reserve() };
+        let kept = self.checkpoint_reserve() + overwrites + self.promised_blocks(slot);
+        self.open_blocks().saturating_sub(kept)
+    }
+
+    /// Blocks for `slot`'s data. Waits for freed blocks if that helps.
+    pub(super) async fn take_blocks(
+        self: &Rc<Self>,
+        slot: Slot,
+        count: u64,
+    ) -> Result<SmallVec<[BlockRun; 2]>, DvolError> {
+        let mut waits = 0;
+        loop {
+            self.check_running()?;
+            if self.available_to(slot) < count {
+                if waits == SPACE_WAITS_MAX || !self.may_gain_space() {
+                    return Err(DvolError::NoSpace);
+                }
+                self.gain_space(waits).await?;
+                waits += 1;
+                continue;
+            }
+            if self.state.borrow().pool.open_blocks() < count {
+                self.open_more().await?;
+                continue;
+            }
+            let mut runs = Vec::new();
+            let got = self.state.borrow_mut().pool.allocate(count, &mut runs);
+            assert_eq!(got, count, "as many blocks were open");
+            return Ok(runs.into());
+        }
+    }
+
+    /// True if blocks are on their way to being usable.
+    fn may_gain_space(&self) -> bool {
+        !self.freed.borrow().is_empty()
+            || self.gate.has_waiting()
+            || !self.commit.borrow().is_idle()
+            || !self.state.borrow().is_clean()
+            || self.state.borrow().reapable().is_some()
+    }
+
+    /// Has what is freed become usable: at first by a flush, then by a checkpoint, which gives up
+    /// old map nodes, then by waiting for reads and reaping.
+    async fn gain_space(self: &Rc<Self>, waits: usize) -> Result<(), DvolError> {
+        self.flush_now().await?;
+        self.reopen_blocks();
+        if waits == 1 {
+            self.checkpoint_now().await?;
+        }
+        if waits > 0 {
+            self.platform.sleep_ns(1_000_000).await;
+        }
+        Ok(())
+    }
+
+    /// Loads a bitmap, or reserves a segment.
+    pub(super) async fn open_more(self: &Rc<Self>) -> Result<(), DvolError> {
+        let unloaded = self.state.borrow().pool.wants_loading();
+        if let Some(segment) = unloaded {
+            return self.load_bitmap(segment).await;
+        }
+        let Some(segment) = self.shared.claim_any() else { return Err(DvolError::NoSpace) };
+        self.state.borrow_mut().apply(
+            &Record::ReserveSegment { segment },
+            &self.geometry,
+            &mut crate::state::Effects::default(),
+        );
+        // The record lies in front of every record that speaks of the segment's blocks.
+        let mut records = SmallVec::new();
+        records.push(Record::ReserveSegment { segment });
+        self.submit(records, SmallVec::new(), false, Vec::new())?;
+        Ok(())
+    }
+
+    /// Loads the bitmap of an owned segment.
+    pub(super) async fn load_bitmap(
+        &self,
+        segment: flagstone_types::SegmentNo,
+    ) -> Result<(), DvolError> {
+        let record = match self.state.borrow_mut().pool.segment_mut(segment) {
+            Some(state) if !state.is_loaded() => state.record,
+            _ => return Ok(()),
+        };
+        let place = self.geometry.bitmap_slots(segment)[usize::from(record.bitmap_slot & 1)];
+        let buf = self.platform.buffers().take(4096);
+        let (buf, result) = self.device.read(place.offset_bytes(), buf).await;
+        result.map_err(|_| DvolError::Device)?;
+        if BlockChecksum::of(&buf) != record.bitmap_checksum {
+            tracing::error!(
+                segment = segment.0,
+                "the bitmap at {place} does not match its checksum; its free blocks stay unused; \
+                 run `flagstone verify`"
+            );
+            return Err(DvolError::Corrupt);
+        }
+        let fits = self.state.borrow_mut().pool.loaded(segment, Bitmap::from_bytes(&buf));
+        if fits { Ok(()) } else { Err(DvolError::Corrupt) }
+    }
+
+    /// Lets blocks be handed out again that no read can see any more.
+    pub(super) fn reopen_blocks(&self) {
+        let blocks = self.gate.take_reusable();
+        if blocks.is_empty() {
+            return;
+        }
+        let mut state = self.state.borrow_mut();
+        for block in blocks {
+            state.pool.reopen(block);
+        }
+        drop(state);
+        self.signals.space.notify();
+    }
+
+    /// Opens more blocks ahead of need, so that requests seldom wait for it.
+    pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
+        let low = self.state.borrow().pool.open_blocks() < OPEN_BLOCKS_LOW;
+        if low && !self.shared.is_fenced() {
+            // Failing is fine: whoever needs a block will try again and say so.
+            let _ = self.open_more().await;
+        }
+    }
+}

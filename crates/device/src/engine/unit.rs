@@ -1,0 +1,66 @@
+//! Units: what happens wholly or not at all.
+//!
+//! A unit's records go into one journal group while its data goes to fresh blocks, in parallel. It
+//! is *written* when its data and the journal up to its group have been written, and *durable* when
+//! a flush that began after that has succeeded. A stable unit is applied (so that others see it)
+//! and answered when it is durable, an unstable one when it is written. [design: Rules of the
+//! journal, Visibility]
+
+use std::cell::Cell;
+
+use flagstone_platform::sync::Promise;
+use flagstone_types::{BlockNo, Slot};
+use smallvec::SmallVec;
+
+use super::error::DvolError;
+use crate::format::record::Record;
+
+/// A change on its way.
+pub struct Unit {
+    /// What it changes. Empty for units that only concern the journal.
+    pub records: SmallVec<[Record; 1]>,
+    /// The slots whose order it takes part in.
+    pub slots: SmallVec<[Slot; 2]>,
+    /// Applied and answered only when durable.
+    pub stable: bool,
+    /// Blocks handed out for its data.
+    pub blocks: Vec<BlockNo>,
+    /// The group it is in, once that is closed; zero before.
+    pub seq: Cell<u64>,
+    /// Its place in that group.
+    pub index: Cell<u32>,
+    /// What is known of its data.
+    pub data: Cell<DataState>,
+    /// True once its group and all before are written.
+    pub journaled: Cell<bool>,
+    /// The flush it waits for; zero while it is not written.
+    pub ticket: Cell<u64>,
+    /// Answers whoever made it.
+    pub answer: Cell<Option<Promise<Result<(), DvolError>>>>,
+}
+
+/// What is known of a unit's data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DataState {
+    /// On its way to the device.
+    Pending,
+    /// All of it written.
+    Written,
+    /// Some of it could not be written; the journal does not say so yet.
+    Failed(DvolError),
+    /// The same, and the journal says so.
+    Aborted(DvolError),
+}
+
+impl Unit {
+    /// True once data and journal are written.
+    pub fn is_written(&self) -> bool {
+        self.journaled.get() && self.data.get() == DataState::Written
+    }
+
+    /// True once nothing more will be written for it.
+    pub fn is_settled(&self) -> bool {
+        self.journaled.get()
+            && matches!(self.data.get(), DataState::Written | DataState::Aborted(_))
+    }
+}

@@ -1,0 +1,455 @@
+//! Writing and deallocating.
+//!
+//! Data goes to fresh blocks while the record of where it went goes to the journal; the two are
+//! not ordered, one flush covers both. Whole blocks need no read. A write within one block that is
+//! mapped without a delta becomes a delta and needs no read either; other parts of blocks are read,
+//! changed and written as whole blocks. Every write of up to [`WRITE_MAX_BYTES`] is one unit.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, Slot, VBlock};
+use smallvec::SmallVec;
+
+use super::commit::Submitted;
+use super::error::DvolError;
+use super::info::Handle;
+use super::join::join_all;
+use super::read::gather;
+use super::spacing::OVERWRITE_PART_BLOCKS;
+use super::unit::Unit;
+use super::{Engine, Inner, Stability};
+use crate::format::record::{MapRun, MappedBlock, Record};
+use crate::space::BlockRun;
+
+/// Most bytes that one write can carry: its record fits one journal group.
+pub const WRITE_MAX_BYTES: u64 = 32 << 20;
+
+/// Mapped blocks that one deallocation unit removes at most; larger ranges are done in parts, so
+/// that neither a record's effects nor a checkpoint grow without limit.
+const UNMAP_PART_BLOCKS: u64 = 64 << 10;
+
+/// Blocks with the bytes that go there.
+pub(super) struct DataWrite {
+    /// Where.
+    pub run: BlockRun,
+    /// What: `run.count` blocks.
+    pub buf: IoBuf,
+}
+
+impl<P: Platform> Engine<P> {
+    /// Writes the view of `data` at any offset, as one unit. On success the bytes are written, and
+    /// durable if `stability` says so.
+    pub async fn write(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        self.write_ex(handle, offset_bytes, data, 0, stability).await
+    }
+
+    /// The same with the tenant's metadata for each block written. [decibel 4.1: vol_write_ex]
+    pub async fn write_ex(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        data: IoBuf,
+        meta: u64,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        let inner = &self.inner;
+        let len = data.len() as u64;
+        inner.check_change(handle, offset_bytes, len)?;
+        if len > WRITE_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
+        if len == 0 {
+            return Ok(inner.resolve(handle)?.lsn);
+        }
+        let first = VBlock::containing(offset_bytes);
+        let blocks = first..VBlock((offset_bytes + len).div_ceil(BLOCK_SIZE));
+        let whole = offset_bytes % BLOCK_SIZE == 0 && len % BLOCK_SIZE == 0;
+        let _lock = inner.range_locks(handle.slot).take(blocks.clone(), !whole).await;
+        inner.check_change(handle, offset_bytes, len)?;
+        if whole {
+            return match inner.write_whole(handle, first, data.clone(), meta, stability).await {
+                Err(DvolError::NoSpace) if inner.is_reserved(handle) => {
+                    inner.write_in_parts(handle, first, &data, meta, stability).await
+                }
+                result => result,
+            };
+        }
+        let within_one = blocks.end.0 - blocks.start.0 == 1;
+        if within_one && meta == 0 && inner.takes_delta(handle.slot, first).await? {
+            let at = (offset_bytes - first.offset_bytes()) as u16;
+            return inner.write_delta(handle, first, at, &data, stability).await;
+        }
+        let widened = inner.widen(handle.slot, blocks, offset_bytes, &data).await?;
+        inner.write_whole(handle, first, widened, meta, stability).await
+    }
+
+    /// Makes everything answered before this call durable.
+    pub async fn flush(&self) -> Result<(), DvolError> {
+        self.inner.flush_for_client().await
+    }
+
+    /// Gives the range's space back; it reads as zeros afterwards. Parts of blocks at its ends are
+    /// written as zeros. Large ranges are several units. [decibel 4.1: vol_deallocate]
+    pub async fn deallocate(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        inner.check_change(handle, offset_bytes, len_bytes)?;
+        let end = offset_bytes + len_bytes;
+        let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE);
+        let end_whole = end - end % BLOCK_SIZE;
+        if first_whole >= end_whole {
+            return self.write_zero_bytes(handle, offset_bytes, len_bytes, stability).await;
+        }
+        if offset_bytes < first_whole {
+            let head = first_whole - offset_bytes;
+            self.write_zero_bytes(handle, offset_bytes, head, stability).await?;
+        }
+        if end_whole < end {
+            self.write_zero_bytes(handle, end_whole, end - end_whole, stability).await?;
+        }
+        let range = VBlock(first_whole / BLOCK_SIZE)..VBlock(end_whole / BLOCK_SIZE);
+        let _lock = inner.range_locks(handle.slot).take(range.clone(), false).await;
+        inner.unmap(handle, range, stability).await
+    }
+
+    /// Writes zeros that take space, so that later writes to them can't run out of it.
+    pub async fn write_zeros(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        self.inner.check_change(handle, offset_bytes, len_bytes)?;
+        let mut at = offset_bytes;
+        let end = offset_bytes + len_bytes;
+        let step_max = flagstone_platform::BufferPool::ZEROS_BYTES as u64;
+        while at < end {
+            let step = (end - at).min(step_max);
+            let zeros = self.inner.platform.buffers().zeros(step as usize);
+            self.write(handle, at, zeros, Stability::Unstable).await?;
+            at += step;
+        }
+        match stability {
+            Stability::Stable => self.flush().await,
+            Stability::Unstable => Ok(()),
+        }
+    }
+
+    async fn write_zero_bytes(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let zeros = self.inner.platform.buffers().zeros(len_bytes as usize);
+        self.write(handle, offset_bytes, zeros, stability).await.map(|_| ())
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    pub(super) fn check_change(&self, handle: Handle, offset: u64, len: u64) -> Result<(), DvolError> {
+        self.check_running()?;
+        let record = self.resolve(handle)?;
+        if handle.layer.is_some() || record.read_only {
+            return Err(DvolError::ReadOnly);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= record.size_bytes => Ok(()),
+            _ => Err(DvolError::OutOfRange),
+        }
+    }
+
+    async fn write_whole(
+        self: &Rc<Self>,
+        handle: Handle,
+        first: VBlock,
+        data: IoBuf,
+        meta: u64,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        let slot = handle.slot;
+        let count = data.len() as u64 / BLOCK_SIZE;
+        self.load_range(slot, first..VBlock(first.0 + count)).await?;
+        let runs = self.take_blocks(slot, count).await?;
+        let mapped = map_blocks(&runs, &data, meta);
+        let mut writes = SmallVec::<[DataWrite; 2]>::new();
+        let mut at = 0;
+        for run in &runs {
+            let len = (run.count * BLOCK_SIZE) as usize;
+            writes.push(DataWrite { run: *run, buf: data.slice(at..at + len) });
+            at += len;
+        }
+        drop(data);
+        let lsn = self.take_lsn(handle)?;
+        let map_run = MapRun { start: first, blocks: mapped };
+        let record = Record::Map { slot, lsn, runs: vec![map_run] };
+        self.commit_with_data(record, slot, writes, stability).await?;
+        Ok(lsn)
+    }
+
+    fn is_reserved(&self, handle: Handle) -> bool {
+        self.record(handle).is_ok_and(|r| r.reserved_blocks > 0)
+    }
+
+    /// Overwrites a reserved dvol on a full device: in parts, each of which frees what the next one
+    /// needs. The whole is not atomic; each part is.
+    async fn write_in_parts(
+        self: &Rc<Self>,
+        handle: Handle,
+        first: VBlock,
+        data: &IoBuf,
+        meta: u64,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        let part_bytes = (OVERWRITE_PART_BLOCKS * BLOCK_SIZE) as usize;
+        let mut lsn = Lsn::ZERO;
+        for at in (0..data.len()).step_by(part_bytes) {
+            let part = data.slice(at..data.len().min(at + part_bytes));
+            let start = VBlock(first.0 + at as u64 / BLOCK_SIZE);
+            lsn = self.write_whole(handle, start, part, meta, stability).await?;
+        }
+        Ok(lsn)
+    }
+
+    /// Submits a record whose data is still to be written, writes it, and waits for the answer.
+    async fn commit_with_data(
+        self: &Rc<Self>,
+        record: Record,
+        slot: Slot,
+        writes: SmallVec<[DataWrite; 2]>,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let mut records = SmallVec::new();
+        records.push(record);
+        let blocks: Vec<BlockNo> = writes.iter().flat_map(|w| w.run.blocks()).collect();
+        let stable = stability == Stability::Stable;
+        let submitted = self.submit(records, SmallVec::from_slice(&[slot]), stable, blocks)?;
+        self.finish_submitted(submitted, writes).await
+    }
+
+    /// Writes a submitted unit's data and waits for its answer. If the caller goes away meanwhile,
+    /// the unit is failed.
+    pub(super) async fn finish_submitted(
+        self: &Rc<Self>,
+        submitted: Submitted,
+        writes: SmallVec<[DataWrite; 2]>,
+    ) -> Result<(), DvolError> {
+        let mut guard = DataGuard { inner: self.clone(), unit: Some(submitted.unit) };
+        let result = self.write_data(writes).await;
+        if let Some(unit) = guard.unit.take() {
+            self.data_done(&unit, result);
+        }
+        submitted.answer.await.unwrap_or(Err(DvolError::Fenced))
+    }
+
+    async fn write_data(&self, writes: SmallVec<[DataWrite; 2]>) -> Result<(), DvolError> {
+        self.counters.data_writes.set(self.counters.data_writes.get() + writes.len() as u64);
+        let one = |w: DataWrite| async move {
+            let (_, result) = self.device.write(w.run.start.offset_bytes(), w.buf).await;
+            self.flusher.note_written();
+            result
+        };
+        let results: SmallVec<[std::io::Result<()>; 2]> = if writes.len() == 1 {
+            let mut results = SmallVec::new();
+            for write in writes {
+                results.push(one(write).await);
+            }
+            results
+        } else {
+            join_all(writes.into_iter().map(one)).await.into()
+        };
+        for result in results {
+            if let Err(error) = result {
+                tracing::warn!("a write to the device failed: {error}");
+                let full = error.kind() == std::io::ErrorKind::StorageFull;
+                return Err(if full { DvolError::NoSpace } else { DvolError::Device });
+            }
+        }
+        Ok(())
+    }
+
+    /// True if a write within this block can be kept as a delta over what is mapped.
+    async fn takes_delta(&self, slot: Slot, vblock: VBlock) -> Result<bool, DvolError> {
+        self.load_range(slot, vblock..VBlock(vblock.0 + 1)).await?;
+        let state = self.state.borrow();
+        let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+        let mapping = found.map.get(vblock).unwrap_or_default();
+        Ok(mapping.data().is_some() && mapping.delta.is_none())
+    }
+
+    async fn write_delta(
+        self: &Rc<Self>,
+        handle: Handle,
+        vblock: VBlock,
+        offset_bytes: u16,
+        data: &IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        let slot = handle.slot;
+        let runs = self.take_blocks(slot, 1).await?;
+        let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
+        let at = usize::from(offset_bytes);
+        buf.bytes_mut().fill(0);
+        buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
+        let lsn = self.take_lsn(handle)?;
+        let record = Record::Delta {
+            slot,
+            lsn,
+            vblock,
+            offset_bytes,
+            len_bytes: data.len() as u16,
+            block: runs[0].start,
+            checksum: BlockChecksum::of(&buf),
+        };
+        let mut writes = SmallVec::new();
+        writes.push(DataWrite { run: runs[0], buf });
+        self.commit_with_data(record, slot, writes, stability).await?;
+        Ok(lsn)
+    }
+
+    /// Writes a part of blocks that the caller has to itself; stable.
+    pub(super) async fn write_part(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: Range<VBlock>,
+        offset_bytes: u64,
+        data: &[u8],
+    ) -> Result<(), DvolError> {
+        let first = blocks.start;
+        let widened = self.widen(handle.slot, blocks, offset_bytes, data).await?;
+        self.write_whole(handle, first, widened, 0, Stability::Stable).await.map(|_| ())
+    }
+
+    /// Whole blocks around `data`, the rest being what is there now.
+    pub(super) async fn widen(
+        self: &Rc<Self>,
+        slot: Slot,
+        blocks: Range<VBlock>,
+        offset_bytes: u64,
+        data: &[u8],
+    ) -> Result<IoBuf, DvolError> {
+        let len = ((blocks.end.0 - blocks.start.0) * BLOCK_SIZE) as usize;
+        let mut buf = self.platform.buffers().take(len);
+        let edges = [blocks.start, VBlock(blocks.end.0 - 1)];
+        for (index, &edge) in edges.iter().enumerate() {
+            if index == 1 && edges[0] == edges[1] {
+                continue;
+            }
+            let pieces = self.read_blocks(slot, edge..VBlock(edge.0 + 1)).await?;
+            let block = gather(self, &pieces, BLOCK_SIZE as usize);
+            let at = ((edge.0 - blocks.start.0) * BLOCK_SIZE) as usize;
+            buf.bytes_mut()[at..at + BLOCK_SIZE as usize].copy_from_slice(&block);
+        }
+        let at = (offset_bytes - blocks.start.offset_bytes()) as usize;
+        buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
+        Ok(buf)
+    }
+
+    /// Deallocates whole blocks, in parts.
+    pub(super) async fn unmap(
+        self: &Rc<Self>,
+        handle: Handle,
+        range: Range<VBlock>,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let mut from = range.start;
+        while from < range.end {
+            let end = self.unmap_part_end(handle.slot, from..range.end).await?;
+            self.load_range(handle.slot, from..end).await?;
+            self.check_running()?;
+            let lsn = self.take_lsn(handle)?;
+            let ranges = vec![(from, end.0 - from.0)];
+            let mut records = SmallVec::new();
+            records.push(Record::Unmap { slot: handle.slot, lsn, ranges });
+            // Only the last part has to wait: a flush covers those before it.
+            let last = end == range.end;
+            let stable = last && stability == Stability::Stable;
+            let slots = SmallVec::from_slice(&[handle.slot]);
+            let submitted = self.submit(records, slots, stable, Vec::new())?;
+            submitted.answer.await.unwrap_or(Err(DvolError::Fenced))?;
+            from = end;
+        }
+        Ok(())
+    }
+
+    /// The end of the next part: at most [`UNMAP_PART_BLOCKS`] mapped blocks.
+    async fn unmap_part_end(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+    ) -> Result<VBlock, DvolError> {
+        let mut entries = Vec::new();
+        loop {
+            let _pass = self.gate.enter();
+            let missing = {
+                let state = self.state.borrow();
+                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+                entries.clear();
+                let limit = UNMAP_PART_BLOCKS as usize;
+                match found.map.lookup(range.clone(), limit, &mut entries) {
+                    Ok(()) if entries.len() < limit => return Ok(range.end),
+                    Ok(()) => break,
+                    Err(missing) => missing,
+                }
+            };
+            self.load_node(&missing).await?;
+        }
+        let last = entries.last().map_or(range.end, |e| e.key.vblock());
+        Ok(VBlock(last.0.max(range.start.0 + 1)).min(range.end))
+    }
+
+    /// The next LSN of a dvol. Whoever takes it submits its record before anything else can run.
+    pub(super) fn take_lsn(&self, handle: Handle) -> Result<Lsn, DvolError> {
+        self.resolve(handle)?;
+        let mut given = self.given_lsns.borrow_mut();
+        let state = self.state.borrow();
+        let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+        let next = state.next_lsn(&found.record);
+        let last = given.entry(handle.slot).or_insert(Lsn::ZERO);
+        let lsn = if *last >= next { last.next() } else { next };
+        *last = lsn;
+        Ok(lsn)
+    }
+}
+
+fn map_blocks(runs: &[BlockRun], data: &[u8], meta: u64) -> Vec<MappedBlock> {
+    let blocks = runs.iter().flat_map(|run| run.blocks());
+    let bytes = data.chunks_exact(BLOCK_SIZE as usize);
+    let mapped = blocks.zip(bytes);
+    mapped
+        .map(|(block, bytes)| MappedBlock { block, checksum: BlockChecksum::of(bytes), meta })
+        .collect()
+}
+
+/// Fails a unit whose writer went away. Its blocks stay taken until the node is restarted, since
+/// the device may still be writing them.
+struct DataGuard<P: Platform> {
+    inner: Rc<Inner<P>>,
+    unit: Option<Rc<Unit>>,
+}
+
+impl<P: Platform> Drop for DataGuard<P> {
+    fn drop(&mut self) {
+        if let Some(unit) = self.unit.take() {
+            self.inner.data_done(&unit, Err(DvolError::Stopping));
+        }
+    }
+}

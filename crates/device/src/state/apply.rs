@@ -1,0 +1,404 @@
+//! How each record changes the state.
+//!
+//! A record that was accepted into the journal always applies: whoever made it checked that the
+//! slots, names and layers it speaks of fit. A record read from a device may be anything, so
+//! [`State::check`] judges it first and recovery refuses what does not fit.
+
+use flagstone_types::{LayerNo, Lsn, Slot, VBlock};
+
+use super::{Effects, SlotState, State};
+use crate::format::catalogue::{ATTRIBUTE_BYTES, CatalogueRecord, FLAG_HIDDEN, RecordKind};
+use crate::format::geometry::Geometry;
+use crate::format::record::{MapRun, Record};
+use crate::format::segment::SegmentRecord;
+use crate::format::FormatError;
+use crate::v2p::{Edit, Entry, EntryKind, Key, Map, Missing};
+
+/// Entries looked at per internal step of a reap.
+const REAP_STEP_ENTRIES: usize = 4096;
+
+impl State {
+    /// A node that must be in memory before `record` can be applied.
+    pub fn missing(&self, record: &Record) -> Option<Missing> {
+        let map = |slot: &Slot| self.slot(*slot).map(|s| &s.map);
+        match record {
+            Record::Map { slot, runs, .. } => {
+                let map = map(slot)?;
+                runs.iter().find_map(|run| {
+                    let end = VBlock(run.start.0 + run.blocks.len() as u64);
+                    map.missing(run.start..end)
+                })
+            }
+            Record::Delta { slot, vblock, .. } => {
+                map(slot)?.missing(*vblock..VBlock(vblock.0 + 1))
+            }
+            Record::Unmap { slot, ranges, .. } => {
+                let map = map(slot)?;
+                ranges.iter().find_map(|&(start, count)| {
+                    map.missing(start..VBlock(start.0 + count))
+                })
+            }
+            Record::Reap { slot, to } => self.reap_plan(*slot, *to).err(),
+            _ => None,
+        }
+    }
+
+    /// Whether `record`, read from a device, fits the state.
+    pub fn check(&self, record: &Record, geometry: &Geometry) -> Result<(), FormatError> {
+        let wrong = |what: String| Err(FormatError::new(format!("journal record: {what}")));
+        let dvol = |slot: &Slot| self.slot(*slot).is_some_and(SlotState::is_dvol);
+        let layer = |slot: &Slot| self.slot(*slot).is_some_and(|s| !s.is_dvol());
+        let fits = match record {
+            Record::Map { slot, .. }
+            | Record::Delta { slot, .. }
+            | Record::Unmap { slot, .. }
+            | Record::DeleteDvol { slot } => dvol(slot),
+            Record::CreateDvol { slot, record } => {
+                self.slot(*slot).is_none()
+                    && record.kind == RecordKind::Dvol
+                    && record.parent.is_none_or(|p| layer(&p))
+            }
+            Record::Update { slot, record } => {
+                self.slot(*slot).is_some_and(|s| s.record.kind == record.kind)
+            }
+            Record::Snapshot { slot, layer_slot, .. } => {
+                dvol(slot) && self.slot(*layer_slot).is_none()
+            }
+            Record::Rollback { slot, to, discard_slot, .. } => {
+                dvol(slot) && layer(to) && self.slot(*discard_slot).is_none()
+            }
+            Record::DeleteLayer { slot } => layer(slot),
+            Record::Reap { slot, to } => self.slot(*slot).is_some_and(|s| {
+                s.is_hidden() && s.children.len() <= 1 && *to > s.record.reap_cursor
+            }),
+            Record::ReserveSegment { segment } => {
+                geometry.is_usable_segment(*segment)
+            }
+            Record::ReleaseSegment { segment } => self.pool.owns(*segment),
+            Record::Abort { .. } => true,
+        };
+        if !fits {
+            return wrong(format!("it does not fit the state it is applied to: {record:?}"));
+        }
+        let foreign = record
+            .new_blocks()
+            .find(|(block, _)| !geometry.is_data(*block) || !self.pool.owns(block.segment()));
+        match foreign {
+            Some((block, _)) => wrong(format!("{block} lies in no segment of this journal")),
+            None => Ok(()),
+        }
+    }
+
+    /// Applies a record. Every node it needs must be in memory ([`State::missing`]).
+    pub fn apply(&mut self, record: &Record, geometry: &Geometry, effects: &mut Effects) {
+        match record {
+            Record::Map { slot, lsn, runs } => self.apply_map(*slot, *lsn, runs, effects),
+            Record::Delta { slot, lsn, vblock, offset_bytes, len_bytes, block, checksum } => {
+                let meta = u64::from(*offset_bytes) | u64::from(*len_bytes) << 16;
+                self.edit(*slot, *lsn, effects, |map, edit| {
+                    map.write_delta(edit, *vblock, *block, *checksum, meta, *lsn);
+                });
+                self.pool.commit(*block);
+            }
+            Record::Unmap { slot, lsn, ranges } => {
+                self.edit(*slot, *lsn, effects, |map, edit| {
+                    for &(start, count) in ranges {
+                        map.deallocate(edit, start..VBlock(start.0 + count), *lsn);
+                    }
+                });
+            }
+            Record::CreateDvol { slot, record } => self.apply_create(*slot, record),
+            Record::Update { slot, record } => self.apply_update(*slot, record),
+            Record::Snapshot { slot, layer_slot, head, created_ns, name } => {
+                self.apply_snapshot(*slot, *layer_slot, LayerNo(*head), *created_ns, name);
+            }
+            Record::Rollback { slot, to, discard_slot, head, lsn, size_bytes } => {
+                self.apply_rollback(*slot, *to, *discard_slot, LayerNo(*head), *lsn, *size_bytes);
+                effects.may_reap = true;
+            }
+            Record::DeleteDvol { slot } | Record::DeleteLayer { slot } => {
+                self.apply_hide(*slot);
+                effects.may_reap = true;
+            }
+            Record::Reap { slot, to } => {
+                self.apply_reap(*slot, *to, effects);
+                effects.may_reap = true;
+            }
+            Record::ReserveSegment { segment } => {
+                // The live path adds it before it hands out its blocks; a root may hold it already.
+                if !self.pool.owns(*segment) {
+                    self.pool.add(*segment, SegmentRecord::EMPTY, geometry);
+                }
+                if let Some(state) = self.pool.segment_mut(*segment) {
+                    state.dirty = true;
+                }
+            }
+            Record::ReleaseSegment { segment } => {
+                self.pool.remove(*segment);
+                self.released_segments.insert(*segment);
+            }
+            // Aborted units were left out before.
+            Record::Abort { .. } => {}
+        }
+    }
+
+    fn existing(&mut self, slot: Slot) -> &mut SlotState {
+        self.slot_mut(slot).expect("records are checked against the state before they are applied")
+    }
+
+    fn apply_map(&mut self, slot: Slot, lsn: Lsn, runs: &[MapRun], effects: &mut Effects) {
+        self.edit(slot, lsn, effects, |map, edit| {
+            for run in runs {
+                map.write_run(edit, run.start, &run.blocks, lsn);
+            }
+        });
+        for run in runs {
+            for mapped in &run.blocks {
+                self.pool.commit(mapped.block);
+            }
+        }
+    }
+
+    /// Changes a dvol's map and frees what the change displaced, unless an older layer needs it.
+    fn edit(
+        &mut self,
+        slot: Slot,
+        lsn: Lsn,
+        effects: &mut Effects,
+        change: impl FnOnce(&mut Map, &mut Edit),
+    ) {
+        let incarnation = self.incarnation;
+        let state = self.existing(slot);
+        let mut edit = Edit::new(state.record.layer);
+        change(&mut state.map, &mut edit);
+        state.record.mapped_blocks = state.map.mapped_count();
+        if lsn > state.record.lsn || state.record.lsn_incarnation != incarnation {
+            state.record.lsn = state.record.lsn.max(lsn);
+            state.record.lsn_incarnation = incarnation;
+        }
+        let mut inherited_gone = 0;
+        for entry in &edit.displaced {
+            if entry.birth > self.needed_up_to(slot, entry.key) {
+                self.pool.release(entry.block);
+                effects.freed.push(entry.block);
+            } else if entry.kind == EntryKind::Data {
+                inherited_gone += 1;
+            }
+        }
+        let state = self.existing(slot);
+        let left = state.record.inherited_blocks.saturating_sub(inherited_gone);
+        state.record.inherited_blocks = left.min(state.record.mapped_blocks);
+        for retired in edit.retired {
+            // A node counts by its end: the reaper frees it when it passes that.
+            if retired.birth > self.needed_up_to(slot, Key(retired.end_key.0 - 1)) {
+                self.retired.push(retired);
+            }
+        }
+        self.dirty_nodes += edit.dirtied;
+        self.touch(slot);
+    }
+
+    fn apply_create(&mut self, slot: Slot, record: &CatalogueRecord) {
+        let mut record = record.clone();
+        record.map = None;
+        let map = match record.parent {
+            Some(parent) => {
+                let parent = self.existing(parent);
+                parent.children.push(slot);
+                parent.map.clone()
+            }
+            None => Map::empty(self.map_stats.clone()),
+        };
+        record.mapped_blocks = map.mapped_count();
+        record.inherited_blocks = record.mapped_blocks;
+        self.next_layer = self.next_layer.max(record.layer.0 + 1);
+        self.fill(slot, SlotState::new(record, map));
+        self.touch(slot);
+    }
+
+    fn apply_update(&mut self, slot: Slot, new: &CatalogueRecord) {
+        let old = self.existing(slot).record.clone();
+        self.remove_name(&old);
+        let record = &mut self.existing(slot).record;
+        record.name.clone_from(&new.name);
+        record.size_bytes = new.size_bytes;
+        record.flags = new.flags;
+        record.epoch = new.epoch;
+        record.lsn = record.lsn.max(new.lsn);
+        record.floor = new.floor;
+        record.reserved_blocks = new.reserved_blocks;
+        record.attributes = new.attributes;
+        let record = record.clone();
+        self.add_name(slot, &record);
+        self.touch(slot);
+    }
+
+    fn apply_snapshot(
+        &mut self,
+        slot: Slot,
+        layer_slot: Slot,
+        head: LayerNo,
+        created_ns: u64,
+        name: &str,
+    ) {
+        let dvol = self.existing(slot);
+        let old_parent = dvol.record.parent;
+        let layer = SlotState {
+            record: CatalogueRecord {
+                kind: RecordKind::Layer,
+                flags: 0,
+                name: name.to_owned(),
+                created_ns,
+                reserved_blocks: 0,
+                ..dvol.record.clone()
+            },
+            map: dvol.map.clone(),
+            children: vec![slot],
+            evict_hand: Default::default(),
+        };
+        dvol.record.parent = Some(layer_slot);
+        dvol.record.layer = head;
+        dvol.record.inherited_blocks = dvol.record.mapped_blocks;
+        self.replace_child(old_parent, slot, Some(layer_slot));
+        self.next_layer = self.next_layer.max(head.0 + 1);
+        self.fill(layer_slot, layer);
+        self.touch(slot);
+        self.touch(layer_slot);
+    }
+
+    fn apply_rollback(
+        &mut self,
+        slot: Slot,
+        to: Slot,
+        discard_slot: Slot,
+        head: LayerNo,
+        lsn: Lsn,
+        size_bytes: u64,
+    ) {
+        let incarnation = self.incarnation;
+        let target = self.existing(to);
+        target.children.push(slot);
+        let (new_map, target_lsn) = (target.map.clone(), target.record.lsn);
+        let dvol = self.existing(slot);
+        let old_parent = dvol.record.parent;
+        let discarded = SlotState {
+            record: CatalogueRecord {
+                kind: RecordKind::Layer,
+                flags: FLAG_HIDDEN,
+                name: String::new(),
+                reserved_blocks: 0,
+                ..dvol.record.clone()
+            },
+            map: std::mem::replace(&mut dvol.map, new_map),
+            children: Vec::new(),
+            evict_hand: Default::default(),
+        };
+        let record = &mut dvol.record;
+        // What happened between the snapshot and now is undone: nobody can be told what changed
+        // since an LSN in between.
+        let gap_start = match record.gap {
+            (low, high) if low < high => low.min(target_lsn),
+            _ => target_lsn,
+        };
+        record.gap = (gap_start, lsn);
+        record.lsn = lsn;
+        record.lsn_incarnation = incarnation;
+        record.size_bytes = size_bytes;
+        record.parent = Some(to);
+        record.layer = head;
+        record.mapped_blocks = dvol.map.mapped_count();
+        record.inherited_blocks = record.mapped_blocks;
+        self.replace_child(old_parent, slot, Some(discard_slot));
+        self.next_layer = self.next_layer.max(head.0 + 1);
+        self.fill(discard_slot, discarded);
+        for touched in [slot, to, discard_slot] {
+            self.touch(touched);
+        }
+    }
+
+    /// Puts `new` in place of the first `old` among the children of `parent`.
+    fn replace_child(&mut self, parent: Option<Slot>, old: Slot, new: Option<Slot>) {
+        let Some(parent) = parent else { return };
+        let children = &mut self.existing(parent).children;
+        if let Some(at) = children.iter().position(|&c| c == old) {
+            match new {
+                Some(new) => children[at] = new,
+                None => {
+                    children.remove(at);
+                }
+            }
+        }
+        if let Some(new) = new
+            && let Some(state) = self.slot_mut(new)
+        {
+            state.record.parent = Some(parent);
+        }
+    }
+
+    fn apply_hide(&mut self, slot: Slot) {
+        let old = self.existing(slot).record.clone();
+        self.remove_name(&old);
+        let record = &mut self.existing(slot).record;
+        record.kind = RecordKind::Layer;
+        record.flags |= FLAG_HIDDEN;
+        record.name.clear();
+        record.reserved_blocks = 0;
+        record.attributes = [0; ATTRIBUTE_BYTES];
+        self.touch(slot);
+    }
+
+    /// What reaping `slot` up to `to` frees: entries of data, and the nodes of its map.
+    fn reap_plan(&self, slot: Slot, to: Key) -> Result<(Vec<Entry>, Vec<crate::v2p::Retired>), Missing> {
+        let (mut entries, mut nodes) = (Vec::new(), Vec::new());
+        let Some(old) = self.slot(slot) else { return Ok((entries, nodes)) };
+        let child = old.children.first().and_then(|&c| self.slot(c)).map(|c| &c.map);
+        let parent = self.parent_layer(slot);
+        let mut from = old.record.reap_cursor;
+        while from < to {
+            let step =
+                crate::v2p::reap_step(&old.map, child, parent, from, to, REAP_STEP_ENTRIES)?;
+            entries.extend(step.data);
+            nodes.extend(step.nodes);
+            from = step.next.unwrap_or(Key::END);
+        }
+        Ok((entries, nodes))
+    }
+
+    /// Number of the layer below `slot`; zero if there is none.
+    pub fn parent_layer(&self, slot: Slot) -> LayerNo {
+        let parent = self.slot(slot).and_then(|s| s.record.parent);
+        parent.and_then(|p| self.slot(p)).map_or(LayerNo(0), |p| p.record.layer)
+    }
+
+    fn apply_reap(&mut self, slot: Slot, to: Key, effects: &mut Effects) {
+        let (entries, nodes) =
+            self.reap_plan(slot, to).expect("the caller has loaded what was missing");
+        for entry in entries {
+            self.pool.release(entry.block);
+            effects.freed.push(entry.block);
+        }
+        self.retired.extend(nodes);
+        self.existing(slot).record.reap_cursor = to;
+        self.touch(slot);
+        if to == Key::END {
+            self.remove_layer(slot);
+        }
+    }
+
+    /// Takes a reaped layer out of the tree: its child, if any, stands on its parent now.
+    fn remove_layer(&mut self, slot: Slot) {
+        let state = self.slots[slot.0 as usize].take().expect("was just reaped");
+        self.free_slots.insert(slot.0);
+        let parent = state.record.parent;
+        let child = state.children.first().copied();
+        self.replace_child(parent, slot, child);
+        if let Some(child) = child {
+            let child_state = self.existing(child);
+            child_state.record.parent = parent;
+            if parent.is_none() {
+                child_state.record.inherited_blocks = 0;
+            }
+            self.touch(child);
+        }
+    }
+}

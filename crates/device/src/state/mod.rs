@@ -1,0 +1,312 @@
+//! What one journal owns, in memory: dvols, layers, their maps, and the space they use.
+//!
+//! Pure: no I/O, no clock. Records change it through [`State::apply`], which is the only way it
+//! changes, so that the live path and recovery can't disagree.
+//!
+//! Invariant: applying the records of a journal in order to the state of a root gives the state
+//! that the next root will describe, block for block.
+
+mod apply;
+mod freeze;
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot};
+
+use crate::format::catalogue::{CatalogueRecord, FLAG_HIDDEN, RecordKind};
+use crate::space::Pool;
+use crate::v2p::{EvictState, Key, Map, MapStats, Retired};
+
+pub use freeze::{Frozen, FrozenPage, FrozenSegment, TableLocations};
+
+/// LSNs left out at the first change of a dvol after each start, so that one which a crash made
+/// the node forget is never given out again. More than a ring can hold records.
+pub const LSN_SKIP: u64 = 1 << 22;
+
+/// A dvol or a layer.
+pub struct SlotState {
+    /// Its fields. `map` in it is not used; `mapped_blocks` is kept up to date.
+    pub record: CatalogueRecord,
+    /// Its map.
+    pub map: Map,
+    /// Slots whose parent this is.
+    pub children: Vec<Slot>,
+    /// Where eviction goes on in the map.
+    pub evict_hand: Cell<EvictState>,
+}
+
+impl SlotState {
+    fn new(record: CatalogueRecord, map: Map) -> SlotState {
+        SlotState { record, map, children: Vec::new(), evict_hand: Cell::default() }
+    }
+
+    /// True for a deleted layer that waits to be reaped.
+    pub fn is_hidden(&self) -> bool {
+        self.record.flags & FLAG_HIDDEN != 0
+    }
+
+    /// True for a dvol.
+    pub fn is_dvol(&self) -> bool {
+        self.record.kind == RecordKind::Dvol
+    }
+}
+
+/// What applying records has freed.
+#[derive(Default)]
+pub struct Effects {
+    /// Blocks of data that nothing refers to any more. They may be handed out again once the
+    /// record that freed them is durable and reads under way have ended.
+    pub freed: Vec<BlockNo>,
+    /// A layer was hidden or lost a child: it may be ready to be reaped.
+    pub may_reap: bool,
+}
+
+/// Everything one journal owns.
+pub struct State {
+    slots: Vec<Option<Box<SlotState>>>,
+    free_slots: BTreeSet<u32>,
+    dvol_names: BTreeMap<String, Slot>,
+    layer_names: BTreeMap<(DvolId, String), Slot>,
+    /// Segments and their bitmaps.
+    pub pool: Pool,
+    /// The next layer number.
+    pub next_layer: u32,
+    /// The node's incarnation on this journal.
+    pub incarnation: u32,
+    /// Counts nodes in memory.
+    pub map_stats: Rc<MapStats>,
+    /// Slots of dvols with a reservation.
+    reserving_slots: BTreeSet<u32>,
+    dirty_slots: BTreeSet<u32>,
+    /// Nodes that became dirty since the last freeze: at least as many as a freeze will write.
+    dirty_nodes: usize,
+    /// Nodes that no map refers to once the next checkpoint is done.
+    retired: Vec<Retired>,
+    /// Segments given back since the last freeze.
+    released_segments: BTreeSet<SegmentNo>,
+    catalogue: TableLocations,
+    segment_table: TableLocations,
+}
+
+impl State {
+    /// A journal that owns nothing.
+    pub fn new(incarnation: u32, next_layer: u32) -> State {
+        State {
+            slots: Vec::new(),
+            free_slots: BTreeSet::new(),
+            dvol_names: BTreeMap::new(),
+            layer_names: BTreeMap::new(),
+            pool: Pool::new(),
+            next_layer,
+            incarnation,
+            map_stats: Rc::new(MapStats::default()),
+            reserving_slots: BTreeSet::new(),
+            dirty_slots: BTreeSet::new(),
+            dirty_nodes: 0,
+            retired: Vec::new(),
+            released_segments: BTreeSet::new(),
+            catalogue: TableLocations::default(),
+            segment_table: TableLocations::default(),
+        }
+    }
+
+    /// What `slot` holds.
+    pub fn slot(&self, slot: Slot) -> Option<&SlotState> {
+        self.slots.get(slot.0 as usize)?.as_deref()
+    }
+
+    fn slot_mut(&mut self, slot: Slot) -> Option<&mut SlotState> {
+        self.slots.get_mut(slot.0 as usize)?.as_deref_mut()
+    }
+
+    /// All slots in use.
+    pub fn slots(&self) -> impl Iterator<Item = (Slot, &SlotState)> {
+        let numbered = self.slots.iter().enumerate();
+        numbered.filter_map(|(n, s)| Some((Slot(n as u32), s.as_deref()?)))
+    }
+
+    /// The dvol of that name.
+    pub fn dvol_named(&self, name: &str) -> Option<Slot> {
+        self.dvol_names.get(name).copied()
+    }
+
+    /// The snapshot of that name of a dvol.
+    pub fn layer_named(&self, dvol: DvolId, name: &str) -> Option<Slot> {
+        self.layer_names.get(&(dvol, name.to_owned())).copied()
+    }
+
+    /// Dvols by name, in order.
+    pub fn dvols(&self) -> impl Iterator<Item = (&str, Slot)> {
+        self.dvol_names.iter().map(|(name, &slot)| (name.as_str(), slot))
+    }
+
+    /// Snapshots of a dvol by name, in order.
+    pub fn layers_of(&self, dvol: DvolId) -> impl Iterator<Item = (&str, Slot)> {
+        let from = (dvol, String::new());
+        self.layer_names
+            .range(from..)
+            .take_while(move |((id, _), _)| *id == dvol)
+            .map(|((_, name), &slot)| (name.as_str(), slot))
+    }
+
+    /// `count` free slots, lowest first, without the ones in `without`. They stay free until a
+    /// record fills them.
+    pub fn free_slots(&self, count: usize, without: &BTreeSet<u32>) -> Option<Vec<Slot>> {
+        let reused = self.free_slots.iter().copied();
+        let fresh = self.slots.len() as u32..crate::format::catalogue::SLOTS_MAX;
+        let found: Vec<Slot> =
+            reused.chain(fresh).filter(|s| !without.contains(s)).take(count).map(Slot).collect();
+        (found.len() == count).then_some(found)
+    }
+
+    /// The LSN of a dvol's next change.
+    pub fn next_lsn(&self, record: &CatalogueRecord) -> Lsn {
+        if record.lsn_incarnation == self.incarnation {
+            return record.lsn.next();
+        }
+        Lsn(record.lsn.0 + LSN_SKIP)
+    }
+
+    /// Number of the youngest layer below `slot` that still needs what is mapped at `key`: entries
+    /// born later belong to `slot` alone. A layer that is being reaped needs nothing below its
+    /// cursor any more.
+    pub fn needed_up_to(&self, slot: Slot, key: Key) -> LayerNo {
+        let mut at = self.slot(slot).and_then(|s| s.record.parent);
+        while let Some(parent_slot) = at {
+            let Some(parent) = self.slot(parent_slot) else { return LayerNo(0) };
+            let reaped = parent.is_hidden() && parent.children.len() == 1;
+            if !(reaped && key < parent.record.reap_cursor) {
+                return parent.record.layer;
+            }
+            at = parent.record.parent;
+        }
+        LayerNo(0)
+    }
+
+    /// The layer to reap next: one under way first, else any that is hidden and has at most one
+    /// child.
+    pub fn reapable(&self) -> Option<Slot> {
+        let hidden = || self.slots().filter(|(_, s)| s.is_hidden() && s.children.len() <= 1);
+        hidden()
+            .find(|(_, s)| s.record.reap_cursor > Key(0))
+            .or_else(|| hidden().next())
+            .map(|(slot, _)| slot)
+    }
+
+    /// Nodes that a freeze would have to write, at most.
+    pub fn dirty_nodes(&self) -> usize {
+        self.dirty_nodes
+    }
+
+    /// True if nothing changed since the last freeze.
+    pub fn is_clean(&self) -> bool {
+        self.dirty_slots.is_empty()
+            && self.retired.is_empty()
+            && self.released_segments.is_empty()
+            && !self.pool.segments().any(|(_, s)| s.dirty)
+    }
+
+    fn touch(&mut self, slot: Slot) {
+        self.dirty_slots.insert(slot.0);
+        self.note_reservation(slot);
+    }
+
+    fn note_reservation(&mut self, slot: Slot) {
+        if self.slot(slot).is_some_and(|s| s.record.reserved_blocks > 0) {
+            self.reserving_slots.insert(slot.0);
+        } else {
+            self.reserving_slots.remove(&slot.0);
+        }
+    }
+
+    /// Puts a slot's content in place while a root is being loaded.
+    pub fn load_slot(&mut self, slot: Slot, record: CatalogueRecord) {
+        let map = match &record.map {
+            Some(root) => Map::from_root(
+                root.ptr,
+                record.mapped_blocks,
+                root.max_lsn,
+                self.map_stats.clone(),
+            ),
+            None => Map::empty(self.map_stats.clone()),
+        };
+        self.fill(slot, SlotState::new(record, map));
+        self.note_reservation(slot);
+    }
+
+    /// Links parents and children once all slots are loaded. The slots whose parent is missing.
+    pub fn link_children(&mut self) -> Vec<Slot> {
+        let links: Vec<(Slot, Slot)> =
+            self.slots().filter_map(|(s, state)| Some((s, state.record.parent?))).collect();
+        let mut orphans = Vec::new();
+        for (slot, parent) in links {
+            match self.slot_mut(parent) {
+                Some(parent) if parent.record.kind == RecordKind::Layer => {
+                    parent.children.push(slot);
+                }
+                _ => orphans.push(slot),
+            }
+        }
+        for number in 0..self.slots.len() as u32 {
+            if self.slot(Slot(number)).is_none() {
+                self.free_slots.insert(number);
+            }
+        }
+        orphans
+    }
+
+    /// Fills an empty slot and the name tables.
+    fn fill(&mut self, slot: Slot, state: SlotState) {
+        let index = slot.0 as usize;
+        while self.slots.len() <= index {
+            let number = self.slots.len() as u32;
+            if number != slot.0 {
+                self.free_slots.insert(number);
+            }
+            self.slots.push(None);
+        }
+        assert!(self.slots[index].is_none(), "slot {} is filled once", slot.0);
+        self.free_slots.remove(&slot.0);
+        self.add_name(slot, &state.record);
+        self.slots[index] = Some(Box::new(state));
+    }
+
+    fn add_name(&mut self, slot: Slot, record: &CatalogueRecord) {
+        if record.name.is_empty() || record.flags & FLAG_HIDDEN != 0 {
+            return;
+        }
+        match record.kind {
+            RecordKind::Dvol => {
+                self.dvol_names.insert(record.name.clone(), slot);
+            }
+            RecordKind::Layer => {
+                self.layer_names.insert((record.id, record.name.clone()), slot);
+            }
+        }
+    }
+
+    fn remove_name(&mut self, record: &CatalogueRecord) {
+        match record.kind {
+            RecordKind::Dvol => {
+                self.dvol_names.remove(&record.name);
+            }
+            RecordKind::Layer => {
+                self.layer_names.remove(&(record.id, record.name.clone()));
+            }
+        }
+    }
+}
+
+impl State {
+    /// Dvols with blocks set aside that they do not use yet, and how many. What a dvol shares with
+    /// older layers does not count as its own: overwriting it will take new blocks.
+    pub fn reserved(&self) -> impl Iterator<Item = (Slot, u64)> {
+        let slots = self.reserving_slots.iter().filter_map(|&s| Some((Slot(s), self.slot(Slot(s))?)));
+        slots.map(|(slot, s)| {
+            let own = s.record.mapped_blocks.saturating_sub(s.record.inherited_blocks);
+            (slot, s.record.reserved_blocks.saturating_sub(own))
+        })
+    }
+}
