@@ -14,8 +14,9 @@
 //! torn at 512 bytes, may be there as well.
 //!
 //! **Format** of an event in a file, little-endian: kind (u8), ok (u8), zero (u16), length of the
-//! data that follows (u32), id (u64), offset (u64), length of a discarded range (u64), data. A file
-//! that ends within an event has lost its tail with the process, and is read up to there.
+//! data that follows (u32), id (u64; of a mark its value), offset (u64), length of a discarded range
+//! (u64), data. A file that ends within an event has lost its tail with the process, and is read up
+//! to there.
 
 use std::future::Future;
 use std::io;
@@ -32,6 +33,7 @@ const FLUSH_SUBMITTED: u8 = 3;
 const FLUSH_COMPLETED: u8 = 4;
 const DISCARD_SUBMITTED: u8 = 5;
 const DISCARD_COMPLETED: u8 = 6;
+const MARK: u8 = 7;
 
 /// Something that happened at a device. Ids tell operations apart; they are not in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,6 +81,12 @@ pub enum IoEvent<'a> {
         id: u64,
         /// False if it failed or isn't supported.
         ok: bool,
+    },
+    /// Something happened above the device that whoever checks the record wants to find in it,
+    /// such as an answer to a client. It has no effect on the device.
+    Mark {
+        /// Its meaning is between who records and who checks.
+        value: u64,
     },
 }
 
@@ -203,6 +211,7 @@ impl IoEvent<'_> {
                     len_bytes,
                 } => (DISCARD_SUBMITTED, true, id, offset_bytes, len_bytes, &[]),
                 IoEvent::DiscardCompleted { id, ok } => (DISCARD_COMPLETED, ok, id, 0, 0, &[]),
+                IoEvent::Mark { value } => (MARK, true, value, 0, 0, &[]),
             };
         let data_len = u32::try_from(data.len()).expect("a write is shorter than 4 GiB");
         into.extend_from_slice(&[kind, u8::from(ok), 0, 0]);
@@ -248,6 +257,7 @@ impl IoEvent<'_> {
                 len_bytes,
             },
             DISCARD_COMPLETED => IoEvent::DiscardCompleted { id, ok },
+            MARK => IoEvent::Mark { value: id },
             kind => return Err(RecordError { kind }),
         };
         Ok(Some((event, rest)))
@@ -300,6 +310,7 @@ mod tests {
                 id: u64::MAX,
                 ok: true,
             },
+            IoEvent::Mark { value: 4711 },
         ]
     }
 

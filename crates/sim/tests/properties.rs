@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
-use flagstone_sim::record::{IoEvent, RecordReader, RecordWriter};
+use flagstone_sim::record::{IoEvent, RecordReader};
 use flagstone_sim::{
     Counting, CrashMoment, CrashPoint, DiscardMix, DiskConfig, DiskImage, FaultConfig, Fill,
     LogReplay, Rng, SECTOR_BYTES, SimDisk, World, WorldConfig,
@@ -255,13 +255,12 @@ proptest! {
         failing in any::<bool>(),
     ) {
         let (_, events, _, mut rng) = run(seed, tasks, failing, None);
-        let mut writer = RecordWriter::new(Vec::new()).unwrap();
+        let mut file = Vec::new();
         for event in &events {
-            writer.append(event).unwrap();
+            event.as_recorded().encode(&mut file);
         }
-        let file = writer.into_inner().unwrap();
         let mut replay = LogReplay::new(DiskImage::new(Fill::Zeros));
-        for event in RecordReader::new(&file[..]).unwrap() {
+        for event in RecordReader::new(&file[..]) {
             replay.apply(&event.unwrap()).unwrap();
             let seen = usize::try_from(replay.position()).unwrap();
             Oracle::of(&events[..seen]).check(&replay.images().sample(&mut rng), SECTORS);
