@@ -6,11 +6,18 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::steps::Steps;
-use crate::{e2e, repo, tidy};
+use crate::forward::SimArguments;
+use crate::fuzz::Fuzzers;
+use crate::steps::{Counts, Steps};
+use crate::{e2e, forward, fuzz, repo, tidy};
 
 /// No single step may hang a CI run for longer.
 const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// How many seeds CI simulates.
+const SIM_SEEDS: u64 = 1000;
+/// How long CI fuzzes each decoder.
+const FUZZ_SECONDS: u32 = 20;
 
 /// Format, lints, house style, unit tests. Under two minutes on a warm tree.
 pub(crate) fn check(root: &Path) -> Result<()> {
@@ -36,6 +43,9 @@ pub(crate) fn ci(root: &Path) -> Result<()> {
     let mut steps = Steps::new();
     lint(root, &mut steps);
     all_tests(root, &mut steps, &[]);
+    model(root, &mut steps);
+    sim(root, &mut steps);
+    fuzz(root, &mut steps);
     if let Err(error) = e2e::add_ci_steps(root, &mut steps) {
         steps.run("e2e", || Err(error));
     }
@@ -59,6 +69,47 @@ fn lint(root: &Path, steps: &mut Steps) {
         "warnings",
     ];
     steps.run_command("clippy", cargo(root, &clippy), STEP_LIMIT);
+}
+
+/// The model finds nothing, and finds every planted bug.
+fn model(root: &Path, steps: &mut Steps) {
+    let arguments = |words: &[&str]| {
+        words
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect::<Vec<_>>()
+    };
+    let explore = forward::model(root, &arguments(&["--size", "small"]));
+    steps.run_command("model, every state", explore, STEP_LIMIT);
+    let planted = forward::model(root, &arguments(&["--bugs"]));
+    steps.run_command("model, planted bugs", planted, STEP_LIMIT);
+}
+
+/// Many seeds with all faults.
+fn sim(root: &Path, steps: &mut Steps) {
+    steps.run("sim", || {
+        if !forward::has_sim(root) {
+            println!("crates/sim has no binary yet: nothing was simulated");
+            return Ok(Counts::default());
+        }
+        forward::sim(root, &SimArguments::seeds(SIM_SEEDS)).map(Counts::one)
+    });
+}
+
+/// Every decoder for a while.
+fn fuzz(root: &Path, steps: &mut Steps) {
+    steps.run("fuzz", || {
+        let fuzzers = Fuzzers::build(root)?;
+        let mut counts = Counts::default();
+        for name in fuzz::targets(root)? {
+            let found = fuzzers.fuzz(&name, FUZZ_SECONDS);
+            if let Err(error) = &found {
+                println!("{error:#}");
+            }
+            counts.add(Counts::one(found.is_ok()));
+        }
+        Ok(counts)
+    });
 }
 
 fn all_tests(root: &Path, steps: &mut Steps, packages: &[String]) {

@@ -1,11 +1,10 @@
-//! Commands that hand over to another tool: the simulator, the model, the fuzzers.
+//! Commands that hand over to another program of ours: the simulator and the model.
 
-use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
 use clap::Args;
 
 use crate::repo;
@@ -61,6 +60,11 @@ impl SimArguments {
     }
 }
 
+/// Whether there is a simulator to run.
+pub(crate) fn has_sim(root: &Path) -> bool {
+    root.join("crates/sim/src/main.rs").is_file() || root.join("crates/sim/src/bin").is_dir()
+}
+
 /// Runs the simulator. A failure prints as its last line how to repeat it. True if all went well.
 pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
     let mut command = release_run(root, "flagstone-sim");
@@ -99,59 +103,4 @@ fn release_run(root: &Path, package: &str) -> Command {
     let mut command = repo::cargo(root);
     command.args(["run", "--release", "--quiet", "--package", package, "--"]);
     command
-}
-
-/// Fuzzes one decoder for a while; needs a nightly toolchain and cargo-fuzz.
-pub(crate) fn fuzz(root: &Path, target: Option<&str>, seconds: u64) -> Result<()> {
-    let targets = fuzz_targets(root)?;
-    let Some(target) = target else {
-        println!("fuzz targets: {}", targets.join(", "));
-        return Ok(());
-    };
-    ensure!(
-        targets.iter().any(|each| each == target),
-        "no fuzz target `{target}`; there are {}",
-        targets.join(", ")
-    );
-    if !works(
-        root,
-        &["rustup", "run", "nightly", "cargo", "fuzz", "--version"],
-    ) {
-        bail!(
-            "fuzzing with coverage needs two more tools:\n  \
-             rustup toolchain install nightly --profile minimal\n  \
-             cargo +nightly install cargo-fuzz --locked\n\
-             Without them, `cargo xtask test` replays the kept inputs and mutates them at random."
-        );
-    }
-    let mut command = repo::command(root, "rustup");
-    command.args(["run", "nightly", "cargo", "fuzz", "run", target, "--"]);
-    command.arg(format!("-max_total_time={seconds}"));
-    let good = run_limited(command, Duration::from_secs(seconds) + BUILD_LIMIT, |_| ())?;
-    ensure!(
-        good,
-        "{target} found something; cargo-fuzz has printed how to repeat it"
-    );
-    Ok(())
-}
-
-fn fuzz_targets(root: &Path) -> Result<Vec<String>> {
-    let folder = root.join("fuzz/fuzz_targets");
-    let entries =
-        fs::read_dir(&folder).context("there are no fuzz targets in fuzz/fuzz_targets")?;
-    let mut names: Vec<String> = entries
-        .flatten()
-        .filter_map(|entry| entry.path().file_stem()?.to_str().map(str::to_owned))
-        .collect();
-    names.sort();
-    Ok(names)
-}
-
-fn works(root: &Path, words: &[&str]) -> bool {
-    let mut command = repo::command(root, words[0]);
-    command
-        .args(&words[1..])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
 }

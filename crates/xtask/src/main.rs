@@ -11,6 +11,7 @@ mod check;
 mod daemon;
 mod e2e;
 mod forward;
+mod fuzz;
 mod process;
 mod repo;
 mod steps;
@@ -49,12 +50,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Fuzz a decoder; without a name, list what there is.
-    Fuzz {
-        target: Option<String>,
-        #[arg(long, default_value_t = 60)]
-        seconds: u64,
-    },
+    /// Fuzz the decoders; without a name, list them.
+    Fuzz(fuzz::Arguments),
     /// Benchmarks beside peers, in one run.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -94,7 +91,7 @@ fn run(task: Task) -> Result<()> {
             anyhow::ensure!(status.success(), "the model checker ended with {status}");
             Ok(())
         }
-        Task::Fuzz { target, seconds } => forward::fuzz(&root, target.as_deref(), seconds),
+        Task::Fuzz(arguments) => fuzz::run(&root, &arguments),
         Task::Bench(bench) => bench::run(&root, bench),
         Task::E2e(arguments) => e2e::run(&root, &arguments),
         Task::Cites => tidy::report_citations(&root),

@@ -29,6 +29,11 @@ impl Counts {
             failed: u64::from(!passed),
         }
     }
+
+    pub(crate) fn add(&mut self, more: Counts) {
+        self.passed += more.passed;
+        self.failed += more.failed;
+    }
 }
 
 struct Step {
@@ -83,8 +88,7 @@ impl Steps {
             let mut counts = Counts::default();
             let ok = run_limited(command, limit, |line| {
                 if let Some(more) = parse_test_result(line) {
-                    counts.passed += more.passed;
-                    counts.failed += more.failed;
+                    counts.add(more);
                 }
             })?;
             // A build that fails or a harness that is killed prints no count of its own.
@@ -113,8 +117,7 @@ impl Steps {
                 step.counts.failed,
                 step.name
             );
-            total.passed += step.counts.passed;
-            total.failed += step.counts.failed;
+            total.add(step.counts);
         }
         println!("{:>8.1} s  in all", self.started.elapsed().as_secs_f64());
         let failed: Vec<&str> = self

@@ -137,7 +137,7 @@ pub(crate) fn report(root: &Path) -> Result<()> {
             let sections = by_key.entry(each.key).or_default();
             let place = format!("{shown}:{}", each.line);
             sections
-                .entry(each.section)
+                .entry(numbered(&each.section).to_owned())
                 .or_default()
                 .push((each.kind, place));
         }

@@ -1,0 +1,175 @@
+//! `cargo xtask fuzz`: libFuzzer with coverage, on the pinned toolchain.
+//!
+//! The compiler's coverage pass needs nothing but flags that the stable compiler takes, so neither a
+//! nightly toolchain nor cargo-fuzz is asked for (its layout is kept, so it works as well). The
+//! decoders are safe Rust: panics, overflows and failed assertions are what there is to find, and
+//! those need no sanitizer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::repo;
+use crate::steps::run_limited;
+
+/// Counters for every edge, and comparisons reported to the fuzzer.
+const COVERAGE_FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
+     -Cllvm-args=-sanitizer-coverage-level=4 \
+     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+     -Cllvm-args=-sanitizer-coverage-pc-table \
+     -Cllvm-args=-sanitizer-coverage-trace-compares";
+
+/// No input grows longer than this.
+const INPUT_BYTES_MAX: u32 = 16 << 10;
+/// One input that takes longer than this is a finding.
+const INPUT_SECONDS_MAX: u32 = 20;
+const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The decoder to fuzz; none lists them.
+    target: Option<String>,
+    /// Fuzz every target in turn.
+    #[arg(long, conflicts_with = "target")]
+    all: bool,
+    /// How long, for each target.
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// Run one kept input instead.
+    #[arg(long, requires = "target")]
+    replay: Option<PathBuf>,
+}
+
+/// The command.
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<()> {
+    let all = targets(root)?;
+    let chosen: Vec<&String> = all
+        .iter()
+        .filter(|name| arguments.all || arguments.target.as_ref() == Some(name))
+        .collect();
+    if chosen.is_empty() {
+        let known = all.join(", ");
+        match &arguments.target {
+            Some(target) => bail!("no fuzz target `{target}`; there are {known}"),
+            None => println!("fuzz targets: {known}"),
+        }
+        return Ok(());
+    }
+    let fuzzers = Fuzzers::build(root)?;
+    for name in chosen {
+        match &arguments.replay {
+            Some(input) => fuzzers.replay(name, input)?,
+            None => fuzzers.fuzz(name, arguments.seconds)?,
+        }
+    }
+    Ok(())
+}
+
+/// The names of all targets.
+pub(crate) fn targets(root: &Path) -> Result<Vec<String>> {
+    let folder = root.join("fuzz/fuzz_targets");
+    let entries = fs::read_dir(&folder).with_context(|| format!("listing {}", folder.display()))?;
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.path().file_stem()?.to_str().map(str::to_owned))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// The built fuzzers.
+pub(crate) struct Fuzzers {
+    binaries: PathBuf,
+    work: PathBuf,
+}
+
+impl Fuzzers {
+    /// Builds all of them with coverage counters.
+    pub(crate) fn build(root: &Path) -> Result<Fuzzers> {
+        let work = repo::target_dir(root).join("fuzz");
+        let host = host(root)?;
+        let mut cargo = repo::cargo(root);
+        // Naming the host as a target keeps the counters out of build scripts.
+        cargo
+            .args(["build", "--release", "--quiet", "--bins", "--target", &host])
+            .args(["--manifest-path", "fuzz/Cargo.toml", "--target-dir"])
+            .arg(&work)
+            .env("RUSTFLAGS", COVERAGE_FLAGS);
+        ensure!(
+            run_limited(cargo, BUILD_LIMIT, |_| ())?,
+            "the fuzzers don't build"
+        );
+        Ok(Fuzzers {
+            binaries: work.join(host).join("release"),
+            work,
+        })
+    }
+
+    /// Fuzzes one target. What it learns stays below the build folder and speeds up the next run.
+    pub(crate) fn fuzz(&self, name: &str, seconds: u32) -> Result<()> {
+        let corpus = self.work.join("corpus").join(name);
+        let findings = self.work.join("findings");
+        for folder in [&corpus, &findings] {
+            fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+        }
+        let mut fuzzer = self.command(name);
+        fuzzer
+            .arg(&corpus)
+            .arg(format!("-artifact_prefix={}/{name}-", findings.display()))
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+            .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
+            .args(["-verbosity=0", "-print_final_stats=1"]);
+        // It ends by itself: its time and that of each input are bounded above.
+        let output = fuzzer
+            .output()
+            .with_context(|| format!("starting fuzzer {name}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let said: Vec<&str> = text.lines().collect();
+        if !output.status.success() {
+            println!("{text}");
+            let kept = said
+                .iter()
+                .find_map(|line| line.split_once("Test unit written to "));
+            let input = kept.map_or("INPUT", |(_, path)| path.trim());
+            bail!("{name} found something: cargo xtask fuzz {name} --replay {input}");
+        }
+        let runs = said
+            .iter()
+            .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
+        let runs = runs.map_or("?", str::trim);
+        println!("{name}: {runs} inputs in {seconds} s, nothing found");
+        Ok(())
+    }
+
+    fn replay(&self, name: &str, input: &Path) -> Result<()> {
+        let mut fuzzer = self.command(name);
+        fuzzer.arg(input);
+        let good = run_limited(fuzzer, BUILD_LIMIT, |_| ())?;
+        ensure!(good, "{name} still fails on {}", input.display());
+        println!("{name} passes on {}", input.display());
+        Ok(())
+    }
+
+    /// libFuzzer reports on the error stream only.
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "exec \"$0\" \"$@\" 2>&1"])
+            .arg(self.binaries.join(name));
+        command
+    }
+}
+
+/// The compiler's name for this machine.
+fn host(root: &Path) -> Result<String> {
+    let mut rustc = repo::command(root, "rustc");
+    rustc.arg("-vV");
+    let text = repo::output(rustc)?;
+    let line = text.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(line.context("rustc named no host")?.to_owned())
+}
