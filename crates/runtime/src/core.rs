@@ -96,7 +96,8 @@ pub(crate) struct Core {
     driver: Driver,
     timers: RefCell<Timers>,
     pub(crate) buffers: BufferPool,
-    mailbox: Receiver<MailboxMessage>,
+    /// Present until the core stops.
+    mailbox: RefCell<Option<Receiver<MailboxMessage>>>,
     helper: RefCell<Option<Helper>>,
     /// Results of the helper on their way to their operations; kept for its memory.
     helped: RefCell<Vec<(OpKey, i32)>>,
@@ -134,7 +135,7 @@ impl Core {
             driver,
             timers: RefCell::default(),
             buffers: BufferPool::new(),
-            mailbox,
+            mailbox: RefCell::new(Some(mailbox)),
             helper: RefCell::new(None),
             helped: RefCell::default(),
             helper_cpus,
@@ -195,7 +196,8 @@ impl Core {
                 self.shared.leave_work();
                 break;
             }
-            let Ok(message) = self.mailbox.try_recv() else {
+            let received = self.mailbox.borrow().as_ref().map(Receiver::try_recv);
+            let Some(Ok(message)) = received else {
                 break;
             };
             self.counters().messages.add(1);
@@ -370,9 +372,8 @@ impl Core {
     /// Drops what is left to do, then waits until the kernel has let go of every buffer.
     fn stop(self: &Rc<Self>) {
         self.executor.close();
-        while let Ok(message) = self.mailbox.try_recv() {
-            drop(message);
-        }
+        // Drops what is in it, and tells senders that the core has stopped.
+        drop(self.mailbox.take());
         self.closed.set(true);
         let start_ns = monotonic_ns();
         let mut report_ns = start_ns + STOP_REPORT_NS;

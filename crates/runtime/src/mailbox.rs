@@ -313,8 +313,8 @@ mod tests {
             use std::io::Read;
             sys_nonblocking(shared);
             let mut word = [0; 8];
-            match (&*shared.event).read(&mut word) {
-                Ok(_) => u64::from_ne_bytes(word),
+            match (&*shared.event).read_exact(&mut word) {
+                Ok(()) => u64::from_ne_bytes(word),
                 Err(_) => 0,
             }
         };

@@ -1,15 +1,16 @@
 //! Starting and stopping: a thread per core.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::io;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{self, AssertUnwindSafe, Location, catch_unwind};
 use std::process;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Once};
 use std::thread::{self, JoinHandle};
 
 use flagstone_platform::Platform;
@@ -293,23 +294,53 @@ impl Seat {
     }
 }
 
+thread_local! {
+    /// The number of the core whose thread this is.
+    static ON_CORE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
 /// Runs a core. If it panics, the process ends: its tasks may have left anything half done.
 fn abort_on_panic(index: usize, run: impl FnOnce()) {
+    abort_from_hook();
+    ON_CORE.set(Some(index));
+    // Only in case somebody has replaced the hook since.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-        // Not through the log or the standard streams' locks: those may be what panicked.
-        let _ = writeln!(
-            io::stderr(),
-            "flagstone: core {index} panicked ({}). Aborting: a storage task may be half done, and \
-             nothing may be built on that; restart to recover from what is on media.",
-            panic_text(&*panic)
-        );
-        process::abort();
+        abort(index, panic_text(&*panic), None);
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+/// Ends the process from the panic hook, before anything unwinds: destructors would let other
+/// threads and peers see the state of a task that is half done. What the hook did before, such as
+/// printing a backtrace, it still does, on all threads.
+fn abort_from_hook() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            before(info);
+            if let Ok(Some(index)) = ON_CORE.try_with(Cell::get) {
+                abort(index, panic_text(info.payload()), info.location());
+            }
+        }));
+    });
+}
+
+fn abort(index: usize, text: &str, location: Option<&Location<'_>>) -> ! {
+    let place = location
+        .map(|location| format!(" at {location}"))
+        .unwrap_or_default();
+    // Not through the log: that may be what panicked. If it can't be written, nothing is left to do.
+    let _ = writeln!(
+        io::stderr(),
+        "flagstone: core {index} panicked{place} ({text}). Aborting: a storage task may be half \
+         done, and nothing may be built on that; restart to recover from what is on media."
+    );
+    process::abort();
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message")
 }
 
