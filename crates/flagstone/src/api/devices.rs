@@ -1,0 +1,80 @@
+//! `/v1/devices`.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::Api;
+use super::problem::{ApiError, Names, Problem};
+use crate::node::{DeviceInfo, DevicePage, ScrubStatus};
+
+/// Lists devices.
+#[utoipa::path(get, path = "/v1/devices", tag = "devices", operation_id = "list_devices", responses(
+    (status = 200, description = "All devices, sorted by name", body = DevicePage),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<DevicePage>, ApiError> {
+    let items = api
+        .call("listing devices", |node| async move {
+            node.list_devices().await
+        })
+        .await?;
+    Ok(Json(DevicePage { items }))
+}
+
+/// Shows a device.
+#[utoipa::path(get, path = "/v1/devices/{device}", tag = "devices", operation_id = "show_device",
+    params(("device" = String, Path, description = "The device, by name or id")), responses(
+    (status = 200, description = "The device", body = DeviceInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Names(device): Names<String>,
+) -> Result<Json<DeviceInfo>, ApiError> {
+    let doing = format!("showing device '{device}'");
+    let info = api
+        .call(doing, |node| async move { node.show_device(device).await })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Starts a scrub of a device, or answers with the one that runs.
+#[utoipa::path(post, path = "/v1/devices/{device}/scrub", tag = "devices",
+    operation_id = "start_scrub",
+    params(("device" = String, Path, description = "The device, by name or id")), responses(
+    (status = 202, description = "How far it is", body = ScrubStatus),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn start_scrub(
+    State(api): State<Api>,
+    Names(device): Names<String>,
+) -> Result<(StatusCode, Json<ScrubStatus>), ApiError> {
+    let doing = format!("starting a scrub of device '{device}'");
+    let status = api
+        .call(doing, |node| async move { node.start_scrub(device).await })
+        .await?;
+    Ok((StatusCode::ACCEPTED, Json(status)))
+}
+
+/// Shows how far a device's last scrub is.
+#[utoipa::path(get, path = "/v1/devices/{device}/scrub", tag = "devices",
+    operation_id = "show_scrub",
+    params(("device" = String, Path, description = "The device, by name or id")), responses(
+    (status = 200, description = "How far it is", body = ScrubStatus),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn scrub_status(
+    State(api): State<Api>,
+    Names(device): Names<String>,
+) -> Result<Json<ScrubStatus>, ApiError> {
+    let doing = format!("showing the scrub of device '{device}'");
+    let status = api
+        .call(doing, |node| async move { node.scrub_status(device).await })
+        .await?;
+    Ok(Json(status))
+}

@@ -1,0 +1,44 @@
+//! The API's description, generated from the handlers and the structs they speak.
+
+use axum::http::header;
+use axum::response::IntoResponse;
+use utoipa::OpenApi;
+
+use super::{devices, nodes, snapshots, volumes};
+
+/// All operations. A test compares them with the routes that are served.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Flagstone node API",
+        description = "Volumes, snapshots and devices of one Flagstone node. There is no \
+                       authentication yet: keep the API on loopback or a trusted network.",
+    ),
+    paths(
+        volumes::list, volumes::create, volumes::show, volumes::delete, volumes::resize,
+        volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
+        snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
+        devices::list, devices::show, devices::start_scrub, devices::scrub_status,
+        nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
+    ),
+    tags(
+        (name = "volumes", description = "Block devices that tenants use"),
+        (name = "snapshots", description = "States of volumes that are kept"),
+        (name = "devices", description = "The disks and files beneath"),
+        (name = "node", description = "The process itself"),
+    ),
+)]
+pub struct ApiDoc;
+
+/// The description as JSON, indented, with a final line break.
+pub fn document() -> String {
+    let document = ApiDoc::openapi()
+        .to_pretty_json()
+        .expect("the description is plain data with text keys");
+    document + "\n"
+}
+
+/// `GET /openapi.json`.
+pub(super) async fn serve() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], document())
+}

@@ -1,0 +1,278 @@
+//! `/v1/volumes`.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::Api;
+use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
+use crate::name::{SnapshotRef, SourceRef};
+use crate::node::{PageQuery, Reservation, VolumeInfo, VolumePage, VolumeSpec};
+
+/// A volume's new size.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeRequest {
+    /// The new size in bytes.
+    pub size_bytes: u64,
+    /// Confirms that what lies behind a smaller size is lost.
+    #[serde(default)]
+    pub allow_data_loss: bool,
+}
+
+/// A new name.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RenameRequest {
+    /// The new name.
+    pub new_name: String,
+}
+
+/// A clone to be made of the volume or of one of its snapshots.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CloneRequest {
+    /// The new volume's name.
+    pub new_name: String,
+    /// The snapshot to start from; without it the volume as it is now.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+}
+
+/// Where to roll back to.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RollbackRequest {
+    /// The snapshot whose state the volume takes on.
+    pub snapshot: String,
+}
+
+/// How much space to keep free.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReserveRequest {
+    /// Space kept free for the volume.
+    pub reserve: Reservation,
+}
+
+/// How to delete.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeleteQuery {
+    /// Delete its snapshots, too.
+    with_snapshots: bool,
+}
+
+/// Lists volumes.
+#[utoipa::path(get, path = "/v1/volumes", tag = "volumes",
+    operation_id = "list_volumes", params(PageQuery), responses(
+    (status = 200, description = "A page of volumes, sorted by name", body = VolumePage),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Params(query): Params<PageQuery>,
+) -> Result<Json<VolumePage>, ApiError> {
+    checked_limit(query.limit)?;
+    let page = api
+        .call("listing volumes", |node| async move {
+            node.list_volumes(query).await
+        })
+        .await?;
+    Ok(Json(page))
+}
+
+/// Creates a volume.
+#[utoipa::path(post, path = "/v1/volumes", tag = "volumes",
+    operation_id = "create_volume", request_body = VolumeSpec, responses(
+    (status = 201, description = "The new volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn create(
+    State(api): State<Api>,
+    Body(spec): Body<VolumeSpec>,
+) -> Result<(StatusCode, Json<VolumeInfo>), ApiError> {
+    checked(&spec.name)?;
+    let doing = format!("creating volume '{}'", spec.name);
+    let info = api
+        .call(doing, |node| async move { node.create_volume(spec).await })
+        .await?;
+    Ok((StatusCode::CREATED, Json(info)))
+}
+
+/// Shows a volume.
+#[utoipa::path(get, path = "/v1/volumes/{name}", tag = "volumes", operation_id = "show_volume",
+    params(("name" = String, Path, description = "The volume")), responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("showing volume '{name}'");
+    let info = api
+        .call(doing, |node| async move { node.show_volume(name).await })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Deletes a volume.
+#[utoipa::path(delete, path = "/v1/volumes/{name}", tag = "volumes", operation_id = "delete_volume",
+    params(("name" = String, Path, description = "The volume"), DeleteQuery), responses(
+    (status = 204, description = "It is gone; its space returns in the background"),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn delete(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Params(query): Params<DeleteQuery>,
+) -> Result<StatusCode, ApiError> {
+    let doing = format!("deleting volume '{name}'");
+    api.call(doing, |node| async move {
+        node.delete_volume(name, query.with_snapshots).await
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Grows or shrinks a volume.
+#[utoipa::path(post, path = "/v1/volumes/{name}/resize", tag = "volumes",
+    operation_id = "resize_volume",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = ResizeRequest, responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn resize(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<ResizeRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("resizing volume '{name}'");
+    let ResizeRequest {
+        size_bytes,
+        allow_data_loss,
+    } = request;
+    let info = api
+        .call(doing, |node| async move {
+            node.resize_volume(name, size_bytes, allow_data_loss).await
+        })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Renames a volume.
+#[utoipa::path(post, path = "/v1/volumes/{name}/rename", tag = "volumes",
+    operation_id = "rename_volume",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = RenameRequest, responses(
+    (status = 200, description = "The volume under its new name", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn rename(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<RenameRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    checked(&request.new_name)?;
+    let doing = format!("renaming volume '{name}' to '{}'", request.new_name);
+    let info = api
+        .call(doing, |node| async move {
+            node.rename_volume(name, request.new_name).await
+        })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Clones a volume or a snapshot of it.
+#[utoipa::path(post, path = "/v1/volumes/{name}/clone", tag = "volumes",
+    operation_id = "clone_volume",
+    params(("name" = String, Path, description = "The volume to clone")),
+    request_body = CloneRequest, responses(
+    (status = 201, description = "The new volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn clone(
+    State(api): State<Api>,
+    Names(volume): Names<String>,
+    Body(request): Body<CloneRequest>,
+) -> Result<(StatusCode, Json<VolumeInfo>), ApiError> {
+    checked(&request.new_name)?;
+    if let Some(snapshot) = &request.snapshot {
+        checked(snapshot)?;
+    }
+    let source = SourceRef {
+        volume,
+        snapshot: request.snapshot,
+    };
+    let doing = format!("cloning '{source}' as '{}'", request.new_name);
+    let info = api
+        .call(doing, |node| async move {
+            node.clone_volume(source, request.new_name).await
+        })
+        .await?;
+    Ok((StatusCode::CREATED, Json(info)))
+}
+
+/// Rolls a volume back to a snapshot of it.
+#[utoipa::path(post, path = "/v1/volumes/{name}/rollback", tag = "volumes",
+    operation_id = "rollback_volume",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = RollbackRequest, responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn rollback(
+    State(api): State<Api>,
+    Names(volume): Names<String>,
+    Body(request): Body<RollbackRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    checked(&request.snapshot)?;
+    let target = SnapshotRef {
+        volume,
+        snapshot: request.snapshot,
+    };
+    let doing = format!("rolling back to '{target}'");
+    let info = api
+        .call(
+            doing,
+            |node| async move { node.rollback_volume(target).await },
+        )
+        .await?;
+    Ok(Json(info))
+}
+
+/// Changes how much space is kept free for a volume.
+#[utoipa::path(put, path = "/v1/volumes/{name}/reservation", tag = "volumes",
+    operation_id = "reserve_volume",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = ReserveRequest, responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn reserve(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<ReserveRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("changing the reservation of volume '{name}'");
+    let info = api
+        .call(doing, |node| async move {
+            node.set_reservation(name, request.reserve).await
+        })
+        .await?;
+    Ok(Json(info))
+}

@@ -1,0 +1,116 @@
+//! How a volume is attached: URLs, and command lines of stock clients that can be pasted.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+
+use crate::size;
+
+/// Where a node's NBD gateway answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NbdTarget {
+    /// Host as a client on this machine writes it, without brackets.
+    host: String,
+    port: u16,
+}
+
+impl NbdTarget {
+    /// The target behind a listening address. An unspecified address ("every address of this
+    /// machine") becomes loopback, which can be connected to.
+    pub fn new(address: SocketAddr) -> NbdTarget {
+        let host = match address {
+            SocketAddr::V4(v4) if v4.ip().is_unspecified() => "127.0.0.1".to_string(),
+            SocketAddr::V6(v6) if v6.ip().is_unspecified() => "::1".to_string(),
+            _ => address.ip().to_string(),
+        };
+        NbdTarget {
+            host,
+            port: address.port(),
+        }
+    }
+
+    /// The URL of an export (`volume` or `volume@snapshot`).
+    pub fn url(&self, export: &str) -> String {
+        let host = if self.host.contains(':') {
+            format!("[{}]", self.host)
+        } else {
+            self.host.clone()
+        };
+        format!("nbd://{host}:{}/{export}", self.port)
+    }
+}
+
+/// The URL of an export over a Unix socket.
+pub fn unix_url(socket: &str, export: &str) -> String {
+    format!("nbd+unix:///{export}?socket={socket}")
+}
+
+/// The lines that attach `volume`: copying in and out, a virtual machine, the kernel's client, a
+/// benchmark.
+pub fn attach_lines(target: &NbdTarget, volume: &str, size_bytes: u64) -> String {
+    let url = target.url(volume);
+    let NbdTarget { host, port } = target;
+    let mut text = String::new();
+    let mut line = |what: &str, command: String| {
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "  {what:<16}{command}");
+    };
+    line(
+        "copy an image in",
+        format!(" qemu-img convert -n -O raw IMAGE {url}"),
+    );
+    line("", format!(" nbdcopy disk.raw {url}"));
+    line("copy it out", format!(" nbdcopy {url} disk.raw"));
+    line(
+        "virtual machine",
+        " qemu-system-x86_64 -m 2G -machine accel=kvm:tcg -device virtio-blk-pci,drive=disk0 \\"
+            .to_string(),
+    );
+    line(
+        "",
+        format!(
+            "   -blockdev driver=nbd,node-name=disk0,server.type=inet,server.host={host},\
+             server.port={port},export={volume},reconnect-delay=60,discard=unmap"
+        ),
+    );
+    line(
+        "kernel device",
+        format!(" sudo nbd-client {host} {port} /dev/nbd0 -N {volume} -b 4096 -persist"),
+    );
+    line(
+        "benchmark",
+        format!(
+            " fio --name={volume} --ioengine=nbd --uri={url} --rw=randread --bs=4k --iodepth=32 \
+             --size={} --time_based --runtime=10",
+            size::Size(size_bytes),
+        ),
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(address: &str) -> NbdTarget {
+        NbdTarget::new(address.parse().expect("an address"))
+    }
+
+    #[test]
+    fn urls_can_be_connected_to() {
+        let cases = [
+            ("127.0.0.1:10809", "nbd://127.0.0.1:10809/vol@snap"),
+            ("0.0.0.0:4000", "nbd://127.0.0.1:4000/vol@snap"),
+            ("[::]:4000", "nbd://[::1]:4000/vol@snap"),
+            ("[fd00::7]:1", "nbd://[fd00::7]:1/vol@snap"),
+        ];
+        for (address, url) in cases {
+            assert_eq!(target(address).url("vol@snap"), url);
+        }
+    }
+
+    #[test]
+    fn lines_to_paste() {
+        let lines = attach_lines(&target("127.0.0.1:10809"), "demo", 1 << 30);
+        insta::assert_snapshot!(lines);
+    }
+}

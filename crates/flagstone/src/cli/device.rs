@@ -1,0 +1,232 @@
+//! `flagstone device ...`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::OutputArgs;
+use super::progress::Bar;
+use super::target::TargetArgs;
+use crate::client::Client;
+use crate::config::DeviceConfig;
+use crate::exit::Exit;
+use crate::name::parse_name;
+use crate::node::{DeviceInfo, DevicePage, ScrubState, ScrubStatus};
+use crate::offline::FormatOptions;
+use crate::output::{Output, utc};
+use crate::serve::Backend;
+use crate::size::rounded;
+use crate::wait;
+
+/// How often a scrub that is waited for is asked about.
+const SCRUB_PAUSE: Duration = Duration::from_millis(200);
+
+#[derive(Args, Debug)]
+pub(super) struct DeviceArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+    #[command(subcommand)]
+    command: DeviceCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum DeviceCommand {
+    /// List the node's devices
+    List,
+    /// Show a device: space, journals, state of its scrub
+    Show {
+        /// Its name or id
+        #[arg(value_parser = parse_name)]
+        device: String,
+    },
+    /// Read and check every block in use, in the background
+    Scrub {
+        /// Its name or id
+        #[arg(value_parser = parse_name)]
+        device: String,
+        /// Wait until it has ended; exit code 8 if it found corruption
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Write an empty device to a file, partition or disk; what was there is lost
+    #[command(after_help = "\
+Examples:
+  flagstone device format /data/flagstone.img:100G     creates a sparse file
+  flagstone device format /dev/nvme0n1                 takes the whole disk
+  flagstone serve --device /data/flagstone.img")]
+    Format {
+        /// The file or block device, and for a file its size
+        #[arg(value_name = "PATH[:SIZE]")]
+        device: DeviceConfig,
+        /// Format although there is a Flagstone device already
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+pub(super) fn run(
+    args: DeviceArgs,
+    backend: Backend,
+    output: &mut Output<'_>,
+) -> anyhow::Result<Exit> {
+    let client = match &args.command {
+        DeviceCommand::Format { device, force } => {
+            return format(backend, device, *force, output);
+        }
+        _ => args.target.client()?,
+    };
+    match args.command {
+        DeviceCommand::Format { .. } => unreachable!("handled above"),
+        DeviceCommand::List => list(&client, output)?,
+        DeviceCommand::Show { device } => {
+            let info: DeviceInfo = client.get(&format!("/v1/devices/{device}"))?;
+            show(&info, output)?;
+        }
+        DeviceCommand::Scrub { device, wait } => return scrub(&client, &device, wait, output),
+    }
+    Ok(Exit::Ok)
+}
+
+fn format(
+    backend: Backend,
+    device: &DeviceConfig,
+    force: bool,
+    output: &mut Output<'_>,
+) -> anyhow::Result<Exit> {
+    let options = FormatOptions {
+        size_bytes: device.size.map(|size| size.0),
+        force,
+    };
+    let report = (backend.format)(&device.path, &options)?;
+    let sentence = format!(
+        "formatted {} ({}, {} segments, format version {})",
+        device.path.display(),
+        rounded(report.size_bytes),
+        report.segments,
+        report.format_version
+    );
+    output.outcome(&report, &sentence)?;
+    Ok(Exit::Ok)
+}
+
+fn list(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let page: DevicePage = client.get("/v1/devices")?;
+    if output.is_json() {
+        output.json(&page)?;
+        return Ok(());
+    }
+    let rows = page.items.into_iter().map(|info| {
+        vec![
+            info.name,
+            rounded(info.size_bytes),
+            rounded(info.used_bytes),
+            rounded(info.free_bytes),
+            rounded(info.reserved_bytes),
+            info.volume_count.to_string(),
+            info.path,
+            if info.fenced.is_some() {
+                "FENCED"
+            } else {
+                "ok"
+            }
+            .to_string(),
+        ]
+    });
+    const HEADINGS: [&str; 8] = [
+        "NAME", "SIZE", "USED", "FREE", "RESERVED", "VOLUMES", "PATH", "STATE",
+    ];
+    output.table(&HEADINGS, &[1, 2, 3, 4, 5], rows)?;
+    Ok(())
+}
+
+fn show(info: &DeviceInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
+    if output.is_json() {
+        output.json(info)?;
+        return Ok(());
+    }
+    let bytes = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+    let journal = format!(
+        "{} of {} to be replayed after a crash",
+        rounded(info.journal_used_bytes),
+        rounded(info.journal_bytes)
+    );
+    let segments = format!("{} of {} free", info.segments_free, info.segments_total);
+    output.card(&[
+        ("name", info.name.clone()),
+        ("path", info.path.clone()),
+        ("id", info.id.clone()),
+        ("format version", info.format_version.to_string()),
+        ("size", bytes(info.size_bytes)),
+        ("used", bytes(info.used_bytes)),
+        ("  metadata", bytes(info.metadata_bytes)),
+        ("free", bytes(info.free_bytes)),
+        ("reserved", bytes(info.reserved_bytes)),
+        ("segments", segments),
+        ("journals", journal),
+        ("volumes", info.volume_count.to_string()),
+        ("snapshots", info.snapshot_count.to_string()),
+        (
+            "state",
+            info.fenced
+                .clone()
+                .map_or("ok".to_string(), |why| format!("FENCED: {why}")),
+        ),
+        ("scrub", scrub_sentence(&info.scrub)),
+    ])?;
+    Ok(())
+}
+
+fn scrub_sentence(status: &ScrubStatus) -> String {
+    let checked = rounded(status.checked_bytes);
+    let found = match status.bad_blocks {
+        0 => "nothing wrong".to_string(),
+        1 => "1 BAD BLOCK".to_string(),
+        n => format!("{n} BAD BLOCKS"),
+    };
+    match status.state {
+        ScrubState::Idle => "never since the node was started".to_string(),
+        ScrubState::Running => {
+            format!(
+                "running, {checked} of {} checked, {found}",
+                rounded(status.total_bytes)
+            )
+        }
+        ScrubState::Finished => {
+            let when = utc(status.finished_ns);
+            format!("finished {when} UTC, {checked} checked, {found}")
+        }
+        ScrubState::Stopped => format!("stopped early, {checked} checked, {found}"),
+    }
+}
+
+fn scrub(
+    client: &Client,
+    device: &str,
+    wait: bool,
+    output: &mut Output<'_>,
+) -> anyhow::Result<Exit> {
+    let path = format!("/v1/devices/{device}/scrub");
+    let mut status: ScrubStatus = client.post_empty(&path)?;
+    if wait {
+        let mut bar = Bar::new("scrub");
+        while status.state == ScrubState::Running {
+            bar.show(status.checked_bytes, status.total_bytes);
+            wait::pause(SCRUB_PAUSE);
+            status = client.get(&path)?;
+        }
+    }
+    output.outcome(
+        &status,
+        &format!("scrub of {device}: {}", scrub_sentence(&status)),
+    )?;
+    for finding in &status.findings {
+        output.sentence(&format!("  {finding}"))?;
+    }
+    Ok(match (status.bad_blocks, status.state) {
+        (0, ScrubState::Stopped) if wait => Exit::Internal,
+        (0, _) => Exit::Ok,
+        _ => Exit::Corrupt,
+    })
+}

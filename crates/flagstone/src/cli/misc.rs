@@ -1,0 +1,69 @@
+//! `flagstone config ...` and `flagstone completions`.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Subcommand};
+use clap_complete::Shell;
+
+use super::Cli;
+use crate::config::{Config, EXAMPLE};
+use crate::output::Output;
+
+#[derive(Args, Debug)]
+pub(super) struct ConfigArgs {
+    #[command(subcommand)]
+    command: ConfigCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum ConfigCommand {
+    /// Print a configuration file with every key explained; its values are the defaults
+    #[command(after_help = "\
+Example:
+  flagstone config example > /etc/flagstone.toml")]
+    Example,
+    /// Check a configuration file without starting anything
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  source <(flagstone completions bash)
+  flagstone completions zsh > ~/.zfunc/_flagstone
+  flagstone completions fish > ~/.config/fish/completions/flagstone.fish")]
+pub(super) struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+pub(super) fn config(args: &ConfigArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match &args.command {
+        ConfigCommand::Example => write!(output.out, "{EXAMPLE}")?,
+        ConfigCommand::Check { file } => {
+            let options = Config::load(file)?.node_options()?;
+            let devices: Vec<String> = options
+                .devices
+                .iter()
+                .map(|device| format!("{} at {}", device.name, device.path.display()))
+                .collect();
+            let devices = devices.join(", ");
+            writeln!(
+                output.out,
+                "{} is a valid configuration: {devices}",
+                file.display()
+            )?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn completions(args: &CompletionsArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "flagstone", &mut script);
+    output.out.write_all(&script)?;
+    Ok(())
+}

@@ -1,0 +1,287 @@
+//! The command line: reads arguments, calls the node's API (or reads a device offline), prints.
+//!
+//! Scripts rely on names, options, JSON and exit codes: they change only by addition.
+
+mod device;
+mod misc;
+mod node;
+mod offline;
+mod progress;
+mod serve;
+mod snapshot;
+mod target;
+mod volume;
+
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::api::BindError;
+use crate::client::ClientError;
+use crate::config::{Config, ConfigError, LogFormat};
+use crate::exit::{self, Exit, Failure};
+use crate::log;
+use crate::name::NameError;
+use crate::node::NodeError;
+use crate::output::{Format, Output};
+use crate::serve::Backend;
+
+/// Shared flash storage for virtual machines, in one binary.
+///
+/// A node serves volumes on its devices: files, partitions or SSDs. Volumes are thin, checksummed,
+/// crash-safe, and can be snapshotted and cloned in an instant. Clients attach them over NBD.
+#[derive(Parser, Debug)]
+#[command(
+    name = "flagstone",
+    version,
+    after_help = "`flagstone help` and `flagstone COMMAND --help` say more, with examples.",
+    after_long_help = long_help()
+)]
+pub struct Cli {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What is logged, and how.
+#[derive(Args, Debug)]
+struct LogArgs {
+    /// How log lines on standard error look [default: text, or what the configuration says]
+    #[arg(long, global = true, value_name = "FORMAT", help_heading = "Log")]
+    log_format: Option<LogFormat>,
+    /// What is logged: error, warn, info, debug, trace, or per module as in
+    /// info,flagstone_device=debug [default: info when serving, else warn]
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        env = "FLAGSTONE_LOG",
+        help_heading = "Log"
+    )]
+    log_level: Option<String>,
+}
+
+/// How results are printed.
+#[derive(Args, Clone, Copy, Debug)]
+struct OutputArgs {
+    /// Tables for people, or the API's JSON for programs
+    #[arg(
+        short = 'o',
+        long = "output",
+        global = true,
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    output: Format,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Start a node in a folder, creating what is missing: the quickest way to try it
+    Dev(serve::DevArgs),
+    /// Start a node from a configuration or on named devices; formats nothing
+    Serve(serve::ServeArgs),
+    /// Create, list, resize, clone, roll back and delete volumes
+    Volume(volume::VolumeArgs),
+    /// Take, list and delete snapshots
+    Snapshot(snapshot::SnapshotArgs),
+    /// Show, scrub and format devices
+    Device(device::DeviceArgs),
+    /// Show a node, its metrics, or stop it
+    Node(node::NodeArgs),
+    /// Describe a device that no node serves; changes nothing
+    Inspect(offline::InspectArgs),
+    /// Check a device that no node serves; changes nothing
+    Verify(offline::VerifyArgs),
+    /// Print or check a configuration file
+    Config(misc::ConfigArgs),
+    /// Print the OpenAPI description of the HTTP API
+    Openapi,
+    /// Print a script that completes commands in your shell
+    Completions(misc::CompletionsArgs),
+}
+
+fn long_help() -> String {
+    format!(
+        "\
+Getting started:
+  flagstone dev                                    a node in ./flagstone-data, with volume 'demo'
+  flagstone volume create vm-1 --size 10G          (in another terminal)
+  qemu-img convert -n -O raw disk.qcow2 nbd://127.0.0.1:10809/vm-1
+  flagstone snapshot create vm-1@installed
+  flagstone volume clone vm-1@installed vm-2
+  flagstone volume list
+
+Finding the node:
+  Commands read DIR/node.json, which a node writes while it serves. DIR is --dir, else the
+  environment variable FLAGSTONE_DIR, else ./flagstone-data. --api ADDR:PORT needs no folder.
+
+Sizes:
+  512M, 20G, 1.5T, or a number of bytes. Units are binary: 1K is 1024 bytes.
+
+Exit codes:
+{}
+  A second SIGTERM or Ctrl-C ends a serving node at once, with 128 + the signal's number.",
+        exit::help_table()
+    )
+}
+
+/// The binary's `main`.
+pub fn main() -> ExitCode {
+    let mut out = BufWriter::new(io::stdout());
+    let exit = run(std::env::args_os(), Backend::real(), &mut out);
+    match out.flush() {
+        Err(error) if exit == Exit::Ok && error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("error: writing to standard output: {error}");
+            Exit::Internal.into()
+        }
+        _ => exit.into(),
+    }
+}
+
+/// Runs one command line. Results go to `out`, failures to standard error.
+pub fn run<I, T>(args: I, backend: Backend, out: &mut dyn Write) -> Exit
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are "errors" that go to standard output.
+            let _ = error.print();
+            return if error.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Ok
+            };
+        }
+    };
+    let format = cli.command.format();
+    match dispatch(cli, backend, out) {
+        Ok(exit) => exit,
+        Err(error) if is_closed_output(&error) => Exit::Ok,
+        Err(error) => {
+            let failure = describe(&error);
+            report(&failure, format);
+            failure.exit
+        }
+    }
+}
+
+fn dispatch(cli: Cli, backend: Backend, out: &mut dyn Write) -> anyhow::Result<Exit> {
+    match cli.command {
+        Command::Dev(args) => {
+            let plan = args.plan()?;
+            start_log(&cli.log, Some(&plan.config))?;
+            crate::serve::run(plan, backend, out)?;
+            return Ok(Exit::Ok);
+        }
+        Command::Serve(args) => {
+            let plan = args.plan()?;
+            start_log(&cli.log, Some(&plan.config))?;
+            crate::serve::run(plan, backend, out)?;
+            return Ok(Exit::Ok);
+        }
+        _ => start_log(&cli.log, None)?,
+    }
+    let format = cli.command.format();
+    let output = &mut Output { format, out };
+    match cli.command {
+        Command::Dev(_) | Command::Serve(_) => unreachable!("handled above"),
+        Command::Volume(args) => volume::run(args, output)?,
+        Command::Snapshot(args) => snapshot::run(args, output)?,
+        Command::Device(args) => return device::run(args, backend, output),
+        Command::Node(args) => node::run(args, output)?,
+        Command::Inspect(args) => offline::inspect(&args, output)?,
+        Command::Verify(args) => return offline::verify(&args, output),
+        Command::Config(args) => misc::config(&args, output)?,
+        Command::Openapi => write!(output.out, "{}", crate::api::openapi::document())?,
+        Command::Completions(args) => misc::completions(&args, output)?,
+    }
+    Ok(Exit::Ok)
+}
+
+impl Command {
+    fn format(&self) -> Format {
+        match self {
+            Command::Volume(args) => args.output.output,
+            Command::Snapshot(args) => args.output.output,
+            Command::Device(args) => args.output.output,
+            Command::Node(args) => args.output.output,
+            Command::Inspect(args) => args.output.output,
+            Command::Verify(args) => args.output.output,
+            _ => Format::Table,
+        }
+    }
+}
+
+fn start_log(args: &LogArgs, config: Option<&Config>) -> Result<(), Failure> {
+    let format = args.log_format.or(config.map(|config| config.log.format));
+    let level = args.log_level.as_deref();
+    let level = level.or(config.map(|config| config.log.level.as_str()));
+    log::start(format.unwrap_or_default(), level.unwrap_or("warn")).map_err(|message| Failure {
+        exit: Exit::Usage,
+        message,
+        next_step: String::new(),
+    })
+}
+
+/// `flagstone volume list | head`: the reader has seen enough.
+fn is_closed_output(error: &anyhow::Error) -> bool {
+    let io_error = error.downcast_ref::<io::Error>();
+    io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// The exit code and the words for an error, whichever module it comes from.
+fn describe(error: &anyhow::Error) -> Failure {
+    let mut exit = Exit::Internal;
+    let mut next_step = String::new();
+    if let Some(failure) = error.downcast_ref::<Failure>() {
+        (exit, next_step) = (failure.exit, failure.next_step.clone());
+    } else if let Some(node) = error.downcast_ref::<NodeError>() {
+        let message = format!("{}: {}", node.doing, node.found);
+        return Failure {
+            exit: node.kind.exit(),
+            message,
+            next_step: node.next_step.clone(),
+        };
+    } else if let Some(client) = error.downcast_ref::<ClientError>() {
+        (exit, next_step) = (client.exit(), client.next_step().to_string());
+    } else if let Some(bind) = error.downcast_ref::<BindError>() {
+        exit = match bind {
+            BindError::Remote(_) => Exit::Refused,
+            BindError::Address(..) => Exit::Busy,
+        };
+    } else if error.is::<ConfigError>() || error.is::<NameError>() {
+        exit = Exit::Usage;
+    }
+    // The alternate form shows what the error was caused by.
+    Failure {
+        exit,
+        message: format!("{error:#}"),
+        next_step,
+    }
+}
+
+fn report(failure: &Failure, format: Format) {
+    if format == Format::Json {
+        let line = serde_json::json!({
+            "error": failure.message,
+            "next_step": failure.next_step,
+            "exit_code": failure.exit.code(),
+        });
+        eprintln!("{line}");
+        return;
+    }
+    eprintln!("error: {}", failure.message);
+    if !failure.next_step.is_empty() {
+        eprintln!("  {}", failure.next_step);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! `flagstone node ...`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use super::OutputArgs;
+use super::target::TargetArgs;
+use crate::client::{Client, ClientError};
+use crate::exit::{Exit, Failure};
+use crate::node::NodeInfo;
+use crate::node_file::DirLock;
+use crate::output::{Output, duration, utc};
+use crate::wait;
+
+/// How often and how long to look whether a node has stopped.
+const STOP_PAUSE: Duration = Duration::from_millis(50);
+const STOP_TRIES: u32 = 2400;
+
+#[derive(Args, Debug)]
+pub(super) struct NodeArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+    #[command(subcommand)]
+    command: NodeCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum NodeCommand {
+    /// Show version, addresses, cores and what limits it
+    Info,
+    /// Print counters and latency histograms as Prometheus text
+    Metrics {
+        /// Leave the series of single volumes out
+        #[arg(long)]
+        no_volumes: bool,
+    },
+    /// Stop the node as SIGTERM does, and wait until it has
+    Stop {
+        /// Return at once
+        #[arg(long)]
+        no_wait: bool,
+    },
+}
+
+pub(super) fn run(args: NodeArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let client = args.target.client()?;
+    match args.command {
+        NodeCommand::Info => info(&client, output),
+        NodeCommand::Metrics { no_volumes } => {
+            let text = client.get_text(&format!("/metrics?volumes={}", !no_volumes))?;
+            write!(output.out, "{text}")?;
+            Ok(())
+        }
+        NodeCommand::Stop { no_wait } => {
+            client.call("POST", "/v1/node/stop")?;
+            if no_wait {
+                output.sentence("the node is stopping")?;
+            } else {
+                wait_until_stopped(&args.target, &client)?;
+                output.sentence("the node has stopped")?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn info(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let info: NodeInfo = client.get("/v1/node")?;
+    if output.is_json() {
+        output.json(&info)?;
+        return Ok(());
+    }
+    let mut rows = vec![
+        ("version", info.version),
+        ("state", format!("{:?}", info.state).to_lowercase()),
+        ("process", info.pid.to_string()),
+        (
+            "started",
+            format!(
+                "{} UTC, {} ago",
+                utc(info.started_ns),
+                duration(info.uptime_s)
+            ),
+        ),
+        ("api", info.api_address),
+        ("nbd", info.nbd_addresses.join(", ")),
+        (
+            "nbd (unix)",
+            info.nbd_unix.unwrap_or_else(|| "-".to_string()),
+        ),
+    ];
+    for core in &info.cores {
+        let place = core
+            .cpu
+            .map_or("not pinned".to_string(), |cpu| format!("on cpu {cpu}"));
+        let load = format!(
+            "{} volumes, {} connections",
+            core.volume_count, core.connection_count
+        );
+        rows.push(("core", format!("{} {place}, {load}", core.core)));
+    }
+    rows.extend(info.notices.into_iter().map(|notice| ("notice", notice)));
+    output.card(&rows)?;
+    Ok(())
+}
+
+/// A local node holds its folder's lock to its last moment; of others the API is all we see.
+fn wait_until_stopped(target: &TargetArgs, client: &Client) -> anyhow::Result<()> {
+    for _ in 0..STOP_TRIES {
+        let is_stopped = match target.dir() {
+            Some(dir) => !DirLock::is_held(dir),
+            None => matches!(
+                client.call("GET", "/healthz"),
+                Err(ClientError::NotReachable { .. })
+            ),
+        };
+        if is_stopped {
+            return Ok(());
+        }
+        wait::pause(STOP_PAUSE);
+    }
+    anyhow::bail!(Failure {
+        exit: Exit::NotReachable,
+        message: "stopping the node: it has not ended within two minutes".to_string(),
+        next_step:
+            "its log says why; kill its process if it must end (what was acknowledged is safe)"
+                .to_string(),
+    })
+}

@@ -1,0 +1,42 @@
+//! A progress bar on standard error for what takes longer than a second. Shows nothing if that is
+//! not a terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar that counts bytes. Disappears when dropped.
+pub(super) struct Bar(ProgressBar);
+
+impl Bar {
+    /// A bar for the operation `what`.
+    pub(super) fn new(what: &str) -> Bar {
+        let bar = ProgressBar::new(0);
+        let style = ProgressStyle::with_template(
+            "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left",
+        )
+        .expect("the template is a constant that a test renders");
+        bar.set_style(style);
+        bar.set_message(what.to_string());
+        Bar(bar)
+    }
+
+    /// Shows how far it is.
+    pub(super) fn show(&mut self, done_bytes: u64, total_bytes: u64) {
+        self.0.set_length(total_bytes.max(done_bytes));
+        self.0.set_position(done_bytes);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_template_is_valid() {
+        let mut bar = super::Bar::new("test");
+        bar.show(1, 2);
+    }
+}

@@ -1,0 +1,121 @@
+//! The options of `flagstone dev` and `flagstone serve`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config::{Address, Config, ConfigError, DeviceConfig, OptionalAddress};
+use crate::serve::ServePlan;
+use crate::size::Size;
+
+/// Starts a node in a folder. Creates the folder, a file-backed device in it and a volume called
+/// 'demo', if they are missing. Serves in the foreground; prints how to attach a volume, then a
+/// line that begins with 'ready'. SIGTERM and Ctrl-C stop it cleanly, a second one at once.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  flagstone dev
+  flagstone dev --dir /data/fs --size 100G --cores 2
+  flagstone dev --nbd 127.0.0.1:0 --api 127.0.0.1:0       any free ports; see 'ready' and node.json")]
+pub(super) struct DevArgs {
+    /// Size of the device, if it has to be created; the file is sparse
+    #[arg(long, default_value = "20G")]
+    size: Size,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+/// Starts a node on devices that are formatted already, from a configuration file or named here.
+/// Serves in the foreground as `dev` does.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  flagstone device format /data/flagstone.img:100G
+  flagstone serve --device /data/flagstone.img --dir /run/flagstone
+  flagstone serve --config /etc/flagstone.toml            see `flagstone config example`")]
+pub(super) struct ServeArgs {
+    /// A configuration file; options given here override it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A device, instead of those in the configuration; with SIZE it must have been formatted with
+    /// that size. Can be given several times
+    #[arg(long = "device", value_name = "PATH[:SIZE]")]
+    devices: Vec<DeviceConfig>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args, Debug)]
+struct CommonArgs {
+    /// The folder for the node's files; commands find the node by it [default: ./flagstone-data]
+    #[arg(long, value_name = "DIR", env = "FLAGSTONE_DIR")]
+    dir: Option<PathBuf>,
+    /// Number of cores, threads that do all I/O [default: one per processor]
+    #[arg(long, value_name = "N")]
+    cores: Option<usize>,
+    /// Where NBD clients connect; port 0 for any free one, 'none' for nowhere
+    /// [default: 127.0.0.1:10809]
+    #[arg(long, value_name = "ADDR:PORT")]
+    nbd: Option<OptionalAddress>,
+    /// A Unix socket for NBD clients on this machine
+    #[arg(long, value_name = "PATH")]
+    nbd_unix: Option<PathBuf>,
+    /// Where the HTTP API listens; port 0 for any free one [default: 127.0.0.1:7878]
+    #[arg(long, value_name = "ADDR:PORT")]
+    api: Option<Address>,
+    /// Confirm that --api may be an address other machines reach: there is no authentication yet,
+    /// and whoever reaches the API may do everything
+    #[arg(long)]
+    allow_remote_api: bool,
+}
+
+impl CommonArgs {
+    fn apply(self, config: &mut Config) {
+        if let Some(dir) = self.dir {
+            config.dir = dir;
+        }
+        if let Some(cores) = self.cores {
+            config.cores = cores;
+        }
+        if let Some(nbd) = self.nbd {
+            config.nbd.listen = nbd;
+        }
+        if let Some(path) = self.nbd_unix {
+            config.nbd.unix = path;
+        }
+        if let Some(api) = self.api {
+            config.api.listen = api;
+        }
+        config.api.allow_remote |= self.allow_remote_api;
+    }
+}
+
+impl DevArgs {
+    pub(super) fn plan(self) -> Result<ServePlan, ConfigError> {
+        let mut config = Config::default();
+        self.common.apply(&mut config);
+        Ok(ServePlan {
+            config,
+            dev_size_bytes: Some(self.size.0),
+        })
+    }
+}
+
+impl ServeArgs {
+    pub(super) fn plan(self) -> Result<ServePlan, ConfigError> {
+        let mut config = match &self.config {
+            Some(path) => Config::load(path)?,
+            None => Config::default(),
+        };
+        self.common.apply(&mut config);
+        if !self.devices.is_empty() {
+            config.devices = self.devices;
+        }
+        // Before a lock is taken or a port opened.
+        config.node_options()?;
+        Ok(ServePlan {
+            config,
+            dev_size_bytes: None,
+        })
+    }
+}

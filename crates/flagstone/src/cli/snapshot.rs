@@ -1,0 +1,219 @@
+//! `flagstone snapshot ...`.
+
+use clap::{Args, Subcommand};
+
+use super::target::TargetArgs;
+use super::{OutputArgs, volume};
+use crate::api::requests::{RenameRequest, SnapshotGroup, SnapshotRequest};
+use crate::client::{Client, query_value};
+use crate::name::{SnapshotRef, SourceRef, parse_name, snapshot_from_args, snapshots_from_args};
+use crate::node::{SnapshotInfo, SnapshotPage};
+use crate::output::{Output, utc};
+use crate::size::rounded;
+
+/// Rows that are asked for at a time.
+const LIST_ROWS: usize = 5000;
+
+#[derive(Args, Debug)]
+pub(super) struct SnapshotArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+    #[command(subcommand)]
+    command: SnapshotCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum SnapshotCommand {
+    /// Take a snapshot, or several in one instant (all or none)
+    #[command(after_help = "\
+Examples:
+  flagstone snapshot create vm-1@monday
+  flagstone snapshot create vm-1 monday                   the same
+  flagstone snapshot create db-data@t1 db-log@t1          no write lies between the two
+  qemu-img convert nbd://127.0.0.1:10809/vm-1@monday ...  snapshots are read-only exports")]
+    Create {
+        /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT
+        #[arg(required = true, value_name = "VOLUME@SNAPSHOT")]
+        snapshots: Vec<String>,
+    },
+    /// List snapshots
+    List {
+        /// Only those of this volume
+        #[arg(value_parser = parse_name)]
+        volume: Option<String>,
+        /// Also those that were deleted and are kept for their clones
+        #[arg(long)]
+        hidden: bool,
+    },
+    /// Show a snapshot
+    Show {
+        /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT
+        #[arg(required = true, num_args = 1..=2, value_name = "VOLUME@SNAPSHOT")]
+        snapshot: Vec<String>,
+    },
+    /// Delete snapshots, in any order
+    Delete {
+        /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT; deleted up to the first that can't be
+        #[arg(required = true, value_name = "VOLUME@SNAPSHOT")]
+        snapshots: Vec<String>,
+    },
+    /// Give a snapshot another name
+    Rename {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@SNAPSHOT")]
+        snapshot: SnapshotRef,
+        #[arg(value_parser = parse_name)]
+        new_name: String,
+    },
+    /// Start a new volume from a snapshot; the same as `flagstone volume clone`
+    Clone {
+        /// The snapshot
+        #[arg(value_name = "VOLUME@SNAPSHOT")]
+        snapshot: SnapshotRef,
+        #[arg(value_parser = parse_name)]
+        new_name: String,
+    },
+}
+
+pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let client = args.target.client()?;
+    match args.command {
+        SnapshotCommand::Create { snapshots } => {
+            let request = SnapshotRequest {
+                snapshots: snapshots_from_args(&snapshots)?,
+            };
+            let group: SnapshotGroup = client.send("POST", "/v1/snapshots", &request)?;
+            if output.is_json() {
+                output.json(&group)?;
+                return Ok(());
+            }
+            for info in &group.items {
+                output.sentence(&format!("took snapshot {}@{}", info.volume, info.name))?;
+            }
+            Ok(())
+        }
+        SnapshotCommand::List { volume, hidden } => list(&client, volume, hidden, output),
+        SnapshotCommand::Show { snapshot } => {
+            let info: SnapshotInfo = client.get(&path_of(&snapshot_from_args(&snapshot)?))?;
+            show(&info, output)
+        }
+        SnapshotCommand::Delete { snapshots } => {
+            for snapshot in snapshots_from_args(&snapshots)? {
+                client.call("DELETE", &path_of(&snapshot))?;
+                output.sentence(&format!("deleted snapshot {snapshot}"))?;
+            }
+            Ok(())
+        }
+        SnapshotCommand::Rename { snapshot, new_name } => {
+            let path = format!("{}/rename", path_of(&snapshot));
+            let info: SnapshotInfo = client.send("POST", &path, &RenameRequest { new_name })?;
+            let sentence = format!("renamed to snapshot {}@{}", info.volume, info.name);
+            output.outcome(&info, &sentence)?;
+            Ok(())
+        }
+        SnapshotCommand::Clone { snapshot, new_name } => {
+            let source = SourceRef {
+                volume: snapshot.volume,
+                snapshot: Some(snapshot.snapshot),
+            };
+            volume::clone(&client, source, new_name, output)
+        }
+    }
+}
+
+fn path_of(snapshot: &SnapshotRef) -> String {
+    format!("/v1/snapshots/{}/{}", snapshot.volume, snapshot.snapshot)
+}
+
+fn list(
+    client: &Client,
+    volume: Option<String>,
+    hidden: bool,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let mut all = SnapshotPage {
+        items: Vec::new(),
+        next: None,
+    };
+    loop {
+        let mut path = format!("/v1/snapshots?limit={LIST_ROWS}&hidden={hidden}");
+        if let Some(volume) = &volume {
+            path += &format!("&volume={}", query_value(volume));
+        }
+        if let Some(after) = &all.next {
+            path += &format!("&after={}", query_value(after));
+        }
+        let page: SnapshotPage = client.get(&path)?;
+        all.items.extend(page.items);
+        // A node that names the same place again would keep us here for ever.
+        if page.next.is_none() || page.next == all.next {
+            all.next = None;
+            break;
+        }
+        all.next = page.next;
+    }
+    if output.is_json() {
+        output.json(&all)?;
+        return Ok(());
+    }
+    let rows = all.items.into_iter().map(|info| {
+        vec![
+            format!("{}@{}", info.volume, info.name),
+            rounded(info.size_bytes),
+            rounded(info.referenced_bytes),
+            rounded(info.unique_bytes),
+            info.clones.to_string(),
+            utc(info.created_ns),
+            if info.hidden {
+                "deleted, kept for clones"
+            } else {
+                ""
+            }
+            .to_string(),
+        ]
+    });
+    const HEADINGS: [&str; 7] = [
+        "SNAPSHOT",
+        "SIZE",
+        "REFERENCED",
+        "UNIQUE",
+        "CLONES",
+        "CREATED (UTC)",
+        "",
+    ];
+    output.table(&HEADINGS, &[1, 2, 3, 4], rows)?;
+    Ok(())
+}
+
+fn show(info: &SnapshotInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
+    if output.is_json() {
+        output.json(info)?;
+        return Ok(());
+    }
+    let bytes = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+    output.card(&[
+        ("snapshot", format!("{}@{}", info.volume, info.name)),
+        ("size", bytes(info.size_bytes)),
+        ("referenced", bytes(info.referenced_bytes)),
+        (
+            "unique",
+            format!("{}; deleting it frees that", bytes(info.unique_bytes)),
+        ),
+        ("clones", info.clones.to_string()),
+        ("created", format!("{} UTC", utc(info.created_ns))),
+        ("lsn", info.lsn.to_string()),
+        ("layer", info.layer.to_string()),
+        (
+            "state",
+            if info.hidden {
+                "deleted, kept for its clones"
+            } else {
+                "kept"
+            }
+            .to_string(),
+        ),
+    ])?;
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! How command lines are read. What they do is tested with the real binary in `tests/control`.
+
+use super::*;
+use clap::CommandFactory;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn definition_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+/// Lines that scripts are promised to be able to write.
+#[test]
+fn promised_lines_are_read() {
+    let lines = [
+        "flagstone dev",
+        "flagstone dev --dir d --size 20G --cores 2 --nbd 127.0.0.1:0 --api 127.0.0.1:0",
+        "flagstone dev --nbd-unix /run/nbd.sock --nbd none --allow-remote-api",
+        "flagstone serve --config f.toml",
+        "flagstone serve --device a.img --device b.img:10G --log-format json --log-level debug",
+        "flagstone volume create v --size 10G --reserve full --device d --core 1 --dir d",
+        "flagstone volume --dir d create v --size 1073741824",
+        "flagstone volume -o json list",
+        "flagstone volume list prefix -o json --api 127.0.0.1:1",
+        "flagstone volume resize v 5G --allow-data-loss",
+        "flagstone volume clone v@s w",
+        "flagstone volume clone v w",
+        "flagstone volume rollback v@s",
+        "flagstone volume rollback v s",
+        "flagstone volume delete v w --with-snapshots",
+        "flagstone volume reserve v none",
+        "flagstone snapshot create a@s b@s",
+        "flagstone snapshot create a s",
+        "flagstone snapshot delete a@s a@t",
+        "flagstone snapshot list v --hidden",
+        "flagstone device format p.img:10G --force",
+        "flagstone device scrub d --wait",
+        "flagstone node stop --no-wait",
+        "flagstone node metrics --no-volumes",
+        "flagstone inspect p.img -o json --detailed",
+        "flagstone verify p.img --metadata-only",
+        "flagstone config example",
+        "flagstone completions fish",
+        "flagstone openapi",
+    ];
+    for line in lines {
+        if let Err(error) = parse(line) {
+            panic!("{line}: {error}");
+        }
+    }
+}
+
+#[test]
+fn wrong_lines_are_refused_with_a_hint() {
+    let cases = [
+        ("flagstone volume create v", "--size"),
+        ("flagstone volume create v --size 10GB", "10G, 512M"),
+        ("flagstone volume create @ --size 1G", "is not a name"),
+        (
+            "flagstone volume create v --size 1G --reserve some",
+            "none, full or a size",
+        ),
+        ("flagstone volume clone v@ w", "is not a name"),
+        ("flagstone volume delete", "<NAMES>"),
+        ("flagstone snapshot rename v s", "VOLUME@SNAPSHOT"),
+        ("flagstone snapshot rename v@s t@u", "is not a name"),
+        ("flagstone dev --api localhost", "ADDRESS:PORT"),
+        ("flagstone dev --size 10 G", "unexpected argument"),
+        ("flagstone completions tcsh", "bash"),
+        ("flagstone volumes list", "volume"),
+    ];
+    for (line, hint) in cases {
+        let error = parse(line).expect_err(line);
+        assert!(error.use_stderr());
+        let text = error.to_string();
+        assert!(text.contains(hint), "{line}: {text}");
+    }
+}
+
+#[test]
+fn options_override_the_configuration() {
+    let plan = |line: &str| match parse(line).expect(line).command {
+        Command::Dev(args) => args.plan().expect("a plan"),
+        Command::Serve(args) => args.plan().expect("a plan"),
+        _ => panic!("{line}"),
+    };
+    let dev = plan("flagstone dev --dir /d --cores 3 --nbd none --api localhost:9 --size 1T");
+    assert_eq!(dev.dev_size_bytes, Some(1 << 40));
+    assert_eq!((dev.config.cores, dev.config.nbd.listen.0), (3, None));
+    assert_eq!(dev.config.api.listen.0.port(), 9);
+    assert!(!dev.config.api.allow_remote);
+    let serve = plan("flagstone serve --device /x/a.img:1G --allow-remote-api");
+    assert_eq!(serve.dev_size_bytes, None);
+    assert_eq!(serve.config.devices.len(), 1);
+    assert!(serve.config.api.allow_remote);
+}
+
+#[test]
+fn every_kind_of_error_finds_its_exit_code() {
+    let bind = BindError::Remote("0.0.0.0:1".parse().expect("an address"));
+    let config = "x"
+        .parse::<crate::config::Address>()
+        .expect_err("no address");
+    let name = crate::name::check_name("").expect_err("no name");
+    let node = NodeError::new(crate::node::NodeErrorKind::NoSpace, "doing", "found").next("next");
+    let cases: [(anyhow::Error, Exit); 5] = [
+        (bind.into(), Exit::Refused),
+        (config.into(), Exit::Usage),
+        (name.into(), Exit::Usage),
+        (anyhow::anyhow!("surprise"), Exit::Internal),
+        (node.into(), Exit::NoSpace),
+    ];
+    for (error, exit) in cases {
+        assert_eq!(describe(&error).exit, exit, "{error}");
+        // Context added on the way up must not hide it.
+        assert_eq!(describe(&error.context("on the way up")).exit, exit);
+    }
+}

@@ -1,0 +1,326 @@
+//! `flagstone volume ...`.
+
+use clap::{Args, Subcommand};
+
+use super::OutputArgs;
+use super::target::TargetArgs;
+use crate::api::requests::{
+    CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
+};
+use crate::client::{Client, query_value};
+use crate::name::{SourceRef, parse_name, snapshot_from_args};
+use crate::node::{Reservation, VolumeInfo, VolumePage, VolumeSpec};
+use crate::output::{Output, utc};
+use crate::size::{Size, rounded};
+
+/// Rows that are asked for at a time.
+const LIST_ROWS: usize = 5000;
+
+#[derive(Args, Debug)]
+pub(super) struct VolumeArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    pub(super) output: OutputArgs,
+    #[command(subcommand)]
+    command: VolumeCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum VolumeCommand {
+    /// Create an empty volume
+    #[command(after_help = "\
+Examples:
+  flagstone volume create vm-1 --size 10G
+  flagstone volume create db --size 100G --reserve full     never fails for lack of space")]
+    Create {
+        /// The new volume: letters, digits, '-', '_', '.'
+        #[arg(value_parser = parse_name)]
+        name: String,
+        /// Its size (512M, 10G, 1.5T, or bytes); only what is written takes space
+        #[arg(long)]
+        size: Size,
+        /// Space kept free for it: none, full, or a size
+        #[arg(long, value_name = "SPACE", default_value = "none", value_parser = parse_reservation)]
+        reserve: Reservation,
+        /// The device that holds it [default: the node chooses]
+        #[arg(long)]
+        device: Option<String>,
+        /// The core that owns it [default: the node chooses]
+        #[arg(long)]
+        core: Option<u32>,
+    },
+    /// List volumes
+    List {
+        /// Only those whose name begins with this
+        prefix: Option<String>,
+    },
+    /// Show a volume
+    Show {
+        #[arg(value_parser = parse_name)]
+        name: String,
+    },
+    /// Change a volume's size; clients see it when they next connect
+    #[command(after_help = "\
+Examples:
+  flagstone volume resize vm-1 20G
+  flagstone volume resize vm-1 5G --allow-data-loss      what lies behind 5G is gone")]
+    Resize {
+        #[arg(value_parser = parse_name)]
+        name: String,
+        /// The new size
+        size: Size,
+        /// Confirm that shrinking discards what lies behind the new size
+        #[arg(long)]
+        allow_data_loss: bool,
+    },
+    /// Give a volume another name
+    Rename {
+        #[arg(value_parser = parse_name)]
+        name: String,
+        #[arg(value_parser = parse_name)]
+        new_name: String,
+    },
+    /// Delete volumes
+    Delete {
+        /// The volumes; deleted one after the other, up to the first that can't be
+        #[arg(required = true, value_parser = parse_name)]
+        names: Vec<String>,
+        /// Delete their snapshots, too
+        #[arg(long)]
+        with_snapshots: bool,
+    },
+    /// Start a new volume from a volume or a snapshot; instant, copies nothing
+    #[command(after_help = "\
+Examples:
+  flagstone volume clone golden@v3 vm-7       from a snapshot
+  flagstone volume clone vm-7 vm-7-test       from a volume as it is now")]
+    Clone {
+        /// VOLUME or VOLUME@SNAPSHOT
+        source: SourceRef,
+        #[arg(value_parser = parse_name)]
+        new_name: String,
+    },
+    /// Make a volume read as one of its snapshots; what was written since is lost
+    #[command(after_help = "\
+Example:
+  flagstone snapshot create vm-1@before-rollback      keep the present state
+  flagstone volume rollback vm-1@installed")]
+    Rollback {
+        /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT
+        #[arg(required = true, num_args = 1..=2, value_name = "VOLUME@SNAPSHOT")]
+        snapshot: Vec<String>,
+    },
+    /// Change how much space is kept free for a volume
+    Reserve {
+        #[arg(value_parser = parse_name)]
+        name: String,
+        /// none, full, or a size
+        #[arg(value_name = "SPACE", value_parser = parse_reservation)]
+        reserve: Reservation,
+    },
+}
+
+fn parse_reservation(text: &str) -> Result<Reservation, String> {
+    match text {
+        "none" => Ok(Reservation::None),
+        "full" => Ok(Reservation::Full),
+        size => match size.parse() {
+            Ok(Size(bytes)) => Ok(Reservation::Bytes(bytes)),
+            Err(error) => Err(format!("expected none, full or a size; {error}")),
+        },
+    }
+}
+
+pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let client = args.target.client()?;
+    match args.command {
+        VolumeCommand::Create {
+            name,
+            size,
+            reserve,
+            device,
+            core,
+        } => {
+            let spec = VolumeSpec {
+                name,
+                size_bytes: size.0,
+                reserve,
+                device,
+                core,
+            };
+            let info: VolumeInfo = client.send("POST", "/v1/volumes", &spec)?;
+            outcome(output, &info, "created")
+        }
+        VolumeCommand::List { prefix } => list(&client, prefix.as_deref(), output),
+        VolumeCommand::Show { name } => {
+            let info: VolumeInfo = client.get(&format!("/v1/volumes/{name}"))?;
+            show(&info, output)
+        }
+        VolumeCommand::Resize {
+            name,
+            size,
+            allow_data_loss,
+        } => {
+            let request = ResizeRequest {
+                size_bytes: size.0,
+                allow_data_loss,
+            };
+            let path = format!("/v1/volumes/{name}/resize");
+            let info: VolumeInfo = client.send("POST", &path, &request)?;
+            outcome(output, &info, "resized")
+        }
+        VolumeCommand::Rename { name, new_name } => {
+            let path = format!("/v1/volumes/{name}/rename");
+            let info: VolumeInfo = client.send("POST", &path, &RenameRequest { new_name })?;
+            outcome(output, &info, "renamed to")
+        }
+        VolumeCommand::Delete {
+            names,
+            with_snapshots,
+        } => {
+            for name in names {
+                let path = format!("/v1/volumes/{name}?with_snapshots={with_snapshots}");
+                client.call("DELETE", &path)?;
+                output.sentence(&format!("deleted volume {name}"))?;
+            }
+            Ok(())
+        }
+        VolumeCommand::Clone { source, new_name } => clone(&client, source, new_name, output),
+        VolumeCommand::Rollback { snapshot } => rollback(&client, &snapshot, output),
+        VolumeCommand::Reserve { name, reserve } => {
+            let path = format!("/v1/volumes/{name}/reservation");
+            let info: VolumeInfo = client.send("PUT", &path, &ReserveRequest { reserve })?;
+            let space = rounded(info.reserved_bytes);
+            output.outcome(&info, &format!("{space} reserved for volume {}", info.name))?;
+            Ok(())
+        }
+    }
+}
+
+fn rollback(client: &Client, args: &[String], output: &mut Output<'_>) -> anyhow::Result<()> {
+    let target = snapshot_from_args(args)?;
+    let path = format!("/v1/volumes/{}/rollback", target.volume);
+    let request = RollbackRequest {
+        snapshot: target.snapshot.clone(),
+    };
+    let info: VolumeInfo = client.send("POST", &path, &request)?;
+    output.outcome(&info, &format!("rolled back to {target}"))?;
+    Ok(())
+}
+
+/// Also `flagstone snapshot clone`.
+pub(super) fn clone(
+    client: &Client,
+    source: SourceRef,
+    new_name: String,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let path = format!("/v1/volumes/{}/clone", source.volume);
+    let request = CloneRequest {
+        new_name,
+        snapshot: source.snapshot,
+    };
+    let info: VolumeInfo = client.send("POST", &path, &request)?;
+    outcome(output, &info, "cloned as")
+}
+
+fn outcome(output: &mut Output<'_>, info: &VolumeInfo, done: &str) -> anyhow::Result<()> {
+    let size = rounded(info.size_bytes);
+    let sentence = format!(
+        "{done} volume {} ({size}) at {}",
+        info.name, info.export_url
+    );
+    output.outcome(info, &sentence)?;
+    Ok(())
+}
+
+fn list(client: &Client, prefix: Option<&str>, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut all = VolumePage {
+        items: Vec::new(),
+        next: None,
+    };
+    loop {
+        let mut path = format!("/v1/volumes?limit={LIST_ROWS}");
+        if let Some(prefix) = prefix {
+            path += &format!("&prefix={}", query_value(prefix));
+        }
+        if let Some(after) = &all.next {
+            path += &format!("&after={}", query_value(after));
+        }
+        let page: VolumePage = client.get(&path)?;
+        all.items.extend(page.items);
+        // A node that names the same place again would keep us here for ever.
+        if page.next.is_none() || page.next == all.next {
+            all.next = None;
+            break;
+        }
+        all.next = page.next;
+    }
+    if output.is_json() {
+        output.json(&all)?;
+        return Ok(());
+    }
+    let rows = all.items.into_iter().map(|volume| {
+        vec![
+            volume.name,
+            rounded(volume.size_bytes),
+            rounded(volume.mapped_bytes),
+            rounded(volume.reserved_bytes),
+            volume.snapshot_count.to_string(),
+            volume.core.to_string(),
+            volume.device,
+            utc(volume.created_ns),
+            volume.origin.unwrap_or_else(|| "-".to_string()),
+        ]
+    });
+    const HEADINGS: [&str; 9] = [
+        "NAME",
+        "SIZE",
+        "MAPPED",
+        "RESERVED",
+        "SNAPSHOTS",
+        "CORE",
+        "DEVICE",
+        "CREATED (UTC)",
+        "ORIGIN",
+    ];
+    output.table(&HEADINGS, &[1, 2, 3, 4, 5], rows)?;
+    Ok(())
+}
+
+fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
+    if output.is_json() {
+        output.json(info)?;
+        return Ok(());
+    }
+    let bytes = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+    let reserve = match info.reserve {
+        Reservation::None => "none".to_string(),
+        Reservation::Full => format!("full, {}", bytes(info.reserved_bytes)),
+        Reservation::Bytes(_) => bytes(info.reserved_bytes),
+    };
+    output.card(&[
+        ("name", info.name.clone()),
+        ("export", info.export_url.clone()),
+        ("size", bytes(info.size_bytes)),
+        ("mapped", bytes(info.mapped_bytes)),
+        (
+            "exclusive",
+            info.exclusive_bytes.map_or("unknown".to_string(), bytes),
+        ),
+        ("reserved", reserve),
+        ("snapshots", info.snapshot_count.to_string()),
+        (
+            "origin",
+            info.origin.clone().unwrap_or_else(|| "-".to_string()),
+        ),
+        ("created", format!("{} UTC", utc(info.created_ns))),
+        ("device", info.device.clone()),
+        ("core", info.core.to_string()),
+        ("id", info.id.clone()),
+        ("lsn", info.lsn.to_string()),
+        ("epoch", info.epoch.to_string()),
+    ])?;
+    Ok(())
+}

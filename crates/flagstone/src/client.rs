@@ -1,0 +1,450 @@
+//! A small blocking HTTP/1.1 client for the node's API: one request per connection.
+//!
+//! Written here because it talks to one known server over plain TCP: a general client would bring
+//! more code than it replaces. It trusts nothing it reads: heads and bodies have limits, and
+//! everything has a time-out.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::api::problem::{PROBLEM_TYPE, Problem};
+use crate::exit::Exit;
+
+/// How long to wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long to wait for the next bytes of an answer: longer than the API lets its clients wait.
+const READ_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// Bytes of an answer's head.
+const HEAD_BYTES_MAX: u64 = 64 << 10;
+
+/// Bytes of an answer's body: a scrape with ten thousand busy volumes fits.
+const BODY_BYTES_MAX: u64 = 256 << 20;
+
+/// Talks to one node.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// `ADDRESS:PORT` or `NAME:PORT`.
+    address: String,
+    /// Where the address came from, for messages: "--api", "./flagstone-data/node.json".
+    origin: String,
+}
+
+/// Why a request has no good answer.
+#[derive(Debug)]
+pub enum ClientError {
+    /// Nobody answers at the address, or not in time.
+    NotReachable {
+        /// The address and where it came from.
+        target: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The node refused or failed it.
+    Problem(Box<Problem>),
+    /// What answers is not a Flagstone node (of this version).
+    Protocol {
+        /// The address and where it came from.
+        target: String,
+        /// What was found.
+        found: String,
+    },
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::NotReachable { target, source } => {
+                write!(f, "talking to the node at {target}: {source}")
+            }
+            ClientError::Problem(problem) => f.write_str(&problem.detail),
+            ClientError::Protocol { target, found } => {
+                write!(f, "talking to the node at {target}: {found}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+impl ClientError {
+    /// The exit code of a command that fails with it.
+    pub fn exit(&self) -> Exit {
+        match self {
+            ClientError::NotReachable { .. } => Exit::NotReachable,
+            ClientError::Problem(problem) => problem.kind.exit(),
+            ClientError::Protocol { .. } => Exit::Internal,
+        }
+    }
+
+    /// What can be done about it; may be empty.
+    pub fn next_step(&self) -> &str {
+        match self {
+            ClientError::NotReachable { .. } => {
+                "is it running? `flagstone dev` starts one; --dir or --api says which one is meant"
+            }
+            ClientError::Problem(problem) => &problem.next_step,
+            ClientError::Protocol { .. } => "check that the address is that of a node's API",
+        }
+    }
+}
+
+/// An answer with a good status.
+struct Answer {
+    status: u16,
+    media_type: String,
+    body: Vec<u8>,
+}
+
+impl Client {
+    /// A client of the node whose API is at `address`; `origin` says who says so.
+    pub fn new(address: impl Into<String>, origin: impl Into<String>) -> Client {
+        Client {
+            address: address.into(),
+            origin: origin.into(),
+        }
+    }
+
+    /// Gets a value.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let answer = self.request("GET", path, None)?;
+        self.decode(&answer)
+    }
+
+    /// Gets a text.
+    pub fn get_text(&self, path: &str) -> Result<String, ClientError> {
+        let answer = self.request("GET", path, None)?;
+        String::from_utf8(answer.body).map_err(|_| self.protocol("the answer is not text"))
+    }
+
+    /// Posts or puts a value (`method`) and gets another.
+    pub fn send<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body)
+            .map_err(|error| self.protocol(&format!("encoding the request: {error}")))?;
+        let answer = self.request(method, path, Some(&body))?;
+        self.decode(&answer)
+    }
+
+    /// Posts without a body and gets a value.
+    pub fn post_empty<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let answer = self.request("POST", path, None)?;
+        self.decode(&answer)
+    }
+
+    /// A request whose answer has no body.
+    pub fn call(&self, method: &str, path: &str) -> Result<(), ClientError> {
+        self.request(method, path, None).map(|_| ())
+    }
+
+    fn decode<T: DeserializeOwned>(&self, answer: &Answer) -> Result<T, ClientError> {
+        serde_json::from_slice(&answer.body).map_err(|error| {
+            self.protocol(&format!("the answer is not what was expected: {error}"))
+        })
+    }
+
+    fn target(&self) -> String {
+        format!("{} (from {})", self.address, self.origin)
+    }
+
+    fn protocol(&self, found: &str) -> ClientError {
+        ClientError::Protocol {
+            target: self.target(),
+            found: found.to_string(),
+        }
+    }
+
+    /// Sends a request and reads the answer; a status other than 2xx is an error.
+    fn request(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&[u8]>,
+    ) -> Result<Answer, ClientError> {
+        let answer = self.exchange(method, path, body).map_err(|error| {
+            if error.kind() == io::ErrorKind::InvalidData {
+                self.protocol(&error.to_string())
+            } else {
+                ClientError::NotReachable {
+                    target: self.target(),
+                    source: friendly(error),
+                }
+            }
+        })?;
+        if (200..300).contains(&answer.status) {
+            return Ok(answer);
+        }
+        if answer.media_type.starts_with(PROBLEM_TYPE)
+            && let Ok(problem) = serde_json::from_slice(&answer.body)
+        {
+            return Err(ClientError::Problem(Box::new(problem)));
+        }
+        Err(self.protocol(&format!(
+            "it answered {method} {path} with HTTP status {}",
+            answer.status
+        )))
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
+        let mut stream = self.connect()?;
+        let mut head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\
+             Accept: application/json, {PROBLEM_TYPE}, text/plain\r\n",
+            self.address
+        );
+        if let Some(body) = body {
+            let length = body.len();
+            head += &format!("Content-Type: application/json\r\nContent-Length: {length}\r\n");
+        } else if method != "GET" {
+            head += "Content-Length: 0\r\n";
+        }
+        head += "\r\n";
+        let mut message = head.into_bytes();
+        message.extend_from_slice(body.unwrap_or_default());
+        // A server that refuses a request early closes its side; its answer is worth more than the
+        // broken pipe.
+        let sent = stream.write_all(&message);
+        match read_answer(&mut BufReader::new(stream)) {
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(sent.err().unwrap_or(error)),
+        }
+    }
+
+    fn connect(&self) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in self.address.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(READ_TIMEOUT))?;
+                    stream.set_write_timeout(Some(READ_TIMEOUT))?;
+                    return Ok(stream);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Says "no answer in time" where the system says "resource temporarily unavailable".
+fn friendly(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, "no answer in time")
+        }
+        io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "the connection was closed before the answer")
+        }
+        _ => error,
+    }
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("the answer is not HTTP as expected: {what}"),
+    )
+}
+
+/// How long a body is. [rfc9112 6.3]
+enum Framing {
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
+    let mut head = reader.by_ref().take(HEAD_BYTES_MAX);
+    let status_line = read_line(&mut head)?;
+    let status = parse_status(&status_line)?;
+    let mut framing = Framing::UntilClose;
+    let mut media_type = String::new();
+    loop {
+        let line = read_line(&mut head)?;
+        if line.is_empty() {
+            break;
+        }
+        let (name, value) = line.split_once(':').ok_or_else(|| invalid("a header"))?;
+        let value = value.trim();
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => {
+                let length = value.parse().map_err(|_| invalid("its length"))?;
+                framing = Framing::Length(length);
+            }
+            "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => {
+                framing = Framing::Chunked;
+            }
+            "transfer-encoding" => return Err(invalid("its encoding")),
+            "content-type" => media_type = value.to_string(),
+            _ => {}
+        }
+    }
+    if status == 204 || status == 304 {
+        framing = Framing::Length(0);
+    }
+    let body = match framing {
+        Framing::Length(length) => read_exactly(reader, length)?,
+        Framing::Chunked => read_chunks(reader)?,
+        Framing::UntilClose => {
+            let mut body = Vec::new();
+            reader.take(BODY_BYTES_MAX + 1).read_to_end(&mut body)?;
+            body
+        }
+    };
+    if body.len() as u64 > BODY_BYTES_MAX {
+        return Err(invalid("its body is too long"));
+    }
+    Ok(Answer {
+        status,
+        media_type,
+        body,
+    })
+}
+
+fn parse_status(line: &str) -> io::Result<u16> {
+    let rest = line
+        .strip_prefix("HTTP/1.")
+        .ok_or_else(|| invalid("its first line"))?;
+    let code = rest.split(' ').nth(1).unwrap_or_default();
+    match code.parse() {
+        Ok(status) if (200..600).contains(&status) => Ok(status),
+        _ => Err(invalid("its status")),
+    }
+}
+
+/// A line without its end. The reader's limit bounds it.
+fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
+    let mut line = Vec::new();
+    reader.read_until(b'\n', &mut line)?;
+    if line.pop() != Some(b'\n') {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if line.last() == Some(&b'\r') {
+        line.pop();
+    }
+    String::from_utf8(line).map_err(|_| invalid("a line is not text"))
+}
+
+fn read_exactly(reader: &mut impl BufRead, length: u64) -> io::Result<Vec<u8>> {
+    if length > BODY_BYTES_MAX {
+        return Err(invalid("its body is too long"));
+    }
+    // Grows as bytes arrive: the length alone must not make us allocate.
+    let mut body = Vec::new();
+    reader.take(length).read_to_end(&mut body)?;
+    if body.len() as u64 != length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(body)
+}
+
+/// [rfc9112 7.1] chunks; trailers are not expected from our server.
+fn read_chunks(reader: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line = read_line(&mut reader.by_ref().take(HEAD_BYTES_MAX))?;
+        let digits = line.split(';').next().unwrap_or_default().trim();
+        let length = u64::from_str_radix(digits, 16).map_err(|_| invalid("a chunk's length"))?;
+        if length.saturating_add(body.len() as u64) > BODY_BYTES_MAX {
+            return Err(invalid("its body is too long"));
+        }
+        body.extend(read_exactly(reader, length)?);
+        let end = read_line(&mut reader.by_ref().take(2))?;
+        if !end.is_empty() {
+            return Err(invalid("a chunk's end"));
+        }
+        if length == 0 {
+            return Ok(body);
+        }
+    }
+}
+
+/// Escapes a text for use as a query's value. Names need none, but what users type might.
+pub fn query_value(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            escaped.push(byte as char);
+        } else {
+            escaped += &format!("%{byte:02X}");
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(text: &str) -> io::Result<Answer> {
+        read_answer(&mut text.as_bytes())
+    }
+
+    #[test]
+    fn reads_every_framing() {
+        let cases = [
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x\r\na\r\n2\r\nbc\r\n0\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nabc",
+        ];
+        for text in cases {
+            let answer = read(text).expect(text);
+            assert_eq!((answer.status, answer.body.as_slice()), (200, &b"abc"[..]));
+        }
+        let empty = read("HTTP/1.1 204 No Content\r\n\r\n").expect("no body");
+        assert!(empty.body.is_empty());
+    }
+
+    #[test]
+    fn refuses_what_is_cut_or_not_http() {
+        let cut = [
+            "",
+            "HTTP/1.1 200 OK\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nabc",
+        ];
+        for text in cut {
+            let kind = read(text).err().map(|error| error.kind());
+            assert_eq!(kind, Some(io::ErrorKind::UnexpectedEof), "{text:?}");
+        }
+        let wrong = [
+            "SSH-2.0-x\r\n\r\n",
+            "HTTP/1.1 99 x\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+            "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        ];
+        for text in wrong {
+            let kind = read(text).err().map(|error| error.kind());
+            assert_eq!(kind, Some(io::ErrorKind::InvalidData), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn escapes_queries() {
+        assert_eq!(query_value("vm-1@a b&c"), "vm-1%40a%20b%26c");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read_answer(&mut bytes.as_slice());
+            let mut text = b"HTTP/1.1 200 OK\r\n".to_vec();
+            text.extend(bytes);
+            let _ = read_answer(&mut text.as_slice());
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! The configuration file of `flagstone serve`: TOML, every key optional, unknown keys refused.
+//!
+//! The command line overrides the file, the file overrides the defaults. `flagstone config example`
+//! prints [`EXAMPLE`], whose values are the defaults.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+use crate::name::check_name;
+use crate::node::{DeviceOptions, NodeOptions};
+use crate::size::Size;
+
+/// The folder of a node's files unless something else is said.
+pub const DIR_DEFAULT: &str = "./flagstone-data";
+
+/// The port registered for NBD.
+const NBD_PORT: u16 = 10809;
+
+/// The API's port.
+const API_PORT: u16 = 7878;
+
+/// A configuration file with every key, explained. Its values are the defaults.
+pub const EXAMPLE: &str = r#"# Configuration of `flagstone serve --config FILE`. Every key is optional; the values shown
+# are the defaults. Options on the command line override this file. Sizes are written
+# "512M", "20G", "1.5T" (binary units: 1K is 1024 bytes) or as a number of bytes.
+
+# The folder for the node's own files: node.json, by which commands find the node, and its lock.
+dir = "./flagstone-data"
+
+# Number of cores: threads that do all I/O, each pinned to a processor. 0: one per processor
+# that the process may run on.
+cores = 0
+
+[nbd]
+# Where NBD clients connect. Port 0 takes any free port; "none" turns TCP off. There is no
+# authentication: give it an address that only trusted machines reach.
+listen = "127.0.0.1:10809"
+
+# A Unix socket for NBD clients on this machine; "" for none.
+unix = ""
+
+[api]
+# Where the HTTP API listens. Port 0 takes any free port.
+listen = "127.0.0.1:7878"
+
+# There is no authentication yet, so an address that other machines reach has to be confirmed.
+allow_remote = false
+
+# Names, besides addresses and "localhost", by which clients may call the API.
+allowed_hosts = []
+
+[log]
+# "text" or "json", one line per event, to standard error.
+format = "text"
+
+# "error", "warn", "info", "debug" or "trace"; also per module: "info,flagstone_device=debug".
+level = "info"
+
+# One section per device. `serve` never formats: use `flagstone device format PATH[:SIZE]` first.
+# [[device]]
+# path = "/var/lib/flagstone/device.img"
+# The name on this node; without it the file's name.
+# name = "fast"
+# The size it must have been formatted with; without it any size is accepted.
+# size = "20G"
+"#;
+
+/// A node's configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The folder for the node's own files.
+    pub dir: PathBuf,
+    /// Number of cores; 0 for one per processor.
+    pub cores: usize,
+    /// The NBD gateway.
+    pub nbd: NbdConfig,
+    /// The HTTP API.
+    pub api: ApiConfig,
+    /// The log.
+    pub log: LogConfig,
+    /// The devices.
+    #[serde(rename = "device")]
+    pub devices: Vec<DeviceConfig>,
+}
+
+/// The NBD gateway.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NbdConfig {
+    /// Where it listens (TCP).
+    pub listen: OptionalAddress,
+    /// Where it listens (Unix socket); empty for nowhere.
+    pub unix: PathBuf,
+}
+
+/// The HTTP API.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ApiConfig {
+    /// Where it listens.
+    pub listen: Address,
+    /// Confirms an address that other machines reach.
+    pub allow_remote: bool,
+    /// Names besides `localhost` that requests may be addressed to.
+    pub allowed_hosts: Vec<String>,
+}
+
+/// The log.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// How a line looks.
+    pub format: LogFormat,
+    /// What is logged.
+    pub level: String,
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// A device.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Its name on this node.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// The size it must have been formatted with.
+    #[serde(default)]
+    pub size: Option<Size>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            dir: PathBuf::from(DIR_DEFAULT),
+            cores: 0,
+            nbd: NbdConfig::default(),
+            api: ApiConfig::default(),
+            log: LogConfig::default(),
+            devices: Vec::new(),
+        }
+    }
+}
+
+impl Default for NbdConfig {
+    fn default() -> NbdConfig {
+        NbdConfig {
+            listen: OptionalAddress(Some(loopback(NBD_PORT))),
+            unix: PathBuf::new(),
+        }
+    }
+}
+
+impl Default for ApiConfig {
+    fn default() -> ApiConfig {
+        ApiConfig {
+            listen: Address(loopback(API_PORT)),
+            allow_remote: false,
+            allowed_hosts: Vec::new(),
+        }
+    }
+}
+
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig {
+            format: LogFormat::Text,
+            level: "info".to_string(),
+        }
+    }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// `ADDRESS:PORT`; `localhost` stands for 127.0.0.1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address(pub SocketAddr);
+
+/// `ADDRESS:PORT`, or `none`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OptionalAddress(pub Option<SocketAddr>);
+
+/// Why a configuration can't be used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl FromStr for Address {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Address, ConfigError> {
+        let numeric = text
+            .strip_prefix("localhost:")
+            .map(|port| format!("127.0.0.1:{port}"));
+        let address = numeric.as_deref().unwrap_or(text).parse();
+        address.map(Address).map_err(|_| {
+            ConfigError(format!(
+                "'{text}' is not an address to listen on; write ADDRESS:PORT, for example \
+                 127.0.0.1:{API_PORT} or [::1]:{API_PORT} (port 0 takes any free port)"
+            ))
+        })
+    }
+}
+
+impl FromStr for OptionalAddress {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<OptionalAddress, ConfigError> {
+        if text == "none" {
+            return Ok(OptionalAddress(None));
+        }
+        text.parse()
+            .map(|Address(address)| OptionalAddress(Some(address)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for OptionalAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<OptionalAddress, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
+    }
+}
+
+/// `PATH` or `PATH:SIZE`. What follows the last colon is a size only if it reads as one.
+impl FromStr for DeviceConfig {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<DeviceConfig, ConfigError> {
+        let (path, size) = match text.rsplit_once(':') {
+            Some((path, size)) if size.starts_with(|c: char| c.is_ascii_digit()) => {
+                let size = size.parse().map_err(|error| {
+                    ConfigError(format!(
+                        "reading the device '{text}' (PATH[:SIZE]): {error}"
+                    ))
+                })?;
+                (path, Some(size))
+            }
+            _ => (text, None),
+        };
+        if path.is_empty() {
+            return Err(ConfigError(format!(
+                "'{text}' names no device; write PATH[:SIZE]"
+            )));
+        }
+        Ok(DeviceConfig {
+            path: PathBuf::from(path),
+            name: None,
+            size,
+        })
+    }
+}
+
+impl Config {
+    /// Reads a configuration from its text; `origin` says where that is from.
+    pub fn parse(text: &str, origin: &str) -> Result<Config, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let error = error.to_string();
+            ConfigError(format!(
+                "reading the configuration {origin}: {}\nsee `flagstone config example` for every \
+                 key there is",
+                error.trim_end()
+            ))
+        })
+    }
+
+    /// Reads a configuration file.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let origin = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError(format!("reading the configuration {origin}: {error}")))?;
+        Config::parse(&text, &origin)
+    }
+
+    /// Checks what can be checked without opening anything, and says what a node is started with.
+    pub fn node_options(&self) -> Result<NodeOptions, ConfigError> {
+        if self.devices.is_empty() {
+            return Err(ConfigError(
+                "the node has no device; add a [[device]] section or --device PATH (and format it \
+                 with `flagstone device format PATH:SIZE` if it is new)"
+                    .to_string(),
+            ));
+        }
+        let nbd_unix = Some(self.nbd.unix.clone()).filter(|path| !path.as_os_str().is_empty());
+        if self.nbd.listen.0.is_none() && nbd_unix.is_none() {
+            return Err(ConfigError(
+                "nobody could use the volumes: nbd.listen is \"none\" and nbd.unix is empty; set \
+                 one of them"
+                    .to_string(),
+            ));
+        }
+        Ok(NodeOptions {
+            devices: self.device_options()?,
+            cores: (self.cores > 0).then_some(self.cores),
+            nbd: self.nbd.listen.0,
+            nbd_unix,
+        })
+    }
+
+    fn device_options(&self) -> Result<Vec<DeviceOptions>, ConfigError> {
+        let mut names = BTreeSet::new();
+        let mut paths = BTreeSet::new();
+        let mut devices = Vec::new();
+        for device in &self.devices {
+            let path = device.path.display();
+            if !paths.insert(&device.path) {
+                return Err(ConfigError(format!("the device {path} is listed twice")));
+            }
+            let name = device
+                .name
+                .clone()
+                .unwrap_or_else(|| default_name(&device.path));
+            check_name(&name).map_err(|error| {
+                ConfigError(format!("naming the device {path}: {error}; set its `name`"))
+            })?;
+            if !names.insert(name.clone()) {
+                return Err(ConfigError(format!(
+                    "two devices are called '{name}', one of them {path}; set their `name`s"
+                )));
+            }
+            devices.push(DeviceOptions {
+                name,
+                path: device.path.clone(),
+                expected_size_bytes: device.size.map(|size| size.0),
+            });
+        }
+        Ok(devices)
+    }
+}
+
+/// The file's name without its extension: `device` for `/data/device.img`.
+fn default_name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_the_defaults() {
+        assert_eq!(Config::parse(EXAMPLE, "example"), Ok(Config::default()));
+        assert_eq!(Config::parse("", "empty"), Ok(Config::default()));
+    }
+
+    #[test]
+    fn the_example_shows_every_key() {
+        // Uncomment the device section: lines "# key = value" and "# [[table]]".
+        let is_setting = |line: &str| line.contains(" = ") || line.starts_with("[[");
+        let all: Vec<&str> = EXAMPLE
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ")
+                    .filter(|rest| is_setting(rest))
+                    .unwrap_or(line)
+            })
+            .collect();
+        let config = Config::parse(&all.join("\n"), "example").expect("it parses");
+        let device = DeviceConfig {
+            path: "/var/lib/flagstone/device.img".into(),
+            name: Some("fast".into()),
+            size: Some(Size(20 << 30)),
+        };
+        assert_eq!(config.devices, vec![device]);
+        // The reader lists all keys it knows when it meets one it doesn't.
+        for table in [
+            "",
+            "[nbd]\n",
+            "[api]\n",
+            "[log]\n",
+            "[[device]]\npath = \"x\"\n",
+        ] {
+            let error = Config::parse(&format!("{table}surplus = 1"), "test").expect_err(table);
+            let text = error.to_string();
+            let (_, expected) = text.split_once("expected").expect("a list of keys");
+            let keys: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
+            assert!(keys.len() >= 2, "{text}");
+            for key in keys.iter().filter(|key| !key.contains(' ')) {
+                let shown = [
+                    format!("{key} = "),
+                    format!("[{key}]"),
+                    format!("[[{key}]]"),
+                ];
+                assert!(
+                    shown.iter().any(|s| EXAMPLE.contains(s)),
+                    "{key} is not in the example"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let cases = [
+            (
+                "[nbd]\nlisen = \"x\"",
+                ["unknown field `lisen`", "`listen`", "line 2"],
+            ),
+            (
+                "[nbd]\nlisten = \"x\"",
+                ["'x' is not an address", "127.0.0.1", "line 2"],
+            ),
+            ("cores = -1", ["cores", "line 1", "invalid value"]),
+            (
+                "[[device]]\nname = \"a\"",
+                ["missing field `path`", "line 1", "device"],
+            ),
+            (
+                "[[device]]\npath=\"a\"\nsize=\"2GB\"",
+                ["'2GB' is not a size", "line 3", "2GB"],
+            ),
+            (
+                "[log]\nformat = \"xml\"",
+                ["unknown variant `xml`", "`json`", "line 2"],
+            ),
+        ];
+        for (text, expected) in cases {
+            let error = Config::parse(text, "/etc/f.toml")
+                .expect_err(text)
+                .to_string();
+            assert!(error.contains("/etc/f.toml"), "{error}");
+            assert!(error.contains("flagstone config example"), "{error}");
+            for part in expected {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn devices_as_arguments() {
+        let device = |text: &str| text.parse::<DeviceConfig>();
+        let plain = device("/dev/vdb").expect("a path");
+        assert_eq!((plain.path, plain.size), ("/dev/vdb".into(), None));
+        let sized = device("a:b.img:20G").expect("a path and a size");
+        assert_eq!(
+            (sized.path, sized.size),
+            ("a:b.img".into(), Some(Size(20 << 30)))
+        );
+        let colon = device("a:b.img").expect("a path");
+        assert_eq!((colon.path, colon.size), ("a:b.img".into(), None));
+        assert!(device("").is_err());
+        assert!(device(":20G").is_err());
+        assert!(
+            device("x:20Q")
+                .expect_err("unit")
+                .to_string()
+                .contains("PATH[:SIZE]")
+        );
+    }
+
+    #[test]
+    fn what_a_node_needs_is_checked() {
+        let config = |text: &str| Config::parse(text, "test").expect(text).node_options();
+        let text = "[[device]]\npath=\"/d/a.img\"\n[[device]]\npath=\"/e/b.img\"\nsize=4096";
+        let options = config(text).expect("two devices");
+        assert_eq!(options.devices[0].name, "a");
+        assert_eq!(options.devices[1].expected_size_bytes, Some(4096));
+        assert_eq!(
+            (options.cores, options.nbd),
+            (None, Some(loopback(NBD_PORT)))
+        );
+        let bad = [
+            ("", "no device"),
+            (
+                "[[device]]\npath=\"/d/a\"\n[[device]]\npath=\"/e/a\"",
+                "two devices are called",
+            ),
+            (
+                "[[device]]\npath=\"/d/a\"\n[[device]]\npath=\"/d/a\"",
+                "listed twice",
+            ),
+            ("[[device]]\npath=\"/d/a b\"", "set its `name`"),
+            (
+                "[nbd]\nlisten=\"none\"\n[[device]]\npath=\"a\"",
+                "nobody could use",
+            ),
+        ];
+        for (text, expected) in bad {
+            let error = config(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn localhost_is_an_address() {
+        assert_eq!("localhost:0".parse(), Ok(Address(loopback(0))));
+        assert_eq!("none".parse(), Ok(OptionalAddress(None)));
+        assert!("none".parse::<Address>().is_err());
+        assert!("127.0.0.1".parse::<Address>().is_err());
+        assert!("example.org:80".parse::<Address>().is_err());
+    }
+}

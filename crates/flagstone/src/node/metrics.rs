@@ -1,0 +1,136 @@
+//! What a scrape collects: plain counters and histograms, summed over cores by the node.
+//!
+//! `crate::metrics` renders them. A value that has no field of its own goes into `more`, which
+//! needs no change to the renderer.
+
+use flagstone_types::LatencyHistogram;
+
+/// Everything a scrape shows.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct MetricsSnapshot {
+    /// Volumes with activity since the node was started. Others may be left out; those that have
+    /// none are not shown.
+    pub volumes: Vec<VolumeMetrics>,
+    /// All devices.
+    pub devices: Vec<DeviceMetrics>,
+    /// All cores.
+    pub cores: Vec<CoreMetrics>,
+    /// Values of the node as a whole; shown as `flagstone_<name>`.
+    pub more: Vec<NamedValue>,
+}
+
+/// One kind of operation: how many, how much, how long, how badly.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct IoMetrics {
+    /// Operations answered, failed ones included.
+    pub operations: u64,
+    /// Bytes moved, deallocated or zeroed by those that succeeded.
+    pub bytes: u64,
+    /// Failures by kind.
+    pub errors: Vec<ErrorCount>,
+    /// From accepting the operation to answering it, failed ones included.
+    pub latency: LatencyHistogram,
+}
+
+impl IoMetrics {
+    /// True if nothing has happened.
+    pub fn is_idle(&self) -> bool {
+        self.operations == 0 && self.latency.is_empty() && self.errors.iter().all(|e| e.count == 0)
+    }
+}
+
+/// How often operations failed in one way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ErrorCount {
+    /// A word for the kind: `no_space`, `corrupt`, `device`, ...
+    pub kind: &'static str,
+    /// How often.
+    pub count: u64,
+}
+
+/// A volume's operations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct VolumeMetrics {
+    /// Its name.
+    pub volume: String,
+    /// Reads.
+    pub read: IoMetrics,
+    /// Writes.
+    pub write: IoMetrics,
+    /// Flushes.
+    pub flush: IoMetrics,
+    /// Deallocations and zeroing.
+    pub trim: IoMetrics,
+}
+
+/// A device's I/O, as it was issued to the file or block device.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct DeviceMetrics {
+    /// Its name.
+    pub device: String,
+    /// Reads.
+    pub read: IoMetrics,
+    /// Writes.
+    pub write: IoMetrics,
+    /// Flushes.
+    pub flush: IoMetrics,
+    /// Discards.
+    pub trim: IoMetrics,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes that can still be written.
+    pub free_bytes: u64,
+    /// Of the used bytes: metadata.
+    pub metadata_bytes: u64,
+    /// Bytes promised and not used.
+    pub reserved_bytes: u64,
+    /// What a recovery would have to read now, in bytes.
+    pub journal_used_bytes: u64,
+    /// Blocks that did not match their checksum.
+    pub checksum_errors: u64,
+    /// True if the device takes no more changes.
+    pub fenced: bool,
+    /// More of it; shown as `flagstone_device_<name>{device=..}`.
+    pub more: Vec<NamedValue>,
+}
+
+/// What a core did with its time.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct CoreMetrics {
+    /// Its number.
+    pub core: u32,
+    /// Times it looked for work and found none.
+    pub spins: u64,
+    /// Times it slept until the kernel woke it.
+    pub sleeps: u64,
+    /// System calls that submitted to or waited for its ring.
+    pub enters: u64,
+    /// Nanoseconds spent running tasks.
+    pub busy_ns: u64,
+    /// More of it; shown as `flagstone_core_<name>{core=..}`.
+    pub more: Vec<NamedValue>,
+}
+
+/// Whether a value only grows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MetricKind {
+    /// Only grows; its name ends in `_total`.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// A value with its name and meaning.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct NamedValue {
+    /// Letters, digits and `_`, with its unit last (`_bytes`, `_seconds`); `_total` if a counter.
+    pub name: &'static str,
+    /// What it counts, in a sentence.
+    pub help: &'static str,
+    /// Whether it only grows.
+    pub kind: MetricKind,
+    /// The value.
+    pub value: f64,
+}

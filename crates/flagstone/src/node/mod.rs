@@ -1,0 +1,120 @@
+//! What the control side needs of a node: one trait, [`Node`], and the plain structs it speaks.
+//!
+//! The real node (`real`) passes each call to the cores as messages and gathers their answers;
+//! tests have one in memory. Every struct here is also what the HTTP API shows (see
+//! `docs/operating.md`), so a change to one is a change to the API and to `tests/snapshots`.
+//!
+//! Contract of the calls:
+//! - A name in a request was checked by [`crate::name::check_name`]; the rest was not.
+//! - A change that was answered survives power loss.
+//! - The API carries a call to its end even if its client goes away, so an operation is never left
+//!   half done; if its time runs out the client is told that it may still happen.
+//! - Lists are sorted by name and paged: a page costs what it holds, not what the node holds.
+
+mod error;
+mod metrics;
+mod options;
+pub mod real;
+mod types;
+
+use std::future::Future;
+use std::pin::Pin;
+
+pub use error::{NodeError, NodeErrorKind};
+pub use metrics::{
+    CoreMetrics, DeviceMetrics, ErrorCount, IoMetrics, MetricKind, MetricsSnapshot, NamedValue,
+    VolumeMetrics,
+};
+pub use options::{DeviceOptions, NodeOptions};
+pub use types::{
+    CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
+    PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery,
+    VolumeInfo, VolumePage, VolumeSpec,
+};
+
+use crate::name::{SnapshotRef, SourceRef};
+
+/// The future of one call: boxed, because the API holds its node as `dyn Node`.
+pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, NodeError>> + Send + 'a>>;
+
+/// A running node, as the control side sees it.
+pub trait Node: Send + Sync + 'static {
+    /// Creates an empty volume. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
+    /// device or core named in the spec).
+    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo>;
+
+    /// A page of volumes, sorted by name.
+    fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage>;
+
+    /// One volume. `NotFound`.
+    fn show_volume(&self, name: String) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Grows or shrinks a volume. `Refused` if it would shrink and `allow_data_loss` is false;
+    /// `NoSpace` if it is reserved in full and its device can't promise the difference.
+    fn resize_volume(
+        &self,
+        name: String,
+        size_bytes: u64,
+        allow_data_loss: bool,
+    ) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Gives a volume another name. Clients that are connected stay connected. `AlreadyExists`.
+    fn rename_volume(&self, name: String, new_name: String) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Deletes a volume. `HasSnapshots` if it has any and `with_snapshots` is false. `Busy` if a
+    /// client holds it open for writing, if the node tells such clients apart.
+    fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()>;
+
+    /// Starts a new volume from the state of another or of a snapshot. It stays on the device and
+    /// core of its source, since it shares blocks with it.
+    fn clone_volume(&self, source: SourceRef, new_name: String) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Makes a volume read as a snapshot of it did. Later snapshots stay.
+    fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Changes how much space is kept free for a volume. `NoSpace`.
+    fn set_reservation(&self, name: String, reserve: Reservation) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Takes one or several snapshots in one instant: all or none of them exist afterwards, and no
+    /// write lies between them. `InvalidArgument` if a name occurs twice or the node can't group
+    /// these volumes.
+    fn create_snapshots(&self, snapshots: Vec<SnapshotRef>) -> NodeFuture<'_, Vec<SnapshotInfo>>;
+
+    /// A page of snapshots, sorted by volume, then name.
+    fn list_snapshots(&self, query: SnapshotQuery) -> NodeFuture<'_, SnapshotPage>;
+
+    /// One snapshot. `NotFound`.
+    fn show_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, SnapshotInfo>;
+
+    /// Deletes a snapshot, in any order with regard to others and to clones.
+    fn delete_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, ()>;
+
+    /// Gives a snapshot another name within its volume. `AlreadyExists`.
+    fn rename_snapshot(
+        &self,
+        snapshot: SnapshotRef,
+        new_name: String,
+    ) -> NodeFuture<'_, SnapshotInfo>;
+
+    /// All devices, sorted by name. There are few.
+    fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>>;
+
+    /// One device, by name or id. `NotFound`.
+    fn show_device(&self, device: String) -> NodeFuture<'_, DeviceInfo>;
+
+    /// Starts a scrub, or answers with the one that runs: every live block is read and checked.
+    fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus>;
+
+    /// How far the last scrub is.
+    fn scrub_status(&self, device: String) -> NodeFuture<'_, ScrubStatus>;
+
+    /// The node itself. Every core has answered, so this doubles as the readiness check.
+    fn info(&self) -> NodeFuture<'_, NodeInfo>;
+
+    /// Counters and histograms, copied from the cores. Volumes without activity may be left out.
+    fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot>;
+
+    /// Stops: refuses new connections, answers what is in flight, writes checkpoints and ends the
+    /// cores. Called once, at the end.
+    fn shutdown(&self) -> NodeFuture<'_, ()>;
+}

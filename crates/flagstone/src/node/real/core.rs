@@ -1,0 +1,238 @@
+//! What lives on one core: engines, the NBD server, counters. Reached through thread-local
+//! storage by messages from the control side.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use flagstone_device::engine::{Engine, Handle, LayerInfo};
+use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
+use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
+use flagstone_platform::{Listener, Platform};
+use flagstone_runtime::{CoreRemote, UringListener, UringPlatform, UringStream};
+use flagstone_types::{DvolId, Lsn};
+
+use super::names::Names;
+use super::volume::{RealVolume, VolumeCounters};
+use crate::node::VolumeMetrics;
+
+thread_local! {
+    static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
+}
+
+/// One journal of one device on this core.
+pub(super) struct OwnedEngine {
+    /// Index of the device in the node's list.
+    pub(super) device: usize,
+    /// The engine.
+    pub(super) engine: Engine<UringPlatform>,
+}
+
+/// A core's part of the node.
+pub(super) struct CoreNode {
+    pub(super) index: usize,
+    pub(super) platform: UringPlatform,
+    pub(super) engines: Vec<OwnedEngine>,
+    pub(super) names: Names,
+    /// All cores, to hand connections over.
+    remotes: RefCell<Vec<CoreRemote>>,
+    nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
+    counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
+    stopping: Cell<bool>,
+}
+
+/// This core's part of the node, once it is there.
+pub(super) fn current() -> Option<Rc<CoreNode>> {
+    CORE.with(|core| core.borrow().clone())
+}
+
+impl CoreNode {
+    /// Puts the core's part in place.
+    pub(super) fn install(
+        platform: &UringPlatform,
+        engines: Vec<OwnedEngine>,
+        names: Names,
+    ) -> Rc<CoreNode> {
+        let core = Rc::new(CoreNode {
+            index: platform.core_index(),
+            platform: platform.clone(),
+            engines,
+            names,
+            remotes: RefCell::default(),
+            nbd: RefCell::default(),
+            counters: RefCell::default(),
+            stopping: Cell::new(false),
+        });
+        let server =
+            NbdServer::new(platform.clone(), Directory { core: core.clone() }, NbdLimits::default());
+        *core.nbd.borrow_mut() = Some(server);
+        CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));
+        core
+    }
+
+    /// Tells the core where the others are.
+    pub(super) fn set_remotes(&self, remotes: Vec<CoreRemote>) {
+        *self.remotes.borrow_mut() = remotes;
+    }
+
+    /// The NBD server of this core.
+    pub(super) fn nbd(&self) -> Option<NbdServer<UringPlatform, Directory>> {
+        self.nbd.borrow().clone()
+    }
+
+    /// Accepts connections until the node stops.
+    pub(super) fn accept_from(self: &Rc<Self>, listener: UringListener) {
+        let core = self.clone();
+        self.platform.spawn(async move {
+            while !core.stopping.get() {
+                match listener.accept().await {
+                    Ok(stream) => core.serve(stream),
+                    Err(error) => {
+                        if core.stopping.get() {
+                            return;
+                        }
+                        tracing::warn!("accepting an NBD connection failed: {error}");
+                        core.platform.sleep_ns(100_000_000).await;
+                    }
+                }
+            }
+        });
+    }
+
+    fn serve(self: &Rc<Self>, stream: UringStream) {
+        let Some(server) = self.nbd() else { return };
+        let core = self.clone();
+        self.platform.spawn(async move {
+            let outcome = server.serve_connection(stream).await;
+            core.hand_over(outcome);
+        });
+    }
+
+    /// Moves a connection to the core that owns its volume.
+    fn hand_over(self: &Rc<Self>, outcome: Outcome<UringStream>) {
+        let Outcome::HandOver { core: target, stream, session } = outcome else { return };
+        let Some(remote) = self.remotes.borrow().get(target).cloned() else { return };
+        let Ok(fd) = stream.into_fd() else {
+            tracing::error!("a connection could not move to core {target}: it is still in use");
+            return;
+        };
+        let sent = remote.try_send(Box::new(move |platform| {
+            let Some(there) = current() else { return };
+            let Some(server) = there.nbd() else { return };
+            match UringStream::from_fd(platform, fd) {
+                Ok(stream) => platform.spawn(async move {
+                    let outcome = server.resume_connection(stream, session).await;
+                    there.hand_over(outcome);
+                }),
+                Err(error) => tracing::warn!("a connection was lost on its way: {error}"),
+            }
+        }));
+        if sent.is_err() {
+            tracing::warn!("core {target} is too busy to take a connection; it is closed");
+        }
+    }
+
+    /// Counters of a volume, kept as long as the node runs.
+    fn counters_of(&self, id: DvolId) -> Rc<VolumeCounters> {
+        self.counters.borrow_mut().entry(id).or_default().clone()
+    }
+
+    /// Copies of all volumes' counters.
+    pub(super) fn volume_metrics(&self) -> Vec<VolumeMetrics> {
+        let counters = self.counters.borrow();
+        let named = counters.iter().filter_map(|(id, c)| Some((self.names.name_of(*id)?, c)));
+        named.map(|(name, c)| c.snapshot(name)).collect()
+    }
+
+    /// The engine that has a volume.
+    pub(super) fn engine(&self, engine: usize) -> Option<&Engine<UringPlatform>> {
+        self.engines.get(engine).map(|owned| &owned.engine)
+    }
+
+    /// Stops serving: connections first, then the engines.
+    pub(super) async fn stop(&self) -> Result<(), String> {
+        self.stopping.set(true);
+        if let Some(server) = self.nbd() {
+            server.stop();
+            server.stopped().await;
+        }
+        let mut failed = None;
+        for owned in &self.engines {
+            if let Err(error) = owned.engine.stop().await {
+                failed = Some(error.to_string());
+            }
+        }
+        // Engines and server hold each other's core; letting go lets everything drop.
+        *self.nbd.borrow_mut() = None;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The names of the node as one core's gateway sees them.
+#[derive(Clone)]
+pub(super) struct Directory {
+    core: Rc<CoreNode>,
+}
+
+impl Directory {
+    fn find(&self, name: &str) -> Option<(usize, usize, Handle, DvolId)> {
+        let (volume, snapshot) = match name.split_once('@') {
+            Some((volume, snapshot)) => (volume, Some(snapshot)),
+            None => (name, None),
+        };
+        let place = self.core.names.find(volume)?;
+        if place.core != self.core.index {
+            let nowhere = Handle { slot: flagstone_types::Slot(0), id: place.id, layer: None };
+            return Some((place.core, 0, nowhere, place.id));
+        }
+        let engine = self.core.engine(place.engine)?;
+        let handle = match snapshot {
+            None => engine.dvol(volume)?.handle,
+            Some(snapshot) => engine.layer(place.id, snapshot)?.handle,
+        };
+        Some((place.core, place.engine, handle, place.id))
+    }
+
+    fn layer(&self, volume: &str, snapshot: &str) -> Option<LayerInfo> {
+        let place = self.core.names.find(volume)?;
+        let engine = self.core.engine(place.engine)?;
+        engine.layer(place.id, snapshot)
+    }
+}
+
+impl VolumeDirectory for Directory {
+    type Volume = RealVolume;
+
+    async fn open(&self, name: &str) -> Result<Opened<RealVolume>, OpenError> {
+        if self.core.stopping.get() {
+            return Err(OpenError::Unavailable);
+        }
+        let Some((core, engine, handle, id)) = self.find(name) else {
+            return Err(OpenError::NotFound);
+        };
+        if core != self.core.index {
+            return Ok(Opened::OnCore(core));
+        }
+        let Some(engine) = self.core.engine(engine) else { return Err(OpenError::Unavailable) };
+        Ok(Opened::Here(RealVolume {
+            platform: self.core.platform.clone(),
+            engine: engine.clone(),
+            handle,
+            counters: self.core.counters_of(id),
+        }))
+    }
+
+    async fn list(&self) -> Vec<ExportInfo> {
+        let names = self.core.names.page("", None, usize::MAX);
+        let export = |name| ExportInfo { name, description: String::new() };
+        names.into_iter().map(|(name, _)| export(name)).collect()
+    }
+
+    async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {
+        // Asked once the volume is open, so on the core that owns it.
+        self.layer(volume, snapshot).map(|layer| layer.lsn)
+    }
+}

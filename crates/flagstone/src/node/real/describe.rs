@@ -1,0 +1,418 @@
+//! What the node tells of itself: volumes, snapshots, devices, metrics.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use flagstone_device::engine::{DvolInfo, LayerInfo, SpaceInfo};
+use flagstone_types::BLOCK_SIZE;
+
+use super::core::CoreNode;
+use super::names::Place;
+use super::{RealNode, no_such_volume};
+use crate::attach::NbdTarget;
+use crate::name::SnapshotRef;
+use crate::node::{
+    CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, MetricKind, MetricsSnapshot, NamedValue,
+    NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery, Reservation,
+    ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
+};
+
+/// What the engines of one device on one core say, added up.
+#[derive(Clone, Default)]
+struct DeviceShare {
+    size_bytes: u64,
+    capacity_bytes: u64,
+    used_bytes: u64,
+    own_open_bytes: u64,
+    unowned_bytes: u64,
+    kept_bytes: u64,
+    ring_bytes: u64,
+    ring_used_bytes: u64,
+    owned_segments: u64,
+    volumes: u64,
+    layers: u64,
+    mapped_bytes: u64,
+    fenced: bool,
+    corrupt_blocks: u64,
+    counters: Vec<(&'static str, u64)>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "labels for people, beside the cores")]
+pub(super) fn wall_clock_ns() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+impl RealNode {
+    fn volume_info(&self, dvol: DvolInfo, place: Place, device: usize) -> VolumeInfo {
+        let origin = dvol.origin.map(|(id, snapshot)| {
+            let volume = self.names.name_of(id).unwrap_or_else(|| "(deleted)".to_owned());
+            if snapshot.is_empty() { volume } else { format!("{volume}@{snapshot}") }
+        });
+        let reserve = match dvol.reserved_bytes {
+            0 => Reservation::None,
+            bytes if bytes >= dvol.size_bytes => Reservation::Full,
+            bytes => Reservation::Bytes(bytes),
+        };
+        let export_url = match self.nbd_tcp.first() {
+            Some(address) => NbdTarget::new(*address).url(&dvol.name),
+            None => self
+                .nbd_unix
+                .as_ref()
+                .map_or_else(String::new, |path| crate::attach::unix_url(path, &dvol.name)),
+        };
+        VolumeInfo {
+            name: dvol.name,
+            id: dvol.handle.id.to_string(),
+            device: self.devices[device].name.clone(),
+            core: place.core as u32,
+            size_bytes: dvol.size_bytes,
+            mapped_bytes: dvol.mapped_bytes,
+            exclusive_bytes: None,
+            reserve,
+            reserved_bytes: dvol.reserved_bytes,
+            created_ns: dvol.created_ns,
+            origin,
+            snapshot_count: dvol.snapshot_count as u64,
+            lsn: dvol.lsn,
+            epoch: dvol.epoch.0,
+            export_url,
+        }
+    }
+
+    /// Asks each core once for those of `wanted` that it owns.
+    async fn volume_infos(&self, wanted: Vec<(String, Place)>) -> Result<Vec<VolumeInfo>, NodeError> {
+        let mut infos = Vec::new();
+        for core in 0..self.remotes.len() {
+            let mine: Vec<(String, Place)> =
+                wanted.iter().filter(|(_, place)| place.core == core).cloned().collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let found = self
+                .on_core(core, "listing volumes", move |core| async move {
+                    let one = |(name, place): (String, Place)| {
+                        let owned = core.engines.get(place.engine)?;
+                        Some((owned.engine.dvol(&name)?, place, owned.device))
+                    };
+                    mine.into_iter().filter_map(one).collect::<Vec<_>>()
+                })
+                .await?;
+            let described = found.into_iter().map(|(d, p, device)| self.volume_info(d, p, device));
+            infos.extend(described);
+        }
+        infos.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(infos)
+    }
+
+    pub(super) async fn show(&self, name: &str) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("showing volume '{name}'");
+        let place = self.target(name, &doing)?.place;
+        let infos = self.volume_infos(vec![(name.to_owned(), place)]).await?;
+        infos.into_iter().next().ok_or_else(|| no_such_volume(name, &doing))
+    }
+
+    pub(super) async fn list(&self, query: PageQuery) -> Result<VolumePage, NodeError> {
+        let limit = query.limit.clamp(1, PAGE_ROWS_MAX);
+        let prefix = query.prefix.unwrap_or_default();
+        let mut wanted = self.names.page(&prefix, query.after.as_deref(), limit + 1);
+        let more = wanted.len() > limit;
+        wanted.truncate(limit);
+        let next = wanted.last().filter(|_| more).map(|(name, _)| name.clone());
+        Ok(VolumePage { items: self.volume_infos(wanted).await?, next })
+    }
+
+    pub(super) async fn show_one_snapshot(
+        &self,
+        snapshot: SnapshotRef,
+    ) -> Result<SnapshotInfo, NodeError> {
+        let doing = format!("showing snapshot '{snapshot}'");
+        let name = snapshot.snapshot.clone();
+        let (layer, unique) = self
+            .on_snapshot(&snapshot, &doing, move |core, engine, dvol, layer| async move {
+                let engine =
+                    core.engine(engine).ok_or(flagstone_device::engine::DvolError::NotFound)?;
+                let unique = engine.exclusive_bytes(layer).await?;
+                let info = engine.layer(dvol.id, &name);
+                Ok((info.ok_or(flagstone_device::engine::DvolError::NotFound)?, unique))
+            })
+            .await?;
+        Ok(snapshot_info(&snapshot.volume, layer, unique))
+    }
+
+    /// A page of snapshots. Costs what the volumes on it have, and what their snapshots don't
+    /// share, since the bytes unique to each are counted.
+    pub(super) async fn snapshots(&self, query: SnapshotQuery) -> Result<SnapshotPage, NodeError> {
+        let limit = query.limit.clamp(1, PAGE_ROWS_MAX);
+        let after = query.after.as_deref().and_then(|text| text.parse::<SnapshotRef>().ok());
+        let volumes = match &query.volume {
+            Some(name) => {
+                let place = self.target(name, "listing snapshots")?.place;
+                vec![(name.clone(), place)]
+            }
+            None => self.names.page("", None, usize::MAX),
+        };
+        let from = after.as_ref().map(|a| a.volume.clone()).unwrap_or_default();
+        let mut items = Vec::new();
+        for (volume, place) in volumes.into_iter().filter(|(name, _)| *name >= from) {
+            if items.len() > limit {
+                break;
+            }
+            let skip = after.as_ref().filter(|a| a.volume == volume).map(|a| a.snapshot.clone());
+            let found = self
+                .on_core(place.core, "listing snapshots", move |core| {
+                    layers_with_unique(core, place, skip, limit + 1)
+                })
+                .await?;
+            items.extend(found.into_iter().map(|(l, unique)| snapshot_info(&volume, l, unique)));
+        }
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| more).map(|s| format!("{}@{}", s.volume, s.name));
+        Ok(SnapshotPage { items, next })
+    }
+
+    async fn device_share(&self, device: usize) -> Result<DeviceShare, NodeError> {
+        let mut sum = DeviceShare::default();
+        for core in 0..self.remotes.len() {
+            let share = self
+                .on_core(core, "describing a device", move |core| async move {
+                    let mut sum = DeviceShare::default();
+                    for owned in core.engines.iter().filter(|e| e.device == device) {
+                        sum.size_bytes = owned.engine.superblock().block_count * BLOCK_SIZE;
+                        sum.add_engine(&owned.engine.space());
+                        sum.fenced |= owned.engine.is_fenced();
+                        for dvol in owned.engine.dvols() {
+                            sum.volumes += 1;
+                            sum.layers += dvol.snapshot_count as u64;
+                            sum.mapped_bytes += dvol.mapped_bytes;
+                        }
+                        sum.corrupt_blocks += owned.engine.counters().corrupt_blocks.get();
+                        sum.add_counters(owned.engine.counters().list());
+                    }
+                    sum
+                })
+                .await?;
+            sum.add(share);
+        }
+        Ok(sum)
+    }
+
+    pub(super) async fn device_info(&self, index: usize) -> Result<DeviceInfo, NodeError> {
+        let share = self.device_share(index).await?;
+        let device = &self.devices[index];
+        let open = share.own_open_bytes + share.unowned_bytes;
+        let free_bytes = open.saturating_sub(share.kept_bytes);
+        let segments_total = share.capacity_bytes.div_ceil(flagstone_types::SEGMENT_SIZE);
+        Ok(DeviceInfo {
+            name: device.name.clone(),
+            id: device.id.clone(),
+            path: device.path.display().to_string(),
+            format_version: device.format_version,
+            size_bytes: share.size_bytes,
+            used_bytes: share.size_bytes - share.capacity_bytes.min(share.size_bytes)
+                + share.used_bytes,
+            free_bytes,
+            metadata_bytes: share.used_bytes.saturating_sub(share.mapped_bytes),
+            reserved_bytes: share.kept_bytes,
+            journal_bytes: share.ring_bytes,
+            journal_used_bytes: share.ring_used_bytes,
+            segments_total,
+            segments_free: segments_total.saturating_sub(share.owned_segments),
+            volume_count: share.volumes,
+            snapshot_count: share.layers,
+            fenced: share.fenced.then(|| "a flush or journal write failed; see the log".to_owned()),
+            scrub: self.scrub_info(index).await?,
+        })
+    }
+
+    pub(super) async fn scrub_info(&self, device: usize) -> Result<ScrubStatus, NodeError> {
+        let started = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner)[device].clone();
+        if started.state == ScrubState::Idle {
+            return Ok(started);
+        }
+        let mut status = ScrubStatus { state: ScrubState::Finished, ..started.clone() };
+        let (mut checked, mut bad, mut findings) = (0, 0, Vec::new());
+        let mut total = 0;
+        for core in 0..self.remotes.len() {
+            let reports = self
+                .on_core(core, "asking for a scrub's status", move |core| async move {
+                    let mine = core.engines.iter().filter(|e| e.device == device);
+                    mine.map(|e| (e.engine.last_scrub(), e.engine.space().used_bytes))
+                        .collect::<Vec<_>>()
+                })
+                .await?;
+            for (report, used) in reports {
+                total += used;
+                let Some(report) = report else { continue };
+                checked += report.checked_blocks;
+                bad += report.corrupt.len() as u64 + report.unreadable + report.broken_maps;
+                let word = |(slot, vblock, block): &(_, flagstone_types::VBlock, _)| {
+                    format!("slot {slot:?}, block {}: {block:?} is corrupt", vblock.0)
+                };
+                findings.extend(report.corrupt.iter().take(10).map(word));
+                if !report.finished {
+                    status.state = ScrubState::Running;
+                }
+            }
+        }
+        status.checked_bytes = checked * BLOCK_SIZE;
+        status.total_bytes = total.max(status.checked_bytes);
+        status.bad_blocks = bad;
+        status.findings = findings;
+        if status.state == ScrubState::Finished {
+            if status.finished_ns == 0 {
+                status.finished_ns = wall_clock_ns();
+            }
+            let mut scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
+            scrubs[device] = status.clone();
+        }
+        Ok(status)
+    }
+
+    pub(super) async fn node_info(&self) -> Result<NodeInfo, NodeError> {
+        let counts = self.names.per_core(self.remotes.len());
+        let mut cores = Vec::new();
+        for (core, volume_count) in counts.into_iter().enumerate() {
+            let connection_count = self
+                .on_core(core, "describing the node", |core| async move {
+                    core.nbd().map_or(0, |server| server.counters().connections)
+                })
+                .await?;
+            cores.push(CoreInfo { core: core as u32, cpu: None, volume_count, connection_count });
+        }
+        let stopping = self.stopping.load(Ordering::Acquire);
+        Ok(NodeInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            state: if stopping { NodeState::Stopping } else { NodeState::Ready },
+            started_ns: self.started_ns,
+            uptime_s: wall_clock_ns().saturating_sub(self.started_ns) / 1_000_000_000,
+            cores,
+            api_address: String::new(),
+            nbd_addresses: self.nbd_tcp.iter().map(ToString::to_string).collect(),
+            nbd_unix: self.nbd_unix.as_ref().map(|path| path.display().to_string()),
+            notices: self.notices.clone(),
+        })
+    }
+
+    pub(super) async fn collect_metrics(&self) -> Result<MetricsSnapshot, NodeError> {
+        let mut snapshot = MetricsSnapshot::default();
+        for (index, remote) in self.remotes.iter().enumerate() {
+            let volumes = self
+                .on_core(index, "collecting metrics", |core| async move { core.volume_metrics() })
+                .await?;
+            snapshot.volumes.extend(volumes);
+            let counters = remote.counters();
+            let more = counters.iter().map(|(name, value)| counter(name, value)).collect();
+            snapshot.cores.push(CoreMetrics { core: index as u32, more, ..core_metrics(&counters) });
+        }
+        for index in 0..self.devices.len() {
+            let info = self.device_info(index).await?;
+            let share = self.device_share(index).await?;
+            snapshot.devices.push(DeviceMetrics {
+                device: info.name,
+                size_bytes: info.size_bytes,
+                used_bytes: info.used_bytes,
+                free_bytes: info.free_bytes,
+                metadata_bytes: info.metadata_bytes,
+                reserved_bytes: info.reserved_bytes,
+                journal_used_bytes: info.journal_used_bytes,
+                checksum_errors: share.corrupt_blocks,
+                fenced: share.fenced,
+                more: share.counters.iter().map(|&(name, value)| counter(name, value)).collect(),
+                ..DeviceMetrics::default()
+            });
+        }
+        Ok(snapshot)
+    }
+}
+
+impl DeviceShare {
+    fn add_engine(&mut self, space: &SpaceInfo) {
+        self.capacity_bytes = space.capacity_bytes;
+        self.used_bytes += space.used_bytes;
+        self.own_open_bytes += space.open_bytes.saturating_sub(space.unowned_bytes);
+        self.unowned_bytes = space.unowned_bytes;
+        if space.owned_segments > 0 {
+            self.kept_bytes += space.kept_bytes;
+        }
+        self.ring_bytes += space.ring_bytes;
+        self.ring_used_bytes += space.ring_used_bytes;
+        self.owned_segments += space.owned_segments;
+    }
+
+    fn add_counters(&mut self, counters: Vec<(&'static str, u64)>) {
+        for (name, value) in counters {
+            match self.counters.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum += value,
+                None => self.counters.push((name, value)),
+            }
+        }
+    }
+
+    fn add(&mut self, other: DeviceShare) {
+        self.size_bytes = self.size_bytes.max(other.size_bytes);
+        self.capacity_bytes = self.capacity_bytes.max(other.capacity_bytes);
+        self.used_bytes += other.used_bytes;
+        self.own_open_bytes += other.own_open_bytes;
+        self.unowned_bytes = self.unowned_bytes.max(other.unowned_bytes);
+        self.kept_bytes += other.kept_bytes;
+        self.ring_bytes += other.ring_bytes;
+        self.ring_used_bytes += other.ring_used_bytes;
+        self.owned_segments += other.owned_segments;
+        self.volumes += other.volumes;
+        self.layers += other.layers;
+        self.mapped_bytes += other.mapped_bytes;
+        self.fenced |= other.fenced;
+        self.corrupt_blocks += other.corrupt_blocks;
+        self.add_counters(other.counters);
+    }
+}
+
+async fn layers_with_unique(
+    core: std::rc::Rc<CoreNode>,
+    place: Place,
+    skip: Option<String>,
+    limit: usize,
+) -> Vec<(LayerInfo, u64)> {
+    let Some(engine) = core.engine(place.engine) else { return Vec::new() };
+    let behind = |layer: &LayerInfo| skip.as_ref().is_none_or(|skip| layer.name > *skip);
+    let mut found = Vec::new();
+    for layer in engine.layers(place.id).into_iter().filter(behind).take(limit) {
+        let unique = engine.exclusive_bytes(layer.handle).await.unwrap_or(0);
+        found.push((layer, unique));
+    }
+    found
+}
+
+fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotInfo {
+    SnapshotInfo {
+        volume: volume.to_owned(),
+        name: layer.name,
+        layer: layer.handle.layer.map_or(0, |no| no.0),
+        size_bytes: layer.size_bytes,
+        created_ns: layer.created_ns,
+        lsn: layer.lsn,
+        referenced_bytes: layer.mapped_bytes,
+        unique_bytes,
+        clones: layer.clones as u64,
+        hidden: false,
+    }
+}
+
+fn counter(name: &'static str, value: u64) -> NamedValue {
+    NamedValue { name, help: name, kind: MetricKind::Gauge, value: value as f64 }
+}
+
+fn core_metrics(counters: &flagstone_runtime::CoreCounters) -> CoreMetrics {
+    let value = |name: &str| counters.iter().find(|(n, _)| *n == name).map_or(0, |(_, v)| v);
+    CoreMetrics {
+        spins: value("spins"),
+        sleeps: value("sleeps"),
+        enters: value("enters"),
+        busy_ns: value("busy_ns"),
+        ..CoreMetrics::default()
+    }
+}

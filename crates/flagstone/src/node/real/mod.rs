@@ -1,0 +1,652 @@
+//! The real node: cores on io_uring, devices, gateways.
+//!
+//! Each core runs some journals of each device (journal j on core j modulo the number of cores) and
+//! a gateway for every client. The control side reaches a core by messages and waits for the
+//! answer; nothing here runs on the data path.
+
+mod core;
+mod describe;
+mod names;
+mod start;
+mod volume;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use flagstone_device::engine::{CreateDvol, DvolError, Handle};
+use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
+use flagstone_types::DvolId;
+
+use self::core::{CoreNode, current};
+use self::names::{Names, Place};
+use super::{
+    DeviceInfo, MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery,
+    Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
+    VolumePage, VolumeSpec,
+};
+use crate::name::{SnapshotRef, SourceRef};
+
+pub use start::start;
+
+/// How often and how long a message is offered to a core whose mailbox is full.
+const SEND_TRIES: u32 = 1000;
+const SEND_PAUSE: Duration = Duration::from_millis(2);
+
+/// A device of the node.
+struct Device {
+    name: String,
+    path: PathBuf,
+    id: String,
+    format_version: u32,
+    /// Keeps other processes out.
+    _lock: DeviceLock,
+}
+
+/// A running node.
+struct RealNode {
+    runtime: Mutex<Option<Runtime>>,
+    remotes: Vec<CoreRemote>,
+    devices: Vec<Device>,
+    names: Names,
+    nbd_tcp: Vec<SocketAddr>,
+    nbd_unix: Option<PathBuf>,
+    started_ns: u64,
+    notices: Vec<String>,
+    stopping: AtomicBool,
+    scrubs: Mutex<Vec<ScrubStatus>>,
+}
+
+/// A volume that an operation is about.
+struct Target {
+    name: String,
+    place: Place,
+}
+
+impl RealNode {
+    /// Runs `work` on a core and waits for its result.
+    async fn on_core<R, F>(
+        &self,
+        core: usize,
+        doing: &str,
+        work: impl FnOnce(Rc<CoreNode>) -> F + Send + 'static,
+    ) -> Result<R, NodeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = R> + 'static,
+    {
+        let gone = || {
+            NodeError::new(NodeErrorKind::Unavailable, doing, "the node is stopping")
+                .next("try again once it has been started")
+        };
+        let remote = self.remotes.get(core).ok_or_else(gone)?;
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let mut message: flagstone_runtime::Message = Box::new(move |platform| {
+            let Some(core) = current() else { return };
+            let running = work(core);
+            flagstone_platform::Platform::spawn(platform, async move {
+                // Whoever asked may have given up.
+                let _ = sender.send(running.await);
+            });
+        });
+        for _ in 0..SEND_TRIES {
+            match remote.try_send(message) {
+                Ok(()) => return receiver.await.map_err(|_| gone()),
+                Err(Refused::Full(back)) => message = back,
+                Err(Refused::Stopped(_)) => return Err(gone()),
+            }
+            tokio::time::sleep(SEND_PAUSE).await;
+        }
+        Err(NodeError::new(NodeErrorKind::Unavailable, doing, "its core is too busy to answer")
+            .next("try again"))
+    }
+
+    fn target(&self, name: &str, doing: &str) -> Result<Target, NodeError> {
+        match self.names.find(name) {
+            Some(place) => Ok(Target { name: name.to_owned(), place }),
+            None => Err(no_such_volume(name, doing)),
+        }
+    }
+
+    /// Runs `work` with the engine and handle of a volume.
+    async fn on_volume<R, F>(
+        &self,
+        target: &Target,
+        doing: &str,
+        work: impl FnOnce(Rc<CoreNode>, Handle) -> F + Send + 'static,
+    ) -> Result<R, NodeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        let (place, name) = (target.place, target.name.clone());
+        let result = self
+            .on_core(place.core, doing, move |core| {
+                let found = core
+                    .engine(place.engine)
+                    .and_then(|engine| engine.dvol(&name))
+                    .filter(|info| info.handle.id == place.id);
+                let running = found.map(|info| work(core, info.handle));
+                async move {
+                    match running {
+                        Some(running) => running.await,
+                        None => Err(DvolError::NotFound),
+                    }
+                }
+            })
+            .await?;
+        result.map_err(|error| node_error(error, doing))
+    }
+
+    /// The core and engine for a new volume: the core with the fewest volumes, on its first
+    /// journal of the device, so that few journals share the flushes.
+    fn place_for(&self, spec: &VolumeSpec, doing: &str) -> Result<(usize, usize), NodeError> {
+        let device = match &spec.device {
+            None => 0,
+            Some(wanted) => self
+                .devices
+                .iter()
+                .position(|d| d.name == *wanted || d.id == *wanted)
+                .ok_or_else(|| no_such_device(wanted, doing))?,
+        };
+        let cores = self.remotes.len();
+        let core = match spec.core {
+            Some(core) if (core as usize) < cores => core as usize,
+            Some(core) => {
+                let found = format!("expected a core below {cores}, found {core}");
+                return Err(NodeError::new(NodeErrorKind::NotFound, doing, found));
+            }
+            None => {
+                let counts = self.names.per_core(cores);
+                let least = counts.iter().enumerate().min_by_key(|(_, count)| **count);
+                least.map_or(0, |(core, _)| core)
+            }
+        };
+        Ok((core, device))
+    }
+
+    async fn create(&self, spec: VolumeSpec) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("creating volume '{}'", spec.name);
+        let (core, device) = self.place_for(&spec, &doing)?;
+        let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
+        let new = CreateDvol {
+            name: spec.name.clone(),
+            id: None,
+            size_bytes: spec.size_bytes,
+            reserved_bytes,
+        };
+        let claimed = Place { core, engine: 0, id: DvolId(0) };
+        if !self.names.insert(&spec.name, claimed) {
+            return Err(taken(&spec.name, &doing));
+        }
+        let created = self
+            .on_core(core, &doing, move |core| async move {
+                let engine = core.engines.iter().position(|e| e.device == device);
+                let Some(index) = engine else { return Err(DvolError::NotFound) };
+                let handle = core.engines[index].engine.create(new).await?;
+                Ok((index, handle))
+            })
+            .await
+            .and_then(|created| created.map_err(|error| node_error(error, &doing)));
+        match created {
+            Ok((engine, handle)) => {
+                self.names.remove(&spec.name);
+                self.names.insert(&spec.name, Place { core, engine, id: handle.id });
+                self.show(&spec.name).await
+            }
+            Err(error) => {
+                self.names.remove(&spec.name);
+                Err(error)
+            }
+        }
+    }
+
+    async fn clone_from(&self, source: SourceRef, new_name: String) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("cloning '{source}' to '{new_name}'");
+        let target = self.target(&source.volume, &doing)?;
+        if !self.names.insert(&new_name, Place { id: DvolId(0), ..target.place }) {
+            return Err(taken(&new_name, &doing));
+        }
+        let place = target.place;
+        let new = CreateDvol { name: new_name.clone(), id: None, size_bytes: 0, reserved_bytes: 0 };
+        let snapshot = source.snapshot.clone();
+        let cloned = self
+            .on_volume(&target, &doing, move |core, dvol| async move {
+                let Some(engine) = core.engine(place.engine) else {
+                    return Err(DvolError::NotFound);
+                };
+                let source = match snapshot {
+                    None => dvol,
+                    Some(name) => engine.layer(dvol.id, &name).ok_or(DvolError::NotFound)?.handle,
+                };
+                engine.clone_of(source, new).await
+            })
+            .await;
+        match cloned {
+            Ok(handle) => {
+                self.names.settle(&new_name, handle.id);
+                self.show(&new_name).await
+            }
+            Err(error) => {
+                self.names.remove(&new_name);
+                Err(error)
+            }
+        }
+    }
+
+    async fn rename(&self, name: String, new_name: String) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("renaming volume '{name}' to '{new_name}'");
+        let target = self.target(&name, &doing)?;
+        if !self.names.insert(&new_name, Place { id: DvolId(0), ..target.place }) {
+            return Err(taken(&new_name, &doing));
+        }
+        let (place, to) = (target.place, new_name.clone());
+        let renamed = self
+            .on_volume(&target, &doing, move |core, dvol| async move {
+                let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+                engine.rename(dvol, &to).await
+            })
+            .await;
+        if let Err(error) = renamed {
+            self.names.remove(&new_name);
+            return Err(error);
+        }
+        self.names.remove(&name);
+        self.names.settle(&new_name, place.id);
+        self.show(&new_name).await
+    }
+
+    async fn resize(
+        &self,
+        name: String,
+        size_bytes: u64,
+        allow_data_loss: bool,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("resizing volume '{name}' to {size_bytes} bytes");
+        let target = self.target(&name, &doing)?;
+        let before = self.show(&name).await?;
+        if size_bytes < before.size_bytes && !allow_data_loss {
+            let found = format!(
+                "it has {} bytes; what lies behind the new end would be lost",
+                before.size_bytes
+            );
+            return Err(NodeError::new(NodeErrorKind::Refused, doing, found)
+                .next("pass --allow-data-loss if that is what you want"));
+        }
+        let place = target.place;
+        let keep_full = before.reserve == Reservation::Full;
+        self.on_volume(&target, &doing, move |core, dvol| async move {
+            let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+            let grows = size_bytes > before.size_bytes;
+            if keep_full && grows {
+                engine.set_reserved(dvol, size_bytes).await?;
+            }
+            engine.resize(dvol, size_bytes).await?;
+            if keep_full && !grows {
+                engine.set_reserved(dvol, size_bytes).await?;
+            }
+            Ok(())
+        })
+        .await?;
+        self.show(&name).await
+    }
+
+    async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
+        let doing = format!("deleting volume '{name}'");
+        let target = self.target(&name, &doing)?;
+        let place = target.place;
+        let deleted = self
+            .on_volume(&target, &doing, move |core, dvol| async move {
+                let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+                engine.delete(dvol, with_snapshots).await
+            })
+            .await;
+        match deleted {
+            Ok(()) => {
+                self.names.remove(&name);
+                Ok(())
+            }
+            Err(error) if error.kind == NodeErrorKind::Busy => {
+                Err(NodeError::new(NodeErrorKind::HasSnapshots, doing, "it has snapshots")
+                    .next("delete them first, or pass --with-snapshots"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes snapshots of volumes that one engine has, in one instant.
+    async fn snapshot(&self, wanted: Vec<SnapshotRef>) -> Result<Vec<SnapshotInfo>, NodeError> {
+        let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+        let doing = format!("taking snapshot {}", names.join(" "));
+        let mut places = Vec::new();
+        for snapshot in &wanted {
+            places.push(self.target(&snapshot.volume, &doing)?.place);
+        }
+        let Some(first) = places.first().copied() else {
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, "none is named"));
+        };
+        if places.iter().any(|p| (p.core, p.engine) != (first.core, first.engine)) {
+            return Err(NodeError::new(
+                NodeErrorKind::InvalidArgument,
+                doing,
+                "the volumes are owned by different cores or lie on different devices",
+            )
+            .next("take one snapshot for each core and device"));
+        }
+        let parts = wanted.clone();
+        let taken = self
+            .on_core(first.core, &doing, move |core| async move {
+                let engine = core.engine(first.engine).ok_or(DvolError::NotFound)?;
+                let mut dvols = Vec::new();
+                for part in parts {
+                    let dvol = engine.dvol(&part.volume).ok_or(DvolError::NotFound)?;
+                    dvols.push((dvol.handle, part.snapshot));
+                }
+                engine.snapshot(&dvols).await
+            })
+            .await?;
+        taken.map_err(|error| node_error(error, &doing))?;
+        let mut infos = Vec::new();
+        for snapshot in wanted {
+            infos.push(self.show_one_snapshot(snapshot).await?);
+        }
+        Ok(infos)
+    }
+
+    /// Runs `work` with a snapshot's volume and its own handle.
+    async fn on_snapshot<R, F>(
+        &self,
+        snapshot: &SnapshotRef,
+        doing: &str,
+        work: impl FnOnce(Rc<CoreNode>, usize, Handle, Handle) -> F + Send + 'static,
+    ) -> Result<R, NodeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        let target = self.target(&snapshot.volume, doing)?;
+        let (place, name) = (target.place, snapshot.snapshot.clone());
+        self.on_volume(&target, doing, move |core, dvol| {
+            let layer = core.engine(place.engine).and_then(|e| e.layer(dvol.id, &name));
+            let running = layer.map(|layer| work(core, place.engine, dvol, layer.handle));
+            async move {
+                match running {
+                    Some(running) => running.await,
+                    None => Err(DvolError::NotFound),
+                }
+            }
+        })
+        .await
+        .map_err(|error| match error.kind {
+            NodeErrorKind::NotFound => {
+                NodeError::new(error.kind, doing, format!("there is no snapshot '{snapshot}'"))
+                    .next("see `flagstone snapshot list`")
+            }
+            _ => error,
+        })
+    }
+
+    async fn stop(&self) -> Result<(), NodeError> {
+        self.stopping.store(true, Ordering::Release);
+        let mut result = Ok(());
+        for core in 0..self.remotes.len() {
+            let stopped = self
+                .on_core(core, "stopping the node", |core| async move { core.stop().await })
+                .await;
+            let failed = match stopped {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => {
+                    NodeError::new(NodeErrorKind::Internal, "stopping the node", error)
+                        .next("what was acknowledged is safe; the next start recovers the rest")
+                }
+                Err(error) => error,
+            };
+            result = Err(failed);
+        }
+        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(runtime) = runtime {
+            let _ = tokio::task::spawn_blocking(move || runtime.stop()).await;
+        }
+        result
+    }
+}
+
+impl Node for RealNode {
+    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.create(spec))
+    }
+
+    fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage> {
+        Box::pin(self.list(query))
+    }
+
+    fn show_volume(&self, name: String) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(async move { self.show(&name).await })
+    }
+
+    fn resize_volume(
+        &self,
+        name: String,
+        size_bytes: u64,
+        allow_data_loss: bool,
+    ) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.resize(name, size_bytes, allow_data_loss))
+    }
+
+    fn rename_volume(&self, name: String, new_name: String) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.rename(name, new_name))
+    }
+
+    fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()> {
+        Box::pin(self.delete(name, with_snapshots))
+    }
+
+    fn clone_volume(&self, source: SourceRef, new_name: String) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.clone_from(source, new_name))
+    }
+
+    fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(async move {
+            let doing = format!("rolling back to '{snapshot}'");
+            self.on_snapshot(&snapshot, &doing, |core, engine, dvol, layer| async move {
+                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                engine.roll_back(dvol, layer).await
+            })
+            .await?;
+            self.show(&snapshot.volume).await
+        })
+    }
+
+    fn set_reservation(&self, name: String, reserve: Reservation) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(async move {
+            let doing = format!("reserving space for volume '{name}'");
+            let target = self.target(&name, &doing)?;
+            let size = self.show(&name).await?.size_bytes;
+            let bytes = reserved_bytes(reserve, size);
+            let place = target.place;
+            self.on_volume(&target, &doing, move |core, dvol| async move {
+                let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+                engine.set_reserved(dvol, bytes).await
+            })
+            .await?;
+            self.show(&name).await
+        })
+    }
+
+    fn create_snapshots(&self, snapshots: Vec<SnapshotRef>) -> NodeFuture<'_, Vec<SnapshotInfo>> {
+        Box::pin(self.snapshot(snapshots))
+    }
+
+    fn list_snapshots(&self, query: SnapshotQuery) -> NodeFuture<'_, SnapshotPage> {
+        Box::pin(self.snapshots(query))
+    }
+
+    fn show_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, SnapshotInfo> {
+        Box::pin(self.show_one_snapshot(snapshot))
+    }
+
+    fn delete_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, ()> {
+        Box::pin(async move {
+            let doing = format!("deleting snapshot '{snapshot}'");
+            self.on_snapshot(&snapshot, &doing, |core, engine, _, layer| async move {
+                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                engine.delete_layer(layer).await
+            })
+            .await
+        })
+    }
+
+    fn rename_snapshot(
+        &self,
+        snapshot: SnapshotRef,
+        new_name: String,
+    ) -> NodeFuture<'_, SnapshotInfo> {
+        Box::pin(async move {
+            let doing = format!("renaming snapshot '{snapshot}' to '{new_name}'");
+            let to = new_name.clone();
+            self.on_snapshot(&snapshot, &doing, move |core, engine, _, layer| async move {
+                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                engine.rename(layer, &to).await
+            })
+            .await?;
+            self.show_one_snapshot(SnapshotRef { snapshot: new_name, ..snapshot }).await
+        })
+    }
+
+    fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>> {
+        Box::pin(async move {
+            let mut infos = Vec::new();
+            for index in 0..self.devices.len() {
+                infos.push(self.device_info(index).await?);
+            }
+            infos.sort_by(|a, b| a.name.cmp(&b.name));
+            Ok(infos)
+        })
+    }
+
+    fn show_device(&self, device: String) -> NodeFuture<'_, DeviceInfo> {
+        Box::pin(async move {
+            let index = self.device_index(&device, "showing a device")?;
+            self.device_info(index).await
+        })
+    }
+
+    fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
+        Box::pin(async move {
+            let index = self.device_index(&device, "starting a scrub")?;
+            self.scrub(index).await
+        })
+    }
+
+    fn scrub_status(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
+        Box::pin(async move {
+            let index = self.device_index(&device, "asking for a scrub's status")?;
+            self.scrub_info(index).await
+        })
+    }
+
+    fn info(&self) -> NodeFuture<'_, NodeInfo> {
+        Box::pin(self.node_info())
+    }
+
+    fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot> {
+        Box::pin(self.collect_metrics())
+    }
+
+    fn shutdown(&self) -> NodeFuture<'_, ()> {
+        Box::pin(self.stop())
+    }
+}
+
+fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
+    match reserve {
+        Reservation::None => 0,
+        Reservation::Full => size_bytes,
+        Reservation::Bytes(bytes) => bytes,
+    }
+}
+
+fn no_such_volume(name: &str, doing: &str) -> NodeError {
+    NodeError::new(NodeErrorKind::NotFound, doing, format!("there is no volume '{name}'"))
+        .next("see `flagstone volume list`")
+}
+
+fn no_such_device(name: &str, doing: &str) -> NodeError {
+    NodeError::new(NodeErrorKind::NotFound, doing, format!("there is no device '{name}'"))
+        .next("see `flagstone device list`")
+}
+
+fn taken(name: &str, doing: &str) -> NodeError {
+    let found = format!("there already is a volume '{name}'");
+    NodeError::new(NodeErrorKind::AlreadyExists, doing, found).next("choose another name")
+}
+
+/// What the control side says to an engine's error.
+fn node_error(error: DvolError, doing: &str) -> NodeError {
+    let (kind, next) = match error {
+        DvolError::NotFound => (NodeErrorKind::NotFound, "see `flagstone volume list`"),
+        DvolError::AlreadyExists => (NodeErrorKind::AlreadyExists, "choose another name"),
+        DvolError::NoSpace => {
+            (NodeErrorKind::NoSpace, "delete volumes or snapshots, or ask for less")
+        }
+        DvolError::TooMany => (NodeErrorKind::NoSpace, "delete volumes or snapshots first"),
+        DvolError::OutOfRange | DvolError::Invalid => (NodeErrorKind::InvalidArgument, ""),
+        DvolError::ReadOnly => (NodeErrorKind::ReadOnly, ""),
+        DvolError::Busy => (NodeErrorKind::Busy, "try again"),
+        DvolError::Fenced => {
+            (NodeErrorKind::Fenced, "see the log for the failed write, then restart the node")
+        }
+        DvolError::Stopping => (NodeErrorKind::Unavailable, ""),
+        DvolError::Corrupt => (NodeErrorKind::Corrupt, "run `flagstone verify` on the device"),
+        DvolError::Device => (NodeErrorKind::Internal, "see the log for the device's error"),
+        DvolError::ConditionFailed(_)
+        | DvolError::NotEqual
+        | DvolError::StaleEpoch
+        | DvolError::HistoryForgotten => (NodeErrorKind::Internal, ""),
+    };
+    NodeError::new(kind, doing, error.to_string()).next(next)
+}
+
+impl RealNode {
+    fn device_index(&self, device: &str, doing: &str) -> Result<usize, NodeError> {
+        let found = self.devices.iter().position(|d| d.name == device || d.id == device);
+        found.ok_or_else(|| no_such_device(device, doing))
+    }
+
+    /// Starts a scrub on every engine of a device, unless one runs.
+    async fn scrub(&self, device: usize) -> Result<ScrubStatus, NodeError> {
+        let running = {
+            let mut scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
+            let running = scrubs[device].state == ScrubState::Running;
+            if !running {
+                scrubs[device] = ScrubStatus {
+                    state: ScrubState::Running,
+                    started_ns: describe::wall_clock_ns(),
+                    ..ScrubStatus::default()
+                };
+            }
+            running
+        };
+        if !running {
+            for core in 0..self.remotes.len() {
+                self.on_core(core, "starting a scrub", move |core| async move {
+                    for owned in core.engines.iter().filter(|e| e.device == device) {
+                        let engine = owned.engine.clone();
+                        // Fails only when the node stops, which the status tells.
+                        let scrub = async move { drop(engine.scrub(SCRUB_PAUSE_NS).await) };
+                        flagstone_platform::Platform::spawn(&core.platform, scrub);
+                    }
+                })
+                .await?;
+            }
+        }
+        self.scrub_info(device).await
+    }
+}
+
+/// Between two steps of a scrub, of at most 1 MiB each: leaves the device mostly to clients.
+const SCRUB_PAUSE_NS: u64 = 2_000_000;

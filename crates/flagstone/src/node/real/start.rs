@@ -1,0 +1,303 @@
+//! Starting a node: lock the devices, start the cores, recover, listen.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use flagstone_device::engine::{Engine, EngineOptions, OpenError};
+use flagstone_device::format::FORMAT_VERSION;
+use flagstone_device::format::superblock::Superblock;
+use flagstone_device::space::DeviceShared;
+use flagstone_platform::BlockDevice;
+use flagstone_runtime::{
+    DeviceOptions as OpenOptions, Runtime, RuntimeConfig, UringDevice, UringListener,
+    UringPlatform, lock_device,
+};
+
+use super::core::{CoreNode, OwnedEngine, current};
+use super::names::{Names, Place};
+use super::{Device, RealNode, describe};
+use crate::node::{DeviceOptions, Node, NodeError, NodeErrorKind, NodeOptions, ScrubStatus};
+
+/// Cores unless asked otherwise: half of what the process may use, so that clients on the same
+/// machine and the kernel have the rest; at most eight, as many as a device has journals.
+const CORES_MAX: usize = 8;
+
+/// What a core needs to open its journals of one device.
+#[derive(Clone)]
+struct Prepared {
+    path: std::path::PathBuf,
+    superblock: Superblock,
+    shared: DeviceShared,
+}
+
+/// Opens the devices, recovers them, starts the cores and the gateways. Blocks until everything
+/// answers. `AlreadyExists` and `Busy` if an address or a device is in use.
+pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
+    let cores = options.cores.unwrap_or_else(default_cores).max(1);
+    let config = RuntimeConfig { cores, ..RuntimeConfig::default() };
+    let runtime = Runtime::start(&config, |_| |_: UringPlatform| {}).map_err(|error| {
+        NodeError::new(NodeErrorKind::Unavailable, "starting the cores", error.to_string())
+    })?;
+    let mut devices = Vec::new();
+    let mut prepared = Vec::new();
+    for device in &options.devices {
+        let lock = lock_device(&device.path).map_err(|error| lock_error(device, &error))?;
+        let found = prepare(&runtime, device)?;
+        devices.push(Device {
+            name: device.name.clone(),
+            path: device.path.clone(),
+            id: found.superblock.device_id.to_string(),
+            format_version: FORMAT_VERSION,
+            _lock: lock,
+        });
+        prepared.push(found);
+    }
+    let names = Names::default();
+    open_all(&runtime, &options.devices, prepared, &names)?;
+    let remotes: Vec<_> = runtime.cores().iter().map(|core| core.remote().clone()).collect();
+    let (nbd_tcp, nbd_unix) = listen(&runtime, &options)?;
+    let notices = notices(&runtime);
+    for remote in &remotes {
+        let all = remotes.clone();
+        let set = remote.call(move |_| {
+            if let Some(core) = current() {
+                core.set_remotes(all);
+            }
+        });
+        wait_for(set, "connecting the cores")?;
+    }
+    let scrubs = vec![ScrubStatus::default(); devices.len()];
+    Ok(Arc::new(RealNode {
+        runtime: Mutex::new(Some(runtime)),
+        remotes,
+        devices,
+        names,
+        nbd_tcp,
+        nbd_unix,
+        started_ns: describe::wall_clock_ns(),
+        notices,
+        stopping: false.into(),
+        scrubs: Mutex::new(scrubs),
+    }))
+}
+
+fn default_cores() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    (cpus / 2).clamp(1, CORES_MAX)
+}
+
+fn wait_for<R>(
+    sent: Result<std::sync::mpsc::Receiver<R>, flagstone_runtime::Refused>,
+    doing: &str,
+) -> Result<R, NodeError> {
+    let stopped = |found: String| NodeError::new(NodeErrorKind::Internal, doing, found);
+    let receiver = sent.map_err(|refused| stopped(refused.to_string()))?;
+    receiver.recv().map_err(|_| stopped("a core has stopped".to_owned()))
+}
+
+/// Runs a task on a core from a plain thread and waits for its result.
+fn run_on<R, F>(
+    runtime: &Runtime,
+    core: usize,
+    doing: &str,
+    work: impl FnOnce(UringPlatform) -> F + Send + 'static,
+) -> Result<R, NodeError>
+where
+    R: Send + 'static,
+    F: Future<Output = R> + 'static,
+{
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let reply = move |result| drop(sender.send(result));
+    let sent = runtime.cores()[core].remote().call_then(work, reply);
+    wait_for(sent.map(|()| receiver), doing)
+}
+
+fn lock_error(device: &DeviceOptions, error: &std::io::Error) -> NodeError {
+    let doing = format!("opening device '{}'", device.name);
+    match error.kind() {
+        std::io::ErrorKind::ResourceBusy => {
+            NodeError::new(NodeErrorKind::Busy, doing, error.to_string())
+                .next("stop the other node or program that uses it")
+        }
+        std::io::ErrorKind::NotFound => {
+            NodeError::new(NodeErrorKind::NotFound, doing, error.to_string())
+                .next("check the path, or format one with `flagstone device format PATH:SIZE`")
+        }
+        _ => NodeError::new(NodeErrorKind::Unavailable, doing, error.to_string()),
+    }
+}
+
+fn open_error(device: &str, error: &OpenError) -> NodeError {
+    let doing = format!("opening device '{device}'");
+    let (kind, next) = match error {
+        OpenError::Io(_) | OpenError::TooSmall { .. } => {
+            (NodeErrorKind::Unavailable, "check the device and its path")
+        }
+        OpenError::Format(_) | OpenError::Damaged { .. } => (
+            NodeErrorKind::Corrupt,
+            "run `flagstone verify PATH`; a device that was never formatted needs \
+             `flagstone device format PATH`",
+        ),
+        OpenError::NoSpace => (NodeErrorKind::NoSpace, "run `flagstone verify PATH`"),
+    };
+    NodeError::new(kind, doing, error.to_string()).next(next)
+}
+
+fn prepare(runtime: &Runtime, device: &DeviceOptions) -> Result<Prepared, NodeError> {
+    let path = device.path.clone();
+    let doing = format!("opening device '{}'", device.name);
+    let found = run_on(runtime, 0, &doing, move |platform| async move {
+        let opened = open_file(&platform, &path)?;
+        Engine::prepare(&platform, &opened).await.map(|(superblock, shared)| Prepared {
+            path,
+            superblock,
+            shared,
+        })
+    })?;
+    let found = found.map_err(|error| open_error(&device.name, &error))?;
+    if let Some(expected) = device.expected_size_bytes {
+        let size = found.superblock.block_count * flagstone_types::BLOCK_SIZE;
+        if expected / flagstone_types::BLOCK_SIZE != found.superblock.block_count {
+            let found = format!("expected a device of {expected} bytes, found one of {size}");
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("leave the size out, or name the one it was formatted with"));
+        }
+    }
+    Ok(found)
+}
+
+fn open_file(platform: &UringPlatform, path: &Path) -> Result<UringDevice, OpenError> {
+    let device =
+        UringDevice::open(platform, path, OpenOptions::default()).map_err(OpenError::Io)?;
+    if device.size_bytes() < flagstone_types::BLOCK_SIZE {
+        return Err(OpenError::TooSmall { expected_blocks: 1, found_blocks: 0 });
+    }
+    Ok(device)
+}
+
+/// Opens every journal of every device on its core, all at the same time.
+fn open_all(
+    runtime: &Runtime,
+    devices: &[DeviceOptions],
+    prepared: Vec<Prepared>,
+    names: &Names,
+) -> Result<(), NodeError> {
+    let cores = runtime.cores().len();
+    let mut waiting = Vec::new();
+    for core in runtime.cores() {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let (prepared, names) = (prepared.clone(), names.clone());
+        let sent = core.remote().call_then(
+            move |platform| async move { open_core(platform, cores, prepared, names).await },
+            move |result| drop(sender.send(result)),
+        );
+        waiting.push(sent.map(|()| receiver));
+    }
+    let mut result = Ok(());
+    for waiting in waiting {
+        let opened = wait_for(waiting, "opening the devices")?;
+        result = result.and(opened.map_err(|(device, error)| {
+            let name = devices.get(device).map_or("", |d| d.name.as_str());
+            open_error(name, &error)
+        }));
+    }
+    result
+}
+
+/// Opens this core's journals and puts its part of the node in place.
+async fn open_core(
+    platform: UringPlatform,
+    cores: usize,
+    prepared: Vec<Prepared>,
+    names: Names,
+) -> Result<(), (usize, OpenError)> {
+    let core = platform.core_index();
+    let mut opening = Vec::new();
+    for (device, found) in prepared.iter().enumerate() {
+        for journal in (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
+        {
+            let opened = open_file(&platform, &found.path).map_err(|error| (device, error))?;
+            let engine = Engine::open(
+                platform.clone(),
+                opened,
+                found.shared.clone(),
+                found.superblock.clone(),
+                journal,
+                EngineOptions::default(),
+            );
+            opening.push(async move { (device, engine.await) });
+        }
+    }
+    let mut engines = Vec::new();
+    for (device, result) in flagstone_device::engine::join_all(opening).await {
+        let (engine, report) = result.map_err(|error| (device, error))?;
+        if !report.clean {
+            tracing::info!(
+                device,
+                journal = engine.journal_no(),
+                groups = report.groups,
+                units = report.units,
+                dropped = report.dropped,
+                "recovered after an unclean stop"
+            );
+        }
+        for dvol in engine.dvols() {
+            let place = Place { core, engine: engines.len(), id: dvol.handle.id };
+            if !names.insert(&dvol.name, place) {
+                tracing::error!(name = dvol.name, "two volumes have this name; one is not served");
+            }
+        }
+        engines.push(OwnedEngine { device, engine });
+    }
+    CoreNode::install(&platform, engines, names);
+    Ok(())
+}
+
+/// Binds the gateways' sockets; core 0 accepts and hands connections over.
+fn listen(
+    runtime: &Runtime,
+    options: &NodeOptions,
+) -> Result<(Vec<SocketAddr>, Option<std::path::PathBuf>), NodeError> {
+    let mut addresses = Vec::new();
+    if let Some(address) = options.nbd {
+        let doing = format!("listening for NBD clients on {address}");
+        // Bound here once to give a clear error; the core binds it again.
+        TcpListener::bind(address).map_err(|error| address_error(&doing, &error))?;
+        let bound = run_on(runtime, 0, &doing, move |platform| async move {
+            let listener = UringListener::bind_tcp(&platform, address)?;
+            let bound = listener.tcp_address();
+            if let Some(core) = current() {
+                core.accept_from(listener);
+            }
+            Ok::<_, std::io::Error>(bound)
+        })?;
+        addresses.extend(bound.map_err(|error| address_error(&doing, &error))?);
+    }
+    if let Some(path) = options.nbd_unix.clone() {
+        let doing = format!("listening for NBD clients on {}", path.display());
+        let bound = run_on(runtime, 0, &doing, move |platform| async move {
+            let listener = UringListener::bind_unix(&platform, &path)?;
+            if let Some(core) = current() {
+                core.accept_from(listener);
+            }
+            Ok::<_, std::io::Error>(())
+        })?;
+        bound.map_err(|error| address_error(&doing, &error))?;
+    }
+    Ok((addresses, options.nbd_unix.clone()))
+}
+
+fn address_error(doing: &str, error: &std::io::Error) -> NodeError {
+    let kind = match error.kind() {
+        std::io::ErrorKind::AddrInUse => NodeErrorKind::AlreadyExists,
+        _ => NodeErrorKind::Unavailable,
+    };
+    NodeError::new(kind, doing, error.to_string()).next("choose another address, or port 0")
+}
+
+/// What a person should know of this machine.
+fn notices(runtime: &Runtime) -> Vec<String> {
+    let asked = runtime.cores()[0].remote().call(|platform| platform.kernel_support().notices());
+    wait_for(asked, "asking what the kernel supports").unwrap_or_default()
+}

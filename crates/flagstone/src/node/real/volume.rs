@@ -1,0 +1,251 @@
+//! A volume as the gateways see it: an engine's dvol or layer, with its counters.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use flagstone_device::engine::{self, DvolError, Engine, Handle};
+use flagstone_gateway::volume::{
+    AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
+};
+use flagstone_platform::{IoBuf, Platform, Time};
+use flagstone_runtime::UringPlatform;
+use flagstone_types::{LatencyHistogram, Lsn};
+
+use crate::node::{ErrorCount, IoMetrics, VolumeMetrics};
+
+/// Most bytes of one engine write; larger ones are cut.
+const WRITE_PART_BYTES: usize = engine::WRITE_MAX_BYTES as usize;
+
+/// Counts of one kind of operation.
+#[derive(Default)]
+struct OpCounters {
+    operations: u64,
+    bytes: u64,
+    errors: Vec<ErrorCount>,
+    latency: LatencyHistogram,
+}
+
+impl OpCounters {
+    fn record(&mut self, ns: u64, bytes: u64, error: Option<&'static str>) {
+        self.operations += 1;
+        self.latency.record(ns);
+        match error {
+            None => self.bytes += bytes,
+            Some(kind) => match self.errors.iter_mut().find(|e| e.kind == kind) {
+                Some(known) => known.count += 1,
+                None => self.errors.push(ErrorCount { kind, count: 1 }),
+            },
+        }
+    }
+
+    fn snapshot(&self) -> IoMetrics {
+        IoMetrics {
+            operations: self.operations,
+            bytes: self.bytes,
+            errors: self.errors.clone(),
+            latency: self.latency.clone(),
+        }
+    }
+}
+
+/// Counts of one volume since the node was started.
+#[derive(Default)]
+pub(super) struct VolumeCounters {
+    read: RefCell<OpCounters>,
+    write: RefCell<OpCounters>,
+    flush: RefCell<OpCounters>,
+    trim: RefCell<OpCounters>,
+}
+
+impl VolumeCounters {
+    /// A copy under the volume's present name.
+    pub(super) fn snapshot(&self, volume: String) -> VolumeMetrics {
+        VolumeMetrics {
+            volume,
+            read: self.read.borrow().snapshot(),
+            write: self.write.borrow().snapshot(),
+            flush: self.flush.borrow().snapshot(),
+            trim: self.trim.borrow().snapshot(),
+        }
+    }
+}
+
+/// An open volume or snapshot on its core.
+#[derive(Clone)]
+pub(super) struct RealVolume {
+    pub(super) platform: UringPlatform,
+    pub(super) engine: Engine<UringPlatform>,
+    pub(super) handle: Handle,
+    pub(super) counters: Rc<VolumeCounters>,
+}
+
+impl RealVolume {
+    fn finish<T>(
+        &self,
+        began: Time,
+        counters: &RefCell<OpCounters>,
+        bytes: u64,
+        result: Result<T, DvolError>,
+    ) -> Result<T, VolumeError> {
+        let ns = self.platform.now().since(began);
+        let result = result.map_err(volume_error);
+        let error = result.as_ref().err().map(error_word);
+        counters.borrow_mut().record(ns, bytes, error);
+        result
+    }
+}
+
+impl Volume for RealVolume {
+    fn size_bytes(&self) -> u64 {
+        self.engine.size_of(self.handle).unwrap_or(0)
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.engine.is_read_only(self.handle)
+    }
+
+    async fn read(&self, offset_bytes: u64, len_bytes: u32) -> Result<Payload, VolumeError> {
+        let began = self.platform.now();
+        let read = self.engine.read(self.handle, offset_bytes, u64::from(len_bytes)).await;
+        let pieces = self.finish(began, &self.counters.read, u64::from(len_bytes), read)?;
+        let piece = |piece| match piece {
+            engine::Piece::Data(buf) => Piece::Data(buf),
+            engine::Piece::Zeros(len) => Piece::Zeros(len),
+        };
+        Ok(pieces.into_iter().map(piece).collect())
+    }
+
+    async fn write(
+        &self,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        let began = self.platform.now();
+        let len = data.len() as u64;
+        let stability = engine_stability(stability);
+        let mut result = Ok(());
+        if data.len() <= WRITE_PART_BYTES {
+            result = self.engine.write(self.handle, offset_bytes, data, stability).await.map(|_| ());
+        } else {
+            for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
+                let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
+                let at = offset_bytes + at as u64;
+                result = self.engine.write(self.handle, at, part, stability).await.map(|_| ());
+                if result.is_err() {
+                    break;
+                }
+            }
+        }
+        self.finish(began, &self.counters.write, len, result)
+    }
+
+    async fn flush(&self) -> Result<(), VolumeError> {
+        let began = self.platform.now();
+        let result = self.engine.flush().await;
+        self.finish(began, &self.counters.flush, 0, result)
+    }
+
+    async fn deallocate(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        let began = self.platform.now();
+        let stability = engine_stability(stability);
+        let result =
+            self.engine.deallocate(self.handle, offset_bytes, len_bytes, stability).await;
+        self.finish(began, &self.counters.trim, len_bytes, result)
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        keep_allocated: bool,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        let began = self.platform.now();
+        let stability = engine_stability(stability);
+        let result = match keep_allocated {
+            true => self.engine.write_zeros(self.handle, offset_bytes, len_bytes, stability).await,
+            false => self.engine.deallocate(self.handle, offset_bytes, len_bytes, stability).await,
+        };
+        self.finish(began, &self.counters.trim, len_bytes, result)
+    }
+
+    async fn allocation(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<AllocationExtent>, VolumeError> {
+        let found =
+            self.engine.allocation(self.handle, offset_bytes, len_bytes, extents_max).await;
+        let extents = found.map_err(volume_error)?.into_iter();
+        let extent = |e: engine::AllocationExtent| AllocationExtent {
+            len_bytes: e.len_bytes,
+            allocated: e.allocated,
+        };
+        Ok(extents.map(extent).collect())
+    }
+
+    async fn changed_since(
+        &self,
+        since: Lsn,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<ChangedExtent>, VolumeError> {
+        let found = self
+            .engine
+            .changed_since(self.handle, since, offset_bytes, len_bytes, extents_max)
+            .await;
+        let extents = found.map_err(volume_error)?.into_iter();
+        let extent =
+            |e: engine::ChangedExtent| ChangedExtent { len_bytes: e.len_bytes, changed: e.changed };
+        Ok(extents.map(extent).collect())
+    }
+}
+
+fn engine_stability(stability: Stability) -> engine::Stability {
+    match stability {
+        Stability::Stable => engine::Stability::Stable,
+        Stability::Unstable => engine::Stability::Unstable,
+    }
+}
+
+/// What a gateway is told.
+fn volume_error(error: DvolError) -> VolumeError {
+    match error {
+        DvolError::OutOfRange => VolumeError::OutOfRange,
+        DvolError::ReadOnly | DvolError::StaleEpoch => VolumeError::ReadOnly,
+        DvolError::NoSpace | DvolError::TooMany => VolumeError::NoSpace,
+        DvolError::Corrupt => VolumeError::Corrupt,
+        DvolError::Device => VolumeError::Device,
+        DvolError::Fenced => VolumeError::Fenced,
+        DvolError::NotFound | DvolError::Stopping => VolumeError::Gone,
+        DvolError::HistoryForgotten => VolumeError::HistoryForgotten,
+        DvolError::AlreadyExists
+        | DvolError::ConditionFailed(_)
+        | DvolError::NotEqual
+        | DvolError::Invalid
+        | DvolError::Busy => VolumeError::Unsupported,
+    }
+}
+
+/// The word for an error in metrics.
+fn error_word(error: &VolumeError) -> &'static str {
+    match error {
+        VolumeError::OutOfRange => "out_of_range",
+        VolumeError::ReadOnly => "read_only",
+        VolumeError::NoSpace => "no_space",
+        VolumeError::Corrupt => "corrupt",
+        VolumeError::Device => "device",
+        VolumeError::Fenced => "fenced",
+        VolumeError::Gone => "gone",
+        VolumeError::HistoryForgotten => "history_forgotten",
+        VolumeError::Unsupported => "unsupported",
+    }
+}

@@ -1,0 +1,380 @@
+//! `flagstone dev` and `flagstone serve`: from the configuration to a node that answers, and down
+//! again.
+//!
+//! Order on the way up: lock the folder, open the API's socket (so that a taken port is noticed
+//! before anything is touched), create what `dev` may create, start the node, serve the API, wait
+//! until the whole of it answers, write `node.json`, print `ready`. On the way down the reverse: no
+//! new requests, answer what is in flight, stop the node, remove `node.json`, release the lock.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::api::{ApiLimits, ApiListener, ApiOptions, StopSwitch};
+use crate::attach::{NbdTarget, attach_lines, unix_url};
+use crate::client::Client;
+use crate::config::{Config, DeviceConfig};
+use crate::exit::{Exit, Failure};
+use crate::node::{Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeSpec};
+use crate::node_file::{DirLock, NodeFile};
+use crate::offline::{FormatOptions, FormatReport};
+use crate::size;
+
+/// The device that `dev` makes in its folder.
+const DEV_IMAGE: &str = "device.img";
+
+/// There while `dev` still owes its first volume to a device it has just formatted.
+const DEMO_PENDING: &str = "demo.pending";
+
+/// The volume that `dev` makes on a new device, and its size.
+const DEMO_VOLUME: &str = "demo";
+const DEMO_BYTES: u64 = 1 << 30;
+
+/// How often and how long to ask a started node whether it is ready.
+const READY_PAUSE: Duration = Duration::from_millis(20);
+const READY_TRIES: u32 = 3000;
+
+/// What serving needs of the data path; tests put a node in memory here.
+#[derive(Clone, Copy)]
+pub struct Backend {
+    /// Starts a node; blocks until it answers.
+    pub start: fn(NodeOptions) -> Result<Arc<dyn Node>, NodeError>,
+    /// Formats a device.
+    pub format: fn(&Path, &FormatOptions) -> Result<FormatReport, NodeError>,
+}
+
+impl Backend {
+    /// The real one.
+    pub fn real() -> Backend {
+        Backend {
+            start: crate::node::real::start,
+            format: crate::offline::format,
+        }
+    }
+}
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct ServePlan {
+    /// The configuration, command line included. With `dev`, its devices are ignored.
+    pub config: Config,
+    /// `dev` creates what is missing, with a device of this size.
+    pub dev_size_bytes: Option<u64>,
+}
+
+/// Serves until a signal or a request stops the node. `out` gets the lines that end in `ready`.
+pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow::Result<()> {
+    let dir = plan.config.dir.clone();
+    let _lock = DirLock::take(&dir).map_err(|error| lock_error(&dir, error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the thread that serves the API")?;
+    runtime.block_on(async {
+        let mut signals = Signals::catch().context("catching SIGTERM and SIGINT")?;
+        let listener = ApiListener::bind(api_options(&plan.config)).await?;
+        if let Some(size_bytes) = plan.dev_size_bytes {
+            let format = backend.format;
+            let device = dev_device(&dir, size_bytes, format, out)?;
+            plan.config.devices = vec![device];
+        }
+        let options = plan.config.node_options()?;
+        warn_of_open_nbd(&options);
+        let node = tokio::task::spawn_blocking(move || (backend.start)(options));
+        let node = tokio::select! {
+            started = node => started.context("starting the node")??,
+            // Nothing is served yet, and a crash is something the device recovers from.
+            number = signals.next() => exit_at_once(number),
+        };
+        serve_node(&plan, node, listener, &mut signals, out).await
+    })
+}
+
+fn api_options(config: &Config) -> ApiOptions {
+    ApiOptions {
+        address: config.api.listen.0,
+        allow_remote: config.api.allow_remote,
+        allowed_hosts: config.api.allowed_hosts.clone(),
+        limits: ApiLimits::default(),
+    }
+}
+
+async fn serve_node(
+    plan: &ServePlan,
+    node: Arc<dyn Node>,
+    listener: ApiListener,
+    signals: &mut Signals,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let (stop, address) = (StopSwitch::default(), listener.address());
+    let mut api = tokio::spawn(listener.serve(node.clone(), stop.clone()));
+    let announced = tokio::select! {
+        announced = announce(plan, &*node, address, &stop, out) => announced,
+        number = signals.next() => {
+            tracing::info!(signal = number, "stopping before the node was ready");
+            stop.stop();
+            Ok(())
+        }
+    };
+    if announced.is_ok() {
+        tokio::select! {
+            () = stop.stopped() => {}
+            number = signals.next() => tracing::info!(signal = number, "stopping"),
+        }
+    }
+    stop.stop();
+    let shutdown = async {
+        // A panic there is its task's; what matters now is that the node stops cleanly.
+        let _ = (&mut api).await;
+        node.shutdown().await
+    };
+    tokio::select! {
+        ended = shutdown => ended.context("stopping the node")?,
+        number = signals.next() => exit_at_once(number),
+    }
+    tracing::info!("stopped");
+    announced
+}
+
+/// Waits until everything answers, then tells the world.
+async fn announce(
+    plan: &ServePlan,
+    node: &dyn Node,
+    api: SocketAddr,
+    stop: &StopSwitch,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let dir = &plan.config.dir;
+    if !wait_until_ready(api, stop).await? {
+        return Ok(());
+    }
+    let demo_pending = dir.join(DEMO_PENDING);
+    if plan.dev_size_bytes.is_some() && demo_pending.exists() {
+        create_demo(node)
+            .await
+            .context("creating the first volume")?;
+        fs::remove_file(&demo_pending).context("removing the note that it is missing")?;
+    }
+    let info = node.info().await?;
+    for notice in &info.notices {
+        tracing::warn!("{notice}");
+    }
+    let file = NodeFile {
+        pid: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        api: api.to_string(),
+        nbd: info.nbd_addresses.clone(),
+        nbd_unix: info.nbd_unix.clone(),
+    };
+    file.write(dir)
+        .with_context(|| format!("writing node.json into {}", dir.display()))?;
+    let sample = sample_volume(node).await?;
+    // Whoever started us may have closed our output; that is no reason to stop serving.
+    let _ = write_announcement(out, dir, &info, &file, &sample);
+    Ok(())
+}
+
+/// Asks the API the way a client does. False if a stop came first.
+async fn wait_until_ready(api: SocketAddr, stop: &StopSwitch) -> anyhow::Result<bool> {
+    let address = NbdTarget::new(api).url("");
+    let address = address
+        .trim_start_matches("nbd://")
+        .trim_end_matches('/')
+        .to_string();
+    let client = Client::new(address, "the node itself");
+    for _ in 0..READY_TRIES {
+        let client = client.clone();
+        let asked = tokio::task::spawn_blocking(move || client.get_text("/readyz"));
+        if asked.await.context("asking the API")?.is_ok() {
+            return Ok(true);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(READY_PAUSE) => {}
+            () = stop.stopped() => return Ok(false),
+        }
+    }
+    let error = NodeError::new(
+        NodeErrorKind::Unavailable,
+        "waiting for the node to answer",
+        "it has started but does not get ready",
+    );
+    Err(error.next("see its log").into())
+}
+
+async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
+    let spec = VolumeSpec {
+        name: DEMO_VOLUME.to_string(),
+        size_bytes: DEMO_BYTES,
+        reserve: Reservation::None,
+        device: None,
+        core: None,
+    };
+    match node.create_volume(spec).await {
+        Err(error) if error.kind == NodeErrorKind::AlreadyExists => Ok(()),
+        created => created.map(|_| ()),
+    }
+}
+
+/// The volume that the lines to attach are shown for: `demo` if there is one, else the first.
+async fn sample_volume(node: &dyn Node) -> Result<(String, u64), NodeError> {
+    if let Ok(demo) = node.show_volume(DEMO_VOLUME.to_string()).await {
+        return Ok((demo.name, demo.size_bytes));
+    }
+    let query = crate::node::PageQuery {
+        limit: 1,
+        ..Default::default()
+    };
+    let page = node.list_volumes(query).await?;
+    let first = page.items.into_iter().next();
+    Ok(first.map_or(("VOLUME".to_string(), DEMO_BYTES), |v| {
+        (v.name, v.size_bytes)
+    }))
+}
+
+fn write_announcement(
+    out: &mut dyn Write,
+    dir: &Path,
+    info: &NodeInfo,
+    file: &NodeFile,
+    (volume, size_bytes): &(String, u64),
+) -> io::Result<()> {
+    let cores = info.cores.len();
+    writeln!(
+        out,
+        "Flagstone {}, {cores} cores, in {}",
+        file.version,
+        dir.display()
+    )?;
+    writeln!(out, "volume {volume} ({}):", size::rounded(*size_bytes))?;
+    let addresses = info
+        .nbd_addresses
+        .iter()
+        .filter_map(|text| text.parse().ok());
+    let targets: Vec<NbdTarget> = addresses.map(NbdTarget::new).collect();
+    for target in &targets {
+        writeln!(out, "  {}", target.url(volume))?;
+    }
+    if let Some(socket) = &info.nbd_unix {
+        writeln!(out, "  {}", unix_url(socket, volume))?;
+    }
+    if let Some(target) = targets.first() {
+        write!(out, "{}", attach_lines(target, volume, *size_bytes))?;
+    }
+    writeln!(
+        out,
+        "more volumes: flagstone volume create NAME --size 10G --dir {}",
+        dir.display()
+    )?;
+    write!(out, "ready api={}", file.api)?;
+    if !file.nbd.is_empty() {
+        write!(out, " nbd={}", file.nbd.join(","))?;
+    }
+    if let Some(socket) = &file.nbd_unix {
+        write!(out, " nbd-unix={socket}")?;
+    }
+    writeln!(out, " pid={} dir={}", file.pid, dir.display())?;
+    out.flush()
+}
+
+/// The device of `dev`, formatted if it isn't there.
+///
+/// It is formatted under another name and renamed, so that a crash in between leaves nothing that
+/// looks like a device; and a note that the first volume is still missing is written before that.
+fn dev_device(
+    dir: &Path,
+    size_bytes: u64,
+    format: fn(&Path, &FormatOptions) -> Result<FormatReport, NodeError>,
+    out: &mut dyn Write,
+) -> anyhow::Result<DeviceConfig> {
+    let image = dir.join(DEV_IMAGE);
+    if !image.exists() {
+        let unfinished: PathBuf = dir.join(format!("{DEV_IMAGE}.new"));
+        match fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).context("removing a half-made device");
+            }
+            _ => {}
+        }
+        let options = FormatOptions {
+            size_bytes: Some(size_bytes),
+            force: false,
+        };
+        let report = format(&unfinished, &options)?;
+        fs::write(dir.join(DEMO_PENDING), "").context("noting that the first volume is missing")?;
+        fs::rename(&unfinished, &image)
+            .with_context(|| format!("moving the new device to {}", image.display()))?;
+        File::open(dir)
+            .and_then(|d| d.sync_all())
+            .context("making the new device durable")?;
+        let _ = writeln!(
+            out,
+            "created {} ({})",
+            image.display(),
+            size::rounded(report.size_bytes)
+        );
+    }
+    Ok(DeviceConfig {
+        path: image,
+        name: None,
+        size: None,
+    })
+}
+
+fn warn_of_open_nbd(options: &NodeOptions) {
+    if let Some(address) = options.nbd.filter(|address| !address.ip().is_loopback()) {
+        tracing::warn!(
+            %address,
+            "NBD has no authentication: whoever reaches this address can read and write every volume"
+        );
+    }
+}
+
+fn lock_error(dir: &Path, error: io::Error) -> Failure {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return Failure {
+            exit: Exit::Busy,
+            message: format!("serving {}: another node serves this folder", dir.display()),
+            next_step: "stop it with `flagstone node stop`, or choose another --dir".into(),
+        };
+    }
+    Failure {
+        exit: Exit::Internal,
+        message: format!("opening the folder {}: {error}", dir.display()),
+        next_step: "check that it can be written".into(),
+    }
+}
+
+/// SIGTERM and SIGINT. (SIGHUP is left alone, or `nohup` would not work.)
+struct Signals {
+    term: Signal,
+    int: Signal,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Signals> {
+        Ok(Signals {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The number of the next signal.
+    async fn next(&mut self) -> i32 {
+        tokio::select! {
+            _ = self.term.recv() => SignalKind::terminate().as_raw_value(),
+            _ = self.int.recv() => SignalKind::interrupt().as_raw_value(),
+        }
+    }
+}
+
+/// The second signal: whoever sends it doesn't want to wait. What was acknowledged is durable.
+fn exit_at_once(signal: i32) -> ! {
+    tracing::warn!(signal, "stopping at once");
+    std::process::exit(128 + signal)
+}

@@ -1,0 +1,489 @@
+//! The real binary against a served node in memory: what it prints and how it exits.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use flagstone::exit::Exit;
+use flagstone::node_file::NodeFile;
+use serde_json::Value;
+
+use crate::support::{Served, TempDir, serve};
+
+/// The binary in a clean environment.
+fn binary() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+    command
+        .env_remove("FLAGSTONE_DIR")
+        .env_remove("FLAGSTONE_LOG")
+        .env("NO_COLOR", "1");
+    command
+}
+
+struct Ran {
+    exit: i32,
+    out: String,
+    err: String,
+}
+
+fn ran(output: Output) -> Ran {
+    Ran {
+        exit: output.status.code().expect("no signal"),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+/// Runs `flagstone ARGS --api ADDRESS`.
+fn run(served: &Served, args: &str) -> Ran {
+    let mut command = binary();
+    command.args(args.split_whitespace());
+    command.args(["--api", &served.address.to_string()]);
+    ran(command.output().expect("the binary starts"))
+}
+
+/// Runs a command that has to succeed without a word on standard error.
+fn good(served: &Served, args: &str) -> String {
+    let ran = run(served, args);
+    assert_eq!((ran.exit, ran.err.as_str()), (0, ""), "{args}");
+    ran.out
+}
+
+fn json(served: &Served, args: &str) -> Value {
+    let out = good(served, &format!("{args} -o json"));
+    serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args}: {error}: {out}"))
+}
+
+#[track_caller]
+fn fails(ran: &Ran, exit: Exit, words: &str) {
+    assert_eq!(ran.exit, i32::from(exit.code()), "{}", ran.err);
+    assert!(ran.err.contains(words), "{}", ran.err);
+    assert_eq!(ran.out, "");
+}
+
+#[test]
+fn a_session() {
+    let served = serve();
+    let created = good(&served, "volume create vm-1 --size 10G");
+    assert_eq!(
+        created,
+        "created volume vm-1 (10 GiB) at nbd://127.0.0.1:10809/vm-1\n"
+    );
+    assert_eq!(
+        json(&served, "volume create vm-2 --size 512M --reserve full")["reserve"],
+        "full"
+    );
+    assert_eq!(
+        good(&served, "snapshot create vm-1@s1 vm-2@s1")
+            .lines()
+            .count(),
+        2
+    );
+    good(&served, "snapshot create vm-1 s2");
+    let snapshots = json(&served, "snapshot list vm-1");
+    let names: Vec<&str> = snapshots["items"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .filter_map(|s| s["name"].as_str())
+        .collect();
+    assert_eq!(names, ["s1", "s2"]);
+    assert!(good(&served, "snapshot show vm-1 s1").contains("vm-1@s1"));
+    assert!(good(&served, "snapshot show vm-1@s1").contains("vm-1@s1"));
+    assert_eq!(
+        json(&served, "volume clone vm-1@s1 vm-3")["origin"],
+        "vm-1@s1"
+    );
+    assert_eq!(
+        json(&served, "snapshot clone vm-1@s1 vm-4")["origin"],
+        "vm-1@s1"
+    );
+    assert_eq!(json(&served, "volume clone vm-1 vm-5")["origin"], "vm-1");
+    assert_eq!(
+        json(&served, "volume resize vm-1 20G")["size_bytes"],
+        20u64 << 30
+    );
+    assert_eq!(
+        json(&served, "volume rollback vm-1 s1")["size_bytes"],
+        10u64 << 30
+    );
+    assert_eq!(
+        json(&served, "volume rollback vm-1@s1")["size_bytes"],
+        10u64 << 30
+    );
+    assert_eq!(
+        json(&served, "volume reserve vm-1 1G")["reserved_bytes"],
+        1 << 30
+    );
+    assert_eq!(json(&served, "volume rename vm-5 vm-6")["name"], "vm-6");
+    good(&served, "snapshot rename vm-2@s1 first");
+    good(&served, "snapshot delete vm-2@first");
+    good(&served, "volume delete vm-2 vm-6");
+    assert_eq!(listed(&served), ["vm-1", "vm-3", "vm-4"]);
+    assert_eq!(
+        json(&served, "volume list vm-3")["items"]
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
+    assert!(good(&served, "volume show vm-1").contains("10 GiB (10737418240 bytes)"));
+}
+
+/// The names in the table of volumes.
+fn listed(served: &Served) -> Vec<String> {
+    let table = good(served, "volume list");
+    let rows = table.lines().skip(1);
+    rows.filter_map(|row| row.split_whitespace().next())
+        .map(str::to_string)
+        .collect()
+}
+
+#[test]
+fn tables_as_people_see_them() {
+    let served = serve();
+    good(
+        &served,
+        "volume create vm-1 --size 10G --core 0 --reserve 1G",
+    );
+    good(&served, "volume create database --size 1.5T --core 1");
+    good(&served, "snapshot create vm-1@monday");
+    good(&served, "volume clone vm-1@monday vm-2");
+    let mut screen = String::new();
+    for command in [
+        "volume list",
+        "volume show vm-1",
+        "snapshot list",
+        "snapshot show vm-1@monday",
+        "device list",
+        "device show device",
+        "device scrub device --wait",
+    ] {
+        screen += &format!("$ flagstone {command}\n{}\n", good(&served, command));
+    }
+    insta::assert_snapshot!(screen);
+}
+
+#[test]
+fn each_failure_has_its_exit_code() {
+    let served = serve();
+    good(&served, "volume create a --size 1G");
+    good(&served, "volume create busy --size 1G");
+    good(&served, "snapshot create a@s");
+    let run = |args: &str| run(&served, args);
+    fails(
+        &run("volume show b"),
+        Exit::NotFound,
+        "there is no such volume",
+    );
+    fails(
+        &run("volume create a --size 1G"),
+        Exit::AlreadyExists,
+        "already",
+    );
+    fails(
+        &run("volume create c --size 2T --reserve full"),
+        Exit::NoSpace,
+        "less to promise",
+    );
+    fails(
+        &run("volume delete busy"),
+        Exit::Busy,
+        "a client writes to it",
+    );
+    fails(&run("volume delete a"), Exit::Busy, "it has snapshots");
+    fails(
+        &run("volume resize a 1M"),
+        Exit::Refused,
+        "data would be lost",
+    );
+    fails(
+        &run("volume create c --size 0"),
+        Exit::Usage,
+        "its size is 0",
+    );
+    fails(&run("volume create c --size 1GB"), Exit::Usage, "10G, 512M");
+    fails(
+        &run("volume create c/d --size 1G"),
+        Exit::Usage,
+        "is not a name",
+    );
+    fails(&run("volume rollback a"), Exit::Usage, "VOLUME@SNAPSHOT");
+    fails(
+        &run("volume rollback a@s b@s"),
+        Exit::Usage,
+        "is not one snapshot",
+    );
+    fails(
+        &run("snapshot show a b c"),
+        Exit::Usage,
+        "no more were expected",
+    );
+    fails(&run("volume creat c"), Exit::Usage, "create");
+    fails(
+        &run("volume create panic --size 1"),
+        Exit::Internal,
+        "failed unexpectedly",
+    );
+    // The next step is there, on a line of its own.
+    let ran = run("volume show b");
+    assert!(
+        ran.err.starts_with("error: showing volume 'b': "),
+        "{}",
+        ran.err
+    );
+    assert!(
+        ran.err.ends_with("\n  this is the next step\n"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn failures_as_json() {
+    let served = serve();
+    let ran = run(&served, "volume show b -o json");
+    fails(&ran, Exit::NotFound, "");
+    let value: Value = serde_json::from_str(&ran.err).expect("one JSON line");
+    assert_eq!(value["exit_code"], 3);
+    assert_eq!(value["next_step"], "this is the next step");
+}
+
+#[test]
+fn corruption_found_by_a_scrub_is_an_exit_code() {
+    let served = serve();
+    let clean = good(&served, "device scrub device --wait");
+    assert!(clean.contains("finished"), "{clean}");
+    good(&served, "volume create corrupt --size 1G");
+    let found = run(&served, "device scrub device --wait");
+    assert_eq!(found.exit, i32::from(Exit::Corrupt.code()));
+    assert!(found.out.contains("1 BAD BLOCK"), "{}", found.out);
+    assert!(
+        found.out.contains("block 7 does not match"),
+        "{}",
+        found.out
+    );
+}
+
+#[test]
+fn ten_thousand_volumes_are_listed() {
+    let served = serve();
+    {
+        let mut state = served.node.state.lock().expect("not poisoned");
+        for number in 0..10_000 {
+            let spec = flagstone::node::VolumeSpec {
+                name: format!("vol-{number:05}"),
+                size_bytes: 1 << 30,
+                reserve: Default::default(),
+                device: None,
+                core: None,
+            };
+            state.create(spec).expect("created");
+        }
+    }
+    assert_eq!(good(&served, "volume list").lines().count(), 10_001);
+    let list = json(&served, "volume list");
+    assert_eq!(list["items"].as_array().map(Vec::len), Some(10_000));
+    assert_eq!(list["next"], Value::Null);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let served = serve();
+    for number in 0..2000 {
+        let mut state = served.node.state.lock().expect("not poisoned");
+        let spec = flagstone::node::VolumeSpec {
+            name: format!("a-volume-with-quite-a-long-name-{number}"),
+            size_bytes: 1 << 30,
+            reserve: Default::default(),
+            device: None,
+            core: None,
+        };
+        state.create(spec).expect("created");
+    }
+    let mut command = binary();
+    command.args(["volume", "list", "--api", &served.address.to_string()]);
+    command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    drop(child.stdout.take());
+    let ran = ran(child.wait_with_output().expect("it ends"));
+    assert_eq!((ran.exit, ran.err.as_str()), (0, ""));
+}
+
+#[test]
+fn the_node_is_found_by_its_folder() {
+    let served = serve();
+    let dir = TempDir::new("found");
+    let file = NodeFile {
+        pid: std::process::id(),
+        version: "0.1.0".to_string(),
+        api: served.address.to_string(),
+        nbd: Vec::new(),
+        nbd_unix: None,
+    };
+    file.write(dir.path()).expect("written");
+    let list = |prepare: &dyn Fn(&mut Command)| {
+        let mut command = binary();
+        command.args(["volume", "list"]);
+        prepare(&mut command);
+        ran(command.output().expect("the binary starts"))
+    };
+    assert_eq!(
+        list(&|command| {
+            command.arg("--dir").arg(dir.path());
+        })
+        .exit,
+        0
+    );
+    assert_eq!(
+        list(&|command| {
+            command.env("FLAGSTONE_DIR", dir.path());
+        })
+        .exit,
+        0
+    );
+    let nowhere = Path::new("/nonexistent-flagstone");
+    let found = list(&|command| {
+        command
+            .env("FLAGSTONE_DIR", nowhere)
+            .arg("--dir")
+            .arg(dir.path());
+    });
+    assert_eq!(found.exit, 0, "--dir is stronger than the environment");
+    let missing = list(&|command| {
+        command.env("FLAGSTONE_DIR", nowhere);
+    });
+    fails(
+        &missing,
+        Exit::NotReachable,
+        "no node serves /nonexistent-flagstone",
+    );
+    assert!(
+        missing.err.contains("flagstone dev --dir"),
+        "{}",
+        missing.err
+    );
+    // A node that was killed leaves its file behind.
+    let stale = NodeFile {
+        api: "127.0.0.1:1".to_string(),
+        ..file
+    };
+    stale.write(dir.path()).expect("written");
+    let stale = list(&|command| {
+        command.arg("--dir").arg(dir.path());
+    });
+    fails(&stale, Exit::NotReachable, "127.0.0.1:1");
+    assert!(
+        stale
+            .err
+            .contains(&format!("process {}", std::process::id())),
+        "{}",
+        stale.err
+    );
+}
+
+#[test]
+fn what_is_no_node_is_named() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound").to_string();
+    let answer = move || {
+        let (mut stream, _) = listener.accept().expect("the binary connects");
+        let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+        let _ = std::io::Write::write_all(&mut stream, b"NBDMAGICIHAVEOPT\0\x03\r\n\r\n");
+    };
+    let thread = std::thread::Builder::new().spawn(answer).expect("a thread");
+    let mut command = binary();
+    command.args(["node", "info", "--api", &address]);
+    let ran = ran(command.output().expect("the binary starts"));
+    thread.join().expect("no panic");
+    fails(&ran, Exit::Internal, "not HTTP as expected");
+}
+
+#[test]
+fn node_commands() {
+    let mut served = serve();
+    let info = json(&served, "node info");
+    assert_eq!(info["api_address"], served.address.to_string());
+    let card = good(&served, "node info");
+    assert!(card.contains("registered buffers are off"), "{card}");
+    assert!(good(&served, "node metrics").starts_with("# HELP flagstone_build_info"));
+    assert_eq!(good(&served, "node stop"), "the node has stopped\n");
+    assert!(served.stop.is_stopped());
+    served.finish();
+    fails(&run(&served, "node info"), Exit::NotReachable, "--api");
+}
+
+#[test]
+fn commands_without_a_node() {
+    let bare = |args: &[&str]| ran(binary().args(args).output().expect("the binary starts"));
+    let example = bare(&["config", "example"]);
+    assert_eq!(
+        (example.exit, example.out.as_str()),
+        (0, flagstone::config::EXAMPLE)
+    );
+    assert_eq!(bare(&["openapi"]).out, flagstone::api::openapi::document());
+    for (shell, sign) in [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef flagstone"),
+        ("fish", "complete -c"),
+    ] {
+        let script = bare(&["completions", shell]);
+        assert_eq!(script.exit, 0);
+        assert!(script.out.contains(sign), "{shell}");
+    }
+    let dir = TempDir::new("config");
+    let file = dir.path().join("flagstone.toml");
+    let path = file.to_str().expect("text");
+    std::fs::write(&file, "[[device]]\npath = \"/dev/vdb\"\n").expect("written");
+    let checked = bare(&["config", "check", path]);
+    assert_eq!(checked.exit, 0);
+    assert!(checked.out.contains("vdb at /dev/vdb"), "{}", checked.out);
+    std::fs::write(&file, "[nbd]\nlisen = \"127.0.0.1:1\"\n").expect("written");
+    let wrong = bare(&["config", "check", path]);
+    fails(
+        &wrong,
+        Exit::Usage,
+        "unknown field `lisen`, expected `listen` or `unix`",
+    );
+    std::fs::write(&file, "").expect("written");
+    fails(&bare(&["config", "check", path]), Exit::Usage, "no device");
+    let missing = dir.path().join("none");
+    let missing = bare(&["config", "check", missing.to_str().expect("text")]);
+    fails(&missing, Exit::Usage, "No such file");
+    fails(
+        &bare(&["--log-level", "lots=of=noise", "config", "example"]),
+        Exit::Usage,
+        "log level",
+    );
+}
+
+#[test]
+fn help_teaches() {
+    let bare = |args: &[&str]| ran(binary().args(args).output().expect("the binary starts"));
+    let help = bare(&["--help"]);
+    assert_eq!(help.exit, 0);
+    for exit in Exit::ALL {
+        assert!(help.out.contains(exit.meaning()), "{}", exit.meaning());
+    }
+    for words in ["flagstone dev", "FLAGSTONE_DIR", "Units are binary"] {
+        assert!(help.out.contains(words), "{words}");
+    }
+    for command in [
+        &["dev"][..],
+        &["serve"],
+        &["volume", "create"],
+        &["volume", "clone"],
+        &["snapshot", "create"],
+        &["device", "format"],
+        &["verify"],
+        &["completions"],
+    ] {
+        let help = bare(&[command, &["--help"]].concat());
+        assert!(help.out.contains("Example"), "{command:?}");
+    }
+    assert_eq!(
+        bare(&["--version"]).out,
+        format!("flagstone {}\n", env!("CARGO_PKG_VERSION"))
+    );
+    assert_eq!(bare(&[]).exit, i32::from(Exit::Usage.code()));
+}

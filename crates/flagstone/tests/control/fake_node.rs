@@ -1,0 +1,175 @@
+//! A node in memory.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use flagstone::name::{SnapshotRef, SourceRef};
+use flagstone::node::*;
+
+use crate::fake_state::State;
+
+/// A node in memory. A volume name that begins with `slow` makes creating it take 300 ms, `panic`
+/// makes it panic.
+pub(crate) struct FakeNode {
+    pub(crate) state: Mutex<State>,
+    pub(crate) metrics: Mutex<MetricsSnapshot>,
+    /// Calls of `info` that find it starting, before it is ready.
+    pub(crate) starting: AtomicU32,
+    pub(crate) shutdowns: AtomicU32,
+    pub(crate) options: Option<NodeOptions>,
+}
+
+impl FakeNode {
+    pub(crate) fn new() -> FakeNode {
+        FakeNode {
+            state: Mutex::default(),
+            metrics: Mutex::default(),
+            starting: AtomicU32::new(0),
+            shutdowns: AtomicU32::new(0),
+            options: None,
+        }
+    }
+
+    fn with<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut State) -> Result<T, NodeError>,
+    ) -> NodeFuture<'_, T> {
+        let answer = act(&mut self
+            .state
+            .lock()
+            .expect("no test panics while it holds the lock"));
+        Box::pin(async move { answer })
+    }
+}
+
+impl Node for FakeNode {
+    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(async move {
+            if spec.name.starts_with("slow") {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            assert!(!spec.name.starts_with("panic"), "a bug in the node");
+            self.with(|state| state.create(spec)).await
+        })
+    }
+
+    fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage> {
+        self.with(|state| Ok(state.list(&query)))
+    }
+
+    fn show_volume(&self, name: String) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.show(&name))
+    }
+
+    fn resize_volume(
+        &self,
+        name: String,
+        size_bytes: u64,
+        allow_data_loss: bool,
+    ) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.resize(&name, size_bytes, allow_data_loss))
+    }
+
+    fn rename_volume(&self, name: String, new_name: String) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.rename(&name, &new_name))
+    }
+
+    fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()> {
+        self.with(|state| state.delete(&name, with_snapshots))
+    }
+
+    fn clone_volume(&self, source: SourceRef, new_name: String) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.clone_volume(&source, &new_name))
+    }
+
+    fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.rollback(&snapshot))
+    }
+
+    fn set_reservation(&self, name: String, reserve: Reservation) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.reserve(&name, reserve))
+    }
+
+    fn create_snapshots(&self, snapshots: Vec<SnapshotRef>) -> NodeFuture<'_, Vec<SnapshotInfo>> {
+        self.with(|state| state.create_snapshots(&snapshots))
+    }
+
+    fn list_snapshots(&self, query: SnapshotQuery) -> NodeFuture<'_, SnapshotPage> {
+        self.with(|state| state.list_snapshots(&query))
+    }
+
+    fn show_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, SnapshotInfo> {
+        self.with(|state| state.snapshot("showing", &snapshot).cloned())
+    }
+
+    fn delete_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, ()> {
+        self.with(|state| state.delete_snapshot(&snapshot))
+    }
+
+    fn rename_snapshot(
+        &self,
+        snapshot: SnapshotRef,
+        new_name: String,
+    ) -> NodeFuture<'_, SnapshotInfo> {
+        self.with(|state| state.rename_snapshot(&snapshot, &new_name))
+    }
+
+    fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>> {
+        self.with(|state| Ok(vec![state.device("device")?]))
+    }
+
+    fn show_device(&self, device: String) -> NodeFuture<'_, DeviceInfo> {
+        self.with(|state| state.device(&device))
+    }
+
+    fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
+        self.with(|state| state.scrub(&device, true))
+    }
+
+    fn scrub_status(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
+        self.with(|state| state.scrub(&device, false))
+    }
+
+    fn info(&self) -> NodeFuture<'_, NodeInfo> {
+        let waits = self.starting.load(Ordering::Relaxed);
+        self.starting
+            .store(waits.saturating_sub(1), Ordering::Relaxed);
+        let core = |core| CoreInfo {
+            core,
+            cpu: Some(core),
+            volume_count: 1,
+            connection_count: 2,
+        };
+        let options = self.options.as_ref();
+        let info = NodeInfo {
+            version: "0.1.0".to_string(),
+            pid: std::process::id(),
+            state: if waits > 0 {
+                NodeState::Starting
+            } else {
+                NodeState::Ready
+            },
+            started_ns: 1_700_000_000_000_000_000,
+            uptime_s: 3700,
+            cores: vec![core(0), core(1)],
+            api_address: String::new(),
+            nbd_addresses: vec!["127.0.0.1:10809".to_string()],
+            nbd_unix: options
+                .and_then(|options| options.nbd_unix.as_ref())
+                .map(|path| path.display().to_string()),
+            notices: vec!["registered buffers are off: `ulimit -l` is 8 MiB".to_string()],
+        };
+        Box::pin(async move { Ok(info) })
+    }
+
+    fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot> {
+        let metrics = self.metrics.lock().expect("no test panics with it").clone();
+        Box::pin(async move { Ok(metrics) })
+    }
+
+    fn shutdown(&self) -> NodeFuture<'_, ()> {
+        self.shutdowns.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async { Ok(()) })
+    }
+}

@@ -1,0 +1,396 @@
+//! What the node in memory remembers, and the rules it follows. As plain as can be: it is here to
+//! find mistakes of the control side, not to be a device.
+
+use std::collections::BTreeMap;
+
+use flagstone::name::{SnapshotRef, SourceRef};
+use flagstone::node::{
+    DeviceInfo, NodeError, NodeErrorKind, PageQuery, Reservation, ScrubState, ScrubStatus,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage, VolumeSpec,
+};
+use flagstone_types::{Epoch, Lsn};
+
+pub(crate) const DEVICE_BYTES: u64 = 1 << 40;
+pub(crate) const DEVICE_ID: &str = "77f0c3a1b2d94e5f8a6b7c8d9e0f1a2b";
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) volumes: BTreeMap<String, VolumeInfo>,
+    pub(crate) snapshots: BTreeMap<SnapshotRef, SnapshotInfo>,
+    pub(crate) scrub: ScrubStatus,
+    next_id: u64,
+}
+
+type Answer<T> = Result<T, NodeError>;
+
+fn error(kind: NodeErrorKind, doing: String, found: &str) -> NodeError {
+    NodeError::new(kind, doing, found).next("this is the next step")
+}
+
+impl State {
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn volume(&mut self, doing: &str, name: &str) -> Answer<&mut VolumeInfo> {
+        self.volumes.get_mut(name).ok_or_else(|| {
+            let doing = format!("{doing} volume '{name}'");
+            error(NodeErrorKind::NotFound, doing, "there is no such volume")
+        })
+    }
+
+    fn refuse_taken(&self, name: &str) -> Answer<()> {
+        if self.volumes.contains_key(name) {
+            let doing = format!("creating volume '{name}'");
+            let found = "there already is a volume of that name";
+            return Err(error(NodeErrorKind::AlreadyExists, doing, found));
+        }
+        Ok(())
+    }
+
+    fn reserved_without(&self, name: &str) -> u64 {
+        let others = self.volumes.values().filter(|volume| volume.name != name);
+        others.map(|volume| volume.reserved_bytes).sum()
+    }
+
+    fn promise(&self, name: &str, bytes: u64) -> Answer<()> {
+        if bytes > DEVICE_BYTES - self.reserved_without(name) {
+            let doing = format!("reserving {bytes} bytes for volume '{name}'");
+            return Err(error(
+                NodeErrorKind::NoSpace,
+                doing,
+                "the device has less to promise",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn create(&mut self, spec: VolumeSpec) -> Answer<VolumeInfo> {
+        self.refuse_taken(&spec.name)?;
+        let doing = format!("creating volume '{}'", spec.name);
+        if spec
+            .device
+            .is_some_and(|device| device != "device" && device != DEVICE_ID)
+        {
+            return Err(error(
+                NodeErrorKind::NotFound,
+                doing,
+                "there is no such device",
+            ));
+        }
+        if spec.size_bytes == 0 {
+            return Err(error(
+                NodeErrorKind::InvalidArgument,
+                doing,
+                "its size is 0",
+            ));
+        }
+        let reserved_bytes = reserved(spec.reserve, spec.size_bytes);
+        self.promise(&spec.name, reserved_bytes)?;
+        let id = self.next_id();
+        let info = VolumeInfo {
+            name: spec.name.clone(),
+            id: format!("{id:032x}"),
+            device: "device".to_string(),
+            core: spec.core.unwrap_or((id % 2) as u32),
+            size_bytes: spec.size_bytes,
+            mapped_bytes: 0,
+            exclusive_bytes: Some(0),
+            reserve: spec.reserve,
+            reserved_bytes,
+            created_ns: 1_700_000_000_000_000_000 + id,
+            origin: None,
+            snapshot_count: 0,
+            lsn: Lsn::new(Epoch(1), id),
+            epoch: 1,
+            export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
+        };
+        self.volumes.insert(spec.name, info.clone());
+        Ok(info)
+    }
+
+    pub(crate) fn list(&self, query: &PageQuery) -> VolumePage {
+        let prefix = query.prefix.clone().unwrap_or_default();
+        let after = query.after.clone().unwrap_or_default();
+        let mut names = self.volumes.range(prefix.clone().max(after.clone())..);
+        let mut items = Vec::new();
+        for (name, info) in names.by_ref() {
+            if !name.starts_with(&prefix) {
+                break;
+            }
+            if *name == after {
+                continue;
+            }
+            if items.len() == query.limit {
+                let last: &VolumeInfo = items.last().expect("limit is at least 1");
+                let next = Some(last.name.clone());
+                return VolumePage { items, next };
+            }
+            items.push(info.clone());
+        }
+        VolumePage { items, next: None }
+    }
+
+    pub(crate) fn show(&mut self, name: &str) -> Answer<VolumeInfo> {
+        self.volume("showing", name).cloned()
+    }
+
+    pub(crate) fn resize(
+        &mut self,
+        name: &str,
+        size_bytes: u64,
+        confirmed: bool,
+    ) -> Answer<VolumeInfo> {
+        let info = self.volume("resizing", name)?.clone();
+        if size_bytes < info.size_bytes && !confirmed {
+            let doing = format!("resizing volume '{name}'");
+            return Err(error(NodeErrorKind::Refused, doing, "data would be lost"));
+        }
+        let reserved_bytes = reserved(info.reserve, size_bytes);
+        self.promise(name, reserved_bytes)?;
+        let volume = self.volume("resizing", name)?;
+        (volume.size_bytes, volume.reserved_bytes) = (size_bytes, reserved_bytes);
+        Ok(volume.clone())
+    }
+
+    pub(crate) fn rename(&mut self, name: &str, new_name: &str) -> Answer<VolumeInfo> {
+        self.volume("renaming", name)?;
+        self.refuse_taken(new_name)?;
+        let mut info = self.volumes.remove(name).expect("looked up above");
+        info.name = new_name.to_string();
+        info.export_url = format!("nbd://127.0.0.1:10809/{new_name}");
+        self.volumes.insert(new_name.to_string(), info.clone());
+        for (mut key, mut snapshot) in self.take_snapshots_of(name) {
+            key.volume = new_name.to_string();
+            snapshot.volume = new_name.to_string();
+            self.snapshots.insert(key, snapshot);
+        }
+        Ok(info)
+    }
+
+    fn take_snapshots_of(&mut self, volume: &str) -> Vec<(SnapshotRef, SnapshotInfo)> {
+        self.snapshots
+            .extract_if(.., |key, _| key.volume == volume)
+            .collect()
+    }
+
+    pub(crate) fn delete(&mut self, name: &str, with_snapshots: bool) -> Answer<()> {
+        let count = self.volume("deleting", name)?.snapshot_count;
+        let doing = format!("deleting volume '{name}'");
+        if name.starts_with("busy") {
+            return Err(error(NodeErrorKind::Busy, doing, "a client writes to it"));
+        }
+        if count > 0 && !with_snapshots {
+            return Err(error(
+                NodeErrorKind::HasSnapshots,
+                doing,
+                "it has snapshots",
+            ));
+        }
+        self.take_snapshots_of(name);
+        self.volumes.remove(name);
+        Ok(())
+    }
+
+    pub(crate) fn clone_volume(
+        &mut self,
+        source: &SourceRef,
+        new_name: &str,
+    ) -> Answer<VolumeInfo> {
+        let from = self.volume("cloning", &source.volume)?.clone();
+        if let Some(snapshot) = &source.snapshot {
+            let key = SnapshotRef::new(&source.volume, snapshot).expect("checked names");
+            self.snapshot("cloning", &key)?.clones += 1;
+        }
+        let spec = VolumeSpec {
+            name: new_name.to_string(),
+            size_bytes: from.size_bytes,
+            reserve: Reservation::None,
+            device: None,
+            core: Some(from.core),
+        };
+        self.create(spec)?;
+        let info = self.volume("cloning", new_name)?;
+        info.origin = Some(source.to_string());
+        Ok(info.clone())
+    }
+
+    pub(crate) fn rollback(&mut self, target: &SnapshotRef) -> Answer<VolumeInfo> {
+        let size_bytes = self.snapshot("rolling back to", target)?.size_bytes;
+        let volume = self.volume("rolling back", &target.volume)?;
+        volume.size_bytes = size_bytes;
+        Ok(volume.clone())
+    }
+
+    pub(crate) fn reserve(&mut self, name: &str, reserve: Reservation) -> Answer<VolumeInfo> {
+        let size_bytes = self.volume("reserving for", name)?.size_bytes;
+        let reserved_bytes = reserved(reserve, size_bytes);
+        self.promise(name, reserved_bytes)?;
+        let volume = self.volume("reserving for", name)?;
+        (volume.reserve, volume.reserved_bytes) = (reserve, reserved_bytes);
+        Ok(volume.clone())
+    }
+
+    pub(crate) fn create_snapshots(&mut self, wanted: &[SnapshotRef]) -> Answer<Vec<SnapshotInfo>> {
+        for (index, one) in wanted.iter().enumerate() {
+            self.volume("taking a snapshot of", &one.volume)?;
+            if self.snapshots.contains_key(one) || wanted[..index].contains(one) {
+                let doing = format!("taking snapshot '{one}'");
+                return Err(error(
+                    NodeErrorKind::AlreadyExists,
+                    doing,
+                    "the name is taken",
+                ));
+            }
+        }
+        let mut taken = Vec::new();
+        for one in wanted {
+            let layer = self.next_id() as u32;
+            let volume = self.volume("taking a snapshot of", &one.volume)?;
+            volume.snapshot_count += 1;
+            let info = SnapshotInfo {
+                volume: one.volume.clone(),
+                name: one.snapshot.clone(),
+                layer,
+                size_bytes: volume.size_bytes,
+                created_ns: 1_700_000_000_000_000_000,
+                lsn: volume.lsn,
+                referenced_bytes: volume.mapped_bytes,
+                unique_bytes: 0,
+                clones: 0,
+                hidden: false,
+            };
+            self.snapshots.insert(one.clone(), info.clone());
+            taken.push(info);
+        }
+        Ok(taken)
+    }
+
+    pub(crate) fn list_snapshots(&self, query: &SnapshotQuery) -> Answer<SnapshotPage> {
+        let after = match &query.after {
+            None => None,
+            Some(text) => Some(text.parse::<SnapshotRef>().map_err(|wrong| {
+                let doing = "listing snapshots".to_string();
+                error(NodeErrorKind::InvalidArgument, doing, &wrong.to_string())
+            })?),
+        };
+        let rows = self.snapshots.iter().filter(|(key, info)| {
+            query
+                .volume
+                .as_ref()
+                .is_none_or(|volume| *volume == key.volume)
+                && after.as_ref().is_none_or(|after| *key > after)
+                && (query.hidden || !info.hidden)
+        });
+        let mut items: Vec<SnapshotInfo> = rows.map(|(_, info)| info.clone()).collect();
+        let is_more = items.len() > query.limit;
+        items.truncate(query.limit);
+        let next = items.last().filter(|_| is_more);
+        let next = next.map(|last| format!("{}@{}", last.volume, last.name));
+        Ok(SnapshotPage { items, next })
+    }
+
+    pub(crate) fn snapshot(&mut self, doing: &str, key: &SnapshotRef) -> Answer<&mut SnapshotInfo> {
+        self.snapshots.get_mut(key).ok_or_else(|| {
+            let doing = format!("{doing} snapshot '{key}'");
+            error(NodeErrorKind::NotFound, doing, "there is no such snapshot")
+        })
+    }
+
+    pub(crate) fn delete_snapshot(&mut self, key: &SnapshotRef) -> Answer<()> {
+        let snapshot = self.snapshot("deleting", key)?;
+        if snapshot.clones > 0 {
+            snapshot.hidden = true;
+        } else {
+            self.snapshots.remove(key);
+        }
+        self.volume("deleting a snapshot of", &key.volume)?
+            .snapshot_count -= 1;
+        Ok(())
+    }
+
+    pub(crate) fn rename_snapshot(
+        &mut self,
+        key: &SnapshotRef,
+        new_name: &str,
+    ) -> Answer<SnapshotInfo> {
+        let mut info = self.snapshot("renaming", key)?.clone();
+        let new_key = SnapshotRef::new(&key.volume, new_name).expect("checked names");
+        if self.snapshots.contains_key(&new_key) {
+            let doing = format!("renaming snapshot '{key}'");
+            return Err(error(
+                NodeErrorKind::AlreadyExists,
+                doing,
+                "the name is taken",
+            ));
+        }
+        self.snapshots.remove(key);
+        info.name = new_name.to_string();
+        self.snapshots.insert(new_key, info.clone());
+        Ok(info)
+    }
+
+    pub(crate) fn device(&self, name: &str) -> Answer<DeviceInfo> {
+        if name != "device" && name != DEVICE_ID {
+            let doing = format!("showing device '{name}'");
+            return Err(error(
+                NodeErrorKind::NotFound,
+                doing,
+                "there is no such device",
+            ));
+        }
+        let reserved_bytes = self.reserved_without("");
+        Ok(DeviceInfo {
+            name: "device".to_string(),
+            id: DEVICE_ID.to_string(),
+            path: "/data/device.img".to_string(),
+            format_version: 1,
+            size_bytes: DEVICE_BYTES,
+            used_bytes: 1 << 30,
+            free_bytes: DEVICE_BYTES - (1 << 30) - reserved_bytes,
+            metadata_bytes: 1 << 20,
+            reserved_bytes,
+            journal_bytes: 256 << 20,
+            journal_used_bytes: 1 << 20,
+            segments_total: DEVICE_BYTES >> 27,
+            segments_free: (DEVICE_BYTES >> 27) - 8,
+            volume_count: self.volumes.len() as u64,
+            snapshot_count: self.snapshots.len() as u64,
+            fenced: None,
+            scrub: self.scrub.clone(),
+        })
+    }
+
+    /// Advances with each look at it, and finds a bad block if there is a volume called `corrupt`.
+    pub(crate) fn scrub(&mut self, device: &str, start: bool) -> Answer<ScrubStatus> {
+        self.device(device)?;
+        if start && self.scrub.state != ScrubState::Running {
+            self.scrub = ScrubStatus {
+                state: ScrubState::Running,
+                started_ns: 1_700_000_000_000_000_000,
+                total_bytes: 3 << 20,
+                ..Default::default()
+            };
+        } else if self.scrub.state == ScrubState::Running {
+            self.scrub.checked_bytes += 1 << 20;
+            if self.scrub.checked_bytes == self.scrub.total_bytes {
+                self.scrub.state = ScrubState::Finished;
+                self.scrub.finished_ns = self.scrub.started_ns + 1;
+                if self.volumes.contains_key("corrupt") {
+                    self.scrub.bad_blocks = 1;
+                    self.scrub.findings = vec!["block 7 does not match its checksum".to_string()];
+                }
+            }
+        }
+        Ok(self.scrub.clone())
+    }
+}
+
+fn reserved(reserve: Reservation, size_bytes: u64) -> u64 {
+    match reserve {
+        Reservation::None => 0,
+        Reservation::Full => size_bytes,
+        Reservation::Bytes(bytes) => bytes,
+    }
+}

@@ -1,0 +1,12 @@
+//! The control side as a whole, over a node in memory: the API through its socket, the real binary
+//! against it, and a node's life from `dev` to SIGTERM.
+
+mod api;
+mod cli;
+mod fake_node;
+mod fake_state;
+mod hostile;
+mod metrics;
+mod openapi;
+mod serve;
+mod support;
