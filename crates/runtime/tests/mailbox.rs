@@ -65,7 +65,7 @@ fn a_flood_from_four_threads_arrives_whole_and_in_order() {
                             assert_eq!(last, n, "a message was lost or overtaken");
                         };
                         send(&remote, Box::new(check));
-                        if common::mix(n * 4 + id) % 500 == 0 {
+                        if common::mix(n * 4 + id).is_multiple_of(500) {
                             let (sender, receiver) = mpsc::channel();
                             send(&remote, Box::new(move |_| sender.send(()).unwrap()));
                             wait(&receiver);
