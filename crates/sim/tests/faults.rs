@@ -174,6 +174,24 @@ fn what_a_failed_flush_dropped_stays_dropped() {
 }
 
 #[test]
+fn a_flush_beside_a_failed_one_proves_nothing() {
+    let mut lost = 0;
+    for seed in 0..100 {
+        let bench = bench(seed);
+        assert!(bench.write(0, 1, 2).is_ok());
+        bench.disk.inject(Injection::next(Fault::FlushError));
+        let (failing, passing) = (bench.device.flush(), bench.device.flush());
+        let (failed, passed) = bench
+            .world
+            .block_on(0, async move { (failing.await, passing.await) });
+        assert!(failed.is_err());
+        assert!(passed.is_ok());
+        lost += u32::from(bench.after_power_loss()[0] == 1);
+    }
+    assert!(lost > 5, "{lost}");
+}
+
+#[test]
 fn a_failed_flush_does_not_touch_what_was_durable() {
     for seed in 0..50 {
         let bench = bench(seed);
