@@ -252,6 +252,9 @@ impl Map {
 
     /// What is known of one block.
     pub fn get(&self, vblock: VBlock) -> Result<Mapping, Missing> {
+        if vblock >= VBlock(VBLOCKS_MAX) {
+            return Ok(Mapping::default());
+        }
         match self.root_node()? {
             Some(root) => root.get(vblock),
             None => Ok(Mapping::default()),
@@ -293,6 +296,7 @@ impl Map {
         let Some(root) = &self.root else {
             return Ok(());
         };
+        let range = clipped(range);
         if range.is_empty() || limit == 0 || !wanted.below(&root.entry) {
             return Ok(());
         }
@@ -337,6 +341,7 @@ impl Map {
 
     /// Calls `visit` for each missing node until it returns false.
     fn visit_missing(&self, range: Range<VBlock>, visit: &mut dyn FnMut(Missing) -> bool) {
+        let range = clipped(range);
         if range.is_empty() {
             return;
         }
@@ -507,6 +512,11 @@ impl Node {
             self.sum = Sum::of(&self.entries);
         }
     }
+}
+
+/// The part of a range that a dvol can have.
+fn clipped(range: Range<VBlock>) -> Range<VBlock> {
+    range.start..range.end.min(VBlock(VBLOCKS_MAX))
 }
 
 /// Panics if the range can't be part of a dvol.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 
-use crate::v2p::{DirtyWalk, Edit, Entry, EntryKind, Key, Map, Missing, NodePtr};
+use crate::v2p::{DirtyWalk, Edit, Entry, EntryKind, Key, Map, Missing};
 
 /// Blocks of all dvols lie below this vblock, except where a test says otherwise.
 pub(super) const ALL: Range<VBlock> = VBlock(0)..VBlock(1 << 52);
@@ -254,13 +254,20 @@ pub(super) fn put(map: &mut Map, edit: &mut Edit, entry: &Entry) {
     }
 }
 
-/// A pointer with nothing behind it.
-pub(super) fn ptr(block: u64, level: u8) -> NodePtr {
-    let (checksum, birth) = (BlockChecksum(0), LayerNo(1));
-    NodePtr {
-        block: BlockNo(block),
-        checksum,
-        birth,
-        level,
+/// Maps blocks `range` of an empty part, data block n for vblock n.
+pub(super) fn fill_range(map: &mut Map, edit: &mut Edit, range: Range<u64>, lsn: Lsn) {
+    for vblock in range {
+        put(map, edit, &data(vblock, vblock + 1, edit.layer, lsn));
     }
+}
+
+/// Writes a map and gives it back as after a restart, with nothing in memory.
+pub(super) fn reopen(map: &Map, store: &mut Store) -> Map {
+    let mut next = store.nodes.keys().next_back().map_or(1, |last| last + 1);
+    store.write(map, || {
+        next += 1;
+        next
+    });
+    let root = map.root_ptr().expect("not empty");
+    Map::from_root(root, map.mapped_count(), map.max_lsn(), map.stats().clone())
 }
