@@ -17,7 +17,7 @@ use crate::repo;
 use crate::steps::run_limited;
 
 /// Counters for every edge, and comparisons reported to the fuzzer.
-const COVERAGE_FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
+const COVERAGE_FLAGS: &str = "--cfg fuzzing -Awarnings -Cpasses=sancov-module \
      -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
      -Cllvm-args=-sanitizer-coverage-pc-table \

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
@@ -113,6 +114,25 @@ pub(crate) fn machine_busy_seconds() -> Result<(f64, f64)> {
     let at = |index: usize| fields.get(index).copied().unwrap_or(0.0);
     // user nice system idle iowait irq softirq steal
     Ok((at(0) + at(1) + at(2) + at(5) + at(6), at(7)))
+}
+
+/// Whether a process has a file open with O_DIRECT; `None` if it doesn't have it open.
+pub(crate) fn opened_direct(pid: u32, file: &Path) -> Option<bool> {
+    /// As `open(2)` has it on x86-64; other architectures differ, and there this says nothing.
+    const O_DIRECT: u32 = 0o40000;
+    let file = file.canonicalize().ok()?;
+    let mut found = None;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        if fs::read_link(entry.path()).is_ok_and(|target| target == file) {
+            let name = entry.file_name();
+            let about = format!("/proc/{pid}/fdinfo/{}", name.to_string_lossy());
+            let text = fs::read_to_string(about).unwrap_or_default();
+            let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+            let flags = u32::from_str_radix(flags.unwrap_or("0").trim(), 8).unwrap_or(0);
+            found = Some(found.unwrap_or(false) || flags & O_DIRECT != 0);
+        }
+    }
+    found
 }
 
 /// Sends a signal such as `TERM` to one process.

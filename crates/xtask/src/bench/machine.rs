@@ -125,15 +125,13 @@ fn disk(dir: &Path) -> String {
         return String::new();
     };
     let queue = |what: &str| file_text(&format!("/sys/class/block/{name}/queue/{what}"));
-    let kind = if queue("rotational") == "0" {
-        "solid-state"
-    } else {
-        "rotating"
-    };
-    let virtio = name.starts_with("vd");
     format!(
-        "{}{kind}, cache: {}, FUA: {}",
-        if virtio { "virtio, " } else { "" },
+        "{}, cache: {}, FUA: {}",
+        if name.starts_with("vd") {
+            "virtio"
+        } else {
+            "local"
+        },
         queue("write_cache"),
         if queue("fua") == "1" { "yes" } else { "no" }
     )

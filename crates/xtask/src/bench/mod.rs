@@ -61,6 +61,9 @@ pub(crate) struct BlockArguments {
     /// Size of Flagstone's device, as its command line takes it.
     #[arg(long, default_value = "20G")]
     device_size: String,
+    /// Use this Flagstone binary instead of building one.
+    #[arg(long)]
+    binary: Option<PathBuf>,
     /// Flagstone's cores.
     #[arg(long, default_value_t = 1)]
     cores: u32,
@@ -169,8 +172,10 @@ fn command_line() -> String {
     let mut words = env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--dir" | "--out" => drop(words.next()),
-            _ if word.starts_with("--dir=") || word.starts_with("--out=") => {}
+            "--dir" | "--out" | "--binary" => drop(words.next()),
+            _ if ["--dir=", "--out=", "--binary="]
+                .iter()
+                .any(|name| word.starts_with(name)) => {}
             _ if word.contains(' ') => shown.push(format!("'{word}'")),
             _ => shown.push(word),
         }
@@ -213,7 +218,10 @@ fn start_targets(
     }
     if !arguments.peers {
         let setup = FlagstoneSetup {
-            binary: daemon::build(root)?,
+            binary: match &arguments.binary {
+                Some(binary) => binary.clone(),
+                None => daemon::build(root)?,
+            },
             cores: arguments.cores,
             device_size: arguments.device_size.clone(),
             volume_bytes: clients.size_bytes,

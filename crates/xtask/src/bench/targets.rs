@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::daemon::{Daemon, Node, NodeOptions, free_port};
-use crate::repo;
+use crate::{process, repo};
 
 /// The export's name on every server, ours included.
 const EXPORT: &str = "bench";
@@ -81,108 +81,136 @@ pub(super) fn raw() -> Target {
     }
 }
 
+/// A completed write of the servers with O_DIRECT, and a flushed one.
+const DIRECT: (&str, &str) = (
+    "past the page cache (O_DIRECT), not flushed",
+    "+ fdatasync after each write",
+);
+const CACHED: (&str, &str) = (
+    "in the server's memory (page cache)",
+    "+ fdatasync after each write",
+);
+
+/// A stock server about to be started.
+struct Peer<'a> {
+    name: &'a str,
+    caching: Caching,
+    how: &'a str,
+    command: Command,
+    port: u16,
+}
+
 /// The stock servers, all on `file`.
 pub(super) fn peers(file: &Path, dir: &Path) -> Result<Vec<Target>> {
-    let direct = (
-        "past the page cache (O_DIRECT), not flushed",
-        "+ fdatasync after each write",
-    );
     let shown = file
         .to_str()
         .context("the benchmark's folder has a name that is not UTF-8")?;
+    let peers = [qemu_nbd(shown)?, storage_daemon(shown)?, nbdkit(shown)?];
+    peers
+        .into_iter()
+        .map(|peer| peer.start(file, dir))
+        .collect()
+}
 
+fn qemu_nbd(file: &str) -> Result<Peer<'static>> {
     let port = free_port()?;
-    let mut qemu_nbd = Command::new("qemu-nbd");
-    qemu_nbd.args([
+    let mut command = Command::new("qemu-nbd");
+    command.args([
         "--persistent",
         "--shared=0",
         "--cache=none",
         "--aio=io_uring",
     ]);
-    qemu_nbd.args([
-        "--bind=127.0.0.1",
-        &format!("--port={port}"),
-        &format!("--export-name={EXPORT}"),
-    ]);
-    qemu_nbd.args([
-        "--image-opts",
-        &format!("driver=raw,file.driver=file,file.filename={shown},file.locking=off"),
-    ]);
+    command.args(["--bind=127.0.0.1", &format!("--port={port}")]);
+    command.arg(format!("--export-name={EXPORT}"));
+    command.arg("--image-opts");
+    command.arg(format!(
+        "driver=raw,file.driver=file,file.filename={file},file.locking=off"
+    ));
     let how = "qemu-nbd --cache=none --aio=io_uring, TCP";
-    let first = peer(
-        "qemu-nbd",
-        Caching::Direct,
-        direct,
+    Ok(Peer {
+        name: "qemu-nbd",
+        caching: Caching::Direct,
         how,
-        qemu_nbd,
+        command,
         port,
-        dir,
-    )?;
+    })
+}
 
+fn storage_daemon(file: &str) -> Result<Peer<'static>> {
     let port = free_port()?;
-    let mut storage_daemon = Command::new("qemu-storage-daemon");
-    storage_daemon.args([
-        "--blockdev",
-        &format!(
-            "driver=file,node-name=file0,filename={shown},cache.direct=on,aio=io_uring,locking=off"
-        ),
-        "--nbd-server",
-        &format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port}"),
-        "--export",
-        &format!("type=nbd,id=export0,node-name=file0,name={EXPORT},writable=on"),
-    ]);
+    let mut command = Command::new("qemu-storage-daemon");
+    command.arg("--blockdev").arg(format!(
+        "driver=file,node-name=file0,filename={file},cache.direct=on,aio=io_uring,locking=off"
+    ));
+    command.arg("--nbd-server");
+    command.arg(format!(
+        "addr.type=inet,addr.host=127.0.0.1,addr.port={port}"
+    ));
+    command.arg("--export");
+    command.arg(format!(
+        "type=nbd,id=export0,node-name=file0,name={EXPORT},writable=on"
+    ));
     let how = "qemu-storage-daemon, file with cache.direct=on aio=io_uring, NBD over TCP";
-    let second = peer(
-        "qsd",
-        Caching::Direct,
-        direct,
+    Ok(Peer {
+        name: "qsd",
+        caching: Caching::Direct,
         how,
-        storage_daemon,
+        command,
         port,
-        dir,
-    )?;
+    })
+}
 
+fn nbdkit(file: &str) -> Result<Peer<'static>> {
     let port = free_port()?;
-    let mut nbdkit = Command::new("nbdkit");
-    nbdkit.args([
+    let mut command = Command::new("nbdkit");
+    command.args([
         "--foreground",
         "--ipaddr=127.0.0.1",
         &format!("--port={port}"),
     ]);
-    nbdkit.args([&format!("--exportname={EXPORT}"), "file", shown]);
+    command.args([&format!("--exportname={EXPORT}"), "file", file]);
     let how = "nbdkit file (page cache), TCP";
-    let cached = (
-        "in the server's memory (page cache)",
-        "+ fdatasync after each write",
-    );
-    let third = peer("nbdkit", Caching::PageCache, cached, how, nbdkit, port, dir)?;
-    Ok(vec![first, second, third])
+    Ok(Peer {
+        name: "nbdkit",
+        caching: Caching::PageCache,
+        how,
+        command,
+        port,
+    })
 }
 
-fn peer(
-    name: &str,
-    caching: Caching,
-    durability: (&'static str, &'static str),
-    how: &str,
-    command: Command,
-    port: u16,
-    dir: &Path,
-) -> Result<Target> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    ensure!(
-        repo::has_program(&program),
-        "{program} is missing: apt install qemu-utils qemu-system-common nbdkit"
-    );
-    let mut daemon = Daemon::start(name, command, &dir.join(format!("{name}.log")))?;
-    daemon.wait_for_port(port)?;
-    Ok(Target {
-        name: name.to_owned(),
-        caching,
-        durability,
-        how: how.to_owned(),
-        uri: Some(format!("nbd://127.0.0.1:{port}/{EXPORT}")),
-        process: Process::Peer(daemon),
-    })
+impl Peer<'_> {
+    fn start(self, file: &Path, dir: &Path) -> Result<Target> {
+        let program = self.command.get_program().to_string_lossy().into_owned();
+        ensure!(
+            repo::has_program(&program),
+            "{program} is missing: apt install qemu-utils qemu-system-common nbdkit"
+        );
+        let log = dir.join(format!("{}.log", self.name));
+        let mut daemon = Daemon::start(self.name, self.command, &log)?;
+        daemon.wait_for_port(self.port)?;
+        let is_direct = process::opened_direct(daemon.pid(), file);
+        if self.caching == Caching::Direct {
+            ensure!(
+                is_direct == Some(true),
+                "{} did not open the file with O_DIRECT",
+                self.name
+            );
+        }
+        Ok(Target {
+            name: self.name.to_owned(),
+            caching: self.caching,
+            durability: if self.caching == Caching::Direct {
+                DIRECT
+            } else {
+                CACHED
+            },
+            how: self.how.to_owned(),
+            uri: Some(format!("nbd://127.0.0.1:{}/{EXPORT}", self.port)),
+            process: Process::Peer(daemon),
+        })
+    }
 }
 
 /// One way of running Flagstone; several can be compared in one run.
