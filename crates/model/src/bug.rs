@@ -82,6 +82,8 @@ pub enum Bug {
     DropBelowWatermark,
     /// Checks the dvols' mappings but not those of their snapshots.
     SnapshotNotChecked,
+    /// Checks what a snapshot had though a later record deleted it.
+    DeletedSnapshotChecked,
     /// Replays a move whatever became of the write it moved.
     MoveUnconditional,
     /// Writes a watermark that counts groups which aren't flushed.
@@ -92,7 +94,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them, in the order of the table in `docs/model.md`.
-    pub const ALL: [Bug; 42] = [
+    pub const ALL: [Bug; 43] = [
         Bug::AckBeforeFlush,
         Bug::StableVisibleEarly,
         Bug::AckOutOfOrder,
@@ -132,6 +134,7 @@ impl Bug {
         Bug::NoFixpoint,
         Bug::DropBelowWatermark,
         Bug::SnapshotNotChecked,
+        Bug::DeletedSnapshotChecked,
         Bug::MoveUnconditional,
         Bug::WatermarkEarly,
         Bug::WatermarkWithoutData,

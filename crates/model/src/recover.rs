@@ -55,56 +55,41 @@ impl Model {
             Content::Checkpoint(checkpoint) if checkpoint.hash == root.cell_hash => checkpoint,
             _ => return Err("the root's checkpoint can't be read"),
         };
-        let mut groups = self.scan(state, core, &root);
+        let groups = self.scan(state, core, &root);
         let end = groups.last().map_or(root.base, |group| group.seq);
         // Groups that were sealed, or that a later group of this incarnation says were flushed,
         // can't be missing: that is damage, not the end of the journal.
-        let claimed = self
-            .watermark_of_any_group(state, core, &root)
-            .max(root.sealed);
-        if claimed > end {
+        let flushed = self.watermark_of_any_group(state, core, &root);
+        if flushed.max(root.sealed) > end {
             return Err("the journal ends before a group that was flushed");
         }
-        // Records up to the highest watermark found are taken as they are.
-        let watermark = groups
-            .iter()
-            .map(|group| group.watermark)
-            .fold(root.sealed, u8::max);
+        Ok(self.sort_out(state, core, root, &checkpoint.map, groups))
+    }
 
-        let mut dropped = root.dropped.clone();
+    /// Finds out which units of the chain hold.
+    fn sort_out(
+        &self,
+        state: &State,
+        core: usize,
+        root: Rc<Root>,
+        base: &[Entry],
+        mut groups: Vec<Rc<Group>>,
+    ) -> Recovered {
+        // Records up to the highest watermark found are taken as they are.
+        let watermarks = groups.iter().map(|group| group.watermark);
+        let watermark = watermarks.fold(root.sealed, u8::max);
         // What an abort takes back never happened, even if the chain is cut before the abort.
+        let mut dropped = root.dropped.clone();
         dropped.extend(records(&groups).filter_map(|(_, record)| match *record {
             Record::Abort { seq, unit } if seq > root.base => Some((seq, unit)),
             _ => None,
         }));
-        dropped.sort_unstable();
-        dropped.dedup();
         let mut round = 0;
-        loop {
-            let (map, sources) = self.replay(&groups, &checkpoint.map, &dropped);
-            let mut failing = self.failing(state, &groups, watermark, &map, &sources);
-            failing.retain(|unit| !dropped.contains(unit));
-            failing.sort_unstable();
-            failing.dedup();
-            let done = failing.is_empty() || (self.has(Bug::NoFixpoint) && round > 0);
-            if done {
-                let last = groups.last();
-                let end = last.map_or((root.base, root.base_hash), |g| (g.seq, g.hash));
-                let inc = last.map_or(root.inc, |group| group.inc.max(root.inc));
-                // What still fails is below the watermark: acknowledged, then corrupted.
-                let rests_on = self.rests_on(core, &root, &groups, watermark, (&map, &sources));
-                // The next incarnation uses the numbers behind the end again.
-                dropped.retain(|&(seq, _)| seq <= end.0 || self.has(Bug::DropsOutliveCut));
-                let root = root.clone();
-                return Ok(Recovered {
-                    root,
-                    map,
-                    end,
-                    inc,
-                    dropped,
-                    watermark,
-                    rests_on,
-                });
+        let (mut map, sources) = loop {
+            let (map, sources) = self.replay(&groups, base, &dropped);
+            let failing = self.failing(state, &groups, watermark, &map, &sources, &dropped);
+            if failing.is_empty() || self.has(Bug::NoFixpoint) && round > 0 {
+                break (map, sources);
             }
             round += 1;
             match self.config.discipline {
@@ -117,6 +102,30 @@ impl Model {
                     groups.retain(|group| group.seq < first);
                 }
             }
+        };
+        // A mapping that still fails is below the watermark: acknowledged, then corrupted. It
+        // stays, and reading it is an error.
+        let last = groups.last();
+        let end = last.map_or((root.base, root.base_hash), |group| (group.seq, group.hash));
+        let inc = last.map_or(root.inc, |group| group.inc.max(root.inc));
+        let rests_on = self.rests_on(core, &root, &groups, watermark, (&map, &sources));
+        if self.has(Bug::DeletedSnapshotChecked) {
+            let all = records(&groups).map(|(_, record)| record);
+            all.filter(|record| matches!(record, Record::DeleteSnapshot { .. }))
+                .for_each(|record| self.apply(record, &mut map));
+        }
+        // The next incarnation uses the numbers behind the end again.
+        dropped.retain(|&(seq, _)| seq <= end.0 || self.has(Bug::DropsOutliveCut));
+        dropped.sort_unstable();
+        dropped.dedup();
+        Recovered {
+            root,
+            map,
+            end,
+            inc,
+            dropped,
+            watermark,
+            rests_on,
         }
     }
 
@@ -174,7 +183,9 @@ impl Model {
         let (mut map, mut sources) = (base.to_vec(), vec![None; base.len()]);
         for (source, record) in records(groups) {
             let one_key = one_key_of(source, record);
-            if dropped.contains(&source) || dropped.contains(&one_key) {
+            let too_long = self.has(Bug::DeletedSnapshotChecked)
+                && matches!(record, Record::DeleteSnapshot { .. });
+            if dropped.contains(&source) || dropped.contains(&one_key) || too_long {
                 continue;
             }
             let before = map.clone();
@@ -238,6 +249,7 @@ impl Model {
         watermark: u8,
         map: &[Entry],
         sources: &[Source],
+        dropped: &[(u8, u8)],
     ) -> Vec<(u8, u8)> {
         let live_only = self.has(Bug::SnapshotNotChecked);
         let slots = if live_only {
@@ -263,6 +275,7 @@ impl Model {
                 (source.0 > watermark && *state.view(block) != content).then_some(source)
             }));
         }
+        failing.retain(|unit| !dropped.contains(unit));
         failing
     }
 

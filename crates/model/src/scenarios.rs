@@ -165,6 +165,25 @@ const DELETIONS: Config = Config {
     ..BASE
 };
 
+/// The same behind a slow write to another dvol, which keeps the watermark low.
+const LATE_DELETIONS: Config = Config {
+    name: "late-deletions",
+    dvol_of_key: &[0, 0, 1],
+    core_of_dvol: &[0, 0],
+    menu: &[
+        group(
+            &[unstable(&[2]), stable(&[0, 1]), Op::Snapshot { dvol: 0 }],
+            1,
+        ),
+        group(&[stable(&[0]), Op::DeleteSnapshot { dvol: 0 }], 1),
+        group(&[unstable(&[1])], 1),
+    ],
+    spare_blocks: 4,
+    pipeline_max: 3,
+    crashes_max: 1,
+    ..BASE
+};
+
 /// Data that can't be written.
 const ABORTS: Config = Config {
     name: "aborts",
@@ -300,7 +319,7 @@ const CHAIN: Config = Config {
     ..BASE
 };
 
-const ALL: [Config; 14] = [
+const ALL: [Config; 15] = [
     WRITES,
     UNITS,
     FAILURE,
@@ -308,6 +327,7 @@ const ALL: [Config; 14] = [
     CHECKPOINTS,
     SNAPSHOTS,
     DELETIONS,
+    LATE_DELETIONS,
     ABORTS,
     MOVES,
     READS,
@@ -415,6 +435,7 @@ pub fn planted(bug: Bug) -> Config {
         | Bug::OverlappingFlushes
         | Bug::TrustAfterFailedFlush => FAILURE,
         Bug::DeleteBeforeItsData => DELETIONS,
+        Bug::DeletedSnapshotChecked => LATE_DELETIONS,
         Bug::NoSlotForAborts => Config {
             ring_slots: 2,
             ..ABORTS
