@@ -19,6 +19,9 @@ const SIZE: u64 = 1 << 20;
 const SEEDS: u64 = 120;
 const REQUESTS: u64 = 200;
 
+/// Stands for a write that is refused.
+const REFUSED: u16 = 1000;
+
 /// A request in flight: its range, and what it must return.
 struct Expected {
     start: u64,
@@ -58,6 +61,9 @@ impl Run {
     }
 
     async fn submit(&mut self) {
+        if self.rng.one_in(12) {
+            return self.submit_refused().await;
+        }
         let Some((start, len)) = self.range() else {
             return;
         };
@@ -110,9 +116,28 @@ impl Run {
         self.in_flight.insert(cookie, expected);
     }
 
+    /// A write past the end, whose payload has to be skipped.
+    async fn submit_refused(&mut self) {
+        let longest = if self.rng.one_in(2) { 5000 } else { 40 };
+        let data = vec![0x25; 1 + self.rng.below(longest) as usize];
+        let start = SIZE + 1 - data.len() as u64;
+        let cookie = self.client.submit_write(0, start, &data).await;
+        let expected = Expected {
+            start: 0,
+            end: 0,
+            command: REFUSED,
+            data,
+        };
+        self.in_flight.insert(cookie, expected);
+    }
+
     async fn finish_one(&mut self) {
         let answer = self.client.answer().await.expect("an answer");
         let expected = self.in_flight.remove(&answer.cookie).expect("asked for");
+        if expected.command == REFUSED {
+            assert_eq!(answer.result, Err(ENOSPC));
+            return;
+        }
         assert_eq!(answer.result, Ok(()), "command {}", expected.command);
         match expected.command {
             READ => assert!(answer.data == expected.data, "wrong bytes"),

@@ -459,6 +459,34 @@ fn requests_run_at_the_same_time_and_replies_are_gathered() {
 }
 
 #[test]
+fn all_workers_are_put_to_work_again_and_again() {
+    // An odd seed: tasks also run when nobody has woken them.
+    let stage = Stage::new(5);
+    let (stream, _) = stage.connect(Link::default());
+    let (world, volume) = (stage.world.clone(), stage.volume.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        for _ in 0..20 {
+            volume.memory.held.set(true);
+            for index in 0..32 {
+                client.submit(READ, 0, index * 4096, 4096).await;
+            }
+            world.sleep_ns(1000).await;
+            assert_eq!(volume.memory.running.get(), 32);
+            volume.release();
+            for _ in 0..32 {
+                assert_eq!(client.answer().await.expect("an answer").result, Ok(()));
+            }
+            for _ in 0..1000 {
+                world.yield_now().await;
+            }
+        }
+    });
+}
+
+#[test]
 fn what_is_in_flight_is_bounded() {
     let limits = NbdLimits {
         requests_in_flight_max: 10,
@@ -585,6 +613,22 @@ fn a_lost_connection_waits_for_its_operations() {
         assert!(noted.get().is_some());
     });
     assert_eq!(stage.volume.memory.running.get(), 0);
+}
+
+#[test]
+fn a_connection_that_can_not_be_written_to_ends() {
+    let stage = Stage::new(6);
+    let (stream, end) = stage.connect(Link::default());
+    let world = stage.world.clone();
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        client.stream.close_receiving();
+        client.submit(FLUSH, 0, 0, 0).await;
+        world.sleep_ns(1_000_000).await;
+    });
+    assert_eq!(end.get(), Some(CloseReason::Broken));
 }
 
 #[test]

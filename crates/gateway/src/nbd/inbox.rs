@@ -136,11 +136,15 @@ impl<S: Stream> Inbox<S> {
         }
     }
 
-    /// A buffer of the chosen size with the unread bytes at its front; `start..end` covers them.
-    /// Usually they are part of a header, so the copy is short.
+    /// A buffer of at least the chosen size with the unread bytes at its front; `start..end` covers
+    /// them. Usually they are part of a header, so the copy is short.
     fn make_room(&mut self, size: usize) -> IoBuf {
         let unread = self.end - self.start;
-        let size = size.max(unread + SIZES[0]);
+        // Bytes left over from negotiation can be more than the smallest buffer holds.
+        let size = SIZES
+            .into_iter()
+            .find(|&other| other >= size && other / 2 >= unread);
+        let size = size.unwrap_or(unread + SIZES[0]);
         let buf = match self.buf.take() {
             Some(mut old) if old.capacity() == size => {
                 old = old.reset(size);

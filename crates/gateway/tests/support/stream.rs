@@ -146,6 +146,11 @@ impl MemoryStream {
         self.output.borrow_mut().close();
     }
 
+    /// Ends the incoming direction only: what the peer sends from now on fails.
+    pub fn close_receiving(&self) {
+        self.input.borrow_mut().close();
+    }
+
     /// Calls of the other end's `write_all`.
     pub fn writes_of_peer(&self) -> u64 {
         self.input.borrow().writes

@@ -31,7 +31,8 @@ struct Inner {
     now_ns: Cell<u64>,
     buffers: BufferPool,
     rng: RefCell<Rng>,
-    /// Ready tasks run in random order rather than first come first served.
+    /// Ready tasks run in random order rather than first come first served, and now and then a
+    /// task runs that nobody has woken.
     shuffle: bool,
 }
 
@@ -95,6 +96,12 @@ impl World {
     }
 
     fn step(&self) {
+        if self.inner.shuffle && self.random_below(8) == 0 {
+            let count = self.inner.tasks.borrow().len() as u64;
+            let chosen = self.random_below(count.max(1)) as usize;
+            let task = self.inner.tasks.borrow().keys().nth(chosen).copied();
+            task.into_iter().for_each(|task| self.poll(task));
+        }
         let task = {
             let mut ready = self.inner.ready.lock().expect("one thread");
             let position = match self.inner.shuffle && ready.len() > 1 {
