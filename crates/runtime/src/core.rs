@@ -570,3 +570,43 @@ impl Drop for Operation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::mailbox::CoreRemote;
+    use crate::runtime::Runtime;
+
+    /// The target's ring may be gone, or its number may belong to another file by now.
+    #[test]
+    fn a_core_that_cannot_be_reached_through_its_ring_is_woken_all_the_same() {
+        let config = RuntimeConfig {
+            cores: 2,
+            pin: false,
+            spin_max_us: 0,
+            ..Default::default()
+        };
+        let runtime = Runtime::start(&config, |_| |_| ()).unwrap();
+        let [first, second] = [0, 1].map(|n| runtime.cores()[n].remote().clone());
+        let other_file = std::fs::File::open("/dev/null").unwrap();
+        second.shared.offer_ring(other_file.as_raw_fd());
+        for _ in 0..100 {
+            let (sender, receiver) = mpsc::channel();
+            let target: CoreRemote = second.clone();
+            let send = move |_: &UringPlatform| {
+                target
+                    .try_send(Box::new(move |_| sender.send(()).unwrap()))
+                    .unwrap();
+            };
+            first.try_send(Box::new(send)).unwrap();
+            let answer = receiver.recv_timeout(Duration::from_secs(60));
+            answer.expect("the second core is woken by its eventfd");
+        }
+        assert!(first.counters().wakes_sent > 0);
+        runtime.stop();
+    }
+}

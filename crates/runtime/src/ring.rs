@@ -220,6 +220,17 @@ impl Driver {
     }
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // The kernel may still write into what the slab owns: better no process than that.
+        assert_eq!(
+            self.ops.in_flight(),
+            0,
+            "a ring goes away only after its operations"
+        );
+    }
+}
+
 impl Ring {
     fn queue(&mut self, entry: squeue::Entry) {
         if self.backlog.is_empty() {

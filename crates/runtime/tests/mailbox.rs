@@ -85,6 +85,37 @@ fn a_flood_from_four_threads_arrives_whole_and_in_order() {
     }
 }
 
+/// More messages than a core takes in one round wait for it, and nobody sends any later.
+#[test]
+fn a_full_mailbox_is_emptied_without_further_sends() {
+    for (_, config) in kernels() {
+        let runtime = Runtime::start(&config, |_| |_| ()).unwrap();
+        let remote = runtime.cores()[0].remote().clone();
+        let (go, gate) = mpsc::channel::<()>();
+        let hold = remote.call(move |_| gate.recv().is_ok()).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let mut sent = 0;
+        loop {
+            let sender = sender.clone();
+            let message: Message = Box::new(move |_| sender.send(()).unwrap());
+            match remote.try_send(message) {
+                Ok(()) => sent += 1,
+                Err(refused) => {
+                    assert!(matches!(refused, Refused::Full(_)));
+                    break;
+                }
+            }
+        }
+        assert!(sent >= 1000);
+        go.send(()).unwrap();
+        assert!(wait(&hold));
+        for _ in 0..sent {
+            wait(&receiver);
+        }
+        runtime.stop();
+    }
+}
+
 /// One message at a time, each awaited: the core is about to sleep, or asleep, at nearly each.
 #[test]
 fn a_sleeping_core_wakes_for_every_message() {
