@@ -24,6 +24,9 @@ pub enum Bug {
     NoSlotForAborts,
     /// Lets a flush that was running already stand for one that starts now.
     TicketFromRunningFlush,
+    /// Answers a client's flush at once if no data was written since the last one, though a group
+    /// was.
+    FlushCountsDataOnly,
     /// Goes on after a failed flush, as if the next one made up for it.
     RetryAfterFailedFlush,
     /// Fences only the core whose flush failed.
@@ -94,7 +97,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them, in the order of the table in `docs/model.md`.
-    pub const ALL: [Bug; 43] = [
+    pub const ALL: [Bug; 44] = [
         Bug::AckBeforeFlush,
         Bug::StableVisibleEarly,
         Bug::AckOutOfOrder,
@@ -105,6 +108,7 @@ impl Bug {
         Bug::AbortCountsWhenWritten,
         Bug::NoSlotForAborts,
         Bug::TicketFromRunningFlush,
+        Bug::FlushCountsDataOnly,
         Bug::RetryAfterFailedFlush,
         Bug::FenceNotShared,
         Bug::OverlappingFlushes,

@@ -421,6 +421,7 @@ pub fn planted(bug: Bug) -> Config {
         Bug::AckBeforeFlush
         | Bug::AckOutOfOrder
         | Bug::TicketFromRunningFlush
+        | Bug::FlushCountsDataOnly
         | Bug::ReuseBeforeDurable
         | Bug::ReuseBeforeData
         | Bug::ReuseBeforeChain

@@ -116,6 +116,8 @@ impl Model {
         }
         // An unstable one that was acknowledged and flushed since may not be lost any more either.
         let unit = &mut state.cores[core].groups[group].units[unit];
+        let data_only = self.has(Bug::FlushCountsDataOnly) && unit.acked;
+        let durable = durable || data_only && unit.data.iter().all(|&io| io == Io::Flushed);
         if unit.acked && !unit.promised && durable {
             unit.promised = true;
             let unit = unit.clone();
