@@ -12,7 +12,6 @@
 
 pub mod engine;
 pub mod format;
-#[cfg(not(skip_offline))]
 pub mod offline;
 pub mod space;
 pub mod state;

@@ -8,6 +8,13 @@
 
 use flagstone_types::BlockChecksum;
 
+/// What a write of any size is torn at.
+const SECTOR_BYTES: usize = 512;
+
+/// Bytes of a sector that must be as expected, and not just zero, for an older version of it to be
+/// ruled out: older records differ in LSNs and checksums.
+const TELLING_BYTES: usize = 16;
+
 /// Reflected polynomial of CRC32C.
 const CRC32C_POLYNOMIAL: u64 = 0x82f6_3b78;
 
@@ -105,6 +112,19 @@ pub fn mend_group(group: &[u8], hash_offset: usize) -> Option<Vec<u8>> {
     Some(mended)
 }
 
+/// Whether `found` can't be a torn version of `mended`, from which it differs in one bit. A torn
+/// write leaves whole sectors as they were before, and those could by chance differ in one bit if
+/// there is next to nothing in them.
+pub fn is_certain(found: &[u8], mended: &[u8]) -> bool {
+    let pairs = found.chunks(SECTOR_BYTES).zip(mended.chunks(SECTOR_BYTES));
+    let changed = pairs.into_iter().find(|(found, mended)| found != mended);
+    changed.is_some_and(|(_, mended)| {
+        let telling = mended.iter().filter(|&&byte| byte != 0).count();
+        // A sector of zeros with one bit set is no older version of anything either.
+        telling == 0 || telling >= TELLING_BYTES
+    })
+}
+
 fn mend(block: &[u8], tail_offset: usize, found: u64, tail: &[u8]) -> Option<Vec<u8>> {
     let mut mended = block.to_vec();
     match in_structure(found, read_u64(tail), tail_offset)? {
@@ -172,6 +192,14 @@ mod tests {
             assert!(!is_sealed(&flipped));
             assert_eq!(mend_sealed(&flipped).as_ref(), Some(&block), "bit {at}");
         }
+        let mut flipped = block.clone();
+        flipped[700] ^= 1;
+        assert!(is_certain(&flipped, &block));
+        let (mut before, mut after) = ([0; 1024], [0; 1024]);
+        after[600] = 1;
+        assert!(!is_certain(&before, &after), "it may not have been written");
+        (before, after) = (after, before);
+        assert!(is_certain(&before, &after), "nothing looks like that");
         block[100..200].fill(0);
         assert_eq!(mend_sealed(&block), None);
         assert_eq!(mend_sealed(&[1, 2, 3]), None);

@@ -154,12 +154,16 @@ impl Roots {
         self.slots[self.current_slot()?].found.valid()
     }
 
-    /// A root that was lost: its slot is damaged, and it would be the one that counts.
-    pub fn lost(&self) -> Option<&Root> {
-        let current_seq = self.current().map_or(0, |root| root.root_seq);
-        self.slots.iter().find_map(|place| match &place.found {
-            Found::Flipped(root) if root.root_seq > current_seq => Some(root),
-            _ => None,
+    /// Whether losing `damaged`, one bit of which is flipped, lost anything: it was newer than the
+    /// root that counts now, and not just the same with another number (as torn writes of an idle
+    /// journal's roots can look).
+    pub fn is_lost(&self, damaged: &Root) -> bool {
+        self.current().is_none_or(|current| {
+            let same = Root {
+                root_seq: current.root_seq,
+                ..damaged.clone()
+            };
+            damaged.root_seq > current.root_seq && same != *current
         })
     }
 }

@@ -11,11 +11,16 @@
 //!
 //! Modules in reading order: [`image`] (superblocks and roots), [`table`], [`ring`], [`flip`].
 
+pub mod claims;
 pub mod flip;
 pub mod image;
+pub mod inspect;
+pub mod layers;
 pub mod ring;
 pub mod table;
 pub mod tree;
+pub mod verify;
+pub mod walk;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -101,6 +106,7 @@ pub(crate) fn read_block(
 }
 
 /// Blocks in memory over another image, or over nothing.
+#[derive(Clone)]
 pub struct Overlay<R> {
     base: R,
     changed: BTreeMap<u64, Box<BlockBytes>>,
@@ -161,5 +167,24 @@ impl ReadBlocks for Zeros {
     fn read(&self, _: BlockNo, into: &mut BlockBytes) -> io::Result<()> {
         into.fill(0);
         Ok(())
+    }
+}
+
+/// A size as people read it.
+pub fn bytes_words(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut unit = None;
+    let mut shown = bytes as f64;
+    for name in UNITS {
+        if shown < 1024.0 {
+            break;
+        }
+        shown /= 1024.0;
+        unit = Some(name);
+    }
+    match unit {
+        None => format!("{bytes} bytes"),
+        Some(unit) if shown.fract() < 0.05 => format!("{shown:.0} {unit}"),
+        Some(unit) => format!("{shown:.1} {unit}"),
     }
 }

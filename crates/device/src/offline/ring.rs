@@ -13,6 +13,10 @@ use crate::format::root::Root;
 /// Where a group's own hash is: the last field of its header.
 const HASH_OFFSET: usize = HEADER_BYTES - 8;
 
+/// Where in a header the fields are that follow from the group before: magic and version; device,
+/// incarnation and journal; sequence number and the hash of the group before.
+const KNOWN_FIELDS: [(usize, usize); 3] = [(0, 6), (8, 22), (24, 40)];
+
 /// A group in a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupPlace {
@@ -39,8 +43,9 @@ pub struct Ring {
     pub end_seq: u64,
     /// Everything up to this group is on stable media with its data.
     pub watermark: u64,
-    /// Where the chain ends there is a group that would continue it if one bit were different.
-    pub flipped: Option<GroupPlace>,
+    /// Where the chain ends there is a group that would continue it if one bit were different; and
+    /// whether that can't be a torn write.
+    pub flipped: Option<(GroupPlace, bool)>,
     /// Valid groups outside of the chain that prove that something is missing from it.
     pub strays: Vec<GroupPlace>,
     /// Ring blocks the medium refused to give. Part of the chain may be there.
@@ -65,9 +70,10 @@ impl Ring {
         let mut left_blocks = image.geometry.ring_blocks;
         loop {
             let at = ring.end_index;
-            let found = read_group(image, &expect, at, flip::mend_group);
+            let found = read_group(image, &expect, at);
             let continues = |place: &GroupPlace| {
                 place.header.seq == ring.end_seq
+                    && place.header.incarnation == root.incarnation
                     && place.header.prev_hash == prev_hash
                     && u32::from(place.header.block_count) <= left_blocks
             };
@@ -76,7 +82,9 @@ impl Ring {
                     prev_hash = place.hash;
                     let blocks = u32::from(place.header.block_count);
                     left_blocks -= blocks;
-                    ring.watermark = ring.watermark.max(place.header.watermark);
+                    // A group can't know of itself that it is durable.
+                    let watermark = place.header.watermark.min(place.header.seq - 1);
+                    ring.watermark = ring.watermark.max(watermark);
                     ring.end_index = (at + blocks) % image.geometry.ring_blocks;
                     ring.end_seq += 1;
                     ring.groups.push(place);
@@ -84,11 +92,11 @@ impl Ring {
                         break;
                     }
                 }
-                GroupFound::Flipped(place) if continues(&place) => {
-                    ring.flipped = Some(place);
+                _ => {
+                    ring.flipped = mended_group(image, &expect, at, ring.end_seq, prev_hash)
+                        .filter(|(place, _)| continues(place));
                     break;
                 }
-                _ => break,
             }
         }
         ring.find_strays(image, &expect);
@@ -109,7 +117,7 @@ impl Ring {
         while step < ring_blocks {
             let at = (self.end_index + step - in_chain) % ring_blocks;
             step += 1;
-            match read_group(image, expect, at, |_, _| None) {
+            match read_group(image, expect, at) {
                 GroupFound::Valid(place) => {
                     let header = &place.header;
                     let later = header.incarnation > expect.incarnation
@@ -119,7 +127,7 @@ impl Ring {
                     }
                 }
                 GroupFound::Unreadable(fault) => self.unreadable.push(fault),
-                GroupFound::Flipped(_) | GroupFound::None => {}
+                GroupFound::None => {}
             }
         }
     }
@@ -188,28 +196,16 @@ impl Expect {
 
 enum GroupFound {
     Valid(GroupPlace),
-    Flipped(GroupPlace),
     None,
     Unreadable(Fault),
 }
 
-/// Reads what is at a ring index as a group of this journal. `mend` may repair a flipped bit.
-fn read_group<R: ReadBlocks>(
-    image: &Image<R>,
-    expect: &Expect,
-    ring_index: u32,
-    mend: impl Fn(&[u8], usize) -> Option<Vec<u8>>,
-) -> GroupFound {
+/// Reads what is at a ring index as a group of this journal.
+fn read_group<R: ReadBlocks>(image: &Image<R>, expect: &Expect, ring_index: u32) -> GroupFound {
     let block = image.geometry.ring_block(expect.journal, ring_index);
     let first = match image.read(block) {
         Ok(first) => first,
         Err(fault) => return GroupFound::Unreadable(fault),
-    };
-    let place = |header, hash| GroupPlace {
-        header,
-        ring_index,
-        block,
-        hash,
     };
     let header = decode_header(&first[..])
         .ok()
@@ -218,27 +214,78 @@ fn read_group<R: ReadBlocks>(
         && let Ok(bytes) = read_bytes(image, expect.journal, ring_index, &header)
         && let Some(hash) = check_hash(&bytes)
     {
-        return GroupFound::Valid(place(header, hash));
-    }
-    // Which bit is flipped depends on how long the group is, and that may be what is flipped.
-    let lengths = 1..=GROUP_MAX_BLOCKS.min(image.geometry.ring_blocks - ring_index);
-    for blocks in lengths {
-        let Ok(bytes) = read_run(image, expect.journal, ring_index, blocks) else {
-            break;
-        };
-        let Some(mended) = mend(&bytes, HASH_OFFSET) else {
-            continue;
-        };
-        if let Ok(header) = decode_header(&mended)
-            && expect.fits(&header)
-            && header.incarnation == expect.incarnation
-            && stored_blocks(&header) == blocks
-            && let Some(hash) = check_hash(&mended)
-        {
-            return GroupFound::Flipped(place(header, hash));
-        }
+        return GroupFound::Valid(GroupPlace {
+            header,
+            ring_index,
+            block,
+            hash,
+        });
     }
     GroupFound::None
+}
+
+/// The group of this journal and incarnation that lies at a ring index but for one flipped bit, and
+/// whether a torn write is ruled out.
+fn mended_group<R: ReadBlocks>(
+    image: &Image<R>,
+    expect: &Expect,
+    ring_index: u32,
+    seq: u64,
+    prev_hash: ChainHash,
+) -> Option<(GroupPlace, bool)> {
+    let first = image
+        .read(image.geometry.ring_block(expect.journal, ring_index))
+        .ok()?;
+    if !is_almost(&first[..], expect, seq, prev_hash) {
+        return None;
+    }
+    // Which bit it is depends on how long the group is, and its length may be what is flipped.
+    let longest = GROUP_MAX_BLOCKS.min(image.geometry.ring_blocks - ring_index);
+    let all = read_run(image, expect.journal, ring_index, longest).ok()?;
+    let block = image.geometry.ring_block(expect.journal, ring_index);
+    (1..=longest).find_map(|blocks| {
+        let bytes = &all[..blocks as usize * BLOCK_SIZE as usize];
+        let mended = flip::mend_group(bytes, HASH_OFFSET)?;
+        let header = decode_header(&mended).ok()?;
+        let is_ours = expect.fits(&header)
+            && header.incarnation == expect.incarnation
+            && stored_blocks(&header) == blocks;
+        let hash = check_hash(&mended).filter(|_| is_ours)?;
+        let is_certain = flip::is_certain(bytes, &mended);
+        Some((
+            GroupPlace {
+                header,
+                ring_index,
+                block,
+                hash,
+            },
+            is_certain,
+        ))
+    })
+}
+
+/// Whether at most one bit of the fields that are known beforehand differs from those of the next
+/// group. Spares looking for a flipped bit in what is no group at all.
+fn is_almost(bytes: &[u8], expect: &Expect, seq: u64, prev_hash: ChainHash) -> bool {
+    let mut header = GroupHeader {
+        device_id_low: expect.device_id_low,
+        journal: expect.journal,
+        incarnation: expect.incarnation,
+        seq,
+        prev_hash,
+        watermark: 0,
+        block_count: 0,
+        pad: false,
+        body_bytes: 0,
+    };
+    let mut wanted = vec![0; HEADER_BYTES];
+    group::seal(&mut header, &mut wanted);
+    let differing: u32 = KNOWN_FIELDS
+        .into_iter()
+        .flat_map(|(from, end)| bytes[from..end].iter().zip(&wanted[from..end]))
+        .map(|(found, wanted)| (found ^ wanted).count_ones())
+        .sum();
+    differing <= 1
 }
 
 /// Blocks of a group that are really there.

@@ -1,0 +1,156 @@
+//! `verify` finds nothing wrong with images that are right.
+
+mod support;
+
+use flagstone_device::offline::verify::{Options, Report, verify};
+use flagstone_device::offline::{Overlay, Zeros};
+use support::{Builder, Rng, script};
+
+fn check(image: &Overlay<Zeros>) -> Report {
+    verify(image, Options::default(), &mut |_| {})
+}
+
+fn assert_clean(image: &Overlay<Zeros>, what: &str) -> Report {
+    let report = check(image);
+    assert!(report.is_clean(), "{what}:\n{}", report.words());
+    report
+}
+
+#[test]
+fn a_formatted_device_is_clean() {
+    let builder = Builder::format(4096, 2, 128);
+    let report = assert_clean(&builder.image, "just formatted");
+    assert_eq!(report.counts.journals, 2);
+    assert_eq!(report.counts.segments, 0);
+}
+
+#[test]
+fn random_histories_are_clean_after_a_checkpoint_and_with_a_full_ring() {
+    for seed in 0..24 {
+        let mut rng = Rng::new(seed);
+        let mut builder = Builder::format(2 * 32768 + 300, 2, 256);
+        for journal in 0..2 {
+            builder.start(journal);
+            builder.reserve(journal, u32::from(journal));
+        }
+        for round in 0..6 {
+            for journal in 0..2 {
+                script::run(&mut builder, journal, &mut rng, 30);
+            }
+            let report = assert_clean(&builder.image, &format!("seed {seed} round {round}"));
+            assert_eq!(report.counts.dropped_units, 0);
+            builder.restart(0);
+            assert_clean(
+                &builder.image,
+                &format!("seed {seed} round {round}, journal 0 restarted"),
+            );
+        }
+        builder.checkpoint(1, true);
+        let report = assert_clean(&builder.image, &format!("seed {seed} at the end"));
+        assert!(report.counts.data_blocks > 0 && report.counts.nodes > 0);
+        assert_eq!(report.counts.groups, 0);
+    }
+}
+
+/// Power fails at a random moment: whatever subset of the unflushed writes is there, verify finds
+/// nothing wrong and counts what recovery would leave out.
+#[test]
+fn random_crashes_are_clean() {
+    let mut dropped = 0;
+    for seed in 0..12 {
+        let mut rng = Rng::new(1000 + seed);
+        let mut builder = Builder::format(4600, 1, 256);
+        builder.start(0);
+        builder.reserve(0, 0);
+        for round in 0..12 {
+            script::run(&mut builder, 0, &mut rng, 12);
+            for crash in 0..3 {
+                let image = builder.crash_image(&mut rng);
+                let what = format!("seed {seed} round {round} crash {crash}");
+                dropped += assert_clean(&image, &what).counts.dropped_units;
+            }
+        }
+    }
+    assert!(dropped > 20, "the crashes hit something: {dropped}");
+}
+
+/// A unit over two dvols, one block of which is missing, is left out on both; and what it had
+/// displaced, which is suspect too and missing as well, is left out after it.
+#[test]
+fn suspect_units_are_left_out_whole_and_in_turn() {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let first = builder.create(0, "first", None);
+    let second = builder.create(0, "second", None);
+    let record = builder.data(0, first, 0, 1, 0);
+    builder.unit(0, vec![record]);
+    builder.flush();
+    let displaced = builder.data(0, first, 0, 1, 0);
+    let (lost_before, _) = displaced.new_blocks().next().expect("one block");
+    builder.unit(0, vec![displaced]);
+    let records = vec![
+        builder.data(0, first, 0, 1, 0),
+        builder.data(0, second, 0, 1, 0),
+    ];
+    let (lost, _) = records[1].new_blocks().next().expect("one block");
+    builder.unit(0, records);
+    let mut image = builder.image.clone();
+    image.put(lost_before, &[]);
+    let report = assert_clean(&image, "a displaced mapping isn't looked at");
+    assert_eq!(
+        (report.counts.dropped_units, report.counts.data_blocks),
+        (0, 2)
+    );
+    image.put(lost, &[]);
+    let report = assert_clean(&image, "both units are left out");
+    assert_eq!(
+        (report.counts.dropped_units, report.counts.data_blocks),
+        (2, 1)
+    );
+}
+
+/// An aborted unit is left out although its data is there, wherever the watermark stands.
+#[test]
+fn aborted_units_never_happened() {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let dvol = builder.create(0, "first", None);
+    let kept = builder.data(0, dvol, 0, 1, 0);
+    let aborted = builder.data(0, dvol, 1, 1, 0);
+    builder.apply(0, &kept);
+    let seq = builder.next_seq(0);
+    builder.group(0, &[vec![kept], vec![aborted]]);
+    builder.flush();
+    builder.unit(
+        0,
+        vec![flagstone_device::format::record::Record::Abort { seq, unit: 1 }],
+    );
+    builder.flush();
+    builder.group(0, &[]);
+    let report = assert_clean(&builder.image, "an aborted unit");
+    assert_eq!(
+        (report.counts.data_blocks, report.counts.dropped_units),
+        (1, 0)
+    );
+}
+
+/// A layer is reaped whose nodes were never written: the next checkpoint writes them, because the
+/// layer's map still has them, and must free them again.
+#[test]
+#[ignore = "State::freeze forgets retired nodes that have no place yet; they leak when it writes them"]
+fn reaping_what_was_not_written_yet_leaks_nothing() {
+    for seed in 0..60 {
+        let mut rng = Rng::new(2000 + seed);
+        let mut builder = Builder::format(4600, 1, 256);
+        builder.reap_clean_only = false;
+        builder.start(0);
+        builder.reserve(0, 0);
+        for round in 0..12 {
+            script::run(&mut builder, 0, &mut rng, 12);
+            builder.checkpoint(0, false);
+            assert_clean(&builder.image, &format!("seed {seed} round {round}"));
+        }
+    }
+}
