@@ -69,7 +69,7 @@ impl Node {
             };
             assert_eq!(child.level + 1, self.level);
             assert!(
-                self.is_dirty() || !child.is_dirty(),
+                self.place.location().is_none() || !child.is_dirty(),
                 "a dirty child of a clean node"
             );
             let exact = entry_for(&child);

@@ -271,7 +271,7 @@ impl Node {
         assert!(!self.entries.is_empty() && self.entries.len() <= ENTRIES_MAX);
         for (entry, slot) in self.entries.iter().zip(&self.slots) {
             if let Some(child) = slot.loaded() {
-                let place = child.place.get();
+                let place = child.place.final_location();
                 let (block, checksum) = place.expect("children are written before their parent");
                 entry.place_child(block, checksum);
             }

@@ -18,7 +18,7 @@ use super::node::{LEVEL_MAX, Node, Place, Sum};
 use super::packed::Packed;
 use super::slot::Slot;
 use super::split::{Pack, split};
-use super::{Entry, EntryKind, Key, Map, Missing};
+use super::{Entry, EntryKind, Key, Map, MapStats, Missing};
 use crate::format::record::MappedBlock;
 
 pub(super) const NOT_LOADED: &str = "whoever changes a map asks for missing nodes first";
@@ -81,9 +81,17 @@ impl Retired {
     }
 
     /// Where the node lies. `None`: it has not been written. A checkpoint under way may still write
-    /// it, if its frozen map holds the node; once that has ended, the answer is final.
+    /// it, if its frozen map holds the node.
     pub fn location(&self) -> Option<(BlockNo, BlockChecksum)> {
-        self.place.get()
+        self.place.location()
+    }
+
+    /// Says that the node, if it has not been written yet, never needs to be. Call this for every
+    /// retired node when a checkpoint freezes the maps, while none is under way: the map of a layer
+    /// that is being reaped still holds nodes that were reaped, and if they were written now, nobody
+    /// would ever free them.
+    pub fn abandon(&self, stats: &MapStats) {
+        self.place.abandon(stats);
     }
 }
 

@@ -79,7 +79,7 @@ impl Turn {
         if was_used || !node.is_readable() || !node.slots.iter().all(Slot::is_vacant) {
             return;
         }
-        if let Some((block, checksum)) = node.place.get() {
+        if let Some((block, checksum)) = node.place.location() {
             entry.place_child(block, checksum);
         }
         drop(node);

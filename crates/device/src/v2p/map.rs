@@ -141,7 +141,7 @@ impl Root {
 
 /// The entry by which a parent speaks of `node`. Its place is filled in when it has one.
 pub(super) fn entry_for(node: &Node) -> Packed {
-    let (block, checksum) = node.place.get().unwrap_or_default();
+    let (block, checksum) = node.place.final_location().unwrap_or_default();
     let mut entry = Packed::new(&Entry {
         key: node.first_key(),
         kind: EntryKind::Child,
@@ -194,22 +194,24 @@ impl Map {
         }
     }
 
-    /// Where the root lies; `None` if the map is empty. It must not be dirty: finish the
+    /// Where the root lies; `None` if the map is empty, or if the root was
+    /// [abandoned](super::Retired::abandon). It must not be dirty: finish the
     /// [`DirtyWalk`](super::DirtyWalk) of this map first.
     pub fn root_ptr(&self) -> Option<NodePtr> {
         let root = self.root.as_ref()?;
         let (block, checksum) = match root.slot.loaded() {
-            Some(node) => node
-                .place
-                .get()
-                .expect("the map was not written completely"),
+            Some(node) => {
+                assert!(!node.is_dirty(), "the map was not written completely");
+                node.place.location()?
+            }
             None => (root.entry.block(), root.entry.checksum()),
         };
+        let (birth, level) = (root.entry.birth, root.level);
         Some(NodePtr {
             block,
             checksum,
-            birth: root.entry.birth,
-            level: root.level,
+            birth,
+            level,
         })
     }
 

@@ -40,35 +40,83 @@ pub(super) const LEVEL_MAX: u8 = 15;
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Known(BlockNo, BlockChecksum),
-    Later(Rc<Cell<Option<(BlockNo, BlockChecksum)>>>),
+    Later(Rc<Later>),
 }
+
+/// The place of a node that was not read from a device.
+#[derive(Debug)]
+pub(super) struct Later {
+    found: Cell<Found>,
+    /// The node is in memory.
+    is_held: Cell<bool>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Found {
+    NotYet,
+    Block(BlockNo, BlockChecksum),
+    /// The node will not be written: nobody will ever read it again.
+    Never,
+}
+
+/// What an entry says of a child that will not be written.
+const NOWHERE: (BlockNo, BlockChecksum) = (BlockNo(0), BlockChecksum(0));
 
 /// Tells nodes apart without looking at what they hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Identity {
     Block(BlockNo),
-    Unplaced(*const Cell<Option<(BlockNo, BlockChecksum)>>),
+    Unplaced(*const Later),
 }
 
 impl Place {
-    pub(super) fn later() -> Place {
-        Place::Later(Rc::new(Cell::new(None)))
+    fn later() -> Place {
+        Place::Later(Rc::new(Later {
+            found: Cell::new(Found::NotYet),
+            is_held: Cell::new(true),
+        }))
     }
 
-    pub(super) fn get(&self) -> Option<(BlockNo, BlockChecksum)> {
+    fn found(&self) -> Found {
         match self {
-            Place::Known(block, checksum) => Some((*block, *checksum)),
-            Place::Later(cell) => cell.get(),
+            Place::Known(block, checksum) => Found::Block(*block, *checksum),
+            Place::Later(later) => later.found.get(),
+        }
+    }
+
+    /// The block where the node lies.
+    pub(super) fn location(&self) -> Option<(BlockNo, BlockChecksum)> {
+        match self.found() {
+            Found::Block(block, checksum) => Some((block, checksum)),
+            Found::NotYet | Found::Never => None,
+        }
+    }
+
+    /// What its parent is to say, once that is certain.
+    pub(super) fn final_location(&self) -> Option<(BlockNo, BlockChecksum)> {
+        match self.found() {
+            Found::Block(block, checksum) => Some((block, checksum)),
+            Found::NotYet => None,
+            Found::Never => Some(NOWHERE),
         }
     }
 
     pub(super) fn identity(&self) -> Identity {
-        match self {
-            Place::Known(block, _) => Identity::Block(*block),
-            Place::Later(cell) => match cell.get() {
-                Some((block, _)) => Identity::Block(block),
-                None => Identity::Unplaced(Rc::as_ptr(cell)),
-            },
+        match (self.location(), self) {
+            (Some((block, _)), _) | (None, &Place::Known(block, _)) => Identity::Block(block),
+            (None, Place::Later(later)) => Identity::Unplaced(Rc::as_ptr(later)),
+        }
+    }
+
+    /// Decides that a node which was not written yet never will be.
+    pub(super) fn abandon(&self, stats: &MapStats) {
+        if let Place::Later(later) = self
+            && let Found::NotYet = later.found.get()
+        {
+            later.found.set(Found::Never);
+            if later.is_held.get() {
+                stats.forget_dirty();
+            }
         }
     }
 }
@@ -201,12 +249,15 @@ impl Node {
     pub(super) fn renew(&mut self, birth: LayerNo) {
         debug_assert!(!self.is_dirty());
         self.stats.count_dirty();
+        if let Place::Later(later) = &self.place {
+            later.is_held.set(false);
+        }
         self.place = Place::later();
         self.birth = birth;
     }
 
     pub(super) fn is_dirty(&self) -> bool {
-        self.place.get().is_none()
+        matches!(self.place.found(), Found::NotYet)
     }
 
     pub(super) fn is_leaf(&self) -> bool {
@@ -221,7 +272,9 @@ impl Node {
     /// Gives a dirty node its place.
     pub(super) fn set_place(&self, block: BlockNo, checksum: BlockChecksum) {
         match &self.place {
-            Place::Later(cell) if cell.get().is_none() => cell.set(Some((block, checksum))),
+            Place::Later(later) if self.is_dirty() => {
+                later.found.set(Found::Block(block, checksum));
+            }
             _ => unreachable!("a node is written once"),
         }
         self.written_in.set(self.stats.round());
@@ -230,7 +283,7 @@ impl Node {
 
     /// Whether the node can be read back from the device.
     pub(super) fn is_readable(&self) -> bool {
-        !self.is_dirty() && self.written_in.get() < self.stats.round()
+        self.place.location().is_some() && self.written_in.get() < self.stats.round()
     }
 
     /// Notes that the node was of use.
@@ -322,6 +375,9 @@ impl Drop for Node {
         self.stats.forget_node(self.counted_bytes);
         if self.is_dirty() {
             self.stats.forget_dirty();
+        }
+        if let Place::Later(later) = &self.place {
+            later.is_held.set(false);
         }
     }
 }

@@ -14,8 +14,9 @@
 //!   the child does not hold it.
 //! - What lies below, the reaper has passed. If the child held it then, it is the child's own.
 //!
-//! [`FreeRule`] says this in code. It holds for any sequence of cursors, however the steps were cut,
-//! so a replay may cut them otherwise.
+//! [`FreeRule`] says this in code. A replay after a crash may meet nodes that are cut otherwise than
+//! they were before, because the map was not on the device yet. Given the same `until` it frees the
+//! same data; its cursor may end further on, in front of the next entry.
 //!
 //! A node is freed only when everything in it has been passed: a step that starts anew at the
 //! cursor, even after a crash, still finds its way.
@@ -40,13 +41,16 @@ pub struct ReapStep {
 }
 
 /// Compares `old`, the map of a deleted layer, with that of its only child, from the cursor `from`
-/// on, up to `until` ([`Key::END`]: up to the end), and stops earlier after `max_entries` entries
-/// have been looked at. `parent` is the number of the layer below, zero if there is none.
+/// on. `parent` is the number of the layer below, zero if there is none.
 ///
-/// If a node is missing the step ends in front of it; it is an error only if nothing could be done.
-/// `from` and `until` belong to blocks, not deltas.
+/// The step ends at the first key of `old` that is not below `until` ([`Key::END`]: at the end of
+/// the map), and earlier after `max_entries` entries have been looked at or in front of a missing
+/// node; that one is an error only if the step got nowhere. It says where it ended, and the next one
+/// must go on exactly there: only the start of something in `old` can be a cursor, because between
+/// two nodes the search for a key ends at the left one, which has been reaped and may be gone.
 ///
-/// Only one of two layers that stand on each other may be reaped at a time.
+/// Neither the layer below nor the child may itself be under way to be reaped: parts of their maps are
+/// gone.
 pub fn reap_step(
     old: &Map,
     child: Option<&Map>,
@@ -55,10 +59,10 @@ pub fn reap_step(
     until: Key,
     max_entries: usize,
 ) -> Result<ReapStep, Missing> {
-    assert!(from < until && until <= Key::END && !from.is_delta() && !until.is_delta());
     let Some(root) = &old.root else {
         return Ok(ReapStep::default());
     };
+    let from = Key::block(from.vblock());
     let mut reaper = Reaper {
         child,
         parent,
@@ -87,7 +91,8 @@ pub struct Exclusive {
 }
 
 /// One step of counting what [`reap_step`] would free, added to `count`. The cursor to go on from,
-/// or `None` at the end. Nothing keeps the result right while the maps change.
+/// or `None` at the end. Nothing keeps the result right while the maps change, and like a reaper it
+/// must not look at maps that are being reaped.
 pub fn exclusive_count(
     old: &Map,
     child: Option<&Map>,
@@ -176,12 +181,6 @@ impl Reaper<'_> {
                 self.node(&node.child_ref(index))?;
             }
         }
-        if node.end > self.range.end {
-            return Err(Stop {
-                at: self.range.end,
-                missing: None,
-            });
-        }
         self.step.nodes.push(Retired::new(&node));
         Ok(())
     }
@@ -190,10 +189,7 @@ impl Reaper<'_> {
     fn arrive(&mut self, key: Key) -> Result<Key, Stop> {
         let at = Key::block(key.vblock()).max(self.range.start);
         if at >= self.range.end {
-            return Err(Stop {
-                at: self.range.end,
-                missing: None,
-            });
+            return Err(Stop { at, missing: None });
         }
         // A step that has come nowhere goes on, or reaping would never end.
         if self.budget == 0 && at > self.range.start {

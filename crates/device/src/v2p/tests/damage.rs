@@ -221,6 +221,11 @@ fn a_child_must_be_what_its_parent_says() {
     assert!(!accepts(young, |_| {}), "a higher LSN");
     let elder = |bytes: &mut [u8]| bytes[8] = 2;
     assert!(!accepts(elder, |_| {}), "another birth");
+    let young_entry = |bytes: &mut [u8]| bytes[96 + 20] = 4;
+    assert!(
+        !accepts(young_entry, |_| {}),
+        "an entry younger than its node"
+    );
 }
 
 #[test]

@@ -70,6 +70,12 @@ fn touching_tombstones_of_one_lsn_become_one() {
     assert_eq!(tombstones(&map), [(10, 30, 2), (30, 40, 3)]);
     deallocate(&mut map, 25, 50, 3);
     assert_eq!(tombstones(&map), [(10, 25, 2), (25, 50, 3)]);
+    // Reaching into the range from either side.
+    deallocate(&mut map, 40, 60, 3);
+    assert_eq!(tombstones(&map), [(10, 25, 2), (25, 60, 3)]);
+    deallocate(&mut map, 70, 80, 4);
+    deallocate(&mut map, 65, 75, 4);
+    assert_eq!(tombstones(&map), [(10, 25, 2), (25, 60, 3), (65, 80, 4)]);
 }
 
 #[test]
@@ -527,6 +533,103 @@ fn who_frees_what() {
     assert!(frees(20, 6) && !frees(20, 5) && !frees(20, 3));
     assert!(frees(9, 6) && frees(9, 5) && frees(9, 4) && !frees(9, 3));
     assert!(!frees(10, 5));
+    // A node that ends at block 10, and one that ends behind it.
+    let ends = |end: u64| {
+        let mut map = Map::empty(small());
+        fill_range(&mut map, &mut edit(5), 0..end, Lsn(1));
+        let _copy = map.clone();
+        let mut change = edit(6);
+        map.deallocate(&mut change, VBlock(0)..VBlock(1), Lsn(2));
+        let ends = |node: &&crate::v2p::Retired| node.end_key == Key::block(VBlock(end));
+        let retired = change.retired.iter().find(ends).expect("the root").clone();
+        rule.frees_node(&retired)
+    };
+    assert!(ends(9) && ends(10) && !ends(11));
+}
+
+#[test]
+fn a_root_with_one_child_with_one_child_goes_wholly() {
+    let stats = small();
+    let mut store = Store::default();
+    let mut map = Map::empty(stats.clone());
+    // Leaves of four under nodes of four: the last leaf is alone under its parent.
+    fill_range(&mut map, &mut edit(1), 0..17, Lsn(1));
+    assert_eq!(stats.loaded_nodes(), 5 + 2 + 1);
+    let mut map = reopen(&map, &mut store);
+    let mut random = Random(1);
+    store.prepare(&map, VBlock(0)..VBlock(16), &mut random);
+    // The last leaf is not loaded, so that nothing is merged.
+    let mut change = edit(2);
+    map.deallocate(&mut change, VBlock(0)..VBlock(16), Lsn(2));
+    assert_eq!(change.retired.len(), 4 + 1 + 1);
+    store.prepare(&map, VBlock(0)..VBlock(17), &mut random);
+    map.drop_tombstones(&mut change, Lsn(2), VBlock(0), 9)
+        .unwrap();
+    assert_eq!(
+        map.root_ptr().map(|ptr| ptr.level),
+        Some(0),
+        "it is the root now"
+    );
+    assert_eq!(change.retired.len(), 4 + 1 + 1 + 1);
+    assert!(change.retired.iter().all(|node| node.location().is_some()));
+    assert_eq!(entries_of(&map, &mut store).len(), 1);
+}
+
+#[test]
+fn two_walks_in_turn_write_each_node_once() {
+    let stats = small();
+    let mut head = Map::empty(stats.clone());
+    fill_range(&mut head, &mut edit(1), 0..100, Lsn(1));
+    let snapshot = head.clone();
+    put(&mut head, &mut edit(2), &data(50, 1000, LayerNo(2), Lsn(2)));
+    let dirty = stats.dirty_nodes();
+    let mut walks = [DirtyWalk::new(&head), DirtyWalk::new(&snapshot)];
+    let mut blocks = 0;
+    loop {
+        let before = blocks;
+        for walk in &mut walks {
+            if let Some(node) = walk.next() {
+                blocks += 1;
+                node.write_to(BlockNo(blocks), &mut [0; 4096]);
+            }
+        }
+        if blocks == before {
+            break;
+        }
+    }
+    assert_eq!((blocks as usize, stats.dirty_nodes()), (dirty, 0));
+}
+
+#[test]
+fn what_is_abandoned_is_not_written() {
+    let stats = small();
+    let mut store = Store::default();
+    let mut old = Map::empty(stats.clone());
+    fill_range(&mut old, &mut edit(1), 0..100, Lsn(1));
+    let dirty = stats.dirty_nodes();
+    let from = Key(0);
+    let until = Key::block(VBlock(50));
+    let step = reap_step(&old, None, LayerNo(0), from, until, usize::MAX).unwrap();
+    assert_eq!((step.data.len(), step.next), (50, Some(until)));
+    assert!(step.nodes.len() > 10);
+    for node in &step.nodes {
+        node.abandon(&stats);
+        node.abandon(&stats);
+        assert_eq!(node.location(), None);
+    }
+    assert_eq!(stats.dirty_nodes(), dirty - step.nodes.len());
+    assert_eq!(DirtyWalk::count(&old), dirty - step.nodes.len());
+    // The rest is all it takes to go on after a restart.
+    let again = reopen(&old, &mut store);
+    assert_eq!(store.nodes.len(), dirty - step.nodes.len());
+    let (mut next, mut data, mut nodes) = (step.next, 0, step.nodes.len());
+    while let Some(from) = next {
+        let step = store.load(|| reap_step(&again, None, LayerNo(0), from, Key::END, usize::MAX));
+        data += step.data.len();
+        nodes += step.nodes.len();
+        next = step.next;
+    }
+    assert_eq!((data, nodes), (50, dirty));
 }
 
 #[test]

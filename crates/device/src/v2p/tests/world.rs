@@ -70,8 +70,6 @@ struct Layer {
     parent: u32,
     is_head: bool,
     is_hidden: bool,
-    /// Hidden, and a finished checkpoint has it like that: the map is on the device and final.
-    is_settled: bool,
     cursor: Key,
 }
 
@@ -249,13 +247,12 @@ impl World {
     }
 
     fn add(&mut self, number: u32, parent: u32, map: Map) {
-        let (is_head, is_hidden, is_settled) = (true, false, false);
+        let (is_head, is_hidden) = (true, false);
         let layer = Layer {
             map,
             parent,
             is_head,
             is_hidden,
-            is_settled,
             cursor: Key(0),
         };
         self.layers.insert(number, layer);
@@ -357,17 +354,18 @@ impl World {
                 step.next.is_none_or(|next| next > from),
                 "a step gets somewhere"
             );
+            let cursor = step.next.unwrap_or(Key::END);
             for node in &step.nodes {
-                let cursor = step.next.unwrap_or(Key::END);
                 assert!(node.end_key > from && node.end_key <= cursor);
             }
             freed.extend(step.data.iter().map(|entry| entry.block.0));
             self.reaped_nodes += step.nodes.len();
             self.retired.extend(step.nodes);
-            from = step.next.unwrap_or(Key::END);
+            from = cursor;
         }
         self.free(&freed);
-        self.layers.get_mut(&number).expect("exists").cursor = to;
+        // Where the last step ended, which may be behind what was asked for.
+        self.layers.get_mut(&number).expect("exists").cursor = from;
         if to == Key::END {
             let gone = self.layers.remove(&number).expect("exists");
             for layer in self
@@ -441,7 +439,15 @@ impl World {
     }
 
     fn range(&mut self, max: u64) -> Range<u64> {
-        let start = self.random.below(self.space);
+        let mut start = self.random.below(self.space);
+        // Where a reaper is, it matters most.
+        let cursor = self.layers.values().map(|layer| layer.cursor).max();
+        if let Some(cursor) = cursor.filter(|&cursor| cursor > Key(0) && cursor < Key::END)
+            && self.random.one_in(3)
+        {
+            start = (cursor.vblock().0 + self.random.below(7)).saturating_sub(4);
+            start = start.min(self.space - 1);
+        }
         start..(start + 1 + self.random.below(max)).min(self.space)
     }
 
@@ -549,7 +555,8 @@ impl World {
     fn exclusive(&mut self, number: u32) -> Option<Exclusive> {
         let children = self.children(number);
         let layer = &self.layers[&number];
-        if children.len() > 1 || self.is_reaped(layer.parent) {
+        let is_child_reaped = children.iter().any(|&child| self.is_reaped(child));
+        if children.len() > 1 || is_child_reaped || self.is_reaped(layer.parent) {
             return None;
         }
         let child = children.first().map(|child| &self.layers[child].map);
@@ -571,10 +578,7 @@ impl World {
         }
         let layer = *self.random.pick(&reapable);
         let from = self.layers[&layer].cursor;
-        let to = if !self.layers[&layer].is_settled {
-            // In one go: a node must not be written after it was reaped.
-            Key::END
-        } else if self.random.one_in(3) {
+        let to = if self.random.one_in(3) {
             // Anywhere, also in the middle of what is shared.
             let to = Key::block(VBlock(from.vblock().0 + 1 + self.random.below(self.space)));
             if to.vblock().0 > self.space {
@@ -598,6 +602,9 @@ impl World {
             .filter_map(Retired::location)
             .map(|(block, _)| block.0)
             .collect();
+        for node in &retired {
+            node.abandon(&self.stats);
+        }
         let mut used_nodes = self.used_nodes.clone();
         for block in &given_up {
             assert!(used_nodes.remove(block), "node {block} is freed twice");
@@ -677,12 +684,6 @@ impl World {
             checkpoint.disk.layers.get_mut(number).expect("exists").root = map.root_ptr();
         }
         self.disk = checkpoint.disk;
-        for (number, written) in &mut self.disk.layers {
-            written.layer.is_settled = written.layer.is_hidden;
-            if let Some(layer) = self.layers.get_mut(number) {
-                layer.is_settled = written.layer.is_hidden;
-            }
-        }
         for block in checkpoint.given_up {
             assert!(self.used_nodes.remove(&block));
             assert!(self.store.nodes.remove(&block).is_some());
@@ -737,7 +738,7 @@ impl World {
     fn check_live(&mut self) {
         let mut data = BTreeSet::new();
         for (number, layer) in &self.layers {
-            let from = layer.cursor.vblock().min(VBlock((1 << 52) - 1));
+            let from = layer.cursor.vblock();
             let entries = self.store.load(|| {
                 let mut out = Vec::new();
                 layer
