@@ -1,13 +1,22 @@
 //! What commands do to a device that no node serves: format, inspect, verify.
-//!
-//! TO BE FILLED: each of these calls into the device layer. Until then they fail and say so; they
-//! never pretend to have looked.
+
+mod image;
 
 use std::path::Path;
 
+use flagstone_device::engine;
+use flagstone_device::format::FORMAT_VERSION;
+use flagstone_device::offline::{Image, inspect, verify};
+use flagstone_platform::BlockDevice;
+use flagstone_runtime::{
+    DeviceOptions, Fill, RuntimeConfig, UringDevice, UringPlatform, block_on, create_device_file,
+    lock_device, lock_device_shared,
+};
+use flagstone_types::{BLOCK_SIZE, BlockNo, SEGMENT_SIZE};
 use serde::Serialize;
 
 use crate::node::{NodeError, NodeErrorKind};
+use image::FileImage;
 
 /// A device to be formatted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,23 +42,57 @@ pub struct FormatReport {
 }
 
 /// What `inspect` shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct InspectOptions {
-    /// Also list volumes, layers, segments and journal groups one by one.
+    /// Also list segments, journal groups and their records one by one.
     pub detailed: bool,
+    /// Instead: the map of this volume or snapshot (`volume@snapshot`), node by node.
+    pub map_of: Option<String>,
+    /// Instead: what this block is, and who refers to it.
+    pub block: Option<u64>,
+}
+
+/// What `inspect` found.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Inspection {
+    /// For people.
+    pub words: String,
+    /// For programs.
+    pub value: serde_json::Value,
 }
 
 /// What `verify` found. It changes nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct VerifyReport {
-    /// Blocks of metadata that were read and checked.
+    /// Nothing is wrong.
+    pub clean: bool,
+    /// Blocks of metadata that were read and checked: map nodes and tables.
     pub metadata_blocks: u64,
     /// Blocks of data that were read and checked; 0 if `skip_data` was asked for.
     pub data_blocks: u64,
     /// What is wrong, in words, with the place. Empty if nothing is.
-    pub problems: Vec<String>,
-    /// What is unusual but harmless, such as journal groups to be replayed.
+    pub problems: Vec<VerifyProblem>,
+    /// Problems of the same kinds that are not listed.
+    pub unlisted_problems: u64,
+    /// What is unusual but harmless, such as writes that were under way when the power failed.
     pub remarks: Vec<String>,
+    /// What was looked at, in words.
+    pub summary: String,
+}
+
+/// Something wrong with a device.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct VerifyProblem {
+    /// `data loss`, `leaked space` or `harmless`.
+    pub severity: String,
+    /// What kind of thing it is, by a name that doesn't change.
+    pub kind: String,
+    /// The first few blocks it is about.
+    pub blocks: Vec<u64>,
+    /// What was expected and found.
+    pub what: String,
+    /// What to do about it.
+    pub advice: String,
 }
 
 /// What `verify` checks.
@@ -64,31 +107,158 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// Writes an empty device. `AlreadyExists` if there is one and `force` is not set; `Busy` if a node
 /// serves it.
-pub fn format(path: &Path, _options: &FormatOptions) -> Result<FormatReport, NodeError> {
-    Err(not_yet("formatting", path))
+pub fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, NodeError> {
+    let doing = format!("formatting {}", path.display());
+    let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
+    if !path.exists() {
+        let Some(size_bytes) = options.size_bytes else {
+            return Err(failed(NodeErrorKind::NotFound, "there is no such file".to_owned())
+                .next("name a size, as in PATH:20G, to create it"));
+        };
+        create_device_file(path, size_bytes - size_bytes % 4096, Fill::Reserve)
+            .map_err(|error| failed(NodeErrorKind::Unavailable, error.to_string()))?;
+    }
+    let _lock = lock_device(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::ResourceBusy => failed(NodeErrorKind::Busy, error.to_string())
+            .next("stop the node that serves it first"),
+        _ => failed(NodeErrorKind::Unavailable, error.to_string()),
+    })?;
+    grow_file(path, options.size_bytes)
+        .map_err(|error| failed(NodeErrorKind::Unavailable, error.to_string()))?;
+    let (target, options) = (path.to_owned(), options.clone());
+    let formatted = block_on(&RuntimeConfig::default(), move |platform| async move {
+        format_on_core(&platform, &target, &options).await
+    });
+    match formatted {
+        Ok(Ok(report)) => Ok(report),
+        Ok(Err(FormatFailure::Exists)) => Err(failed(
+            NodeErrorKind::AlreadyExists,
+            "it holds a Flagstone device already".to_owned(),
+        )
+        .next("pass --force to lose all of it")),
+        Ok(Err(FormatFailure::Other(error))) => Err(failed(NodeErrorKind::InvalidArgument, error)),
+        Err(error) => Err(failed(NodeErrorKind::Unavailable, error.to_string())),
+    }
 }
 
-/// Describes a device as JSON: superblocks, segment table, journals, volumes, snapshots. Fields
-/// that can't be read are described in words in their place. `NotFound`, `InvalidArgument` (not a
-/// Flagstone device).
-pub fn inspect(path: &Path, _options: &InspectOptions) -> Result<serde_json::Value, NodeError> {
-    Err(not_yet("inspecting", path))
+enum FormatFailure {
+    Exists,
+    Other(String),
+}
+
+/// Makes an existing file at least as long as asked for; leaves block devices alone.
+fn grow_file(path: &Path, size_bytes: Option<u64>) -> std::io::Result<()> {
+    let metadata = std::fs::metadata(path)?;
+    if let Some(size) = size_bytes
+        && metadata.is_file()
+        && metadata.len() < size
+    {
+        std::fs::OpenOptions::new().write(true).open(path)?.set_len(size - size % 4096)?;
+    }
+    Ok(())
+}
+
+async fn format_on_core(
+    platform: &UringPlatform,
+    path: &Path,
+    options: &FormatOptions,
+) -> Result<FormatReport, FormatFailure> {
+    let other = |error: String| FormatFailure::Other(error);
+    let device = UringDevice::open(platform, path, DeviceOptions::default())
+        .map_err(|error| other(error.to_string()))?;
+    let is_formatted = engine::read_superblock(platform, &device).await.is_ok();
+    if is_formatted && !options.force {
+        return Err(FormatFailure::Exists);
+    }
+    let size_bytes = options.size_bytes.unwrap_or(device.size_bytes());
+    if size_bytes > device.size_bytes() {
+        return Err(other(format!(
+            "expected at least {size_bytes} bytes, found {}",
+            device.size_bytes()
+        )));
+    }
+    let layout = engine::FormatOptions::for_size(size_bytes);
+    let superblock = engine::format_device(platform, &device, layout)
+        .await
+        .map_err(|error| other(error.to_string()))?;
+    let size_bytes = superblock.block_count * BLOCK_SIZE;
+    Ok(FormatReport {
+        id: superblock.device_id.to_string(),
+        size_bytes,
+        format_version: FORMAT_VERSION,
+        segments: size_bytes.div_ceil(SEGMENT_SIZE),
+    })
+}
+
+/// Describes a device: superblocks, journals, volumes, snapshots, segments; or one map; or one
+/// block. What can't be read is described in its place. `NotFound`, `InvalidArgument` (not a
+/// Flagstone device). A node may be serving it: then what is seen changes meanwhile.
+pub fn inspect(path: &Path, options: &InspectOptions) -> Result<Inspection, NodeError> {
+    let doing = format!("inspecting {}", path.display());
+    let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
+    let file = FileImage::open(path).map_err(|error| not_opened(&doing, &error))?;
+    let image = Image::open(file)
+        .map_err(|found| failed(NodeErrorKind::InvalidArgument, found))?;
+    let (words, tree) = if let Some(block) = options.block {
+        let view = inspect::inspect_block(&image, BlockNo(block));
+        (view.words(), view.tree())
+    } else if let Some(name) = &options.map_of {
+        let view = inspect::inspect_map(&image, name).ok_or_else(|| {
+            failed(NodeErrorKind::NotFound, format!("there is no volume or snapshot '{name}'"))
+                .next("write VOLUME or VOLUME@SNAPSHOT; what is only in the journal so far is \
+                       not found")
+        })?;
+        (view.words(), view.tree())
+    } else {
+        let view = inspect::inspect(&image, options.detailed);
+        (view.words(), view.tree())
+    };
+    Ok(Inspection { words, value: image::to_json(&tree) })
 }
 
 /// Checks a device. What is wrong with it is in the report; an error means that it could not be
-/// checked.
+/// checked. `Busy` if a node serves it.
 pub fn verify(
     path: &Path,
-    _options: &VerifyOptions,
-    _progress: Progress<'_>,
+    options: &VerifyOptions,
+    progress: Progress<'_>,
 ) -> Result<VerifyReport, NodeError> {
-    Err(not_yet("verifying", path))
+    let doing = format!("verifying {}", path.display());
+    let file = FileImage::open(path).map_err(|error| not_opened(&doing, &error))?;
+    let _lock = lock_device_shared(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::ResourceBusy => {
+            NodeError::new(NodeErrorKind::Busy, doing.clone(), error.to_string())
+                .next("stop the node that serves it first, or let it scrub its volumes")
+        }
+        _ => NodeError::new(NodeErrorKind::Unavailable, doing.clone(), error.to_string()),
+    })?;
+    let checks = verify::Options { fast: options.skip_data };
+    let report = verify::verify(file, checks, &mut |done, total| {
+        progress(done * BLOCK_SIZE, total * BLOCK_SIZE);
+    });
+    let problem = |problem: &verify::Problem| VerifyProblem {
+        severity: problem.severity.words().to_owned(),
+        kind: problem.kind.name().to_owned(),
+        blocks: problem.blocks.iter().map(|block| block.0).collect(),
+        what: problem.what.clone(),
+        advice: problem.advice().to_owned(),
+    };
+    Ok(VerifyReport {
+        clean: report.is_clean(),
+        metadata_blocks: report.counts.nodes + report.counts.table_blocks,
+        data_blocks: report.counts.data_bytes_read / BLOCK_SIZE,
+        problems: report.findings.problems.iter().map(problem).collect(),
+        unlisted_problems: report.findings.unlisted_count(),
+        remarks: report.findings.notes.clone(),
+        summary: report.counts.words(),
+    })
 }
 
-fn not_yet(doing: &str, path: &Path) -> NodeError {
-    NodeError::new(
-        NodeErrorKind::Internal,
-        format!("{doing} {}", path.display()),
-        "this build of Flagstone has no device layer yet, so nothing was read or written",
-    )
+fn not_opened(doing: &str, error: &std::io::Error) -> NodeError {
+    let kind = match error.kind() {
+        std::io::ErrorKind::NotFound => NodeErrorKind::NotFound,
+        std::io::ErrorKind::PermissionDenied => NodeErrorKind::Refused,
+        _ => NodeErrorKind::Unavailable,
+    };
+    NodeError::new(kind, doing, error.to_string())
 }

@@ -330,7 +330,7 @@ impl<P: Platform> Inner<P> {
 
     /// Makes what the root refers to durable, then the root itself.
     pub(super) async fn write_root(&self, root: Root) -> Result<(), DvolError> {
-        self.device.flush().await.map_err(|_| DvolError::Device)?;
+        self.flush_device().await?;
         let slot = self.geometry.root_slots(self.journal_no)[(root.root_seq % 2) as usize];
         let bytes = root.encode();
         let mut buf = self.platform.buffers().take(bytes.len());
@@ -338,7 +338,7 @@ impl<P: Platform> Inner<P> {
         self.write_with_retries(slot.offset_bytes(), buf, WRITE_TRIES)
             .await
             .map_err(|_| DvolError::Device)?;
-        self.device.flush().await.map_err(|_| DvolError::Device)?;
+        self.flush_device().await?;
         self.root_seq.set(root.root_seq);
         Ok(())
     }

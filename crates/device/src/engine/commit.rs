@@ -77,21 +77,21 @@ impl<P: Platform> Inner<P> {
         if body.len() > BODY_MAX_BYTES {
             return Err(DvolError::Invalid);
         }
-        let (answering, answer) = promise();
-        let data = if blocks.is_empty() { DataState::Written } else { DataState::Pending };
-        let unit = Rc::new(Unit {
-            records,
-            slots,
-            stable,
-            blocks,
-            seq: 0.into(),
-            index: 0.into(),
-            data: data.into(),
-            journaled: false.into(),
-            ticket: 0.into(),
-            answer: Some(answering).into(),
-        });
+        let (unit, answer) = new_unit(records, slots, stable, blocks);
         self.enqueue(&unit, &body);
+        Ok(Submitted { unit, answer })
+    }
+
+    /// Puts an abort into a group of its own, for which the ring always has room.
+    fn submit_abort(self: &Rc<Self>, records: SmallVec<[Record; 1]>) -> Result<Submitted, DvolError> {
+        let mut body = Vec::new();
+        for record in &records {
+            record.encode(false, &mut body);
+        }
+        let (unit, answer) = new_unit(records, SmallVec::new(), false, Vec::new());
+        self.commit.borrow_mut().pending += 1;
+        self.journal.borrow_mut().add_abort(unit.clone(), &body);
+        self.signals.journal.notify();
         Ok(Submitted { unit, answer })
     }
 
@@ -140,7 +140,7 @@ impl<P: Platform> Inner<P> {
         let mut records = SmallVec::new();
         records.push(record);
         // An abort takes part in no slot's order: it is over once the journal holds it.
-        if let Ok(submitted) = self.submit(records, SmallVec::new(), false, Vec::new()) {
+        if let Ok(submitted) = self.submit_abort(records) {
             let (inner, unit) = (self.clone(), unit.clone());
             self.platform.spawn(async move {
                 if submitted.answer.await == Some(Ok(())) {
@@ -159,16 +159,23 @@ impl<P: Platform> Inner<P> {
 
     /// Something about `unit` has changed: applies what can be applied now.
     pub(super) fn advance(self: &Rc<Self>, unit: &Rc<Unit>) {
-        if unit.is_written() && unit.stable && unit.ticket.get() == 0 {
-            unit.ticket.set(self.flusher.ticket());
-            self.commit.borrow_mut().awaiting_flush.push_back(unit.clone());
-            self.want_flush();
+        if !unit.is_structural() {
+            self.draw_ticket(unit);
         }
         if unit.slots.is_empty() {
             self.finish_free_unit(unit);
         }
         self.apply_ready(unit.slots.clone());
         self.settle();
+    }
+
+    /// Has a written stable unit wait for a flush that begins from now on.
+    fn draw_ticket(&self, unit: &Rc<Unit>) {
+        if unit.is_written() && unit.stable && unit.ticket.get() == 0 {
+            unit.ticket.set(self.flusher.ticket());
+            self.commit.borrow_mut().awaiting_flush.push_back(unit.clone());
+            self.want_flush();
+        }
     }
 
     /// A unit outside all slots' order (segments, aborts, watermarks) is over once it is written.
@@ -199,18 +206,25 @@ impl<P: Platform> Inner<P> {
             return None;
         }
         let unit = commit.queues.get(&slot)?.front()?.clone();
+        let is_first = |s: &Slot| {
+            commit.queues.get(s).and_then(|q| q.front()).is_some_and(|f| Rc::ptr_eq(f, &unit))
+        };
+        if !unit.slots.iter().all(is_first) {
+            return None;
+        }
+        if unit.is_structural() && unit.ticket.get() == 0 && unit.stable {
+            // Everything before it in its slots has been written and applied: only a flush from
+            // now on covers what it rests on.
+            drop(commit);
+            self.draw_ticket(&unit);
+            return None;
+        }
         let over = match unit.data.get() {
             DataState::Aborted(_) => true,
             _ => unit.is_written() && (!unit.stable || self.flusher.is_done(unit.ticket.get())),
         };
         let held = commit.hold_after.is_some_and(|after| unit.seq.get() > after);
         if !over || held || self.shared.is_fenced() {
-            return None;
-        }
-        let is_first = |s: &Slot| {
-            commit.queues.get(s).and_then(|q| q.front()).is_some_and(|f| Rc::ptr_eq(f, &unit))
-        };
-        if !unit.slots.iter().all(is_first) {
             return None;
         }
         if unit.data.get() == DataState::Written {
@@ -245,7 +259,7 @@ impl<P: Platform> Inner<P> {
                     state.apply(record, &self.geometry, &mut effects);
                 }
                 drop(state);
-                self.handle_effects(effects, unit.stable);
+                self.handle_effects(effects);
                 Ok(())
             }
         };
@@ -256,16 +270,10 @@ impl<P: Platform> Inner<P> {
         self.signals.applied.notify();
     }
 
-    /// What was freed waits for a flush that covers the record, and for reads under way.
-    fn handle_effects(self: &Rc<Self>, effects: Effects, durable: bool) {
-        if !effects.freed.is_empty() {
-            if durable {
-                self.gate.freed(effects.freed);
-                self.reopen_blocks();
-            } else {
-                self.freed.borrow_mut().extend(effects.freed);
-            }
-        }
+    /// What was freed waits for a flush that begins from now on, which covers the record with its
+    /// data and everything that was applied before it, and for reads under way.
+    fn handle_effects(self: &Rc<Self>, effects: Effects) {
+        self.freed.borrow_mut().extend(effects.freed);
         if effects.may_reap {
             self.signals.reap.notify();
         }
@@ -350,10 +358,15 @@ impl<P: Platform> Inner<P> {
                 return;
             }
             let journal = self.journal.borrow();
+            let aborts = journal.has_aborts();
             let idle = !journal.has_open_group();
             let busy = journal.in_flight() >= self.options.groups_in_flight_max;
             let full = !journal.has_room();
             drop(journal);
+            if aborts {
+                self.close_aborts();
+                continue;
+            }
             if full && !idle {
                 self.request_checkpoint();
             }
@@ -383,13 +396,23 @@ impl<P: Platform> Inner<P> {
             journal.add(unit, &body);
         }
         drop((journal, overflow));
-        for group in sealed {
+        self.start_writing(sealed);
+        if self.wants_checkpoint() {
+            self.signals.checkpoint_wanted.notify();
+        }
+    }
+
+    /// Closes a group of aborts and starts writing it.
+    fn close_aborts(self: &Rc<Self>) {
+        let sealed = self.journal.borrow_mut().close_aborts();
+        self.start_writing(sealed);
+    }
+
+    fn start_writing(self: &Rc<Self>, groups: Vec<SealedGroup>) {
+        for group in groups {
             self.counters.groups.set(self.counters.groups.get() + 1);
             let inner = self.clone();
             self.platform.spawn(async move { inner.write_group(group).await });
-        }
-        if self.wants_checkpoint() {
-            self.signals.checkpoint_wanted.notify();
         }
     }
 
@@ -401,6 +424,7 @@ impl<P: Platform> Inner<P> {
             self.fence("a journal group could not be written");
             return;
         }
+        self.flusher.note_written();
         let journaled = self.journal.borrow_mut().handle_written(group.seq);
         for unit in journaled {
             self.abort_if_journaled(&unit);
@@ -429,4 +453,27 @@ impl<P: Platform> Inner<P> {
         }
         Ok(())
     }
+}
+
+fn new_unit(
+    records: SmallVec<[Record; 1]>,
+    slots: SmallVec<[Slot; 2]>,
+    stable: bool,
+    blocks: Vec<BlockNo>,
+) -> (Rc<Unit>, flagstone_platform::sync::Awaited<Result<(), DvolError>>) {
+    let (answering, answer) = promise();
+    let data = if blocks.is_empty() { DataState::Written } else { DataState::Pending };
+    let unit = Unit {
+        records,
+        slots,
+        stable,
+        blocks,
+        seq: 0.into(),
+        index: 0.into(),
+        data: data.into(),
+        journaled: false.into(),
+        ticket: 0.into(),
+        answer: Some(answering).into(),
+    };
+    (Rc::new(unit), answer)
 }

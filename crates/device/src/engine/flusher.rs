@@ -11,6 +11,9 @@ use flagstone_platform::{BlockDevice, Platform};
 use super::Inner;
 use super::error::DvolError;
 
+/// How often to look whether another core's flush has ended.
+const OTHER_CORES_PAUSE_NS: u64 = 10_000;
+
 /// Numbers of flushes.
 #[derive(Default)]
 pub struct Flusher {
@@ -82,6 +85,21 @@ impl<P: Platform> Inner<P> {
         self.flush_now().await
     }
 
+    /// Flushes the device, and waits for the flushes of other cores that were under way with it: if
+    /// one of those fails, this one's success proves nothing.
+    pub(super) async fn flush_device(&self) -> Result<(), DvolError> {
+        let id = self.shared.flush_begins();
+        let result = self.device.flush().await;
+        if result.is_err() {
+            self.shared.fence();
+        }
+        let beside = self.shared.flush_ended(id);
+        while !beside.is_empty() && self.shared.any_under_way(&beside) {
+            self.platform.sleep_ns(OTHER_CORES_PAUSE_NS).await;
+        }
+        if result.is_err() || self.shared.is_fenced() { Err(DvolError::Fenced) } else { Ok(()) }
+    }
+
     /// Task: makes flushes while somebody waits for one.
     pub(super) async fn run_flusher(self: Rc<Self>) {
         loop {
@@ -104,7 +122,7 @@ impl<P: Platform> Inner<P> {
             let settled = self.journal.borrow_mut().settle();
             let freed = std::mem::take(&mut *self.freed.borrow_mut());
             self.counters.flushes.set(self.counters.flushes.get() + 1);
-            if self.device.flush().await.is_err() {
+            if self.flush_device().await.is_err() {
                 self.fence("a flush failed");
                 return;
             }

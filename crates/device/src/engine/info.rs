@@ -8,7 +8,7 @@ use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
 use super::error::DvolError;
 use super::{Engine, Inner};
 use crate::format::catalogue::{FLAG_READ_ONLY, RecordKind};
-use crate::state::SlotState;
+use crate::state::{SlotState, State};
 
 /// Names an open dvol or layer. Stays valid until it is deleted; a reused slot is noticed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,8 +65,8 @@ pub struct LayerInfo {
     pub created_ns: u64,
     /// LSN of the last change in it.
     pub lsn: Lsn,
-    /// Clones (and newer versions) that stand on it.
-    pub children: usize,
+    /// Volumes cloned from it.
+    pub clones: usize,
 }
 
 /// How a journal's space is used, in bytes.
@@ -218,7 +218,7 @@ impl<P: Platform> Engine<P> {
     pub fn layer(&self, dvol: DvolId, name: &str) -> Option<LayerInfo> {
         let state = self.inner.state.borrow();
         let slot = state.layer_named(dvol, name)?;
-        state.slot(slot).map(|found| layer_info(slot, found))
+        state.slot(slot).map(|found| layer_info(&state, slot, found))
     }
 
     /// A dvol's snapshots by name.
@@ -226,7 +226,7 @@ impl<P: Platform> Engine<P> {
         let state = self.inner.state.borrow();
         let infos = state.layers_of(dvol).filter_map(|(_, slot)| {
             let found = state.slot(slot)?;
-            Some(layer_info(slot, found))
+            Some(layer_info(&state, slot, found))
         });
         infos.collect()
     }
@@ -260,6 +260,12 @@ impl<P: Platform> Engine<P> {
         self.inner.resolve(handle).map(|r| r.size_bytes)
     }
 
+    /// True if clients can't change it: a layer, or a dvol that was made so, or one that is gone.
+    pub fn is_read_only(&self, handle: Handle) -> bool {
+        let found = self.inner.resolve(handle);
+        handle.layer.is_some() || found.is_ok_and(|r| r.read_only)
+    }
+
     /// LSN of the last change of a dvol or layer that others can see.
     pub fn lsn_of(&self, handle: Handle) -> Result<Lsn, DvolError> {
         self.inner.resolve(handle).map(|r| r.lsn)
@@ -271,8 +277,10 @@ impl<P: Platform> Engine<P> {
     }
 }
 
-fn layer_info(slot: Slot, found: &SlotState) -> LayerInfo {
+fn layer_info(state: &State, slot: Slot, found: &SlotState) -> LayerInfo {
     let record = &found.record;
+    let children = found.children.iter().filter_map(|&child| state.slot(child));
+    let clones = children.filter(|child| child.record.id != record.id).count();
     LayerInfo {
         handle: Handle { slot, id: record.id, layer: Some(record.layer) },
         name: record.name.clone(),
@@ -280,6 +288,6 @@ fn layer_info(slot: Slot, found: &SlotState) -> LayerInfo {
         mapped_bytes: record.mapped_blocks * BLOCK_SIZE,
         created_ns: record.created_ns,
         lsn: record.lsn,
-        children: found.children.len(),
+        clones,
     }
 }

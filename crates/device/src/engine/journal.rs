@@ -12,6 +12,10 @@ use flagstone_types::{BLOCK_SIZE, ChainHash};
 use super::unit::Unit;
 use crate::format::group::{self, BODY_MAX_BYTES, GroupHeader, HEADER_BYTES};
 
+/// Ring blocks kept for aborts: groups of one block for each group in flight that may hold failed
+/// units, and a pad.
+const ABORT_BLOCKS: u32 = 24;
+
 /// Where a journal stands. Together with the ring it gives the chain that follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position {
@@ -54,6 +58,9 @@ pub struct Journal {
     used_blocks: u32,
     body: Vec<u8>,
     units: Vec<Rc<Unit>>,
+    /// Aborts go into groups of their own, so that a full ring can't hold them up.
+    abort_body: Vec<u8>,
+    aborts: Vec<Rc<Unit>>,
     /// Closed groups, oldest first, that are not settled.
     groups: VecDeque<Group>,
     /// Every group up to this one is written.
@@ -93,6 +100,8 @@ impl Journal {
             used_blocks: 0,
             body: Vec::new(),
             units: Vec::new(),
+            abort_body: Vec::new(),
+            aborts: Vec::new(),
             groups: VecDeque::new(),
             written_prefix: before,
             settled_prefix: before,
@@ -112,6 +121,34 @@ impl Journal {
         self.body.extend_from_slice(body);
         unit.index.set(self.units.len() as u32);
         self.units.push(unit);
+    }
+
+    /// Adds an abort to the next group of aborts. `body` is its record's bytes.
+    pub fn add_abort(&mut self, unit: Rc<Unit>, body: &[u8]) {
+        self.abort_body.extend_from_slice(body);
+        unit.index.set(self.aborts.len() as u32);
+        self.aborts.push(unit);
+    }
+
+    /// True if aborts wait for a group.
+    pub fn has_aborts(&self) -> bool {
+        !self.aborts.is_empty()
+    }
+
+    /// Closes a group of aborts. The ring keeps room for a group of one block and a pad as long as
+    /// aborts of everything in flight fit it.
+    pub fn close_aborts(&mut self) -> Vec<SealedGroup> {
+        let body = std::mem::take(&mut self.abort_body);
+        let units = std::mem::take(&mut self.aborts);
+        let blocks = (HEADER_BYTES + body.len()).div_ceil(BLOCK_SIZE as usize) as u32;
+        let to_end = self.ring_blocks - self.position.ring_index;
+        let mut sealed = Vec::new();
+        if blocks > to_end {
+            sealed.push(self.seal(Vec::new(), Vec::new(), Some(to_end)));
+        }
+        sealed.push(self.seal(body, units, None));
+        assert!(self.used_blocks <= self.ring_blocks, "the ring keeps room for aborts");
+        sealed
     }
 
     /// True if a group is being built.
@@ -136,7 +173,7 @@ impl Journal {
     /// True if the ring has room for the open group.
     pub fn has_room(&self) -> bool {
         let (blocks, pad) = self.blocks_to_close();
-        self.used_blocks + blocks + pad <= self.ring_blocks
+        self.used_blocks + blocks + pad + ABORT_BLOCKS <= self.ring_blocks
     }
 
     /// Ring blocks in use, of [`Journal::ring_blocks`].
@@ -272,10 +309,17 @@ impl Journal {
         self.used_blocks = used_blocks;
     }
 
+    /// Everything up to this group is known to be on stable media with its data.
+    pub fn watermark(&self) -> u64 {
+        self.watermark
+    }
+
     /// Units that are not answered yet, for when the journal is given up.
     pub fn abandon(&mut self) -> Vec<Rc<Unit>> {
-        let open = std::mem::take(&mut self.units);
+        let mut open = std::mem::take(&mut self.units);
+        open.append(&mut self.aborts);
         self.body.clear();
+        self.abort_body.clear();
         self.groups.iter().flat_map(|g| g.units.iter().cloned()).chain(open).collect()
     }
 }

@@ -47,6 +47,7 @@ pub use admin::{CreateDvol, SIZE_MAX_BYTES};
 pub use batch::{Batch, Change, Condition};
 pub use error::DvolError;
 pub use format::{format_device, read_superblock};
+pub use join::join_all;
 pub use info::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
 pub use options::{EngineOptions, FormatOptions};
 pub use query::{AllocationExtent, ChangedExtent};
@@ -118,6 +119,8 @@ struct Inner<P: Platform> {
     /// Set once the last checkpoint is being made.
     checkpointer_off: Cell<bool>,
     stopping: Cell<bool>,
+    /// The layer whose reaping was found safe to go on with.
+    reaping_settled: Cell<Option<Slot>>,
     /// Background tasks still running.
     tasks: Cell<usize>,
     last_scrub: RefCell<Option<ScrubReport>>,

@@ -7,16 +7,59 @@
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
-use flagstone_types::Slot;
+use flagstone_types::{BLOCK_SIZE, Slot};
 use smallvec::SmallVec;
 
-use super::Inner;
+use super::info::Handle;
+use super::{Engine, Inner};
 use super::error::DvolError;
 use crate::format::record::Record;
-use crate::v2p::{Key, reap_step};
+use crate::v2p::{Exclusive, Key, exclusive_count, reap_step};
 
 /// Entries freed per step, at most: bounds how long other work on the core waits.
 const STEP_ENTRIES_MAX: usize = 1024;
+
+impl<P: Platform> Engine<P> {
+    /// Bytes of data that deleting a snapshot would free now: what it holds and nobody else does.
+    /// Zero while several layers stand on it. Costs what a deletion would.
+    pub async fn exclusive_bytes(&self, handle: Handle) -> Result<u64, DvolError> {
+        let inner = &self.inner;
+        inner.resolve(handle)?;
+        let mut count = Exclusive::default();
+        let mut from = Key(0);
+        loop {
+            let _pass = inner.gate.enter();
+            let missing = {
+                let state = inner.state.borrow();
+                let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+                if found.children.len() > 1 {
+                    return Ok(0);
+                }
+                let child = found.children.first().and_then(|&c| state.slot(c)).map(|c| &c.map);
+                let parent = state.parent_layer(handle.slot);
+                match exclusive_count(
+                    &found.map,
+                    child,
+                    parent,
+                    from,
+                    STEP_ENTRIES_MAX,
+                    &mut count,
+                ) {
+                    Ok(None) => return Ok(count.data_blocks * BLOCK_SIZE),
+                    Ok(Some(next)) => {
+                        from = next;
+                        None
+                    }
+                    Err(missing) => Some(missing),
+                }
+            };
+            match missing {
+                Some(missing) => inner.load_node(&missing).await?,
+                None => inner.platform.yield_now().await,
+            }
+        }
+    }
+}
 
 impl<P: Platform> Inner<P> {
     /// Task: reaps hidden layers one after the other.
@@ -48,6 +91,7 @@ impl<P: Platform> Inner<P> {
 
     /// One step of reaping.
     async fn reap_once(self: &Rc<Self>, slot: Slot) -> Result<(), DvolError> {
+        self.settle_before_reaping(slot).await?;
         let to = self.next_reap_cursor(slot).await?;
         // The step itself must find everything it needs in memory.
         let record = Record::Reap { slot, to };
@@ -66,6 +110,27 @@ impl<P: Platform> Inner<P> {
         records.push(record);
         let submitted = self.submit(records, slots, false, Vec::new())?;
         submitted.answer.await.unwrap_or(Err(DvolError::Fenced))
+    }
+
+    /// Waits until everything that was ever written to a layer is on stable media and the next
+    /// group says so. What reaping frees may be reused; recovery must not take the old content of
+    /// such a block for a write that never finished.
+    async fn settle_before_reaping(&self, slot: Slot) -> Result<(), DvolError> {
+        let begun =
+            self.state.borrow().slot(slot).is_some_and(|s| s.record.reap_cursor > Key(0));
+        if begun && self.reaping_settled.get() == Some(slot) {
+            return Ok(());
+        }
+        let last = self.journal.borrow().position().next_seq - 1;
+        while self.journal.borrow().watermark() < last {
+            self.check_running()?;
+            self.flush_now().await?;
+            if self.journal.borrow().watermark() < last {
+                self.platform.sleep_ns(1_000_000).await;
+            }
+        }
+        self.reaping_settled.set(Some(slot));
+        Ok(())
     }
 
     async fn next_reap_cursor(&self, slot: Slot) -> Result<Key, DvolError> {

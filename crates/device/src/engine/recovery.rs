@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{BlockDevice, Platform};
-use flagstone_types::{BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot};
 
 use super::format::{read, read_superblock};
 use super::info::EngineCounters;
@@ -110,7 +110,8 @@ struct Chain {
 
 impl<P: Platform> Engine<P> {
     /// Opens journal `journal_no` of a device and starts serving it. `shared` is the same for all
-    /// journals of the device.
+    /// journals of the device; they must be opened at the same time, since each waits until the
+    /// segments of all are known.
     pub async fn open(
         platform: P,
         device: P::Device,
@@ -126,6 +127,10 @@ impl<P: Platform> Engine<P> {
         loader.load_tables(&root, &mut state).await?;
         let chain = loader.read_chain(&superblock, &root).await?;
         claim_segments(&shared, &state, &chain)?;
+        if !(root.clean && chain.groups == 0) {
+            let slot = geometry.root_slots(journal_no)[(root.root_seq % 2) as usize];
+            loader.rewrite([slot]).await?;
+        }
         let (state, report) = loader.replay(state, &root, &chain).await?;
         let mut state = state;
         state.incarnation = root.incarnation + 1;
@@ -165,6 +170,7 @@ impl<P: Platform> Engine<P> {
             checkpoints_done: 0.into(),
             checkpointer_off: false.into(),
             stopping: false.into(),
+            reaping_settled: None.into(),
             tasks: 0.into(),
             last_scrub: RefCell::default(),
         };
@@ -177,6 +183,9 @@ impl<P: Platform> Engine<P> {
 
     /// Writes the root with which the new incarnation begins.
     async fn finish_recovery(&self) -> Result<(), OpenError> {
+        while !self.inner.shared.is_complete() {
+            self.inner.platform.sleep_ns(1_000_000).await;
+        }
         // What was read may still be in a volatile cache (the process died, the machine did not).
         // The checkpoint reuses blocks that the chain freed, so the chain must be durable first.
         self.inner.device.flush().await.map_err(OpenError::Io)?;
@@ -223,6 +232,11 @@ fn claim_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> Result
     shared.journal_known();
     Ok(())
 }
+
+const BLOCK_BYTES: usize = BLOCK_SIZE as usize;
+
+/// Blocks of the ring read at a time.
+const RING_READ_BLOCKS: u32 = 256;
 
 struct Loader<'a, P: Platform> {
     platform: &'a P,
@@ -339,6 +353,7 @@ impl<P: Platform> Loader<'_, P> {
 
     /// Follows the chain from the root until it ends.
     async fn read_chain(&self, superblock: &Superblock, root: &Root) -> Result<Chain, OpenError> {
+        let ring = self.read_ring(root.journal).await?;
         let mut chain = Chain {
             units: Vec::new(),
             position: Position {
@@ -351,8 +366,7 @@ impl<P: Platform> Loader<'_, P> {
         };
         let mut left = self.geometry.ring_blocks;
         while left > 0 {
-            let Some((header, bytes, hash)) =
-                self.read_group(superblock, root, &chain.position).await?
+            let Some((header, bytes, hash)) = group_at(&ring, superblock, root, &chain.position)
             else {
                 break;
             };
@@ -377,38 +391,35 @@ impl<P: Platform> Loader<'_, P> {
                 prev_hash: hash,
             };
         }
+        check_end(&ring, superblock, root, &chain)?;
         Ok(chain)
     }
 
-    /// The group at `position`, if it is there and continues the chain.
-    async fn read_group(
-        &self,
-        superblock: &Superblock,
-        root: &Root,
-        position: &Position,
-    ) -> Result<Option<(group::GroupHeader, Vec<u8>, ChainHash)>, OpenError> {
-        let to_end = self.geometry.ring_blocks - position.ring_index;
-        let at = self.geometry.ring_block(root.journal, position.ring_index);
-        let first = read(self.platform, self.device, at).await.map_err(OpenError::Io)?;
-        let Ok(header) = group::decode_header(&first) else { return Ok(None) };
-        let continues = header.device_id_low == group::device_id_low(superblock.device_id)
-            && header.journal == root.journal
-            && header.incarnation == root.incarnation
-            && header.seq == position.next_seq
-            && header.prev_hash == position.prev_hash
-            && u32::from(header.block_count) <= to_end;
-        if !continues {
-            return Ok(None);
+    /// The whole ring.
+    async fn read_ring(&self, journal: u16) -> Result<Vec<u8>, OpenError> {
+        let mut ring = Vec::with_capacity(self.geometry.ring_blocks as usize * BLOCK_BYTES);
+        let mut at = 0;
+        while at < self.geometry.ring_blocks {
+            let blocks = (self.geometry.ring_blocks - at).min(RING_READ_BLOCKS);
+            let place = self.geometry.ring_block(journal, at);
+            let buf = self.platform.buffers().take(blocks as usize * BLOCK_BYTES);
+            let (buf, result) = self.device.read(place.offset_bytes(), buf).await;
+            result.map_err(OpenError::Io)?;
+            ring.extend_from_slice(&buf);
+            at += blocks;
         }
-        let mut bytes = first.to_vec();
-        if !header.pad {
-            for index in 1..u32::from(header.block_count) {
-                let at = self.geometry.ring_block(root.journal, position.ring_index + index);
-                let next = read(self.platform, self.device, at).await.map_err(OpenError::Io)?;
-                bytes.extend_from_slice(&next);
-            }
+        Ok(ring)
+    }
+
+    /// Writes again, byte for byte, what recovery goes on from and no successful flush may have
+    /// covered: after a failed flush a device can read back well what it will still lose.
+    async fn rewrite(&self, blocks: impl IntoIterator<Item = BlockNo>) -> Result<(), OpenError> {
+        for block in blocks {
+            let bytes = read(self.platform, self.device, block).await.map_err(OpenError::Io)?;
+            let (_, result) = self.device.write(block.offset_bytes(), bytes).await;
+            result.map_err(OpenError::Io)?;
         }
-        Ok(group::check_hash(&bytes).map(|hash| (header, bytes, hash)))
+        Ok(())
     }
 
     /// Applies the chain's units to the state of the root, but for aborted ones and for those above
@@ -484,6 +495,9 @@ impl<P: Platform> Loader<'_, P> {
                 }
             }
             if bad.is_empty() {
+                let kept = final_mappings(chain, &skip);
+                let kept = kept.into_iter().filter(|(index, ..)| suspects.contains(index));
+                self.rewrite(kept.map(|(_, block, _)| block)).await?;
                 return Ok(skip);
             }
             report.dropped += bad.len() as u64;
@@ -499,6 +513,64 @@ impl<P: Platform> Loader<'_, P> {
         let bytes = read(self.platform, self.device, block).await.map_err(OpenError::Io)?;
         Ok(BlockChecksum::of(&bytes))
     }
+}
+
+/// The group at `position` of a ring, with its bytes and hash, if it continues the chain.
+fn group_at<'a>(
+    ring: &'a [u8],
+    superblock: &Superblock,
+    root: &Root,
+    position: &Position,
+) -> Option<(group::GroupHeader, &'a [u8], ChainHash)> {
+    let at = position.ring_index as usize * BLOCK_BYTES;
+    let rest = ring.get(at..)?;
+    let header = group::decode_header(rest.get(..BLOCK_BYTES)?).ok()?;
+    let continues = is_ours(&header, superblock, root)
+        && header.seq == position.next_seq
+        && header.prev_hash == position.prev_hash
+        && usize::from(header.block_count) * BLOCK_BYTES <= rest.len();
+    if !continues {
+        return None;
+    }
+    let blocks = if header.pad { 1 } else { usize::from(header.block_count) };
+    let bytes = &rest[..blocks * BLOCK_BYTES];
+    group::check_hash(bytes).map(|hash| (header, bytes, hash))
+}
+
+fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
+    header.device_id_low == group::device_id_low(superblock.device_id)
+        && header.journal == root.journal
+        && header.incarnation == root.incarnation
+}
+
+/// A chain may end anywhere above its watermark. But if some later group says that the one which is
+/// missing was on stable media, then that one is damaged, and what it held was acknowledged.
+fn check_end(
+    ring: &[u8],
+    superblock: &Superblock,
+    root: &Root,
+    chain: &Chain,
+) -> Result<(), OpenError> {
+    let missing = chain.position.next_seq;
+    for block in ring.chunks_exact(BLOCK_BYTES) {
+        let Ok(header) = group::decode_header(block) else { continue };
+        let blocks = usize::from(header.block_count);
+        let tells = is_ours(&header, superblock, root)
+            && header.seq > missing
+            && header.watermark >= missing
+            && (header.pad || blocks == 1)
+            && group::check_hash(block).is_some();
+        if tells {
+            return Err(OpenError::Format(FormatError {
+                message: format!(
+                    "journal {}: group {missing} was on stable media (group {} says so) and can't \
+                     be read; what it held is lost",
+                    root.journal, header.seq
+                ),
+            }));
+        }
+    }
+    Ok(())
 }
 
 /// Units that an abort record takes back.

@@ -28,7 +28,7 @@ impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
     pub(super) fn dirty_nodes_max(&self) -> usize {
         match self.options.dirty_nodes_max {
-            0 => (self.geometry.capacity_blocks() / 128).clamp(32, 16384) as usize,
+            0 => (self.geometry.capacity_blocks() / 256).clamp(32, 8192) as usize,
             chosen => chosen,
         }
     }
@@ -52,6 +52,13 @@ impl<P: Platform> Inner<P> {
         let state = self.state.borrow();
         let own = state.pool.open_blocks() + state.pool.unloaded_free_blocks();
         own + self.shared.free_blocks()
+    }
+
+    /// Blocks of this journal's own segments that can be handed out: at once, and after loading
+    /// their bitmaps.
+    fn own_open_blocks(&self) -> (u64, u64) {
+        let state = self.state.borrow();
+        (state.pool.open_blocks(), state.pool.unloaded_free_blocks())
     }
 
     /// Blocks set aside for dvols that they do not use yet, but for `without`.
@@ -86,9 +93,19 @@ impl<P: Platform> Inner<P> {
                 waits += 1;
                 continue;
             }
-            if self.state.borrow().pool.open_blocks() < count {
-                self.open_more().await?;
-                continue;
+            // Other journals may take every segment that nobody owns yet: what a checkpoint needs
+            // must be in segments of this one before it is needed.
+            let (open, unloaded) = self.own_open_blocks();
+            if open < count || open + unloaded < count + self.checkpoint_reserve() {
+                match self.open_more().await {
+                    Ok(()) => continue,
+                    Err(DvolError::NoSpace) if waits < SPACE_WAITS_MAX && self.may_gain_space() => {
+                        self.gain_space(waits).await?;
+                        waits += 1;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             let mut runs = Vec::new();
             let got = self.state.borrow_mut().pool.allocate(count, &mut runs);
@@ -180,8 +197,11 @@ impl<P: Platform> Inner<P> {
 
     /// Opens more blocks ahead of need, so that requests seldom wait for it.
     pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
-        let low = self.state.borrow().pool.open_blocks() < OPEN_BLOCKS_LOW;
-        if low && !self.shared.is_fenced() {
+        let (open, unloaded) = self.own_open_blocks();
+        let in_use = self.state.borrow().pool.segments().next().is_some();
+        let low = open < OPEN_BLOCKS_LOW
+            || open + unloaded < OPEN_BLOCKS_LOW + self.checkpoint_reserve();
+        if in_use && low && !self.shared.is_fenced() {
             // Failing is fine: whoever needs a block will try again and say so.
             let _ = self.open_more().await;
         }

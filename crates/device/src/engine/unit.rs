@@ -53,6 +53,15 @@ pub enum DataState {
 }
 
 impl Unit {
+    /// True for a change that is more than data: what it leaves (a snapshot, a size) rests on
+    /// every change before it, so it is durable only when those are.
+    pub fn is_structural(&self) -> bool {
+        let is_data = |r: &Record| {
+            matches!(r, Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. })
+        };
+        !self.records.iter().all(is_data)
+    }
+
     /// True once data and journal are written.
     pub fn is_written(&self) -> bool {
         self.journaled.get() && self.data.get() == DataState::Written

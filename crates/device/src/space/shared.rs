@@ -1,7 +1,8 @@
 //! What the cores of a node share about one device: which segments are owned, and whether the
 //! device is fenced. Touched once per 128 MiB and once per flush, never per request.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use flagstone_types::SegmentNo;
@@ -23,6 +24,14 @@ struct Inner {
     /// Journals whose ownership is known; segments can be reserved once all are.
     journals_known: AtomicU32,
     fenced: AtomicBool,
+    /// Flushes that have begun and not ended, on any core.
+    flushes: Mutex<Flushes>,
+}
+
+#[derive(Default)]
+struct Flushes {
+    next: u64,
+    under_way: BTreeSet<u64>,
 }
 
 impl DeviceShared {
@@ -38,6 +47,7 @@ impl DeviceShared {
                 free_blocks: AtomicU64::new(free_blocks),
                 journals_known: AtomicU32::new(0),
                 fenced: AtomicBool::new(false),
+                flushes: Mutex::default(),
                 geometry,
             }),
         }
@@ -100,6 +110,35 @@ impl DeviceShared {
     /// been restarted. There is no way back.
     pub fn fence(&self) {
         self.inner.fenced.store(true, Ordering::Release);
+    }
+
+    /// A flush begins. A flush that fails may take with it what another one, under way at the same
+    /// time, is about to vouch for: see [`DeviceShared::flush_ended`].
+    pub fn flush_begins(&self) -> u64 {
+        let mut flushes = self.flushes();
+        flushes.next += 1;
+        let id = flushes.next;
+        flushes.under_way.insert(id);
+        id
+    }
+
+    /// A flush has ended; a failed one must have fenced the device before. Returns the flushes that
+    /// were under way with it: its success counts once all of them have ended and the device is not
+    /// fenced.
+    pub fn flush_ended(&self, id: u64) -> Vec<u64> {
+        let mut flushes = self.flushes();
+        flushes.under_way.remove(&id);
+        flushes.under_way.iter().copied().collect()
+    }
+
+    /// True if any of these is still under way.
+    pub fn any_under_way(&self, ids: &[u64]) -> bool {
+        let flushes = self.flushes();
+        ids.iter().any(|id| flushes.under_way.contains(id))
+    }
+
+    fn flushes(&self) -> MutexGuard<'_, Flushes> {
+        self.inner.flushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True after [`DeviceShared::fence`].

@@ -161,12 +161,14 @@ impl State {
         (found.len() == count).then_some(found)
     }
 
-    /// The LSN of a dvol's next change.
+    /// The LSN of a dvol's next change. Each incarnation since the last known change may have given
+    /// out LSNs that a crash made the node forget, so each is skipped.
     pub fn next_lsn(&self, record: &CatalogueRecord) -> Lsn {
-        if record.lsn_incarnation == self.incarnation {
-            return record.lsn.next();
+        let starts = u64::from(self.incarnation.saturating_sub(record.lsn_incarnation));
+        match starts {
+            0 => record.lsn.next(),
+            starts => Lsn(record.lsn.0.saturating_add(starts.saturating_mul(LSN_SKIP))),
         }
-        Lsn(record.lsn.0 + LSN_SKIP)
     }
 
     /// Number of the youngest layer below `slot` that still needs what is mapped at `key`: entries

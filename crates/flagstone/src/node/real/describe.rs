@@ -60,7 +60,9 @@ impl RealNode {
             None => self
                 .nbd_unix
                 .as_ref()
-                .map_or_else(String::new, |path| crate::attach::unix_url(path, &dvol.name)),
+                .map_or_else(String::new, |path| {
+                    crate::attach::unix_url(&path.display().to_string(), &dvol.name)
+                }),
         };
         VolumeInfo {
             name: dvol.name,

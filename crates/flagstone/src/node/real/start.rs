@@ -298,6 +298,11 @@ fn address_error(doing: &str, error: &std::io::Error) -> NodeError {
 
 /// What a person should know of this machine.
 fn notices(runtime: &Runtime) -> Vec<String> {
-    let asked = runtime.cores()[0].remote().call(|platform| platform.kernel_support().notices());
+    let asked = runtime.cores()[0].remote().call(|platform| {
+        let support = platform.kernel_support();
+        (support.defer_taskrun && support.ring_fsync).then(Vec::new).unwrap_or_else(|| {
+            vec![format!("this kernel makes Flagstone slower than it could be: {support}")]
+        })
+    });
     wait_for(asked, "asking what the kernel supports").unwrap_or_default()
 }
