@@ -4,8 +4,6 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
-
 use crate::forward::SimArguments;
 use crate::fuzz::Fuzzers;
 use crate::steps::{Counts, Steps};
@@ -20,7 +18,7 @@ const SIM_SEEDS: u64 = 1000;
 const FUZZ_SECONDS: u32 = 20;
 
 /// Format, lints, house style, unit tests. Under two minutes on a warm tree.
-pub(crate) fn check(root: &Path) -> Result<()> {
+pub(crate) fn check(root: &Path) -> bool {
     let mut steps = Steps::new();
     lint(root, &mut steps);
     let unit = cargo(
@@ -32,14 +30,14 @@ pub(crate) fn check(root: &Path) -> Result<()> {
 }
 
 /// Unit, integration and documentation tests of the named packages, or of all.
-pub(crate) fn test(root: &Path, packages: &[String]) -> Result<()> {
+pub(crate) fn test(root: &Path, packages: &[String]) -> bool {
     let mut steps = Steps::new();
     all_tests(root, &mut steps, packages);
     steps.finish()
 }
 
 /// Everything CI runs.
-pub(crate) fn ci(root: &Path) -> Result<()> {
+pub(crate) fn ci(root: &Path) -> bool {
     let mut steps = Steps::new();
     lint(root, &mut steps);
     all_tests(root, &mut steps, &[]);

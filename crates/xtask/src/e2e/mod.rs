@@ -6,6 +6,7 @@
 mod crash;
 #[cfg(test)]
 mod fake;
+mod guest;
 mod hostile;
 mod image;
 mod load;
@@ -13,6 +14,7 @@ mod many;
 mod nbd;
 mod readme;
 mod scene;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -44,6 +46,9 @@ pub(crate) struct Scale {
     /// `crash`: how often the node is killed.
     #[arg(long, default_value_t = 50)]
     crashes: u32,
+    /// `vm`: how often the machine is killed.
+    #[arg(long, default_value_t = 5)]
+    machines: u32,
     /// `volumes`: how many.
     #[arg(long, default_value_t = 10_000)]
     volumes: usize,
@@ -57,6 +62,7 @@ impl Scale {
     fn for_ci() -> Scale {
         Scale {
             crashes: 10,
+            machines: 2,
             volumes: 2_000,
             seed: 1,
         }
@@ -71,7 +77,7 @@ struct Scenario {
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -83,6 +89,12 @@ const SCENARIOS: [Scenario; 6] = [
         about: "kill -9 under load, again and again: nothing stable is lost, verify is clean",
         in_ci: false,
         run: |scene, scale| crash::run(scene, scale.crashes, scale.seed),
+    },
+    Scenario {
+        name: "vm",
+        about: "a virtual machine's disk: server killed under it, then the machine; clean after",
+        in_ci: false,
+        run: |scene, scale| vm::run(scene, scale.machines, scale.seed),
     },
     Scenario {
         name: "hostile",
@@ -110,14 +122,14 @@ const SCENARIOS: [Scenario; 6] = [
     },
 ];
 
-/// The command.
-pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<()> {
+/// The command; false if a scenario failed.
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
     if arguments.list {
         for scenario in &SCENARIOS {
             let ci = if scenario.in_ci { "in CI" } else { "not in CI" };
             println!("{:<9} {:<10} {}", scenario.name, ci, scenario.about);
         }
-        return Ok(());
+        return Ok(true);
     }
     for name in &arguments.names {
         if !SCENARIOS.iter().any(|scenario| scenario.name == name) {
@@ -135,7 +147,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<()> {
         &arguments.scale,
         wanted,
     )?;
-    steps.finish()
+    Ok(steps.finish())
 }
 
 /// Adds the scenarios that every change must pass.

@@ -35,10 +35,7 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     let mut command = Command::new(program);
     command
         .current_dir(&clone)
-        .env(
-            "CARGO_TARGET_DIR",
-            repo::target_dir(&scene.root).join("e2e-clone"),
-        )
+        .env("CARGO_TARGET_DIR", repo::target_dir(&scene.root))
         .args(rest)
         .args([
             "--nbd",
@@ -70,10 +67,7 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
 fn build_first(clone: &Path, scene: &Scene) -> Result<()> {
     let mut cargo = repo::cargo(clone);
     cargo
-        .env(
-            "CARGO_TARGET_DIR",
-            repo::target_dir(&scene.root).join("e2e-clone"),
-        )
+        .env("CARGO_TARGET_DIR", repo::target_dir(&scene.root))
         .args(["build", "--release", "--quiet"]);
     repo::output(cargo).map(|_| ())
 }
