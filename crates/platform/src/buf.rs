@@ -9,7 +9,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::ops::{Deref, Range};
+use std::ops::{Deref, DerefMut, Range};
 use std::rc::{Rc, Weak};
 
 use zerocopy::{FromZeros, IntoBytes};
@@ -28,9 +28,41 @@ const CLASS_FREE_MAX_BYTES: usize = 16 << 20;
 struct Page([u8; BUFFER_ALIGN]);
 
 struct Memory {
-    pages: Box<[Page]>,
+    pages: Pages,
     class: Option<usize>,
     pool: Weak<PoolState>,
+}
+
+enum Pages {
+    Heap(Box<[Page]>),
+    /// A piece of the pool's arena. Pieces are never joined again, so it stays with its class.
+    Arena(&'static mut [Page]),
+}
+
+impl Deref for Pages {
+    type Target = [Page];
+
+    fn deref(&self) -> &[Page] {
+        match self {
+            Pages::Heap(pages) => pages,
+            Pages::Arena(pages) => pages,
+        }
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [Page] {
+        match self {
+            Pages::Heap(pages) => pages,
+            Pages::Arena(pages) => pages,
+        }
+    }
+}
+
+/// Zeroed pages from the allocator.
+fn zeroed_pages(count: usize) -> Box<[Page]> {
+    <[Page]>::new_box_zeroed_with_elems(count)
+        .expect("the process is out of memory; nothing sensible can go on")
 }
 
 /// A view into page-aligned memory. See the module's page.
@@ -57,8 +89,11 @@ impl IoBuf {
     fn allocate(len_bytes: usize, class: Option<usize>, pool: Weak<PoolState>) -> IoBuf {
         let capacity = class.map_or(len_bytes, |c| CLASS_SIZES[c]);
         let page_count = capacity.div_ceil(BUFFER_ALIGN).max(1);
-        let pages = <[Page]>::new_box_zeroed_with_elems(page_count)
-            .expect("the process is out of memory; nothing sensible can go on");
+        let pages = Pages::Heap(zeroed_pages(page_count));
+        IoBuf::on(pages, len_bytes, class, pool)
+    }
+
+    fn on(pages: Pages, len_bytes: usize, class: Option<usize>, pool: Weak<PoolState>) -> IoBuf {
         IoBuf {
             memory: Some(Rc::new(Memory { pages, class, pool })),
             start: 0,
@@ -175,7 +210,8 @@ impl Drop for IoBuf {
                 .set(pool.in_use_bytes.get() - memory.pages.len() * BUFFER_ALIGN);
             if let Some(class) = memory.class {
                 let mut free = pool.free[class].borrow_mut();
-                if free.len() * CLASS_SIZES[class] < CLASS_FREE_MAX_BYTES {
+                let full = free.len() * CLASS_SIZES[class] >= CLASS_FREE_MAX_BYTES;
+                if !full || matches!(memory.pages, Pages::Arena(_)) {
                     free.push(memory);
                 }
             }
@@ -187,6 +223,24 @@ struct PoolState {
     free: [RefCell<Vec<Rc<Memory>>>; CLASS_SIZES.len()],
     in_use_bytes: Cell<usize>,
     zeros: RefCell<Option<IoBuf>>,
+    /// What is left of the arena.
+    arena: RefCell<&'static mut [Page]>,
+    /// Addresses of the whole arena.
+    arena_range: Range<usize>,
+}
+
+impl PoolState {
+    /// A piece of the arena for one buffer of a class, if there is as much left.
+    fn split_arena(&self, class: usize) -> Option<Pages> {
+        let mut arena = self.arena.borrow_mut();
+        let count = CLASS_SIZES[class] / BUFFER_ALIGN;
+        if arena.len() < count {
+            return None;
+        }
+        let (piece, rest) = std::mem::take(&mut *arena).split_at_mut(count);
+        *arena = rest;
+        Some(Pages::Arena(piece))
+    }
 }
 
 /// One core's buffers. A cheap handle.
@@ -207,10 +261,26 @@ impl BufferPool {
 
     /// An empty pool.
     pub fn new() -> BufferPool {
+        BufferPool::with_arena(0)
+    }
+
+    /// An empty pool that takes its buffers from one piece of memory of `arena_bytes` (rounded up
+    /// to pages) while there is some left, and from the allocator then. The kernel can be told of
+    /// such a piece once, instead of looking its pages up for each transfer.
+    ///
+    /// The arena is never given back, not even with the pool: make one per core and process.
+    pub fn with_arena(arena_bytes: usize) -> BufferPool {
+        let arena: &'static mut [Page] = match arena_bytes.div_ceil(BUFFER_ALIGN) {
+            0 => &mut [],
+            count => Box::leak(zeroed_pages(count)),
+        };
+        let start = arena.as_ptr().addr();
         let state = PoolState {
             free: Default::default(),
             in_use_bytes: Cell::new(0),
             zeros: RefCell::new(None),
+            arena_range: start..start + arena.len() * BUFFER_ALIGN,
+            arena: RefCell::new(arena),
         };
         BufferPool {
             state: Rc::new(state),
@@ -228,7 +298,13 @@ impl BufferPool {
                 start: 0,
                 end: len_bytes,
             },
-            None => IoBuf::allocate(len_bytes, class, Rc::downgrade(&self.state)),
+            None => {
+                let pool = Rc::downgrade(&self.state);
+                match class.and_then(|c| self.state.split_arena(c)) {
+                    Some(pages) => IoBuf::on(pages, len_bytes, class, pool),
+                    None => IoBuf::allocate(len_bytes, class, pool),
+                }
+            }
         };
         let held = buf.memory().pages.len() * BUFFER_ALIGN;
         self.state
@@ -243,6 +319,11 @@ impl BufferPool {
         let mut zeros = self.state.zeros.borrow_mut();
         let zeros = zeros.get_or_insert_with(|| IoBuf::zeroed(BufferPool::ZEROS_BYTES));
         zeros.slice(0..len_bytes)
+    }
+
+    /// Addresses of the arena; empty if there is none.
+    pub fn arena_range(&self) -> Range<usize> {
+        self.state.arena_range.clone()
     }
 
     /// Bytes of memory in buffers that are out at the moment.
@@ -288,6 +369,25 @@ mod tests {
         let mut buf = IoBuf::zeroed(4096);
         let _other = buf.clone();
         buf.bytes_mut()[0] = 1;
+    }
+
+    #[test]
+    fn an_arena_is_used_up_first_and_never_shrinks() {
+        let pool = BufferPool::with_arena(3 * (4 << 10) + (64 << 10));
+        let arena = pool.arena_range();
+        let inside = |buf: &IoBuf| {
+            let start = buf.as_ptr().addr();
+            arena.contains(&start) && start + buf.capacity() <= arena.end
+        };
+        assert!(!inside(&pool.take(256 << 10)), "too large for it");
+        for _ in 0..2 {
+            let large = pool.take(40 << 10);
+            let small: Vec<IoBuf> = (0..4).map(|_| pool.take(4096)).collect();
+            assert!(inside(&large));
+            assert_eq!(small.iter().filter(|buf| inside(buf)).count(), 3);
+            assert!(!inside(&pool.take(64 << 10)), "it is used up");
+        }
+        assert!(BufferPool::new().arena_range().is_empty());
     }
 
     #[test]

@@ -16,6 +16,11 @@ pub struct RuntimeConfig {
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.
     pub ring_entries: u32,
+    /// Memory of each core's buffer pool that the kernel is told of once, instead of looking its
+    /// pages up for each transfer, in bytes. It counts as locked memory; where the limit of locked
+    /// memory doesn't allow it, as much as it allows is registered, and transfers from other memory
+    /// go on as usual. 0: nothing is registered. The memory is never given back to the process.
+    pub registered_bytes: usize,
     /// Messages a core's mailbox holds before senders are told that it is full.
     pub mailbox_max: usize,
     /// How long a stopping core waits for operations in flight, in milliseconds. What a device
@@ -33,6 +38,7 @@ impl Default for RuntimeConfig {
             cpus: Vec::new(),
             spin_max_us: 50,
             ring_entries: 256,
+            registered_bytes: 8 << 20,
             mailbox_max: 1024,
             stop_wait_ms: 30_000,
             kernel: KernelUse::default(),

@@ -125,7 +125,8 @@ impl Core {
         config: &RuntimeConfig,
         helper_cpus: Vec<usize>,
     ) -> Result<Rc<Core>, RingError> {
-        let driver = Driver::new(config.ring_entries, &config.kernel)?;
+        let buffers = BufferPool::with_arena(config.registered_bytes);
+        let driver = Driver::new(config.ring_entries, &config.kernel, &buffers)?;
         if driver.support().msg_ring {
             shared.offer_ring(driver.ring_fd());
         }
@@ -134,7 +135,7 @@ impl Core {
             shared,
             driver,
             timers: RefCell::default(),
-            buffers: BufferPool::new(),
+            buffers,
             mailbox: RefCell::new(Some(mailbox)),
             helper: RefCell::new(None),
             helped: RefCell::default(),
@@ -452,7 +453,7 @@ impl Core {
     /// Starts an operation for which the caller polls by its key.
     pub(crate) fn begin(self: &Rc<Self>, request: Request) -> OpKey {
         if self.closed.get() {
-            let (flight, _) = request.prepare();
+            let (flight, _) = request.prepare(&(0..0));
             let key = self.driver.ops.insert(flight, true);
             self.hand_on(self.driver.ops.complete(key, -libc::ECANCELED));
             return key;

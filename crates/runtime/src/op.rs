@@ -29,6 +29,9 @@ use crate::sys;
 /// Buffers of one send at most; the kernel's own limit (UIO_MAXIOV).
 pub(crate) const MESSAGE_BUFS_MAX: usize = 1024;
 
+/// Number of the ring's only registered buffer.
+const REGISTERED_BUFFER: u16 = 0;
+
 /// `user_data` of completions that nobody waits for: cancellations, and wake-ups by other cores.
 pub(crate) const IGNORED_USER_DATA: u64 = u64::MAX;
 
@@ -230,8 +233,8 @@ macro_rules! entry {
 
 impl Request {
     /// Splits the request into what the slab keeps and the entry for the ring, whose pointers lead
-    /// into what the slab keeps.
-    pub(crate) fn prepare(self) -> (Flight, Option<squeue::Entry>) {
+    /// into what the slab keeps. `registered`: addresses of the ring's registered buffer.
+    pub(crate) fn prepare(self, registered: &Range<usize>) -> (Flight, Option<squeue::Entry>) {
         match self {
             Request::Read {
                 file,
@@ -241,8 +244,14 @@ impl Request {
             } => {
                 let part = &mut buf.bytes_mut()[range];
                 let (pointer, len) = (part.as_mut_ptr(), part.len() as u32);
-                let entry = entry!(file.target(), fd =>
-                    opcode::Read::new(fd, pointer, len).offset(offset_bytes).build());
+                let entry = match lies_within(part, registered) {
+                    true => entry!(file.target(), fd =>
+                        opcode::ReadFixed::new(fd, pointer, len, REGISTERED_BUFFER)
+                            .offset(offset_bytes)
+                            .build()),
+                    false => entry!(file.target(), fd =>
+                        opcode::Read::new(fd, pointer, len).offset(offset_bytes).build()),
+                };
                 (device_flight(Owned::Buf(buf), file), Some(entry))
             }
             Request::Write {
@@ -255,11 +264,18 @@ impl Request {
                 let part = &buf[range];
                 let (pointer, len) = (part.as_ptr(), part.len() as u32);
                 let flags = if durable { libc::RWF_DSYNC } else { 0 };
-                let entry = entry!(file.target(), fd =>
-                    opcode::Write::new(fd, pointer, len)
-                        .offset(offset_bytes)
-                        .rw_flags(flags)
-                        .build());
+                let entry = match lies_within(part, registered) {
+                    true => entry!(file.target(), fd =>
+                        opcode::WriteFixed::new(fd, pointer, len, REGISTERED_BUFFER)
+                            .offset(offset_bytes)
+                            .rw_flags(flags)
+                            .build()),
+                    false => entry!(file.target(), fd =>
+                        opcode::Write::new(fd, pointer, len)
+                            .offset(offset_bytes)
+                            .rw_flags(flags)
+                            .build()),
+                };
                 (device_flight(Owned::Buf(buf), file), Some(entry))
             }
             Request::SyncData { file } => {
@@ -370,6 +386,12 @@ impl Request {
             _ => unreachable!("`prepare` handles the requests to devices"),
         }
     }
+}
+
+/// True if the kernel has been told of all of `part`'s memory before.
+fn lies_within(part: &[u8], registered: &Range<usize>) -> bool {
+    let addresses = part.as_ptr_range();
+    registered.start <= addresses.start.addr() && addresses.end.addr() <= registered.end
 }
 
 fn send_flags(wait_all: bool) -> i32 {

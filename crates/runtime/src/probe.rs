@@ -26,6 +26,8 @@ pub struct KernelSupport {
     pub no_iowait: bool,
     /// The ring has a table of registered files.
     pub fixed_files: bool,
+    /// Memory of the buffer pool that is registered with the ring, in bytes.
+    pub registered_bytes: usize,
     /// Cores wake each other through their rings.
     pub msg_ring: bool,
     /// The ring can flush files.
@@ -41,6 +43,7 @@ impl fmt::Display for KernelSupport {
             ("coop_taskrun", self.coop_taskrun),
             ("no_iowait", self.no_iowait),
             ("fixed_files", self.fixed_files),
+            ("registered_buffers", self.registered_bytes > 0),
             ("msg_ring", self.msg_ring),
             ("fsync", self.ring_fsync),
             ("fallocate", self.ring_fallocate),
@@ -186,6 +189,7 @@ pub(crate) fn open_ring(entries: u32, allowed: &KernelUse) -> Result<OpenRing, R
         coop_taskrun: taskrun != TaskRun::Plain,
         no_iowait: allowed.no_iowait && params.is_feature_no_iowait(),
         fixed_files: false,
+        registered_bytes: 0,
         msg_ring: allowed.msg_ring && has(opcode::MsgRingData::CODE),
         ring_fsync: allowed.ring_fsync && has(opcode::Fsync::CODE),
         ring_fallocate: allowed.ring_fallocate && has(opcode::Fallocate::CODE),

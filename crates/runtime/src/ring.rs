@@ -11,9 +11,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
+use std::ptr;
 use std::time::Duration;
 
+use flagstone_platform::BufferPool;
+use flagstone_platform::buf::BUFFER_ALIGN;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 
@@ -21,6 +25,9 @@ use crate::config::KernelUse;
 use crate::counters::Counters;
 use crate::op::{Completion, Flight, IGNORED_USER_DATA, OpKey, Ops, Request};
 use crate::probe::{KernelSupport, OpenRing, RingError, open_ring};
+
+/// Registering less memory than this is not worth it, in bytes.
+const REGISTERED_MIN_BYTES: usize = 64 << 10;
 
 /// Slots for registered files: one per device and core. Devices beyond it use plain descriptors.
 const FIXED_FILES_MAX: u32 = 64;
@@ -44,6 +51,8 @@ pub(crate) struct Driver {
     ring: RefCell<Ring>,
     pub(crate) ops: Ops,
     support: KernelSupport,
+    /// Addresses of the memory that is registered with the ring, as its only buffer.
+    registered: Range<usize>,
 }
 
 struct Ring {
@@ -62,8 +71,13 @@ pub(crate) struct Reaped {
 }
 
 impl Driver {
-    /// Sets up a ring for the calling thread.
-    pub(crate) fn new(entries: u32, allowed: &KernelUse) -> Result<Driver, RingError> {
+    /// Sets up a ring for the calling thread. As much of the pool's arena as the kernel takes is
+    /// registered with it.
+    pub(crate) fn new(
+        entries: u32,
+        allowed: &KernelUse,
+        pool: &BufferPool,
+    ) -> Result<Driver, RingError> {
         let OpenRing { uring, mut support } = open_ring(entries, allowed)?;
         let mut free_files = Vec::new();
         if allowed.fixed_files
@@ -75,6 +89,8 @@ impl Driver {
             support.fixed_files = true;
             free_files.extend((0..FIXED_FILES_MAX).rev());
         }
+        let registered = register_arena(&uring, pool);
+        support.registered_bytes = registered.len();
         let no_iowait = support.no_iowait;
         let ring = Ring {
             uring,
@@ -86,6 +102,7 @@ impl Driver {
             ring: RefCell::new(ring),
             ops: Ops::default(),
             support,
+            registered,
         })
     }
 
@@ -100,7 +117,7 @@ impl Driver {
     /// Starts an operation; it reaches the kernel with the next `enter`. `claimed`: somebody will
     /// poll for its result.
     pub(crate) fn start(&self, request: Request, claimed: bool, counters: &Counters) -> OpKey {
-        let (flight, entry) = request.prepare();
+        let (flight, entry) = request.prepare(&self.registered);
         let key = self.ops.insert(flight, claimed);
         if let Some(entry) = entry {
             counters.sqes.add(1);
@@ -218,6 +235,32 @@ impl Driver {
             ring.free_files.push(slot);
         }
     }
+}
+
+/// Registers the front part of the pool's arena; all of it, or as much as the limit of locked
+/// memory leaves, by halves. Gives the addresses of that part.
+fn register_arena(uring: &IoUring, pool: &BufferPool) -> Range<usize> {
+    let arena = pool.arena_range();
+    let mut len = arena.len();
+    while len >= REGISTERED_MIN_BYTES {
+        let buffer = libc::iovec {
+            iov_base: ptr::without_provenance_mut(arena.start),
+            iov_len: len,
+        };
+        // SAFETY: an arena is never given back, so it stays valid for longer than the ring. Being
+        // registered doesn't make the kernel touch it; operations do, and they go through `op.rs`.
+        match unsafe { uring.submitter().register_buffers(&[buffer]) } {
+            Ok(()) => return arena.start..arena.start + len,
+            Err(error) => {
+                tracing::info!(
+                    "registering {len} bytes of buffers with the ring: {error}. Trying with less; \
+                     raising the limit of locked memory (ulimit -l, LimitMEMLOCK=) would help."
+                );
+                len = len / 2 / BUFFER_ALIGN * BUFFER_ALIGN;
+            }
+        }
+    }
+    arena.start..arena.start
 }
 
 impl Drop for Driver {

@@ -359,6 +359,37 @@ fn device_files_are_made_once_and_filled_as_told() {
     assert!(!dir.path("odd").exists());
 }
 
+/// Registered memory is used while there is some, other memory beyond, and both at once.
+#[test]
+fn registered_and_other_memory_mix() {
+    let config = RuntimeConfig {
+        registered_bytes: 128 << 10,
+        ..common::config()
+    };
+    let dir = TempDir::new();
+    let path = device_file(&dir, 4 * MIB);
+    run(&config, move |platform| async move {
+        assert_eq!(platform.kernel_support().registered_bytes, 128 << 10);
+        let device = open(&platform, &path);
+        let arena = platform.buffers().arena_range();
+        let mut inside = 0;
+        let writes = (0..64).map(|n| {
+            let mut buf = platform.buffers().take(8192);
+            common::fill(&mut buf, n);
+            inside += usize::from(arena.contains(&buf.as_ptr().addr()));
+            device.write(n * 65_536, buf)
+        });
+        let written = all(writes).await;
+        assert!(written.iter().all(|(_, result)| result.is_ok()));
+        assert_eq!(inside, 8, "16 KiB each");
+        let reads = (0..64).map(|n| device.read(n * 65_536 + 4096, platform.buffers().take(4096)));
+        for (n, (buf, result)) in all(reads).await.into_iter().enumerate() {
+            result.unwrap();
+            assert_eq!(buf[..], pattern(8192, n as u64)[4096..]);
+        }
+    });
+}
+
 /// Random reads and writes of random sizes, many at a time, against a map of sectors. Ranges in
 /// flight don't overlap, so the model knows what each read gives.
 #[test]

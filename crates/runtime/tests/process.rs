@@ -217,5 +217,6 @@ fn unprivileged() {
         unix.accept().await.unwrap();
         platform.kernel_support().clone()
     });
+    assert!(support.registered_bytes <= 64 << 10, "{support:?}");
     println!("all is well: {support}");
 }

@@ -41,9 +41,11 @@ impl Drop for TempDir {
 
 /// A small unpinned configuration: tests share the machine.
 pub fn config() -> RuntimeConfig {
+    // Registered memory is never given back, and tests start hundreds of cores.
     RuntimeConfig {
         pin: false,
         ring_entries: 64,
+        registered_bytes: 0,
         ..RuntimeConfig::default()
     }
 }
@@ -73,6 +75,13 @@ pub fn kernels() -> Vec<(&'static str, RuntimeConfig)> {
             },
         ),
         ("short transfers", with(short)),
+        (
+            "registered buffers",
+            RuntimeConfig {
+                registered_bytes: 512 << 10,
+                ..config()
+            },
+        ),
         (
             "tiny ring",
             RuntimeConfig {
