@@ -12,7 +12,7 @@ use flagstone_platform::Platform;
 use support::Rng;
 use support::client::*;
 use support::memory::{BLOCK, MemoryDirectory, MemoryVolume};
-use support::stream::Link;
+use support::stream::{Link, MemoryStream};
 use support::world::World;
 
 const SIZE: u64 = 1 << 20;
@@ -177,62 +177,63 @@ fn run(seed: u64) {
         1 => 1 + rng.below(100) as usize,
         _ => 1 + rng.below(100_000) as usize,
     };
-    let (near, far) = Link {
+    let link = Link {
         capacity: 4 << 20,
         portion_max,
         seed,
-    }
-    .connect();
-    let mode = MODES[(seed % 3) as usize];
-    let depth = 1 + rng.below(32) as usize;
+    };
+    let (near, far) = link.connect();
     let serving = server.clone();
     world.spawn(async move {
         let outcome = serving.serve_connection(far).await;
         assert!(matches!(outcome, Outcome::Closed(CloseReason::Finished)));
     });
-    let last = volume.clone();
-    let pool = world.buffers().clone();
+    let (checked, pool) = (volume.clone(), world.buffers().clone());
     world.run(async move {
-        let contexts: &[&str] = if mode == Mode::Simple {
-            &[]
-        } else {
-            &["base:allocation"]
-        };
-        let client = Client::attach(near, mode, "disk", contexts)
-            .await
-            .expect("attached");
-        let model = vec![0; SIZE as usize];
-        let mut run = Run {
-            rng,
-            client,
-            model,
-            in_flight: BTreeMap::new(),
-        };
-        for _ in 0..REQUESTS {
-            run.submit().await;
-            let drain = run.rng.one_in(3);
-            while run.in_flight.len() >= depth || (drain && !run.in_flight.is_empty()) {
-                run.finish_one().await;
-            }
-        }
-        while !run.in_flight.is_empty() {
-            run.finish_one().await;
-        }
-        run.client.call(FLUSH, 0, 0, 0).await;
-        assert!(
-            *volume.memory.bytes.borrow() == run.model,
-            "the volume holds what was written"
-        );
-        assert!(
-            *volume.memory.stable.borrow() == run.model,
-            "and it is stable"
-        );
-        run.client.submit(DISC, 0, 0, 0).await;
-        assert_eq!(run.client.take(1).await, None);
+        play(rng, near, MODES[(seed % 3) as usize], &checked).await;
         server.stopped().await;
     });
-    assert_eq!(last.memory.running.get(), 0);
+    assert_eq!(volume.memory.running.get(), 0);
     assert_eq!(pool.in_use_bytes(), 0, "all buffers are back");
+}
+
+/// The client's side, from attaching to good-bye.
+async fn play(mut rng: Rng, stream: MemoryStream, mode: Mode, volume: &MemoryVolume) {
+    let depth = 1 + rng.below(32) as usize;
+    let contexts: &[&str] = match mode {
+        Mode::Simple => &[],
+        _ => &["base:allocation"],
+    };
+    let client = Client::attach(stream, mode, "disk", contexts)
+        .await
+        .expect("attached");
+    let model = vec![0; SIZE as usize];
+    let in_flight = BTreeMap::new();
+    let mut run = Run {
+        rng,
+        client,
+        model,
+        in_flight,
+    };
+    for _ in 0..REQUESTS {
+        run.submit().await;
+        let drain = run.rng.one_in(3);
+        while run.in_flight.len() >= depth || (drain && !run.in_flight.is_empty()) {
+            run.finish_one().await;
+        }
+    }
+    while !run.in_flight.is_empty() {
+        run.finish_one().await;
+    }
+    run.client.call(FLUSH, 0, 0, 0).await;
+    let memory = &volume.memory;
+    assert!(
+        *memory.bytes.borrow() == run.model,
+        "holds what was written"
+    );
+    assert!(*memory.stable.borrow() == run.model, "and it is stable");
+    run.client.submit(DISC, 0, 0, 0).await;
+    assert_eq!(run.client.take(1).await, None);
 }
 
 #[test]

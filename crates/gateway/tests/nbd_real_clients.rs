@@ -41,6 +41,10 @@ fn installed(tool: &str) -> bool {
     found
 }
 
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
 /// Runs a tool that must succeed; returns what it printed.
 fn run(tool: &str, arguments: &[&str]) -> String {
     let output = Command::new(tool)
@@ -88,16 +92,14 @@ fn sample(path: &Path) {
 }
 
 #[test]
-fn nbdinfo_and_nbdcopy() {
-    if !installed("nbdinfo") || !installed("nbdcopy") {
+fn nbdinfo_describes_exports() {
+    if !installed("nbdinfo") {
         return;
     }
-    let folder = TempDir::new("copy");
+    let folder = TempDir::new("info");
     let node = start(&folder);
-    let uri = |name: &str| format!("nbd://{}/{name}", node.tcp);
-    let unix = |name: &str| format!("nbd+unix:///{name}?socket={}", node.unix.display());
-
-    let info = run("nbdinfo", &[&uri("disk")]);
+    node.snapshot(1, "far", "mon");
+    let info = run("nbdinfo", &[&node.uri("disk")]);
     for line in [
         "protocol: newstyle-fixed without TLS, using structured packets",
         "export-size: 67108864 (64M)",
@@ -116,59 +118,119 @@ fn nbdinfo_and_nbdcopy() {
     ] {
         assert!(info.contains(line), "`{line}` in\n{info}");
     }
-    let list = run("nbdinfo", &["--list", &uri("")]);
-    assert!(
-        list.contains("export=\"disk\"") && list.contains("export=\"far\""),
-        "{list}"
-    );
+    let list = run("nbdinfo", &["--list", &node.uri("")]);
+    for name in ["disk", "far"] {
+        assert!(list.contains(&format!("export=\"{name}\"")), "{list}");
+    }
+    let map = run("nbdinfo", &["--map", &node.uri("far")]);
+    assert!(map.contains("hole,zero"), "{map}");
+}
 
+#[test]
+fn nbdcopy_through_both_sockets_and_cores() {
+    if !installed("nbdcopy") {
+        return;
+    }
+    let folder = TempDir::new("copy");
+    let node = start(&folder);
     let source = folder.path("source");
     sample(&source);
     let bytes = fs::read(&source).expect("read");
-    let source = source.display().to_string();
     let back = folder.path("back");
-    for target in [uri("disk"), unix("disk"), uri("far"), unix("far")] {
-        run("nbdcopy", &["--flush", &source, &target]);
-        let _ = fs::remove_file(&back);
-        run("nbdcopy", &[&target, &back.display().to_string()]);
-        assert!(fs::read(&back).expect("read") == bytes, "{target}");
+    for name in ["disk", "far"] {
+        for target in [node.uri(name), node.unix_uri(name)] {
+            run("nbdcopy", &["--flush", &text(&source), &target]);
+            let _ = fs::remove_file(&back);
+            run("nbdcopy", &[&target, &text(&back)]);
+            assert!(fs::read(&back).expect("read") == bytes, "{target}");
+        }
     }
     assert!(node.counters(0).connections_handed_over >= 4);
     assert_eq!(node.counters(0).connections_expelled, 0);
     assert!(node.counters(1).command(Nbd::Write).answered > 0);
+}
 
-    // A snapshot, and what has changed since.
-    node.snapshot(0, "disk", "mon");
-    let mon = uri("disk@mon");
-    assert!(run("nbdinfo", &[&mon]).contains("is_read_only: true"));
-    if installed("qemu-io") {
-        run(
-            "qemu-io",
-            &["-f", "raw", "-c", "write -P 7 1M 64k", &uri("disk")],
-        );
-        let map = run("nbdinfo", &["--map=flagstone:changed:mon", &uri("disk")]);
-        let numbers: Vec<Vec<u64>> = map
-            .lines()
-            .map(|line| {
-                line.split_whitespace()
-                    .take(3)
-                    .map_while(|word| word.parse().ok())
-                    .collect()
-            })
-            .collect();
-        let expected = [
-            [0, 1 << 20, 0],
-            [1 << 20, 65536, 1],
-            [1_114_112, SIZE - 1_114_112, 0],
-        ];
-        assert_eq!(numbers, expected, "{map}");
+#[test]
+fn changed_blocks_since_a_snapshot() {
+    if !installed("nbdinfo") || !installed("nbdcopy") || !installed("qemu-io") {
+        return;
     }
-    let _ = fs::remove_file(&back);
-    run("nbdcopy", &[&mon, &back.display().to_string()]);
-    assert!(
-        fs::read(&back).expect("read") == bytes,
-        "the snapshot has not changed"
+    let folder = TempDir::new("changed");
+    let node = start(&folder);
+    let (source, back) = (folder.path("source"), folder.path("back"));
+    sample(&source);
+    run("nbdcopy", &["--flush", &text(&source), &node.uri("disk")]);
+    node.snapshot(0, "disk", "mon");
+    let write = "write -P 7 1M 64k";
+    run("qemu-io", &["-f", "raw", "-c", write, &node.uri("disk")]);
+    let map = run(
+        "nbdinfo",
+        &["--map=flagstone:changed:mon", &node.uri("disk")],
     );
+    let numbers = |line: &str| -> Vec<u64> {
+        let words = line.split_whitespace().take(3);
+        words.map_while(|word| word.parse().ok()).collect()
+    };
+    let found: Vec<Vec<u64>> = map.lines().map(numbers).collect();
+    let tail = (1 << 20) + 65536;
+    let expected = [[0, 1 << 20, 0], [1 << 20, 65536, 1], [tail, SIZE - tail, 0]];
+    assert_eq!(found, expected, "{map}");
+    let mon = node.uri("disk@mon");
+    assert!(run("nbdinfo", &[&mon]).contains("is_read_only: true"));
+    run("nbdcopy", &[&mon, &text(&back)]);
+    let same = fs::read(&back).expect("read") == fs::read(&source).expect("read");
+    assert!(same, "the snapshot has not changed");
+}
+
+/// QEMU goes on after the server was gone for a while.
+#[test]
+fn qemu_reconnects() {
+    if !installed("qemu-io") {
+        return;
+    }
+    let folder = TempDir::new("reconnect");
+    let node = start(&folder);
+    let (host, port) = node.tcp.rsplit_once(':').expect("an address");
+    let (host, port) = (host.to_owned(), port.parse().expect("a port"));
+    let image = format!(
+        "driver=nbd,server.type=inet,server.host={host},server.port={port},export=disk,\
+         reconnect-delay=60"
+    );
+    let child = Command::new("qemu-io")
+        .args([
+            "--image-opts",
+            &image,
+            "-c",
+            "write -P 1 0 4k",
+            "-c",
+            "sleep 3000",
+        ])
+        .args([
+            "-c",
+            "write -P 2 4k 4k",
+            "-c",
+            "read -P 2 4k 4k",
+            "-c",
+            "flush",
+        ])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("qemu-io runs");
+    while node.counters(0).command(Nbd::Write).answered == 0 {
+        std::thread::yield_now();
+    }
+    drop(node);
+    let plan = Plan {
+        name: "disk",
+        size_bytes: SIZE,
+        core: 0,
+    };
+    let node = Node::start(1, folder.0.clone(), vec![plan], port);
+    let output = child.wait_with_output().expect("qemu-io ends");
+    let log = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{log}");
+    assert_eq!(log.matches("wrote 4096/4096").count(), 2, "{log}");
+    assert!(node.counters(0).command(Nbd::Write).answered >= 1);
 }
 
 #[test]
@@ -180,9 +242,9 @@ fn qemu_tools() {
     let node = start(&folder);
     let source = folder.path("source");
     sample(&source);
-    let source = source.display().to_string();
+    let source = text(&source);
     for name in ["disk", "far"] {
-        let uri = format!("nbd://{}/{name}", node.tcp);
+        let uri = node.uri(name);
         run(
             "qemu-img",
             &["convert", "-n", "-f", "raw", "-O", "raw", &source, &uri],
@@ -245,12 +307,9 @@ fn fio_with_verification() {
     let folder = TempDir::new("fio");
     let node = start(&folder);
     for (uri, mode) in [
-        (format!("nbd://{}/disk", node.tcp), "randwrite"),
-        (format!("nbd://{}/far", node.tcp), "randrw"),
-        (
-            format!("nbd+unix:///disk?socket={}", node.unix.display()),
-            "randwrite",
-        ),
+        (node.uri("disk"), "randwrite"),
+        (node.uri("far"), "randrw"),
+        (node.unix_uri("disk"), "randwrite"),
     ] {
         run(
             "fio",

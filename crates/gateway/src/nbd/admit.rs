@@ -213,17 +213,15 @@ pub fn admit(request: &RawRequest, export: &ExportView) -> (Command, Admission) 
         Some(bytes) => bytes,
         None => return (known, Admission::PayloadTooLong),
     };
+    let answer = |result| Admission::Answer {
+        skip_bytes: payload_bytes,
+        result,
+    };
     let admission = match check(request, known, export) {
-        Ok(Some(Checked::Work(work))) => Admission::Run(work),
-        Ok(Some(Checked::StatusPayload)) => Admission::StatusPayload { payload_bytes },
-        Ok(None) => Admission::Answer {
-            skip_bytes: payload_bytes,
-            result: Ok(()),
-        },
-        Err(refusal) => Admission::Answer {
-            skip_bytes: payload_bytes,
-            result: Err(refusal),
-        },
+        Ok(Checked::Work(work)) => Admission::Run(work),
+        Ok(Checked::StatusPayload) => Admission::StatusPayload { payload_bytes },
+        Ok(Checked::Nothing) => answer(Ok(())),
+        Err(refusal) => answer(Err(refusal)),
     };
     (known, admission)
 }
@@ -249,14 +247,11 @@ fn payload_bytes(request: &RawRequest, command: Command, mode: ReplyMode) -> Opt
 enum Checked {
     Work(Work),
     StatusPayload,
+    /// Valid, and there is nothing to do.
+    Nothing,
 }
 
-/// `Ok(None)`: valid, and there is nothing to do.
-fn check(
-    request: &RawRequest,
-    command: Command,
-    export: &ExportView,
-) -> Result<Option<Checked>, Refusal> {
+fn check(request: &RawRequest, command: Command, export: &ExportView) -> Result<Checked, Refusal> {
     // [nbd "Error values"] EINVAL for an unknown command or flag.
     if command == Command::Unknown {
         return Err(UNKNOWN_COMMAND);
@@ -264,53 +259,60 @@ fn check(
     if request.flags & !command.flags_allowed(export.mode) != 0 {
         return Err(UNKNOWN_FLAG);
     }
-    let has = |flag| request.flags & flag != 0;
-    let extended = export.mode == ReplyMode::Extended;
-    if command == Command::Write && extended && !has(command_flag::PAYLOAD_LEN) {
+    let has_payload_flag = has(request, command_flag::PAYLOAD_LEN);
+    if command == Command::Write && export.mode == ReplyMode::Extended && !has_payload_flag {
         return Err(NO_PAYLOAD);
     }
     if command.changes() && export.read_only {
         return Err(refusal_of(VolumeError::ReadOnly, command, false));
     }
-    let (offset_bytes, len_bytes) = (request.offset_bytes, request.length_bytes);
-    let stability = if has(command_flag::FUA) {
-        Stability::Stable
-    } else {
-        Stability::Unstable
-    };
-    if command == Command::Flush {
+    match command {
         // Offset and length are reserved; what they hold changes nothing.
-        return Ok(Some(Checked::Work(Work::Flush)));
-    }
-    if command == Command::BlockStatus {
-        if export.contexts_count == 0 {
-            return Err(NO_CONTEXT);
+        Command::Flush => Ok(Checked::Work(Work::Flush)),
+        Command::BlockStatus if export.contexts_count == 0 => Err(NO_CONTEXT),
+        Command::BlockStatus if has_payload_flag => {
+            let fits = request.length_bytes <= u64::from(STATUS_PAYLOAD_MAX_BYTES);
+            fits.then_some(Checked::StatusPayload).ok_or(BAD_CONTEXTS)
         }
-        if has(command_flag::PAYLOAD_LEN) {
-            let fits = len_bytes <= u64::from(STATUS_PAYLOAD_MAX_BYTES);
-            return if fits {
-                Ok(Some(Checked::StatusPayload))
-            } else {
-                Err(BAD_CONTEXTS)
-            };
+        Command::BlockStatus => {
+            let contexts = ContextSet::first(export.contexts_count);
+            check_status(request, request.length_bytes, contexts, export).map(Checked::Work)
         }
-        let contexts = ContextSet::first(export.contexts_count);
-        return check_status(request, len_bytes, contexts, export)
-            .map(|work| Some(Checked::Work(work)));
+        _ => {
+            check_range(request.offset_bytes, request.length_bytes, command, export)?;
+            // There is no cache to fill, which the protocol allows.
+            if request.length_bytes == 0 || command == Command::Cache {
+                return Ok(Checked::Nothing);
+            }
+            ranged_work(request, command, export).map(Checked::Work)
+        }
     }
-    check_range(offset_bytes, len_bytes, command, export)?;
-    if len_bytes == 0 {
-        return Ok(None);
-    }
-    let work = match command {
+}
+
+fn has(request: &RawRequest, flag: u16) -> bool {
+    request.flags & flag != 0
+}
+
+/// What to do over a range that lies within the export and is not empty.
+fn ranged_work(
+    request: &RawRequest,
+    command: Command,
+    export: &ExportView,
+) -> Result<Work, Refusal> {
+    let (offset_bytes, len_bytes) = (request.offset_bytes, request.length_bytes);
+    let stability = match has(request, command_flag::FUA) {
+        true => Stability::Stable,
+        false => Stability::Unstable,
+    };
+    Ok(match command {
         Command::Read => Work::Read {
             offset_bytes,
             len_bytes: read_len(len_bytes, export.mode)?,
-            dont_fragment: has(command_flag::DF),
+            dont_fragment: has(request, command_flag::DF),
         },
         Command::Write => Work::Write {
             offset_bytes,
-            // Never truncates: `payload_bytes` has refused what is longer.
+            // Never too long: `payload_bytes` has refused that.
             len_bytes: u32::try_from(len_bytes).map_err(|_| NO_PAYLOAD)?,
             stability,
         },
@@ -320,8 +322,8 @@ fn check(
             stability,
         },
         Command::WriteZeroes => {
-            let keep_allocated = has(command_flag::NO_HOLE);
-            let fast = has(command_flag::FAST_ZERO);
+            let keep_allocated = has(request, command_flag::NO_HOLE);
+            let fast = has(request, command_flag::FAST_ZERO);
             // [nbd "Request types", NBD_CMD_WRITE_ZEROES] fail at once what may be as slow as a
             // write: giving each block space is.
             if fast && keep_allocated {
@@ -335,11 +337,10 @@ fn check(
                 stability,
             }
         }
-        // There is no cache to fill, which the protocol allows.
-        Command::Cache => return Ok(None),
-        Command::Flush | Command::BlockStatus | Command::Unknown => return Err(UNKNOWN_COMMAND),
-    };
-    Ok(Some(Checked::Work(work)))
+        Command::Cache | Command::Flush | Command::BlockStatus | Command::Unknown => {
+            return Err(UNKNOWN_COMMAND);
+        }
+    })
 }
 
 fn check_range(
@@ -386,7 +387,7 @@ fn check_status(
     Ok(Work::BlockStatus {
         offset_bytes: request.offset_bytes,
         len_bytes,
-        one_extent: request.flags & command_flag::REQ_ONE != 0,
+        one_extent: has(request, command_flag::REQ_ONE),
         contexts,
     })
 }

@@ -99,7 +99,7 @@ fn plain_requests_run() {
     assert_eq!(decide(ReplyMode::Simple, bye), Admission::Disconnect);
 }
 
-// test: [nbd "Error values"] unknown commands and flags
+// [nbd "Error values"] test unknown commands and flags
 #[test]
 fn unknown_commands_and_flags() {
     for mode in ALL_MODES {
@@ -143,7 +143,7 @@ fn unknown_commands_and_flags() {
     );
 }
 
-// test: [nbd "Size constraints"] bounds
+// [nbd "Size constraints"] test bounds
 #[test]
 fn bounds() {
     let cases = [
@@ -212,7 +212,7 @@ fn lengths() {
     }
 }
 
-// test: [nbd "Error values"] EPERM
+// [nbd "Error values"] test EPERM
 #[test]
 fn read_only_exports() {
     let view = ExportView {
@@ -236,7 +236,7 @@ fn read_only_exports() {
     ));
 }
 
-// test: [nbd "Request types", NBD_CMD_WRITE_ZEROES]
+// [nbd "Request types", NBD_CMD_WRITE_ZEROES] test
 #[test]
 fn zeroing() {
     let zero = |flags| {
@@ -265,7 +265,7 @@ fn zeroing() {
     assert_eq!(errno(zero(FAST_ZERO | NO_HOLE)), Errno::NotSup);
 }
 
-// test: [nbd-ext "Request message"]
+// [nbd-ext "Request message"] test
 #[test]
 fn extended_payloads() {
     let mode = ReplyMode::Extended;

@@ -94,7 +94,7 @@ pub fn refusal_of(error: VolumeError, command: Command, fast_zero: bool) -> Refu
 mod tests {
     use super::*;
 
-    // test: [nbd "Error values"]
+    // [nbd "Error values"] test
     #[test]
     fn the_table() {
         let errno = |error, command| refusal_of(error, command, false).errno;

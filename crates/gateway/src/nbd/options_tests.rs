@@ -181,7 +181,7 @@ fn meta_data(name: &str, queries: &[&str]) -> Vec<u8> {
 
 const PLAIN_FLAGS: u16 = 0b1101_0110_1101;
 
-// test: [nbd "Option types", NBD_OPT_EXPORT_NAME]
+// [nbd "Option types", NBD_OPT_EXPORT_NAME] test
 #[test]
 fn export_name() {
     let mut client = Client::new(FIXED | NO_ZEROES);
@@ -220,7 +220,7 @@ fn export_name() {
     }
 }
 
-// test: [nbd "Option types", NBD_OPT_INFO and NBD_OPT_GO]
+// [nbd "Option types", NBD_OPT_INFO and NBD_OPT_GO] test
 #[test]
 fn info_and_go() {
     let mut client = Client::new(FIXED);
@@ -297,7 +297,7 @@ fn read_only_exports_say_so() {
     assert_eq!(client.agreement().mode, ReplyMode::Structured);
 }
 
-// test: [nbd "Option types", NBD_OPT_LIST and NBD_OPT_ABORT]
+// [nbd "Option types", NBD_OPT_LIST and NBD_OPT_ABORT] test
 #[test]
 fn list_and_abort() {
     let mut client = Client::new(FIXED);
@@ -327,7 +327,7 @@ fn list_and_abort() {
     assert_eq!(client.end, Some(Output::Close(NegotiationEnd::Aborted)));
 }
 
-// test: [nbd "NOTLS mode"]
+// [nbd "NOTLS mode"] test
 #[test]
 fn tls_and_unknown_options_are_refused_politely() {
     let mut client = Client::new(FIXED);
@@ -351,7 +351,7 @@ fn tls_and_unknown_options_are_refused_politely() {
     );
 }
 
-// test: [nbd-ext "Option types"]
+// [nbd-ext "Option types"] test
 #[test]
 fn structured_replies_and_extended_headers() {
     let mut client = Client::new(FIXED);
@@ -378,7 +378,7 @@ fn structured_replies_and_extended_headers() {
     ));
 }
 
-// test: [nbd "Option types", NBD_OPT_LIST_META_CONTEXT and NBD_OPT_SET_META_CONTEXT]
+// [nbd "Option types", NBD_OPT_LIST_META_CONTEXT and NBD_OPT_SET_META_CONTEXT] test
 #[test]
 fn metadata_contexts() {
     let mut client = Client::new(FIXED);

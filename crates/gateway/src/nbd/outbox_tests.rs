@@ -59,7 +59,7 @@ fn at(offset: u64, rest: &[u8]) -> Vec<u8> {
     [&offset.to_be_bytes(), rest].concat()
 }
 
-// test: [nbd "Request types", NBD_CMD_READ]
+// [nbd "Request types", NBD_CMD_READ] test
 #[test]
 fn reads() {
     let simple = sent(ReplyMode::Simple, data(mixed(), 9, false));

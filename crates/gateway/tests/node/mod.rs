@@ -124,6 +124,14 @@ impl Node {
         Node { runtime, tcp, unix }
     }
 
+    pub fn uri(&self, name: &str) -> String {
+        format!("nbd://{}/{name}", self.tcp)
+    }
+
+    pub fn unix_uri(&self, name: &str) -> String {
+        format!("nbd+unix:///{name}?socket={}", self.unix.display())
+    }
+
     /// Takes a snapshot of a volume.
     pub fn snapshot(&self, core: usize, volume: &'static str, snapshot: &'static str) {
         self.on_core(core, move |_, directory| {

@@ -8,6 +8,7 @@
 pub mod cases;
 pub mod client;
 pub mod memory;
+pub mod stage;
 pub mod stream;
 pub mod world;
 

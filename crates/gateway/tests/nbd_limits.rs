@@ -1,0 +1,430 @@
+//! What a client can use up, how connections end, and who waits for whom.
+
+mod support;
+
+use std::rc::Rc;
+
+use flagstone_gateway::nbd::{CloseReason, NbdLimits, Outcome};
+use flagstone_platform::{Platform, Stream};
+use support::client::*;
+use support::stage::Stage;
+use support::stream::Link;
+
+#[test]
+fn all_workers_are_put_to_work_again_and_again() {
+    // An odd seed: tasks also run when nobody has woken them.
+    let stage = Stage::new(5);
+    let (stream, _) = stage.connect(Link::default());
+    let (world, volume) = (stage.world.clone(), stage.volume.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        for _ in 0..20 {
+            volume.memory.held.set(true);
+            for index in 0..32 {
+                client.submit(READ, 0, index * 4096, 4096).await;
+            }
+            world.sleep_ns(1000).await;
+            assert_eq!(volume.memory.running.get(), 32);
+            volume.release();
+            for _ in 0..32 {
+                assert_eq!(client.answer().await.expect("an answer").result, Ok(()));
+            }
+            for _ in 0..1000 {
+                world.yield_now().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_in_flight_is_bounded() {
+    let limits = NbdLimits {
+        requests_in_flight_max: 10,
+        ..NbdLimits::default()
+    };
+    let stage = Stage::with_limits(4, limits);
+    let (stream, _) = stage.connect(Link {
+        capacity: 1 << 20,
+        ..Link::default()
+    });
+    let volume = stage.volume.clone();
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        volume.memory.held.set(true);
+        for index in 0..100 {
+            client.submit(READ, 0, index * 64, 64).await;
+        }
+        volume.world.sleep_ns(1_000_000).await;
+        assert_eq!(volume.memory.running.get(), 10);
+        volume.release();
+        for _ in 0..100 {
+            assert_eq!(client.answer().await.expect("an answer").result, Ok(()));
+        }
+        assert_eq!(volume.memory.running_max.get(), 10);
+    });
+}
+
+#[test]
+fn payload_in_flight_is_bounded_for_each_and_for_all() {
+    // Own part 16 KiB; a connection's limit and everyone's limit are raised to one largest request.
+    let limits = NbdLimits {
+        own_payload_bytes: 16 << 10,
+        payload_bytes_max: 0,
+        shared_payload_bytes: 0,
+        ..NbdLimits::default()
+    };
+    let stage = Stage::with_limits(4, limits);
+    let (one, _) = stage.connect(Link {
+        capacity: 1 << 20,
+        ..Link::default()
+    });
+    let (two, _) = stage.connect(Link {
+        capacity: 1 << 20,
+        ..Link::default()
+    });
+    let volume = stage.volume.clone();
+    stage.world.run(async move {
+        let mut one = Client::attach(one, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        let mut two = Client::attach(two, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        volume.memory.held.set(true);
+        for _ in 0..6 {
+            one.submit(READ, 0, 0, 8 << 20).await;
+        }
+        volume.world.sleep_ns(1_000_000).await;
+        assert_eq!(volume.memory.running.get(), 4, "32 MiB of reads");
+        // The other connection's small requests go on; a large one has to wait.
+        for _ in 0..3 {
+            two.submit(READ, 0, 0, 8 << 10).await;
+        }
+        volume.world.sleep_ns(1_000_000).await;
+        assert_eq!(volume.memory.running.get(), 6, "its own 16 KiB");
+        volume.release();
+        for _ in 0..6 {
+            assert_eq!(one.answer().await.expect("an answer").data.len(), 8 << 20);
+        }
+        for _ in 0..3 {
+            assert_eq!(two.answer().await.expect("an answer").data.len(), 8 << 10);
+        }
+    });
+}
+
+#[test]
+fn a_disconnect_waits_for_what_is_in_flight() {
+    let stage = Stage::new(6);
+    let (stream, end) = stage.connect(Link::default());
+    let (volume, noted) = (stage.volume.clone(), end.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        volume.memory.held.set(true);
+        let write = client.submit_write(0, 0, b"late").await;
+        client.submit(DISC, 0, 0, 0).await;
+        volume.world.sleep_ns(1_000_000).await;
+        assert_eq!(noted.get(), None);
+        volume.release();
+        assert_eq!(client.answer_to(write).await.result, Ok(()));
+        assert_eq!(client.take(1).await, None, "closed after the last reply");
+    });
+    assert_eq!(end.get(), Some(CloseReason::Finished));
+    assert_eq!(stage.volume.memory.bytes.borrow()[..4], *b"late");
+    assert_eq!(
+        Rc::strong_count(&stage.volume.memory),
+        2,
+        "the stage and the directory"
+    );
+}
+
+#[test]
+fn a_lost_connection_waits_for_its_operations() {
+    let stage = Stage::new(6);
+    let (stream, end) = stage.connect(Link::default());
+    let (volume, noted) = (stage.volume.clone(), end.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        volume.memory.held.set(true);
+        for _ in 0..5 {
+            client.submit_write(0, 0, b"late").await;
+        }
+        volume.world.sleep_ns(1_000_000).await;
+        client.stream.shutdown();
+        volume.world.sleep_ns(1_000_000).await;
+        assert_eq!(noted.get(), None);
+        volume.release();
+        volume.world.sleep_ns(1_000_000).await;
+        assert!(noted.get().is_some());
+    });
+    assert_eq!(stage.volume.memory.running.get(), 0);
+}
+
+#[test]
+fn a_connection_that_can_not_be_written_to_ends() {
+    let stage = Stage::new(6);
+    let (stream, end) = stage.connect(Link::default());
+    let world = stage.world.clone();
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        client.stream.close_receiving();
+        client.submit(FLUSH, 0, 0, 0).await;
+        world.sleep_ns(1_000_000).await;
+    });
+    assert_eq!(end.get(), Some(CloseReason::Broken));
+}
+
+#[test]
+fn stopping_answers_what_is_in_flight_and_closes() {
+    let stage = Stage::new(8);
+    let (busy, busy_end) = stage.connect(Link::default());
+    let (idle, idle_end) = stage.connect(Link::default());
+    let (early, early_end) = stage.connect(Link::default());
+    let (volume, server) = (stage.volume.clone(), stage.server.clone());
+    stage.world.clone().run(async move {
+        let mut busy = Client::attach(busy, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        let mut idle = Client::attach(idle, Mode::Structured, "disk", &[])
+            .await
+            .expect("attached");
+        let mut early = Client::greet(early).await.expect("greeted");
+        volume.memory.held.set(true);
+        let write = busy.submit_write(FUA, 0, b"in time").await;
+        volume.world.sleep_ns(1_000_000).await;
+        server.stop();
+        assert_eq!(idle.take(1).await, None);
+        assert_eq!(early.take(1).await, None);
+        busy.submit_write(FUA, 100, b"too late").await;
+        volume.world.sleep_ns(1_000_000).await;
+        volume.release();
+        assert_eq!(busy.answer_to(write).await.result, Ok(()));
+        assert_eq!(
+            busy.answer().await,
+            None,
+            "not answered, so the client repeats it"
+        );
+        server.stopped().await;
+        let (late, far) = Link::default().connect();
+        let outcome = server.serve_connection(far).await;
+        assert!(matches!(outcome, Outcome::Closed(CloseReason::Stopping)));
+        assert!(Client::greet(late).await.is_err());
+    });
+    assert_eq!(stage.volume.memory.bytes.borrow()[100..108], [0; 8]);
+    assert_eq!(busy_end.get(), Some(CloseReason::Stopping));
+    assert_eq!(idle_end.get(), Some(CloseReason::Stopping));
+    assert_eq!(early_end.get(), Some(CloseReason::Stopping));
+}
+
+#[test]
+fn too_many_connections_are_refused() {
+    let stage = Stage::with_limits(
+        2,
+        NbdLimits {
+            connections_max: 2,
+            ..NbdLimits::default()
+        },
+    );
+    let (one, _) = stage.connect(Link::default());
+    let (two, _) = stage.connect(Link::default());
+    let (three, end) = stage.connect(Link::default());
+    let server = stage.server.clone();
+    stage.world.clone().run(async move {
+        let one = Client::attach(one, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        let _two = Client::greet(two).await.expect("greeted");
+        assert!(Client::greet(three).await.is_err());
+        one.stream.shutdown();
+        stage.world.sleep_ns(1000).await;
+        let (four, _) = stage.connect(Link::default());
+        assert!(Client::greet(four).await.is_ok());
+    });
+    assert_eq!(end.get(), Some(CloseReason::Refused));
+    assert_eq!(server.counters().connections_refused, 1);
+}
+
+#[test]
+fn negotiation_has_a_deadline() {
+    let stage = Stage::new(1);
+    let (silent, silent_end) = stage.connect(Link::default());
+    let (slow, slow_end) = stage.connect(Link::default());
+    let (deaf, deaf_end) = stage.connect(Link {
+        capacity: 100,
+        ..Link::default()
+    });
+    for index in 0..100 {
+        stage
+            .directory
+            .add(&format!("volume-{index}"), 0, &stage.volume);
+    }
+    let world = stage.world.clone();
+    stage.world.clone().run(async move {
+        let mut slow = Client::greet(slow).await.expect("greeted");
+        let mut deaf = Client::greet(deaf).await.expect("greeted");
+        // Asks for much and never reads it.
+        deaf.send(&option_message(3, b"")).await;
+        // One byte a second.
+        for byte in option_message(7, &go_data("disk")) {
+            slow.send(&[byte]).await;
+            world.sleep_ns(1_000_000_000).await;
+        }
+        assert_eq!(slow.take(1).await, None);
+        drop(silent);
+    });
+    for end in [silent_end, slow_end, deaf_end] {
+        assert_eq!(end.get(), Some(CloseReason::NegotiationTimeout));
+    }
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_dropped() {
+    let stage = Stage::new(1);
+    let (stream, end) = stage.connect(Link {
+        capacity: 1 << 20,
+        ..Link::default()
+    });
+    let (world, noted) = (stage.world.clone(), end.clone());
+    let server = stage.server.clone();
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        for _ in 0..1000 {
+            client.submit(READ, 0, 0, 1 << 20).await;
+        }
+        world.sleep_ns(50_000_000_000).await;
+        assert_eq!(noted.get(), None);
+        let held = world.buffers().in_use_bytes();
+        assert!(
+            held < 4 << 20,
+            "replies are zeros from a shared buffer: {held}"
+        );
+        world.sleep_ns(40_000_000_000).await;
+        assert_eq!(noted.get(), Some(CloseReason::Stalled));
+    });
+    assert_eq!(server.counters().connections_expelled, 1);
+}
+
+#[test]
+fn a_client_that_stops_in_the_middle_of_a_message_is_dropped() {
+    for (message, keep) in [(4096, 100), (32 << 20, 1 << 20), (4096, 10)] {
+        let stage = Stage::new(1);
+        let (stream, end) = stage.connect(Link {
+            capacity: 4 << 20,
+            ..Link::default()
+        });
+        let world = stage.world.clone();
+        stage.volume.memory.bytes.borrow_mut().resize(32 << 20, 0);
+        stage.world.run(async move {
+            let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+                .await
+                .expect("attached");
+            let (_, mut bytes) = client.encode(WRITE, 0, 0, message);
+            bytes.resize(keep, 7);
+            client.send(&bytes).await;
+            world.sleep_ns(90_000_000_000).await;
+            assert_eq!(client.take(1).await, None);
+        });
+        assert_eq!(end.get(), Some(CloseReason::Stalled));
+        assert_eq!(
+            stage.world.buffers().in_use_bytes(),
+            0,
+            "all memory is given back"
+        );
+    }
+}
+
+#[test]
+fn an_idle_client_may_stay() {
+    let stage = Stage::new(1);
+    let (stream, end) = stage.connect(Link::default());
+    let (world, noted) = (stage.world.clone(), end.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        for _ in 0..3 {
+            client.call(READ, 0, 0, 4096).await;
+            world.sleep_ns(3_600_000_000_000).await;
+        }
+        assert_eq!(noted.get(), None);
+        let held = world.buffers().in_use_bytes();
+        assert!(held <= 16 << 10, "an idle connection holds {held} bytes");
+    });
+}
+
+#[test]
+fn protocol_violations_end_the_connection() {
+    let scripts: [(&[u8], &str); 3] = [
+        (
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            "bad magic number in front of a request",
+        ),
+        (&[0; 28], "bad magic number in front of a request"),
+        (
+            b"\x25\x60\x95\x13\0\0\0\x01cookie..\0\0\0\0\0\0\0\0\xff\xff\xff\xff",
+            "a payload above the advertised limit",
+        ),
+    ];
+    for (script, what) in scripts {
+        let stage = Stage::new(1);
+        let (stream, end) = stage.connect(Link::default());
+        let (server, stopping) = (stage.server.clone(), stage.server.clone());
+        stage.world.run(async move {
+            let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+                .await
+                .expect("attached");
+            assert_eq!(client.write(0, 0, b"ok").await.result, Ok(()));
+            client.send(script).await;
+            assert_eq!(client.take(1).await, None);
+            stopping.stopped().await;
+        });
+        assert_eq!(end.get(), Some(CloseReason::Violation(what)));
+        assert_eq!(server.counters().connections_expelled, 1);
+    }
+}
+
+#[test]
+fn workers_that_are_not_needed_end() {
+    let stage = Stage::new(2);
+    let (stream, _) = stage.connect(Link::default());
+    let (world, volume) = (stage.world.clone(), stage.volume.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        // The client, the connection, its writer.
+        assert_eq!(world.task_count(), 3);
+        for round in 0..20 {
+            let depth = if round % 5 == 0 { 100 } else { 2 };
+            volume.memory.held.set(true);
+            for _ in 0..depth {
+                client.submit(READ, 0, 0, 512).await;
+            }
+            while volume.memory.running.get() < depth {
+                world.yield_now().await;
+            }
+            // And its watch.
+            assert!(world.task_count() >= 4 + depth as usize);
+            volume.release();
+            for _ in 0..depth {
+                client.answer().await.expect("an answer");
+            }
+            // Long enough for the watch to look.
+            world.sleep_ns(40_000_000_000).await;
+            if depth == 2 {
+                assert!(world.task_count() <= 3 + 2, "{} tasks", world.task_count());
+            }
+        }
+    });
+}
