@@ -33,7 +33,6 @@ pub struct CreateDvol {
     pub reserved_bytes: u64,
 }
 
-
 impl<P: Platform> Engine<P> {
     /// Creates an empty dvol.
     pub async fn create(&self, new: CreateDvol) -> Result<Handle, DvolError> {
@@ -51,9 +50,16 @@ impl<P: Platform> Engine<P> {
             reserved_blocks,
             ..inner.new_record(&new.name, id, new.size_bytes, inner.next_layer(0)?)
         };
-        let record = Record::CreateDvol { slot, record: Box::new(record) };
+        let record = Record::CreateDvol {
+            slot,
+            record: Box::new(record),
+        };
         inner.commit_admin(vec![record], vec![slot]).await?;
-        Ok(Handle { slot, id, layer: None })
+        Ok(Handle {
+            slot,
+            id,
+            layer: None,
+        })
     }
 
     /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good.
@@ -68,7 +74,8 @@ impl<P: Platform> Engine<P> {
         }
         if size_bytes < old_size {
             // First nobody may write behind the new end any more; then its space is given back.
-            self.update(handle, |record| record.size_bytes = size_bytes).await?;
+            self.update(handle, |record| record.size_bytes = size_bytes)
+                .await?;
             let end = VBlock(old_size.div_ceil(BLOCK_SIZE));
             let part = size_bytes % BLOCK_SIZE;
             if part != 0 {
@@ -81,7 +88,8 @@ impl<P: Platform> Engine<P> {
             }
             return Ok(());
         }
-        self.update(handle, |record| record.size_bytes = size_bytes).await
+        self.update(handle, |record| record.size_bytes = size_bytes)
+            .await
     }
 
     /// Gives a dvol or snapshot another name.
@@ -100,7 +108,8 @@ impl<P: Platform> Engine<P> {
         if blocks > self.inner.available_to(handle.slot) + self.inner.own_blocks(handle) {
             return Err(DvolError::NoSpace);
         }
-        self.update(handle, |record| record.reserved_blocks = blocks).await
+        self.update(handle, |record| record.reserved_blocks = blocks)
+            .await
     }
 
     /// Makes a dvol refuse changes by clients, or accept them again.
@@ -196,7 +205,13 @@ impl<P: Platform> Engine<P> {
                 let created_ns = inner.platform.wall_clock_ns();
                 let name = String::new();
                 let slot = source.slot;
-                records.push(Record::Snapshot { slot, layer_slot, head, created_ns, name });
+                records.push(Record::Snapshot {
+                    slot,
+                    layer_slot,
+                    head,
+                    created_ns,
+                    name,
+                });
                 records.push(Record::DeleteLayer { slot: layer_slot });
                 slots.push(layer_slot);
                 layer_slot
@@ -214,9 +229,16 @@ impl<P: Platform> Engine<P> {
             reserved_blocks,
             ..inner.new_record(&new.name, id, size, layer)
         };
-        records.push(Record::CreateDvol { slot, record: Box::new(record) });
+        records.push(Record::CreateDvol {
+            slot,
+            record: Box::new(record),
+        });
         inner.commit_admin(records, slots).await?;
-        Ok(Handle { slot, id, layer: None })
+        Ok(Handle {
+            slot,
+            id,
+            layer: None,
+        })
     }
 
     /// Brings a dvol back to one of its snapshots. What was written since is gone; LSNs go on.
@@ -234,11 +256,21 @@ impl<P: Platform> Engine<P> {
         let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
         // Alone on the whole dvol: what is under way ends before, what comes later sees the
         // snapshot.
-        let _lock = inner.range_locks(dvol.slot).take(VBlock(0)..end, true).await;
+        let _lock = inner
+            .range_locks(dvol.slot)
+            .take(VBlock(0)..end, true)
+            .await;
         let lsn = inner.take_lsn(dvol)?;
         let slots = vec![dvol.slot, to.slot, discard_slot];
         let (slot, to, size_bytes) = (dvol.slot, to.slot, target.size_bytes);
-        let record = Record::Rollback { slot, to, discard_slot, head, lsn, size_bytes };
+        let record = Record::Rollback {
+            slot,
+            to,
+            discard_slot,
+            head,
+            lsn,
+            size_bytes,
+        };
         inner.commit_admin(vec![record], slots).await
     }
 
@@ -262,11 +294,17 @@ impl<P: Platform> Engine<P> {
         let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
         let closing: Vec<Slot> = layers.iter().copied().chain([dvol.slot]).collect();
         inner.closing.borrow_mut().extend(closing.iter().copied());
-        let lock = inner.range_locks(dvol.slot).take(VBlock(0)..end, true).await;
+        let lock = inner
+            .range_locks(dvol.slot)
+            .take(VBlock(0)..end, true)
+            .await;
         let mut result = Ok(());
         // A unit fits a group: many snapshots are several units, the dvol itself comes last.
         for part in layers.chunks(1000) {
-            let records = part.iter().map(|&slot| Record::DeleteLayer { slot }).collect();
+            let records = part
+                .iter()
+                .map(|&slot| Record::DeleteLayer { slot })
+                .collect();
             result = result.and(inner.commit_admin(records, part.to_vec()).await);
         }
         if result.is_ok() {
@@ -318,7 +356,10 @@ impl<P: Platform> Engine<P> {
         let mut record = inner.record(handle)?;
         change(&mut record);
         record.map = None;
-        let record = Record::Update { slot: handle.slot, record: Box::new(record) };
+        let record = Record::Update {
+            slot: handle.slot,
+            record: Box::new(record),
+        };
         inner.commit_admin(vec![record], vec![handle.slot]).await
     }
 
@@ -328,7 +369,10 @@ impl<P: Platform> Engine<P> {
         let inner = &self.inner;
         let vblock = VBlock::containing(from);
         let range = vblock..VBlock(vblock.0 + 1);
-        let _lock = inner.range_locks(handle.slot).take(range.clone(), true).await;
+        let _lock = inner
+            .range_locks(handle.slot)
+            .take(range.clone(), true)
+            .await;
         let len = BLOCK_SIZE - from % BLOCK_SIZE;
         let zeros = inner.platform.buffers().zeros(len as usize);
         inner.write_part(handle, range, from, &zeros).await
@@ -355,14 +399,21 @@ impl<P: Platform> Inner<P> {
     /// Free slots for an operation under way. The admin budget makes it the only one.
     fn choose_slots(&self, count: usize) -> Result<Vec<Slot>, DvolError> {
         let mut chosen = self.chosen_slots.borrow_mut();
-        let slots = self.state.borrow().free_slots(count, &chosen).ok_or(DvolError::TooMany)?;
+        let slots = self
+            .state
+            .borrow()
+            .free_slots(count, &chosen)
+            .ok_or(DvolError::TooMany)?;
         chosen.extend(slots.iter().map(|s| s.0));
         Ok(slots)
     }
 
     fn next_layer(&self, ahead: u32) -> Result<LayerNo, DvolError> {
         let next = self.state.borrow().next_layer;
-        next.checked_add(ahead).filter(|&n| n < u32::MAX).map(LayerNo).ok_or(DvolError::TooMany)
+        next.checked_add(ahead)
+            .filter(|&n| n < u32::MAX)
+            .map(LayerNo)
+            .ok_or(DvolError::TooMany)
     }
 
     fn new_record(
@@ -402,13 +453,18 @@ impl<P: Platform> Inner<P> {
 
     pub(super) fn record(&self, handle: Handle) -> Result<CatalogueRecord, DvolError> {
         let state = self.state.borrow();
-        state.slot(handle.slot).map(|s| s.record.clone()).ok_or(DvolError::NotFound)
+        state
+            .slot(handle.slot)
+            .map(|s| s.record.clone())
+            .ok_or(DvolError::NotFound)
     }
 
     fn own_blocks(&self, handle: Handle) -> u64 {
         let state = self.state.borrow();
         state.slot(handle.slot).map_or(0, |s| {
-            s.record.mapped_blocks.saturating_sub(s.record.inherited_blocks)
+            s.record
+                .mapped_blocks
+                .saturating_sub(s.record.inherited_blocks)
         })
     }
 

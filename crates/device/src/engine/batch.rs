@@ -17,7 +17,7 @@ use super::{Engine, Inner, Stability};
 use crate::format::record::{MapRun, MappedBlock, Record};
 
 /// Ranges and changes that one batch can name.
-pub const BATCH_PARTS_MAX: usize = 1024;
+pub(super) const BATCH_PARTS_MAX: usize = 1024;
 
 /// Something that must hold for a batch to happen.
 #[derive(Clone, Debug)]
@@ -113,9 +113,21 @@ impl<P: Platform> Engine<P> {
         if expected.len() != new.len() {
             return Err(DvolError::Invalid);
         }
-        let condition = Condition::Equals { handle, offset_bytes, bytes: expected };
-        let change = Change::Write { handle, offset_bytes, data: new, meta: 0 };
-        let batch = Batch { conditions: vec![condition], changes: vec![change] };
+        let condition = Condition::Equals {
+            handle,
+            offset_bytes,
+            bytes: expected,
+        };
+        let change = Change::Write {
+            handle,
+            offset_bytes,
+            data: new,
+            meta: 0,
+        };
+        let batch = Batch {
+            conditions: vec![condition],
+            changes: vec![change],
+        };
         let lsns = self.commit(batch, stability).await?;
         lsns.first().copied().ok_or(DvolError::Invalid)
     }
@@ -131,12 +143,17 @@ impl<P: Platform> Engine<P> {
         if conditions.len() + ranges.len() > BATCH_PARTS_MAX {
             return Err(DvolError::Invalid);
         }
-        let batch = Batch { conditions, changes: Vec::new() };
+        let batch = Batch {
+            conditions,
+            changes: Vec::new(),
+        };
         let mut extra = Vec::new();
         for &(handle, offset, len) in ranges {
             extra.push((handle, blocks_of(offset, len)?));
         }
-        let _locks = inner.lock_ranges(batch.ranges()?.into_iter().chain(extra)).await;
+        let _locks = inner
+            .lock_ranges(batch.ranges()?.into_iter().chain(extra))
+            .await;
         inner.check_conditions(&batch.conditions).await?;
         let mut out = Vec::new();
         for &(handle, offset, len) in ranges {
@@ -168,10 +185,19 @@ impl Batch {
         let mut ranges = Vec::new();
         for condition in &self.conditions {
             match condition {
-                Condition::UnchangedSince { handle, offset_bytes, len_bytes, .. } => {
+                Condition::UnchangedSince {
+                    handle,
+                    offset_bytes,
+                    len_bytes,
+                    ..
+                } => {
                     ranges.push((*handle, blocks_of(*offset_bytes, *len_bytes)?));
                 }
-                Condition::Equals { handle, offset_bytes, bytes } => {
+                Condition::Equals {
+                    handle,
+                    offset_bytes,
+                    bytes,
+                } => {
                     ranges.push((*handle, blocks_of(*offset_bytes, bytes.len() as u64)?));
                 }
                 Condition::Epoch { .. } => {}
@@ -188,10 +214,17 @@ impl Batch {
 impl Change {
     fn range(&self) -> Result<(Handle, Range<VBlock>), DvolError> {
         match self {
-            Change::Write { handle, offset_bytes, data, .. } => {
-                Ok((*handle, blocks_of(*offset_bytes, data.len() as u64)?))
-            }
-            Change::Deallocate { handle, offset_bytes, len_bytes } => {
+            Change::Write {
+                handle,
+                offset_bytes,
+                data,
+                ..
+            } => Ok((*handle, blocks_of(*offset_bytes, data.len() as u64)?)),
+            Change::Deallocate {
+                handle,
+                offset_bytes,
+                len_bytes,
+            } => {
                 if offset_bytes % BLOCK_SIZE != 0 || len_bytes % BLOCK_SIZE != 0 {
                     return Err(DvolError::Invalid);
                 }
@@ -223,8 +256,9 @@ impl<P: Platform> Inner<P> {
                 changes.push((handle.slot, range.start, range.end));
             }
             changes.sort_unstable();
-            let overlap =
-                changes.windows(2).any(|w| w[0].0 == w[1].0 && w[1].1 < w[0].2);
+            let overlap = changes
+                .windows(2)
+                .any(|w| w[0].0 == w[1].0 && w[1].1 < w[0].2);
             if overlap {
                 return Err(DvolError::Invalid);
             }
@@ -237,8 +271,10 @@ impl<P: Platform> Inner<P> {
         &self,
         ranges: impl IntoIterator<Item = (Handle, Range<VBlock>)>,
     ) -> Vec<RangeLock> {
-        let mut ranges: Vec<_> =
-            ranges.into_iter().map(|(h, r)| (h.slot, r.start, r.end)).collect();
+        let mut ranges: Vec<_> = ranges
+            .into_iter()
+            .map(|(h, r)| (h.slot, r.start, r.end))
+            .collect();
         ranges.sort_unstable();
         let mut merged: Vec<(flagstone_types::Slot, VBlock, VBlock)> = Vec::new();
         for (slot, start, end) in ranges {
@@ -257,15 +293,26 @@ impl<P: Platform> Inner<P> {
     async fn check_conditions(self: &Rc<Self>, conditions: &[Condition]) -> Result<(), DvolError> {
         for condition in conditions {
             match condition {
-                Condition::UnchangedSince { handle, offset_bytes, len_bytes, lsn } => {
+                Condition::UnchangedSince {
+                    handle,
+                    offset_bytes,
+                    len_bytes,
+                    lsn,
+                } => {
                     self.resolve(*handle)?;
                     let range = blocks_of(*offset_bytes, *len_bytes)?;
                     if let Err(changed) = self.unchanged_since(*handle, range, *lsn).await? {
                         return Err(DvolError::ConditionFailed(changed));
                     }
                 }
-                Condition::Equals { handle, offset_bytes, bytes } => {
-                    let engine = Engine { inner: self.clone() };
+                Condition::Equals {
+                    handle,
+                    offset_bytes,
+                    bytes,
+                } => {
+                    let engine = Engine {
+                        inner: self.clone(),
+                    };
                     let len = bytes.len();
                     let pieces = engine.read(*handle, *offset_bytes, len as u64).await?;
                     if gather(self, &pieces, len)[..] != bytes[..] {
@@ -329,13 +376,25 @@ impl<P: Platform> Inner<P> {
                     checksum: BlockChecksum::of(bytes),
                     meta: *meta,
                 }));
-                writes.push(DataWrite { run, buf: data.slice(at..at + len) });
+                writes.push(DataWrite {
+                    run,
+                    buf: data.slice(at..at + len),
+                });
                 at += len;
             }
-            records.push(Record::Map { slot, lsn, runs: vec![MapRun { start: part.first, blocks }] });
+            records.push(Record::Map {
+                slot,
+                lsn,
+                runs: vec![MapRun {
+                    start: part.first,
+                    blocks,
+                }],
+            });
         }
-        let blocks: Vec<BlockNo> =
-            writes.iter().flat_map(|w: &DataWrite| w.run.blocks()).collect();
+        let blocks: Vec<BlockNo> = writes
+            .iter()
+            .flat_map(|w: &DataWrite| w.run.blocks())
+            .collect();
         let mut slots: SmallVec<[flagstone_types::Slot; 2]> =
             prepared.iter().map(|p| p.handle.slot).collect();
         slots.sort_unstable();
@@ -360,25 +419,40 @@ impl<P: Platform> Inner<P> {
             let (handle, range) = change.range()?;
             let count = range.end.0 - range.start.0;
             let data = match change {
-                Change::Write { offset_bytes, data, meta, .. } => {
+                Change::Write {
+                    offset_bytes,
+                    data,
+                    meta,
+                    ..
+                } => {
                     self.check_change(handle, *offset_bytes, data.len() as u64)?;
                     total += count * BLOCK_SIZE;
                     let whole = offset_bytes % BLOCK_SIZE == 0
-                        && data.len() as u64 % BLOCK_SIZE == 0;
+                        && (data.len() as u64).is_multiple_of(BLOCK_SIZE);
                     let data = match whole {
                         true => data.clone(),
                         false => {
-                            self.widen(handle.slot, range.clone(), *offset_bytes, data).await?
+                            self.widen(handle.slot, range.clone(), *offset_bytes, data)
+                                .await?
                         }
                     };
                     Some((data, *meta))
                 }
-                Change::Deallocate { offset_bytes, len_bytes, .. } => {
+                Change::Deallocate {
+                    offset_bytes,
+                    len_bytes,
+                    ..
+                } => {
                     self.check_change(handle, *offset_bytes, *len_bytes)?;
                     None
                 }
             };
-            prepared.push(Prepared { handle, first: range.start, data, count });
+            prepared.push(Prepared {
+                handle,
+                first: range.start,
+                data,
+                count,
+            });
         }
         if total > WRITE_MAX_BYTES {
             return Err(DvolError::Invalid);
@@ -398,9 +472,12 @@ impl<P: Platform> Inner<P> {
         let mut metas = Vec::new();
         for vblock in range.start.0..range.end.0 {
             let vblock = VBlock(vblock);
-            self.load_range(handle.slot, vblock..VBlock(vblock.0 + 1)).await?;
+            self.load_range(handle.slot, vblock..VBlock(vblock.0 + 1))
+                .await?;
             let state = self.state.borrow();
-            let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+            let Some(found) = state.slot(handle.slot) else {
+                return Err(DvolError::NotFound);
+            };
             let mapping = found.map.get(vblock).ok();
             metas.push(mapping.and_then(|m| m.data().map(|e| e.meta)).unwrap_or(0));
         }
@@ -411,9 +488,7 @@ impl<P: Platform> Inner<P> {
 /// The blocks that a range of bytes touches; it must not be empty.
 fn blocks_of(offset: u64, len: u64) -> Result<Range<VBlock>, DvolError> {
     match offset.checked_add(len) {
-        Some(end) if len > 0 => {
-            Ok(VBlock::containing(offset)..VBlock(end.div_ceil(BLOCK_SIZE)))
-        }
+        Some(end) if len > 0 => Ok(VBlock::containing(offset)..VBlock(end.div_ceil(BLOCK_SIZE))),
         _ => Err(DvolError::OutOfRange),
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo};
 
 use super::Inner;
@@ -48,10 +48,16 @@ impl<P: Platform> Batch<'_, P> {
         let inner = self.inner;
         let writes = std::mem::take(&mut self.writes);
         let each = writes.into_iter().map(|(block, buf)| async move {
-            inner.write_with_retries(block.offset_bytes(), buf, WRITE_TRIES).await
+            inner
+                .write_with_retries(block.offset_bytes(), buf, WRITE_TRIES)
+                .await
         });
         let results = join_all(each).await;
-        if results.iter().all(Result::is_ok) { Ok(()) } else { Err(DvolError::Device) }
+        if results.iter().all(Result::is_ok) {
+            Ok(())
+        } else {
+            Err(DvolError::Device)
+        }
     }
 }
 
@@ -133,7 +139,8 @@ impl<P: Platform> Inner<P> {
 
     /// Makes one checkpoint.
     pub(super) async fn checkpoint(self: &Rc<Self>, clean: bool) -> Result<(), DvolError> {
-        self.checkpoints_started.set(self.checkpoints_started.get() + 1);
+        self.checkpoints_started
+            .set(self.checkpoints_started.get() + 1);
         let began = self.platform.now();
         let position = self.cut().await?;
         let frozen = self.freeze_at(position).await;
@@ -154,9 +161,11 @@ impl<P: Platform> Inner<P> {
         counters.checkpoints.set(counters.checkpoints.get() + 1);
         counters.checkpoint_ns.set(self.platform.now().since(began));
         self.checkpoints_done.set(self.checkpoints_done.get() + 1);
-        for signal in
-            [&self.signals.checkpointed, &self.signals.journal, &self.signals.space]
-        {
+        for signal in [
+            &self.signals.checkpointed,
+            &self.signals.journal,
+            &self.signals.space,
+        ] {
             signal.notify();
         }
         self.keep_blocks_open().await;
@@ -230,19 +239,36 @@ impl<P: Platform> Inner<P> {
             next_layer,
             ..
         } = frozen;
-        let mut batch = Batch { inner: self, writes: Vec::new() };
+        let mut batch = Batch {
+            inner: self,
+            writes: Vec::new(),
+        };
         self.write_nodes(maps, &mut blocks, &mut batch).await?;
-        let encoded = pages.into_iter().map(|p| (p.page, encode_catalogue_page(p))).collect();
-        write_table(TableKind::Catalogue, encoded, &mut catalogue, &mut blocks, &mut batch).await?;
+        let encoded = pages
+            .into_iter()
+            .map(|p| (p.page, encode_catalogue_page(p)))
+            .collect();
+        write_table(
+            TableKind::Catalogue,
+            encoded,
+            &mut catalogue,
+            &mut blocks,
+            &mut batch,
+        )
+        .await?;
         // The segment pages know their blocks before the bitmaps are final: allot them first.
         let index_count = index_numbers(segment_pages.keys()).len();
-        let kept = blocks.len().saturating_sub(segment_pages.len() + index_count);
+        let kept = blocks
+            .len()
+            .saturating_sub(segment_pages.len() + index_count);
         for block in blocks.drain(..kept) {
             self.return_block(block, &mut segments);
         }
         let mut checksums = BTreeMap::new();
         for (&no, segment) in &mut segments {
-            let checksum = self.write_bitmap(no, segment.record, &segment.bitmap, &mut batch).await?;
+            let checksum = self
+                .write_bitmap(no, segment.record, &segment.bitmap, &mut batch)
+                .await?;
             segment.record.bitmap_checksum = checksum;
             checksums.insert(no, checksum);
         }
@@ -257,8 +283,14 @@ impl<P: Platform> Inner<P> {
             }
             encoded.push((*page, encode_segment_page(*page, records)));
         }
-        write_table(TableKind::Segments, encoded, &mut segment_table, &mut blocks, &mut batch)
-            .await?;
+        write_table(
+            TableKind::Segments,
+            encoded,
+            &mut segment_table,
+            &mut blocks,
+            &mut batch,
+        )
+        .await?;
         batch.finish().await?;
         self.state.borrow().map_stats.node_writes_done();
         let root_seq = self.root_seq.get() + 1;
@@ -293,7 +325,9 @@ impl<P: Platform> Inner<P> {
                 let block = blocks.pop().expect("the freeze counted every dirty node");
                 node.write_to(block, &mut bytes);
                 batch.add(block, &bytes).await?;
-                self.counters.nodes_written.set(self.counters.nodes_written.get() + 1);
+                self.counters
+                    .nodes_written
+                    .set(self.counters.nodes_written.get() + 1);
             }
         }
         Ok(())
@@ -348,7 +382,10 @@ fn encode_catalogue_page(page: FrozenPage) -> Vec<u8> {
     let mut records = Vec::new();
     for slot in page.records {
         let record = slot.map(|(mut record, map)| {
-            record.map = map.root_ptr().map(|ptr| MapRoot { ptr, max_lsn: map.max_lsn() });
+            record.map = map.root_ptr().map(|ptr| MapRoot {
+                ptr,
+                max_lsn: map.max_lsn(),
+            });
             record.mapped_blocks = map.mapped_count();
             record
         });
@@ -380,7 +417,10 @@ async fn write_table<P: Platform>(
     let indexes = index_numbers(pages.iter().map(|(page, _)| page));
     for (page, bytes) in pages {
         let block = blocks.pop().expect("the freeze counted every page");
-        locations.pages[page as usize] = BlockPtr { block, hash: ChainHash::of(&bytes) };
+        locations.pages[page as usize] = BlockPtr {
+            block,
+            hash: ChainHash::of(&bytes),
+        };
         batch.add(block, &bytes).await?;
     }
     for index in indexes {
@@ -388,7 +428,10 @@ async fn write_table<P: Platform>(
         let end = locations.pages.len().min(first + PAGES_PER_INDEX);
         let bytes = encode_index(table, first as u32, &locations.pages[first..end]);
         let block = blocks.pop().expect("the freeze counted every index block");
-        locations.index[index as usize] = BlockPtr { block, hash: ChainHash::of(&bytes) };
+        locations.index[index as usize] = BlockPtr {
+            block,
+            hash: ChainHash::of(&bytes),
+        };
         batch.add(block, &bytes).await?;
     }
     Ok(())

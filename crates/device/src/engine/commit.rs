@@ -13,10 +13,10 @@ use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BlockNo, Slot};
 use smallvec::SmallVec;
 
+use super::Inner;
 use super::error::DvolError;
 use super::journal::SealedGroup;
 use super::unit::{DataState, Unit};
-use super::Inner;
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::Record;
 use crate::state::Effects;
@@ -26,7 +26,7 @@ const JOURNAL_WRITE_TRIES: usize = 3;
 
 /// Units on their way, by slot.
 #[derive(Default)]
-pub struct Commit {
+pub(super) struct Commit {
     queues: BTreeMap<Slot, VecDeque<Rc<Unit>>>,
     /// Written stable units, in the order of the flushes they wait for.
     awaiting_flush: VecDeque<Rc<Unit>>,
@@ -40,19 +40,21 @@ pub struct Commit {
 
 impl Commit {
     /// True if no unit is on its way.
-    pub fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.pending == 0
     }
 
     /// True if a unit in a group up to `seq` is not applied yet.
-    pub fn has_pending_up_to(&self, seq: u64) -> bool {
+    pub(super) fn has_pending_up_to(&self, seq: u64) -> bool {
         let up_to = |u: &Rc<Unit>| u.seq.get() != 0 && u.seq.get() <= seq;
-        self.queues.values().any(|queue| queue.front().is_some_and(up_to))
+        self.queues
+            .values()
+            .any(|queue| queue.front().is_some_and(up_to))
     }
 }
 
 /// A unit that has been submitted; its data is to be written by whoever submitted it.
-pub struct Submitted {
+pub(super) struct Submitted {
     /// The unit.
     pub unit: Rc<Unit>,
     /// Completes when it is applied or has failed.
@@ -83,7 +85,10 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Puts an abort into a group of its own, for which the ring always has room.
-    fn submit_abort(self: &Rc<Self>, records: SmallVec<[Record; 1]>) -> Result<Submitted, DvolError> {
+    fn submit_abort(
+        self: &Rc<Self>,
+        records: SmallVec<[Record; 1]>,
+    ) -> Result<Submitted, DvolError> {
         let mut body = Vec::new();
         for record in &records {
             record.encode(false, &mut body);
@@ -98,7 +103,11 @@ impl<P: Platform> Inner<P> {
     fn enqueue(self: &Rc<Self>, unit: &Rc<Unit>, body: &[u8]) {
         let mut commit = self.commit.borrow_mut();
         for slot in &unit.slots {
-            commit.queues.entry(*slot).or_default().push_back(unit.clone());
+            commit
+                .queues
+                .entry(*slot)
+                .or_default()
+                .push_back(unit.clone());
         }
         commit.pending += 1;
         drop(commit);
@@ -116,7 +125,11 @@ impl<P: Platform> Inner<P> {
 
     /// The data of a unit has been written, or has failed.
     pub(super) fn data_done(self: &Rc<Self>, unit: &Rc<Unit>, result: Result<(), DvolError>) {
-        assert_eq!(unit.data.get(), DataState::Pending, "a unit's data is reported once");
+        assert_eq!(
+            unit.data.get(),
+            DataState::Pending,
+            "a unit's data is reported once"
+        );
         match result {
             Ok(()) => {
                 unit.data.set(DataState::Written);
@@ -132,11 +145,16 @@ impl<P: Platform> Inner<P> {
     /// A failed unit is taken back by a record behind it, as soon as its place is known and the
     /// journal holds it.
     fn abort_if_journaled(self: &Rc<Self>, unit: &Rc<Unit>) {
-        let DataState::Failed(error) = unit.data.get() else { return };
+        let DataState::Failed(error) = unit.data.get() else {
+            return;
+        };
         if !unit.journaled.get() || self.shared.is_fenced() {
             return;
         }
-        let record = Record::Abort { seq: unit.seq.get(), unit: unit.index.get() };
+        let record = Record::Abort {
+            seq: unit.seq.get(),
+            unit: unit.index.get(),
+        };
         let mut records = SmallVec::new();
         records.push(record);
         // An abort takes part in no slot's order: it is over once the journal holds it.
@@ -173,7 +191,10 @@ impl<P: Platform> Inner<P> {
     fn draw_ticket(&self, unit: &Rc<Unit>) {
         if unit.is_written() && unit.stable && unit.ticket.get() == 0 {
             unit.ticket.set(self.flusher.ticket());
-            self.commit.borrow_mut().awaiting_flush.push_back(unit.clone());
+            self.commit
+                .borrow_mut()
+                .awaiting_flush
+                .push_back(unit.clone());
             self.want_flush();
         }
     }
@@ -181,7 +202,10 @@ impl<P: Platform> Inner<P> {
     /// A unit outside all slots' order (segments, aborts, watermarks) is over once it is written.
     fn finish_free_unit(self: &Rc<Self>, unit: &Rc<Unit>) {
         let durable = !unit.stable || self.flusher.is_done(unit.ticket.get());
-        if unit.is_written() && durable && let Some(answer) = unit.answer.take() {
+        if unit.is_written()
+            && durable
+            && let Some(answer) = unit.answer.take()
+        {
             self.commit.borrow_mut().pending -= 1;
             self.signals.applied.notify();
             answer.fulfil(Ok(()));
@@ -207,7 +231,11 @@ impl<P: Platform> Inner<P> {
         }
         let unit = commit.queues.get(&slot)?.front()?.clone();
         let is_first = |s: &Slot| {
-            commit.queues.get(s).and_then(|q| q.front()).is_some_and(|f| Rc::ptr_eq(f, &unit))
+            commit
+                .queues
+                .get(s)
+                .and_then(|q| q.front())
+                .is_some_and(|f| Rc::ptr_eq(f, &unit))
         };
         if !unit.slots.iter().all(is_first) {
             return None;
@@ -223,7 +251,9 @@ impl<P: Platform> Inner<P> {
             DataState::Aborted(_) => true,
             _ => unit.is_written() && (!unit.stable || self.flusher.is_done(unit.ticket.get())),
         };
-        let held = commit.hold_after.is_some_and(|after| unit.seq.get() > after);
+        let held = commit
+            .hold_after
+            .is_some_and(|after| unit.seq.get() > after);
         if !over || held || self.shared.is_fenced() {
             return None;
         }
@@ -306,7 +336,9 @@ impl<P: Platform> Inner<P> {
             if !commit.awaiting_flush.front().is_some_and(done) {
                 break;
             }
-            let Some(unit) = commit.awaiting_flush.pop_front() else { break };
+            let Some(unit) = commit.awaiting_flush.pop_front() else {
+                break;
+            };
             drop(commit);
             self.advance(&unit);
         }
@@ -337,12 +369,20 @@ impl<P: Platform> Inner<P> {
         let awaiting = std::mem::take(&mut commit.awaiting_flush);
         drop(commit);
         let queued = queues.into_values().flatten().chain(awaiting);
-        for unit in units.into_iter().chain(queued).chain(overflow.into_iter().map(|(u, _)| u)) {
+        for unit in units
+            .into_iter()
+            .chain(queued)
+            .chain(overflow.into_iter().map(|(u, _)| u))
+        {
             if let Some(answer) = unit.answer.take() {
                 answer.fulfil(Err(error));
             }
         }
-        for signal in [&self.signals.applied, &self.signals.flushed, &self.signals.space] {
+        for signal in [
+            &self.signals.applied,
+            &self.signals.flushed,
+            &self.signals.space,
+        ] {
             signal.notify();
         }
         for signal in [&self.signals.journal, &self.signals.checkpointed] {
@@ -357,12 +397,7 @@ impl<P: Platform> Inner<P> {
             if self.shared.is_fenced() || (self.stopping.get() && self.commit.borrow().is_idle()) {
                 return;
             }
-            let journal = self.journal.borrow();
-            let aborts = journal.has_aborts();
-            let idle = !journal.has_open_group();
-            let busy = journal.in_flight() >= self.options.groups_in_flight_max;
-            let full = !journal.has_room();
-            drop(journal);
+            let (aborts, idle, busy, full) = self.journal_stands();
             if aborts {
                 self.close_aborts();
                 continue;
@@ -378,6 +413,18 @@ impl<P: Platform> Inner<P> {
             self.platform.yield_now().await;
             self.close_group();
         }
+    }
+
+    /// Whether aborts wait, nothing waits, enough is in flight, the ring is full.
+    fn journal_stands(&self) -> (bool, bool, bool, bool) {
+        let journal = self.journal.borrow();
+        let busy = journal.in_flight() >= self.options.groups_in_flight_max;
+        (
+            journal.has_aborts(),
+            !journal.has_open_group(),
+            busy,
+            !journal.has_room(),
+        )
     }
 
     /// Closes the open group and starts writing it; the next one takes what did not fit.
@@ -412,15 +459,23 @@ impl<P: Platform> Inner<P> {
         for group in groups {
             self.counters.groups.set(self.counters.groups.get() + 1);
             let inner = self.clone();
-            self.platform.spawn(async move { inner.write_group(group).await });
+            self.platform
+                .spawn(async move { inner.write_group(group).await });
         }
     }
 
     async fn write_group(self: Rc<Self>, group: SealedGroup) {
-        let at = self.geometry.ring_block(self.journal_no, group.ring_index).offset_bytes();
+        let at = self
+            .geometry
+            .ring_block(self.journal_no, group.ring_index)
+            .offset_bytes();
         let mut buf = self.platform.buffers().take(group.bytes.len());
         buf.bytes_mut().copy_from_slice(&group.bytes);
-        if self.write_with_retries(at, buf, JOURNAL_WRITE_TRIES).await.is_err() {
+        if self
+            .write_with_retries(at, buf, JOURNAL_WRITE_TRIES)
+            .await
+            .is_err()
+        {
             self.fence("a journal group could not be written");
             return;
         }
@@ -460,9 +515,16 @@ fn new_unit(
     slots: SmallVec<[Slot; 2]>,
     stable: bool,
     blocks: Vec<BlockNo>,
-) -> (Rc<Unit>, flagstone_platform::sync::Awaited<Result<(), DvolError>>) {
+) -> (
+    Rc<Unit>,
+    flagstone_platform::sync::Awaited<Result<(), DvolError>>,
+) {
     let (answering, answer) = promise();
-    let data = if blocks.is_empty() { DataState::Written } else { DataState::Pending };
+    let data = if blocks.is_empty() {
+        DataState::Written
+    } else {
+        DataState::Pending
+    };
     let unit = Unit {
         records,
         slots,

@@ -16,7 +16,7 @@ const OTHER_CORES_PAUSE_NS: u64 = 10_000;
 
 /// Numbers of flushes.
 #[derive(Default)]
-pub struct Flusher {
+pub(super) struct Flusher {
     /// The last flush that has begun.
     started: Cell<u64>,
     /// The last flush that has succeeded.
@@ -31,22 +31,22 @@ pub struct Flusher {
 
 impl Flusher {
     /// A flush that begins after this call.
-    pub fn ticket(&self) -> u64 {
+    pub(super) fn ticket(&self) -> u64 {
         self.started.get() + 1
     }
 
     /// True if that flush has succeeded.
-    pub fn is_done(&self, ticket: u64) -> bool {
+    pub(super) fn is_done(&self, ticket: u64) -> bool {
         ticket != 0 && self.done.get() >= ticket
     }
 
     /// Something was written to the device.
-    pub fn note_written(&self) {
+    pub(super) fn note_written(&self) {
         self.written.set(self.written.get() + 1);
     }
 
     /// True if nothing was written since the last successful flush began.
-    pub fn is_clean(&self) -> bool {
+    pub(super) fn is_clean(&self) -> bool {
         self.written.get() == self.covered.get()
     }
 }
@@ -55,7 +55,9 @@ impl<P: Platform> Inner<P> {
     /// Has a flush made that begins from now on.
     pub(super) fn want_flush(&self) -> u64 {
         let ticket = self.flusher.ticket();
-        self.flusher.wanted.set(self.flusher.wanted.get().max(ticket));
+        self.flusher
+            .wanted
+            .set(self.flusher.wanted.get().max(ticket));
         self.signals.flush_wanted.notify();
         ticket
     }
@@ -75,7 +77,9 @@ impl<P: Platform> Inner<P> {
 
     /// Everything answered before this call is on stable media when this has succeeded.
     pub(super) async fn flush_for_client(&self) -> Result<(), DvolError> {
-        self.counters.flush_requests.set(self.counters.flush_requests.get() + 1);
+        self.counters
+            .flush_requests
+            .set(self.counters.flush_requests.get() + 1);
         if self.shared.is_fenced() {
             return Err(DvolError::Fenced);
         }
@@ -97,7 +101,11 @@ impl<P: Platform> Inner<P> {
         while !beside.is_empty() && self.shared.any_under_way(&beside) {
             self.platform.sleep_ns(OTHER_CORES_PAUSE_NS).await;
         }
-        if result.is_err() || self.shared.is_fenced() { Err(DvolError::Fenced) } else { Ok(()) }
+        if result.is_err() || self.shared.is_fenced() {
+            Err(DvolError::Fenced)
+        } else {
+            Ok(())
+        }
     }
 
     /// Task: makes flushes while somebody waits for one.

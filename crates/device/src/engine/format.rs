@@ -65,14 +65,18 @@ pub async fn read_superblock<P: Platform>(
     platform: &P,
     device: &P::Device,
 ) -> Result<Superblock, OpenError> {
-    let first = read(platform, device, BlockNo(0)).await.map_err(OpenError::Io)?;
+    let first = read(platform, device, BlockNo(0))
+        .await
+        .map_err(OpenError::Io)?;
     let first_error = match Superblock::decode(&first) {
         Ok(superblock) => return within(device, superblock),
         Err(error) => error,
     };
     let blocks = device.size_bytes() / BLOCK_SIZE;
     if blocks > 1 {
-        let last = read(platform, device, BlockNo(blocks - 1)).await.map_err(OpenError::Io)?;
+        let last = read(platform, device, BlockNo(blocks - 1))
+            .await
+            .map_err(OpenError::Io)?;
         if let Ok(superblock) = Superblock::decode(&last) {
             tracing::warn!("the first superblock is damaged ({first_error}); using the second");
             return within(device, superblock);
@@ -84,7 +88,10 @@ pub async fn read_superblock<P: Platform>(
 fn within<D: BlockDevice>(device: &D, superblock: Superblock) -> Result<Superblock, OpenError> {
     let found_blocks = device.size_bytes() / BLOCK_SIZE;
     if superblock.block_count > found_blocks {
-        return Err(OpenError::TooSmall { expected_blocks: superblock.block_count, found_blocks });
+        return Err(OpenError::TooSmall {
+            expected_blocks: superblock.block_count,
+            found_blocks,
+        });
     }
     Ok(superblock)
 }

@@ -11,7 +11,7 @@ use flagstone_types::BlockNo;
 
 /// See the module's page.
 #[derive(Default)]
-pub struct ReadGate {
+pub(super) struct ReadGate {
     state: Rc<GateState>,
 }
 
@@ -29,14 +29,14 @@ struct Generation {
 }
 
 /// A read under way. Leaves when dropped.
-pub struct ReadPass {
+pub(super) struct ReadPass {
     state: Rc<GateState>,
     generation: u64,
 }
 
 impl ReadGate {
     /// Begins a read. Call it before looking the mapping up.
-    pub fn enter(&self) -> ReadPass {
+    pub(super) fn enter(&self) -> ReadPass {
         let mut generations = self.state.generations.borrow_mut();
         if generations.is_empty() {
             generations.push_back(Generation::default());
@@ -45,11 +45,14 @@ impl ReadGate {
         if let Some(open) = generations.back_mut() {
             open.reads += 1;
         }
-        ReadPass { state: self.state.clone(), generation }
+        ReadPass {
+            state: self.state.clone(),
+            generation,
+        }
     }
 
     /// Blocks that no read which begins from now on can see.
-    pub fn freed(&self, blocks: Vec<BlockNo>) {
+    pub(super) fn freed(&self, blocks: Vec<BlockNo>) {
         let mut generations = self.state.generations.borrow_mut();
         if generations.is_empty() {
             generations.push_back(Generation::default());
@@ -61,7 +64,7 @@ impl ReadGate {
     }
 
     /// Takes the blocks that no read can see any more.
-    pub fn take_reusable(&self) -> Vec<BlockNo> {
+    pub(super) fn take_reusable(&self) -> Vec<BlockNo> {
         let mut generations = self.state.generations.borrow_mut();
         let mut reusable = Vec::new();
         while generations.len() > 1 && generations.front().is_some_and(|g| g.reads == 0) {
@@ -74,8 +77,12 @@ impl ReadGate {
     }
 
     /// True if some blocks wait for reads to end.
-    pub fn has_waiting(&self) -> bool {
-        self.state.generations.borrow().iter().any(|g| !g.freed.is_empty())
+    pub(super) fn has_waiting(&self) -> bool {
+        self.state
+            .generations
+            .borrow()
+            .iter()
+            .any(|g| !g.freed.is_empty())
     }
 }
 
@@ -101,7 +108,10 @@ mod tests {
         let late = gate.enter();
         gate.freed(vec![BlockNo(2)]);
         drop(late);
-        assert!(gate.take_reusable().is_empty(), "the early read may see block 1");
+        assert!(
+            gate.take_reusable().is_empty(),
+            "the early read may see block 1"
+        );
         drop(early);
         assert_eq!(gate.take_reusable(), [BlockNo(1), BlockNo(2)]);
         assert!(!gate.has_waiting());

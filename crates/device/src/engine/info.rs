@@ -147,7 +147,9 @@ impl<P: Platform> Inner<P> {
     /// Looks a handle up; it may have been deleted meanwhile.
     pub(super) fn resolve(&self, handle: Handle) -> Result<Resolved, DvolError> {
         let state = self.state.borrow();
-        let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+        let Some(found) = state.slot(handle.slot) else {
+            return Err(DvolError::NotFound);
+        };
         let record = &found.record;
         let same = record.id == handle.id
             && !found.is_hidden()
@@ -192,7 +194,11 @@ impl<P: Platform> Engine<P> {
             .filter(|p| p.record.id != record.id)
             .map(|p| (p.record.id, p.record.name.clone()));
         DvolInfo {
-            handle: Handle { slot, id: record.id, layer: None },
+            handle: Handle {
+                slot,
+                id: record.id,
+                layer: None,
+            },
             name: record.name.clone(),
             size_bytes: record.size_bytes,
             mapped_bytes: record.mapped_blocks * BLOCK_SIZE,
@@ -210,7 +216,9 @@ impl<P: Platform> Engine<P> {
     /// Name of the dvol with this id, if this journal has it.
     pub fn dvol_name(&self, id: DvolId) -> Option<String> {
         let state = self.inner.state.borrow();
-        let mut dvols = state.slots().filter(|(_, s)| s.is_dvol() && s.record.id == id);
+        let mut dvols = state
+            .slots()
+            .filter(|(_, s)| s.is_dvol() && s.record.id == id);
         dvols.next().map(|(_, s)| s.record.name.clone())
     }
 
@@ -218,7 +226,9 @@ impl<P: Platform> Engine<P> {
     pub fn layer(&self, dvol: DvolId, name: &str) -> Option<LayerInfo> {
         let state = self.inner.state.borrow();
         let slot = state.layer_named(dvol, name)?;
-        state.slot(slot).map(|found| layer_info(&state, slot, found))
+        state
+            .slot(slot)
+            .map(|found| layer_info(&state, slot, found))
     }
 
     /// A dvol's snapshots by name.
@@ -280,9 +290,15 @@ impl<P: Platform> Engine<P> {
 fn layer_info(state: &State, slot: Slot, found: &SlotState) -> LayerInfo {
     let record = &found.record;
     let children = found.children.iter().filter_map(|&child| state.slot(child));
-    let clones = children.filter(|child| child.record.id != record.id).count();
+    let clones = children
+        .filter(|child| child.record.id != record.id)
+        .count();
     LayerInfo {
-        handle: Handle { slot, id: record.id, layer: Some(record.layer) },
+        handle: Handle {
+            slot,
+            id: record.id,
+            layer: Some(record.layer),
+        },
         name: record.name.clone(),
         size_bytes: record.size_bytes,
         mapped_bytes: record.mapped_blocks * BLOCK_SIZE,

@@ -4,10 +4,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
 
+/// A future and, once it has ended, its output.
+type Running<F> = (Pin<Box<F>>, Option<<F as Future>::Output>);
+
 /// Runs all of `futures` at the same time and returns their outputs in order.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let mut running: Vec<(Pin<Box<F>>, Option<F::Output>)> =
-        futures.into_iter().map(|f| (Box::pin(f), None)).collect();
+    let mut running: Vec<Running<F>> = futures.into_iter().map(|f| (Box::pin(f), None)).collect();
     std::future::poll_fn(|cx| {
         let mut all_done = true;
         for (future, output) in &mut running {
@@ -19,8 +21,15 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
                 Poll::Pending => all_done = false,
             }
         }
-        if all_done { Poll::Ready(()) } else { Poll::Pending }
+        if all_done {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     })
     .await;
-    running.into_iter().filter_map(|(_, output)| output).collect()
+    running
+        .into_iter()
+        .filter_map(|(_, output)| output)
+        .collect()
 }

@@ -18,7 +18,7 @@ const ABORT_BLOCKS: u32 = 24;
 
 /// Where a journal stands. Together with the ring it gives the chain that follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Position {
+pub(super) struct Position {
     /// Sequence number of the next group.
     pub next_seq: u64,
     /// Ring index at which it begins.
@@ -28,19 +28,17 @@ pub struct Position {
 }
 
 /// A closed group that is not settled yet.
-pub struct Group {
+pub(super) struct Group {
     /// Its place in the chain.
     pub seq: u64,
     /// True once the device has it.
     pub written: bool,
     /// What it holds.
     pub units: Vec<Rc<Unit>>,
-    /// Where the journal stood behind it.
-    pub after: Position,
 }
 
 /// Bytes to be written at a ring index.
-pub struct SealedGroup {
+pub(super) struct SealedGroup {
     /// Its place in the chain.
     pub seq: u64,
     /// Where it goes.
@@ -50,7 +48,7 @@ pub struct SealedGroup {
 }
 
 /// One journal.
-pub struct Journal {
+pub(super) struct Journal {
     template: GroupHeader,
     ring_blocks: u32,
     position: Position,
@@ -75,7 +73,7 @@ pub struct Journal {
 
 impl Journal {
     /// A journal that goes on at `position`.
-    pub fn new(
+    pub(super) fn new(
         device_id_low: u64,
         journal: u16,
         incarnation: u32,
@@ -111,33 +109,36 @@ impl Journal {
     }
 
     /// True if records of `bytes` fit the group being built.
-    pub fn fits(&self, bytes: usize) -> bool {
+    pub(super) fn fits(&self, bytes: usize) -> bool {
         self.body.len() + bytes <= BODY_MAX_BYTES
     }
 
     /// Adds a unit to the group being built. `body` are its records' bytes, which must fit.
-    pub fn add(&mut self, unit: Rc<Unit>, body: &[u8]) {
-        assert!(self.fits(body.len()), "the driver closes a group before it overflows");
+    pub(super) fn add(&mut self, unit: Rc<Unit>, body: &[u8]) {
+        assert!(
+            self.fits(body.len()),
+            "the driver closes a group before it overflows"
+        );
         self.body.extend_from_slice(body);
         unit.index.set(self.units.len() as u32);
         self.units.push(unit);
     }
 
     /// Adds an abort to the next group of aborts. `body` is its record's bytes.
-    pub fn add_abort(&mut self, unit: Rc<Unit>, body: &[u8]) {
+    pub(super) fn add_abort(&mut self, unit: Rc<Unit>, body: &[u8]) {
         self.abort_body.extend_from_slice(body);
         unit.index.set(self.aborts.len() as u32);
         self.aborts.push(unit);
     }
 
     /// True if aborts wait for a group.
-    pub fn has_aborts(&self) -> bool {
+    pub(super) fn has_aborts(&self) -> bool {
         !self.aborts.is_empty()
     }
 
     /// Closes a group of aborts. The ring keeps room for a group of one block and a pad as long as
     /// aborts of everything in flight fit it.
-    pub fn close_aborts(&mut self) -> Vec<SealedGroup> {
+    pub(super) fn close_aborts(&mut self) -> Vec<SealedGroup> {
         let body = std::mem::take(&mut self.abort_body);
         let units = std::mem::take(&mut self.aborts);
         let blocks = (HEADER_BYTES + body.len()).div_ceil(BLOCK_SIZE as usize) as u32;
@@ -147,18 +148,16 @@ impl Journal {
             sealed.push(self.seal(Vec::new(), Vec::new(), Some(to_end)));
         }
         sealed.push(self.seal(body, units, None));
-        assert!(self.used_blocks <= self.ring_blocks, "the ring keeps room for aborts");
+        assert!(
+            self.used_blocks <= self.ring_blocks,
+            "the ring keeps room for aborts"
+        );
         sealed
     }
 
     /// True if a group is being built.
-    pub fn has_open_group(&self) -> bool {
+    pub(super) fn has_open_group(&self) -> bool {
         !self.units.is_empty()
-    }
-
-    /// Bytes of records in the group being built.
-    pub fn open_bytes(&self) -> usize {
-        self.body.len()
     }
 
     /// Ring blocks that closing the open group will take, with the pad before it if one is needed.
@@ -171,25 +170,25 @@ impl Journal {
     }
 
     /// True if the ring has room for the open group.
-    pub fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         let (blocks, pad) = self.blocks_to_close();
         self.used_blocks + blocks + pad + ABORT_BLOCKS <= self.ring_blocks
     }
 
     /// Ring blocks in use, of [`Journal::ring_blocks`].
-    pub fn used_blocks(&self) -> u32 {
+    pub(super) fn used_blocks(&self) -> u32 {
         self.used_blocks
     }
 
     /// Size of the ring in blocks.
-    pub fn ring_blocks(&self) -> u32 {
+    pub(super) fn ring_blocks(&self) -> u32 {
         self.ring_blocks
     }
 
     /// Closes the open group (it may be empty: it then only tells the watermark). Returns what must
     /// be written: the group, and before it a pad if the ring's end comes too early. There must be
     /// room.
-    pub fn close(&mut self) -> Vec<SealedGroup> {
+    pub(super) fn close(&mut self) -> Vec<SealedGroup> {
         assert!(self.has_room(), "the driver waits for room in the ring");
         let (_, pad) = self.blocks_to_close();
         let mut sealed = Vec::new();
@@ -203,7 +202,11 @@ impl Journal {
     }
 
     fn seal(&mut self, body: Vec<u8>, units: Vec<Rc<Unit>>, pad: Option<u32>) -> SealedGroup {
-        let Position { next_seq: seq, ring_index, prev_hash } = self.position;
+        let Position {
+            next_seq: seq,
+            ring_index,
+            prev_hash,
+        } = self.position;
         let mut header = GroupHeader {
             seq,
             prev_hash,
@@ -226,13 +229,21 @@ impl Journal {
         for unit in &units {
             unit.seq.set(seq);
         }
-        self.groups.push_back(Group { seq, written: false, units, after: self.position });
-        SealedGroup { seq, ring_index, bytes }
+        self.groups.push_back(Group {
+            seq,
+            written: false,
+            units,
+        });
+        SealedGroup {
+            seq,
+            ring_index,
+            bytes,
+        }
     }
 
     /// Group `seq` has been written. Returns the units of all groups that are thereby journaled
     /// (written with everything before them).
-    pub fn handle_written(&mut self, seq: u64) -> Vec<Rc<Unit>> {
+    pub(super) fn handle_written(&mut self, seq: u64) -> Vec<Rc<Unit>> {
         if let Some(group) = self.groups.iter_mut().find(|g| g.seq == seq) {
             group.written = true;
         }
@@ -254,7 +265,7 @@ impl Journal {
     }
 
     /// Forgets groups that are settled, and returns the last settled one.
-    pub fn settle(&mut self) -> u64 {
+    pub(super) fn settle(&mut self) -> u64 {
         while let Some(first) = self.groups.front() {
             let settled =
                 first.seq <= self.written_prefix && first.units.iter().all(|u| u.is_settled());
@@ -268,13 +279,13 @@ impl Journal {
     }
 
     /// Everything up to `seq`, which was settled when a flush began, is on stable media.
-    pub fn handle_flushed(&mut self, seq: u64) {
+    pub(super) fn handle_flushed(&mut self, seq: u64) {
         self.watermark = self.watermark.max(seq);
     }
 
     /// True if a group that only tells the watermark would tell something new, and nothing else is
     /// about to.
-    pub fn should_tell_watermark(&self) -> bool {
+    pub(super) fn should_tell_watermark(&self) -> bool {
         self.units.is_empty()
             && self.watermark > self.watermark_told
             && self.watermark + 1 == self.position.next_seq
@@ -282,44 +293,54 @@ impl Journal {
     }
 
     /// True if something settled is not known to be on stable media.
-    pub fn has_unflushed(&self) -> bool {
+    pub(super) fn has_unflushed(&self) -> bool {
         self.settled_prefix > self.watermark
     }
 
     /// Where the journal stands behind the last closed group.
-    pub fn position(&self) -> Position {
+    pub(super) fn position(&self) -> Position {
         self.position
     }
 
     /// Groups in flight: closed but not written.
-    pub fn in_flight(&self) -> usize {
+    pub(super) fn in_flight(&self) -> usize {
         self.groups.iter().filter(|g| !g.written).count()
     }
 
     /// A root that begins at `from` is durable: the ring before it is free.
-    pub fn trim(&mut self, from: Position) {
-        assert!(from.next_seq <= self.position.next_seq, "a root lies behind the journal's end");
+    pub(super) fn trim(&mut self, from: Position) {
+        assert!(
+            from.next_seq <= self.position.next_seq,
+            "a root lies behind the journal's end"
+        );
         let distance =
             (self.position.ring_index + self.ring_blocks - from.ring_index) % self.ring_blocks;
         let used_blocks = match distance {
             0 if from.next_seq < self.position.next_seq => self.ring_blocks,
             distance => distance,
         };
-        assert!(used_blocks <= self.used_blocks, "trimming only ever frees blocks of the ring");
+        assert!(
+            used_blocks <= self.used_blocks,
+            "trimming only ever frees blocks of the ring"
+        );
         self.used_blocks = used_blocks;
     }
 
     /// Everything up to this group is known to be on stable media with its data.
-    pub fn watermark(&self) -> u64 {
+    pub(super) fn watermark(&self) -> u64 {
         self.watermark
     }
 
     /// Units that are not answered yet, for when the journal is given up.
-    pub fn abandon(&mut self) -> Vec<Rc<Unit>> {
+    pub(super) fn abandon(&mut self) -> Vec<Rc<Unit>> {
         let mut open = std::mem::take(&mut self.units);
         open.append(&mut self.aborts);
         self.body.clear();
         self.abort_body.clear();
-        self.groups.iter().flat_map(|g| g.units.iter().cloned()).chain(open).collect()
+        self.groups
+            .iter()
+            .flat_map(|g| g.units.iter().cloned())
+            .chain(open)
+            .collect()
     }
 }

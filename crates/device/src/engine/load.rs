@@ -26,7 +26,9 @@ impl<P: Platform> Inner<P> {
         let ptr = missing.ptr();
         let buf = self.platform.buffers().take(4096);
         let (buf, result) = self.device.read(ptr.block.offset_bytes(), buf).await;
-        self.counters.nodes_read.set(self.counters.nodes_read.get() + 1);
+        self.counters
+            .nodes_read
+            .set(self.counters.nodes_read.get() + 1);
         result.map_err(|_| DvolError::Device)?;
         match missing.fill_from(&buf) {
             Ok(()) => Ok(()),
@@ -48,14 +50,19 @@ impl<P: Platform> Inner<P> {
             let _pass = self.gate.enter();
             let missing = {
                 let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+                let Some(found) = state.slot(slot) else {
+                    return Err(DvolError::NotFound);
+                };
                 found.map.missing_many(range.clone(), LOADS_IN_FLIGHT_MAX)
             };
             if missing.is_empty() {
                 return Ok(());
             }
             let loads = missing.iter().map(|m| self.load_node(m));
-            join_all(loads).await.into_iter().collect::<Result<(), _>>()?;
+            join_all(loads)
+                .await
+                .into_iter()
+                .collect::<Result<(), _>>()?;
         }
     }
 

@@ -14,7 +14,7 @@ use flagstone_types::VBlock;
 
 /// The ranges in use of one dvol.
 #[derive(Clone, Default)]
-pub struct RangeLocks {
+pub(super) struct RangeLocks {
     state: Rc<RefCell<LockState>>,
 }
 
@@ -34,14 +34,14 @@ struct Entry {
 }
 
 /// A range in use. Gives it back when dropped.
-pub struct RangeLock {
+pub(super) struct RangeLock {
     state: Rc<RefCell<LockState>>,
     id: u64,
 }
 
 impl RangeLocks {
     /// Takes `range`, together with others (`exclusive` false) or alone.
-    pub async fn take(&self, range: Range<VBlock>, exclusive: bool) -> RangeLock {
+    pub(super) async fn take(&self, range: Range<VBlock>, exclusive: bool) -> RangeLock {
         let (lock, granted) = self.begin(range, exclusive);
         if let Some(granted) = granted {
             granted.await;
@@ -66,22 +66,39 @@ impl RangeLocks {
         } else {
             (None, None)
         };
-        state.entries.push_back(Entry { id, range, exclusive, waiting });
-        (RangeLock { state: self.state.clone(), id }, granted)
+        state.entries.push_back(Entry {
+            id,
+            range,
+            exclusive,
+            waiting,
+        });
+        (
+            RangeLock {
+                state: self.state.clone(),
+                id,
+            },
+            granted,
+        )
     }
 }
 
 impl Entry {
     fn conflicts(&self, range: &Range<VBlock>, exclusive: bool) -> bool {
-        (exclusive || self.exclusive) && self.range.start < range.end && range.start < self.range.end
+        (exclusive || self.exclusive)
+            && self.range.start < range.end
+            && range.start < self.range.end
     }
 }
 
 impl Drop for RangeLock {
     fn drop(&mut self) {
         let mut state = self.state.borrow_mut();
-        let Some(at) = state.entries.iter().position(|e| e.id == self.id) else { return };
-        let Some(gone) = state.entries.remove(at) else { return };
+        let Some(at) = state.entries.iter().position(|e| e.id == self.id) else {
+            return;
+        };
+        let Some(gone) = state.entries.remove(at) else {
+            return;
+        };
         state.exclusive_count -= usize::from(gone.exclusive);
         if !gone.exclusive && state.exclusive_count == 0 {
             return;
@@ -91,8 +108,10 @@ impl Drop for RangeLock {
             if entry.waiting.is_none() {
                 continue;
             }
-            let blocked =
-                state.entries.range(..index).any(|e| e.conflicts(&entry.range, entry.exclusive));
+            let blocked = state
+                .entries
+                .range(..index)
+                .any(|e| e.conflicts(&entry.range, entry.exclusive));
             if !blocked && let Some(waiting) = state.entries[index].waiting.take() {
                 waiting.fulfil(());
             }
@@ -109,7 +128,12 @@ mod tests {
     }
 
     fn is_granted(locks: &RangeLocks, id: u64) -> bool {
-        locks.state.borrow().entries.iter().any(|e| e.id == id && e.waiting.is_none())
+        locks
+            .state
+            .borrow()
+            .entries
+            .iter()
+            .any(|e| e.id == id && e.waiting.is_none())
     }
 
     #[test]
@@ -141,7 +165,10 @@ mod tests {
         let (gone, _) = locks.begin(range(0, 2), true);
         let (last, _) = locks.begin(range(1, 2), true);
         drop(gone);
-        assert!(is_granted(&locks, last.id), "only the second one stood in its way");
+        assert!(
+            is_granted(&locks, last.id),
+            "only the second one stood in its way"
+        );
         drop((held, last));
     }
 }

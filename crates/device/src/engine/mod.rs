@@ -34,8 +34,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
-use flagstone_platform::{BlockDevice, Platform};
 use flagstone_types::{BlockNo, Lsn, Slot};
 
 use crate::format::geometry::Geometry;
@@ -47,8 +47,8 @@ pub use admin::{CreateDvol, SIZE_MAX_BYTES};
 pub use batch::{Batch, Change, Condition};
 pub use error::DvolError;
 pub use format::{format_device, read_superblock};
-pub use join::join_all;
 pub use info::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
+pub use join::join_all;
 pub use options::{EngineOptions, FormatOptions};
 pub use query::{AllocationExtent, ChangedExtent};
 pub use read::{Piece, Pieces, READ_MAX_BYTES};
@@ -79,7 +79,9 @@ pub struct Engine<P: Platform> {
 
 impl<P: Platform> Clone for Engine<P> {
     fn clone(&self) -> Self {
-        Engine { inner: self.inner.clone() }
+        Engine {
+            inner: self.inner.clone(),
+        }
     }
 }
 
@@ -243,10 +245,6 @@ impl<P: Platform> Inner<P> {
             return Err(DvolError::Stopping);
         }
         Ok(())
-    }
-
-    fn device_size_blocks(&self) -> u64 {
-        self.device.size_bytes() / flagstone_types::BLOCK_SIZE
     }
 
     fn range_locks(&self, slot: Slot) -> RangeLocks {

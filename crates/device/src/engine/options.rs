@@ -27,9 +27,14 @@ impl FormatOptions {
             _ => 8,
         };
         let ring = blocks / 128 / u64::from(journal_count);
-        let ring_blocks =
-            (ring as u32).clamp(RING_MIN_BLOCKS, RING_MAX_BLOCKS.min(8192)).next_multiple_of(8);
-        FormatOptions { size_bytes, journal_count, ring_blocks }
+        let ring_blocks = (ring as u32)
+            .clamp(RING_MIN_BLOCKS, RING_MAX_BLOCKS.min(8192))
+            .next_multiple_of(8);
+        FormatOptions {
+            size_bytes,
+            journal_count,
+            ring_blocks,
+        }
     }
 }
 

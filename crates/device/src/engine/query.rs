@@ -52,7 +52,12 @@ impl<P: Platform> Engine<P> {
         let runs = runs(entries.iter().filter(|e| held(e)), range.start..until);
         let runs = clip(runs, offset_bytes, len_bytes, range.start);
         let extents = runs.into_iter().take(extents_max.max(1));
-        Ok(extents.map(|(len_bytes, allocated)| AllocationExtent { len_bytes, allocated }).collect())
+        Ok(extents
+            .map(|(len_bytes, allocated)| AllocationExtent {
+                len_bytes,
+                allocated,
+            })
+            .collect())
     }
 
     /// What of a range changed after `since`, under the same rules. `HistoryForgotten` if that is
@@ -76,7 +81,9 @@ impl<P: Platform> Engine<P> {
         let runs = runs(entries.iter(), range.start..until);
         let runs = clip(runs, offset_bytes, len_bytes, range.start);
         let extents = runs.into_iter().take(extents_max.max(1));
-        Ok(extents.map(|(len_bytes, changed)| ChangedExtent { len_bytes, changed }).collect())
+        Ok(extents
+            .map(|(len_bytes, changed)| ChangedExtent { len_bytes, changed })
+            .collect())
     }
 }
 
@@ -88,8 +95,12 @@ impl<P: Platform> Inner<P> {
         len: u64,
     ) -> Result<Range<VBlock>, DvolError> {
         let size = self.resolve(handle)?.size_bytes;
-        let end = offset.checked_add(len).filter(|&end| end <= size && len > 0);
-        let Some(end) = end else { return Err(DvolError::OutOfRange) };
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| end <= size && len > 0);
+        let Some(end) = end else {
+            return Err(DvolError::OutOfRange);
+        };
         Ok(VBlock::containing(offset)..VBlock(end.div_ceil(BLOCK_SIZE)))
     }
 
@@ -116,7 +127,9 @@ impl<P: Platform> Inner<P> {
             let _pass = self.gate.enter();
             let missing = {
                 let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+                let Some(found) = state.slot(slot) else {
+                    return Err(DvolError::NotFound);
+                };
                 entries.clear();
                 match search(&found.map, range.clone(), &mut entries) {
                     Ok(()) => break,
@@ -142,7 +155,9 @@ impl<P: Platform> Inner<P> {
     ) -> Result<Result<(), Lsn>, DvolError> {
         self.check_history(handle, since)?;
         let (changed, _) = self
-            .entries(handle.slot, range, |map, range, out| map.changed_since(range, since, 1, out))
+            .entries(handle.slot, range, |map, range, out| {
+                map.changed_since(range, since, 1, out)
+            })
             .await?;
         Ok(match changed.first() {
             Some(entry) => Err(entry.lsn),

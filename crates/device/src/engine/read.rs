@@ -37,8 +37,14 @@ pub type Pieces = SmallVec<[Piece; 4]>;
 /// One step of a read.
 enum Step {
     Zeros(u64),
-    Run { start: BlockNo, checksums: SmallVec<[BlockChecksum; 4]> },
-    Patched { base: Option<Entry>, delta: Entry },
+    Run {
+        start: BlockNo,
+        checksums: SmallVec<[BlockChecksum; 4]>,
+    },
+    Patched {
+        base: Option<Entry>,
+        delta: Entry,
+    },
 }
 
 impl<P: Platform> Engine<P> {
@@ -52,7 +58,9 @@ impl<P: Platform> Engine<P> {
         let inner = &self.inner;
         let size = inner.resolve(handle)?.size_bytes;
         let end = offset_bytes.checked_add(len_bytes).filter(|&e| e <= size);
-        let Some(end) = end else { return Err(DvolError::OutOfRange) };
+        let Some(end) = end else {
+            return Err(DvolError::OutOfRange);
+        };
         if len_bytes > READ_MAX_BYTES {
             return Err(DvolError::Invalid);
         }
@@ -96,7 +104,9 @@ impl<P: Platform> Inner<P> {
         loop {
             let missing = {
                 let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+                let Some(found) = state.slot(slot) else {
+                    return Err(DvolError::NotFound);
+                };
                 entries.clear();
                 match found.map.lookup(range.clone(), LOOKUP_MAX, &mut entries) {
                     Ok(()) => break,
@@ -105,7 +115,9 @@ impl<P: Platform> Inner<P> {
             };
             let ahead = {
                 let state = self.state.borrow();
-                state.slot(slot).map(|s| s.map.missing_many(range.clone(), 32))
+                state
+                    .slot(slot)
+                    .map(|s| s.map.missing_many(range.clone(), 32))
             };
             match ahead {
                 Some(ahead) if ahead.len() > 1 => {
@@ -124,9 +136,7 @@ impl<P: Platform> Inner<P> {
             Step::Run { start, checksums } => {
                 Ok(Piece::Data(self.read_checked(start, &checksums).await?))
             }
-            Step::Patched { base, delta } => {
-                Ok(Piece::Data(self.read_patched(base, delta).await?))
-            }
+            Step::Patched { base, delta } => Ok(Piece::Data(self.read_patched(base, delta).await?)),
         }
     }
 
@@ -147,7 +157,9 @@ impl<P: Platform> Inner<P> {
                 Err(_) if attempt == 0 => continue,
                 Err(error) => {
                     tracing::warn!(block = start.0, "a read of the device failed: {error}");
-                    self.counters.read_errors.set(self.counters.read_errors.get() + 1);
+                    self.counters
+                        .read_errors
+                        .set(self.counters.read_errors.get() + 1);
                     return Err(DvolError::Device);
                 }
             };
@@ -155,7 +167,9 @@ impl<P: Platform> Inner<P> {
                 None => return Ok(buf),
                 Some(_) if attempt == 0 => {}
                 Some(index) => {
-                    self.counters.corrupt_blocks.set(self.counters.corrupt_blocks.get() + 1);
+                    self.counters
+                        .corrupt_blocks
+                        .set(self.counters.corrupt_blocks.get() + 1);
                     tracing::warn!(
                         block = start.0 + index as u64,
                         expected = ?checksums[index],
@@ -187,7 +201,9 @@ impl<P: Platform> Inner<P> {
 
 fn first_wrong(bytes: &[u8], checksums: &[BlockChecksum]) -> Option<usize> {
     let blocks = bytes.chunks_exact(BLOCK_SIZE as usize);
-    blocks.zip(checksums).position(|(block, &expected)| BlockChecksum::of(block) != expected)
+    blocks
+        .zip(checksums)
+        .position(|(block, &expected)| BlockChecksum::of(block) != expected)
 }
 
 /// Turns what a lookup found into steps that cover the range without gaps.
@@ -242,7 +258,10 @@ fn push_block(steps: &mut SmallVec<[Step; 4]>, block: BlockNo, checksum: BlockCh
             return;
         }
     }
-    steps.push(Step::Run { start: block, checksums: SmallVec::from_slice(&[checksum]) });
+    steps.push(Step::Run {
+        start: block,
+        checksums: SmallVec::from_slice(&[checksum]),
+    });
 }
 
 /// Cuts pieces that begin `skip` bytes early to `len` bytes.

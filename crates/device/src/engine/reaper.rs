@@ -10,9 +10,9 @@ use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, Slot};
 use smallvec::SmallVec;
 
+use super::error::DvolError;
 use super::info::Handle;
 use super::{Engine, Inner};
-use super::error::DvolError;
 use crate::format::record::Record;
 use crate::v2p::{Exclusive, Key, exclusive_count, reap_step};
 
@@ -31,11 +31,17 @@ impl<P: Platform> Engine<P> {
             let _pass = inner.gate.enter();
             let missing = {
                 let state = inner.state.borrow();
-                let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+                let Some(found) = state.slot(handle.slot) else {
+                    return Err(DvolError::NotFound);
+                };
                 if found.children.len() > 1 {
                     return Ok(0);
                 }
-                let child = found.children.first().and_then(|&c| state.slot(c)).map(|c| &c.map);
+                let child = found
+                    .children
+                    .first()
+                    .and_then(|&c| state.slot(c))
+                    .map(|c| &c.map);
                 let parent = state.parent_layer(handle.slot);
                 match exclusive_count(
                     &found.map,
@@ -102,7 +108,11 @@ impl<P: Platform> Inner<P> {
             self.load_node(&missing).await?;
         }
         self.check_running()?;
-        let child = self.state.borrow().slot(slot).and_then(|s| s.children.first().copied());
+        let child = self
+            .state
+            .borrow()
+            .slot(slot)
+            .and_then(|s| s.children.first().copied());
         let mut slots = SmallVec::from_slice(&[slot]);
         // The child's changes at the same keys must not overtake the step.
         slots.extend(child);
@@ -116,8 +126,11 @@ impl<P: Platform> Inner<P> {
     /// group says so. What reaping frees may be reused; recovery must not take the old content of
     /// such a block for a write that never finished.
     async fn settle_before_reaping(&self, slot: Slot) -> Result<(), DvolError> {
-        let begun =
-            self.state.borrow().slot(slot).is_some_and(|s| s.record.reap_cursor > Key(0));
+        let begun = self
+            .state
+            .borrow()
+            .slot(slot)
+            .is_some_and(|s| s.record.reap_cursor > Key(0));
         if begun && self.reaping_settled.get() == Some(slot) {
             return Ok(());
         }
@@ -138,8 +151,14 @@ impl<P: Platform> Inner<P> {
             let _pass = self.gate.enter();
             let missing = {
                 let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
-                let child = found.children.first().and_then(|&c| state.slot(c)).map(|c| &c.map);
+                let Some(found) = state.slot(slot) else {
+                    return Err(DvolError::NotFound);
+                };
+                let child = found
+                    .children
+                    .first()
+                    .and_then(|&c| state.slot(c))
+                    .map(|c| &c.map);
                 let parent = state.parent_layer(slot);
                 let from = found.record.reap_cursor;
                 match reap_step(&found.map, child, parent, from, Key::END, STEP_ENTRIES_MAX) {

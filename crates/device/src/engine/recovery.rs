@@ -27,9 +27,7 @@ use crate::format::record::{Record, decode_units};
 use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
 use crate::format::superblock::Superblock;
-use crate::format::table::{
-    BlockPtr, PAGES_PER_INDEX, TableKind, decode_index, decode_page,
-};
+use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, decode_index, decode_page};
 use crate::space::DeviceShared;
 use crate::state::{Effects, State, TableLocations};
 use crate::v2p::Key;
@@ -64,13 +62,19 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::Io(error) => write!(f, "the device failed: {error}"),
             OpenError::Format(error) => write!(f, "{error}"),
-            OpenError::TooSmall { expected_blocks, found_blocks } => write!(
+            OpenError::TooSmall {
+                expected_blocks,
+                found_blocks,
+            } => write!(
                 f,
                 "the device was formatted with {expected_blocks} blocks of 4 KiB, but has \
                  {found_blocks}; was it truncated?"
             ),
             OpenError::Damaged { what, block } => {
-                write!(f, "{what} at {block} does not match its checksum; run `flagstone verify`")
+                write!(
+                    f,
+                    "{what} at {block} does not match its checksum; run `flagstone verify`"
+                )
             }
             OpenError::NoSpace => f.write_str("no blocks are left for the recovery's checkpoint"),
         }
@@ -121,7 +125,11 @@ impl<P: Platform> Engine<P> {
         options: EngineOptions,
     ) -> Result<(Engine<P>, RecoveryReport), OpenError> {
         let geometry = shared.geometry().clone();
-        let loader = Loader { platform: &platform, device: &device, geometry: &geometry };
+        let loader = Loader {
+            platform: &platform,
+            device: &device,
+            geometry: &geometry,
+        };
         let root = loader.newest_root(&superblock, journal_no).await?;
         let mut state = State::new(root.incarnation, root.next_layer);
         loader.load_tables(&root, &mut state).await?;
@@ -174,7 +182,9 @@ impl<P: Platform> Engine<P> {
             tasks: 0.into(),
             last_scrub: RefCell::default(),
         };
-        let engine = Engine { inner: Rc::new(inner) };
+        let engine = Engine {
+            inner: Rc::new(inner),
+        };
         engine.finish_recovery().await?;
         engine.start_tasks();
         engine.inner.signals.reap.notify();
@@ -189,13 +199,17 @@ impl<P: Platform> Engine<P> {
         // What was read may still be in a volatile cache (the process died, the machine did not).
         // The checkpoint reuses blocks that the chain freed, so the chain must be durable first.
         self.inner.device.flush().await.map_err(OpenError::Io)?;
-        self.inner.checkpoint(false).await.map_err(|error| match error {
-            super::DvolError::NoSpace => OpenError::NoSpace,
-            super::DvolError::Corrupt => {
-                OpenError::Damaged { what: "a segment's bitmap", block: BlockNo(0) }
-            }
-            _ => OpenError::Io(io::Error::other("the recovery's checkpoint failed")),
-        })
+        self.inner
+            .checkpoint(false)
+            .await
+            .map_err(|error| match error {
+                super::DvolError::NoSpace => OpenError::NoSpace,
+                super::DvolError::Corrupt => OpenError::Damaged {
+                    what: "a segment's bitmap",
+                    block: BlockNo(0),
+                },
+                _ => OpenError::Io(io::Error::other("the recovery's checkpoint failed")),
+            })
     }
 
     /// Reads the superblock of a device and prepares what its journals share.
@@ -245,15 +259,13 @@ struct Loader<'a, P: Platform> {
 }
 
 impl<P: Platform> Loader<'_, P> {
-    async fn newest_root(
-        &self,
-        superblock: &Superblock,
-        journal: u16,
-    ) -> Result<Root, OpenError> {
+    async fn newest_root(&self, superblock: &Superblock, journal: u16) -> Result<Root, OpenError> {
         let mut newest: Option<Root> = None;
         let mut last_error = None;
         for slot in self.geometry.root_slots(journal) {
-            let bytes = read(self.platform, self.device, slot).await.map_err(OpenError::Io)?;
+            let bytes = read(self.platform, self.device, slot)
+                .await
+                .map_err(OpenError::Io)?;
             let root = Root::decode(&bytes).and_then(|root| {
                 root.check_place(superblock.device_id, journal, self.geometry)?;
                 Ok(root)
@@ -278,9 +290,14 @@ impl<P: Platform> Loader<'_, P> {
         ptr: BlockPtr,
         what: &'static str,
     ) -> Result<flagstone_platform::IoBuf, OpenError> {
-        let bytes = read(self.platform, self.device, ptr.block).await.map_err(OpenError::Io)?;
+        let bytes = read(self.platform, self.device, ptr.block)
+            .await
+            .map_err(OpenError::Io)?;
         if ChainHash::of(&bytes) != ptr.hash {
-            return Err(OpenError::Damaged { what, block: ptr.block });
+            return Err(OpenError::Damaged {
+                what,
+                block: ptr.block,
+            });
         }
         Ok(bytes)
     }
@@ -302,7 +319,9 @@ impl<P: Platform> Loader<'_, P> {
         let geometry = self.geometry;
         let segments = self
             .load_table(TableKind::Segments, &root.segments, |number, bytes| {
-                let Some(record) = SegmentRecord::decode(bytes)? else { return Ok(()) };
+                let Some(record) = SegmentRecord::decode(bytes)? else {
+                    return Ok(());
+                };
                 if !geometry.is_usable_segment(SegmentNo(number)) {
                     let message = format!("segment table: segment {number} does not exist");
                     return Err(FormatError { message });
@@ -322,7 +341,10 @@ impl<P: Platform> Loader<'_, P> {
         index: &[BlockPtr],
         mut take: impl FnMut(u32, &[u8]) -> Result<(), FormatError>,
     ) -> Result<TableLocations, OpenError> {
-        let mut locations = TableLocations { pages: Vec::new(), index: index.to_vec() };
+        let mut locations = TableLocations {
+            pages: Vec::new(),
+            index: index.to_vec(),
+        };
         for (number, ptr) in index.iter().enumerate() {
             let first = number * PAGES_PER_INDEX;
             locations.pages.resize(first, BlockPtr::NONE);
@@ -332,7 +354,10 @@ impl<P: Platform> Loader<'_, P> {
             let bytes = self.read_table_block(*ptr, "a table's index block").await?;
             let pages = decode_index(&bytes, table, first as u32).map_err(OpenError::Format)?;
             if let Some(outside) = pages.iter().find(|p| !p.is_within(self.geometry)) {
-                return Err(OpenError::Damaged { what: "a table page", block: outside.block });
+                return Err(OpenError::Damaged {
+                    what: "a table page",
+                    block: outside.block,
+                });
             }
             locations.pages.extend(pages);
         }
@@ -342,8 +367,7 @@ impl<P: Platform> Loader<'_, P> {
                 continue;
             }
             let bytes = self.read_table_block(*ptr, "a table page").await?;
-            let records =
-                decode_page(&bytes, table, number as u32).map_err(OpenError::Format)?;
+            let records = decode_page(&bytes, table, number as u32).map_err(OpenError::Format)?;
             for (at, record) in records.enumerate() {
                 take(number as u32 * per_page + at as u32, record).map_err(OpenError::Format)?;
             }
@@ -381,7 +405,9 @@ impl<P: Platform> Loader<'_, P> {
                 // it is no reason to drop what may have been acknowledged.
                 let units = decode_units(body).map_err(OpenError::Format)?;
                 let seq = header.seq;
-                chain.units.extend(units.into_iter().map(|records| FoundUnit { seq, records }));
+                chain
+                    .units
+                    .extend(units.into_iter().map(|records| FoundUnit { seq, records }));
             }
             chain.watermark = chain.watermark.max(header.watermark.min(header.seq - 1));
             chain.groups += 1;
@@ -415,7 +441,9 @@ impl<P: Platform> Loader<'_, P> {
     /// covered: after a failed flush a device can read back well what it will still lose.
     async fn rewrite(&self, blocks: impl IntoIterator<Item = BlockNo>) -> Result<(), OpenError> {
         for block in blocks {
-            let bytes = read(self.platform, self.device, block).await.map_err(OpenError::Io)?;
+            let bytes = read(self.platform, self.device, block)
+                .await
+                .map_err(OpenError::Io)?;
             let (_, result) = self.device.write(block.offset_bytes(), bytes).await;
             result.map_err(OpenError::Io)?;
         }
@@ -441,7 +469,9 @@ impl<P: Platform> Loader<'_, P> {
                 continue;
             }
             for record in &unit.records {
-                state.check(record, self.geometry).map_err(OpenError::Format)?;
+                state
+                    .check(record, self.geometry)
+                    .map_err(OpenError::Format)?;
                 self.apply(&mut state, record).await?;
             }
             report.units += 1;
@@ -452,7 +482,9 @@ impl<P: Platform> Loader<'_, P> {
     async fn apply(&self, state: &mut State, record: &Record) -> Result<(), OpenError> {
         while let Some(missing) = state.missing(record) {
             let ptr = missing.ptr();
-            let bytes = read(self.platform, self.device, ptr.block).await.map_err(OpenError::Io)?;
+            let bytes = read(self.platform, self.device, ptr.block)
+                .await
+                .map_err(OpenError::Io)?;
             missing.fill_from(&bytes).map_err(OpenError::Format)?;
         }
         let mut effects = Effects::default();
@@ -496,7 +528,9 @@ impl<P: Platform> Loader<'_, P> {
             }
             if bad.is_empty() {
                 let kept = final_mappings(chain, &skip);
-                let kept = kept.into_iter().filter(|(index, ..)| suspects.contains(index));
+                let kept = kept
+                    .into_iter()
+                    .filter(|(index, ..)| suspects.contains(index));
                 self.rewrite(kept.map(|(_, block, _)| block)).await?;
                 return Ok(skip);
             }
@@ -510,7 +544,9 @@ impl<P: Platform> Loader<'_, P> {
             let message = format!("journal record: {block} lies outside the data area");
             return Err(OpenError::Format(FormatError { message }));
         }
-        let bytes = read(self.platform, self.device, block).await.map_err(OpenError::Io)?;
+        let bytes = read(self.platform, self.device, block)
+            .await
+            .map_err(OpenError::Io)?;
         Ok(BlockChecksum::of(&bytes))
     }
 }
@@ -532,7 +568,11 @@ fn group_at<'a>(
     if !continues {
         return None;
     }
-    let blocks = if header.pad { 1 } else { usize::from(header.block_count) };
+    let blocks = if header.pad {
+        1
+    } else {
+        usize::from(header.block_count)
+    };
     let bytes = &rest[..blocks * BLOCK_BYTES];
     group::check_hash(bytes).map(|hash| (header, bytes, hash))
 }
@@ -553,7 +593,9 @@ fn check_end(
 ) -> Result<(), OpenError> {
     let missing = chain.position.next_seq;
     for block in ring.chunks_exact(BLOCK_BYTES) {
-        let Ok(header) = group::decode_header(block) else { continue };
+        let Ok(header) = group::decode_header(block) else {
+            continue;
+        };
         let blocks = usize::from(header.block_count);
         let tells = is_ours(&header, superblock, root)
             && header.seq > missing
@@ -593,26 +635,39 @@ fn aborted(chain: &Chain) -> BTreeSet<usize> {
     aborted
 }
 
+/// The unit that maps a place last, with the block and its checksum; `None`: it was unmapped.
+type LastMappings = BTreeMap<(Slot, Key), Option<(usize, BlockNo, BlockChecksum)>>;
+
 /// For each place that the units map, the unit that maps it last, the block and its checksum.
 /// Superseded mappings are left out: their blocks may hold something else by now.
-fn final_mappings(
-    chain: &Chain,
-    skip: &BTreeSet<usize>,
-) -> Vec<(usize, BlockNo, BlockChecksum)> {
-    let mut last: BTreeMap<(Slot, Key), Option<(usize, BlockNo, BlockChecksum)>> = BTreeMap::new();
-    for (index, unit) in chain.units.iter().enumerate().filter(|(i, _)| !skip.contains(i)) {
+fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo, BlockChecksum)> {
+    let mut last = LastMappings::new();
+    for (index, unit) in chain
+        .units
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !skip.contains(i))
+    {
         for record in &unit.records {
             match record {
                 Record::Map { slot, runs, .. } => {
                     for (vblock, mapped) in runs.iter().flat_map(|run| {
-                        (run.start.0..).map(flagstone_types::VBlock).zip(&run.blocks)
+                        (run.start.0..)
+                            .map(flagstone_types::VBlock)
+                            .zip(&run.blocks)
                     }) {
                         let found = (index, mapped.block, mapped.checksum);
                         last.insert((*slot, Key::block(vblock)), Some(found));
                         last.insert((*slot, Key::delta(vblock)), None);
                     }
                 }
-                Record::Delta { slot, vblock, block, checksum, .. } => {
+                Record::Delta {
+                    slot,
+                    vblock,
+                    block,
+                    checksum,
+                    ..
+                } => {
                     let found = (index, *block, *checksum);
                     last.insert((*slot, Key::delta(*vblock)), Some(found));
                 }
@@ -631,10 +686,14 @@ fn final_mappings(
                 }
                 // A snapshot keeps what is mapped now: from here on, changes to the dvol do not
                 // supersede it. The same holds for a slot that is given to something else.
-                Record::Snapshot { slot, layer_slot, .. } => {
+                Record::Snapshot {
+                    slot, layer_slot, ..
+                } => {
                     move_mappings(&mut last, *slot, *layer_slot);
                 }
-                Record::Rollback { slot, discard_slot, .. } => {
+                Record::Rollback {
+                    slot, discard_slot, ..
+                } => {
                     move_mappings(&mut last, *slot, *discard_slot);
                 }
                 _ => {}
@@ -645,17 +704,14 @@ fn final_mappings(
 }
 
 /// What a slot maps now stays as it is, under another slot's name.
-fn move_mappings(
-    last: &mut BTreeMap<(Slot, Key), Option<(usize, BlockNo, BlockChecksum)>>,
-    from: Slot,
-    to: Slot,
-) {
-    let keys: Vec<Key> =
-        last.range((from, Key(0))..=(from, Key::END)).map(|((_, key), _)| *key).collect();
+fn move_mappings(last: &mut LastMappings, from: Slot, to: Slot) {
+    let keys: Vec<Key> = last
+        .range((from, Key(0))..=(from, Key::END))
+        .map(|((_, key), _)| *key)
+        .collect();
     for key in keys {
         if let Some(value) = last.remove(&(from, key)) {
             last.insert((to, key), value);
         }
     }
 }
-

@@ -40,7 +40,10 @@ impl<P: Platform> Engine<P> {
         *inner.last_scrub.borrow_mut() = Some(ScrubReport::default());
         let slots: Vec<(Slot, LayerNo)> = {
             let state = inner.state.borrow();
-            state.slots().map(|(slot, s)| (slot, s.record.layer)).collect()
+            state
+                .slots()
+                .map(|(slot, s)| (slot, s.record.layer))
+                .collect()
         };
         for (slot, layer) in slots {
             inner.check_running()?;

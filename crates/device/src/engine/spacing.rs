@@ -70,8 +70,16 @@ impl<P: Platform> Inner<P> {
 
     /// Blocks that `slot` may still take for new data.
     pub(super) fn available_to(&self, slot: Slot) -> u64 {
-        let reserved = self.state.borrow().slot(slot).map_or(0, |s| s.record.reserved_blocks);
-        let overwrites = if reserved > 0 { 0 } else { self.overwrite_reserve() };
+        let reserved = self
+            .state
+            .borrow()
+            .slot(slot)
+            .map_or(0, |s| s.record.reserved_blocks);
+        let overwrites = if reserved > 0 {
+            0
+        } else {
+            self.overwrite_reserve()
+        };
         let kept = self.checkpoint_reserve() + overwrites + self.promised_blocks(slot);
         self.open_blocks().saturating_sub(kept)
     }
@@ -143,7 +151,9 @@ impl<P: Platform> Inner<P> {
         if let Some(segment) = unloaded {
             return self.load_bitmap(segment).await;
         }
-        let Some(segment) = self.shared.claim_any() else { return Err(DvolError::NoSpace) };
+        let Some(segment) = self.shared.claim_any() else {
+            return Err(DvolError::NoSpace);
+        };
         self.state.borrow_mut().apply(
             &Record::ReserveSegment { segment },
             &self.geometry,
@@ -177,8 +187,16 @@ impl<P: Platform> Inner<P> {
             );
             return Err(DvolError::Corrupt);
         }
-        let fits = self.state.borrow_mut().pool.loaded(segment, Bitmap::from_bytes(&buf));
-        if fits { Ok(()) } else { Err(DvolError::Corrupt) }
+        let fits = self
+            .state
+            .borrow_mut()
+            .pool
+            .loaded(segment, Bitmap::from_bytes(&buf));
+        if fits {
+            Ok(())
+        } else {
+            Err(DvolError::Corrupt)
+        }
     }
 
     /// Lets blocks be handed out again that no read can see any more.
@@ -199,8 +217,8 @@ impl<P: Platform> Inner<P> {
     pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
         let (open, unloaded) = self.own_open_blocks();
         let in_use = self.state.borrow().pool.segments().next().is_some();
-        let low = open < OPEN_BLOCKS_LOW
-            || open + unloaded < OPEN_BLOCKS_LOW + self.checkpoint_reserve();
+        let low =
+            open < OPEN_BLOCKS_LOW || open + unloaded < OPEN_BLOCKS_LOW + self.checkpoint_reserve();
         if in_use && low && !self.shared.is_fenced() {
             // Failing is fine: whoever needs a block will try again and say so.
             let _ = self.open_more().await;

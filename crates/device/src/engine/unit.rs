@@ -16,7 +16,7 @@ use super::error::DvolError;
 use crate::format::record::Record;
 
 /// A change on its way.
-pub struct Unit {
+pub(super) struct Unit {
     /// What it changes. Empty for units that only concern the journal.
     pub records: SmallVec<[Record; 1]>,
     /// The slots whose order it takes part in.
@@ -41,7 +41,7 @@ pub struct Unit {
 
 /// What is known of a unit's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum DataState {
+pub(super) enum DataState {
     /// On its way to the device.
     Pending,
     /// All of it written.
@@ -55,20 +55,23 @@ pub enum DataState {
 impl Unit {
     /// True for a change that is more than data: what it leaves (a snapshot, a size) rests on
     /// every change before it, so it is durable only when those are.
-    pub fn is_structural(&self) -> bool {
+    pub(super) fn is_structural(&self) -> bool {
         let is_data = |r: &Record| {
-            matches!(r, Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. })
+            matches!(
+                r,
+                Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. }
+            )
         };
         !self.records.iter().all(is_data)
     }
 
     /// True once data and journal are written.
-    pub fn is_written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.journaled.get() && self.data.get() == DataState::Written
     }
 
     /// True once nothing more will be written for it.
-    pub fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         self.journaled.get()
             && matches!(self.data.get(), DataState::Written | DataState::Aborted(_))
     }

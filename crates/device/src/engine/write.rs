@@ -48,7 +48,8 @@ impl<P: Platform> Engine<P> {
         data: IoBuf,
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
-        self.write_ex(handle, offset_bytes, data, 0, stability).await
+        self.write_ex(handle, offset_bytes, data, 0, stability)
+            .await
     }
 
     /// The same with the tenant's metadata for each block written. [decibel 4.1: vol_write_ex]
@@ -71,13 +72,21 @@ impl<P: Platform> Engine<P> {
         }
         let first = VBlock::containing(offset_bytes);
         let blocks = first..VBlock((offset_bytes + len).div_ceil(BLOCK_SIZE));
-        let whole = offset_bytes % BLOCK_SIZE == 0 && len % BLOCK_SIZE == 0;
-        let _lock = inner.range_locks(handle.slot).take(blocks.clone(), !whole).await;
+        let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
+        let _lock = inner
+            .range_locks(handle.slot)
+            .take(blocks.clone(), !whole)
+            .await;
         inner.check_change(handle, offset_bytes, len)?;
         if whole {
-            return match inner.write_whole(handle, first, data.clone(), meta, stability).await {
+            return match inner
+                .write_whole(handle, first, data.clone(), meta, stability)
+                .await
+            {
                 Err(DvolError::NoSpace) if inner.is_reserved(handle) => {
-                    inner.write_in_parts(handle, first, &data, meta, stability).await
+                    inner
+                        .write_in_parts(handle, first, &data, meta, stability)
+                        .await
                 }
                 result => result,
             };
@@ -87,8 +96,12 @@ impl<P: Platform> Engine<P> {
             let at = (offset_bytes - first.offset_bytes()) as u16;
             return inner.write_delta(handle, first, at, &data, stability).await;
         }
-        let widened = inner.widen(handle.slot, blocks, offset_bytes, &data).await?;
-        inner.write_whole(handle, first, widened, meta, stability).await
+        let widened = inner
+            .widen(handle.slot, blocks, offset_bytes, &data)
+            .await?;
+        inner
+            .write_whole(handle, first, widened, meta, stability)
+            .await
     }
 
     /// Makes everything answered before this call durable.
@@ -111,17 +124,24 @@ impl<P: Platform> Engine<P> {
         let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE);
         let end_whole = end - end % BLOCK_SIZE;
         if first_whole >= end_whole {
-            return self.write_zero_bytes(handle, offset_bytes, len_bytes, stability).await;
+            return self
+                .write_zero_bytes(handle, offset_bytes, len_bytes, stability)
+                .await;
         }
         if offset_bytes < first_whole {
             let head = first_whole - offset_bytes;
-            self.write_zero_bytes(handle, offset_bytes, head, stability).await?;
+            self.write_zero_bytes(handle, offset_bytes, head, stability)
+                .await?;
         }
         if end_whole < end {
-            self.write_zero_bytes(handle, end_whole, end - end_whole, stability).await?;
+            self.write_zero_bytes(handle, end_whole, end - end_whole, stability)
+                .await?;
         }
         let range = VBlock(first_whole / BLOCK_SIZE)..VBlock(end_whole / BLOCK_SIZE);
-        let _lock = inner.range_locks(handle.slot).take(range.clone(), false).await;
+        let _lock = inner
+            .range_locks(handle.slot)
+            .take(range.clone(), false)
+            .await;
         inner.unmap(handle, range, stability).await
     }
 
@@ -160,12 +180,19 @@ impl<P: Platform> Engine<P> {
             return Ok(());
         }
         let zeros = self.inner.platform.buffers().zeros(len_bytes as usize);
-        self.write(handle, offset_bytes, zeros, stability).await.map(|_| ())
+        self.write(handle, offset_bytes, zeros, stability)
+            .await
+            .map(|_| ())
     }
 }
 
 impl<P: Platform> Inner<P> {
-    pub(super) fn check_change(&self, handle: Handle, offset: u64, len: u64) -> Result<(), DvolError> {
+    pub(super) fn check_change(
+        &self,
+        handle: Handle,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), DvolError> {
         self.check_running()?;
         let record = self.resolve(handle)?;
         if handle.layer.is_some() || record.read_only {
@@ -187,21 +214,33 @@ impl<P: Platform> Inner<P> {
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
         let count = data.len() as u64 / BLOCK_SIZE;
-        self.load_range(slot, first..VBlock(first.0 + count)).await?;
+        self.load_range(slot, first..VBlock(first.0 + count))
+            .await?;
         let runs = self.take_blocks(slot, count).await?;
         let mapped = map_blocks(&runs, &data, meta);
         let mut writes = SmallVec::<[DataWrite; 2]>::new();
         let mut at = 0;
         for run in &runs {
             let len = (run.count * BLOCK_SIZE) as usize;
-            writes.push(DataWrite { run: *run, buf: data.slice(at..at + len) });
+            writes.push(DataWrite {
+                run: *run,
+                buf: data.slice(at..at + len),
+            });
             at += len;
         }
         drop(data);
         let lsn = self.take_lsn(handle)?;
-        let map_run = MapRun { start: first, blocks: mapped };
-        let record = Record::Map { slot, lsn, runs: vec![map_run] };
-        self.commit_with_data(record, slot, writes, stability).await?;
+        let map_run = MapRun {
+            start: first,
+            blocks: mapped,
+        };
+        let record = Record::Map {
+            slot,
+            lsn,
+            runs: vec![map_run],
+        };
+        self.commit_with_data(record, slot, writes, stability)
+            .await?;
         Ok(lsn)
     }
 
@@ -224,7 +263,9 @@ impl<P: Platform> Inner<P> {
         for at in (0..data.len()).step_by(part_bytes) {
             let part = data.slice(at..data.len().min(at + part_bytes));
             let start = VBlock(first.0 + at as u64 / BLOCK_SIZE);
-            lsn = self.write_whole(handle, start, part, meta, stability).await?;
+            lsn = self
+                .write_whole(handle, start, part, meta, stability)
+                .await?;
         }
         Ok(lsn)
     }
@@ -252,7 +293,10 @@ impl<P: Platform> Inner<P> {
         submitted: Submitted,
         writes: SmallVec<[DataWrite; 2]>,
     ) -> Result<(), DvolError> {
-        let mut guard = DataGuard { inner: self.clone(), unit: Some(submitted.unit) };
+        let mut guard = DataGuard {
+            inner: self.clone(),
+            unit: Some(submitted.unit),
+        };
         let result = self.write_data(writes).await;
         if let Some(unit) = guard.unit.take() {
             self.data_done(&unit, result);
@@ -261,7 +305,9 @@ impl<P: Platform> Inner<P> {
     }
 
     async fn write_data(&self, writes: SmallVec<[DataWrite; 2]>) -> Result<(), DvolError> {
-        self.counters.data_writes.set(self.counters.data_writes.get() + writes.len() as u64);
+        self.counters
+            .data_writes
+            .set(self.counters.data_writes.get() + writes.len() as u64);
         let one = |w: DataWrite| async move {
             let (_, result) = self.device.write(w.run.start.offset_bytes(), w.buf).await;
             self.flusher.note_written();
@@ -280,7 +326,11 @@ impl<P: Platform> Inner<P> {
             if let Err(error) = result {
                 tracing::warn!("a write to the device failed: {error}");
                 let full = error.kind() == std::io::ErrorKind::StorageFull;
-                return Err(if full { DvolError::NoSpace } else { DvolError::Device });
+                return Err(if full {
+                    DvolError::NoSpace
+                } else {
+                    DvolError::Device
+                });
             }
         }
         Ok(())
@@ -290,7 +340,9 @@ impl<P: Platform> Inner<P> {
     async fn takes_delta(&self, slot: Slot, vblock: VBlock) -> Result<bool, DvolError> {
         self.load_range(slot, vblock..VBlock(vblock.0 + 1)).await?;
         let state = self.state.borrow();
-        let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+        let Some(found) = state.slot(slot) else {
+            return Err(DvolError::NotFound);
+        };
         let mapping = found.map.get(vblock).unwrap_or_default();
         Ok(mapping.data().is_some() && mapping.delta.is_none())
     }
@@ -321,7 +373,8 @@ impl<P: Platform> Inner<P> {
         };
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
-        self.commit_with_data(record, slot, writes, stability).await?;
+        self.commit_with_data(record, slot, writes, stability)
+            .await?;
         Ok(lsn)
     }
 
@@ -335,7 +388,9 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), DvolError> {
         let first = blocks.start;
         let widened = self.widen(handle.slot, blocks, offset_bytes, data).await?;
-        self.write_whole(handle, first, widened, 0, Stability::Stable).await.map(|_| ())
+        self.write_whole(handle, first, widened, 0, Stability::Stable)
+            .await
+            .map(|_| ())
     }
 
     /// Whole blocks around `data`, the rest being what is there now.
@@ -378,7 +433,11 @@ impl<P: Platform> Inner<P> {
             let lsn = self.take_lsn(handle)?;
             let ranges = vec![(from, end.0 - from.0)];
             let mut records = SmallVec::new();
-            records.push(Record::Unmap { slot: handle.slot, lsn, ranges });
+            records.push(Record::Unmap {
+                slot: handle.slot,
+                lsn,
+                ranges,
+            });
             // Only the last part has to wait: a flush covers those before it.
             let last = end == range.end;
             let stable = last && stability == Stability::Stable;
@@ -391,17 +450,15 @@ impl<P: Platform> Inner<P> {
     }
 
     /// The end of the next part: at most [`UNMAP_PART_BLOCKS`] mapped blocks.
-    async fn unmap_part_end(
-        &self,
-        slot: Slot,
-        range: Range<VBlock>,
-    ) -> Result<VBlock, DvolError> {
+    async fn unmap_part_end(&self, slot: Slot, range: Range<VBlock>) -> Result<VBlock, DvolError> {
         let mut entries = Vec::new();
         loop {
             let _pass = self.gate.enter();
             let missing = {
                 let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else { return Err(DvolError::NotFound) };
+                let Some(found) = state.slot(slot) else {
+                    return Err(DvolError::NotFound);
+                };
                 entries.clear();
                 let limit = UNMAP_PART_BLOCKS as usize;
                 match found.map.lookup(range.clone(), limit, &mut entries) {
@@ -421,7 +478,9 @@ impl<P: Platform> Inner<P> {
         self.resolve(handle)?;
         let mut given = self.given_lsns.borrow_mut();
         let state = self.state.borrow();
-        let Some(found) = state.slot(handle.slot) else { return Err(DvolError::NotFound) };
+        let Some(found) = state.slot(handle.slot) else {
+            return Err(DvolError::NotFound);
+        };
         let next = state.next_lsn(&found.record);
         let last = given.entry(handle.slot).or_insert(Lsn::ZERO);
         let lsn = if *last >= next { last.next() } else { next };
@@ -435,7 +494,11 @@ fn map_blocks(runs: &[BlockRun], data: &[u8], meta: u64) -> Vec<MappedBlock> {
     let bytes = data.chunks_exact(BLOCK_SIZE as usize);
     let mapped = blocks.zip(bytes);
     mapped
-        .map(|(block, bytes)| MappedBlock { block, checksum: BlockChecksum::of(bytes), meta })
+        .map(|(block, bytes)| MappedBlock {
+            block,
+            checksum: BlockChecksum::of(bytes),
+            meta,
+        })
         .collect()
 }
 

@@ -138,7 +138,11 @@ impl<'a> Writer<'a> {
 
     /// Zeros until the vector is `len` bytes long.
     pub fn pad_to(&mut self, len: usize) -> &mut Self {
-        assert!(self.out.len() <= len, "a structure outgrew its place: {} > {len}", self.out.len());
+        assert!(
+            self.out.len() <= len,
+            "a structure outgrew its place: {} > {len}",
+            self.out.len()
+        );
         self.out.resize(len, 0);
         self
     }

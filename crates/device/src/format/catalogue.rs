@@ -105,7 +105,10 @@ impl CatalogueRecord {
     }
 
     fn encode_fields(&self, out: &mut Vec<u8>) {
-        assert!(self.name.len() <= NAME_MAX_BYTES, "names are checked when they are given");
+        assert!(
+            self.name.len() <= NAME_MAX_BYTES,
+            "names are checked when they are given"
+        );
         let start = out.len();
         let mut writer = Writer::new(out);
         writer
@@ -152,7 +155,9 @@ impl CatalogueRecord {
             1 => RecordKind::Dvol,
             2 => RecordKind::Layer,
             other => {
-                return Err(FormatError::new(format!("catalogue record: unknown kind {other}")));
+                return Err(FormatError::new(format!(
+                    "catalogue record: unknown kind {other}"
+                )));
             }
         };
         let version = reader.u8()?;
@@ -178,7 +183,9 @@ impl CatalogueRecord {
             epoch: Epoch(reader.u32()?),
             lsn_incarnation: reader.u32()?,
             layer: LayerNo(reader.u32()?),
-            parent: Some(reader.u32()?).filter(|&slot| slot != NO_SLOT).map(Slot),
+            parent: Some(reader.u32()?)
+                .filter(|&slot| slot != NO_SLOT)
+                .map(Slot),
             reserved_blocks: reader.u64()?,
             inherited_blocks: reader.u64()?,
             mapped_blocks: reader.u64()?,
@@ -186,7 +193,9 @@ impl CatalogueRecord {
             map: decode_map_root(&mut reader)?,
             attributes: [0; ATTRIBUTE_BYTES],
         };
-        record.attributes.copy_from_slice(reader.take(ATTRIBUTE_BYTES)?);
+        record
+            .attributes
+            .copy_from_slice(reader.take(ATTRIBUTE_BYTES)?);
         reader.seek(256)?;
         record.name = decode_name(reader.take(name_len)?)?;
         record.check()?;
@@ -225,9 +234,15 @@ fn decode_map_root(reader: &mut Reader<'_>) -> Result<Option<MapRoot>, FormatErr
     let max_lsn = Lsn(reader.u64()?);
     match present {
         0 => Ok(None),
-        1 if level < 16 && block < BlockNo::LIMIT => {
-            Ok(Some(MapRoot { ptr: NodePtr { block, checksum, birth, level }, max_lsn }))
-        }
+        1 if level < 16 && block < BlockNo::LIMIT => Ok(Some(MapRoot {
+            ptr: NodePtr {
+                block,
+                checksum,
+                birth,
+                level,
+            },
+            max_lsn,
+        })),
         _ => Err(FormatError::new(format!(
             "catalogue record: expected a map root of level below 16, found level {level} at \
              {block} (presence {present})"
@@ -292,7 +307,10 @@ mod tests {
         CatalogueRecord::encode(Some(&sample()), &mut out);
         CatalogueRecord::encode(None, &mut out);
         assert_eq!(out.len(), 2 * RECORD_BYTES);
-        assert_eq!(CatalogueRecord::decode(&out[..RECORD_BYTES]), Ok(Some(sample())));
+        assert_eq!(
+            CatalogueRecord::decode(&out[..RECORD_BYTES]),
+            Ok(Some(sample()))
+        );
         assert_eq!(CatalogueRecord::decode(&out[RECORD_BYTES..]), Ok(None));
     }
 

@@ -126,7 +126,9 @@ impl Geometry {
 
     /// Blocks of the device that can be handed out.
     pub fn capacity_blocks(&self) -> u64 {
-        self.segments().map(|s| self.segment_capacity_blocks(s)).sum()
+        self.segments()
+            .map(|s| self.segment_capacity_blocks(s))
+            .sum()
     }
 }
 
@@ -145,11 +147,23 @@ mod tests {
         assert_eq!(geometry.root_slots(1), [BlockNo(259), BlockNo(260)]);
         assert_eq!(geometry.ring_block(1, 255), BlockNo(516));
         assert_eq!(geometry.data_start, BlockNo(517));
-        assert_eq!(geometry.segment_range(SegmentNo(0)), (BlockNo(517), BlockNo(32768)));
-        assert_eq!(geometry.bitmap_slots(SegmentNo(1)), [BlockNo(32768), BlockNo(32769)]);
+        assert_eq!(
+            geometry.segment_range(SegmentNo(0)),
+            (BlockNo(517), BlockNo(32768))
+        );
+        assert_eq!(
+            geometry.bitmap_slots(SegmentNo(1)),
+            [BlockNo(32768), BlockNo(32769)]
+        );
         let segments: Vec<_> = geometry.segments().collect();
-        assert_eq!(segments, [SegmentNo(0), SegmentNo(1), SegmentNo(2), SegmentNo(3)]);
+        assert_eq!(
+            segments,
+            [SegmentNo(0), SegmentNo(1), SegmentNo(2), SegmentNo(3)]
+        );
         assert_eq!(geometry.segment_capacity_blocks(SegmentNo(3)), 97);
-        assert_eq!(geometry.capacity_blocks(), 3 * SEGMENT_BLOCKS + 99 - 517 - 8);
+        assert_eq!(
+            geometry.capacity_blocks(),
+            3 * SEGMENT_BLOCKS + 99 - 517 - 8
+        );
     }
 }

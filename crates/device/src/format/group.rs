@@ -60,7 +60,10 @@ pub fn device_id_low(id: DeviceId) -> u64 {
 pub fn seal(header: &mut GroupHeader, group: &mut Vec<u8>) -> ChainHash {
     assert!(group.len() >= HEADER_BYTES);
     let body_bytes = group.len() - HEADER_BYTES;
-    assert!(body_bytes <= BODY_MAX_BYTES, "a group's size is checked as it grows");
+    assert!(
+        body_bytes <= BODY_MAX_BYTES,
+        "a group's size is checked as it grows"
+    );
     header.body_bytes = body_bytes as u32;
     if !header.pad {
         header.block_count = group.len().div_ceil(BLOCK_SIZE as usize) as u16;
@@ -95,7 +98,9 @@ pub fn decode_header(bytes: &[u8]) -> Result<GroupHeader, FormatError> {
     let magic = reader.u32()?;
     let version = reader.u16()?;
     if magic != MAGIC || version != VERSION {
-        return Err(FormatError::new("journal group: expected a version 1 group, found none"));
+        return Err(FormatError::new(
+            "journal group: expected a version 1 group, found none",
+        ));
     }
     let block_count = reader.u16()?;
     let device_id_low = reader.u64()?;
@@ -109,7 +114,9 @@ pub fn decode_header(bytes: &[u8]) -> Result<GroupHeader, FormatError> {
     let reserved = reader.u32()?;
     let pad = flags & FLAG_PAD != 0;
     if flags & !FLAG_PAD != 0 || reserved != 0 || block_count == 0 {
-        return Err(FormatError::new("journal group: unknown flags or no blocks"));
+        return Err(FormatError::new(
+            "journal group: unknown flags or no blocks",
+        ));
     }
     let holds = u64::from(block_count) * BLOCK_SIZE;
     let too_long = !pad && u32::from(block_count) > GROUP_MAX_BLOCKS;
@@ -169,7 +176,10 @@ mod tests {
         let mut group = vec![0; HEADER_BYTES];
         group.extend_from_slice(&[9; 5000]);
         let hash = seal(&mut header, &mut group);
-        assert_eq!((group.len(), header.block_count, header.body_bytes), (8192, 2, 5000));
+        assert_eq!(
+            (group.len(), header.block_count, header.body_bytes),
+            (8192, 2, 5000)
+        );
         assert_eq!(decode_header(&group), Ok(header));
         assert_eq!(check_hash(&group), Some(hash));
         for bit in (0..group.len() * 8).step_by(11) {
@@ -181,7 +191,11 @@ mod tests {
 
     #[test]
     fn a_pad_takes_any_number_of_blocks() {
-        let mut header = GroupHeader { pad: true, block_count: 400, ..sample() };
+        let mut header = GroupHeader {
+            pad: true,
+            block_count: 400,
+            ..sample()
+        };
         let mut group = vec![0; HEADER_BYTES];
         seal(&mut header, &mut group);
         assert_eq!(group.len(), 4096);

@@ -30,7 +30,9 @@ pub struct FormatError {
 
 impl FormatError {
     pub(crate) fn new(message: impl Into<String>) -> FormatError {
-        FormatError { message: message.into() }
+        FormatError {
+            message: message.into(),
+        }
     }
 }
 

@@ -184,7 +184,11 @@ impl Record {
     pub fn encode(&self, more: bool, out: &mut Vec<u8>) {
         let start = out.len();
         let flags = if more { FLAG_MORE } else { 0 };
-        Writer::new(out).u8(self.type_code()).u8(flags).u16(0).u32(0);
+        Writer::new(out)
+            .u8(self.type_code())
+            .u8(flags)
+            .u16(0)
+            .u32(0);
         self.encode_body(out);
         let body_bytes = (out.len() - start - RECORD_HEADER_BYTES) as u32;
         out[start + 4..start + 8].copy_from_slice(&body_bytes.to_le_bytes());
@@ -212,8 +216,21 @@ impl Record {
         let mut writer = Writer::new(out);
         match self {
             Record::Map { slot, lsn, runs } => encode_map(*slot, *lsn, runs, &mut writer),
-            Record::Delta { slot, lsn, vblock, offset_bytes, len_bytes, block, checksum } => {
-                writer.u32(slot.0).u64(lsn.0).u64(vblock.0).u16(*offset_bytes).u16(*len_bytes);
+            Record::Delta {
+                slot,
+                lsn,
+                vblock,
+                offset_bytes,
+                len_bytes,
+                block,
+                checksum,
+            } => {
+                writer
+                    .u32(slot.0)
+                    .u64(lsn.0)
+                    .u64(vblock.0)
+                    .u16(*offset_bytes)
+                    .u16(*len_bytes);
                 writer.u40(block.0).u32(checksum.0);
             }
             Record::Unmap { slot, lsn, ranges } => {
@@ -226,11 +243,28 @@ impl Record {
                 writer.u32(slot.0);
                 CatalogueRecord::encode(Some(record), out);
             }
-            Record::Snapshot { slot, layer_slot, head, created_ns, name } => {
-                writer.u32(slot.0).u32(layer_slot.0).u32(*head).u64(*created_ns);
+            Record::Snapshot {
+                slot,
+                layer_slot,
+                head,
+                created_ns,
+                name,
+            } => {
+                writer
+                    .u32(slot.0)
+                    .u32(layer_slot.0)
+                    .u32(*head)
+                    .u64(*created_ns);
                 writer.u8(name.len() as u8).bytes(name.as_bytes());
             }
-            Record::Rollback { slot, to, discard_slot, head, lsn, size_bytes } => {
+            Record::Rollback {
+                slot,
+                to,
+                discard_slot,
+                head,
+                lsn,
+                size_bytes,
+            } => {
                 writer.u32(slot.0).u32(to.0).u32(discard_slot.0).u32(*head);
                 writer.u64(lsn.0).u64(*size_bytes);
             }
@@ -255,7 +289,9 @@ impl Record {
         let flags = reader.u8()?;
         let reserved = reader.u16()?;
         if flags & !FLAG_MORE != 0 || reserved != 0 {
-            return Err(FormatError::new(format!("journal record: unknown flags {flags:#x}")));
+            return Err(FormatError::new(format!(
+                "journal record: unknown flags {flags:#x}"
+            )));
         }
         let body_bytes = reader.u32()? as usize;
         let mut body = Reader::new(reader.take(body_bytes)?, "journal record");
@@ -274,12 +310,14 @@ impl Record {
             TYPE_MAP => decode_map(body)?,
             TYPE_DELTA => decode_delta(body)?,
             TYPE_UNMAP => decode_unmap(body)?,
-            TYPE_CREATE_DVOL => {
-                Record::CreateDvol { slot: slot(body)?, record: Box::new(whole_record(body)?) }
-            }
-            TYPE_UPDATE => {
-                Record::Update { slot: slot(body)?, record: Box::new(whole_record(body)?) }
-            }
+            TYPE_CREATE_DVOL => Record::CreateDvol {
+                slot: slot(body)?,
+                record: Box::new(whole_record(body)?),
+            },
+            TYPE_UPDATE => Record::Update {
+                slot: slot(body)?,
+                record: Box::new(whole_record(body)?),
+            },
             TYPE_SNAPSHOT => Record::Snapshot {
                 slot: slot(body)?,
                 layer_slot: slot(body)?,
@@ -300,12 +338,24 @@ impl Record {
             },
             TYPE_DELETE_DVOL => Record::DeleteDvol { slot: slot(body)? },
             TYPE_DELETE_LAYER => Record::DeleteLayer { slot: slot(body)? },
-            TYPE_REAP => Record::Reap { slot: slot(body)?, to: reap_key(body.u64()?)? },
-            TYPE_RESERVE_SEGMENT => Record::ReserveSegment { segment: SegmentNo(body.u32()?) },
-            TYPE_RELEASE_SEGMENT => Record::ReleaseSegment { segment: SegmentNo(body.u32()?) },
-            TYPE_ABORT => Record::Abort { seq: body.u64()?, unit: body.u32()? },
+            TYPE_REAP => Record::Reap {
+                slot: slot(body)?,
+                to: reap_key(body.u64()?)?,
+            },
+            TYPE_RESERVE_SEGMENT => Record::ReserveSegment {
+                segment: SegmentNo(body.u32()?),
+            },
+            TYPE_RELEASE_SEGMENT => Record::ReleaseSegment {
+                segment: SegmentNo(body.u32()?),
+            },
+            TYPE_ABORT => Record::Abort {
+                seq: body.u64()?,
+                unit: body.u32()?,
+            },
             other => {
-                return Err(FormatError::new(format!("journal record: unknown type {other}")));
+                return Err(FormatError::new(format!(
+                    "journal record: unknown type {other}"
+                )));
             }
         })
     }
@@ -314,10 +364,14 @@ impl Record {
     pub fn new_blocks(&self) -> impl Iterator<Item = (BlockNo, BlockChecksum)> + '_ {
         let (runs, delta) = match self {
             Record::Map { runs, .. } => (runs.as_slice(), None),
-            Record::Delta { block, checksum, .. } => (&[][..], Some((*block, *checksum))),
+            Record::Delta {
+                block, checksum, ..
+            } => (&[][..], Some((*block, *checksum))),
             _ => (&[][..], None),
         };
-        runs.iter().flat_map(|run| run.blocks.iter().map(|b| (b.block, b.checksum))).chain(delta)
+        runs.iter()
+            .flat_map(|run| run.blocks.iter().map(|b| (b.block, b.checksum)))
+            .chain(delta)
     }
 }
 
@@ -325,7 +379,10 @@ fn encode_map(slot: Slot, lsn: Lsn, runs: &[MapRun], writer: &mut Writer<'_>) {
     writer.u32(slot.0).u64(lsn.0).u16(runs.len() as u16);
     for run in runs {
         let has_meta = run.blocks.iter().any(|b| b.meta != 0);
-        writer.u64(run.start.0).u32(run.blocks.len() as u32).u8(u8::from(has_meta));
+        writer
+            .u64(run.start.0)
+            .u32(run.blocks.len() as u32)
+            .u8(u8::from(has_meta));
         for mapped in &run.blocks {
             writer.u40(mapped.block.0).u32(mapped.checksum.0);
             if has_meta {
@@ -348,10 +405,16 @@ fn decode_map(body: &mut Reader<'_>) -> Result<Record, FormatError> {
             0 => false,
             1 => true,
             other => {
-                return Err(FormatError::new(format!("map record: unknown run flags {other}")));
+                return Err(FormatError::new(format!(
+                    "map record: unknown run flags {other}"
+                )));
             }
         };
-        let each = if has_meta { MAP_BLOCK_META_BYTES } else { MAP_BLOCK_BYTES };
+        let each = if has_meta {
+            MAP_BLOCK_META_BYTES
+        } else {
+            MAP_BLOCK_BYTES
+        };
         if count == 0 || count > body.remaining() / each {
             return Err(FormatError::new(format!(
                 "map record: a run of {count} blocks does not fit its {} bytes",
@@ -367,7 +430,10 @@ fn decode_map(body: &mut Reader<'_>) -> Result<Record, FormatError> {
                 meta: if has_meta { body.u64()? } else { 0 },
             });
         }
-        runs.push(MapRun { start: VBlock(start), blocks });
+        runs.push(MapRun {
+            start: VBlock(start),
+            blocks,
+        });
     }
     Ok(Record::Map { slot, lsn, runs })
 }
@@ -413,7 +479,9 @@ fn decode_unmap(body: &mut Reader<'_>) -> Result<Record, FormatError> {
 /// Checks that a run is not empty, lies in the address space, and begins at or behind `behind`.
 /// Returns its end.
 fn check_range(start: u64, count: u64, behind: u64) -> Result<u64, FormatError> {
-    let end = start.checked_add(count).filter(|&e| e <= flagstone_types::unit::VBLOCKS_MAX);
+    let end = start
+        .checked_add(count)
+        .filter(|&e| e <= flagstone_types::unit::VBLOCKS_MAX);
     match end {
         Some(end) if count > 0 && start >= behind => Ok(end),
         _ => Err(FormatError::new(format!(
@@ -441,7 +509,10 @@ fn whole_record(body: &mut Reader<'_>) -> Result<CatalogueRecord, FormatError> {
 fn reap_key(key: u64) -> Result<Key, FormatError> {
     let key = Key(key);
     if key > Key::END {
-        return Err(FormatError::new(format!("reap record: key {} is out of range", key.0)));
+        return Err(FormatError::new(format!(
+            "reap record: key {} is out of range",
+            key.0
+        )));
     }
     Ok(key)
 }
@@ -469,7 +540,9 @@ pub fn decode_units(body: &[u8]) -> Result<Vec<Vec<Record>>, FormatError> {
         }
     }
     if !unit.is_empty() {
-        return Err(FormatError::new("journal group: its last unit does not end"));
+        return Err(FormatError::new(
+            "journal group: its last unit does not end",
+        ));
     }
     Ok(units)
 }
@@ -490,8 +563,14 @@ mod tests {
                 slot: Slot(1),
                 lsn: Lsn(2),
                 runs: vec![
-                    MapRun { start: VBlock(3), blocks: vec![mapped(1, 0), mapped(2, 0)] },
-                    MapRun { start: VBlock(9), blocks: vec![mapped((1 << 40) - 1, 7)] },
+                    MapRun {
+                        start: VBlock(3),
+                        blocks: vec![mapped(1, 0), mapped(2, 0)],
+                    },
+                    MapRun {
+                        start: VBlock(9),
+                        blocks: vec![mapped((1 << 40) - 1, 7)],
+                    },
                 ],
             },
             Record::Delta {
@@ -508,8 +587,14 @@ mod tests {
                 lsn: Lsn(4),
                 ranges: vec![(VBlock(0), 1), (VBlock(1), (1 << 52) - 1)],
             },
-            Record::CreateDvol { slot: Slot(5), record: record.clone() },
-            Record::Update { slot: Slot(5), record },
+            Record::CreateDvol {
+                slot: Slot(5),
+                record: record.clone(),
+            },
+            Record::Update {
+                slot: Slot(5),
+                record,
+            },
             Record::Snapshot {
                 slot: Slot(5),
                 layer_slot: Slot(6),
@@ -527,9 +612,16 @@ mod tests {
             },
             Record::DeleteDvol { slot: Slot(5) },
             Record::DeleteLayer { slot: Slot(6) },
-            Record::Reap { slot: Slot(6), to: Key::END },
-            Record::ReserveSegment { segment: SegmentNo(3) },
-            Record::ReleaseSegment { segment: SegmentNo(3) },
+            Record::Reap {
+                slot: Slot(6),
+                to: Key::END,
+            },
+            Record::ReserveSegment {
+                segment: SegmentNo(3),
+            },
+            Record::ReleaseSegment {
+                segment: SegmentNo(3),
+            },
             Record::Abort { seq: 11, unit: 12 },
         ]
     }
@@ -551,9 +643,21 @@ mod tests {
         let mut body = Vec::new();
         let runs = vec![MapRun {
             start: VBlock(0),
-            blocks: vec![MappedBlock { block: BlockNo(1), checksum: BlockChecksum(0), meta: 0 }; 3],
+            blocks: vec![
+                MappedBlock {
+                    block: BlockNo(1),
+                    checksum: BlockChecksum(0),
+                    meta: 0
+                };
+                3
+            ],
         }];
-        Record::Map { slot: Slot(0), lsn: Lsn(1), runs }.encode(false, &mut body);
+        Record::Map {
+            slot: Slot(0),
+            lsn: Lsn(1),
+            runs,
+        }
+        .encode(false, &mut body);
         let expected = RECORD_HEADER_BYTES + MAP_FIXED_BYTES + MAP_RUN_BYTES + 3 * MAP_BLOCK_BYTES;
         assert_eq!(body.len(), expected);
     }
@@ -568,7 +672,9 @@ mod tests {
         for _ in 0..20_000 {
             let mut damaged = body.clone();
             for _ in 0..3 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
                 let at = (state >> 33) as usize % damaged.len();
                 damaged[at] = (state >> 20) as u8;
             }

@@ -73,10 +73,14 @@ impl Root {
     pub fn decode(block: &[u8]) -> Result<Root, FormatError> {
         let mut reader = Reader::new(block, "journal root");
         if reader.take(8)? != MAGIC {
-            return Err(FormatError::new("journal root: expected \"FSROOT01\" at its start"));
+            return Err(FormatError::new(
+                "journal root: expected \"FSROOT01\" at its start",
+            ));
         }
         if block.len() != BLOCK_SIZE as usize || !is_sealed(block) {
-            return Err(FormatError::new("journal root: its checksum does not match its bytes"));
+            return Err(FormatError::new(
+                "journal root: its checksum does not match its bytes",
+            ));
         }
         let device_id = DeviceId(reader.u128()?);
         let journal = reader.u16()?;
@@ -84,7 +88,9 @@ impl Root {
             0 => false,
             1 => true,
             other => {
-                return Err(FormatError::new(format!("journal root: unknown flags {other:#x}")));
+                return Err(FormatError::new(format!(
+                    "journal root: unknown flags {other:#x}"
+                )));
             }
         };
         let incarnation = reader.u32()?;
@@ -147,8 +153,11 @@ impl Root {
                 geometry.ring_blocks, self.ring_index
             )));
         }
-        let outside =
-            self.catalogue.iter().chain(&self.segments).find(|p| !p.is_within(geometry));
+        let outside = self
+            .catalogue
+            .iter()
+            .chain(&self.segments)
+            .find(|p| !p.is_within(geometry));
         match outside {
             Some(ptr) => Err(FormatError::new(format!(
                 "journal root: it points to {}, outside the data area",
@@ -174,10 +183,19 @@ mod tests {
             prev_hash: ChainHash(0xdead_beef),
             next_layer: 12,
             clean: true,
-            catalogue: vec![BlockPtr { block: BlockNo(600), hash: ChainHash(1) }],
+            catalogue: vec![BlockPtr {
+                block: BlockNo(600),
+                hash: ChainHash(1),
+            }],
             segments: vec![
-                BlockPtr { block: BlockNo(601), hash: ChainHash(2) },
-                BlockPtr { block: BlockNo(602), hash: ChainHash(3) },
+                BlockPtr {
+                    block: BlockNo(601),
+                    hash: ChainHash(2),
+                },
+                BlockPtr {
+                    block: BlockNo(602),
+                    hash: ChainHash(3),
+                },
             ],
         }
     }

@@ -59,7 +59,9 @@ impl SegmentRecord {
             0 => return Ok(None),
             1 => {}
             other => {
-                return Err(FormatError::new(format!("segment record: unknown state {other}")));
+                return Err(FormatError::new(format!(
+                    "segment record: unknown state {other}"
+                )));
             }
         }
         let bitmap_slot = reader.u8()?;
@@ -72,6 +74,10 @@ impl SegmentRecord {
                  blocks, found slot {bitmap_slot} and {used_blocks} blocks"
             )));
         }
-        Ok(Some(SegmentRecord { bitmap_slot, bitmap_checksum, used_blocks }))
+        Ok(Some(SegmentRecord {
+            bitmap_slot,
+            bitmap_checksum,
+            used_blocks,
+        }))
     }
 }

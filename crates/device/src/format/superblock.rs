@@ -79,7 +79,9 @@ impl Superblock {
             )));
         }
         if block.len() != BLOCK_SIZE as usize || !is_sealed(block) {
-            return Err(FormatError::new("superblock: its checksum does not match its bytes"));
+            return Err(FormatError::new(
+                "superblock: its checksum does not match its bytes",
+            ));
         }
         let compatible = reader.u32()?;
         let incompatible = reader.u32()?;

@@ -70,7 +70,10 @@ impl BlockPtr {
     pub const BYTES: usize = 16;
 
     /// No block.
-    pub const NONE: BlockPtr = BlockPtr { block: BlockNo(0), hash: ChainHash(0) };
+    pub const NONE: BlockPtr = BlockPtr {
+        block: BlockNo(0),
+        hash: ChainHash(0),
+    };
 
     /// True if this points nowhere.
     pub fn is_none(&self) -> bool {
@@ -89,7 +92,10 @@ impl BlockPtr {
 
     /// Reads a pointer.
     pub fn decode(reader: &mut Reader<'_>) -> Result<BlockPtr, FormatError> {
-        Ok(BlockPtr { block: BlockNo(reader.u64()?), hash: ChainHash(reader.u64()?) })
+        Ok(BlockPtr {
+            block: BlockNo(reader.u64()?),
+            hash: ChainHash(reader.u64()?),
+        })
     }
 }
 
@@ -98,7 +104,12 @@ pub fn encode_index(table: TableKind, first_page: u32, pages: &[BlockPtr]) -> Ve
     assert!(pages.len() <= PAGES_PER_INDEX);
     let mut out = Vec::with_capacity(BLOCK_SIZE as usize);
     let mut writer = Writer::new(&mut out);
-    writer.u32(INDEX_MAGIC).u8(1).u8(table as u8).u16(pages.len() as u16).u32(first_page);
+    writer
+        .u32(INDEX_MAGIC)
+        .u8(1)
+        .u8(table as u8)
+        .u16(pages.len() as u16)
+        .u32(first_page);
     writer.pad_to(PAGE_HEADER_BYTES);
     for page in pages {
         page.encode(&mut writer);
@@ -121,12 +132,23 @@ pub fn decode_index(
 
 /// The 4096 bytes of page `page`, from its records' bytes (each of the table's record size).
 pub fn encode_page(table: TableKind, page: u32, records: &[u8]) -> Vec<u8> {
-    assert_eq!(records.len(), table.records_per_page() * table.record_bytes());
+    assert_eq!(
+        records.len(),
+        table.records_per_page() * table.record_bytes()
+    );
     let mut out = Vec::with_capacity(BLOCK_SIZE as usize);
     let mut writer = Writer::new(&mut out);
     let count = table.records_per_page() as u16;
-    writer.u32(PAGE_MAGIC).u8(1).u8(table as u8).u16(count).u32(page);
-    writer.pad_to(PAGE_HEADER_BYTES).bytes(records).pad_to(BLOCK_SIZE as usize);
+    writer
+        .u32(PAGE_MAGIC)
+        .u8(1)
+        .u8(table as u8)
+        .u16(count)
+        .u32(page);
+    writer
+        .pad_to(PAGE_HEADER_BYTES)
+        .bytes(records)
+        .pad_to(BLOCK_SIZE as usize);
     out
 }
 

@@ -12,7 +12,9 @@ pub struct Bitmap {
 
 impl Default for Bitmap {
     fn default() -> Self {
-        Bitmap { words: Box::new([0; WORDS]) }
+        Bitmap {
+            words: Box::new([0; WORDS]),
+        }
     }
 }
 
@@ -73,7 +75,11 @@ impl Bitmap {
     fn next(&self, from: usize, end: usize, value: bool) -> Option<usize> {
         let mut at = from;
         while at < end {
-            let word = if value { self.words[at / 64] } else { !self.words[at / 64] };
+            let word = if value {
+                self.words[at / 64]
+            } else {
+                !self.words[at / 64]
+            };
             let rest = word >> (at % 64);
             if rest != 0 {
                 let found = at + rest.trailing_zeros() as usize;

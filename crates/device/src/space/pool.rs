@@ -80,7 +80,12 @@ impl Default for Pool {
 impl Pool {
     /// No segments.
     pub fn new() -> Pool {
-        Pool { segments: BTreeMap::new(), current: None, used_blocks: 0, open_blocks: 0 }
+        Pool {
+            segments: BTreeMap::new(),
+            current: None,
+            used_blocks: 0,
+            open_blocks: 0,
+        }
     }
 
     /// Adds a segment this journal owns, as its record says. An empty one needs no loading.
@@ -88,8 +93,13 @@ impl Pool {
         let (start, end) = geometry.segment_range(segment);
         let first = segment.first_block().0;
         let range = ((start.0 + 2 - first) as usize, (end.0 - first) as usize);
-        let mut state =
-            SegmentState { record, dirty: false, maps: None, late: Vec::new(), range };
+        let mut state = SegmentState {
+            record,
+            dirty: false,
+            maps: None,
+            late: Vec::new(),
+            range,
+        };
         self.used_blocks += u64::from(record.used_blocks);
         if record.bitmap_slot == NO_BITMAP {
             self.open_blocks += (range.1 - range.0) as u64;
@@ -101,8 +111,14 @@ impl Pool {
 
     /// Removes an empty segment.
     pub fn remove(&mut self, segment: SegmentNo) {
-        let state = self.segments.remove(&segment).expect("only owned segments are given back");
-        assert_eq!(state.record.used_blocks, 0, "only empty segments are given back");
+        let state = self
+            .segments
+            .remove(&segment)
+            .expect("only owned segments are given back");
+        assert_eq!(
+            state.record.used_blocks, 0,
+            "only empty segments are given back"
+        );
         self.open_blocks -= state.maps.map_or(0, |m| u64::from(m.open_blocks));
         if self.current == Some(segment) {
             self.current = None;
@@ -145,21 +161,28 @@ impl Pool {
     /// Blocks not in use in segments that are not loaded.
     pub fn unloaded_free_blocks(&self) -> u64 {
         let unloaded = self.segments.values().filter(|s| s.maps.is_none());
-        unloaded.map(|s| s.capacity().saturating_sub(u64::from(s.record.used_blocks))).sum()
+        unloaded
+            .map(|s| s.capacity().saturating_sub(u64::from(s.record.used_blocks)))
+            .sum()
     }
 
     /// The segment whose bitmap should be loaded next to have more open blocks.
     pub fn wants_loading(&self) -> Option<SegmentNo> {
-        let with_room = |s: &SegmentState| {
-            s.maps.is_none() && u64::from(s.record.used_blocks) < s.capacity()
-        };
-        self.segments.iter().find(|(_, s)| with_room(s)).map(|(&no, _)| no)
+        let with_room =
+            |s: &SegmentState| s.maps.is_none() && u64::from(s.record.used_blocks) < s.capacity();
+        self.segments
+            .iter()
+            .find(|(_, s)| with_room(s))
+            .map(|(&no, _)| no)
     }
 
     /// Gives an unloaded segment its bitmap as the last checkpoint wrote it. False if the bitmap
     /// does not fit the record.
     pub fn loaded(&mut self, segment: SegmentNo, bitmap: Bitmap) -> bool {
-        let state = self.segments.get_mut(&segment).expect("only owned segments are loaded");
+        let state = self
+            .segments
+            .get_mut(&segment)
+            .expect("only owned segments are loaded");
         if state.maps.is_some() {
             return true;
         }
@@ -182,7 +205,9 @@ impl Pool {
     pub fn allocate(&mut self, count: u64, out: &mut Vec<BlockRun>) -> u64 {
         let mut left = count;
         while left > 0 && self.open_blocks > 0 {
-            let Some(segment) = self.segment_with_room() else { break };
+            let Some(segment) = self.segment_with_room() else {
+                break;
+            };
             let state = self.segments.get_mut(&segment).expect("just found");
             let range = state.range;
             let maps = state.maps.as_mut().expect("has room, so it is loaded");
@@ -194,17 +219,23 @@ impl Pool {
     }
 
     fn segment_with_room(&mut self) -> Option<SegmentNo> {
-        let has_room =
-            |s: &SegmentState| s.maps.as_ref().is_some_and(|maps| maps.open_blocks > 0);
+        let has_room = |s: &SegmentState| s.maps.as_ref().is_some_and(|maps| maps.open_blocks > 0);
         if let Some(current) = self.current
             && self.segments.get(&current).is_some_and(has_room)
         {
             return Some(current);
         }
         // The emptiest of the loaded segments: writes then find long runs.
-        let roomiest = self.segments.iter().filter(|(_, s)| has_room(s)).max_by_key(|(no, s)| {
-            (s.maps.as_ref().map_or(0, |maps| maps.open_blocks), std::cmp::Reverse(**no))
-        });
+        let roomiest = self
+            .segments
+            .iter()
+            .filter(|(_, s)| has_room(s))
+            .max_by_key(|(no, s)| {
+                (
+                    s.maps.as_ref().map_or(0, |maps| maps.open_blocks),
+                    std::cmp::Reverse(**no),
+                )
+            });
         self.current = roomiest.map(|(&no, _)| no);
         self.current
     }
@@ -229,7 +260,10 @@ impl Pool {
     /// Whether `block` is used, if its segment is loaded.
     pub fn is_used(&self, block: BlockNo) -> Option<bool> {
         let state = self.segments.get(&block.segment())?;
-        state.maps.as_ref().map(|maps| maps.used.get(block.index_in_segment()))
+        state
+            .maps
+            .as_ref()
+            .map(|maps| maps.used.get(block.index_in_segment()))
     }
 
     fn change(&mut self, block: BlockNo, change: fn(usize) -> Late) {
@@ -246,7 +280,10 @@ impl Pool {
                 state.dirty = true;
             }
             Late::Release(_) => {
-                assert!(state.record.used_blocks > 0, "{block} is freed but nothing is used");
+                assert!(
+                    state.record.used_blocks > 0,
+                    "{block} is freed but nothing is used"
+                );
                 state.record.used_blocks -= 1;
                 self.used_blocks -= 1;
                 state.dirty = true;
@@ -292,7 +329,12 @@ impl Maps {
         let used_count = used.count();
         let taken = used.clone();
         let open_blocks = ((range.1 - range.0) as u32).saturating_sub(used_count);
-        Maps { used, taken, open_blocks, cursor: range.0 }
+        Maps {
+            used,
+            taken,
+            open_blocks,
+            cursor: range.0,
+        }
     }
 
     /// Takes up to `count` blocks in one sweep over the segment from the cursor on.
@@ -320,7 +362,10 @@ impl Maps {
             let start = BlockNo(first + start as u64);
             match out.last_mut() {
                 Some(last) if last.start.0 + last.count == start.0 => last.count += len as u64,
-                _ => out.push(BlockRun { start, count: len as u64 }),
+                _ => out.push(BlockRun {
+                    start,
+                    count: len as u64,
+                }),
             }
         }
         count - left
@@ -368,7 +413,13 @@ mod tests {
         assert_eq!(pool.open_blocks(), capacity);
         let mut runs = Vec::new();
         assert_eq!(pool.allocate(10, &mut runs), 10);
-        assert_eq!(runs, [BlockRun { start: BlockNo(geometry.data_start.0 + 2), count: 10 }]);
+        assert_eq!(
+            runs,
+            [BlockRun {
+                start: BlockNo(geometry.data_start.0 + 2),
+                count: 10
+            }]
+        );
         let block = runs[0].start;
         pool.commit(block);
         assert_eq!((pool.used_blocks(), pool.open_blocks()), (1, capacity - 10));
@@ -376,11 +427,20 @@ mod tests {
         assert_eq!((pool.used_blocks(), pool.open_blocks()), (0, capacity - 10));
         let mut rest = Vec::new();
         assert_eq!(pool.allocate(u64::MAX, &mut rest), capacity - 10);
-        assert!(rest.iter().all(|run| run.blocks().all(|b| b != block)), "not reopened yet");
+        assert!(
+            rest.iter().all(|run| run.blocks().all(|b| b != block)),
+            "not reopened yet"
+        );
         pool.reopen(block);
         runs.clear();
         assert_eq!(pool.allocate(5, &mut runs), 1);
-        assert_eq!(runs, [BlockRun { start: block, count: 1 }]);
+        assert_eq!(
+            runs,
+            [BlockRun {
+                start: block,
+                count: 1
+            }]
+        );
     }
 
     #[test]
@@ -389,7 +449,11 @@ mod tests {
         let mut on_device = Bitmap::default();
         on_device.set(600);
         on_device.set(601);
-        let record = SegmentRecord { bitmap_slot: 0, used_blocks: 2, ..SegmentRecord::EMPTY };
+        let record = SegmentRecord {
+            bitmap_slot: 0,
+            used_blocks: 2,
+            ..SegmentRecord::EMPTY
+        };
         let mut pool = Pool::new();
         pool.add(SegmentNo(0), record, &geometry);
         assert_eq!(pool.open_blocks(), 0);
@@ -399,9 +463,20 @@ mod tests {
         assert!(pool.loaded(SegmentNo(0), on_device.clone()));
         assert_eq!(pool.is_used(BlockNo(600)), Some(false));
         assert_eq!(pool.is_used(BlockNo(602)), Some(true));
-        assert_eq!(pool.open_blocks(), geometry.capacity_blocks() - 3, "600 is not reopened");
+        assert_eq!(
+            pool.open_blocks(),
+            geometry.capacity_blocks() - 3,
+            "600 is not reopened"
+        );
         let mut wrong = Pool::new();
-        wrong.add(SegmentNo(0), SegmentRecord { used_blocks: 3, ..record }, &geometry);
+        wrong.add(
+            SegmentNo(0),
+            SegmentRecord {
+                used_blocks: 3,
+                ..record
+            },
+            &geometry,
+        );
         assert!(!wrong.loaded(SegmentNo(0), on_device));
     }
 }

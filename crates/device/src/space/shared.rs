@@ -2,8 +2,8 @@
 //! device is fenced. Touched once per 128 MiB and once per flush, never per request.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flagstone_types::SegmentNo;
 
@@ -42,7 +42,9 @@ impl DeviceShared {
         let free_blocks = geometry.capacity_blocks();
         DeviceShared {
             inner: Arc::new(Inner {
-                owned: (0..segment_end.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+                owned: (0..segment_end.div_ceil(64))
+                    .map(|_| AtomicU64::new(0))
+                    .collect(),
                 free_segments: AtomicU32::new(free_segments),
                 free_blocks: AtomicU64::new(free_blocks),
                 journals_known: AtomicU32::new(0),
@@ -61,7 +63,9 @@ impl DeviceShared {
     /// Takes `segment` for the caller. False if somebody owns it already.
     pub fn claim(&self, segment: SegmentNo) -> bool {
         let bit = 1 << (segment.0 % 64);
-        let Some(word) = self.inner.owned.get(segment.0 as usize / 64) else { return false };
+        let Some(word) = self.inner.owned.get(segment.0 as usize / 64) else {
+            return false;
+        };
         if word.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
             return false;
         }
@@ -75,7 +79,10 @@ impl DeviceShared {
     pub fn release(&self, segment: SegmentNo) {
         let bit = 1 << (segment.0 % 64);
         let word = &self.inner.owned[segment.0 as usize / 64];
-        assert!(word.fetch_and(!bit, Ordering::AcqRel) & bit != 0, "only an owner releases");
+        assert!(
+            word.fetch_and(!bit, Ordering::AcqRel) & bit != 0,
+            "only an owner releases"
+        );
         let blocks = self.inner.geometry.segment_capacity_blocks(segment);
         self.inner.free_segments.fetch_add(1, Ordering::AcqRel);
         self.inner.free_blocks.fetch_add(blocks, Ordering::AcqRel);
@@ -98,7 +105,10 @@ impl DeviceShared {
         if !self.is_complete() || self.inner.free_segments.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.inner.geometry.segments().find(|&segment| self.claim(segment))
+        self.inner
+            .geometry
+            .segments()
+            .find(|&segment| self.claim(segment))
     }
 
     /// Blocks in segments that nobody owns.
@@ -138,7 +148,10 @@ impl DeviceShared {
     }
 
     fn flushes(&self) -> MutexGuard<'_, Flushes> {
-        self.inner.flushes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner
+            .flushes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True after [`DeviceShared::fence`].

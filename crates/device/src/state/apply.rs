@@ -7,11 +7,11 @@
 use flagstone_types::{LayerNo, Lsn, Slot, VBlock};
 
 use super::{Effects, SlotState, State};
+use crate::format::FormatError;
 use crate::format::catalogue::{ATTRIBUTE_BYTES, CatalogueRecord, FLAG_HIDDEN, RecordKind};
 use crate::format::geometry::Geometry;
 use crate::format::record::{MapRun, Record};
 use crate::format::segment::SegmentRecord;
-use crate::format::FormatError;
 use crate::v2p::{Edit, Entry, EntryKind, Key, Map, Missing};
 
 /// Entries looked at per internal step of a reap.
@@ -29,14 +29,12 @@ impl State {
                     map.missing(run.start..end)
                 })
             }
-            Record::Delta { slot, vblock, .. } => {
-                map(slot)?.missing(*vblock..VBlock(vblock.0 + 1))
-            }
+            Record::Delta { slot, vblock, .. } => map(slot)?.missing(*vblock..VBlock(vblock.0 + 1)),
             Record::Unmap { slot, ranges, .. } => {
                 let map = map(slot)?;
-                ranges.iter().find_map(|&(start, count)| {
-                    map.missing(start..VBlock(start.0 + count))
-                })
+                ranges
+                    .iter()
+                    .find_map(|&(start, count)| map.missing(start..VBlock(start.0 + count)))
             }
             Record::Reap { slot, to } => self.reap_plan(*slot, *to).err(),
             _ => None,
@@ -58,27 +56,30 @@ impl State {
                     && record.kind == RecordKind::Dvol
                     && record.parent.is_none_or(|p| layer(&p))
             }
-            Record::Update { slot, record } => {
-                self.slot(*slot).is_some_and(|s| s.record.kind == record.kind)
-            }
-            Record::Snapshot { slot, layer_slot, .. } => {
-                dvol(slot) && self.slot(*layer_slot).is_none()
-            }
-            Record::Rollback { slot, to, discard_slot, .. } => {
-                dvol(slot) && layer(to) && self.slot(*discard_slot).is_none()
-            }
+            Record::Update { slot, record } => self
+                .slot(*slot)
+                .is_some_and(|s| s.record.kind == record.kind),
+            Record::Snapshot {
+                slot, layer_slot, ..
+            } => dvol(slot) && self.slot(*layer_slot).is_none(),
+            Record::Rollback {
+                slot,
+                to,
+                discard_slot,
+                ..
+            } => dvol(slot) && layer(to) && self.slot(*discard_slot).is_none(),
             Record::DeleteLayer { slot } => layer(slot),
             Record::Reap { slot, to } => self.slot(*slot).is_some_and(|s| {
                 s.is_hidden() && s.children.len() <= 1 && *to > s.record.reap_cursor
             }),
-            Record::ReserveSegment { segment } => {
-                geometry.is_usable_segment(*segment)
-            }
+            Record::ReserveSegment { segment } => geometry.is_usable_segment(*segment),
             Record::ReleaseSegment { segment } => self.pool.owns(*segment),
             Record::Abort { .. } => true,
         };
         if !fits {
-            return wrong(format!("it does not fit the state it is applied to: {record:?}"));
+            return wrong(format!(
+                "it does not fit the state it is applied to: {record:?}"
+            ));
         }
         let foreign = record
             .new_blocks()
@@ -93,7 +94,15 @@ impl State {
     pub fn apply(&mut self, record: &Record, geometry: &Geometry, effects: &mut Effects) {
         match record {
             Record::Map { slot, lsn, runs } => self.apply_map(*slot, *lsn, runs, effects),
-            Record::Delta { slot, lsn, vblock, offset_bytes, len_bytes, block, checksum } => {
+            Record::Delta {
+                slot,
+                lsn,
+                vblock,
+                offset_bytes,
+                len_bytes,
+                block,
+                checksum,
+            } => {
                 let meta = u64::from(*offset_bytes) | u64::from(*len_bytes) << 16;
                 self.edit(*slot, *lsn, effects, |map, edit| {
                     map.write_delta(edit, *vblock, *block, *checksum, meta, *lsn);
@@ -109,10 +118,23 @@ impl State {
             }
             Record::CreateDvol { slot, record } => self.apply_create(*slot, record),
             Record::Update { slot, record } => self.apply_update(*slot, record),
-            Record::Snapshot { slot, layer_slot, head, created_ns, name } => {
+            Record::Snapshot {
+                slot,
+                layer_slot,
+                head,
+                created_ns,
+                name,
+            } => {
                 self.apply_snapshot(*slot, *layer_slot, LayerNo(*head), *created_ns, name);
             }
-            Record::Rollback { slot, to, discard_slot, head, lsn, size_bytes } => {
+            Record::Rollback {
+                slot,
+                to,
+                discard_slot,
+                head,
+                lsn,
+                size_bytes,
+            } => {
                 self.apply_rollback(*slot, *to, *discard_slot, LayerNo(*head), *lsn, *size_bytes);
                 effects.may_reap = true;
             }
@@ -143,7 +165,8 @@ impl State {
     }
 
     fn existing(&mut self, slot: Slot) -> &mut SlotState {
-        self.slot_mut(slot).expect("records are checked against the state before they are applied")
+        self.slot_mut(slot)
+            .expect("records are checked against the state before they are applied")
     }
 
     fn apply_map(&mut self, slot: Slot, lsn: Lsn, runs: &[MapRun], effects: &mut Effects) {
@@ -348,15 +371,24 @@ impl State {
     }
 
     /// What reaping `slot` up to `to` frees: entries of data, and the nodes of its map.
-    fn reap_plan(&self, slot: Slot, to: Key) -> Result<(Vec<Entry>, Vec<crate::v2p::Retired>), Missing> {
+    fn reap_plan(
+        &self,
+        slot: Slot,
+        to: Key,
+    ) -> Result<(Vec<Entry>, Vec<crate::v2p::Retired>), Missing> {
         let (mut entries, mut nodes) = (Vec::new(), Vec::new());
-        let Some(old) = self.slot(slot) else { return Ok((entries, nodes)) };
-        let child = old.children.first().and_then(|&c| self.slot(c)).map(|c| &c.map);
+        let Some(old) = self.slot(slot) else {
+            return Ok((entries, nodes));
+        };
+        let child = old
+            .children
+            .first()
+            .and_then(|&c| self.slot(c))
+            .map(|c| &c.map);
         let parent = self.parent_layer(slot);
         let mut from = old.record.reap_cursor;
         while from < to {
-            let step =
-                crate::v2p::reap_step(&old.map, child, parent, from, to, REAP_STEP_ENTRIES)?;
+            let step = crate::v2p::reap_step(&old.map, child, parent, from, to, REAP_STEP_ENTRIES)?;
             entries.extend(step.data);
             nodes.extend(step.nodes);
             from = step.next.unwrap_or(Key::END);
@@ -367,12 +399,15 @@ impl State {
     /// Number of the layer below `slot`; zero if there is none.
     pub fn parent_layer(&self, slot: Slot) -> LayerNo {
         let parent = self.slot(slot).and_then(|s| s.record.parent);
-        parent.and_then(|p| self.slot(p)).map_or(LayerNo(0), |p| p.record.layer)
+        parent
+            .and_then(|p| self.slot(p))
+            .map_or(LayerNo(0), |p| p.record.layer)
     }
 
     fn apply_reap(&mut self, slot: Slot, to: Key, effects: &mut Effects) {
-        let (entries, nodes) =
-            self.reap_plan(slot, to).expect("the caller has loaded what was missing");
+        let (entries, nodes) = self
+            .reap_plan(slot, to)
+            .expect("the caller has loaded what was missing");
         for entry in entries {
             self.pool.release(entry.block);
             effects.freed.push(entry.block);

@@ -68,11 +68,24 @@ pub struct Frozen {
 impl State {
     /// Segments whose bitmaps must be loaded before a freeze.
     pub fn needed_for_freeze(&self) -> BTreeSet<SegmentNo> {
-        let retired = self.retired.iter().filter_map(|r| r.location()).map(|(block, _)| block);
+        let retired = self
+            .retired
+            .iter()
+            .filter_map(|r| r.location())
+            .map(|(block, _)| block);
         let tables = [&self.catalogue, &self.segment_table];
-        let table_blocks = tables.into_iter().flat_map(|t| t.pages.iter().chain(&t.index));
-        let blocks = table_blocks.filter(|p| !p.is_none()).map(|p| p.block).chain(retired);
-        let dirty = self.pool.segments().filter(|(_, s)| s.dirty).map(|(no, _)| no);
+        let table_blocks = tables
+            .into_iter()
+            .flat_map(|t| t.pages.iter().chain(&t.index));
+        let blocks = table_blocks
+            .filter(|p| !p.is_none())
+            .map(|p| p.block)
+            .chain(retired);
+        let dirty = self
+            .pool
+            .segments()
+            .filter(|(_, s)| s.dirty)
+            .map(|(no, _)| no);
         let needed: BTreeSet<SegmentNo> = blocks.map(BlockNo::segment).chain(dirty).collect();
         let mut needed = needed;
         needed.retain(|&no| {
@@ -85,8 +98,11 @@ impl State {
     /// Takes the picture. `None` if there are not enough blocks to write it down; nothing has
     /// changed then.
     pub fn freeze(&mut self) -> Option<Frozen> {
-        let pages: BTreeSet<u32> =
-            self.dirty_slots.iter().map(|s| s / per_page(TableKind::Catalogue)).collect();
+        let pages: BTreeSet<u32> = self
+            .dirty_slots
+            .iter()
+            .map(|s| s / per_page(TableKind::Catalogue))
+            .collect();
         let index = index_of(&pages);
         let maps: Vec<Map> = self.dirty_maps();
         let node_count: usize = maps.iter().map(DirtyWalk::count).sum();
@@ -108,13 +124,17 @@ impl State {
         loop {
             let dirty = self.dirty_segment_pages();
             let fresh: BTreeSet<u32> = dirty.difference(&written).copied().collect();
-            let fresh_index: BTreeSet<u32> =
-                index_of(&dirty).difference(&written_index).copied().collect();
+            let fresh_index: BTreeSet<u32> = index_of(&dirty)
+                .difference(&written_index)
+                .copied()
+                .collect();
             if fresh.is_empty() {
                 break;
             }
             for _ in 0..fresh.len() + fresh_index.len() {
-                let block = open.pop().expect("as many were taken as there are pages in all");
+                let block = open
+                    .pop()
+                    .expect("as many were taken as there are pages in all");
                 self.pool.commit(block);
                 blocks.push(block);
             }
@@ -131,13 +151,19 @@ impl State {
     /// Maps of the slots that changed.
     fn dirty_maps(&self) -> Vec<Map> {
         let slots = self.dirty_slots.iter();
-        slots.filter_map(|&s| Some(self.slot(Slot(s))?.map.clone())).collect()
+        slots
+            .filter_map(|&s| Some(self.slot(Slot(s))?.map.clone()))
+            .collect()
     }
 
     /// Pages of the segment table up to the last owned segment.
     fn segment_page_count(&self) -> usize {
-        let last = self.pool.segments().map(|(no, _)| no).chain(
-            self.released_segments.iter().copied()).max();
+        let last = self
+            .pool
+            .segments()
+            .map(|(no, _)| no)
+            .chain(self.released_segments.iter().copied())
+            .max();
         let in_use = last.map_or(0, |no| (no.0 / per_page(TableKind::Segments)) as usize + 1);
         in_use.max(self.segment_table.pages.len())
     }
@@ -203,9 +229,15 @@ impl State {
 
     /// Pages of the segment table with a segment that changed.
     fn dirty_segment_pages(&self) -> BTreeSet<u32> {
-        let dirty = self.pool.segments().filter(|(_, s)| s.dirty).map(|(no, _)| no);
+        let dirty = self
+            .pool
+            .segments()
+            .filter(|(_, s)| s.dirty)
+            .map(|(no, _)| no);
         let changed = dirty.chain(self.released_segments.iter().copied());
-        changed.map(|no| no.0 / per_page(TableKind::Segments)).collect()
+        changed
+            .map(|no| no.0 / per_page(TableKind::Segments))
+            .collect()
     }
 
     fn picture(
@@ -217,27 +249,47 @@ impl State {
         given_up: Vec<BlockNo>,
     ) -> Frozen {
         let mut segments = BTreeMap::new();
-        let dirty: Vec<SegmentNo> =
-            self.pool.segments().filter(|(_, s)| s.dirty).map(|(no, _)| no).collect();
+        let dirty: Vec<SegmentNo> = self
+            .pool
+            .segments()
+            .filter(|(_, s)| s.dirty)
+            .map(|(no, _)| no)
+            .collect();
         for no in dirty {
             let state = self.pool.segment_mut(no).expect("just listed");
             state.dirty = false;
             let slot = state.record.bitmap_slot;
             state.record.bitmap_slot = if slot == NO_BITMAP { 0 } else { 1 - slot };
             let bitmap = state.used().expect("loaded before the freeze").clone();
-            segments.insert(no, FrozenSegment { bitmap, record: state.record });
+            segments.insert(
+                no,
+                FrozenSegment {
+                    bitmap,
+                    record: state.record,
+                },
+            );
         }
         let record_of = |no: u32| {
             let owned = self.pool.segments_from(SegmentNo(no)).next();
-            owned.filter(|(owned, _)| owned.0 == no).map(|(_, s)| s.record)
+            owned
+                .filter(|(owned, _)| owned.0 == no)
+                .map(|(_, s)| s.record)
         };
         let count = per_page(TableKind::Segments);
         let segment_pages = segment_pages
             .iter()
-            .map(|&page| (page, (page * count..(page + 1) * count).map(record_of).collect()))
+            .map(|&page| {
+                (
+                    page,
+                    (page * count..(page + 1) * count).map(record_of).collect(),
+                )
+            })
             .collect();
         let count = per_page(TableKind::Catalogue);
-        let slot_of = |s: u32| self.slot(Slot(s)).map(|s| (s.record.clone(), s.map.clone()));
+        let slot_of = |s: u32| {
+            self.slot(Slot(s))
+                .map(|s| (s.record.clone(), s.map.clone()))
+        };
         let pages = pages
             .iter()
             .map(|&page| FrozenPage {
@@ -291,5 +343,8 @@ fn per_page(table: TableKind) -> u32 {
 
 /// The index blocks that point to `pages`.
 fn index_of(pages: &BTreeSet<u32>) -> BTreeSet<u32> {
-    pages.iter().map(|page| page / PAGES_PER_INDEX as u32).collect()
+    pages
+        .iter()
+        .map(|page| page / PAGES_PER_INDEX as u32)
+        .collect()
 }

@@ -39,7 +39,12 @@ pub struct SlotState {
 
 impl SlotState {
     fn new(record: CatalogueRecord, map: Map) -> SlotState {
-        SlotState { record, map, children: Vec::new(), evict_hand: Cell::default() }
+        SlotState {
+            record,
+            map,
+            children: Vec::new(),
+            evict_hand: Cell::default(),
+        }
     }
 
     /// True for a deleted layer that waits to be reaped.
@@ -139,7 +144,9 @@ impl State {
 
     /// Dvols by name, in order.
     pub fn dvols(&self) -> impl Iterator<Item = (&str, Slot)> {
-        self.dvol_names.iter().map(|(name, &slot)| (name.as_str(), slot))
+        self.dvol_names
+            .iter()
+            .map(|(name, &slot)| (name.as_str(), slot))
     }
 
     /// Snapshots of a dvol by name, in order.
@@ -156,8 +163,12 @@ impl State {
     pub fn free_slots(&self, count: usize, without: &BTreeSet<u32>) -> Option<Vec<Slot>> {
         let reused = self.free_slots.iter().copied();
         let fresh = self.slots.len() as u32..crate::format::catalogue::SLOTS_MAX;
-        let found: Vec<Slot> =
-            reused.chain(fresh).filter(|s| !without.contains(s)).take(count).map(Slot).collect();
+        let found: Vec<Slot> = reused
+            .chain(fresh)
+            .filter(|s| !without.contains(s))
+            .take(count)
+            .map(Slot)
+            .collect();
         (found.len() == count).then_some(found)
     }
 
@@ -177,7 +188,9 @@ impl State {
     pub fn needed_up_to(&self, slot: Slot, key: Key) -> LayerNo {
         let mut at = self.slot(slot).and_then(|s| s.record.parent);
         while let Some(parent_slot) = at {
-            let Some(parent) = self.slot(parent_slot) else { return LayerNo(0) };
+            let Some(parent) = self.slot(parent_slot) else {
+                return LayerNo(0);
+            };
             let reaped = parent.is_hidden() && parent.children.len() == 1;
             if !(reaped && key < parent.record.reap_cursor) {
                 return parent.record.layer;
@@ -190,7 +203,10 @@ impl State {
     /// The layer to reap next: one under way first, else any that is hidden and has at most one
     /// child.
     pub fn reapable(&self) -> Option<Slot> {
-        let hidden = || self.slots().filter(|(_, s)| s.is_hidden() && s.children.len() <= 1);
+        let hidden = || {
+            self.slots()
+                .filter(|(_, s)| s.is_hidden() && s.children.len() <= 1)
+        };
         hidden()
             .find(|(_, s)| s.record.reap_cursor > Key(0))
             .or_else(|| hidden().next())
@@ -216,7 +232,10 @@ impl State {
     }
 
     fn note_reservation(&mut self, slot: Slot) {
-        if self.slot(slot).is_some_and(|s| s.record.reserved_blocks > 0) {
+        if self
+            .slot(slot)
+            .is_some_and(|s| s.record.reserved_blocks > 0)
+        {
             self.reserving_slots.insert(slot.0);
         } else {
             self.reserving_slots.remove(&slot.0);
@@ -240,8 +259,10 @@ impl State {
 
     /// Links parents and children once all slots are loaded. The slots whose parent is missing.
     pub fn link_children(&mut self) -> Vec<Slot> {
-        let links: Vec<(Slot, Slot)> =
-            self.slots().filter_map(|(s, state)| Some((s, state.record.parent?))).collect();
+        let links: Vec<(Slot, Slot)> = self
+            .slots()
+            .filter_map(|(s, state)| Some((s, state.record.parent?)))
+            .collect();
         let mut orphans = Vec::new();
         for (slot, parent) in links {
             match self.slot_mut(parent) {
@@ -269,7 +290,11 @@ impl State {
             }
             self.slots.push(None);
         }
-        assert!(self.slots[index].is_none(), "slot {} is filled once", slot.0);
+        assert!(
+            self.slots[index].is_none(),
+            "slot {} is filled once",
+            slot.0
+        );
         self.free_slots.remove(&slot.0);
         self.add_name(slot, &state.record);
         self.slots[index] = Some(Box::new(state));
@@ -284,7 +309,8 @@ impl State {
                 self.dvol_names.insert(record.name.clone(), slot);
             }
             RecordKind::Layer => {
-                self.layer_names.insert((record.id, record.name.clone()), slot);
+                self.layer_names
+                    .insert((record.id, record.name.clone()), slot);
             }
         }
     }
@@ -305,9 +331,15 @@ impl State {
     /// Dvols with blocks set aside that they do not use yet, and how many. What a dvol shares with
     /// older layers does not count as its own: overwriting it will take new blocks.
     pub fn reserved(&self) -> impl Iterator<Item = (Slot, u64)> {
-        let slots = self.reserving_slots.iter().filter_map(|&s| Some((Slot(s), self.slot(Slot(s))?)));
+        let slots = self
+            .reserving_slots
+            .iter()
+            .filter_map(|&s| Some((Slot(s), self.slot(Slot(s))?)));
         slots.map(|(slot, s)| {
-            let own = s.record.mapped_blocks.saturating_sub(s.record.inherited_blocks);
+            let own = s
+                .record
+                .mapped_blocks
+                .saturating_sub(s.record.inherited_blocks);
             (slot, s.record.reserved_blocks.saturating_sub(own))
         })
     }

@@ -63,8 +63,11 @@ impl CoreNode {
             counters: RefCell::default(),
             stopping: Cell::new(false),
         });
-        let server =
-            NbdServer::new(platform.clone(), Directory { core: core.clone() }, NbdLimits::default());
+        let server = NbdServer::new(
+            platform.clone(),
+            Directory { core: core.clone() },
+            NbdLimits::default(),
+        );
         *core.nbd.borrow_mut() = Some(server);
         CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));
         core
@@ -110,8 +113,17 @@ impl CoreNode {
 
     /// Moves a connection to the core that owns its volume.
     fn hand_over(self: &Rc<Self>, outcome: Outcome<UringStream>) {
-        let Outcome::HandOver { core: target, stream, session } = outcome else { return };
-        let Some(remote) = self.remotes.borrow().get(target).cloned() else { return };
+        let Outcome::HandOver {
+            core: target,
+            stream,
+            session,
+        } = outcome
+        else {
+            return;
+        };
+        let Some(remote) = self.remotes.borrow().get(target).cloned() else {
+            return;
+        };
         let Ok(fd) = stream.into_fd() else {
             tracing::error!("a connection could not move to core {target}: it is still in use");
             return;
@@ -140,7 +152,9 @@ impl CoreNode {
     /// Copies of all volumes' counters.
     pub(super) fn volume_metrics(&self) -> Vec<VolumeMetrics> {
         let counters = self.counters.borrow();
-        let named = counters.iter().filter_map(|(id, c)| Some((self.names.name_of(*id)?, c)));
+        let named = counters
+            .iter()
+            .filter_map(|(id, c)| Some((self.names.name_of(*id)?, c)));
         named.map(|(name, c)| c.snapshot(name)).collect()
     }
 
@@ -185,7 +199,11 @@ impl Directory {
         };
         let place = self.core.names.find(volume)?;
         if place.core != self.core.index {
-            let nowhere = Handle { slot: flagstone_types::Slot(0), id: place.id, layer: None };
+            let nowhere = Handle {
+                slot: flagstone_types::Slot(0),
+                id: place.id,
+                layer: None,
+            };
             return Some((place.core, 0, nowhere, place.id));
         }
         let engine = self.core.engine(place.engine)?;
@@ -216,7 +234,9 @@ impl VolumeDirectory for Directory {
         if core != self.core.index {
             return Ok(Opened::OnCore(core));
         }
-        let Some(engine) = self.core.engine(engine) else { return Err(OpenError::Unavailable) };
+        let Some(engine) = self.core.engine(engine) else {
+            return Err(OpenError::Unavailable);
+        };
         Ok(Opened::Here(RealVolume {
             platform: self.core.platform.clone(),
             engine: engine.clone(),
@@ -227,7 +247,10 @@ impl VolumeDirectory for Directory {
 
     async fn list(&self) -> Vec<ExportInfo> {
         let names = self.core.names.page("", None, usize::MAX);
-        let export = |name| ExportInfo { name, description: String::new() };
+        let export = |name| ExportInfo {
+            name,
+            description: String::new(),
+        };
         names.into_iter().map(|(name, _)| export(name)).collect()
     }
 

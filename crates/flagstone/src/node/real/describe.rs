@@ -14,8 +14,8 @@ use crate::attach::NbdTarget;
 use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, MetricKind, MetricsSnapshot, NamedValue,
-    NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery, Reservation,
-    ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
+    NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery, Reservation, ScrubState, ScrubStatus,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
 };
 
 /// What the engines of one device on one core say, added up.
@@ -38,17 +38,29 @@ struct DeviceShare {
     counters: Vec<(&'static str, u64)>,
 }
 
-#[expect(clippy::disallowed_methods, reason = "labels for people, beside the cores")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "labels for people, beside the cores"
+)]
 pub(super) fn wall_clock_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    now.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 impl RealNode {
     fn volume_info(&self, dvol: DvolInfo, place: Place, device: usize) -> VolumeInfo {
         let origin = dvol.origin.map(|(id, snapshot)| {
-            let volume = self.names.name_of(id).unwrap_or_else(|| "(deleted)".to_owned());
-            if snapshot.is_empty() { volume } else { format!("{volume}@{snapshot}") }
+            let volume = self
+                .names
+                .name_of(id)
+                .unwrap_or_else(|| "(deleted)".to_owned());
+            if snapshot.is_empty() {
+                volume
+            } else {
+                format!("{volume}@{snapshot}")
+            }
         });
         let reserve = match dvol.reserved_bytes {
             0 => Reservation::None,
@@ -57,12 +69,9 @@ impl RealNode {
         };
         let export_url = match self.nbd_tcp.first() {
             Some(address) => NbdTarget::new(*address).url(&dvol.name),
-            None => self
-                .nbd_unix
-                .as_ref()
-                .map_or_else(String::new, |path| {
-                    crate::attach::unix_url(&path.display().to_string(), &dvol.name)
-                }),
+            None => self.nbd_unix.as_ref().map_or_else(String::new, |path| {
+                crate::attach::unix_url(&path.display().to_string(), &dvol.name)
+            }),
         };
         VolumeInfo {
             name: dvol.name,
@@ -84,11 +93,17 @@ impl RealNode {
     }
 
     /// Asks each core once for those of `wanted` that it owns.
-    async fn volume_infos(&self, wanted: Vec<(String, Place)>) -> Result<Vec<VolumeInfo>, NodeError> {
+    async fn volume_infos(
+        &self,
+        wanted: Vec<(String, Place)>,
+    ) -> Result<Vec<VolumeInfo>, NodeError> {
         let mut infos = Vec::new();
         for core in 0..self.remotes.len() {
-            let mine: Vec<(String, Place)> =
-                wanted.iter().filter(|(_, place)| place.core == core).cloned().collect();
+            let mine: Vec<(String, Place)> = wanted
+                .iter()
+                .filter(|(_, place)| place.core == core)
+                .cloned()
+                .collect();
             if mine.is_empty() {
                 continue;
             }
@@ -101,7 +116,9 @@ impl RealNode {
                     mine.into_iter().filter_map(one).collect::<Vec<_>>()
                 })
                 .await?;
-            let described = found.into_iter().map(|(d, p, device)| self.volume_info(d, p, device));
+            let described = found
+                .into_iter()
+                .map(|(d, p, device)| self.volume_info(d, p, device));
             infos.extend(described);
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
@@ -112,7 +129,10 @@ impl RealNode {
         let doing = format!("showing volume '{name}'");
         let place = self.target(name, &doing)?.place;
         let infos = self.volume_infos(vec![(name.to_owned(), place)]).await?;
-        infos.into_iter().next().ok_or_else(|| no_such_volume(name, &doing))
+        infos
+            .into_iter()
+            .next()
+            .ok_or_else(|| no_such_volume(name, &doing))
     }
 
     pub(super) async fn list(&self, query: PageQuery) -> Result<VolumePage, NodeError> {
@@ -122,7 +142,10 @@ impl RealNode {
         let more = wanted.len() > limit;
         wanted.truncate(limit);
         let next = wanted.last().filter(|_| more).map(|(name, _)| name.clone());
-        Ok(VolumePage { items: self.volume_infos(wanted).await?, next })
+        Ok(VolumePage {
+            items: self.volume_infos(wanted).await?,
+            next,
+        })
     }
 
     pub(super) async fn show_one_snapshot(
@@ -132,13 +155,21 @@ impl RealNode {
         let doing = format!("showing snapshot '{snapshot}'");
         let name = snapshot.snapshot.clone();
         let (layer, unique) = self
-            .on_snapshot(&snapshot, &doing, move |core, engine, dvol, layer| async move {
-                let engine =
-                    core.engine(engine).ok_or(flagstone_device::engine::DvolError::NotFound)?;
-                let unique = engine.exclusive_bytes(layer).await?;
-                let info = engine.layer(dvol.id, &name);
-                Ok((info.ok_or(flagstone_device::engine::DvolError::NotFound)?, unique))
-            })
+            .on_snapshot(
+                &snapshot,
+                &doing,
+                move |core, engine, dvol, layer| async move {
+                    let engine = core
+                        .engine(engine)
+                        .ok_or(flagstone_device::engine::DvolError::NotFound)?;
+                    let unique = engine.exclusive_bytes(layer).await?;
+                    let info = engine.layer(dvol.id, &name);
+                    Ok((
+                        info.ok_or(flagstone_device::engine::DvolError::NotFound)?,
+                        unique,
+                    ))
+                },
+            )
             .await?;
         Ok(snapshot_info(&snapshot.volume, layer, unique))
     }
@@ -147,7 +178,10 @@ impl RealNode {
     /// share, since the bytes unique to each are counted.
     pub(super) async fn snapshots(&self, query: SnapshotQuery) -> Result<SnapshotPage, NodeError> {
         let limit = query.limit.clamp(1, PAGE_ROWS_MAX);
-        let after = query.after.as_deref().and_then(|text| text.parse::<SnapshotRef>().ok());
+        let after = query
+            .after
+            .as_deref()
+            .and_then(|text| text.parse::<SnapshotRef>().ok());
         let volumes = match &query.volume {
             Some(name) => {
                 let place = self.target(name, "listing snapshots")?.place;
@@ -161,17 +195,27 @@ impl RealNode {
             if items.len() > limit {
                 break;
             }
-            let skip = after.as_ref().filter(|a| a.volume == volume).map(|a| a.snapshot.clone());
+            let skip = after
+                .as_ref()
+                .filter(|a| a.volume == volume)
+                .map(|a| a.snapshot.clone());
             let found = self
                 .on_core(place.core, "listing snapshots", move |core| {
                     layers_with_unique(core, place, skip, limit + 1)
                 })
                 .await?;
-            items.extend(found.into_iter().map(|(l, unique)| snapshot_info(&volume, l, unique)));
+            items.extend(
+                found
+                    .into_iter()
+                    .map(|(l, unique)| snapshot_info(&volume, l, unique)),
+            );
         }
         let more = items.len() > limit;
         items.truncate(limit);
-        let next = items.last().filter(|_| more).map(|s| format!("{}@{}", s.volume, s.name));
+        let next = items
+            .last()
+            .filter(|_| more)
+            .map(|s| format!("{}@{}", s.volume, s.name));
         Ok(SnapshotPage { items, next })
     }
 
@@ -224,7 +268,9 @@ impl RealNode {
             segments_free: segments_total.saturating_sub(share.owned_segments),
             volume_count: share.volumes,
             snapshot_count: share.layers,
-            fenced: share.fenced.then(|| "a flush or journal write failed; see the log".to_owned()),
+            fenced: share
+                .fenced
+                .then(|| "a flush or journal write failed; see the log".to_owned()),
             scrub: self.scrub_info(index).await?,
         })
     }
@@ -234,16 +280,23 @@ impl RealNode {
         if started.state == ScrubState::Idle {
             return Ok(started);
         }
-        let mut status = ScrubStatus { state: ScrubState::Finished, ..started.clone() };
+        let mut status = ScrubStatus {
+            state: ScrubState::Finished,
+            ..started.clone()
+        };
         let (mut checked, mut bad, mut findings) = (0, 0, Vec::new());
         let mut total = 0;
         for core in 0..self.remotes.len() {
             let reports = self
-                .on_core(core, "asking for a scrub's status", move |core| async move {
-                    let mine = core.engines.iter().filter(|e| e.device == device);
-                    mine.map(|e| (e.engine.last_scrub(), e.engine.space().used_bytes))
-                        .collect::<Vec<_>>()
-                })
+                .on_core(
+                    core,
+                    "asking for a scrub's status",
+                    move |core| async move {
+                        let mine = core.engines.iter().filter(|e| e.device == device);
+                        mine.map(|e| (e.engine.last_scrub(), e.engine.space().used_bytes))
+                            .collect::<Vec<_>>()
+                    },
+                )
                 .await?;
             for (report, used) in reports {
                 total += used;
@@ -282,19 +335,31 @@ impl RealNode {
                     core.nbd().map_or(0, |server| server.counters().connections)
                 })
                 .await?;
-            cores.push(CoreInfo { core: core as u32, cpu: None, volume_count, connection_count });
+            cores.push(CoreInfo {
+                core: core as u32,
+                cpu: None,
+                volume_count,
+                connection_count,
+            });
         }
         let stopping = self.stopping.load(Ordering::Acquire);
         Ok(NodeInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            state: if stopping { NodeState::Stopping } else { NodeState::Ready },
+            state: if stopping {
+                NodeState::Stopping
+            } else {
+                NodeState::Ready
+            },
             started_ns: self.started_ns,
             uptime_s: wall_clock_ns().saturating_sub(self.started_ns) / 1_000_000_000,
             cores,
             api_address: String::new(),
             nbd_addresses: self.nbd_tcp.iter().map(ToString::to_string).collect(),
-            nbd_unix: self.nbd_unix.as_ref().map(|path| path.display().to_string()),
+            nbd_unix: self
+                .nbd_unix
+                .as_ref()
+                .map(|path| path.display().to_string()),
             notices: self.notices.clone(),
         })
     }
@@ -303,12 +368,21 @@ impl RealNode {
         let mut snapshot = MetricsSnapshot::default();
         for (index, remote) in self.remotes.iter().enumerate() {
             let volumes = self
-                .on_core(index, "collecting metrics", |core| async move { core.volume_metrics() })
+                .on_core(index, "collecting metrics", |core| async move {
+                    core.volume_metrics()
+                })
                 .await?;
             snapshot.volumes.extend(volumes);
             let counters = remote.counters();
-            let more = counters.iter().map(|(name, value)| counter(name, value)).collect();
-            snapshot.cores.push(CoreMetrics { core: index as u32, more, ..core_metrics(&counters) });
+            let more = counters
+                .iter()
+                .map(|(name, value)| counter(name, value))
+                .collect();
+            snapshot.cores.push(CoreMetrics {
+                core: index as u32,
+                more,
+                ..core_metrics(&counters)
+            });
         }
         for index in 0..self.devices.len() {
             let info = self.device_info(index).await?;
@@ -323,7 +397,11 @@ impl RealNode {
                 journal_used_bytes: info.journal_used_bytes,
                 checksum_errors: share.corrupt_blocks,
                 fenced: share.fenced,
-                more: share.counters.iter().map(|&(name, value)| counter(name, value)).collect(),
+                more: share
+                    .counters
+                    .iter()
+                    .map(|&(name, value)| counter(name, value))
+                    .collect(),
                 ..DeviceMetrics::default()
             });
         }
@@ -379,10 +457,17 @@ async fn layers_with_unique(
     skip: Option<String>,
     limit: usize,
 ) -> Vec<(LayerInfo, u64)> {
-    let Some(engine) = core.engine(place.engine) else { return Vec::new() };
+    let Some(engine) = core.engine(place.engine) else {
+        return Vec::new();
+    };
     let behind = |layer: &LayerInfo| skip.as_ref().is_none_or(|skip| layer.name > *skip);
     let mut found = Vec::new();
-    for layer in engine.layers(place.id).into_iter().filter(behind).take(limit) {
+    for layer in engine
+        .layers(place.id)
+        .into_iter()
+        .filter(behind)
+        .take(limit)
+    {
         let unique = engine.exclusive_bytes(layer.handle).await.unwrap_or(0);
         found.push((layer, unique));
     }
@@ -405,11 +490,21 @@ fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotI
 }
 
 fn counter(name: &'static str, value: u64) -> NamedValue {
-    NamedValue { name, help: name, kind: MetricKind::Gauge, value: value as f64 }
+    NamedValue {
+        name,
+        help: name,
+        kind: MetricKind::Gauge,
+        value: value as f64,
+    }
 }
 
 fn core_metrics(counters: &flagstone_runtime::CoreCounters) -> CoreMetrics {
-    let value = |name: &str| counters.iter().find(|(n, _)| *n == name).map_or(0, |(_, v)| v);
+    let value = |name: &str| {
+        counters
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map_or(0, |(_, v)| v)
+    };
     CoreMetrics {
         spins: value("spins"),
         sleeps: value("sleeps"),

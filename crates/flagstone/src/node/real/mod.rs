@@ -101,13 +101,20 @@ impl RealNode {
             }
             tokio::time::sleep(SEND_PAUSE).await;
         }
-        Err(NodeError::new(NodeErrorKind::Unavailable, doing, "its core is too busy to answer")
-            .next("try again"))
+        Err(NodeError::new(
+            NodeErrorKind::Unavailable,
+            doing,
+            "its core is too busy to answer",
+        )
+        .next("try again"))
     }
 
     fn target(&self, name: &str, doing: &str) -> Result<Target, NodeError> {
         match self.names.find(name) {
-            Some(place) => Ok(Target { name: name.to_owned(), place }),
+            Some(place) => Ok(Target {
+                name: name.to_owned(),
+                place,
+            }),
             None => Err(no_such_volume(name, doing)),
         }
     }
@@ -179,14 +186,20 @@ impl RealNode {
             size_bytes: spec.size_bytes,
             reserved_bytes,
         };
-        let claimed = Place { core, engine: 0, id: DvolId(0) };
+        let claimed = Place {
+            core,
+            engine: 0,
+            id: DvolId(0),
+        };
         if !self.names.insert(&spec.name, claimed) {
             return Err(taken(&spec.name, &doing));
         }
         let created = self
             .on_core(core, &doing, move |core| async move {
                 let engine = core.engines.iter().position(|e| e.device == device);
-                let Some(index) = engine else { return Err(DvolError::NotFound) };
+                let Some(index) = engine else {
+                    return Err(DvolError::NotFound);
+                };
                 let handle = core.engines[index].engine.create(new).await?;
                 Ok((index, handle))
             })
@@ -195,7 +208,14 @@ impl RealNode {
         match created {
             Ok((engine, handle)) => {
                 self.names.remove(&spec.name);
-                self.names.insert(&spec.name, Place { core, engine, id: handle.id });
+                self.names.insert(
+                    &spec.name,
+                    Place {
+                        core,
+                        engine,
+                        id: handle.id,
+                    },
+                );
                 self.show(&spec.name).await
             }
             Err(error) => {
@@ -205,14 +225,29 @@ impl RealNode {
         }
     }
 
-    async fn clone_from(&self, source: SourceRef, new_name: String) -> Result<VolumeInfo, NodeError> {
+    async fn clone_from(
+        &self,
+        source: SourceRef,
+        new_name: String,
+    ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("cloning '{source}' to '{new_name}'");
         let target = self.target(&source.volume, &doing)?;
-        if !self.names.insert(&new_name, Place { id: DvolId(0), ..target.place }) {
+        if !self.names.insert(
+            &new_name,
+            Place {
+                id: DvolId(0),
+                ..target.place
+            },
+        ) {
             return Err(taken(&new_name, &doing));
         }
         let place = target.place;
-        let new = CreateDvol { name: new_name.clone(), id: None, size_bytes: 0, reserved_bytes: 0 };
+        let new = CreateDvol {
+            name: new_name.clone(),
+            id: None,
+            size_bytes: 0,
+            reserved_bytes: 0,
+        };
         let snapshot = source.snapshot.clone();
         let cloned = self
             .on_volume(&target, &doing, move |core, dvol| async move {
@@ -221,7 +256,12 @@ impl RealNode {
                 };
                 let source = match snapshot {
                     None => dvol,
-                    Some(name) => engine.layer(dvol.id, &name).ok_or(DvolError::NotFound)?.handle,
+                    Some(name) => {
+                        engine
+                            .layer(dvol.id, &name)
+                            .ok_or(DvolError::NotFound)?
+                            .handle
+                    }
                 };
                 engine.clone_of(source, new).await
             })
@@ -241,7 +281,13 @@ impl RealNode {
     async fn rename(&self, name: String, new_name: String) -> Result<VolumeInfo, NodeError> {
         let doing = format!("renaming volume '{name}' to '{new_name}'");
         let target = self.target(&name, &doing)?;
-        if !self.names.insert(&new_name, Place { id: DvolId(0), ..target.place }) {
+        if !self.names.insert(
+            &new_name,
+            Place {
+                id: DvolId(0),
+                ..target.place
+            },
+        ) {
             return Err(taken(&new_name, &doing));
         }
         let (place, to) = (target.place, new_name.clone());
@@ -311,8 +357,10 @@ impl RealNode {
                 Ok(())
             }
             Err(error) if error.kind == NodeErrorKind::Busy => {
-                Err(NodeError::new(NodeErrorKind::HasSnapshots, doing, "it has snapshots")
-                    .next("delete them first, or pass --with-snapshots"))
+                Err(
+                    NodeError::new(NodeErrorKind::HasSnapshots, doing, "it has snapshots")
+                        .next("delete them first, or pass --with-snapshots"),
+                )
             }
             Err(error) => Err(error),
         }
@@ -327,9 +375,16 @@ impl RealNode {
             places.push(self.target(&snapshot.volume, &doing)?.place);
         }
         let Some(first) = places.first().copied() else {
-            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, "none is named"));
+            return Err(NodeError::new(
+                NodeErrorKind::InvalidArgument,
+                doing,
+                "none is named",
+            ));
         };
-        if places.iter().any(|p| (p.core, p.engine) != (first.core, first.engine)) {
+        if places
+            .iter()
+            .any(|p| (p.core, p.engine) != (first.core, first.engine))
+        {
             return Err(NodeError::new(
                 NodeErrorKind::InvalidArgument,
                 doing,
@@ -371,7 +426,9 @@ impl RealNode {
         let target = self.target(&snapshot.volume, doing)?;
         let (place, name) = (target.place, snapshot.snapshot.clone());
         self.on_volume(&target, doing, move |core, dvol| {
-            let layer = core.engine(place.engine).and_then(|e| e.layer(dvol.id, &name));
+            let layer = core
+                .engine(place.engine)
+                .and_then(|e| e.layer(dvol.id, &name));
             let running = layer.map(|layer| work(core, place.engine, dvol, layer.handle));
             async move {
                 match running {
@@ -382,10 +439,12 @@ impl RealNode {
         })
         .await
         .map_err(|error| match error.kind {
-            NodeErrorKind::NotFound => {
-                NodeError::new(error.kind, doing, format!("there is no snapshot '{snapshot}'"))
-                    .next("see `flagstone snapshot list`")
-            }
+            NodeErrorKind::NotFound => NodeError::new(
+                error.kind,
+                doing,
+                format!("there is no snapshot '{snapshot}'"),
+            )
+            .next("see `flagstone snapshot list`"),
             _ => error,
         })
     }
@@ -395,7 +454,9 @@ impl RealNode {
         let mut result = Ok(());
         for core in 0..self.remotes.len() {
             let stopped = self
-                .on_core(core, "stopping the node", |core| async move { core.stop().await })
+                .on_core(core, "stopping the node", |core| async move {
+                    core.stop().await
+                })
                 .await;
             let failed = match stopped {
                 Ok(Ok(())) => continue,
@@ -407,7 +468,11 @@ impl RealNode {
             };
             result = Err(failed);
         }
-        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let runtime = self
+            .runtime
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(runtime) = runtime {
             let _ = tokio::task::spawn_blocking(move || runtime.stop()).await;
         }
@@ -508,12 +573,20 @@ impl Node for RealNode {
         Box::pin(async move {
             let doing = format!("renaming snapshot '{snapshot}' to '{new_name}'");
             let to = new_name.clone();
-            self.on_snapshot(&snapshot, &doing, move |core, engine, _, layer| async move {
-                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                engine.rename(layer, &to).await
-            })
+            self.on_snapshot(
+                &snapshot,
+                &doing,
+                move |core, engine, _, layer| async move {
+                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                    engine.rename(layer, &to).await
+                },
+            )
             .await?;
-            self.show_one_snapshot(SnapshotRef { snapshot: new_name, ..snapshot }).await
+            self.show_one_snapshot(SnapshotRef {
+                snapshot: new_name,
+                ..snapshot
+            })
+            .await
         })
     }
 
@@ -571,13 +644,21 @@ fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
 }
 
 fn no_such_volume(name: &str, doing: &str) -> NodeError {
-    NodeError::new(NodeErrorKind::NotFound, doing, format!("there is no volume '{name}'"))
-        .next("see `flagstone volume list`")
+    NodeError::new(
+        NodeErrorKind::NotFound,
+        doing,
+        format!("there is no volume '{name}'"),
+    )
+    .next("see `flagstone volume list`")
 }
 
 fn no_such_device(name: &str, doing: &str) -> NodeError {
-    NodeError::new(NodeErrorKind::NotFound, doing, format!("there is no device '{name}'"))
-        .next("see `flagstone device list`")
+    NodeError::new(
+        NodeErrorKind::NotFound,
+        doing,
+        format!("there is no device '{name}'"),
+    )
+    .next("see `flagstone device list`")
 }
 
 fn taken(name: &str, doing: &str) -> NodeError {
@@ -590,19 +671,27 @@ fn node_error(error: DvolError, doing: &str) -> NodeError {
     let (kind, next) = match error {
         DvolError::NotFound => (NodeErrorKind::NotFound, "see `flagstone volume list`"),
         DvolError::AlreadyExists => (NodeErrorKind::AlreadyExists, "choose another name"),
-        DvolError::NoSpace => {
-            (NodeErrorKind::NoSpace, "delete volumes or snapshots, or ask for less")
-        }
+        DvolError::NoSpace => (
+            NodeErrorKind::NoSpace,
+            "delete volumes or snapshots, or ask for less",
+        ),
         DvolError::TooMany => (NodeErrorKind::NoSpace, "delete volumes or snapshots first"),
         DvolError::OutOfRange | DvolError::Invalid => (NodeErrorKind::InvalidArgument, ""),
         DvolError::ReadOnly => (NodeErrorKind::ReadOnly, ""),
         DvolError::Busy => (NodeErrorKind::Busy, "try again"),
-        DvolError::Fenced => {
-            (NodeErrorKind::Fenced, "see the log for the failed write, then restart the node")
-        }
+        DvolError::Fenced => (
+            NodeErrorKind::Fenced,
+            "see the log for the failed write, then restart the node",
+        ),
         DvolError::Stopping => (NodeErrorKind::Unavailable, ""),
-        DvolError::Corrupt => (NodeErrorKind::Corrupt, "run `flagstone verify` on the device"),
-        DvolError::Device => (NodeErrorKind::Internal, "see the log for the device's error"),
+        DvolError::Corrupt => (
+            NodeErrorKind::Corrupt,
+            "run `flagstone verify` on the device",
+        ),
+        DvolError::Device => (
+            NodeErrorKind::Internal,
+            "see the log for the device's error",
+        ),
         DvolError::ConditionFailed(_)
         | DvolError::NotEqual
         | DvolError::StaleEpoch
@@ -613,7 +702,10 @@ fn node_error(error: DvolError, doing: &str) -> NodeError {
 
 impl RealNode {
     fn device_index(&self, device: &str, doing: &str) -> Result<usize, NodeError> {
-        let found = self.devices.iter().position(|d| d.name == device || d.id == device);
+        let found = self
+            .devices
+            .iter()
+            .position(|d| d.name == device || d.id == device);
         found.ok_or_else(|| no_such_device(device, doing))
     }
 

@@ -42,7 +42,8 @@ impl Names {
 
     /// Where `name` is, if it exists and is not just being created.
     pub(super) fn find(&self, name: &str) -> Option<Place> {
-        self.read(|t| t.by_name.get(name).copied()).filter(|place| place.id != DvolId(0))
+        self.read(|t| t.by_name.get(name).copied())
+            .filter(|place| place.id != DvolId(0))
     }
 
     /// The name of the volume with this dvol.
@@ -127,7 +128,11 @@ mod tests {
     use super::*;
 
     fn place(id: u128) -> Place {
-        Place { core: 0, engine: 0, id: DvolId(id) }
+        Place {
+            core: 0,
+            engine: 0,
+            id: DvolId(id),
+        }
     }
 
     #[test]

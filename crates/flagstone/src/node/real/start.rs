@@ -35,9 +35,16 @@ struct Prepared {
 /// answers. `AlreadyExists` and `Busy` if an address or a device is in use.
 pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
     let cores = options.cores.unwrap_or_else(default_cores).max(1);
-    let config = RuntimeConfig { cores, ..RuntimeConfig::default() };
+    let config = RuntimeConfig {
+        cores,
+        ..RuntimeConfig::default()
+    };
     let runtime = Runtime::start(&config, |_| |_: UringPlatform| {}).map_err(|error| {
-        NodeError::new(NodeErrorKind::Unavailable, "starting the cores", error.to_string())
+        NodeError::new(
+            NodeErrorKind::Unavailable,
+            "starting the cores",
+            error.to_string(),
+        )
     })?;
     let mut devices = Vec::new();
     let mut prepared = Vec::new();
@@ -55,7 +62,11 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
     }
     let names = Names::default();
     open_all(&runtime, &options.devices, prepared, &names)?;
-    let remotes: Vec<_> = runtime.cores().iter().map(|core| core.remote().clone()).collect();
+    let remotes: Vec<_> = runtime
+        .cores()
+        .iter()
+        .map(|core| core.remote().clone())
+        .collect();
     let (nbd_tcp, nbd_unix) = listen(&runtime, &options)?;
     let notices = notices(&runtime);
     for remote in &remotes {
@@ -93,7 +104,9 @@ fn wait_for<R>(
 ) -> Result<R, NodeError> {
     let stopped = |found: String| NodeError::new(NodeErrorKind::Internal, doing, found);
     let receiver = sent.map_err(|refused| stopped(refused.to_string()))?;
-    receiver.recv().map_err(|_| stopped("a core has stopped".to_owned()))
+    receiver
+        .recv()
+        .map_err(|_| stopped("a core has stopped".to_owned()))
 }
 
 /// Runs a task on a core from a plain thread and waits for its result.
@@ -149,11 +162,13 @@ fn prepare(runtime: &Runtime, device: &DeviceOptions) -> Result<Prepared, NodeEr
     let doing = format!("opening device '{}'", device.name);
     let found = run_on(runtime, 0, &doing, move |platform| async move {
         let opened = open_file(&platform, &path)?;
-        Engine::prepare(&platform, &opened).await.map(|(superblock, shared)| Prepared {
-            path,
-            superblock,
-            shared,
-        })
+        Engine::prepare(&platform, &opened)
+            .await
+            .map(|(superblock, shared)| Prepared {
+                path,
+                superblock,
+                shared,
+            })
     })?;
     let found = found.map_err(|error| open_error(&device.name, &error))?;
     if let Some(expected) = device.expected_size_bytes {
@@ -171,7 +186,10 @@ fn open_file(platform: &UringPlatform, path: &Path) -> Result<UringDevice, OpenE
     let device =
         UringDevice::open(platform, path, OpenOptions::default()).map_err(OpenError::Io)?;
     if device.size_bytes() < flagstone_types::BLOCK_SIZE {
-        return Err(OpenError::TooSmall { expected_blocks: 1, found_blocks: 0 });
+        return Err(OpenError::TooSmall {
+            expected_blocks: 1,
+            found_blocks: 0,
+        });
     }
     Ok(device)
 }
@@ -215,7 +233,8 @@ async fn open_core(
     let core = platform.core_index();
     let mut opening = Vec::new();
     for (device, found) in prepared.iter().enumerate() {
-        for journal in (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
+        for journal in
+            (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
         {
             let opened = open_file(&platform, &found.path).map_err(|error| (device, error))?;
             let engine = Engine::open(
@@ -243,9 +262,16 @@ async fn open_core(
             );
         }
         for dvol in engine.dvols() {
-            let place = Place { core, engine: engines.len(), id: dvol.handle.id };
+            let place = Place {
+                core,
+                engine: engines.len(),
+                id: dvol.handle.id,
+            };
             if !names.insert(&dvol.name, place) {
-                tracing::error!(name = dvol.name, "two volumes have this name; one is not served");
+                tracing::error!(
+                    name = dvol.name,
+                    "two volumes have this name; one is not served"
+                );
             }
         }
         engines.push(OwnedEngine { device, engine });
@@ -300,9 +326,13 @@ fn address_error(doing: &str, error: &std::io::Error) -> NodeError {
 fn notices(runtime: &Runtime) -> Vec<String> {
     let asked = runtime.cores()[0].remote().call(|platform| {
         let support = platform.kernel_support();
-        (support.defer_taskrun && support.ring_fsync).then(Vec::new).unwrap_or_else(|| {
-            vec![format!("this kernel makes Flagstone slower than it could be: {support}")]
-        })
+        (support.defer_taskrun && support.ring_fsync)
+            .then(Vec::new)
+            .unwrap_or_else(|| {
+                vec![format!(
+                    "this kernel makes Flagstone slower than it could be: {support}"
+                )]
+            })
     });
     wait_for(asked, "asking what the kernel supports").unwrap_or_default()
 }

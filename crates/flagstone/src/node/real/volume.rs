@@ -106,7 +106,10 @@ impl Volume for RealVolume {
 
     async fn read(&self, offset_bytes: u64, len_bytes: u32) -> Result<Payload, VolumeError> {
         let began = self.platform.now();
-        let read = self.engine.read(self.handle, offset_bytes, u64::from(len_bytes)).await;
+        let read = self
+            .engine
+            .read(self.handle, offset_bytes, u64::from(len_bytes))
+            .await;
         let pieces = self.finish(began, &self.counters.read, u64::from(len_bytes), read)?;
         let piece = |piece| match piece {
             engine::Piece::Data(buf) => Piece::Data(buf),
@@ -126,12 +129,20 @@ impl Volume for RealVolume {
         let stability = engine_stability(stability);
         let mut result = Ok(());
         if data.len() <= WRITE_PART_BYTES {
-            result = self.engine.write(self.handle, offset_bytes, data, stability).await.map(|_| ());
+            result = self
+                .engine
+                .write(self.handle, offset_bytes, data, stability)
+                .await
+                .map(|_| ());
         } else {
             for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
                 let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
                 let at = offset_bytes + at as u64;
-                result = self.engine.write(self.handle, at, part, stability).await.map(|_| ());
+                result = self
+                    .engine
+                    .write(self.handle, at, part, stability)
+                    .await
+                    .map(|_| ());
                 if result.is_err() {
                     break;
                 }
@@ -154,8 +165,10 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.platform.now();
         let stability = engine_stability(stability);
-        let result =
-            self.engine.deallocate(self.handle, offset_bytes, len_bytes, stability).await;
+        let result = self
+            .engine
+            .deallocate(self.handle, offset_bytes, len_bytes, stability)
+            .await;
         self.finish(began, &self.counters.trim, len_bytes, result)
     }
 
@@ -169,8 +182,16 @@ impl Volume for RealVolume {
         let began = self.platform.now();
         let stability = engine_stability(stability);
         let result = match keep_allocated {
-            true => self.engine.write_zeros(self.handle, offset_bytes, len_bytes, stability).await,
-            false => self.engine.deallocate(self.handle, offset_bytes, len_bytes, stability).await,
+            true => {
+                self.engine
+                    .write_zeros(self.handle, offset_bytes, len_bytes, stability)
+                    .await
+            }
+            false => {
+                self.engine
+                    .deallocate(self.handle, offset_bytes, len_bytes, stability)
+                    .await
+            }
         };
         self.finish(began, &self.counters.trim, len_bytes, result)
     }
@@ -181,8 +202,10 @@ impl Volume for RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<AllocationExtent>, VolumeError> {
-        let found =
-            self.engine.allocation(self.handle, offset_bytes, len_bytes, extents_max).await;
+        let found = self
+            .engine
+            .allocation(self.handle, offset_bytes, len_bytes, extents_max)
+            .await;
         let extents = found.map_err(volume_error)?.into_iter();
         let extent = |e: engine::AllocationExtent| AllocationExtent {
             len_bytes: e.len_bytes,
@@ -203,8 +226,10 @@ impl Volume for RealVolume {
             .changed_since(self.handle, since, offset_bytes, len_bytes, extents_max)
             .await;
         let extents = found.map_err(volume_error)?.into_iter();
-        let extent =
-            |e: engine::ChangedExtent| ChangedExtent { len_bytes: e.len_bytes, changed: e.changed };
+        let extent = |e: engine::ChangedExtent| ChangedExtent {
+            len_bytes: e.len_bytes,
+            changed: e.changed,
+        };
         Ok(extents.map(extent).collect())
     }
 }
