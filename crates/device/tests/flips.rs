@@ -11,7 +11,7 @@ use support::patch::{TestImage, read};
 use support::{BLOCK, Builder, Rng, script};
 
 fn is_noticed(image: &TestImage) -> bool {
-    !verify(image, Options::default(), &mut |_| {}).is_clean()
+    !verify(image, Options::default(), &mut |_, _| {}).is_clean()
 }
 
 /// An image whose ring is empty, or not.
@@ -55,7 +55,7 @@ fn random_bits(seed: u64, is_clean: bool, flips: usize) {
     for _ in 0..flips {
         let (block, bit) = (*rng.pick(&live), rng.below(BLOCK as u64 * 8) as usize);
         let flipped = flip(&builder.image, block, bit);
-        let report = verify(&flipped, Options::default(), &mut |_| {});
+        let report = verify(&flipped, Options::default(), &mut |_, _| {});
         // What could also be a write that never finished is only remarked on.
         let is_remarked = builder.is_suspect(block)
             && report
@@ -69,7 +69,7 @@ fn random_bits(seed: u64, is_clean: bool, flips: usize) {
         );
         let (block, bit) = (*rng.pick(&dead), rng.below(BLOCK as u64 * 8) as usize);
         let flipped = flip(&builder.image, block, bit);
-        let report = verify(&flipped, Options::default(), &mut |_| {});
+        let report = verify(&flipped, Options::default(), &mut |_, _| {});
         assert!(
             report.is_clean(),
             "seed {seed}: bit {bit} of {block}:\n{}",
@@ -107,7 +107,7 @@ fn the_ends_of_journals_are_not_taken_for_torn_writes() {
             let report = verify(
                 &flip(&builder.image, block, bit),
                 Options::default(),
-                &mut |_| {},
+                &mut |_, _| {},
             );
             assert!(!report.is_clean(), "bit {bit} of {block}");
             let is_loss = report.worst() == Some(Severity::Loss);
@@ -130,7 +130,7 @@ fn messages_name_the_block_and_the_bit() {
     let report = verify(
         &flip(&builder.image, data, 12_345),
         Options::default(),
-        &mut |_| {},
+        &mut |_, _| {},
     );
     assert_eq!(
         report.findings.count_of(Kind::Data),
@@ -148,7 +148,7 @@ fn messages_name_the_block_and_the_bit() {
     let fast = verify(
         &flip(&builder.image, data, 12_345),
         Options { fast: true },
-        &mut |_| {},
+        &mut |_, _| {},
     );
     assert!(fast.is_clean(), "the fast check doesn't read data");
 }

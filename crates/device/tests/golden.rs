@@ -34,7 +34,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 fn check(image: &Overlay<Zeros>) -> Report {
-    let report = verify(image, Options::default(), &mut |_| {});
+    let report = verify(image, Options::default(), &mut |_, _| {});
     assert!(report.is_clean(), "{}", report.words());
     report
 }

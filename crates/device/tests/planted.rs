@@ -13,7 +13,7 @@ use support::patch::{self, TestImage};
 use support::{Builder, Rng};
 
 fn check(image: &TestImage) -> Report {
-    verify(image, Options::default(), &mut |_| {})
+    verify(image, Options::default(), &mut |_, _| {})
 }
 
 fn assert_found(image: &TestImage, kind: Kind, severity: Severity, words: &str) {

@@ -7,7 +7,7 @@ use flagstone_device::offline::{Overlay, Zeros};
 use support::{Builder, Rng, script};
 
 fn check(image: &Overlay<Zeros>) -> Report {
-    verify(image, Options::default(), &mut |_| {})
+    verify(image, Options::default(), &mut |_, _| {})
 }
 
 fn assert_clean(image: &Overlay<Zeros>, what: &str) -> Report {

@@ -150,7 +150,8 @@ impl Report {
 }
 
 impl Counts {
-    fn words(&self) -> String {
+    /// For people.
+    pub fn words(&self) -> String {
         format!(
             "checked: {} dvols, {} snapshots, {} deleted layers; {} data blocks, {} deltas, {} map \
              nodes and {} table blocks in {} segments; {} of data read; {} journal groups behind \
@@ -175,7 +176,7 @@ impl Counts {
 pub(super) struct Progress<'p> {
     done_blocks: u64,
     total_blocks: u64,
-    tell: &'p mut dyn FnMut(f64),
+    tell: &'p mut dyn FnMut(u64, u64),
 }
 
 /// Blocks between two calls of the caller's callback.
@@ -191,14 +192,14 @@ impl Progress<'_> {
     fn step(&mut self) {
         self.done_blocks += 1;
         if self.done_blocks.is_multiple_of(PROGRESS_STEP_BLOCKS) {
-            let fraction = self.done_blocks as f64 / self.total_blocks.max(1) as f64;
-            (self.tell)(fraction.min(1.0));
+            (self.tell)(self.done_blocks, self.total_blocks.max(self.done_blocks));
         }
     }
 }
 
-/// Checks a device. `progress` is told a fraction from time to time.
-pub fn verify<R: ReadBlocks>(source: R, options: Options, progress: &mut dyn FnMut(f64)) -> Report {
+/// Checks a device. `progress` is told from time to time how many blocks were looked at, and of how
+/// many; there can be more as more journals come into sight.
+pub fn verify<R: ReadBlocks>(source: R, options: Options, progress: &mut dyn FnMut(u64, u64)) -> Report {
     let mut report = Report::default();
     let image = match Image::open(source) {
         Ok(image) => image,
@@ -229,7 +230,7 @@ pub fn verify<R: ReadBlocks>(source: R, options: Options, progress: &mut dyn FnM
         }
         .run();
     }
-    (progress.tell)(1.0);
+    (progress.tell)(progress.done_blocks, progress.done_blocks);
     report
 }
 

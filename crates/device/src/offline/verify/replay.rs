@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, SegmentNo, Slot};
 
 use super::journal::Checkpoint;
-use super::problem::Findings;
+use super::problem::{Findings, Kind, Severity};
 use crate::format::catalogue::MapRoot;
 use crate::format::record::Record;
 use crate::format::root::Root;
@@ -218,7 +218,13 @@ fn failing<R: ReadBlocks>(
         }
         let bytes = match image.read(block) {
             Ok(bytes) => bytes,
-            Err(_) => {
+            Err(fault) => {
+                let what = format!(
+                    "data of a unit at the journal's end (group {}): {fault}. A node would not \
+                     start from here",
+                    units[index].seq
+                );
+                findings.add(Severity::Loss, Kind::Data, &[block], what);
                 bad.insert(index);
                 continue;
             }
