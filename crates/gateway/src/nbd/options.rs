@@ -518,8 +518,8 @@ impl Negotiation {
     fn refuse_open(&mut self, option: u32, error: OpenError) {
         match error {
             OpenError::NotFound => {
-                let text = "no volume or snapshot has that name (without one: not exactly one \
-                            volume exists)";
+                let text = "no such volume or snapshot (the empty name works while there is \
+                            exactly one volume)";
                 self.refuse(option, option_reply::ERR_UNKNOWN, text);
             }
             OpenError::Unavailable => {
