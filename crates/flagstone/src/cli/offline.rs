@@ -15,13 +15,21 @@ use crate::output::Output;
 #[command(after_help = "\
 Examples:
   flagstone inspect ./flagstone-data/device.img
-  flagstone inspect -o json --detailed /dev/nvme0n1")]
+  flagstone inspect -o json --detailed /dev/nvme0n1
+  flagstone inspect --map disk1@monday ./flagstone-data/device.img
+  flagstone inspect --block 12345 ./flagstone-data/device.img")]
 pub(super) struct InspectArgs {
     /// The file or block device
     image: PathBuf,
-    /// List volumes, layers, segments and journal groups one by one
+    /// List segments, journal groups and their records one by one
     #[arg(long)]
     detailed: bool,
+    /// Show the map of a volume or snapshot instead, node by node
+    #[arg(long, value_name = "VOLUME[@SNAPSHOT]")]
+    map: Option<String>,
+    /// Say instead what a block of 4 KiB is, and who refers to it
+    #[arg(long, value_name = "NUMBER", conflicts_with = "map")]
+    block: Option<u64>,
     #[command(flatten)]
     pub(super) output: OutputArgs,
 }
@@ -46,13 +54,11 @@ pub(super) struct VerifyArgs {
 pub(super) fn inspect(args: &InspectArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
     let options = InspectOptions {
         detailed: args.detailed,
+        map_of: args.map.clone(),
+        block: args.block,
     };
-    let value = offline::inspect(&args.image, &options)?;
-    if output.is_json() {
-        output.json(&value)?;
-    } else {
-        output.tree(&value)?;
-    }
+    let found = offline::inspect(&args.image, &options)?;
+    output.outcome(&found.value, &found.words)?;
     Ok(())
 }
 
@@ -73,7 +79,6 @@ fn print_report(
     report: &VerifyReport,
     output: &mut Output<'_>,
 ) -> anyhow::Result<Exit> {
-    let is_clean = report.problems.is_empty();
     if output.is_json() {
         output.json(report)?;
     } else {
@@ -81,30 +86,44 @@ fn print_report(
             output.sentence(&format!("note: {remark}"))?;
         }
         for problem in &report.problems {
-            output.sentence(&format!("PROBLEM: {problem}"))?;
+            output.sentence(&format!("PROBLEM: {}: {}", problem.severity, problem.what))?;
+            output.sentence(&format!("    what to do: {}", problem.advice))?;
+        }
+        if report.unlisted_problems > 0 {
+            let more = report.unlisted_problems;
+            output.sentence(&format!("and {more} more problems of the same kinds"))?;
+        }
+        if !report.summary.is_empty() {
+            output.sentence(&report.summary)?;
         }
         let checked = format!(
             "{} metadata blocks and {} data blocks checked",
             report.metadata_blocks, report.data_blocks
         );
-        let verdict = match report.problems.len() {
+        let verdict = match report.problems.len() as u64 + report.unlisted_problems {
             0 => "clean".to_string(),
             1 => "1 problem".to_string(),
             n => format!("{n} problems"),
         };
         output.sentence(&format!("{image}: {verdict}; {checked}"))?;
     }
-    Ok(if is_clean { Exit::Ok } else { Exit::Corrupt })
+    Ok(if report.clean {
+        Exit::Ok
+    } else {
+        Exit::Corrupt
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offline::VerifyProblem;
     use crate::output::Format;
 
     #[test]
     fn a_problem_is_printed_and_is_the_exit_code() {
         let mut report = VerifyReport {
+            clean: true,
             metadata_blocks: 7,
             ..Default::default()
         };
@@ -123,16 +142,24 @@ mod tests {
             text,
             "x.img: clean; 7 metadata blocks and 0 data blocks checked\n"
         );
-        report.problems.push("block 9: checksum".to_string());
+        report.clean = false;
+        report.problems.push(VerifyProblem {
+            severity: "data loss".to_string(),
+            what: "block 9: checksum".to_string(),
+            advice: "look".to_string(),
+            ..Default::default()
+        });
         let (exit, text) = print(&report, Format::Table);
         assert_eq!(exit, Exit::Corrupt);
         assert!(
-            text.starts_with("PROBLEM: block 9: checksum\nx.img: 1 problem;"),
+            text.starts_with(
+                "PROBLEM: data loss: block 9: checksum\n    what to do: look\nx.img: 1 problem;"
+            ),
             "{text}"
         );
         let (exit, text) = print(&report, Format::Json);
         assert_eq!(exit, Exit::Corrupt);
         let value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(value["problems"][0], "block 9: checksum");
+        assert_eq!(value["problems"][0]["what"], "block 9: checksum");
     }
 }
