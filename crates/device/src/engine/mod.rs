@@ -106,6 +106,8 @@ struct Inner<P: Platform> {
     freed: RefCell<Vec<BlockNo>>,
     /// One administrative operation at a time: they choose slots and layer numbers.
     admin: Budget,
+    /// Only one task opens a segment at a time.
+    opening: Budget,
     /// Slots chosen by operations that are not applied yet.
     chosen_slots: RefCell<BTreeSet<u32>>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.

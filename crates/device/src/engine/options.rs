@@ -51,8 +51,9 @@ pub struct EngineOptions {
     /// How long a journal must be quiet before it flushes what is unflushed and tells the
     /// watermark, nanoseconds.
     pub quiet_ns: u64,
-    /// Bytes read at a time by the background scrub.
-    pub scrub_chunk_blocks: u64,
+    /// Write zeros over a segment when it is reserved. On a file this turns the first write to each
+    /// block, which changes the filesystem's metadata and makes flushes slow, into a plain one.
+    pub prewrite_segments: bool,
 }
 
 impl Default for EngineOptions {
@@ -62,7 +63,7 @@ impl Default for EngineOptions {
             groups_in_flight_max: 4,
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,
-            scrub_chunk_blocks: 64,
+            prewrite_segments: false,
         }
     }
 }

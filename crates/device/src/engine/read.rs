@@ -11,7 +11,7 @@ use super::error::DvolError;
 use super::join::join_all;
 use super::{Engine, Inner};
 use crate::engine::info::Handle;
-use crate::v2p::{Entry, EntryKind, Key};
+use crate::v2p::{Entry, EntryKind, Key, Mapping};
 
 /// Most bytes that one read can ask for.
 pub const READ_MAX_BYTES: u64 = 64 << 20;
@@ -101,6 +101,12 @@ impl<P: Platform> Inner<P> {
         range: Range<VBlock>,
     ) -> Result<SmallVec<[Step; 4]>, DvolError> {
         let mut entries = Vec::new();
+        if range.end.0 - range.start.0 == 1
+            && let Some(found) = self.state.borrow().slot(slot)
+            && let Ok(mapping) = found.map.get(range.start)
+        {
+            return Ok(plan_one(&mapping));
+        }
         loop {
             let missing = {
                 let state = self.state.borrow();
@@ -204,6 +210,17 @@ fn first_wrong(bytes: &[u8], checksums: &[BlockChecksum]) -> Option<usize> {
     blocks
         .zip(checksums)
         .position(|(block, &expected)| BlockChecksum::of(block) != expected)
+}
+
+/// The one step that reads one block.
+fn plan_one(mapping: &Mapping) -> SmallVec<[Step; 4]> {
+    let mut steps = SmallVec::new();
+    match (mapping.data().copied(), mapping.delta) {
+        (base, Some(delta)) => steps.push(Step::Patched { base, delta }),
+        (Some(data), None) => push_block(&mut steps, data.block, data.checksum),
+        (None, None) => push_zeros(&mut steps, 1),
+    }
+    steps
 }
 
 /// Turns what a lookup found into steps that cover the range without gaps.

@@ -167,6 +167,7 @@ impl<P: Platform> Engine<P> {
             locks: RefCell::default(),
             freed: RefCell::default(),
             admin: Budget::new(1),
+            opening: Budget::new(1),
             chosen_slots: RefCell::default(),
             closing: RefCell::default(),
             given_lsns: RefCell::default(),

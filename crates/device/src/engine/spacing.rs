@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use flagstone_platform::{BlockDevice, Platform};
+use flagstone_platform::{BlockDevice, BufferPool, Platform};
 use flagstone_types::{BlockChecksum, Slot};
 use smallvec::SmallVec;
 
@@ -22,7 +22,7 @@ const SPACE_WAITS_MAX: usize = 4;
 pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
 
 /// Open blocks in the pool below which the next segment is prepared.
-const OPEN_BLOCKS_LOW: u64 = 1024;
+const OPEN_BLOCKS_LOW: u64 = 8192;
 
 impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
@@ -118,6 +118,9 @@ impl<P: Platform> Inner<P> {
             let mut runs = Vec::new();
             let got = self.state.borrow_mut().pool.allocate(count, &mut runs);
             assert_eq!(got, count, "as many blocks were open");
+            if self.is_low_on_blocks() {
+                self.signals.checkpoint_wanted.notify();
+            }
             return Ok(runs.into());
         }
     }
@@ -145,8 +148,15 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    /// Loads a bitmap, or reserves a segment.
+    /// Loads a bitmap, or reserves a segment. One at a time: whoever waits for its turn finds what
+    /// the one before has opened.
     pub(super) async fn open_more(self: &Rc<Self>) -> Result<(), DvolError> {
+        if self.opening.free() == 0 {
+            drop(self.opening.take(1).await);
+            return Ok(());
+        }
+        let _turn = self.opening.take(1).await;
+        self.check_running()?;
         let unloaded = self.state.borrow().pool.wants_loading();
         if let Some(segment) = unloaded {
             return self.load_bitmap(segment).await;
@@ -154,6 +164,12 @@ impl<P: Platform> Inner<P> {
         let Some(segment) = self.shared.claim_any() else {
             return Err(DvolError::NoSpace);
         };
+        if self.options.prewrite_segments
+            && let Err(error) = self.prewrite(segment).await
+        {
+            self.shared.release(segment);
+            return Err(error);
+        }
         self.state.borrow_mut().apply(
             &Record::ReserveSegment { segment },
             &self.geometry,
@@ -163,6 +179,20 @@ impl<P: Platform> Inner<P> {
         let mut records = SmallVec::new();
         records.push(Record::ReserveSegment { segment });
         self.submit(records, SmallVec::new(), false, Vec::new())?;
+        Ok(())
+    }
+
+    /// Writes zeros over a segment that nobody uses.
+    async fn prewrite(&self, segment: flagstone_types::SegmentNo) -> Result<(), DvolError> {
+        let (start, end) = self.geometry.segment_range(segment);
+        let mut at = start.offset_bytes();
+        while at < end.offset_bytes() {
+            let len = (end.offset_bytes() - at).min(BufferPool::ZEROS_BYTES as u64);
+            let zeros = self.platform.buffers().zeros(len as usize);
+            let (_, result) = self.device.write(at, zeros).await;
+            result.map_err(|_| DvolError::Device)?;
+            at += len;
+        }
         Ok(())
     }
 
@@ -213,13 +243,18 @@ impl<P: Platform> Inner<P> {
         self.signals.space.notify();
     }
 
-    /// Opens more blocks ahead of need, so that requests seldom wait for it.
-    pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
+    /// True if the next segment should be opened ahead of need.
+    fn is_low_on_blocks(&self) -> bool {
         let (open, unloaded) = self.own_open_blocks();
         let in_use = self.state.borrow().pool.segments().next().is_some();
-        let low =
-            open < OPEN_BLOCKS_LOW || open + unloaded < OPEN_BLOCKS_LOW + self.checkpoint_reserve();
-        if in_use && low && !self.shared.is_fenced() {
+        let few = open < OPEN_BLOCKS_LOW
+            || open + unloaded < OPEN_BLOCKS_LOW + self.checkpoint_reserve();
+        in_use && few
+    }
+
+    /// Opens more blocks ahead of need, so that requests seldom wait for it.
+    pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
+        if self.is_low_on_blocks() && !self.shared.is_fenced() {
             // Failing is fine: whoever needs a block will try again and say so.
             let _ = self.open_more().await;
         }

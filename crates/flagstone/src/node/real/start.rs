@@ -237,13 +237,17 @@ async fn open_core(
             (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
         {
             let opened = open_file(&platform, &found.path).map_err(|error| (device, error))?;
+            let options = EngineOptions {
+                prewrite_segments: !opened.is_block_device(),
+                ..EngineOptions::default()
+            };
             let engine = Engine::open(
                 platform.clone(),
                 opened,
                 found.shared.clone(),
                 found.superblock.clone(),
                 journal,
-                EngineOptions::default(),
+                options,
             );
             opening.push(async move { (device, engine.await) });
         }
