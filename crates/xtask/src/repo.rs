@@ -11,6 +11,9 @@ use anyhow::{Context, Result, bail};
 /// Folders that hold nothing we wrote.
 const SKIPPED_FOLDERS: [&str; 4] = ["target", ".git", "flagstone-data", "node_modules"];
 
+/// How much of a failed command's output goes into a message.
+const MESSAGE_LINES_MAX: usize = 30;
+
 /// The workspace's root folder.
 pub(crate) fn root() -> Result<PathBuf> {
     let start = match env::var_os("CARGO_MANIFEST_DIR") {
@@ -92,8 +95,16 @@ pub(crate) fn output(mut command: Command) -> Result<String> {
         .output()
         .with_context(|| format!("starting {shown}"))?;
     if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        bail!("{shown} failed with {}: {}", output.status, errors.trim());
+        // Some tools explain themselves on one stream, some on the other.
+        let (said, errors) = (tail(&output.stdout), tail(&output.stderr));
+        bail!("{shown} failed with {}:\n{said}\n{errors}", output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The last lines of a long output.
+fn tail(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<&str> = text.trim().lines().collect();
+    lines[lines.len().saturating_sub(MESSAGE_LINES_MAX)..].join("\n")
 }

@@ -93,25 +93,25 @@ const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "vm",
         about: "a virtual machine's disk: server killed under it, then the machine; clean after",
-        in_ci: false,
+        in_ci: true,
         run: |scene, scale| vm::run(scene, scale.machines, scale.seed),
     },
     Scenario {
         name: "hostile",
         about: "broken and hostile clients beside an ordinary one",
-        in_ci: false,
+        in_ci: true,
         run: |scene, scale| hostile::run(scene, scale.seed),
     },
     Scenario {
         name: "volumes",
         about: "thousands of volumes: create, list, restart after stop and crash",
-        in_ci: false,
+        in_ci: true,
         run: |scene, scale| many::volumes(scene, scale.volumes),
     },
     Scenario {
         name: "idle",
         about: "what an idle node with a thousand volumes costs",
-        in_ci: false,
+        in_ci: true,
         run: |scene, _| many::idle(scene, 1_000),
     },
     Scenario {

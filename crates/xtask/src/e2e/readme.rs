@@ -36,6 +36,7 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     command
         .current_dir(&clone)
         .env("CARGO_TARGET_DIR", repo::target_dir(&scene.root))
+        .env_remove("FLAGSTONE_DIR")
         .args(rest)
         .args([
             "--nbd",
