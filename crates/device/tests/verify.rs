@@ -2,6 +2,7 @@
 
 mod support;
 
+use flagstone_device::format::record::Record;
 use flagstone_device::offline::verify::{Options, Report, verify};
 use flagstone_device::offline::{Overlay, Zeros};
 use support::{Builder, Rng, script};
@@ -123,10 +124,7 @@ fn aborted_units_never_happened() {
     let seq = builder.next_seq(0);
     builder.group(0, &[vec![kept], vec![aborted]]);
     builder.flush();
-    builder.unit(
-        0,
-        vec![flagstone_device::format::record::Record::Abort { seq, unit: 1 }],
-    );
+    builder.unit(0, vec![Record::Abort { seq, unit: 1 }]);
     builder.flush();
     builder.group(0, &[]);
     let report = assert_clean(&builder.image, "an aborted unit");
@@ -136,21 +134,24 @@ fn aborted_units_never_happened() {
     );
 }
 
-/// A layer is reaped whose nodes were never written: the next checkpoint writes them, because the
-/// layer's map still has them, and must free them again.
+/// A layer is half reaped whose nodes were never written: the next checkpoint writes them, because
+/// the layer's map still has them, and somebody must free them again.
 #[test]
-#[ignore = "State::freeze forgets retired nodes that have no place yet; they leak when it writes them"]
+#[ignore = "State::freeze writes retired nodes of a half reaped layer and never frees them"]
 fn reaping_what_was_not_written_yet_leaks_nothing() {
-    for seed in 0..60 {
-        let mut rng = Rng::new(2000 + seed);
-        let mut builder = Builder::format(4600, 1, 256);
-        builder.reap_clean_only = false;
-        builder.start(0);
-        builder.reserve(0, 0);
-        for round in 0..12 {
-            script::run(&mut builder, 0, &mut rng, 12);
-            builder.checkpoint(0, false);
-            assert_clean(&builder.image, &format!("seed {seed} round {round}"));
-        }
-    }
+    let mut builder = Builder::format(4600, 1, 256);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let dvol = builder.create(0, "short-lived", None);
+    let record = builder.data(0, dvol, 0, 300, 0);
+    builder.unit(0, vec![record]);
+    builder.unit(0, vec![Record::DeleteDvol { slot: dvol }]);
+    assert!(builder.reap(0, 150), "passes the first leaf");
+    builder.checkpoint(0, false);
+    assert_clean(&builder.image, "half reaped");
+    while builder.reap(0, 150) {}
+    builder.checkpoint(0, false);
+    builder.checkpoint(0, false);
+    let report = assert_clean(&builder.image, "reaped");
+    assert_eq!((report.counts.hidden_layers, report.counts.nodes), (0, 0));
 }

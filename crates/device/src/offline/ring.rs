@@ -103,6 +103,11 @@ impl Ring {
         ring
     }
 
+    /// True if there is anything to replay.
+    pub fn has_records(&self) -> bool {
+        self.groups.iter().any(|group| group.header.body_bytes > 0)
+    }
+
     /// Looks at every ring block outside of the chain. A valid group of the root's incarnation
     /// that comes later than the chain's end was written behind groups that are missing now; a
     /// group of a later incarnation was written behind a root that is missing now.

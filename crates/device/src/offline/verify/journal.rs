@@ -70,7 +70,7 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
         self.check_ring(root, &ring);
         let problems_before = self.findings.problem_count();
         let mut state = self.load(root);
-        let has_records = ring.groups.iter().any(|group| group.header.body_bytes > 0);
+        let has_records = ring.has_records();
         let nodes = Nodes::new(self.image);
         let counted = *self.counts;
         let maps_complete = MapCheck {
@@ -187,12 +187,14 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
                 "journal {number} was closed in order, but {} groups follow its root",
                 ring.groups.len()
             );
-            self.findings.add(
-                Severity::Harmless,
-                Kind::Journal,
-                &[ring.groups[0].block],
-                what,
-            );
+            // Groups that only tell a watermark change nothing.
+            match ring.has_records() {
+                false => self.findings.note(what),
+                true => {
+                    let at = ring.groups[0].block;
+                    self.findings.add(Severity::Harmless, Kind::Journal, &[at], what);
+                }
+            }
         }
     }
 

@@ -127,7 +127,10 @@ pub struct Problem {
 impl Problem {
     /// What to do about it.
     pub fn advice(&self) -> &'static str {
-        self.kind.advice()
+        match (self.severity, self.kind) {
+            (Severity::Harmless, Kind::Root | Kind::Journal) => "nothing; the device can be used",
+            (_, kind) => kind.advice(),
+        }
     }
 
     /// For machines.
