@@ -17,7 +17,7 @@
     reason = "a client and a stopwatch, not storage code"
 )]
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use flagstone_platform::{BlockDevice, Listener, Platform, Stream};
 use flagstone_runtime::{
-    CoreCounters, CoreRemote, DeviceOptions, Fill, FlushMethod, Runtime, RuntimeConfig,
+    CoreCounters, CoreRemote, DeviceOptions, Fill, FlushMethod, KernelUse, Runtime, RuntimeConfig,
     UringDevice, UringListener, UringPlatform, create_device_file,
 };
 
@@ -62,11 +62,15 @@ fn with_file(path: &Path, fill: Fill, work: impl FnOnce(&Path)) {
 }
 
 fn start(spin_max_us: u32) -> (Runtime, CoreRemote, CoreRemote) {
-    let config = RuntimeConfig {
-        cores: 2,
+    start_with(RuntimeConfig {
         spin_max_us,
+        registered_bytes: 0,
         ..RuntimeConfig::default()
-    };
+    })
+}
+
+fn start_with(config: RuntimeConfig) -> (Runtime, CoreRemote, CoreRemote) {
+    let config = RuntimeConfig { cores: 2, ..config };
     let runtime = Runtime::start(&config, |_| |_| ()).expect("the runtime starts");
     let [server, client] = [0, 1].map(|n| runtime.cores()[n].remote().clone());
     (runtime, server, client)
@@ -518,24 +522,27 @@ fn read_at_rate(address: SocketAddr, rate: u32) -> Samples {
 
 // ---- Raw device throughput of one core
 
+/// Keeps `depth` transfers in flight. Gives their latencies, the rate per second, and the CPU time
+/// of one in microseconds.
 async fn transfers(
     platform: UringPlatform,
     path: PathBuf,
     write: bool,
     depth: usize,
-) -> (f64, f64) {
+) -> (Samples, f64, f64) {
     let device = open(&platform, &path, FlushMethod::RingFsync);
     let blocks = device.size_bytes() / BLOCK as u64;
-    let done = Rc::new(Cell::new(0u64));
+    let samples = Rc::new(RefCell::new(Samples::default()));
     let cpu = process_cpu_ns();
     let begin = Instant::now();
     let (finished, all) = flagstone_platform::sync::promise::<()>();
     let finished = Rc::new(finished);
     for _ in 0..depth {
         let (platform, device) = (platform.clone(), device.clone());
-        let (done, finished) = (done.clone(), finished.clone());
+        let (samples, finished) = (samples.clone(), finished.clone());
         platform.clone().spawn(async move {
             while begin.elapsed() < ROUND {
+                let start = Instant::now();
                 let offset = platform.random_u64() % blocks * BLOCK as u64;
                 let buf = platform.buffers().take(BLOCK);
                 let (_, result) = match write {
@@ -543,42 +550,80 @@ async fn transfers(
                     false => device.read(offset, buf).await,
                 };
                 result.expect("the transfer succeeds");
-                done.set(done.get() + 1);
+                samples
+                    .borrow_mut()
+                    .0
+                    .push(start.elapsed().as_nanos() as u64);
             }
             drop(finished);
         });
     }
     drop(finished);
     let _: Option<()> = all.await;
-    let count = done.get() as f64;
-    (
-        count / begin.elapsed().as_secs_f64(),
-        (process_cpu_ns() - cpu) as f64 / 1000.0 / count,
-    )
+    let samples = samples.take();
+    let count = samples.0.len() as f64;
+    let rate = count / begin.elapsed().as_secs_f64();
+    let cpu = (process_cpu_ns() - cpu) as f64 / 1000.0 / count;
+    (samples, rate, cpu)
 }
 
 fn raw_io(path: &Path) {
+    let least = RuntimeConfig {
+        registered_bytes: 0,
+        ..RuntimeConfig::default()
+    };
+    let plain = RuntimeConfig {
+        kernel: KernelUse {
+            fixed_files: false,
+            ..KernelUse::default()
+        },
+        ..least.clone()
+    };
+    let sleeping = RuntimeConfig {
+        spin_max_us: 0,
+        ..RuntimeConfig::default()
+    };
+    let interrupted = RuntimeConfig {
+        kernel: KernelUse {
+            defer_taskrun: false,
+            coop_taskrun: false,
+            ..KernelUse::default()
+        },
+        ..RuntimeConfig::default()
+    };
+    let variants = [
+        ("default", RuntimeConfig::default()),
+        ("no registered buffers", least),
+        ("nothing registered", plain),
+        ("plain ring", interrupted),
+        ("no spinning", sleeping),
+    ];
     let mut rows = Vec::new();
     for round in 0..ROUNDS {
         let mut at = 0;
-        for spin_max_us in [0, 50] {
-            for (write, depth) in [(false, 1), (false, 32), (true, 1), (true, 32)] {
-                let (runtime, server, _) = start(spin_max_us);
+        for (write, depth) in [(false, 1), (false, 32), (true, 1), (true, 32)] {
+            for (name, config) in &variants {
+                let (runtime, server, _) = start_with(config.clone());
                 let path = path.to_owned();
                 let work = move |platform| transfers(platform, path, write, depth);
-                let (rate, cpu) = on_core(&server, work);
+                let (mut samples, rate, cpu) = on_core(&server, work);
                 runtime.stop();
                 if round == 0 {
                     let what = if write { "writes" } else { "reads" };
-                    rows.push(Row::new(format!(
-                        "{what}, depth {depth}, spin {spin_max_us} us"
-                    )));
+                    rows.push(Row::new(format!("{what}, depth {depth}, {name}")));
                 }
-                rows[at].add(&[rate, cpu]);
+                let (p50, p99) = (samples.percentile_us(50), samples.percentile_us(99));
+                rows[at].add(&[p50, p99, rate, cpu]);
                 at += 1;
             }
         }
     }
-    heading(&["4 KiB, random", "per second", "CPU us/op"]);
+    heading(&[
+        "4 KiB, random",
+        "p50 us",
+        "p99 us",
+        "per second",
+        "CPU us/op",
+    ]);
     rows.iter_mut().for_each(Row::print);
 }

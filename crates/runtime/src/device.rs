@@ -477,6 +477,11 @@ fn open_device(
         true => direct_alignment(&file)?,
         false => (1, SECTOR_BYTES),
     };
+    if direct {
+        // Left over from whoever made or copied the file. A direct write to a cached block has to
+        // evict it first, which the ring can't do without a worker thread.
+        sys::drop_cached_pages(&file);
+    }
     let core = platform.core.clone();
     let file = DeviceFile {
         fixed: core.register_file(file.as_raw_fd()),
@@ -704,4 +709,45 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         _ => Path::new("."),
     };
     File::open(parent)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::config::RuntimeConfig;
+    use crate::runtime::Runtime;
+
+    /// What such a device still uses is neither freed nor waited for endlessly.
+    #[test]
+    fn a_core_stops_although_a_device_hangs() {
+        let path = std::env::temp_dir().join(format!("fs-hang-{}", std::process::id()));
+        create_device_file(&path, 4096, Fill::Sparse).unwrap();
+        let config = RuntimeConfig {
+            pin: false,
+            stop_wait_ms: 20,
+            registered_bytes: 0,
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(&config, |_| |_| ()).unwrap();
+        let remote = runtime.cores()[0].remote().clone();
+        let (end, until) = mpsc::channel();
+        let device_path = path.clone();
+        let hang = move |platform: &UringPlatform| {
+            let options = DeviceOptions::default();
+            let device = UringDevice::open(platform, &device_path, options).unwrap();
+            let file = device.file.clone();
+            let weak = Rc::downgrade(&file);
+            let hanging = (device.core).help(Request::Helped { file }, Blocking::Hang(until));
+            drop(device);
+            drop(hanging);
+            assert!(weak.upgrade().is_some(), "the operation holds the file");
+        };
+        remote.call(hang).unwrap().recv().unwrap();
+        runtime.stop();
+        assert!(remote.call(|_| ()).is_err(), "the core has stopped");
+        drop(end);
+        fs::remove_file(&path).unwrap();
+    }
 }

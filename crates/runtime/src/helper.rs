@@ -28,6 +28,9 @@ pub(crate) enum Blocking {
         offset_bytes: u64,
         len_bytes: u64,
     },
+    /// Stands for a device that hangs until the other end of the channel is dropped.
+    #[cfg(test)]
+    Hang(mpsc::Receiver<()>),
 }
 
 impl Blocking {
@@ -45,6 +48,11 @@ impl Blocking {
                 offset_bytes,
                 len_bytes,
             } => sys::discard_blocks(&*file, offset_bytes, len_bytes),
+            #[cfg(test)]
+            Blocking::Hang(until) => {
+                let _ = until.recv();
+                Ok(())
+            }
         };
         match result {
             Ok(()) => 0,

@@ -154,6 +154,12 @@ pub(crate) fn punch_hole(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> io
     check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), mode, offset, len) }).map(drop)
 }
 
+/// Asks the kernel to drop clean pages of a file from the page cache. A hint.
+pub(crate) fn drop_cached_pages(fd: impl AsFd) {
+    // SAFETY: no pointers are involved.
+    unsafe { libc::posix_fadvise(fd.as_fd().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+}
+
 /// Allocates the blocks of the first `len_bytes` of a regular file without writing them.
 pub(crate) fn preallocate(fd: impl AsFd, len_bytes: u64) -> io::Result<()> {
     let (offset, len) = signed_range(0, len_bytes)?;
