@@ -5,7 +5,8 @@ use super::node::{Node, Sum};
 use super::{EntryKind, Key, Map};
 
 impl Map {
-    /// Panics if what is in memory of the map breaks an invariant. For tests: it looks at all of it.
+    /// Panics if what is in memory of the map breaks an invariant. For tests: it looks at all of
+    /// it.
     pub fn check_invariants(&self) {
         let Some(root) = &self.root else { return };
         let Some(node) = root.slot.loaded() else {

@@ -6,7 +6,8 @@
 //! children that became too large have been split by then, and small neighbours are merged if both
 //! are in memory.
 //!
-//! All changes are one operation: in a range of blocks, put these entries in place of what is there.
+//! All changes are one operation: in a range of blocks, put these entries in place of what is
+//! there.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -88,8 +89,8 @@ impl Retired {
 
     /// Says that the node, if it has not been written yet, never needs to be. Call this for every
     /// retired node when a checkpoint freezes the maps, while none is under way: the map of a layer
-    /// that is being reaped still holds nodes that were reaped, and if they were written now, nobody
-    /// would ever free them.
+    /// that is being reaped still holds nodes that were reaped, and if they were written now,
+    /// nobody would ever free them.
     pub fn abandon(&self, stats: &MapStats) {
         self.place.abandon(stats);
     }
@@ -131,7 +132,9 @@ impl Map {
             lsn,
             meta,
         });
-        self.change(edit, one(vblock), &[entry], false);
+        if self.write_quickly(edit, &entry).is_none() {
+            self.change(edit, one(vblock), &[entry], false);
+        }
     }
 
     /// Maps consecutive blocks from `start` on. Goes down once per leaf, not once per block.
@@ -401,8 +404,7 @@ impl Change<'_> {
         if node.is_leaf() {
             return self.leaf(node, range, put, sides);
         }
-        let first = node.child_index(range.start);
-        let last = node.child_index(VBlock(range.end.0 - 1));
+        let (first, last) = node.children_for(&range).into_inner();
         let len_before = node.entries.len();
         let mut shrunk = false;
         let mut added = 0;

@@ -258,7 +258,7 @@ impl Map {
             return Ok(Mapping::default());
         }
         match self.root_node()? {
-            Some(root) => root.get(vblock),
+            Some(root) => root.get(vblock, root.first_key()),
             None => Ok(Mapping::default()),
         }
     }
@@ -396,16 +396,20 @@ struct Search<'a> {
 }
 
 impl Node {
-    fn get(&self, vblock: VBlock) -> Result<Mapping, Missing> {
+    /// `first` is the node's first key: the parent's entry is at hand, the node's own is one more
+    /// line of memory to wait for.
+    fn get(&self, vblock: VBlock, first: Key) -> Result<Mapping, Missing> {
         self.touch();
         if self.is_leaf() {
-            return Ok(self.get_in_leaf(vblock));
+            return Ok(self.get_in_leaf(vblock, first));
         }
-        self.child(self.child_index(vblock))?.get(vblock)
+        let index = self.child_index(vblock);
+        let first = self.entries[index].key();
+        self.child(index)?.get(vblock, first)
     }
 
-    fn get_in_leaf(&self, vblock: VBlock) -> Mapping {
-        let mut at = self.upper_in_leaf(vblock);
+    fn get_in_leaf(&self, vblock: VBlock, first: Key) -> Mapping {
+        let mut at = self.upper_in_leaf(vblock, first);
         let mut mapping = Mapping::default();
         if at > 0 && self.entries[at - 1].key() == Key::delta(vblock) {
             mapping.delta = Some(self.entries[at - 1].entry());
@@ -421,10 +425,10 @@ impl Node {
     }
 
     /// Index behind the last entry that starts at or before `vblock`.
-    fn upper_in_leaf(&self, vblock: VBlock) -> usize {
+    pub(super) fn upper_in_leaf(&self, vblock: VBlock, first: Key) -> usize {
         let key = Key::delta(vblock);
         // Where blocks are mapped without gaps and deltas, an entry's place is its distance.
-        let guess = vblock.0.wrapping_sub(self.first_key().vblock().0);
+        let guess = vblock.0.wrapping_sub(first.vblock().0);
         if let Ok(guess) = usize::try_from(guess)
             && let Some(entry) = self.entries.get(guess)
             && entry.key() == Key::block(vblock)
@@ -483,9 +487,10 @@ impl Node {
         if self.is_leaf() {
             return true;
         }
-        let last = VBlock(range.end.0 - 1);
-        for index in self.child_index(range.start)..=self.child_index(last) {
+        for index in self.children_for(range) {
             let goes_on = match self.child(index) {
+                // Nothing is missing below a leaf, so it need not be looked at.
+                Ok(_) if self.level == 1 => true,
                 Ok(child) => child.visit_missing(range, visit),
                 Err(missing) => visit(missing),
             };

@@ -24,19 +24,34 @@
 //! - [`evict`](Map::evict) drops nodes that were not used lately.
 //! - [`reap_step`] finds what a deleted layer leaves behind; [`FreeRule`] says who frees what.
 //!
+//! # What the caller has to see to
+//!
+//! - The layer of an [`Edit`] is never below the birth of the map's root, and the blocks of
+//!   displaced entries and retired nodes are freed by [`FreeRule`] or not at all.
+//! - A retired node's block is free when the next checkpoint that was frozen after the edit is
+//!   durable. One checkpoint at a time. When it freezes the maps it takes the list of retired
+//!   nodes, gives up the block of each that has a [`location`](Retired::location), and
+//!   [abandons](Retired::abandon) the others.
+//! - The cursor of a layer that is being reaped is what the last [`reap_step`] returned as `next`,
+//!   also if a smaller `until` was asked for. Nothing below the cursor may be looked up in its map,
+//!   and neither layers below nor above it are reaped, or counted by [`exclusive_count`],
+//!   meanwhile.
+//! - A clone of a map that is kept keeps every node it shares in memory from being changed in place
+//!   and its memory from being given back.
+//!
 //! # Memory
 //!
 //! An entry takes 40 bytes in memory as on the device. A TiB mapped block by block is 2^28 entries:
-//! 10.0 GiB, and with the nodes around them 10.3 GiB when it was written in order and all of it is
-//! in memory, up to 14.7 GiB when it was written at random (leaves 69 % full, with room to grow). On
-//! the device it is 10.3 to 14.9 GiB, about 1 to 1.5 % of what is mapped. Only what is in use has to
-//! be in memory: the inner nodes above such a map take about 150 MiB, the rest is a cache.
+//! 10.0 GiB, and with the nodes around them 11 GiB when it was written in order and all of it is in
+//! memory, 12 GiB when it was written at random (leaves 69 % full). On the device it is 10.3 to 15
+//! GiB, 1 to 1.5 % of what is mapped. Only what is in use has to be in memory: the inner nodes
+//! above such a map take 170 to 250 MiB, the rest is a cache that [`evict`](Map::evict) bounds.
 //!
 //! # Modules
 //!
 //! `entry` and `packed` (what a node holds), `node` (its invariants), `slot` (children in memory or
-//! not), `codec` (bytes), `map` (reads), `edit` and `split` (changes), `walk` (checkpoint), `evict`,
-//! `reap`, `check`.
+//! not), `codec` (bytes), `map` (reads), `edit`, `split` and `quick` (changes), `walk`
+//! (checkpoint), `evict`, `reap`, `check`.
 
 mod check;
 mod codec;
@@ -46,6 +61,7 @@ mod evict;
 mod map;
 mod node;
 mod packed;
+mod quick;
 mod reap;
 mod slot;
 mod split;

@@ -12,6 +12,7 @@
 //!   entries ever changes again: changing it makes it, or a copy of it, dirty.
 
 use std::cell::{Cell, Ref};
+use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
@@ -310,6 +311,21 @@ impl Node {
         self.entries
             .partition_point(|entry| entry.key() <= key)
             .saturating_sub(1)
+    }
+
+    /// The children that a change in `range`, which is not empty, may concern.
+    pub(super) fn children_for(&self, range: &Range<VBlock>) -> RangeInclusive<usize> {
+        let first = self.child_index(range.start);
+        let last = VBlock(range.end.0 - 1);
+        let is_one = self
+            .entries
+            .get(first + 1)
+            .is_none_or(|next| next.vblock() > last);
+        first..=if is_one {
+            first
+        } else {
+            self.child_index(last)
+        }
     }
 
     /// A child together with what is known about it without loading it.

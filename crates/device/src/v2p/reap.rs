@@ -14,9 +14,11 @@
 //!   the child does not hold it.
 //! - What lies below, the reaper has passed. If the child held it then, it is the child's own.
 //!
-//! [`FreeRule`] says this in code. A replay after a crash may meet nodes that are cut otherwise than
-//! they were before, because the map was not on the device yet. Given the same `until` it frees the
-//! same data; its cursor may end further on, in front of the next entry.
+//! [`FreeRule`] says this in code. A replay after a crash may meet nodes that are cut otherwise
+//! than they were before, because the map was not on the device yet. Given the same `until` it
+//! frees the same data, and so do the child's changes after it: where a step ends follows from what
+//! is mapped and not from the shape of the trees. Only over tombstones and what belongs to older
+//! layers, which make no difference, may the cursor go further on.
 //!
 //! A node is freed only when everything in it has been passed: a step that starts anew at the
 //! cursor, even after a crash, still finds its way.
@@ -45,12 +47,13 @@ pub struct ReapStep {
 ///
 /// The step ends at the first key of `old` that is not below `until` ([`Key::END`]: at the end of
 /// the map), and earlier after `max_entries` entries have been looked at or in front of a missing
-/// node; that one is an error only if the step got nowhere. It says where it ended, and the next one
-/// must go on exactly there: only the start of something in `old` can be a cursor, because between
-/// two nodes the search for a key ends at the left one, which has been reaped and may be gone.
-///
-/// Neither the layer below nor the child may itself be under way to be reaped: parts of their maps are
+/// node; that one is an error only if the step got nowhere. It says where it ended, and the next
+/// one must go on exactly there: only the start of something in `old` can be a cursor, because
+/// between two nodes the search for a key ends at the left one, which has been reaped and may be
 /// gone.
+///
+/// Neither the layer below nor the child may itself be under way to be reaped: parts of their maps
+/// are gone.
 pub fn reap_step(
     old: &Map,
     child: Option<&Map>,
@@ -167,9 +170,12 @@ impl Reaper<'_> {
             at,
             missing: Some(missing),
         };
-        if self.child_holds(node).map_err(stop)? {
+        let is_held = self.child_holds(node).map_err(stop)?;
+        if is_held && node.upper <= self.range.end {
             return Ok(());
         }
+        // A node that both hold is looked into if the step may end within: where it ends must
+        // follow from what is mapped, not from what happens to be shared.
         let node = node.load().map_err(stop)?;
         if node.end <= self.range.start {
             return Ok(());
@@ -181,7 +187,9 @@ impl Reaper<'_> {
                 self.node(&node.child_ref(index))?;
             }
         }
-        self.step.nodes.push(Retired::new(&node));
+        if !is_held {
+            self.step.nodes.push(Retired::new(&node));
+        }
         Ok(())
     }
 

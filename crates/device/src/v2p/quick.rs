@@ -1,0 +1,87 @@
+//! The short way to map one block.
+//!
+//! Most writes go to nodes that an earlier write has made dirty since the last checkpoint, and
+//! either replace one data entry or add one where there is room. Nothing has to be copied, retired,
+//! split or merged then, and sums change by what the entry changes. Whatever is not so simple goes
+//! the long way ([`Map::change`](super::Map)); `tests::model` goes both.
+
+use std::rc::Rc;
+
+use super::node::Node;
+use super::packed::Packed;
+use super::{Edit, Entry, EntryKind, Key, Map};
+
+/// What the parents must know of a change.
+struct Done {
+    /// Data entries added: zero or one.
+    added: u64,
+}
+
+impl Map {
+    /// Maps a block if that is simple. `None`: it is not, and nothing has changed.
+    pub(super) fn write_quickly(&mut self, edit: &mut Edit, entry: &Packed) -> Option<()> {
+        let root = self.root.as_mut()?;
+        let node = root.slot.loaded_mut()?;
+        let first = node.first_key();
+        let done = write(node, entry, first, &mut edit.displaced)?;
+        root.entry.lsn = root.entry.lsn.max(entry.lsn);
+        root.entry.meta += done.added;
+        Some(())
+    }
+}
+
+/// `first` is the node's first key.
+fn write(
+    node: &mut Rc<Node>,
+    entry: &Packed,
+    first: Key,
+    displaced: &mut Vec<Entry>,
+) -> Option<Done> {
+    let node = Rc::get_mut(node)?;
+    if node.birth != entry.birth || !node.is_dirty() || entry.key() < first {
+        return None;
+    }
+    let done = if node.is_leaf() {
+        write_in_leaf(node, entry, first, displaced)?
+    } else {
+        let index = node.child_index(entry.vblock());
+        let first = node.entries[index].key();
+        let child = node.slots[index].loaded_mut()?;
+        let done = write(child, entry, first, displaced)?;
+        let parent = &mut node.entries[index];
+        parent.lsn = parent.lsn.max(entry.lsn);
+        parent.meta += done.added;
+        done
+    };
+    node.touch();
+    node.sum.lsn = node.sum.lsn.max(entry.lsn);
+    node.sum.mapped += done.added;
+    node.end = node.end.max(Key::block(entry.end_vblock()));
+    Some(done)
+}
+
+fn write_in_leaf(
+    node: &mut Node,
+    entry: &Packed,
+    first: Key,
+    displaced: &mut Vec<Entry>,
+) -> Option<Done> {
+    let at = node.upper_in_leaf(entry.vblock(), first);
+    // There is one: the new entry is not below the first.
+    let before = &mut node.entries[at.checked_sub(1)?];
+    if before.key() == entry.key() && before.is(EntryKind::Data) {
+        displaced.push(before.entry());
+        *before = entry.clone();
+        return Some(Done { added: 0 });
+    }
+    let is_covered = before.end_vblock() > entry.vblock();
+    if is_covered || node.entries.len() >= node.stats.fanout {
+        return None;
+    }
+    if node.entries.len() == node.entries.capacity() {
+        node.make_room(1);
+        node.settle();
+    }
+    node.entries.insert(at, entry.clone());
+    Some(Done { added: 1 })
+}
