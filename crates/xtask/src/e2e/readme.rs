@@ -4,7 +4,7 @@
 //! this scenario included, so here it is only checked that README and CI name the same one.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,12 +14,7 @@ use crate::daemon::{Daemon, free_port};
 use crate::repo;
 
 pub(super) fn run(scene: &Scene) -> Result<()> {
-    let clone = scene.dir.join("clone");
-    let mut git = Command::new("git");
-    git.args(["clone", "--quiet", "--no-hardlinks"])
-        .arg(&scene.root)
-        .arg(&clone);
-    repo::output(git)?;
+    let clone = clean_tree(scene)?;
     let (first, second) = commands(&clone)?;
     let ci = fs::read_to_string(clone.join(".ci/run")).context("reading .ci/run")?;
     ensure!(
@@ -28,7 +23,7 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
         "the README says `{second}`, which .ci/run doesn't run"
     );
 
-    // As typed, but on ports of our own, and built into the folder that already has the libraries.
+    // As typed, but on ports and in a folder of our own, and built into the folder that already has the libraries.
     let words: Vec<&str> = first.split_ascii_whitespace().collect();
     let (program, rest) = words.split_first().context("the first command is empty")?;
     let (nbd, api) = (free_port()?, free_port()?);
@@ -36,7 +31,7 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     command
         .current_dir(&clone)
         .env("CARGO_TARGET_DIR", repo::target_dir(&scene.root))
-        .env_remove("FLAGSTONE_DIR")
+        .env("FLAGSTONE_DIR", scene.dir.join("data"))
         .args(rest)
         .args([
             "--nbd",
@@ -62,6 +57,24 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     let about = scene.tool("nbdinfo", &[&uri])?;
     println!("`{first}` serves {uri}:\n{about}");
     daemon.stop().map(|_| ())
+}
+
+/// A tree with nothing in it but what is committed: this one if it is so, as in CI, else a clone.
+fn clean_tree(scene: &Scene) -> Result<PathBuf> {
+    let mut status = Command::new("git");
+    status
+        .current_dir(&scene.root)
+        .args(["status", "--porcelain"]);
+    if repo::output(status)?.is_empty() {
+        return Ok(scene.root.clone());
+    }
+    let clone = scene.dir.join("clone");
+    let mut git = Command::new("git");
+    git.args(["clone", "--quiet", "--no-hardlinks"])
+        .arg(&scene.root)
+        .arg(&clone);
+    repo::output(git)?;
+    Ok(clone)
 }
 
 /// Compiling takes longer than a server may take to start.
