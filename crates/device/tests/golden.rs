@@ -20,6 +20,7 @@ use support::{Builder, golden};
 const EMPTY: &str = include_str!("golden/v1-empty.txt");
 const LAYERS: &str = include_str!("golden/v1-layers.txt");
 const JOURNAL: &str = include_str!("golden/v1-journal.txt");
+const ENGINE: &str = include_str!("golden/v1-engine.txt");
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
@@ -591,4 +592,28 @@ fn journal_as_a_whole() {
         words.contains("part of group 128 of journal 0's chain, a pad"),
         "{words}"
     );
+}
+
+#[test]
+fn engine_as_a_whole() {
+    let image = golden::from_text(ENGINE);
+    let counts = check(&image).counts;
+    assert_eq!((counts.dropped_units, counts.hidden_layers), (0, 0));
+    // Of disk-1 three and a delta (the fourth is the snapshot's alone now), one of the snapshot that
+    // disk-1 wrote over, one of disk-2.
+    assert_eq!((counts.data_blocks, counts.delta_blocks), (6, 1));
+    let opened = Image::open(&image).expect("valid");
+    let map = inspect_map(&opened, "disk-1@monday")
+        .expect("a snapshot")
+        .words();
+    assert_eq!(map.lines().count(), 2 + 4, "{map}");
+    let words = inspect(&opened, true).words();
+    for expected in [
+        "snapshot 'monday': slot 1, layer 1, 16 KiB mapped",
+        "  dvol 'disk-1': slot 0, layer 2",
+        "create dvol 'disk-2' in slot 2, a clone of slot 1",
+        "unmap slot 0, LSN 0.4: v3",
+    ] {
+        assert!(words.contains(expected), "'{expected}' is not in\n{words}");
+    }
 }

@@ -284,3 +284,138 @@ fn image_ring(image: &DiskImage) -> std::ops::Range<u64> {
     let first = opened.geometry.ring_block(0, 0).0;
     first..first + u64::from(opened.geometry.ring_blocks)
 }
+
+const GOLDEN: &str = include_str!("../../device/tests/golden/v1-engine.txt");
+
+/// Makes a small image with the engine: a volume, a snapshot, a clone, and changes behind the root.
+async fn make_golden(platform: SimPlatform, disk: SimDisk) {
+    let device = platform.open(&disk);
+    let options = FormatOptions {
+        journal_count: 1,
+        ring_blocks: 128,
+        ..FormatOptions::for_size(disk.size_bytes())
+    };
+    format_device(&platform, &device, options)
+        .await
+        .expect("formats");
+    let engine = open(&platform, &disk).await;
+    let new = |name: &str| CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes: 8 * MIB,
+        reserved_bytes: 0,
+    };
+    let data = |byte: u8, len: usize| {
+        let mut bytes = vec![0; len];
+        bytes
+            .iter_mut()
+            .step_by(4096)
+            .for_each(|first| *first = byte);
+        IoBuf::copy_of(&bytes)
+    };
+    let disk_1 = engine.create(new("disk-1")).await.expect("creates");
+    engine
+        .write(disk_1, 0, data(1, 16_384), Stability::Stable)
+        .await
+        .expect("writes");
+    let snapshot = engine
+        .snapshot(&[(disk_1, "monday".into())])
+        .await
+        .expect("snapshots")[0];
+    engine
+        .write(disk_1, 4096, data(2, 4096), Stability::Stable)
+        .await
+        .expect("writes");
+    engine
+        .write(disk_1, 8192 + 100, data(3, 1), Stability::Stable)
+        .await
+        .expect("writes");
+    engine.checkpoint().await.expect("checkpoints");
+    let clone = engine
+        .clone_of(snapshot, new("disk-2"))
+        .await
+        .expect("clones");
+    engine
+        .write(clone, 0, data(4, 4096), Stability::Stable)
+        .await
+        .expect("writes");
+    engine
+        .deallocate(disk_1, 12_288, 4096, Stability::Stable)
+        .await
+        .expect("deallocates");
+}
+
+/// Writes the image as text. It is kept by hand, and never replaced.
+#[test]
+#[ignore = "run it to make an image of a new version"]
+fn make() {
+    use std::fmt::Write;
+    let disk = SimDisk::new(DiskConfig::new(16 * MIB));
+    let world = World::new(2024);
+    world.block_on(0, make_golden(world.platform(0), disk.clone()));
+    let image = disk.crash_images().everything_survives();
+    let mut text = String::from("# Written by the engine; power failed behind a checkpoint.\n");
+    writeln!(text, "blocks {}", disk.size_bytes() / 4096).expect("memory");
+    for block in image.stored_in(0, disk.size_bytes() / 4096) {
+        writeln!(text, "@{block}").expect("memory");
+        for offset in (0..4096).step_by(32) {
+            let mut line = [0; 32];
+            image.read(block * 4096 + offset, &mut line);
+            if line != [0; 32] {
+                let hex: String = line.iter().map(|byte| format!("{byte:02x}")).collect();
+                writeln!(text, "{offset:03x} {hex}").expect("memory");
+            }
+        }
+    }
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../device/tests/golden");
+    std::fs::write(format!("{folder}/new-engine.txt"), text).expect("written");
+}
+
+/// A device that an earlier release left behind after power loss is recovered and holds what it
+/// held.
+#[test]
+fn the_golden_image_can_be_served() {
+    let mut image = DiskImage::new(Fill::Zeros);
+    let mut block = 0;
+    for line in GOLDEN.lines().skip(2) {
+        if let Some(number) = line.strip_prefix('@') {
+            block = number.parse().expect("a block's number");
+            continue;
+        }
+        let (offset, hex) = line.split_once(' ').expect("an offset and bytes");
+        let offset = u64::from_str_radix(offset, 16).expect("an offset");
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        image.write(block * 4096 + offset, &bytes);
+    }
+    let disk = SimDisk::from_image(image, DiskConfig::new(16 * MIB));
+    let world = World::new(3);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let engine = open(&platform, &disk).await;
+        let disk_1 = engine.dvol("disk-1").expect("there").handle;
+        let disk_2 = engine.dvol("disk-2").expect("there").handle;
+        let monday = engine.layers(disk_1.id)[0].handle;
+        let first_bytes = [
+            (disk_1, [1, 2, 1, 0]),
+            (disk_2, [4, 1, 1, 1]),
+            (monday, [1, 1, 1, 1]),
+        ];
+        for (handle, expected) in first_bytes {
+            for (block, byte) in (0..).zip(expected) {
+                let found = first_byte(&engine, handle, block * 4096).await;
+                assert_eq!(found, byte, "block {block} of {handle:?}");
+            }
+        }
+        assert_eq!(first_byte(&engine, disk_1, 8192 + 100).await, 3, "a delta");
+        engine.stop().await.expect("stops");
+    });
+}
+
+async fn first_byte(engine: &Engine<SimPlatform>, handle: Handle, at: u64) -> u8 {
+    let pieces = engine.read(handle, at, 1).await.expect("readable");
+    match pieces.first() {
+        Some(flagstone_device::engine::Piece::Data(buf)) => buf[0],
+        _ => 0,
+    }
+}
