@@ -60,11 +60,6 @@ impl SimArguments {
     }
 }
 
-/// Whether there is a simulator to run.
-pub(crate) fn has_sim(root: &Path) -> bool {
-    root.join("crates/sim/src/main.rs").is_file() || root.join("crates/sim/src/bin").is_dir()
-}
-
 /// Runs the simulator. A failure prints as its last line how to repeat it. True if all went well.
 pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
     let mut command = release_run(root, "flagstone-sim");
