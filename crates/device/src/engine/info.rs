@@ -248,7 +248,7 @@ impl<P: Platform> Engine<P> {
         let journal = inner.journal.borrow();
         let reserved: u64 = state.reserved().map(|(_, blocks)| blocks).sum();
         SpaceInfo {
-            capacity_bytes: inner.geometry.capacity_blocks() * BLOCK_SIZE,
+            capacity_bytes: inner.capacity_blocks * BLOCK_SIZE,
             used_bytes: state.pool.used_blocks() * BLOCK_SIZE,
             owned_segments: state.pool.segments().count() as u64,
             open_bytes: (state.pool.open_blocks()

@@ -69,6 +69,8 @@ pub(super) struct Journal {
     watermark: u64,
     /// The watermark that the newest closed group carries.
     watermark_told: u64,
+    /// The newest closed group that holds anything.
+    last_content: u64,
 }
 
 impl Journal {
@@ -105,6 +107,7 @@ impl Journal {
             settled_prefix: before,
             watermark: before,
             watermark_told: before,
+            last_content: before,
         }
     }
 
@@ -229,6 +232,9 @@ impl Journal {
         for unit in &units {
             unit.seq.set(seq);
         }
+        if !units.is_empty() {
+            self.last_content = seq;
+        }
         self.groups.push_back(Group {
             seq,
             written: false,
@@ -287,14 +293,15 @@ impl Journal {
     /// about to.
     pub(super) fn should_tell_watermark(&self) -> bool {
         self.units.is_empty()
-            && self.watermark > self.watermark_told
-            && self.watermark + 1 == self.position.next_seq
+            && self.watermark_told < self.last_content
+            && self.watermark >= self.last_content
             && self.used_blocks < self.ring_blocks / 2
     }
 
-    /// True if something settled is not known to be on stable media.
+    /// True if something settled is not known to be on stable media. A group that only tells the
+    /// watermark doesn't count, or telling would never end.
     pub(super) fn has_unflushed(&self) -> bool {
-        self.settled_prefix > self.watermark
+        self.settled_prefix.min(self.last_content) > self.watermark
     }
 
     /// Where the journal stands behind the last closed group.

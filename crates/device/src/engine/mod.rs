@@ -92,6 +92,8 @@ struct Inner<P: Platform> {
     shared: DeviceShared,
     superblock: Superblock,
     geometry: Geometry,
+    /// What the geometry says can be handed out, added up once.
+    capacity_blocks: u64,
     journal_no: u16,
     options: EngineOptions,
     state: RefCell<State>,
@@ -122,6 +124,8 @@ struct Inner<P: Platform> {
     checkpoints_done: Cell<u64>,
     /// Set once the last checkpoint is being made.
     checkpointer_off: Cell<bool>,
+    /// Set once the last checkpoint has been made: it needs flushes.
+    flusher_off: Cell<bool>,
     stopping: Cell<bool>,
     /// The layer whose reaping was found safe to go on with.
     reaping_settled: Cell<Option<Slot>>,
@@ -193,6 +197,7 @@ impl<P: Platform> Engine<P> {
         };
         drained.await;
         let result = inner.final_checkpoint().await;
+        inner.flusher_off.set(true);
         inner.signals.journal.notify();
         inner.signals.flush_wanted.notify();
         inner.signals.checkpoint_wanted.notify();

@@ -28,7 +28,7 @@ impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
     pub(super) fn dirty_nodes_max(&self) -> usize {
         match self.options.dirty_nodes_max {
-            0 => (self.geometry.capacity_blocks() / 256).clamp(32, 8192) as usize,
+            0 => (self.capacity_blocks / 256).clamp(32, 8192) as usize,
             chosen => chosen,
         }
     }
@@ -37,14 +37,14 @@ impl<P: Platform> Inner<P> {
     /// for the new copy of everything that may be dirty beside the old one, and for the tables.
     pub(super) fn checkpoint_reserve(&self) -> u64 {
         let nodes = 2 * self.dirty_nodes_max() as u64;
-        let segments = self.geometry.capacity_blocks() / (127 * 32768) + 1;
+        let segments = self.capacity_blocks / (127 * 32768) + 1;
         nodes + 4 * segments + 64
     }
 
     /// Blocks kept for overwrites of dvols with a reservation: an overwrite takes its new blocks
     /// before it frees the old ones.
     pub(super) fn overwrite_reserve(&self) -> u64 {
-        (self.geometry.capacity_blocks() / 64).clamp(OVERWRITE_PART_BLOCKS * 4, 16384)
+        (self.capacity_blocks / 64).clamp(OVERWRITE_PART_BLOCKS * 4, 16384)
     }
 
     /// Blocks that are neither used nor handed out nor waiting to be reusable.
@@ -59,6 +59,12 @@ impl<P: Platform> Inner<P> {
     fn own_open_blocks(&self) -> (u64, u64) {
         let state = self.state.borrow();
         (state.pool.open_blocks(), state.pool.unloaded_free_blocks())
+    }
+
+    /// True if handing out `count` blocks takes another bitmap or segment first.
+    fn needs_more(&self, count: u64) -> bool {
+        let (open, unloaded) = self.own_open_blocks();
+        open < count || open + unloaded < count + self.checkpoint_reserve()
     }
 
     /// Blocks set aside for dvols that they do not use yet, but for `without`.
@@ -103,9 +109,8 @@ impl<P: Platform> Inner<P> {
             }
             // Other journals may take every segment that nobody owns yet: what a checkpoint needs
             // must be in segments of this one before it is needed.
-            let (open, unloaded) = self.own_open_blocks();
-            if open < count || open + unloaded < count + self.checkpoint_reserve() {
-                match self.open_more().await {
+            if self.needs_more(count) {
+                match self.open_more(count).await {
                     Ok(()) => continue,
                     Err(DvolError::NoSpace) if waits < SPACE_WAITS_MAX && self.may_gain_space() => {
                         self.gain_space(waits).await?;
@@ -148,15 +153,14 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    /// Loads a bitmap, or reserves a segment. One at a time: whoever waits for its turn finds what
-    /// the one before has opened.
-    pub(super) async fn open_more(self: &Rc<Self>) -> Result<(), DvolError> {
-        if self.opening.free() == 0 {
-            drop(self.opening.take(1).await);
-            return Ok(());
-        }
+    /// Loads a bitmap, or reserves a segment, if that is needed to hand out `count` blocks. One at
+    /// a time: whoever has waited for its turn looks first whether the one before has opened enough.
+    pub(super) async fn open_more(self: &Rc<Self>, count: u64) -> Result<(), DvolError> {
         let _turn = self.opening.take(1).await;
         self.check_running()?;
+        if !self.needs_more(count) {
+            return Ok(());
+        }
         let unloaded = self.state.borrow().pool.wants_loading();
         if let Some(segment) = unloaded {
             return self.load_bitmap(segment).await;
@@ -245,18 +249,14 @@ impl<P: Platform> Inner<P> {
 
     /// True if the next segment should be opened ahead of need.
     fn is_low_on_blocks(&self) -> bool {
-        let (open, unloaded) = self.own_open_blocks();
-        let in_use = self.state.borrow().pool.segments().next().is_some();
-        let few = open < OPEN_BLOCKS_LOW
-            || open + unloaded < OPEN_BLOCKS_LOW + self.checkpoint_reserve();
-        in_use && few
+        self.state.borrow().pool.segments().next().is_some() && self.needs_more(OPEN_BLOCKS_LOW)
     }
 
     /// Opens more blocks ahead of need, so that requests seldom wait for it.
     pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
         if self.is_low_on_blocks() && !self.shared.is_fenced() {
             // Failing is fine: whoever needs a block will try again and say so.
-            let _ = self.open_more().await;
+            let _ = self.open_more(OPEN_BLOCKS_LOW).await;
         }
     }
 }

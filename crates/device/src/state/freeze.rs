@@ -98,6 +98,11 @@ impl State {
     /// Takes the picture. `None` if there are not enough blocks to write it down; nothing has
     /// changed then.
     pub fn freeze(&mut self) -> Option<Frozen> {
+        // A layer that is being reaped still holds nodes which the reaper has passed. If they were
+        // written now, nobody would ever free them.
+        for retired in self.retired.iter().filter(|r| r.location().is_none()) {
+            retired.abandon(&self.map_stats);
+        }
         let pages: BTreeSet<u32> = self
             .dirty_slots
             .iter()

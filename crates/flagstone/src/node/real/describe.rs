@@ -415,9 +415,12 @@ impl DeviceShare {
         self.used_bytes += space.used_bytes;
         self.own_open_bytes += space.open_bytes.saturating_sub(space.unowned_bytes);
         self.unowned_bytes = space.unowned_bytes;
-        if space.owned_segments > 0 {
-            self.kept_bytes += space.kept_bytes;
-        }
+        // A journal without segments keeps nothing yet, but the first one in use will.
+        self.kept_bytes = match space.owned_segments {
+            0 => self.kept_bytes.max(space.kept_bytes),
+            _ if self.owned_segments == 0 => space.kept_bytes,
+            _ => self.kept_bytes + space.kept_bytes,
+        };
         self.ring_bytes += space.ring_bytes;
         self.ring_used_bytes += space.ring_used_bytes;
         self.owned_segments += space.owned_segments;
