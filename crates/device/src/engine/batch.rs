@@ -1,6 +1,7 @@
 //! Atomic batches: several changes, over several dvols of one journal, under conditions, as one
 //! unit. Decibel's `vol_write_tx` and `vol_cmpxchg` [decibel 4.1] are special cases.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -266,7 +267,7 @@ impl<P: Platform> Inner<P> {
         Ok(self.lock_ranges(batch.ranges()?).await)
     }
 
-    /// Takes ranges for itself alone, always in the same order, overlapping ones as one.
+    /// Takes ranges for itself alone: all of a slot in one step, slots always in the same order.
     async fn lock_ranges(
         &self,
         ranges: impl IntoIterator<Item = (Handle, Range<VBlock>)>,
@@ -276,16 +277,18 @@ impl<P: Platform> Inner<P> {
             .map(|(h, r)| (h.slot, r.start, r.end))
             .collect();
         ranges.sort_unstable();
-        let mut merged: Vec<(flagstone_types::Slot, VBlock, VBlock)> = Vec::new();
+        let mut of_slots: BTreeMap<flagstone_types::Slot, SmallVec<[Range<VBlock>; 1]>> =
+            BTreeMap::new();
         for (slot, start, end) in ranges {
+            let merged = of_slots.entry(slot).or_default();
             match merged.last_mut() {
-                Some(last) if last.0 == slot && start <= last.2 => last.2 = last.2.max(end),
-                _ => merged.push((slot, start, end)),
+                Some(last) if start <= last.end => last.end = last.end.max(end),
+                _ => merged.push(start..end),
             }
         }
         let mut locks = Vec::new();
-        for (slot, start, end) in merged {
-            locks.push(self.range_locks(slot).take(start..end, true).await);
+        for (slot, ranges) in of_slots {
+            locks.push(self.range_locks(slot).take_all(ranges, true).await);
         }
         locks
     }

@@ -94,7 +94,10 @@ impl<P: Platform> Inner<P> {
     pub(super) async fn run_checkpointer(self: Rc<Self>) {
         loop {
             let signal = self.signals.checkpoint_wanted.wait();
-            if self.shared.is_fenced() || self.checkpointer_off.get() {
+            if self.shared.is_fenced() {
+                return self.fail_all(DvolError::Fenced);
+            }
+            if self.checkpointer_off.get() {
                 return;
             }
             if !self.wants_checkpoint() {

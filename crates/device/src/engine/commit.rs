@@ -71,6 +71,10 @@ impl<P: Platform> Inner<P> {
         stable: bool,
         blocks: Vec<BlockNo>,
     ) -> Result<Submitted, DvolError> {
+        // Nobody would answer any more: the journal's task ends with the fence.
+        if self.shared.is_fenced() {
+            return Err(DvolError::Fenced);
+        }
         let mut body = Vec::new();
         let last = records.len() - 1;
         for (index, record) in records.iter().enumerate() {
@@ -177,6 +181,11 @@ impl<P: Platform> Inner<P> {
 
     /// Something about `unit` has changed: applies what can be applied now.
     pub(super) fn advance(self: &Rc<Self>, unit: &Rc<Unit>) {
+        if self.shared.is_fenced() {
+            // Perhaps by another core, which can't tell those who wait here.
+            self.fail_all(DvolError::Fenced);
+            return;
+        }
         if !unit.is_structural() {
             self.draw_ticket(unit);
         }
@@ -394,7 +403,10 @@ impl<P: Platform> Inner<P> {
     pub(super) async fn run_journal(self: Rc<Self>) {
         loop {
             let signal = self.signals.journal.wait();
-            if self.shared.is_fenced() || (self.stopping.get() && self.commit.borrow().is_idle()) {
+            if self.shared.is_fenced() {
+                return self.fail_all(DvolError::Fenced);
+            }
+            if self.stopping.get() && self.commit.borrow().is_idle() {
                 return;
             }
             let (aborts, idle, busy, full) = self.journal_stands();

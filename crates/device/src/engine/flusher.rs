@@ -113,10 +113,10 @@ impl<P: Platform> Inner<P> {
         loop {
             let signal = self.signals.flush_wanted.wait();
             if self.shared.is_fenced() {
-                return;
+                return self.fail_all(DvolError::Fenced);
             }
             if self.flusher.wanted.get() <= self.flusher.done.get() {
-                if self.stopping.get() && self.commit.borrow().is_idle() {
+                if self.flusher_off.get() {
                     return;
                 }
                 signal.await;

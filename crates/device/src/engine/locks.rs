@@ -11,6 +11,10 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::{Promise, promise};
 use flagstone_types::VBlock;
+use smallvec::{SmallVec, smallvec};
+
+/// Ranges in ascending order that do not overlap.
+type Ranges = SmallVec<[Range<VBlock>; 1]>;
 
 /// The ranges in use of one dvol.
 #[derive(Clone, Default)]
@@ -27,7 +31,7 @@ struct LockState {
 
 struct Entry {
     id: u64,
-    range: Range<VBlock>,
+    ranges: Ranges,
     exclusive: bool,
     /// Taken when the lock is granted.
     waiting: Option<Promise<()>>,
@@ -42,7 +46,13 @@ pub(super) struct RangeLock {
 impl RangeLocks {
     /// Takes `range`, together with others (`exclusive` false) or alone.
     pub(super) async fn take(&self, range: Range<VBlock>, exclusive: bool) -> RangeLock {
-        let (lock, granted) = self.begin(range, exclusive);
+        self.take_all(smallvec![range], exclusive).await
+    }
+
+    /// Takes several ranges in one step. One after the other they could wait for somebody who took
+    /// a wider range in between and waits for the first of them.
+    pub(super) async fn take_all(&self, ranges: Ranges, exclusive: bool) -> RangeLock {
+        let (lock, granted) = self.begin(ranges, exclusive);
         if let Some(granted) = granted {
             granted.await;
         }
@@ -51,14 +61,14 @@ impl RangeLocks {
 
     fn begin(
         &self,
-        range: Range<VBlock>,
+        ranges: Ranges,
         exclusive: bool,
     ) -> (RangeLock, Option<flagstone_platform::sync::Awaited<()>>) {
         let mut state = self.state.borrow_mut();
         let id = state.next_id;
         state.next_id += 1;
         let must_wait = (exclusive || state.exclusive_count > 0)
-            && state.entries.iter().any(|e| e.conflicts(&range, exclusive));
+            && state.entries.iter().any(|e| e.conflicts(&ranges, exclusive));
         state.exclusive_count += usize::from(exclusive);
         let (waiting, granted) = if must_wait {
             let (granting, granted) = promise();
@@ -68,7 +78,7 @@ impl RangeLocks {
         };
         state.entries.push_back(Entry {
             id,
-            range,
+            ranges,
             exclusive,
             waiting,
         });
@@ -83,11 +93,23 @@ impl RangeLocks {
 }
 
 impl Entry {
-    fn conflicts(&self, range: &Range<VBlock>, exclusive: bool) -> bool {
-        (exclusive || self.exclusive)
-            && self.range.start < range.end
-            && range.start < self.range.end
+    fn conflicts(&self, ranges: &[Range<VBlock>], exclusive: bool) -> bool {
+        (exclusive || self.exclusive) && overlap(&self.ranges, ranges)
     }
+}
+
+/// True if some range of one overlaps one of the other. Both ascend.
+fn overlap(mut some: &[Range<VBlock>], mut others: &[Range<VBlock>]) -> bool {
+    while let ([a, rest_a @ ..], [b, rest_b @ ..]) = (some, others) {
+        if a.end <= b.start {
+            some = rest_a;
+        } else if b.end <= a.start {
+            others = rest_b;
+        } else {
+            return true;
+        }
+    }
+    false
 }
 
 impl Drop for RangeLock {
@@ -111,7 +133,7 @@ impl Drop for RangeLock {
             let blocked = state
                 .entries
                 .range(..index)
-                .any(|e| e.conflicts(&entry.range, entry.exclusive));
+                .any(|e| e.conflicts(&entry.ranges, entry.exclusive));
             if !blocked && let Some(waiting) = state.entries[index].waiting.take() {
                 waiting.fulfil(());
             }
@@ -123,8 +145,8 @@ impl Drop for RangeLock {
 mod tests {
     use super::*;
 
-    fn range(start: u64, end: u64) -> Range<VBlock> {
-        VBlock(start)..VBlock(end)
+    fn range(start: u64, end: u64) -> Ranges {
+        smallvec![VBlock(start)..VBlock(end)]
     }
 
     fn is_granted(locks: &RangeLocks, id: u64) -> bool {
@@ -156,6 +178,24 @@ mod tests {
         assert!(is_granted(&locks, behind.id));
         drop((behind, apart));
         assert_eq!(locks.state.borrow().exclusive_count, 0);
+    }
+
+    #[test]
+    fn several_ranges_are_taken_in_one_step() {
+        let locks = RangeLocks::default();
+        let apart: Ranges = smallvec![VBlock(1)..VBlock(2), VBlock(5)..VBlock(6)];
+        let (held, waits) = locks.begin(apart.clone(), true);
+        assert!(waits.is_none());
+        let (between, waits) = locks.begin(range(2, 5), true);
+        assert!(waits.is_none(), "lies in the gap");
+        let (wide, waits) = locks.begin(range(0, 10), true);
+        assert!(waits.is_some());
+        let (behind, waits) = locks.begin(apart, true);
+        assert!(waits.is_some(), "waits for all of it at once, holding nothing");
+        drop((held, between));
+        assert!(is_granted(&locks, wide.id) && !is_granted(&locks, behind.id));
+        drop(wide);
+        assert!(is_granted(&locks, behind.id));
     }
 
     #[test]

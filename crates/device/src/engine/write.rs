@@ -293,6 +293,10 @@ impl<P: Platform> Inner<P> {
         submitted: Submitted,
         writes: SmallVec<[DataWrite; 2]>,
     ) -> Result<(), DvolError> {
+        if writes.is_empty() {
+            // Nothing but deallocations: there is no data to report.
+            return submitted.answer.await.unwrap_or(Err(DvolError::Fenced));
+        }
         let mut guard = DataGuard {
             inner: self.clone(),
             unit: Some(submitted.unit),

@@ -228,6 +228,9 @@ impl State {
             Some(parent) => {
                 let parent = self.existing(parent);
                 parent.children.push(slot);
+                // Of a head that is being written to, more may have become part since the clone
+                // was asked for.
+                record.lsn = record.lsn.max(parent.record.lsn);
                 parent.map.clone()
             }
             None => Map::empty(self.map_stats.clone()),
