@@ -187,7 +187,7 @@ fn a_wrong_parent() {
 fn wrong_records() {
     let (builder, dvol, layer, clone) = family();
     type Change = fn(&mut flagstone_device::format::catalogue::CatalogueRecord);
-    let cases: [(Slot, Change, Kind, &str); 8] = [
+    let cases: [(Slot, Change, Kind, &str); 7] = [
         (
             dvol,
             |r| r.mapped_blocks += 1,
@@ -230,9 +230,8 @@ fn wrong_records() {
             Kind::Catalogue,
             "it was being freed",
         ),
-        (dvol, |r| r.map = None, Kind::Unmarked, ""),
     ];
-    for (slot, change, kind, words) in cases.into_iter().take(7) {
+    for (slot, change, kind, words) in cases {
         let mut image = builder.image.clone();
         patch::patch_slot(&mut image, 0, slot, change);
         let report = check(&image);
@@ -258,8 +257,9 @@ fn wrong_records() {
 #[test]
 fn a_node_that_lies() {
     let (builder, dvol, ..) = family();
+    type Change = fn(&mut [u8]);
     // Each change is to an entry of some node of the dvol's map, or to its header.
-    let changes: [(&str, fn(&mut [u8])); 5] = [
+    let changes: [(&str, Change); 5] = [
         ("the end", |b| {
             b[24..32].copy_from_slice(&0_u64.to_le_bytes())
         }),

@@ -4,7 +4,11 @@
 //! checkpoints, reuse of blocks) is done here in the simplest way that the format allows. So an
 //! image is right by construction, and the builder knows which blocks of it are live.
 
-#![allow(dead_code, reason = "each test crate uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "several test crates include this, and each uses a part"
+)]
 
 pub mod golden;
 pub mod patch;

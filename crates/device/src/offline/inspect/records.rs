@@ -40,6 +40,13 @@ pub fn record_words(record: &Record) -> String {
             let named = several(named.collect(), ranges.len());
             format!("unmap slot {}, LSN {lsn}: {named}", slot.0)
         }
+        other => change_words(other),
+    }
+}
+
+/// The same for records that don't speak of data.
+fn change_words(record: &Record) -> String {
+    match record {
         Record::CreateDvol { slot, record } => match record.parent {
             None => format!("create dvol '{}' in slot {}", record.name, slot.0),
             Some(parent) => format!(
@@ -85,6 +92,7 @@ pub fn record_words(record: &Record) -> String {
         Record::ReserveSegment { segment } => format!("reserve segment {}", segment.0),
         Record::ReleaseSegment { segment } => format!("release segment {}", segment.0),
         Record::Abort { seq, unit } => format!("abort unit {unit} of group {seq}"),
+        Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. } => String::new(),
     }
 }
 

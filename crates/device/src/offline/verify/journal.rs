@@ -192,7 +192,8 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
                 false => self.findings.note(what),
                 true => {
                     let at = ring.groups[0].block;
-                    self.findings.add(Severity::Harmless, Kind::Journal, &[at], what);
+                    self.findings
+                        .add(Severity::Harmless, Kind::Journal, &[at], what);
                 }
             }
         }

@@ -199,7 +199,11 @@ impl Progress<'_> {
 
 /// Checks a device. `progress` is told from time to time how many blocks were looked at, and of how
 /// many; there can be more as more journals come into sight.
-pub fn verify<R: ReadBlocks>(source: R, options: Options, progress: &mut dyn FnMut(u64, u64)) -> Report {
+pub fn verify<R: ReadBlocks>(
+    source: R,
+    options: Options,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Report {
     let mut report = Report::default();
     let image = match Image::open(source) {
         Ok(image) => image,

@@ -11,7 +11,7 @@ use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, SegmentNo, Slot};
 
 use super::journal::Checkpoint;
 use super::problem::{Findings, Kind, Severity};
-use crate::format::catalogue::MapRoot;
+use crate::format::catalogue::{FLAG_HIDDEN, MapRoot};
 use crate::format::record::Record;
 use crate::format::root::Root;
 use crate::offline::claims::Claims;
@@ -179,13 +179,21 @@ fn fits<R>(image: &Image<R>, state: &State, record: &Record) -> Result<(), Strin
     {
         return Err(format!("it uses the layer number {number} again"));
     }
+    let is_hidden = |slot: Slot| state.slot(slot).is_some_and(|layer| layer.is_hidden());
     match record {
         Record::Reap { to, .. } if to.is_delta() => {
             Err("it frees up to the middle of a block".to_owned())
         }
-        Record::Rollback { to, .. } if state.slot(*to).is_some_and(|layer| layer.is_hidden()) => {
+        Record::Rollback { to: layer, .. } if is_hidden(*layer) => {
             Err("it goes back to a deleted layer".to_owned())
         }
+        Record::Update { slot, record }
+            if is_hidden(*slot) != (record.flags & FLAG_HIDDEN != 0) =>
+        {
+            Err("it hides or shows a layer".to_owned())
+        }
+        // A clone of a head stands on a layer that is hidden from its first instant on, so a hidden
+        // parent is nothing unusual.
         Record::ReleaseSegment { segment } => {
             let used = state.pool.segments_from(*segment).next();
             match used
