@@ -462,6 +462,27 @@ fn reaping_looks_only_at_what_is_not_shared() {
 }
 
 #[test]
+fn a_reap_step_ends_where_it_was_told_to_whatever_is_shared() {
+    let mut old = Map::empty(small());
+    fill_range(&mut old, &mut edit(1), 0..100, Lsn(1));
+    let mut child = old.clone();
+    put(
+        &mut child,
+        &mut edit(2),
+        &data(99, 1000, LayerNo(2), Lsn(2)),
+    );
+    for vblock in [49, 50, 51, 52] {
+        let until = Key::block(VBlock(vblock));
+        let (from, max) = (Key(0), usize::MAX);
+        let step = reap_step(&old, Some(&child), LayerNo(0), from, until, max).unwrap();
+        assert_eq!(step.next, Some(until));
+        assert!(step.data.is_empty() && step.nodes.is_empty());
+        let step = reap_step(&old, Some(&child), LayerNo(0), until, Key::END, max).unwrap();
+        assert_eq!((step.data.len(), step.next), (1, None));
+    }
+}
+
+#[test]
 fn changed_since_looks_only_at_what_changed() {
     let stats = small();
     let mut store = Store::default();

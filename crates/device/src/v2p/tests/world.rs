@@ -700,3 +700,11 @@ fn no_block_is_lost_or_freed_twice_in_a_tight_space() {
         World::new(seed, 4, 40).run(1000);
     }
 }
+
+/// Seeds that found something random ones seldom do.
+#[test]
+fn kept_seeds() {
+    // A replay stopped reaping elsewhere, because the trees shared other nodes than before the
+    // crash, and the child freed what the reaper had freed the first time.
+    World::new(50_601, 5, 300).run(1500);
+}
