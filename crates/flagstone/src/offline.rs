@@ -112,8 +112,10 @@ pub fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, Node
     let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
     if !path.exists() {
         let Some(size_bytes) = options.size_bytes else {
-            return Err(failed(NodeErrorKind::NotFound, "there is no such file".to_owned())
-                .next("name a size, as in PATH:20G, to create it"));
+            return Err(
+                failed(NodeErrorKind::NotFound, "there is no such file".to_owned())
+                    .next("name a size, as in PATH:20G, to create it"),
+            );
         };
         create_device_file(path, size_bytes - size_bytes % 4096, Fill::Reserve)
             .map_err(|error| failed(NodeErrorKind::Unavailable, error.to_string()))?;
@@ -153,7 +155,10 @@ fn grow_file(path: &Path, size_bytes: Option<u64>) -> std::io::Result<()> {
         && metadata.is_file()
         && metadata.len() < size
     {
-        std::fs::OpenOptions::new().write(true).open(path)?.set_len(size - size % 4096)?;
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)?
+            .set_len(size - size % 4096)?;
     }
     Ok(())
 }
@@ -197,23 +202,30 @@ pub fn inspect(path: &Path, options: &InspectOptions) -> Result<Inspection, Node
     let doing = format!("inspecting {}", path.display());
     let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
     let file = FileImage::open(path).map_err(|error| not_opened(&doing, &error))?;
-    let image = Image::open(file)
-        .map_err(|found| failed(NodeErrorKind::InvalidArgument, found))?;
+    let image = Image::open(file).map_err(|found| failed(NodeErrorKind::InvalidArgument, found))?;
     let (words, tree) = if let Some(block) = options.block {
         let view = inspect::inspect_block(&image, BlockNo(block));
         (view.words(), view.tree())
     } else if let Some(name) = &options.map_of {
         let view = inspect::inspect_map(&image, name).ok_or_else(|| {
-            failed(NodeErrorKind::NotFound, format!("there is no volume or snapshot '{name}'"))
-                .next("write VOLUME or VOLUME@SNAPSHOT; what is only in the journal so far is \
-                       not found")
+            failed(
+                NodeErrorKind::NotFound,
+                format!("there is no volume or snapshot '{name}'"),
+            )
+            .next(
+                "write VOLUME or VOLUME@SNAPSHOT; what is only in the journal so far is \
+                       not found",
+            )
         })?;
         (view.words(), view.tree())
     } else {
         let view = inspect::inspect(&image, options.detailed);
         (view.words(), view.tree())
     };
-    Ok(Inspection { words, value: image::to_json(&tree) })
+    Ok(Inspection {
+        words,
+        value: image::to_json(&tree),
+    })
 }
 
 /// Checks a device. What is wrong with it is in the report; an error means that it could not be
@@ -232,7 +244,9 @@ pub fn verify(
         }
         _ => NodeError::new(NodeErrorKind::Unavailable, doing.clone(), error.to_string()),
     })?;
-    let checks = verify::Options { fast: options.skip_data };
+    let checks = verify::Options {
+        fast: options.skip_data,
+    };
     let report = verify::verify(file, checks, &mut |done, total| {
         progress(done * BLOCK_SIZE, total * BLOCK_SIZE);
     });

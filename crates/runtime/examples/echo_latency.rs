@@ -35,7 +35,10 @@ use flagstone_runtime::{
 const BLOCK: usize = 4096;
 const FILE_BYTES: u64 = 256 << 20;
 const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_millis(400);
+/// Of one CPU. What the kernel does for us in threads of its own counts as others'.
+const OTHERS_MAX_PERCENT: u64 = 30;
+const TRIES_MAX: usize = 600;
+const ROUND: Duration = Duration::from_millis(250);
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -109,41 +112,89 @@ impl Samples {
     }
 }
 
-/// One variant's figures over all rounds; the median of each is printed.
-struct Row {
-    name: String,
-    columns: Vec<Vec<f64>>,
+/// Variants and their figures. They are measured in turns, and the medians are printed.
+struct Table {
+    columns: &'static [&'static str],
+    rows: Vec<(String, Vec<Vec<f64>>)>,
 }
 
-impl Row {
-    fn new(name: impl Into<String>) -> Row {
-        Row {
-            name: name.into(),
-            columns: Vec::new(),
+impl Table {
+    /// Measures each round, and prints.
+    fn run(columns: &'static [&'static str], mut round: impl FnMut(&mut Table)) {
+        let mut table = Table {
+            columns,
+            rows: Vec::new(),
+        };
+        for _ in 0..ROUNDS {
+            round(&mut table);
         }
+        table.print();
     }
 
-    fn add(&mut self, figures: &[f64]) {
-        self.columns.resize(figures.len(), Vec::new());
-        for (column, &figure) in self.columns.iter_mut().zip(figures) {
+    /// Measures one variant; a figure per column after the first.
+    fn measure<const N: usize>(&mut self, name: &str, work: impl FnMut() -> [f64; N]) {
+        let figures = undisturbed(work);
+        assert_eq!(N + 1, self.columns.len());
+        let known = self.rows.iter().position(|(row, _)| row == name);
+        let at = known.unwrap_or_else(|| {
+            self.rows.push((name.to_owned(), vec![Vec::new(); N]));
+            self.rows.len() - 1
+        });
+        for (column, figure) in self.rows[at].1.iter_mut().zip(figures) {
             column.push(figure);
         }
     }
 
     fn print(&mut self) {
-        print!("| {:32} |", self.name);
-        for column in &mut self.columns {
-            column.sort_by(f64::total_cmp);
-            let (low, high) = (column[0], column[column.len() - 1]);
-            print!(" {:8.1} ({low:.1}-{high:.1}) |", column[column.len() / 2]);
+        println!("| {} |", self.columns.join(" | "));
+        println!("|{}", " --- |".repeat(self.columns.len()));
+        for (name, columns) in &mut self.rows {
+            print!("| {name} |");
+            for column in columns {
+                column.sort_by(f64::total_cmp);
+                let (low, high) = (column[0], column[column.len() - 1]);
+                print!(" {:.1} ({low:.1}-{high:.1}) |", column[column.len() / 2]);
+            }
+            println!();
         }
-        println!();
     }
 }
 
-fn heading(columns: &[&str]) {
-    println!("| {} |", columns.join(" | "));
-    println!("|{}", " --- |".repeat(columns.len()));
+/// Repeats a measurement until no other process has used the machine much meanwhile, or until that
+/// has been tried for so long that it is hopeless; then the last one is used, and it says so.
+fn undisturbed<T>(mut measure: impl FnMut() -> T) -> T {
+    for _ in 0..TRIES_MAX {
+        let before = (machine_ticks(), own_ticks());
+        let begin = Instant::now();
+        let result = measure();
+        let elapsed_ticks = begin.elapsed().as_millis() as u64 / 10;
+        let others = (machine_ticks() - before.0).saturating_sub(own_ticks() - before.1);
+        if others * 100 <= elapsed_ticks * OTHERS_MAX_PERCENT {
+            return result;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    eprintln!("the machine is busy with something else; this figure is disturbed");
+    measure()
+}
+
+/// Hundredths of a second in which the machine's CPUs were busy, all together.
+fn machine_ticks() -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    // user, nice, system, idle, iowait, irq, softirq, steal.
+    let ticks = line.split_whitespace().skip(1).take(8);
+    let busy = ticks.enumerate().filter(|(n, _)| !matches!(n, 3 | 4));
+    busy.map(|(_, n)| n.parse::<u64>().unwrap_or(0)).sum()
+}
+
+/// Those of this process, threads that have ended included.
+fn own_ticks() -> u64 {
+    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The fields after the name in brackets; the 12th and 13th of them are user and system time.
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    ticks.map(|n| n.parse::<u64>().unwrap_or(0)).sum()
 }
 
 /// Nanoseconds of CPU that the calling thread has used.
@@ -234,46 +285,41 @@ fn receive_all(stream: &mut TcpStream, mut bytes: &mut [u8]) {
 }
 
 fn echo() {
-    let mut rows = Vec::new();
-    for round in 0..ROUNDS {
-        let mut at = 0;
-        for spin_max_us in [0, 20, 50, 100] {
-            let (runtime, server, client) = start(spin_max_us);
-            let address = on_core(&server, |platform| async move {
-                let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").expect("binds");
-                let address = listener.tcp_address().expect("TCP");
-                platform.spawn(serve_echo(platform.clone(), listener));
-                address
-            });
-            for spinning in [false, true] {
-                let cpu = on_thread(&server, thread_cpu_ns);
-                let mut samples = on_thread(&client, move || round_trips(address, spinning));
-                let cpu = (on_thread(&server, thread_cpu_ns) - cpu) as f64;
-                if round == 0 {
-                    let side = if spinning { "spinning" } else { "blocking" };
-                    rows.push(Row::new(format!("server {spin_max_us} us, client {side}")));
-                }
-                let share = 100.0 * cpu / ROUND.as_nanos() as f64;
-                let per_op = cpu / samples.0.len() as f64 / 1000.0;
-                rows[at].add(&[
-                    samples.percentile_us(50),
-                    samples.percentile_us(99),
-                    per_op,
-                    share,
-                ]);
-                at += 1;
-            }
-            runtime.stop();
-        }
-    }
-    heading(&[
+    let columns = &[
         "4 KiB there and back",
         "p50 us",
         "p99 us",
         "server CPU us/op",
         "server CPU %",
-    ]);
-    rows.iter_mut().for_each(Row::print);
+    ];
+    Table::run(columns, |table| {
+        for spin_max_us in [0, 20, 50, 100] {
+            for (side, spinning) in [("blocking", false), ("spinning", true)] {
+                let name = format!("server {spin_max_us} us, client {side}");
+                table.measure(&name, || echo_once(spin_max_us, spinning));
+            }
+        }
+    });
+}
+
+fn echo_once(spin_max_us: u32, spinning: bool) -> [f64; 4] {
+    let (runtime, server, client) = start(spin_max_us);
+    let address = on_core(&server, |platform| async move {
+        let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").expect("binds");
+        let address = listener.tcp_address().expect("TCP");
+        platform.spawn(serve_echo(platform.clone(), listener));
+        address
+    });
+    let cpu = on_thread(&server, thread_cpu_ns);
+    let mut samples = on_thread(&client, move || round_trips(address, spinning));
+    let cpu = (on_thread(&server, thread_cpu_ns) - cpu) as f64;
+    runtime.stop();
+    [
+        samples.percentile_us(50),
+        samples.percentile_us(99),
+        cpu / samples.0.len() as f64 / 1000.0,
+        100.0 * cpu / ROUND.as_nanos() as f64,
+    ]
 }
 
 // ---- Flushes
@@ -340,50 +386,39 @@ async fn groups(
 
 fn flush(path: &Path) {
     let variants = [
-        (
-            "fdatasync by the ring",
-            Durable::Flush(FlushMethod::RingFsync),
-        ),
-        (
-            "fdatasync by the helper",
-            Durable::Flush(FlushMethod::HelperThread),
-        ),
-        (
-            "fdatasync on the core",
-            Durable::Flush(FlushMethod::Blocking),
-        ),
-        ("durable writes (RWF_DSYNC)", Durable::Write),
+        ("by the ring", Durable::Flush(FlushMethod::RingFsync)),
+        ("by the helper", Durable::Flush(FlushMethod::HelperThread)),
+        ("on the core", Durable::Flush(FlushMethod::Blocking)),
+        ("durable writes", Durable::Write),
     ];
-    let mut rows = Vec::new();
-    for round in 0..ROUNDS {
-        let mut at = 0;
-        for spin_max_us in [0, 50] {
-            for (name, durable) in variants {
-                for depth in [1, 32] {
-                    let (runtime, server, _) = start(spin_max_us);
-                    let path = path.to_owned();
-                    let work = move |platform| groups(platform, path, durable, depth);
-                    let (mut samples, cpu) = on_core(&server, work);
-                    runtime.stop();
-                    if round == 0 {
-                        rows.push(Row::new(format!("{name}, {depth}, spin {spin_max_us}")));
-                    }
-                    let rate = (samples.0.len() * depth) as f64 / ROUND.as_secs_f64();
-                    let (p50, p99) = (samples.percentile_us(50), samples.percentile_us(99));
-                    rows[at].add(&[p50, p99, rate, cpu]);
-                    at += 1;
-                }
-            }
-        }
-    }
-    heading(&[
-        "writes in a group, then durable",
+    let columns = &[
+        "group of writes, then durable",
         "p50 us",
         "p99 us",
         "writes/s",
         "CPU us/write",
-    ]);
-    rows.iter_mut().for_each(Row::print);
+    ];
+    Table::run(columns, |table| {
+        for depth in [1, 32] {
+            for spin_max_us in [0, 50] {
+                for (name, durable) in variants {
+                    let name = format!("{depth}, {name}, spin {spin_max_us} us");
+                    table.measure(&name, || flush_once(path, spin_max_us, durable, depth));
+                }
+            }
+        }
+    });
+}
+
+fn flush_once(path: &Path, spin_max_us: u32, durable: Durable, depth: usize) -> [f64; 4] {
+    let (runtime, server, _) = start(spin_max_us);
+    let path = path.to_owned();
+    let work = move |platform| groups(platform, path, durable, depth);
+    let (mut samples, cpu) = on_core(&server, work);
+    runtime.stop();
+    let rate = (samples.0.len() * depth) as f64 / ROUND.as_secs_f64();
+    let (p50, p99) = (samples.percentile_us(50), samples.percentile_us(99));
+    [p50, p99, rate, cpu]
 }
 
 /// Write and flush where the file's blocks are written, reserved, or absent.
@@ -441,49 +476,7 @@ async fn serve_reads(platform: UringPlatform, listener: UringListener, device: U
 }
 
 fn trickle(path: &Path) {
-    let mut rows = Vec::new();
-    for round in 0..ROUNDS {
-        let mut at = 0;
-        for spin_max_us in [0, 50, 100] {
-            for rate in [0, 1000, 10_000, 1_000_000] {
-                let (runtime, server, client) = start(spin_max_us);
-                let path = path.to_owned();
-                let address = on_core(&server, move |platform| async move {
-                    let device = open(&platform, &path, FlushMethod::RingFsync);
-                    let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").expect("ok");
-                    let address = listener.tcp_address().expect("TCP");
-                    platform.spawn(serve_reads(platform.clone(), listener, device));
-                    address
-                });
-                let before = (on_thread(&server, thread_cpu_ns), server.counters());
-                let mut samples = on_thread(&client, move || read_at_rate(address, rate));
-                let after = (on_thread(&server, thread_cpu_ns), server.counters());
-                runtime.stop();
-                if round == 0 {
-                    let load = match rate {
-                        0 => "idle".to_owned(),
-                        1_000_000 => "at full speed".to_owned(),
-                        rate => format!("{rate} reads/s"),
-                    };
-                    rows.push(Row::new(format!("spin {spin_max_us} us, {load}")));
-                }
-                let share = 100.0 * (after.0 - before.0) as f64 / ROUND.as_nanos() as f64;
-                let per_second = |of: fn(&CoreCounters) -> u64| {
-                    (of(&after.1) - of(&before.1)) as f64 / ROUND.as_secs_f64()
-                };
-                rows[at].add(&[
-                    share,
-                    samples.percentile_us(50),
-                    samples.0.len() as f64 / ROUND.as_secs_f64(),
-                    per_second(|c| c.spins),
-                    per_second(|c| c.spin_hits),
-                    per_second(|c| c.sleeps),
-                ]);
-                at += 1;
-            }
-        }
-    }
-    heading(&[
+    let columns = &[
         "4 KiB reads over TCP",
         "CPU %",
         "p50 us",
@@ -491,8 +484,47 @@ fn trickle(path: &Path) {
         "spins/s",
         "hits/s",
         "sleeps/s",
-    ]);
-    rows.iter_mut().for_each(Row::print);
+    ];
+    let loads = [
+        ("idle", 0),
+        ("1,000/s", 1000),
+        ("10,000/s", 10_000),
+        ("full speed", 1_000_000),
+    ];
+    Table::run(columns, |table| {
+        for spin_max_us in [0, 20, 50, 100] {
+            for (name, rate) in loads {
+                let name = format!("spin {spin_max_us} us, {name}");
+                table.measure(&name, || trickle_once(path, spin_max_us, rate));
+            }
+        }
+    });
+}
+
+fn trickle_once(path: &Path, spin_max_us: u32, rate: u32) -> [f64; 6] {
+    let (runtime, server, client) = start(spin_max_us);
+    let path = path.to_owned();
+    let address = on_core(&server, move |platform| async move {
+        let device = open(&platform, &path, FlushMethod::RingFsync);
+        let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").expect("binds");
+        let address = listener.tcp_address().expect("TCP");
+        platform.spawn(serve_reads(platform.clone(), listener, device));
+        address
+    });
+    let before = (on_thread(&server, thread_cpu_ns), server.counters());
+    let mut samples = on_thread(&client, move || read_at_rate(address, rate));
+    let after = (on_thread(&server, thread_cpu_ns), server.counters());
+    runtime.stop();
+    let per_second =
+        |of: fn(&CoreCounters) -> u64| (of(&after.1) - of(&before.1)) as f64 / ROUND.as_secs_f64();
+    [
+        100.0 * (after.0 - before.0) as f64 / ROUND.as_nanos() as f64,
+        samples.percentile_us(50),
+        samples.0.len() as f64 / ROUND.as_secs_f64(),
+        per_second(|c| c.spins),
+        per_second(|c| c.spin_hits),
+        per_second(|c| c.sleeps),
+    ]
 }
 
 /// Reads at a steady rate per second, sleeping between, from a client that blocks.
@@ -598,32 +630,29 @@ fn raw_io(path: &Path) {
         ("plain ring", interrupted),
         ("no spinning", sleeping),
     ];
-    let mut rows = Vec::new();
-    for round in 0..ROUNDS {
-        let mut at = 0;
-        for (write, depth) in [(false, 1), (false, 32), (true, 1), (true, 32)] {
-            for (name, config) in &variants {
-                let (runtime, server, _) = start_with(config.clone());
-                let path = path.to_owned();
-                let work = move |platform| transfers(platform, path, write, depth);
-                let (mut samples, rate, cpu) = on_core(&server, work);
-                runtime.stop();
-                if round == 0 {
-                    let what = if write { "writes" } else { "reads" };
-                    rows.push(Row::new(format!("{what}, depth {depth}, {name}")));
-                }
-                let (p50, p99) = (samples.percentile_us(50), samples.percentile_us(99));
-                rows[at].add(&[p50, p99, rate, cpu]);
-                at += 1;
-            }
-        }
-    }
-    heading(&[
+    let columns = &[
         "4 KiB, random",
         "p50 us",
         "p99 us",
         "per second",
         "CPU us/op",
-    ]);
-    rows.iter_mut().for_each(Row::print);
+    ];
+    Table::run(columns, |table| {
+        for (what, write) in [("reads", false), ("writes", true)] {
+            for depth in [1, 32] {
+                for (name, config) in &variants {
+                    let name = format!("{what}, depth {depth}, {name}");
+                    table.measure(&name, || {
+                        let (runtime, server, _) = start_with(config.clone());
+                        let path = path.to_owned();
+                        let work = move |platform| transfers(platform, path, write, depth);
+                        let (mut samples, rate, cpu) = on_core(&server, work);
+                        runtime.stop();
+                        let (p50, p99) = (samples.percentile_us(50), samples.percentile_us(99));
+                        [p50, p99, rate, cpu]
+                    });
+                }
+            }
+        }
+    });
 }

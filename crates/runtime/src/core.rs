@@ -220,9 +220,10 @@ impl Core {
     /// Nothing is ready: submits, then looks for work or sleeps until there is some.
     fn idle(&self) {
         let deadline = self.timers.borrow_mut().next_deadline();
-        let wait = match self.driver.ops.device_in_flight() {
-            0 => Wait::Others,
-            _ => Wait::Device,
+        let wait = match (self.driver.ops.transfers(), self.driver.ops.flushes()) {
+            (0, 0) => Wait::Others,
+            (0, _) => Wait::Flush,
+            _ => Wait::Transfer,
         };
         let start_ns = monotonic_ns();
         let spin_ns = self.spin.borrow().plan_ns(wait);
@@ -251,11 +252,9 @@ impl Core {
         }
         self.sleep(deadline);
         let now_ns = monotonic_ns();
-        let something = self.driver.has_completions() || self.shared.has_work();
-        let ending = match (something, spin_ns > 0) {
-            (false, _) => Ending::Timer,
-            (true, true) => Ending::SleptAfterSpinning,
-            (true, false) => Ending::SleptAtOnce,
+        let ending = Ending::Asleep {
+            spun: spin_ns > 0,
+            event: self.driver.has_completions() || self.shared.has_work(),
         };
         self.spin
             .borrow_mut()

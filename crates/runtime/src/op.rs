@@ -173,6 +173,11 @@ impl Flight {
     fn is_device(&self) -> bool {
         matches!(self.held, Held::Device(_))
     }
+
+    /// A read or write of a device. Its flushes and discards own nothing.
+    fn is_transfer(&self) -> bool {
+        self.is_device() && !matches!(self.owned, Owned::Nothing)
+    }
 }
 
 /// A scattered send: the buffers and what describes them to the kernel. Reused.
@@ -420,7 +425,8 @@ pub(crate) struct Ops {
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<u32>>,
     in_flight: Cell<usize>,
-    device_in_flight: Cell<usize>,
+    transfers: Cell<usize>,
+    flushes: Cell<usize>,
 }
 
 struct Slot {
@@ -467,8 +473,8 @@ impl Ops {
             (slots.len() - 1) as u32
         });
         self.in_flight.set(self.in_flight.get() + 1);
-        if flight.is_device() {
-            self.device_in_flight.set(self.device_in_flight.get() + 1);
+        if let Some(count) = self.device_count(&flight) {
+            count.set(count.get() + 1);
         }
         let slot = &mut slots[index as usize];
         assert!(slot.flight.is_none(), "a free slot holds no operation");
@@ -489,8 +495,8 @@ impl Ops {
             .filter(|slot| slot.generation == key.generation());
         let slot = slot.expect("an operation stays in the slab until its one completion");
         self.in_flight.set(self.in_flight.get() - 1);
-        if slot.flight.as_ref().is_some_and(Flight::is_device) {
-            self.device_in_flight.set(self.device_in_flight.get() - 1);
+        if let Some(count) = slot.flight.as_ref().and_then(|f| self.device_count(f)) {
+            count.set(count.get() - 1);
         }
         match mem::replace(&mut slot.state, State::Done { result }) {
             State::InFlight { waker } => Completion::Claimed(waker),
@@ -552,9 +558,22 @@ impl Ops {
         self.in_flight.get()
     }
 
-    /// Those of them that go to devices.
-    pub(crate) fn device_in_flight(&self) -> usize {
-        self.device_in_flight.get()
+    /// Those of them that read or write devices.
+    pub(crate) fn transfers(&self) -> usize {
+        self.transfers.get()
+    }
+
+    /// Those of them that flush devices or discard ranges.
+    pub(crate) fn flushes(&self) -> usize {
+        self.flushes.get()
+    }
+
+    fn device_count(&self, flight: &Flight) -> Option<&Cell<usize>> {
+        match (flight.is_device(), flight.is_transfer()) {
+            (false, _) => None,
+            (true, true) => Some(&self.transfers),
+            (true, false) => Some(&self.flushes),
+        }
     }
 
     /// The operations in flight that may never complete by themselves: all but those to devices.

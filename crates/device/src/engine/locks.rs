@@ -68,7 +68,10 @@ impl RangeLocks {
         let id = state.next_id;
         state.next_id += 1;
         let must_wait = (exclusive || state.exclusive_count > 0)
-            && state.entries.iter().any(|e| e.conflicts(&ranges, exclusive));
+            && state
+                .entries
+                .iter()
+                .any(|e| e.conflicts(&ranges, exclusive));
         state.exclusive_count += usize::from(exclusive);
         let (waiting, granted) = if must_wait {
             let (granting, granted) = promise();
@@ -191,7 +194,10 @@ mod tests {
         let (wide, waits) = locks.begin(range(0, 10), true);
         assert!(waits.is_some());
         let (behind, waits) = locks.begin(apart, true);
-        assert!(waits.is_some(), "waits for all of it at once, holding nothing");
+        assert!(
+            waits.is_some(),
+            "waits for all of it at once, holding nothing"
+        );
         drop((held, between));
         assert!(is_granted(&locks, wide.id) && !is_granted(&locks, behind.id));
         drop(wide);

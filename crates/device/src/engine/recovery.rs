@@ -110,6 +110,8 @@ struct Chain {
     position: Position,
     watermark: u64,
     groups: u64,
+    /// Each group's place: its sequence number, first ring block, and blocks with bytes of it.
+    places: Vec<(u64, u32, u32)>,
 }
 
 impl<P: Platform> Engine<P> {
@@ -138,6 +140,9 @@ impl<P: Platform> Engine<P> {
         if !(root.clean && chain.groups == 0) {
             let slot = geometry.root_slots(journal_no)[(root.root_seq % 2) as usize];
             loader.rewrite([slot]).await?;
+            loader
+                .rewrite(suspect_groups(&geometry, journal_no, &chain))
+                .await?;
         }
         let (state, report) = loader.replay(state, &root, &chain).await?;
         let mut state = state;
@@ -390,6 +395,7 @@ impl<P: Platform> Loader<'_, P> {
             },
             watermark: root.next_seq - 1,
             groups: 0,
+            places: Vec::new(),
         };
         let mut left = self.geometry.ring_blocks;
         while left > 0 {
@@ -414,6 +420,10 @@ impl<P: Platform> Loader<'_, P> {
             }
             chain.watermark = chain.watermark.max(header.watermark.min(header.seq - 1));
             chain.groups += 1;
+            let held = if header.pad { 1 } else { blocks };
+            chain
+                .places
+                .push((header.seq, chain.position.ring_index, held));
             chain.position = Position {
                 next_seq: header.seq + 1,
                 ring_index: (chain.position.ring_index + blocks) % self.geometry.ring_blocks,
@@ -616,6 +626,18 @@ fn check_end(
         }
     }
     Ok(())
+}
+
+/// The ring blocks of groups above the watermark.
+fn suspect_groups(geometry: &Geometry, journal: u16, chain: &Chain) -> Vec<BlockNo> {
+    let suspects = chain
+        .places
+        .iter()
+        .filter(|(seq, ..)| *seq > chain.watermark);
+    suspects
+        .flat_map(|&(_, first, count)| first..first + count)
+        .map(|index| geometry.ring_block(journal, index))
+        .collect()
 }
 
 /// Units that an abort record takes back.

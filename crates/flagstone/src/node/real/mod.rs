@@ -43,6 +43,8 @@ struct Device {
     path: PathBuf,
     id: String,
     format_version: u32,
+    /// Journals it has; journal j is run by core j modulo the number of cores.
+    journal_count: usize,
     /// Keeps other processes out.
     _lock: DeviceLock,
 }
@@ -160,7 +162,8 @@ impl RealNode {
                 .position(|d| d.name == *wanted || d.id == *wanted)
                 .ok_or_else(|| no_such_device(wanted, doing))?,
         };
-        let cores = self.remotes.len();
+        // A core without a journal of the device can't own volumes on it.
+        let cores = self.remotes.len().min(self.devices[device].journal_count);
         let core = match spec.core {
             Some(core) if (core as usize) < cores => core as usize,
             Some(core) => {

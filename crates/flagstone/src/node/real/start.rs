@@ -56,6 +56,7 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
             path: device.path.clone(),
             id: found.superblock.device_id.to_string(),
             format_version: FORMAT_VERSION,
+            journal_count: usize::from(found.superblock.journal_count),
             _lock: lock,
         });
         prepared.push(found);
