@@ -1,13 +1,15 @@
 //! What the engine leaves on a device, judged by `verify`: after a stop in order, at any moment of
 //! power loss, and with a bit flipped.
 
+use std::cell::Cell;
 use std::io;
+use std::rc::Rc;
 
 use flagstone_device::engine::{
-    Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability,
-    format_device,
+    Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle,
+    RecoveryReport, Stability, format_device,
 };
-use flagstone_device::offline::verify::{Options, Report, verify};
+use flagstone_device::offline::verify::{Counts, Options, Report, verify};
 use flagstone_device::offline::{BlockBytes, ReadBlocks};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, DiskImage, Fill, Rng, SimDisk, SimPlatform, World};
@@ -225,6 +227,51 @@ fn power_loss_at_any_moment_leaves_clean_devices() {
             disk.power_loss(&mut Rng::new(seed));
         }
     }
+}
+
+/// Which units hold after power loss is worked out twice, by recovery and by `verify`, in different
+/// ways. Both must agree, and what recovery makes of the image must be clean.
+#[test]
+fn recovery_and_verify_leave_out_the_same_units() {
+    let dropped = Rc::new(Cell::new(0));
+    for seed in 0..10 {
+        let disk = formatted(Fill::Noise(seed));
+        let (watched, dropped) = (disk.clone(), dropped.clone());
+        run(300 + seed, 60, &disk, false, move |rng| {
+            if rng.below(4) != 0 {
+                return;
+            }
+            let image = watched.crash_images().sample(rng);
+            let before = assert_clean(&image, &format!("seed {seed}")).counts;
+            let crashed = SimDisk::from_image(image, DiskConfig::new(DEVICE_BYTES));
+            let world = World::new(seed);
+            let (platform, disk) = (world.platform(0), crashed.clone());
+            let report = world.block_on(0, async move { recover(&platform, &disk).await });
+            assert_eq!(
+                (report.groups, report.units, report.dropped),
+                (before.groups, before.units, before.dropped_units),
+                "seed {seed}"
+            );
+            dropped.set(dropped.get() + report.dropped);
+            let after = assert_clean(&crashed.visible_image(), &format!("seed {seed} recovered"));
+            let kept = |c: &Counts| (c.data_blocks, c.delta_blocks);
+            assert_eq!(kept(&after.counts), kept(&before), "seed {seed}");
+        });
+    }
+    assert!(
+        dropped.get() > 20,
+        "power loss hits something: {}",
+        dropped.get()
+    );
+}
+
+async fn recover(platform: &SimPlatform, disk: &SimDisk) -> RecoveryReport {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions::default();
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options).await;
+    opened.expect("opens").1
 }
 
 #[test]
