@@ -193,7 +193,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Takes the picture once every bitmap it touches is in memory.
-    async fn freeze_at(&self, _position: Position) -> Result<Frozen, DvolError> {
+    async fn freeze_at(self: &Rc<Self>, _position: Position) -> Result<Frozen, DvolError> {
         loop {
             let needed = self.state.borrow().needed_for_freeze();
             if needed.is_empty() {
@@ -212,12 +212,7 @@ impl<P: Platform> Inner<P> {
             match unloaded {
                 Some(segment) => self.load_bitmap(segment).await?,
                 None => match self.shared.claim_any() {
-                    // The root itself says that the segment is owned.
-                    Some(segment) => self.state.borrow_mut().apply(
-                        &crate::format::record::Record::ReserveSegment { segment },
-                        &self.geometry,
-                        &mut crate::state::Effects::default(),
-                    ),
+                    Some(segment) => self.reserve(segment)?,
                     None => return Err(DvolError::NoSpace),
                 },
             }

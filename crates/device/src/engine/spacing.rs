@@ -174,12 +174,22 @@ impl<P: Platform> Inner<P> {
             self.shared.release(segment);
             return Err(error);
         }
+        self.reserve(segment)
+    }
+
+    /// Takes over a segment that was claimed.
+    pub(super) fn reserve(
+        self: &Rc<Self>,
+        segment: flagstone_types::SegmentNo,
+    ) -> Result<(), DvolError> {
         self.state.borrow_mut().apply(
             &Record::ReserveSegment { segment },
             &self.geometry,
             &mut crate::state::Effects::default(),
         );
-        // The record lies in front of every record that speaks of the segment's blocks.
+        // The record lies in front of every record that speaks of the segment's blocks. A checkpoint
+        // needs it, too: its root names the segment, but before that root is durable others may
+        // already have been given blocks.
         let mut records = SmallVec::new();
         records.push(Record::ReserveSegment { segment });
         self.submit(records, SmallVec::new(), false, Vec::new())?;
