@@ -9,7 +9,8 @@
 //! cargo run --release -p flagstone-runtime --example echo_latency -- io FILE
 //! ```
 //!
-//! FILE is created; it must not exist. Variants alternate, and medians over the rounds are printed.
+//! FILE is overwritten; if there is none, it is made for the time of the run. A measurement is repeated if other processes used the machine
+//! meanwhile, unless ANYWAY is set in the environment. Variants alternate, and medians over the rounds are printed.
 //! The server runs on the first CPU, the client on the second.
 
 #![allow(
@@ -37,7 +38,7 @@ const FILE_BYTES: u64 = 256 << 20;
 const ROUNDS: usize = 7;
 /// Of one CPU. What the kernel does for us in threads of its own counts as others'.
 const OTHERS_MAX_PERCENT: u64 = 30;
-const TRIES_MAX: usize = 600;
+const TRIES_MAX: usize = 20;
 const ROUND: Duration = Duration::from_millis(250);
 
 fn main() {
@@ -59,9 +60,14 @@ fn main() {
 }
 
 fn with_file(path: &Path, fill: Fill, work: impl FnOnce(&Path)) {
-    create_device_file(path, FILE_BYTES, fill).expect("the file can be made");
+    let existed = path.exists();
+    if !existed {
+        create_device_file(path, FILE_BYTES, fill).expect("the file can be made");
+    }
     work(path);
-    fs::remove_file(path).expect("the file was there");
+    if !existed {
+        fs::remove_file(path).expect("the file was made above");
+    }
 }
 
 fn start(spin_max_us: u32) -> (Runtime, CoreRemote, CoreRemote) {
@@ -169,7 +175,8 @@ fn undisturbed<T>(mut measure: impl FnMut() -> T) -> T {
         let result = measure();
         let elapsed_ticks = begin.elapsed().as_millis() as u64 / 10;
         let others = (machine_ticks() - before.0).saturating_sub(own_ticks() - before.1);
-        if others * 100 <= elapsed_ticks * OTHERS_MAX_PERCENT {
+        let quiet = others * 100 <= elapsed_ticks * OTHERS_MAX_PERCENT;
+        if quiet || std::env::var_os("ANYWAY").is_some() {
             return result;
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -53,6 +53,8 @@ mod volatile;
 
 mod network;
 
+pub mod workload;
+
 pub use crash::{CrashImages, LogReplay, ReplayError, SUBSETS_OF_MAX, TooMany};
 pub use device::SimDevice;
 pub use disk::{DiskConfig, DiskSnapshot, IoCounts, Latency, SimDisk};

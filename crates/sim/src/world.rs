@@ -204,15 +204,24 @@ impl World {
     pub fn run_until(&self, condition: impl FnMut() -> bool) -> RunEnd {
         let end = self.run(condition, None);
         if end == RunEnd::Idle {
-            panic!(
-                "deadlock at {} ns with seed {}: nothing is ready, sleeping or in flight; \
-                 waiting:\n{}",
-                self.inner.now_ns(),
-                self.seed(),
-                self.inner.describe_tasks()
-            );
+            panic!("{}", self.describe_deadlock());
         }
         end
+    }
+
+    /// Like [`World::run_until`], but says it when the condition can't come true any more.
+    pub(crate) fn try_run_until(&self, condition: impl FnMut() -> bool) -> RunEnd {
+        self.run(condition, None)
+    }
+
+    /// The tasks that wait for each other.
+    pub(crate) fn describe_deadlock(&self) -> String {
+        format!(
+            "deadlock at {} ns with seed {}: nothing is ready, sleeping or in flight; waiting:\n{}",
+            self.inner.now_ns(),
+            self.seed(),
+            self.inner.describe_tasks()
+        )
     }
 
     /// Runs until nothing happens any more. Tasks may still be waiting.

@@ -127,6 +127,8 @@ struct Inner<P: Platform> {
     /// Set once the last checkpoint has been made: it needs flushes.
     flusher_off: Cell<bool>,
     stopping: Cell<bool>,
+    /// Why reaping does not get on, if it does not.
+    reaping_failed: Cell<Option<DvolError>>,
     /// The layer whose reaping was found safe to go on with.
     reaping_settled: Cell<Option<Slot>>,
     /// Background tasks still running.

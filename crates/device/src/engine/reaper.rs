@@ -16,6 +16,10 @@ use super::{Engine, Inner};
 use crate::format::record::Record;
 use crate::v2p::{Exclusive, Key, exclusive_count, reap_step};
 
+/// How often and how long to wait for a neighbour's reaping to end.
+const NEIGHBOUR_WAITS_MAX: usize = 500;
+const NEIGHBOUR_PAUSE_NS: u64 = 10_000_000;
+
 /// Entries freed per step, at most: bounds how long other work on the core waits.
 const STEP_ENTRIES_MAX: usize = 1024;
 
@@ -25,6 +29,7 @@ impl<P: Platform> Engine<P> {
     pub async fn exclusive_bytes(&self, handle: Handle) -> Result<u64, DvolError> {
         let inner = &self.inner;
         inner.resolve(handle)?;
+        inner.wait_for_neighbours(handle).await?;
         let mut count = Exclusive::default();
         let mut from = Key(0);
         loop {
@@ -81,7 +86,10 @@ impl<P: Platform> Inner<P> {
                 continue;
             };
             match self.reap_once(slot).await {
-                Ok(()) => self.platform.yield_now().await,
+                Ok(()) => {
+                    self.reaping_failed.set(None);
+                    self.platform.yield_now().await;
+                }
                 Err(DvolError::Fenced | DvolError::Stopping) => return,
                 Err(error) => {
                     tracing::error!(
@@ -89,10 +97,35 @@ impl<P: Platform> Inner<P> {
                         "a deleted layer can't be freed: {error}; its space stays in use; run \
                          `flagstone verify`"
                     );
+                    self.reaping_failed.set(Some(error));
+                    self.signals.applied.notify();
                     signal.await;
                 }
             }
         }
+    }
+
+    /// Waits until no layer next to this one is being reaped: what the reaper has passed of its map
+    /// is gone.
+    async fn wait_for_neighbours(&self, handle: Handle) -> Result<(), DvolError> {
+        for _ in 0..NEIGHBOUR_WAITS_MAX {
+            let busy = {
+                let state = self.state.borrow();
+                let reaped = |slot: Slot| {
+                    state
+                        .slot(slot)
+                        .is_some_and(|s| s.is_hidden() && s.record.reap_cursor > Key(0))
+                };
+                let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
+                found.record.parent.is_some_and(reaped)
+                    || found.children.iter().any(|&child| reaped(child))
+            };
+            if !busy {
+                return Ok(());
+            }
+            self.platform.sleep_ns(NEIGHBOUR_PAUSE_NS).await;
+        }
+        Err(DvolError::Busy)
     }
 
     /// One step of reaping.
@@ -161,6 +194,9 @@ impl<P: Platform> Inner<P> {
                     .map(|c| &c.map);
                 let parent = state.parent_layer(slot);
                 let from = found.record.reap_cursor;
+                if from >= Key::END {
+                    return Ok(Key::END);
+                }
                 match reap_step(&found.map, child, parent, from, Key::END, STEP_ENTRIES_MAX) {
                     Ok(step) => return Ok(step.next.unwrap_or(Key::END)),
                     Err(missing) => missing,
@@ -170,13 +206,16 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Waits until every deleted layer is reaped, or nothing moves any more.
+    /// Waits until every deleted layer is reaped; fails if one can't be.
     pub(super) async fn reaping_done(&self) -> Result<(), DvolError> {
         loop {
             let signal = self.signals.applied.wait();
             self.check_running()?;
             if self.state.borrow().reapable().is_none() {
                 return Ok(());
+            }
+            if let Some(error) = self.reaping_failed.take() {
+                return Err(error);
             }
             self.signals.reap.notify();
             signal.await;

@@ -186,6 +186,7 @@ impl<P: Platform> Engine<P> {
             checkpointer_off: false.into(),
             flusher_off: false.into(),
             stopping: false.into(),
+            reaping_failed: None.into(),
             reaping_settled: None.into(),
             tasks: 0.into(),
             last_scrub: RefCell::default(),

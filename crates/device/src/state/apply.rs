@@ -12,7 +12,7 @@ use crate::format::catalogue::{ATTRIBUTE_BYTES, CatalogueRecord, FLAG_HIDDEN, Re
 use crate::format::geometry::Geometry;
 use crate::format::record::{MapRun, Record};
 use crate::format::segment::SegmentRecord;
-use crate::v2p::{Edit, Entry, EntryKind, Key, Map, Missing};
+use crate::v2p::{Edit, Entry, EntryKind, Key, Map, Missing, Retired, reap_step};
 
 /// Entries looked at per internal step of a reap.
 const REAP_STEP_ENTRIES: usize = 4096;
@@ -69,9 +69,9 @@ impl State {
                 ..
             } => dvol(slot) && layer(to) && self.slot(*discard_slot).is_none(),
             Record::DeleteLayer { slot } => layer(slot),
-            Record::Reap { slot, to } => self.slot(*slot).is_some_and(|s| {
-                s.is_hidden() && s.children.len() <= 1 && *to > s.record.reap_cursor
-            }),
+            Record::Reap { slot, .. } => self
+                .slot(*slot)
+                .is_some_and(|s| s.is_hidden() && s.children.len() <= 1),
             Record::ReserveSegment { segment } => geometry.is_usable_segment(*segment),
             Record::ReleaseSegment { segment } => self.pool.owns(*segment),
             Record::Abort { .. } => true,
@@ -373,15 +373,12 @@ impl State {
         self.touch(slot);
     }
 
-    /// What reaping `slot` up to `to` frees: entries of data, and the nodes of its map.
-    fn reap_plan(
-        &self,
-        slot: Slot,
-        to: Key,
-    ) -> Result<(Vec<Entry>, Vec<crate::v2p::Retired>), Missing> {
+    /// What reaping `slot` up to `to` frees: entries of data, and the nodes of its map. Also how far
+    /// that comes, which in a replay can be slightly beyond `to`.
+    fn reap_plan(&self, slot: Slot, to: Key) -> Result<(Vec<Entry>, Vec<Retired>, Key), Missing> {
         let (mut entries, mut nodes) = (Vec::new(), Vec::new());
         let Some(old) = self.slot(slot) else {
-            return Ok((entries, nodes));
+            return Ok((entries, nodes, to));
         };
         let child = old
             .children
@@ -391,12 +388,12 @@ impl State {
         let parent = self.parent_layer(slot);
         let mut from = old.record.reap_cursor;
         while from < to {
-            let step = crate::v2p::reap_step(&old.map, child, parent, from, to, REAP_STEP_ENTRIES)?;
+            let step = reap_step(&old.map, child, parent, from, to, REAP_STEP_ENTRIES)?;
             entries.extend(step.data);
             nodes.extend(step.nodes);
             from = step.next.unwrap_or(Key::END);
         }
-        Ok((entries, nodes))
+        Ok((entries, nodes, from))
     }
 
     /// Number of the layer below `slot`; zero if there is none.
@@ -408,7 +405,7 @@ impl State {
     }
 
     fn apply_reap(&mut self, slot: Slot, to: Key, effects: &mut Effects) {
-        let (entries, nodes) = self
+        let (entries, nodes, cursor) = self
             .reap_plan(slot, to)
             .expect("the caller has loaded what was missing");
         for entry in entries {
@@ -416,7 +413,7 @@ impl State {
             effects.freed.push(entry.block);
         }
         self.retired.extend(nodes);
-        self.existing(slot).record.reap_cursor = to;
+        self.existing(slot).record.reap_cursor = cursor;
         self.touch(slot);
         if to == Key::END {
             self.remove_layer(slot);

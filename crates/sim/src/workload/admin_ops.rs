@@ -1,0 +1,755 @@
+//! What clients do to whole dvols and snapshots.
+//!
+//! One such operation at a time per dvol or snapshot (others wait their turn by choosing something
+//! else), but beside reads and writes.
+
+use std::collections::BTreeMap;
+
+use flagstone_device::engine::{CreateDvol, DvolError, Handle};
+use flagstone_types::{BLOCK_SIZE, DvolId, Epoch};
+
+use super::client::{Client, Extent, effect_on};
+use super::content::{Effect, Value};
+use super::history::{History, ObjectKey};
+use super::model::{Field, Life, Object, Part};
+
+/// Dvols of one journal, at most.
+const DVOLS_MAX: usize = 6;
+
+/// Snapshots of one journal, at most.
+const LAYERS_MAX: usize = 12;
+
+/// Names that dvols and snapshots take turns to have.
+const NAMES: u64 = 12;
+
+/// What a block's values are called when an object takes them over.
+type Values = BTreeMap<u64, Vec<Value>>;
+
+impl Client {
+    /// Starts an operation on whole objects, if none is under way on any of them.
+    pub(crate) fn occupy(&self, keys: &[ObjectKey]) -> bool {
+        let mut model = self.model.borrow_mut();
+        if keys
+            .iter()
+            .any(|&key| model.objects[key].busy || model.objects[key].life != Life::Here)
+        {
+            return false;
+        }
+        for &key in keys {
+            model.objects[key].busy = true;
+        }
+        model.admins += 1;
+        true
+    }
+
+    pub(crate) fn leave(&self, keys: &[ObjectKey]) {
+        for &key in keys {
+            self.model.borrow_mut().objects[key].busy = false;
+        }
+    }
+
+    /// A name that no dvol of the journal (or snapshot of the dvol) has or may have. With the key
+    /// of one that has it if there is none left or the seed wants a clash.
+    fn name(&mut self, of: Option<ObjectKey>) -> (String, bool) {
+        let letter = if of.is_some() { 's' } else { 'v' };
+        let name = format!("{letter}{}", self.rng.below(NAMES));
+        let model = self.model.borrow();
+        let taken = model.select(|o| {
+            o.of == of && o.journal == self.journal && o.life != Life::Gone && o.name.may_be(&name)
+        });
+        (name, !taken.is_empty())
+    }
+
+    /// Judges an error of an operation on whole objects. True if the operation may still turn up.
+    fn admin_error(&mut self, what: &str, key: Option<ObjectKey>, error: DvolError) -> bool {
+        match key {
+            Some(key) => self.judge(what, &[(key, 0)], error),
+            None => {
+                let is_fine = match error {
+                    DvolError::Fenced => self.plan.may_fail(),
+                    DvolError::Stopping => self.model.borrow().stopping,
+                    _ => false,
+                };
+                self.is_over |= matches!(error, DvolError::Fenced | DvolError::Stopping);
+                if !is_fine && !self.has_broken() {
+                    self.fail(format!("{what} failed for no reason: {error}"));
+                }
+            }
+        }
+        matches!(
+            error,
+            DvolError::Fenced | DvolError::Stopping | DvolError::Device
+        )
+    }
+
+    pub(crate) async fn create(&mut self) {
+        if self.model.borrow().dvols(self.journal).len() >= DVOLS_MAX {
+            return;
+        }
+        let (name, is_taken) = self.name(None);
+        let size_bytes = self.dvol_size();
+        let id = DvolId(u128::from(self.rng.next_u64()) << 64 | u128::from(self.rng.next_u64()));
+        let reserved_bytes = if self.rng.chance(0.15) {
+            self.rng.below(64) * BLOCK_SIZE
+        } else {
+            0
+        };
+        let mut object = Object::new(self.journal, id, &name, size_bytes);
+        object.reserved = Field::new(reserved_bytes);
+        let new = CreateDvol {
+            name,
+            id: Some(id),
+            size_bytes,
+            reserved_bytes,
+        };
+        let work = async |client: &mut Client| client.engine.create(new).await;
+        self.make(object, None, is_taken, work).await;
+    }
+
+    fn dvol_size(&mut self) -> u64 {
+        match self.rng.below(4) {
+            0 => (1 + self.rng.below(64)) * BLOCK_SIZE,
+            1 => 1 + self.rng.below(4 << 20),
+            2 => 8 << 20,
+            _ => 1 << 40,
+        }
+    }
+
+    /// Has something made that the model then knows. Its blocks are those of `from`.
+    async fn make(
+        &mut self,
+        mut object: Object,
+        from: Option<ObjectKey>,
+        may_clash: bool,
+        work: impl AsyncFnOnce(&mut Client) -> Result<Handle, DvolError>,
+    ) -> Option<ObjectKey> {
+        let what = if from.is_some() { "clone" } else { "create" };
+        let (key, begun) = {
+            let mut model = self.model.borrow_mut();
+            object.life = Life::Coming { from };
+            model.admins += 1;
+            (model.add(object, from), model.begin_read())
+        };
+        let result = work(self).await;
+        self.count(what, &result);
+        match result {
+            Ok(handle) => {
+                let mut model = self.model.borrow_mut();
+                if let Some(from) = from {
+                    let values = model.values_since(from, begun);
+                    model.hand_over(from, key, values);
+                }
+                let object = &mut model.objects[key];
+                object.handle = Some(handle);
+                object.life = Life::Here;
+                drop(model);
+                if let Ok(lsn) = self.engine.lsn_of(handle) {
+                    self.model.borrow_mut().objects[key].tell_lsn(lsn.0);
+                }
+            }
+            Err(DvolError::AlreadyExists) if may_clash => self.give_up(&[key]),
+            Err(DvolError::NoSpace) if self.is_short_of_space() => self.give_up(&[key]),
+            Err(error) => {
+                if !self.admin_error(what, None, error) {
+                    self.give_up(&[key]);
+                }
+            }
+        }
+        self.model.borrow_mut().end_read(begun);
+        result.ok().map(|_| key)
+    }
+
+    /// True if an error that says so is believable.
+    fn is_short_of_space(&self) -> bool {
+        let space = self.engine.space();
+        self.plan.may_fail() || space.open_bytes < space.kept_bytes + (4 << 20)
+    }
+
+    pub(crate) async fn clone_any(&mut self) {
+        if self.model.borrow().dvols(self.journal).len() >= DVOLS_MAX {
+            return;
+        }
+        let Some(source) = self.any_object() else {
+            return;
+        };
+        let (name, is_taken) = self.name(None);
+        let Some(handle) = self.handle(source) else {
+            return;
+        };
+        if !self.occupy(&[source]) {
+            return;
+        }
+        let id = DvolId(u128::from(self.rng.next_u64()) << 64 | u128::from(self.rng.next_u64()));
+        let size = self.model.borrow().objects[source].size.now;
+        let asked = if self.rng.coin() { 0 } else { self.dvol_size() };
+        let mut object = Object::new(self.journal, id, &name, size.max(asked));
+        object.epoch = Field::new(self.model.borrow().objects[source].epoch.now);
+        let new = CreateDvol {
+            name,
+            id: Some(id),
+            size_bytes: asked,
+            reserved_bytes: 0,
+        };
+        let work = async |client: &mut Client| client.engine.clone_of(handle, new).await;
+        self.make(object, Some(source), is_taken, work).await;
+        self.leave(&[source]);
+    }
+
+    /// Takes a snapshot of one or several dvols.
+    pub(crate) async fn snapshot(&mut self) {
+        if self.model.borrow().layers(self.journal).len() >= LAYERS_MAX {
+            return;
+        }
+        let mut dvols = self.model.borrow().dvols(self.journal);
+        self.rng.shuffle(&mut dvols);
+        dvols.truncate(1 + self.rng.index(3));
+        let mut asked = Vec::new();
+        for &dvol in &dvols {
+            let (name, is_taken) = self.name(Some(dvol));
+            let Some(handle) = self.handle(dvol) else {
+                return;
+            };
+            if is_taken {
+                return;
+            }
+            asked.push((handle, name));
+        }
+        if dvols.is_empty() || !self.occupy(&dvols) {
+            return;
+        }
+        let (keys, begun) = self.announce_layers(&dvols, &asked);
+        let result = self.engine.snapshot(&asked).await;
+        self.count("snapshot", &result);
+        match &result {
+            Ok(handles) => {
+                for ((&key, &handle), &dvol) in keys.iter().zip(handles).zip(&dvols) {
+                    self.take_layer(key, handle, dvol, begun);
+                }
+            }
+            Err(DvolError::NoSpace) if self.is_short_of_space() => self.give_up(&keys),
+            Err(error) => {
+                if !self.admin_error("snapshot", Some(dvols[0]), *error) {
+                    self.give_up(&keys);
+                }
+            }
+        }
+        self.model.borrow_mut().end_read(begun);
+        self.leave(&dvols);
+        if result.is_ok() && self.rng.coin() {
+            for key in keys {
+                self.read_all(key).await;
+            }
+        }
+    }
+
+    fn announce_layers(
+        &mut self,
+        dvols: &[ObjectKey],
+        asked: &[(Handle, String)],
+    ) -> (Vec<ObjectKey>, u64) {
+        let mut model = self.model.borrow_mut();
+        let group = model.new_group();
+        let mut keys = Vec::new();
+        for (&dvol, (_, name)) in dvols.iter().zip(asked) {
+            let of = &model.objects[dvol];
+            let mut layer = Object::new(self.journal, of.id, name, of.size.now);
+            layer.of = Some(dvol);
+            layer.made_with = Some(group);
+            layer.life = Life::Coming { from: Some(dvol) };
+            keys.push(model.add(layer, Some(dvol)));
+        }
+        let begun = model.begin_read();
+        (keys, begun)
+    }
+
+    fn give_up(&self, keys: &[ObjectKey]) {
+        for &key in keys {
+            self.model.borrow_mut().objects[key].life = Life::Gone;
+        }
+    }
+
+    /// A snapshot has been taken.
+    fn take_layer(&mut self, key: ObjectKey, handle: Handle, dvol: ObjectKey, begun: u64) {
+        let name = self.model.borrow().objects[key].name.now.clone();
+        let Some(info) = self.engine.layer(handle.id, &name) else {
+            return self.fail(format!("the snapshot {name} was taken and is not there"));
+        };
+        self.has_broken();
+        let mut model = self.model.borrow_mut();
+        let values = model.values_up_to(dvol, info.lsn.0, begun);
+        let values = match values {
+            Ok(values) => values,
+            Err(what) => return model.fail(format!("the snapshot {name} {what}")),
+        };
+        model.hand_over(dvol, key, values);
+        let size = model.objects[dvol].size.clone();
+        let layer = &mut model.objects[key];
+        layer.handle = Some(handle);
+        layer.life = Life::Here;
+        layer.lsn = Some(info.lsn.0);
+        layer.tell_lsn(info.lsn.0);
+        layer.made_with = None;
+        if !size.may_be(&info.size_bytes) {
+            model.fail(format!(
+                "the snapshot {name} is of size {}, not {size:?}",
+                info.size_bytes
+            ));
+        }
+    }
+
+    /// Reads everything of an object that a client ever changed.
+    pub(crate) async fn read_all(&mut self, key: ObjectKey) {
+        let blocks: Vec<u64> = {
+            let model = self.model.borrow();
+            model.blocks_to_read(key)
+        };
+        for run in runs_of(&blocks) {
+            let size = self.model.borrow().objects[key].size.now;
+            let end = (run.end * BLOCK_SIZE).min(size);
+            let offset = run.start * BLOCK_SIZE;
+            if offset < end {
+                self.read_extent(
+                    key,
+                    Extent {
+                        offset,
+                        len: end - offset,
+                    },
+                )
+                .await;
+            }
+        }
+    }
+
+    pub(crate) async fn delete_layer(&mut self) {
+        let layers = self.model.borrow().layers(self.journal);
+        if layers.is_empty() {
+            return;
+        }
+        let key = layers[self.rng.index(layers.len())];
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        if !self.occupy(&[key]) {
+            return;
+        }
+        self.model.borrow_mut().objects[key].life = Life::Going;
+        let result = self.engine.delete_layer(handle).await;
+        self.count("delete_layer", &result);
+        self.end_delete("delete_layer", &[key], result);
+        self.leave(&[key]);
+    }
+
+    fn end_delete(&mut self, what: &str, keys: &[ObjectKey], result: Result<(), DvolError>) {
+        let life = match result {
+            Ok(()) => Life::Gone,
+            Err(error) => match self.admin_error(what, Some(keys[0]), error) {
+                true => Life::Going,
+                false => Life::Here,
+            },
+        };
+        for &key in keys {
+            self.model.borrow_mut().objects[key].life = life;
+        }
+    }
+
+    pub(crate) async fn delete(&mut self, key: ObjectKey) {
+        let layers = self.model.borrow().layers_of(key);
+        let with_snapshots = self.rng.coin();
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        let mut all = vec![key];
+        all.extend(&layers);
+        if !self.occupy(&all) {
+            return;
+        }
+        if !layers.is_empty() && !with_snapshots {
+            let result = self.engine.delete(handle, false).await;
+            self.count("delete", &result);
+            match result {
+                Err(DvolError::Busy) => {}
+                Ok(()) => self.fail("a dvol with snapshots was deleted without being told to"),
+                Err(error) => drop(self.admin_error("delete", Some(key), error)),
+            }
+            return self.leave(&all);
+        }
+        for &key in &all {
+            self.model.borrow_mut().objects[key].life = Life::Going;
+        }
+        let result = self.engine.delete(handle, with_snapshots).await;
+        self.count("delete", &result);
+        self.end_delete("delete", &all, result);
+        self.leave(&all);
+    }
+
+    pub(crate) async fn roll_back(&mut self) {
+        let layers = self.model.borrow().layers(self.journal);
+        if layers.is_empty() {
+            return;
+        }
+        let layer = layers[self.rng.index(layers.len())];
+        let Some(dvol) = self.model.borrow().objects[layer].of else {
+            return;
+        };
+        let (Some(handle), Some(to)) = (self.handle(dvol), self.handle(layer)) else {
+            return;
+        };
+        if !self.occupy(&[dvol, layer]) {
+            return;
+        }
+        let size = self.model.borrow().objects[layer].size.now;
+        let parts = vec![self.rollback_part(dvol, layer)];
+        self.model.borrow_mut().objects[dvol].size.next = Some(size);
+        let title = self.model.borrow().objects[layer].title();
+        let change = self.begin(format!("roll back to {title}"), parts, true, true);
+        self.model.borrow_mut().objects[dvol].has_gap = true;
+        let result = self.engine.roll_back(handle, to).await;
+        self.count("roll_back", &result);
+        let uncertain = matches!(result, Err(DvolError::Fenced | DvolError::Stopping));
+        self.end(change, Some(result.map(|()| None)), true, &[]);
+        let mut model = self.model.borrow_mut();
+        if !uncertain {
+            model.objects[dvol].size.end(result.is_ok());
+        }
+        drop(model);
+        self.leave(&[dvol, layer]);
+    }
+
+    /// Every block becomes what it is in the snapshot.
+    fn rollback_part(&self, dvol: ObjectKey, layer: ObjectKey) -> Part {
+        let model = self.model.borrow();
+        let (head, old) = (&model.objects[dvol], &model.objects[layer]);
+        let mut effects = Vec::new();
+        let both = head.blocks.keys().chain(old.blocks.keys());
+        let vblocks: std::collections::BTreeSet<u64> = both.copied().collect();
+        for vblock in vblocks {
+            let values = match old.blocks.get(&vblock) {
+                Some(history) => history.base.clone(),
+                None => vec![old.untouched(vblock)],
+            };
+            effects.push((vblock, Effect::Restore(values)));
+        }
+        let untouched = Effect::Restore(vec![Value::forgotten()]);
+        Part {
+            object: dvol,
+            effects,
+            wide: Some((0..u64::MAX, untouched)),
+            closes: false,
+            lsn_before: 0,
+        }
+    }
+
+    pub(crate) async fn resize(&mut self, key: ObjectKey) {
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        if !self.occupy(&[key]) {
+            return;
+        }
+        let old = self.model.borrow().objects[key].size.now;
+        let new = match self.rng.below(3) {
+            0 => self.rng.below(old + 1),
+            1 => old.saturating_add(self.rng.below(1 << 20)),
+            _ => self.dvol_size(),
+        };
+        let parts = if new < old {
+            vec![self.shrink_part(key, new, old)]
+        } else {
+            Vec::new()
+        };
+        self.model.borrow_mut().objects[key].size.next = Some(new);
+        let change = self.begin(format!("resize from {old} to {new}"), parts, true, false);
+        let result = self.engine.resize(handle, new).await;
+        self.count("resize", &result);
+        let is_open = result.is_err();
+        if let Err(error) = result {
+            let object = change.parts.is_empty().then_some(key);
+            if let Some(object) = object {
+                self.judge("resize", &[(object, 0)], error);
+            }
+        }
+        self.end(change, Some(result.map(|()| None)), false, &[]);
+        if is_open {
+            // In parts: the size may be the new one.
+            if let Ok(size) = self.engine.size_of(handle) {
+                let mut model = self.model.borrow_mut();
+                let field = &mut model.objects[key].size;
+                field.now = size;
+                field.next = field.next.filter(|_| self.is_over);
+            }
+        } else {
+            self.model.borrow_mut().objects[key].size.end(true);
+        }
+        self.leave(&[key]);
+    }
+
+    fn shrink_part(&self, key: ObjectKey, new: u64, old: u64) -> Part {
+        let mut effects = Vec::new();
+        if !new.is_multiple_of(BLOCK_SIZE) {
+            let vblock = new / BLOCK_SIZE;
+            let extent = Extent {
+                offset: new,
+                len: (vblock + 1) * BLOCK_SIZE - new,
+            };
+            effects.push((vblock, effect_on(extent, vblock, 0, 0, true)));
+        }
+        let gone = new.div_ceil(BLOCK_SIZE)..old.div_ceil(BLOCK_SIZE);
+        let wide = (!gone.is_empty()).then_some((gone, Effect::Unmap));
+        Part {
+            object: key,
+            effects,
+            wide,
+            closes: true,
+            lsn_before: 0,
+        }
+    }
+
+    pub(crate) async fn rename(&mut self, dvol: ObjectKey) {
+        let layers = self.model.borrow().layers_of(dvol);
+        let key = match layers.first() {
+            Some(&layer) if self.rng.coin() => layer,
+            _ => dvol,
+        };
+        let of = self.model.borrow().objects[key].of;
+        let (name, is_taken) = self.name(of);
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        if is_taken || !self.occupy(&[key]) {
+            return;
+        }
+        self.model.borrow_mut().objects[key].name.next = Some(name.clone());
+        let result = self.engine.rename(handle, &name).await;
+        self.count("rename", &result);
+        let uncertain = match result {
+            Err(error) => self.admin_error("rename", Some(key), error),
+            Ok(()) => false,
+        };
+        if !uncertain {
+            self.model.borrow_mut().objects[key]
+                .name
+                .end(result.is_ok());
+        }
+        self.leave(&[key]);
+    }
+
+    /// Sets what can be set: the reservation, the epoch, read-only.
+    pub(crate) async fn settings(&mut self, key: ObjectKey) {
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        if !self.occupy(&[key]) {
+            return;
+        }
+        match self.rng.below(4) {
+            0 => self.set_reserved(key, handle).await,
+            1 | 2 => self.set_epoch(key, handle).await,
+            _ => self.set_read_only(key, handle).await,
+        }
+        self.leave(&[key]);
+    }
+
+    async fn set_reserved(&mut self, key: ObjectKey, handle: Handle) {
+        let bytes = self.rng.below(128) * BLOCK_SIZE;
+        self.model.borrow_mut().objects[key].reserved.next = Some(bytes);
+        let result = self.engine.set_reserved(handle, bytes).await;
+        self.count("set_reserved", &result);
+        let uncertain = match result {
+            Err(DvolError::NoSpace) if self.is_short_of_space() => false,
+            Err(error) => self.admin_error("set_reserved", Some(key), error),
+            Ok(()) => false,
+        };
+        if !uncertain {
+            self.model.borrow_mut().objects[key]
+                .reserved
+                .end(result.is_ok());
+        }
+    }
+
+    async fn set_epoch(&mut self, key: ObjectKey, handle: Handle) {
+        let now = self.model.borrow().objects[key].epoch.now;
+        let epoch = now + self.rng.below(3) as u32;
+        self.model.borrow_mut().objects[key].epoch.next = Some(epoch);
+        let result = self.engine.set_epoch(handle, Epoch(epoch)).await;
+        self.count("set_epoch", &result);
+        let uncertain = match result {
+            Err(error) => self.admin_error("set_epoch", Some(key), error),
+            Ok(()) => false,
+        };
+        if !uncertain {
+            self.model.borrow_mut().objects[key]
+                .epoch
+                .end(result.is_ok());
+        }
+        if result.is_ok() && epoch > 0 && !self.has_broken() {
+            let before = self.engine.set_epoch(handle, Epoch(epoch - 1)).await;
+            if before == Ok(()) {
+                self.fail("an older epoch was accepted");
+            }
+        }
+    }
+
+    async fn set_read_only(&mut self, key: ObjectKey, handle: Handle) {
+        self.model.borrow_mut().objects[key].read_only.next = Some(true);
+        let result = self.engine.set_read_only(handle, true).await;
+        self.count("set_read_only", &result);
+        if let Err(error) = result {
+            self.admin_error("set_read_only", Some(key), error);
+            return;
+        }
+        self.model.borrow_mut().objects[key].read_only.end(true);
+        let extent = Extent { offset: 0, len: 1 };
+        let data = self.data(extent, 1);
+        let stability = self.stability();
+        let write = self.engine.write(handle, 0, data, stability).await;
+        if write.is_ok() {
+            self.fail("a read-only dvol was written to");
+        }
+        self.model.borrow_mut().objects[key].read_only.next = Some(false);
+        let result = self.engine.set_read_only(handle, false).await;
+        match result {
+            Ok(()) => self.model.borrow_mut().objects[key].read_only.end(true),
+            Err(error) => drop(self.admin_error("set_read_only", Some(key), error)),
+        }
+    }
+
+    /// Compares what the engine tells about its dvols with the model.
+    pub(crate) async fn look_around(&mut self) {
+        let infos = self.engine.dvols();
+        let mut wrong = Vec::new();
+        {
+            let model = self.model.borrow();
+            for info in &infos {
+                let known = model.select(|o| o.of.is_none() && o.id == info.handle.id);
+                let Some(&key) = known.first() else {
+                    wrong.push(format!("{} is not known", info.name));
+                    continue;
+                };
+                let object = &model.objects[key];
+                let fits = object.name.may_be(&info.name)
+                    && object.size.may_be(&info.size_bytes)
+                    && object.reserved.may_be(&info.reserved_bytes)
+                    && object.epoch.may_be(&info.epoch.0)
+                    && object.read_only.may_be(&info.read_only)
+                    && object.life != Life::Gone;
+                if !fits {
+                    wrong.push(format!(
+                        "{info:?} is not as it should be: {}",
+                        object.title()
+                    ));
+                }
+            }
+            for key in model.dvols(self.journal) {
+                if !infos
+                    .iter()
+                    .any(|info| info.handle.id == model.objects[key].id)
+                {
+                    wrong.push(format!("{} is not listed", model.objects[key].title()));
+                }
+            }
+        }
+        if !wrong.is_empty() && !self.has_broken() {
+            self.fail(wrong.join("; "));
+        }
+        for info in infos {
+            let Some(name) = self.engine.dvol_name(info.handle.id) else {
+                continue;
+            };
+            if name != info.name {
+                self.fail("a dvol has two names");
+            }
+            for layer in self.engine.layers(info.handle.id) {
+                let result = self.engine.exclusive_bytes(layer.handle).await;
+                self.count("exclusive_bytes", &result);
+            }
+        }
+    }
+
+    pub(crate) async fn scrub(&mut self) {
+        let pause_ns = self.rng.below(100_000);
+        let result = self.engine.scrub(pause_ns).await;
+        self.count("scrub", &result);
+        match result {
+            Ok(report) => {
+                let found_damage = !report.corrupt.is_empty() || report.broken_maps > 0;
+                let could_not = report.unreadable > 0;
+                if (found_damage && !self.has_broken() && !self.plan.may_fail())
+                    || (could_not && !self.plan.may_fail())
+                {
+                    self.fail(format!("the scrub found damage: {report:?}"));
+                }
+            }
+            Err(error) => drop(self.admin_error("scrub", None, error)),
+        }
+    }
+
+    pub(crate) async fn checkpoint(&mut self) {
+        let result = self.engine.checkpoint().await;
+        self.count("checkpoint", &result);
+        if let Err(error) = result {
+            self.admin_error("checkpoint", None, error);
+        }
+    }
+
+    pub(crate) async fn wait_until_reaped(&mut self) {
+        let result = self.engine.wait_until_reaped().await;
+        self.count("wait_until_reaped", &result);
+        if let Err(error) = result {
+            self.admin_error("wait_until_reaped", None, error);
+        }
+    }
+}
+
+/// Blocks in ascending order as runs of at most 64.
+pub(crate) fn runs_of(blocks: &[u64]) -> Vec<std::ops::Range<u64>> {
+    let mut runs: Vec<std::ops::Range<u64>> = Vec::new();
+    for &block in blocks {
+        match runs.last_mut() {
+            Some(run) if run.end == block && run.end - run.start < 64 => run.end += 1,
+            _ => runs.push(block..block + 1),
+        }
+    }
+    runs
+}
+
+impl super::model::Model {
+    /// What the blocks of an object may have held at some time since `from`.
+    fn values_since(&self, key: ObjectKey, from: u64) -> Values {
+        let values = |history: &History| {
+            let states = history.live(&self.ops, from);
+            let mut values: Vec<Value> = states.into_iter().map(|s| s.value).collect();
+            values.sort_unstable();
+            values.dedup();
+            values
+        };
+        self.objects[key]
+            .blocks
+            .iter()
+            .map(|(&v, h)| (v, values(h)))
+            .collect()
+    }
+
+    /// What the blocks of a snapshot hold that was begun at `from` and shows changes up to `lsn`.
+    fn values_up_to(&self, key: ObjectKey, lsn: u64, from: u64) -> Result<Values, String> {
+        let mut all = Values::new();
+        for (&vblock, history) in &self.objects[key].blocks {
+            let missed = history.entries.iter().find(|entry| {
+                let op = &self.ops[entry.op];
+                let is_earlier = op.ended.is_some_and(|end| end < from);
+                is_earlier && op.outcome == super::history::Outcome::Done && entry.lsn.low > lsn
+            });
+            if let Some(missed) = missed {
+                return Err(format!("misses \"{}\"", self.ops[missed.op].what));
+            }
+            let values = history.up_to(&self.ops, lsn);
+            all.insert(vblock, values);
+        }
+        Ok(all)
+    }
+
+    /// Gives an object what another one held.
+    fn hand_over(&mut self, from: ObjectKey, to: ObjectKey, values: Values) {
+        let source = self.objects[from].clone();
+        self.objects[to].inherit(&source, values);
+    }
+}

@@ -1,0 +1,25 @@
+//! Workloads for the device engine, and a model of what they may rely on.
+//!
+//! A run is a node's lives on one disk: recovery, clients at work, an end that may be a crash at any
+//! I/O. While it runs every answer is judged by the model; after each start everything there is is
+//! read and compared, and `flagstone verify`'s own check goes over the disk. Everything follows from
+//! a seed.
+//!
+//! Modules in reading order: `content` (which write a byte comes from), `history` (what one block
+//! may hold), `model` (dvols, LSNs, names, sizes), `resolve` (judging a restart), `client` and its
+//! operations, `node` (one life), [`plan`](Plan) and `run` (a seed).
+
+mod admin_ops;
+mod client;
+mod content;
+mod data_ops;
+mod history;
+mod model;
+mod node;
+mod plan;
+mod query_ops;
+mod resolve;
+mod run;
+
+pub use plan::{FaultClass, Plan};
+pub use run::{Report, run};

@@ -1,0 +1,209 @@
+//! What a seed means: the device, the node, the load and what goes wrong.
+//!
+//! Everything is drawn here, before anything runs, so that a plan can be printed beside a failure.
+
+use std::ops::RangeInclusive;
+
+use flagstone_device::engine::{EngineOptions, FormatOptions};
+use flagstone_types::BLOCK_SIZE;
+use flagstone_types::unit::SEGMENT_SIZE;
+
+use crate::disk::{DiskConfig, Latency};
+use crate::fault::{BrokenFaults, FaultConfig};
+use crate::image::Fill;
+use crate::rng::Rng;
+use crate::world::WorldConfig;
+
+const MIB: u64 = 1 << 20;
+
+/// Which faults a run has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultClass {
+    /// The disk does what it should.
+    None,
+    /// Some operations take long.
+    Sluggish,
+    /// Operations fail, within the contract.
+    Failing,
+    /// Only flushes fail.
+    Fencing,
+    /// The disk breaks its contract.
+    Broken,
+}
+
+/// A run. See the module's page.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Everything else follows from it.
+    pub seed: u64,
+    /// Cores of the node.
+    pub cores: usize,
+    /// Journals of the device.
+    pub journals: u16,
+    /// Blocks in each ring.
+    pub ring_blocks: u32,
+    /// Bytes of the device.
+    pub device_bytes: u64,
+    /// How to run the journals.
+    pub options: EngineOptions,
+    /// What goes wrong.
+    pub faults: FaultClass,
+    /// The disk.
+    pub disk: DiskConfig,
+    /// How often the node is started.
+    pub lives: usize,
+    /// Clients of each journal.
+    pub clients: usize,
+    /// Operations of each client in each life.
+    pub operations: u64,
+    /// Clients write so much that the device gets full.
+    pub fills_up: bool,
+    /// One of so many operations is given up before it is answered; zero: none.
+    pub gives_up: u64,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn of(seed: u64) -> Plan {
+        let mut rng = Rng::stream(seed, 100);
+        let faults = match rng.below(20) {
+            0..9 => FaultClass::None,
+            9..12 => FaultClass::Sluggish,
+            12..16 => FaultClass::Failing,
+            16..18 => FaultClass::Fencing,
+            _ => FaultClass::Broken,
+        };
+        Plan::with_faults(seed, faults)
+    }
+
+    /// The plan of a seed, with faults of this class.
+    pub fn with_faults(seed: u64, faults: FaultClass) -> Plan {
+        let mut rng = Rng::stream(seed, 101);
+        let fills_up = rng.chance(0.06);
+        let journals = match fills_up {
+            true => 1,
+            false => 1 + rng.below(3) as u16,
+        };
+        let ring_blocks = if rng.chance(0.7) {
+            128
+        } else {
+            128 + 8 * rng.below(64) as u32
+        };
+        let device_bytes = match (fills_up, journals) {
+            (true, _) => 16 * MIB + 4096 * rng.below(2048),
+            (false, 1) => 32 * MIB + rng.below(3) * SEGMENT_SIZE,
+            (false, n) => (u64::from(n) + rng.below(3)) * SEGMENT_SIZE - 4096 * rng.below(4096),
+        };
+        let mut disk = DiskConfig::new(device_bytes).faults(faults_of(faults, &mut rng));
+        if rng.coin() {
+            disk = disk.fill(Fill::Noise(seed));
+        }
+        disk.latency = draw_latency(&mut rng);
+        Plan {
+            seed,
+            cores: 1 + rng.index(2),
+            journals,
+            ring_blocks,
+            device_bytes,
+            options: draw_options(&mut rng),
+            faults,
+            disk,
+            lives: 2 + rng.index(4),
+            clients: 1 + rng.index(6),
+            operations: 10 + rng.below(60),
+            fills_up,
+            gives_up: if rng.chance(0.3) {
+                5 + rng.below(30)
+            } else {
+                0
+            },
+        }
+    }
+
+    /// True if operations may fail because the disk does.
+    pub fn may_fail(&self) -> bool {
+        matches!(
+            self.faults,
+            FaultClass::Failing | FaultClass::Fencing | FaultClass::Broken
+        )
+    }
+
+    /// How the device is laid out.
+    pub fn format(&self) -> FormatOptions {
+        FormatOptions {
+            size_bytes: self.device_bytes,
+            journal_count: self.journals,
+            ring_blocks: self.ring_blocks,
+        }
+    }
+
+    /// The world of one life. `variant` tells apart lives that begin alike.
+    pub fn world(&self, life: usize, variant: u64) -> WorldConfig {
+        let seed = Rng::stream(self.seed, 1000 + life as u64 + (variant << 32)).next_u64();
+        WorldConfig {
+            polls_max: 30_000_000,
+            trace_events_kept: 0,
+            ..WorldConfig::new(seed).cores(self.cores)
+        }
+    }
+
+    /// Blocks of the device.
+    pub fn device_blocks(&self) -> u64 {
+        self.device_bytes / BLOCK_SIZE
+    }
+}
+
+fn faults_of(class: FaultClass, rng: &mut Rng) -> FaultConfig {
+    // Rates are per operation; a life has some hundreds or thousands.
+    let scale = [0.2, 1.0, 4.0][rng.index(3)];
+    let base = FaultConfig::failing();
+    match class {
+        FaultClass::None => FaultConfig::default(),
+        FaultClass::Sluggish => FaultConfig::sluggish(),
+        FaultClass::Failing => FaultConfig {
+            read_error: base.read_error * scale,
+            write_error: base.write_error * scale,
+            flush_error: base.flush_error * scale * 0.25,
+            no_space: base.no_space * scale,
+            ..base
+        },
+        FaultClass::Fencing => FaultConfig {
+            flush_error: 0.01 * scale,
+            ..FaultConfig::sluggish()
+        },
+        FaultClass::Broken => FaultConfig {
+            broken: BrokenFaults::all(0.001 * scale),
+            ..FaultConfig::default()
+        },
+    }
+}
+
+fn draw_options(rng: &mut Rng) -> EngineOptions {
+    EngineOptions {
+        map_cache_bytes: if rng.coin() {
+            1 << 30
+        } else {
+            rng.below(64 << 10)
+        },
+        groups_in_flight_max: 1 + rng.index(4),
+        dirty_nodes_max: if rng.coin() { 0 } else { 8 + rng.index(64) },
+        quiet_ns: rng.within(&(100_000..=50_000_000)),
+        ..EngineOptions::default()
+    }
+}
+
+/// Disks of different tempers: which operation overtakes which depends on it.
+fn draw_latency(rng: &mut Rng) -> Latency {
+    let mut range = |fast: RangeInclusive<u64>, slow: RangeInclusive<u64>| match rng.below(3) {
+        0 => fast,
+        1 => slow,
+        _ => *fast.start()..=*slow.end(),
+    };
+    Latency {
+        read_ns: range(1_000..=20_000, 100_000..=2_000_000),
+        write_ns: range(1_000..=20_000, 100_000..=3_000_000),
+        flush_ns: range(1_000..=50_000, 500_000..=10_000_000),
+        discard_ns: 20_000..=1_000_000,
+        per_kib_ns: 100,
+    }
+}
