@@ -405,6 +405,10 @@ impl<P: Platform> Inner<P> {
             .free_slots(count, &chosen)
             .ok_or(DvolError::TooMany)?;
         chosen.extend(slots.iter().map(|s| s.0));
+        // A new dvol does not go on where the one before it in the slot ended: so far ahead of what
+        // is on the device, it would give LSNs out twice after a crash.
+        let mut given = self.given_lsns.borrow_mut();
+        slots.iter().for_each(|slot| drop(given.remove(slot)));
         Ok(slots)
     }
 
