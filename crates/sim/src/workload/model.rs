@@ -220,21 +220,6 @@ impl Object {
 
     /// Notes an LSN that somebody was told.
     pub(crate) fn tell_lsn(&mut self, lsn: u64) {
-        if std::env::var("DBG").is_ok() {
-            eprintln!(
-                "tell {} {} id {:?} {}",
-                self.name.now,
-                show_lsn(lsn),
-                self.id,
-                std::backtrace::Backtrace::force_capture()
-                    .to_string()
-                    .lines()
-                    .filter(|l| l.contains("sim::workload"))
-                    .take(3)
-                    .collect::<Vec<_>>()
-                    .join(" < ")
-            );
-        }
         self.lsn_told = self.lsn_told.max(lsn);
     }
 
