@@ -408,7 +408,9 @@ impl<P: Platform> Inner<P> {
         // A new dvol does not go on where the one before it in the slot ended: so far ahead of what
         // is on the device, it would give LSNs out twice after a crash.
         let mut given = self.given_lsns.borrow_mut();
-        slots.iter().for_each(|slot| drop(given.remove(slot)));
+        for slot in &slots {
+            given.remove(slot);
+        }
         Ok(slots)
     }
 
