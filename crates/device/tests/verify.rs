@@ -137,7 +137,6 @@ fn aborted_units_never_happened() {
 /// A layer is half reaped whose nodes were never written: the next checkpoint writes them, because
 /// the layer's map still has them, and somebody must free them again.
 #[test]
-#[ignore = "State::freeze writes retired nodes of a half reaped layer and never frees them"]
 fn reaping_what_was_not_written_yet_leaks_nothing() {
     let mut builder = Builder::format(4600, 1, 256);
     builder.start(0);

@@ -94,8 +94,6 @@ pub struct Builder {
     stamp: u64,
     /// What was written to rings and data blocks since the last flush, and what was there before.
     unflushed: Vec<(BlockNo, Vec<u8>)>,
-    /// Let scripts reap only what has been written down.
-    pub reap_clean_only: bool,
 }
 
 impl Builder {
@@ -138,7 +136,6 @@ impl Builder {
             journals,
             stamp: 0,
             unflushed,
-            reap_clean_only: true,
         };
         for journal in 0..journal_count {
             builder.write_root(

@@ -78,9 +78,6 @@ fn operation(builder: &mut Builder, journal: u16, rng: &mut Rng) {
         6 => roll_back(builder, journal, rng, slot),
         7 | 8 => {
             let entries = 1 + rng.below(40) as usize;
-            if builder.reap_clean_only {
-                builder.checkpoint(journal, false);
-            }
             builder.reap(journal, entries);
         }
         9 => {
