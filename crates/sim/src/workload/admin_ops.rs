@@ -620,6 +620,9 @@ impl Client {
         {
             let model = self.model.borrow();
             for info in &infos {
+                if self.engine.dvol_name(info.handle.id).as_ref() != Some(&info.name) {
+                    wrong.push(format!("{} has two names", info.name));
+                }
                 let known = model.select(|o| o.of.is_none() && o.id == info.handle.id);
                 let Some(&key) = known.first() else {
                     wrong.push(format!("{} is not known", info.name));
@@ -652,12 +655,6 @@ impl Client {
             self.fail(wrong.join("; "));
         }
         for info in infos {
-            let Some(name) = self.engine.dvol_name(info.handle.id) else {
-                continue;
-            };
-            if name != info.name {
-                self.fail("a dvol has two names");
-            }
             for layer in self.engine.layers(info.handle.id) {
                 let result = self.engine.exclusive_bytes(layer.handle).await;
                 self.count("exclusive_bytes", &result);
@@ -671,11 +668,9 @@ impl Client {
         self.count("scrub", &result);
         match result {
             Ok(report) => {
-                let found_damage = !report.corrupt.is_empty() || report.broken_maps > 0;
-                let could_not = report.unreadable > 0;
-                if (found_damage && !self.has_broken() && !self.plan.may_fail())
-                    || (could_not && !self.plan.may_fail())
-                {
+                let found_damage = !report.corrupt.is_empty() && !self.has_lost_writes();
+                let could_not = report.unreadable > 0 || report.broken_maps > 0;
+                if found_damage || (could_not && !self.plan.may_fail()) {
                     self.fail(format!("the scrub found damage: {report:?}"));
                 }
             }

@@ -16,6 +16,7 @@ use super::history::{ObjectKey, OpId};
 use super::model::{Answer, Life, Model, Object, Part};
 use super::plan::Plan;
 use crate::disk::SimDisk;
+use crate::fault::Fault;
 use crate::platform::SimPlatform;
 use crate::rng::Rng;
 
@@ -355,7 +356,7 @@ impl Client {
             DvolError::Fenced => self.plan.may_fail(),
             DvolError::Stopping => model.stopping,
             DvolError::Device => self.plan.may_fail(),
-            DvolError::Corrupt => model.loose,
+            DvolError::Corrupt => model.loose || self.has_lost_writes(),
             DvolError::NotFound => any(&|object, _| object.life != Life::Here),
             DvolError::ReadOnly => {
                 any(&|object, _| object.of.is_some() || object.read_only.may_be(&true))
@@ -389,6 +390,11 @@ impl Client {
         self.model.borrow().loose
     }
 
+    /// True if a flush has failed since the node was started: what was written may be gone at once.
+    pub(crate) fn has_lost_writes(&self) -> bool {
+        flush_errors(&self.disk) > self.model.borrow().flush_errors
+    }
+
     /// True if so little is open that asking for space may fail.
     fn is_full(&self) -> bool {
         const SLACK_BYTES: u64 = 4 << 20;
@@ -397,6 +403,14 @@ impl Client {
         space.open_bytes < space.kept_bytes + SLACK_BYTES
             || (space.unowned_bytes == 0 && own < space.kept_bytes + SLACK_BYTES)
     }
+}
+
+/// Flushes that ever failed.
+pub(crate) fn flush_errors(disk: &SimDisk) -> usize {
+    let log = disk.fault_log();
+    log.iter()
+        .filter(|record| record.fault == Fault::FlushError)
+        .count()
 }
 
 /// What writing an extent does to one of its blocks.

@@ -150,6 +150,8 @@ pub(crate) struct Model {
     pub(crate) unresolved: bool,
     /// The device broke its contract: data may be lost or old, but never wrong.
     pub(crate) loose: bool,
+    /// Flushes that had failed when the node was started.
+    pub(crate) flush_errors: usize,
     /// The node is being stopped.
     pub(crate) stopping: bool,
     /// The first thing that was not as it must be.

@@ -15,14 +15,13 @@ use flagstone_platform::sync::{Awaited, promise};
 use flagstone_types::{BLOCK_SIZE, BlockNo};
 
 use super::admin_ops::runs_of;
-use super::client::{Client, Shared};
+use super::client::{Client, Shared, flush_errors};
 use super::history::ObjectKey;
 use super::model::Ended;
 use super::plan::{FaultClass, Plan};
 use super::query_ops::bytes_of;
 use super::resolve::Restart;
 use crate::disk::SimDisk;
-use crate::fault::Fault;
 use crate::image::DiskImage;
 use crate::platform::SimPlatform;
 use crate::rng::Rng;
@@ -122,6 +121,7 @@ pub(crate) fn live(plan: &Rc<Plan>, disk: &SimDisk, model: &Shared, life: LifePl
         .borrow_mut()
         .story
         .push(format!("life {}, crash at {:?}", life.number, life.crash));
+    model.borrow_mut().flush_errors = flush_errors(disk);
     if let Some(point) = life.crash {
         world.crash_at(point);
     }
@@ -572,10 +572,7 @@ pub(crate) fn end(disk: &SimDisk, model: &Shared, ended: Ended, rng: &mut Rng) {
         Ended::Stopped => disk.power_loss(rng),
     }
     // A failed flush may take back at once what had completed.
-    let flush_failed = disk
-        .fault_log()
-        .iter()
-        .any(|record| record.fault == Fault::FlushError);
+    let flush_failed = flush_errors(disk) > 0;
     let ended = match ended {
         Ended::Killed if flush_failed => Ended::PowerLoss,
         other => other,
