@@ -16,6 +16,10 @@ pub struct RuntimeConfig {
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.
     pub ring_entries: u32,
+    /// Operations that are gathered while tasks run before they are submitted together; a core that
+    /// runs out of ready tasks submits what there is. Few: devices get their work while the core goes
+    /// on. Many: fewer system calls.
+    pub submit_batch: u32,
     /// Memory of each core's buffer pool that the kernel is told of once, instead of looking its
     /// pages up for each transfer, in bytes. It counts as locked memory; where the limit of locked
     /// memory doesn't allow it, as much as it allows is registered, and transfers from other memory
@@ -38,6 +42,7 @@ impl Default for RuntimeConfig {
             cpus: Vec::new(),
             spin_max_us: 50,
             ring_entries: 256,
+            submit_batch: 4,
             registered_bytes: 8 << 20,
             mailbox_max: 1024,
             stop_wait_ms: 30_000,

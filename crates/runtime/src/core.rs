@@ -113,6 +113,7 @@ pub(crate) struct Core {
     stop_wait_ns: u64,
     transfer_max: usize,
     wait_all: bool,
+    submit_batch: usize,
     /// Set at the end: new operations fail at once.
     closed: Cell<bool>,
 }
@@ -149,6 +150,7 @@ impl Core {
                 .transfer_max_bytes
                 .clamp(1, TRANSFER_MAX_BYTES) as usize,
             wait_all: config.kernel.wait_all,
+            submit_batch: config.submit_batch.max(1) as usize,
             closed: Cell::new(false),
         });
         CURRENT.set(Some(core.clone()));
@@ -160,9 +162,7 @@ impl Core {
     pub(crate) fn run(self: &Rc<Self>) {
         while !self.look_around() {
             self.counters().rounds.add(1);
-            self.counters()
-                .polls
-                .add(self.executor.run(POLLS_PER_ROUND_MAX) as u64);
+            self.counters().polls.add(self.run_tasks() as u64);
             if !self.executor.has_ready() {
                 self.idle();
             } else if self.driver.needs_enter() {
@@ -180,6 +180,14 @@ impl Core {
 
     pub(crate) fn support(&self) -> &KernelSupport {
         self.driver.support()
+    }
+
+    /// Polls ready tasks until a batch of operations has gathered. Not until no task is ready: a
+    /// burst of completions would then become a burst of operations, the device would stand still
+    /// while the tasks run, and the core while the device works.
+    fn run_tasks(&self) -> usize {
+        let enough = || self.driver.gathered() >= self.submit_batch;
+        self.executor.run(POLLS_PER_ROUND_MAX, enough)
     }
 
     /// Takes what other threads brought. True if the core is to stop.

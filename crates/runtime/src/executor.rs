@@ -103,10 +103,11 @@ impl Executor {
         self.live.get()
     }
 
-    /// Polls ready tasks in order, at most `polls_max` of them. Returns how many were polled.
-    pub(crate) fn run(&self, polls_max: usize) -> usize {
+    /// Polls ready tasks in order, at most `polls_max` of them, and stops early when `enough` says so
+    /// after one. Returns how many were polled.
+    pub(crate) fn run(&self, polls_max: usize, enough: impl Fn() -> bool) -> usize {
         let mut polls = 0;
-        while polls < polls_max {
+        while polls < polls_max && (polls == 0 || !enough()) {
             let Some(id) = self.ready.borrow_mut().pop_front() else {
                 break;
             };
@@ -206,9 +207,9 @@ mod tests {
                     async move { order.borrow_mut().push(round * 4 + n) },
                 ));
             }
-            assert_eq!(executor.run(2), 2);
+            assert_eq!(executor.run(2, || false), 2);
             assert_eq!(executor.live(), 2);
-            assert_eq!(executor.run(100), 2);
+            assert_eq!(executor.run(100, || false), 2);
         }
         assert_eq!(*order.borrow(), (0..12).collect::<Vec<_>>());
         assert_eq!(executor.slots.borrow().len(), 4);
@@ -216,26 +217,39 @@ mod tests {
     }
 
     #[test]
+    fn a_round_ends_when_enough_is_done_but_not_before_the_first() {
+        let executor = Executor::new(0);
+        let done = Rc::new(Cell::new(0));
+        for _ in 0..5 {
+            let done = done.clone();
+            executor.spawn(Box::pin(async move { done.set(done.get() + 1) }));
+        }
+        assert_eq!(executor.run(10, || done.get() >= 3), 3);
+        assert_eq!(executor.run(10, || done.get() >= 3), 1);
+        assert_eq!(executor.run(10, || false), 1);
+    }
+
+    #[test]
     fn a_wake_queues_once_and_a_stale_one_not_at_all() {
         let executor = Executor::new(0);
         let gate = Rc::new(Gate::default());
         executor.spawn(Box::pin(pass(gate.clone())));
-        executor.run(10);
+        executor.run(10, || false);
         let id = TaskId::new(0, 0, 0);
         executor.wake(id);
         executor.wake(id);
-        assert_eq!(executor.run(10), 1);
+        assert_eq!(executor.run(10, || false), 1);
         assert_eq!(gate.polls.get(), 2);
         gate.open.set(true);
         executor.wake(id);
-        executor.run(10);
+        executor.run(10, || false);
         assert_eq!(executor.live(), 0);
         let next = Rc::new(Gate::default());
         executor.spawn(Box::pin(pass(next.clone())));
-        executor.run(10);
+        executor.run(10, || false);
         executor.wake(id);
         assert_eq!(
-            executor.run(10),
+            executor.run(10, || false),
             0,
             "the old task's id doesn't wake the new one"
         );
@@ -260,7 +274,7 @@ mod tests {
                 std::future::pending::<()>().await;
             }));
         }
-        executor.run(3);
+        executor.run(3, || false);
         executor.close();
         assert_eq!(drops.get(), 5);
         assert!(!executor.has_ready());

@@ -8,7 +8,7 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     support: KernelSupport,
     /// Addresses of the memory that is registered with the ring, as its only buffer.
     registered: Range<usize>,
+    /// Operations started since the last `enter`.
+    gathered: Cell<usize>,
 }
 
 struct Ring {
@@ -103,6 +105,7 @@ impl Driver {
             ops: Ops::default(),
             support,
             registered,
+            gathered: Cell::new(0),
         })
     }
 
@@ -120,6 +123,7 @@ impl Driver {
         let (flight, entry) = request.prepare(&self.registered);
         let key = self.ops.insert(flight, claimed);
         if let Some(entry) = entry {
+            self.gathered.set(self.gathered.get() + 1);
             counters.sqes.add(1);
             self.ring
                 .borrow_mut()
@@ -140,6 +144,7 @@ impl Driver {
     /// Submits what has gathered, lets the kernel deliver completions, and waits for one if told.
     pub(crate) fn enter(&self, patience: Patience, counters: &Counters) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
+        self.gathered.set(0);
         loop {
             ring.fill();
             let behind = ring.backlog.len();
@@ -154,6 +159,11 @@ impl Driver {
                 return Ok(());
             }
         }
+    }
+
+    /// Operations started since the last `enter`.
+    pub(crate) fn gathered(&self) -> usize {
+        self.gathered.get()
     }
 
     /// True if entries wait for `enter`.
