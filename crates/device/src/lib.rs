@@ -13,6 +13,7 @@
 pub mod engine;
 pub mod format;
 pub mod offline;
+pub mod planted;
 pub mod space;
 pub mod state;
 pub mod v2p;

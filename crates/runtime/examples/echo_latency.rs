@@ -38,7 +38,7 @@ const FILE_BYTES: u64 = 256 << 20;
 const ROUNDS: usize = 7;
 /// Of one CPU. What the kernel does for us in threads of its own counts as others'.
 const OTHERS_MAX_PERCENT: u64 = 30;
-const TRIES_MAX: usize = 20;
+const PATIENCE: Duration = Duration::from_secs(60);
 const ROUND: Duration = Duration::from_millis(250);
 
 fn main() {
@@ -166,23 +166,35 @@ impl Table {
     }
 }
 
-/// Repeats a measurement until no other process has used the machine much meanwhile, or until that
-/// has been tried for so long that it is hopeless; then the last one is used, and it says so.
+/// Waits until no other process uses the machine much, measures, and believes the figure if that was
+/// still so. After PATIENCE it takes what it gets, and says so.
 fn undisturbed<T>(mut measure: impl FnMut() -> T) -> T {
-    for _ in 0..TRIES_MAX {
-        let before = (machine_ticks(), own_ticks());
-        let begin = Instant::now();
-        let result = measure();
-        let elapsed_ticks = begin.elapsed().as_millis() as u64 / 10;
-        let others = (machine_ticks() - before.0).saturating_sub(own_ticks() - before.1);
-        let quiet = others * 100 <= elapsed_ticks * OTHERS_MAX_PERCENT;
-        if quiet || std::env::var_os("ANYWAY").is_some() {
+    let begin = Instant::now();
+    while std::env::var_os("ANYWAY").is_none() {
+        if begin.elapsed() > PATIENCE {
+            eprintln!("the machine is busy with something else; this figure is disturbed");
+            break;
+        }
+        let (_, before) = others_percent(|| std::thread::sleep(Duration::from_millis(200)));
+        if before > OTHERS_MAX_PERCENT {
+            continue;
+        }
+        let (result, meanwhile) = others_percent(&mut measure);
+        if meanwhile <= OTHERS_MAX_PERCENT {
             return result;
         }
-        std::thread::sleep(Duration::from_millis(100));
     }
-    eprintln!("the machine is busy with something else; this figure is disturbed");
     measure()
+}
+
+/// What other processes use of the machine meanwhile, in percent of one CPU.
+fn others_percent<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let before = (machine_ticks(), own_ticks());
+    let begin = Instant::now();
+    let result = work();
+    let elapsed_ticks = begin.elapsed().as_millis() as u64 / 10;
+    let others = (machine_ticks() - before.0).saturating_sub(own_ticks() - before.1);
+    (result, others * 100 / elapsed_ticks.max(1))
 }
 
 /// Hundredths of a second in which the machine's CPUs were busy, all together.

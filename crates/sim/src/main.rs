@@ -15,6 +15,8 @@ struct Words {
     count: u64,
     minutes: Option<u64>,
     quiet: bool,
+    bugs: bool,
+    bug: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -28,6 +30,10 @@ fn main() -> ExitCode {
     let deadline = words
         .minutes
         .map(|m| Clock::now().after(Duration::from_secs(m * 60)));
+    #[cfg(feature = "planted-bugs")]
+    if words.bugs {
+        return find_bugs(&words);
+    }
     let mut tally: BTreeMap<String, u64> = BTreeMap::new();
     let (mut passed, mut failed) = (0, Vec::new());
     for seed in words.from.. {
@@ -91,10 +97,21 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Words, String> {
         count: 1,
         minutes: None,
         quiet: false,
+        bugs: false,
+        bug: None,
     };
     while let Some(word) = words.next() {
         if word == "--quiet" {
             parsed.quiet = true;
+            continue;
+        }
+        if word == "--bugs" {
+            parsed.bugs = true;
+            continue;
+        }
+        if word == "--bug" {
+            parsed.bugs = true;
+            parsed.bug = words.next();
             continue;
         }
         let value = words
@@ -109,6 +126,28 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Words, String> {
         }
     }
     Ok(parsed)
+}
+
+/// Plants one bug after the other and tells which seed notices it. Fails if one is not noticed.
+#[cfg(feature = "planted-bugs")]
+fn find_bugs(words: &Words) -> ExitCode {
+    use flagstone_device::planted::Bug;
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = 0;
+    for bug in Bug::ALL {
+        if words.bug.as_ref().is_some_and(|name| *name != bug.name()) {
+            continue;
+        }
+        match flagstone_sim::workload::hunt(bug, words.from..words.from + words.count) {
+            Some(catch) => println!("{}: seed {}: {}", bug.name(), catch.seed, catch.what),
+            None => {
+                missed += 1;
+                println!("{}: not caught", bug.name());
+            }
+        }
+    }
+    println!("{missed} bugs were not caught");
+    ExitCode::from(u8::from(missed > 0))
 }
 
 /// Real time, to know when to stop; nothing that is simulated sees it.

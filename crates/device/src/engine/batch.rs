@@ -16,6 +16,7 @@ use super::read::{Pieces, gather};
 use super::write::{DataWrite, WRITE_MAX_BYTES};
 use super::{Engine, Inner, Stability};
 use crate::format::record::{MapRun, MappedBlock, Record};
+use crate::planted::{Bug, planted};
 
 /// Ranges and changes that one batch can name.
 pub(super) const BATCH_PARTS_MAX: usize = 1024;
@@ -94,8 +95,13 @@ impl<P: Platform> Engine<P> {
         if batch.changes.len() + batch.conditions.len() > BATCH_PARTS_MAX {
             return Err(DvolError::Invalid);
         }
+        if planted(Bug::ConditionsNotLocked) {
+            inner.check_conditions(&batch.conditions).await?;
+        }
         let _locks = inner.lock_batch(&batch, true).await?;
-        inner.check_conditions(&batch.conditions).await?;
+        if !planted(Bug::ConditionsNotLocked) {
+            inner.check_conditions(&batch.conditions).await?;
+        }
         if batch.changes.is_empty() {
             return Ok(Vec::new());
         }

@@ -18,6 +18,7 @@ use crate::format::catalogue::{CatalogueRecord, MapRoot};
 use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, encode_index, encode_page};
+use crate::planted::{Bug, planted};
 use crate::state::{Frozen, FrozenPage, TableLocations};
 use crate::v2p::DirtyWalk;
 
@@ -151,11 +152,21 @@ impl<P: Platform> Inner<P> {
         let frozen = frozen?;
         let given_up = frozen.given_up.clone();
         let released = frozen.released_segments.clone();
+        if planted(Bug::TrimBeforeRoot) {
+            self.journal.borrow_mut().trim(position);
+            self.signals.journal.notify();
+        }
+        if planted(Bug::ReuseBeforeRoot) {
+            self.gate.freed(given_up.clone());
+            self.reopen_blocks();
+        }
         let root = self.write_frozen(frozen, position, clean).await?;
         self.write_root(root).await?;
         self.journal.borrow_mut().trim(position);
         // A node may just be being read at its old place.
-        self.gate.freed(given_up);
+        if !planted(Bug::ReuseBeforeRoot) {
+            self.gate.freed(given_up);
+        }
         self.reopen_blocks();
         for segment in released {
             self.shared.release(segment);
@@ -362,8 +373,14 @@ impl<P: Platform> Inner<P> {
 
     /// Makes what the root refers to durable, then the root itself.
     pub(super) async fn write_root(&self, root: Root) -> Result<(), DvolError> {
-        self.flush_device().await?;
-        let slot = self.geometry.root_slots(self.journal_no)[(root.root_seq % 2) as usize];
+        if !planted(Bug::RootBeforeFlush) {
+            self.flush_device().await?;
+        }
+        let turn = match planted(Bug::RootInPlace) {
+            true => 0,
+            false => (root.root_seq % 2) as usize,
+        };
+        let slot = self.geometry.root_slots(self.journal_no)[turn];
         let bytes = root.encode();
         let mut buf = self.platform.buffers().take(bytes.len());
         buf.bytes_mut().copy_from_slice(&bytes);

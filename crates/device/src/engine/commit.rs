@@ -19,6 +19,7 @@ use super::journal::SealedGroup;
 use super::unit::{DataState, Unit};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::Record;
+use crate::planted::{Bug, planted};
 use crate::state::Effects;
 
 /// How often a journal write is tried before the device is fenced.
@@ -155,6 +156,10 @@ impl<P: Platform> Inner<P> {
         if !unit.journaled.get() || self.shared.is_fenced() {
             return;
         }
+        if planted(Bug::FailureNotJournaled) {
+            unit.data.set(DataState::Aborted(error));
+            return self.advance(unit);
+        }
         let record = Record::Abort {
             seq: unit.seq.get(),
             unit: unit.index.get(),
@@ -258,11 +263,12 @@ impl<P: Platform> Inner<P> {
         }
         let over = match unit.data.get() {
             DataState::Aborted(_) => true,
+            _ if planted(Bug::AckBeforeFlush) => unit.is_written(),
             _ => unit.is_written() && (!unit.stable || self.flusher.is_done(unit.ticket.get())),
         };
         let held = commit
             .hold_after
-            .is_some_and(|after| unit.seq.get() > after);
+            .is_some_and(|after| unit.seq.get() > after && !planted(Bug::CheckpointNotSharp));
         if !over || held || self.shared.is_fenced() {
             return None;
         }
@@ -312,7 +318,14 @@ impl<P: Platform> Inner<P> {
     /// What was freed waits for a flush that begins from now on, which covers the record with its
     /// data and everything that was applied before it, and for reads under way.
     fn handle_effects(self: &Rc<Self>, effects: Effects) {
-        self.freed.borrow_mut().extend(effects.freed);
+        if planted(Bug::ReuseAtOnce) {
+            let mut state = self.state.borrow_mut();
+            effects.freed.iter().for_each(|&b| state.pool.reopen(b));
+        } else if planted(Bug::FreeBeforeFlush) {
+            self.gate.freed(effects.freed);
+        } else {
+            self.freed.borrow_mut().extend(effects.freed);
+        }
         if effects.may_reap {
             self.signals.reap.notify();
         }
@@ -491,7 +504,9 @@ impl<P: Platform> Inner<P> {
             self.fence("a journal group could not be written");
             return;
         }
-        self.flusher.note_written();
+        if !planted(Bug::FlushForgetsJournal) {
+            self.flusher.note_written();
+        }
         let journaled = self.journal.borrow_mut().handle_written(group.seq);
         for unit in journaled {
             self.abort_if_journaled(&unit);

@@ -10,6 +10,7 @@ use flagstone_platform::{BlockDevice, Platform};
 
 use super::Inner;
 use super::error::DvolError;
+use crate::planted::{Bug, planted};
 
 /// How often to look whether another core's flush has ended.
 const OTHER_CORES_PAUSE_NS: u64 = 10_000;
@@ -32,6 +33,9 @@ pub(super) struct Flusher {
 impl Flusher {
     /// A flush that begins after this call.
     pub(super) fn ticket(&self) -> u64 {
+        if planted(Bug::TicketFromRunningFlush) && self.started.get() > self.done.get() {
+            return self.started.get();
+        }
         self.started.get() + 1
     }
 
@@ -93,7 +97,10 @@ impl<P: Platform> Inner<P> {
     /// one of those fails, this one's success proves nothing.
     pub(super) async fn flush_device(&self) -> Result<(), DvolError> {
         let id = self.shared.flush_begins();
-        let result = self.device.flush().await;
+        let mut result = self.device.flush().await;
+        while planted(Bug::RetryAfterFailedFlush) && result.is_err() {
+            result = self.device.flush().await;
+        }
         if result.is_err() {
             self.shared.fence();
         }
@@ -134,6 +141,13 @@ impl<P: Platform> Inner<P> {
                 self.fence("a flush failed");
                 return;
             }
+            let (written, settled) = match planted(Bug::FlushCoversLater) {
+                true => (
+                    self.flusher.written.get(),
+                    self.journal.borrow_mut().settle(),
+                ),
+                false => (written, settled),
+            };
             self.flusher.done.set(ticket);
             self.flusher.covered.set(written);
             self.journal.borrow_mut().handle_flushed(settled);

@@ -9,6 +9,8 @@ use std::rc::Rc;
 
 use flagstone_types::BlockNo;
 
+use crate::planted::{Bug, planted};
+
 /// See the module's page.
 #[derive(Default)]
 pub(super) struct ReadGate {
@@ -67,6 +69,12 @@ impl ReadGate {
     pub(super) fn take_reusable(&self) -> Vec<BlockNo> {
         let mut generations = self.state.generations.borrow_mut();
         let mut reusable = Vec::new();
+        if planted(Bug::ReuseDuringRead) {
+            for generation in generations.iter_mut() {
+                reusable.append(&mut generation.freed);
+            }
+            return reusable;
+        }
         while generations.len() > 1 && generations.front().is_some_and(|g| g.reads == 0) {
             if let Some(generation) = generations.pop_front() {
                 self.state.first.set(self.state.first.get() + 1);

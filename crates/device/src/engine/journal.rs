@@ -11,6 +11,7 @@ use flagstone_types::{BLOCK_SIZE, ChainHash};
 
 use super::unit::Unit;
 use crate::format::group::{self, BODY_MAX_BYTES, GroupHeader, HEADER_BYTES};
+use crate::planted::{Bug, planted};
 
 /// Ring blocks kept for aborts: groups of one block for each group in flight that may hold failed
 /// units, and a pad.
@@ -213,7 +214,10 @@ impl Journal {
         let mut header = GroupHeader {
             seq,
             prev_hash,
-            watermark: self.watermark,
+            watermark: match planted(Bug::WatermarkEarly) {
+                true => self.settled_prefix,
+                false => self.watermark,
+            },
             pad: pad.is_some(),
             block_count: pad.unwrap_or(0) as u16,
             ..self.template

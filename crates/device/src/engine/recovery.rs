@@ -28,6 +28,7 @@ use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
 use crate::format::superblock::Superblock;
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, decode_index, decode_page};
+use crate::planted::{Bug, planted};
 use crate::space::DeviceShared;
 use crate::state::{Effects, State, TableLocations};
 use crate::v2p::Key;
@@ -137,7 +138,7 @@ impl<P: Platform> Engine<P> {
         loader.load_tables(&root, &mut state).await?;
         let chain = loader.read_chain(&superblock, &root).await?;
         claim_segments(&shared, &state, &chain)?;
-        if !(root.clean && chain.groups == 0) {
+        if !(root.clean && chain.groups == 0) && !planted(Bug::TrustAfterFailedFlush) {
             let slot = geometry.root_slots(journal_no)[(root.root_seq % 2) as usize];
             loader.rewrite([slot]).await?;
             loader
@@ -207,7 +208,9 @@ impl<P: Platform> Engine<P> {
         }
         // What was read may still be in a volatile cache (the process died, the machine did not).
         // The checkpoint reuses blocks that the chain freed, so the chain must be durable first.
-        self.inner.device.flush().await.map_err(OpenError::Io)?;
+        if !planted(Bug::RecoveryFlushSkipped) {
+            self.inner.device.flush().await.map_err(OpenError::Io)?;
+        }
         self.inner
             .checkpoint(false)
             .await
@@ -479,10 +482,12 @@ impl<P: Platform> Loader<'_, P> {
         };
         let skip = self.units_to_skip(chain, &mut report).await?;
         for (index, unit) in chain.units.iter().enumerate() {
-            if skip.contains(&index) {
-                continue;
-            }
-            for record in &unit.records {
+            let from = match skip.contains(&index) {
+                true if planted(Bug::DropOnlyPart) => 1,
+                true => continue,
+                false => 0,
+            };
+            for record in &unit.records[from..] {
                 state
                     .check(record, self.geometry)
                     .map_err(OpenError::Format)?;
@@ -516,7 +521,13 @@ impl<P: Platform> Loader<'_, P> {
         chain: &Chain,
         report: &mut RecoveryReport,
     ) -> Result<BTreeSet<usize>, OpenError> {
-        let mut skip = aborted(chain);
+        let mut skip = match planted(Bug::AbortedApplied) {
+            true => BTreeSet::new(),
+            false => aborted(chain),
+        };
+        if planted(Bug::SuspectsNotChecked) {
+            return Ok(skip);
+        }
         let suspects: BTreeSet<usize> = (0..chain.units.len())
             .filter(|&i| chain.units[i].seq > chain.watermark && !skip.contains(&i))
             .collect();
@@ -545,11 +556,16 @@ impl<P: Platform> Loader<'_, P> {
                 let kept = kept
                     .into_iter()
                     .filter(|(index, ..)| suspects.contains(index));
-                self.rewrite(kept.map(|(_, block, _)| block)).await?;
+                if !planted(Bug::TrustAfterFailedFlush) {
+                    self.rewrite(kept.map(|(_, block, _)| block)).await?;
+                }
                 return Ok(skip);
             }
             report.dropped += bad.len() as u64;
             skip.extend(bad);
+            if planted(Bug::NoFixpoint) {
+                return Ok(skip);
+            }
         }
     }
 
@@ -577,7 +593,9 @@ fn group_at<'a>(
     let header = group::decode_header(rest.get(..BLOCK_BYTES)?).ok()?;
     let continues = is_ours(&header, superblock, root)
         && header.seq == position.next_seq
-        && header.prev_hash == position.prev_hash
+        && (header.prev_hash == position.prev_hash
+            || planted(Bug::NoPrevHash)
+            || planted(Bug::NoChain))
         && usize::from(header.block_count) * BLOCK_BYTES <= rest.len();
     if !continues {
         return None;
@@ -594,7 +612,9 @@ fn group_at<'a>(
 fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
     header.device_id_low == group::device_id_low(superblock.device_id)
         && header.journal == root.journal
-        && header.incarnation == root.incarnation
+        && (header.incarnation == root.incarnation
+            || planted(Bug::NoIncarnation)
+            || planted(Bug::NoChain))
 }
 
 /// A chain may end anywhere above its watermark. But if some later group says that the one which is
@@ -668,6 +688,7 @@ type LastMappings = BTreeMap<(Slot, Key), Option<(usize, BlockNo, BlockChecksum)
 /// Superseded mappings are left out: their blocks may hold something else by now.
 fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo, BlockChecksum)> {
     let mut last = LastMappings::new();
+    let mut superseded = Vec::new();
     for (index, unit) in chain
         .units
         .iter()
@@ -683,6 +704,9 @@ fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo,
                             .zip(&run.blocks)
                     }) {
                         let found = (index, mapped.block, mapped.checksum);
+                        if planted(Bug::SupersededChecked) {
+                            superseded.push(found);
+                        }
                         last.insert((*slot, Key::block(vblock)), Some(found));
                         last.insert((*slot, Key::delta(vblock)), None);
                     }
@@ -726,7 +750,8 @@ fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo,
             }
         }
     }
-    last.into_values().flatten().collect()
+    let superseded = superseded.into_iter();
+    last.into_values().flatten().chain(superseded).collect()
 }
 
 /// What a slot maps now stays as it is, under another slot's name.

@@ -21,6 +21,7 @@ use super::spacing::OVERWRITE_PART_BLOCKS;
 use super::unit::Unit;
 use super::{Engine, Inner, Stability};
 use crate::format::record::{MapRun, MappedBlock, Record};
+use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
 
 /// Most bytes that one write can carry: its record fits one journal group.
@@ -75,7 +76,7 @@ impl<P: Platform> Engine<P> {
         let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
         let _lock = inner
             .range_locks(handle.slot)
-            .take(blocks.clone(), !whole)
+            .take(blocks.clone(), !whole && !planted(Bug::PartsNotLocked))
             .await;
         inner.check_change(handle, offset_bytes, len)?;
         if whole {
@@ -301,6 +302,11 @@ impl<P: Platform> Inner<P> {
             inner: self.clone(),
             unit: Some(submitted.unit),
         };
+        if planted(Bug::AckBeforeData)
+            && let Some(unit) = guard.unit.take()
+        {
+            self.data_done(&unit, Ok(()));
+        }
         let result = self.write_data(writes).await;
         if let Some(unit) = guard.unit.take() {
             self.data_done(&unit, result);

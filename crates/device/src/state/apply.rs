@@ -12,6 +12,7 @@ use crate::format::catalogue::{ATTRIBUTE_BYTES, CatalogueRecord, FLAG_HIDDEN, Re
 use crate::format::geometry::Geometry;
 use crate::format::record::{MapRun, Record};
 use crate::format::segment::SegmentRecord;
+use crate::planted::{Bug, planted};
 use crate::v2p::{Edit, Entry, EntryKind, Key, Map, Missing, Retired, reap_step};
 
 /// Entries looked at per internal step of a reap.
@@ -111,8 +112,12 @@ impl State {
             }
             Record::Unmap { slot, lsn, ranges } => {
                 self.edit(*slot, *lsn, effects, |map, edit| {
+                    let lsn = match planted(Bug::NoTombstone) {
+                        true => Lsn::ZERO,
+                        false => *lsn,
+                    };
                     for &(start, count) in ranges {
-                        map.deallocate(edit, start..VBlock(start.0 + count), *lsn);
+                        map.deallocate(edit, start..VBlock(start.0 + count), lsn);
                     }
                 });
             }
@@ -172,12 +177,22 @@ impl State {
     fn apply_map(&mut self, slot: Slot, lsn: Lsn, runs: &[MapRun], effects: &mut Effects) {
         self.edit(slot, lsn, effects, |map, edit| {
             for run in runs {
+                let deltas = match planted(Bug::DeltaKept) {
+                    true => deltas_over(map, run),
+                    false => Vec::new(),
+                };
                 map.write_run(edit, run.start, &run.blocks, lsn);
+                for (vblock, delta) in deltas {
+                    edit.displaced.retain(|entry| entry.block != delta.block);
+                    map.write_delta(edit, vblock, delta.block, delta.checksum, delta.meta, lsn);
+                }
             }
         });
         for run in runs {
-            for mapped in &run.blocks {
-                self.pool.commit(mapped.block);
+            for (index, mapped) in run.blocks.iter().enumerate() {
+                if !(planted(Bug::CommitSkipped) && index == 1) {
+                    self.pool.commit(mapped.block);
+                }
             }
         }
     }
@@ -202,6 +217,9 @@ impl State {
         let mut inherited_gone = 0;
         for entry in &edit.displaced {
             if entry.birth > self.needed_up_to(slot, entry.key) {
+                if planted(Bug::ReleaseSkipped) && entry.kind == EntryKind::Delta {
+                    continue;
+                }
                 self.pool.release(entry.block);
                 effects.freed.push(entry.block);
             } else if entry.kind == EntryKind::Data {
@@ -283,7 +301,9 @@ impl State {
             evict_hand: Default::default(),
         };
         dvol.record.parent = Some(layer_slot);
-        dvol.record.layer = head;
+        if !planted(Bug::HeadKeepsNumber) {
+            dvol.record.layer = head;
+        }
         dvol.record.inherited_blocks = dvol.record.mapped_blocks;
         self.replace_child(old_parent, slot, Some(layer_slot));
         self.next_layer = self.next_layer.max(head.0 + 1);
@@ -385,6 +405,7 @@ impl State {
             .first()
             .and_then(|&c| self.slot(c))
             .map(|c| &c.map);
+        let child = child.filter(|_| !planted(Bug::ReaperFreesShared));
         let parent = self.parent_layer(slot);
         let mut from = old.record.reap_cursor;
         while from < to {
@@ -436,4 +457,13 @@ impl State {
             self.touch(child);
         }
     }
+}
+
+/// The deltas over the blocks of a run.
+fn deltas_over(map: &Map, run: &MapRun) -> Vec<(VBlock, Entry)> {
+    let end = run.start.0 + run.blocks.len() as u64;
+    let vblocks = (run.start.0..end).map(VBlock);
+    vblocks
+        .filter_map(|vblock| Some((vblock, map.get(vblock).ok()?.delta?)))
+        .collect()
 }

@@ -16,6 +16,7 @@ use std::rc::Rc;
 use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot};
 
 use crate::format::catalogue::{CatalogueRecord, FLAG_HIDDEN, RecordKind};
+use crate::planted::{Bug, planted};
 use crate::space::Pool;
 use crate::v2p::{EvictState, Key, Map, MapStats, Retired};
 
@@ -176,6 +177,11 @@ impl State {
     /// out LSNs that a crash made the node forget, so each is skipped.
     pub fn next_lsn(&self, record: &CatalogueRecord) -> Lsn {
         let starts = u64::from(self.incarnation.saturating_sub(record.lsn_incarnation));
+        let starts = match starts {
+            _ if planted(Bug::LsnNotSkipped) => 0,
+            _ if planted(Bug::LsnSkippedOnce) => starts.min(1),
+            starts => starts,
+        };
         match starts {
             0 => record.lsn.next(),
             starts => Lsn(record.lsn.0.saturating_add(starts.saturating_mul(LSN_SKIP))),
@@ -192,7 +198,7 @@ impl State {
                 return LayerNo(0);
             };
             let reaped = parent.is_hidden() && parent.children.len() == 1;
-            if !(reaped && key < parent.record.reap_cursor) {
+            if !(reaped && key < parent.record.reap_cursor) || planted(Bug::CursorIgnored) {
                 return parent.record.layer;
             }
             at = parent.record.parent;

@@ -10,6 +10,8 @@
 //! operations, `node` (one life), [`plan`](Plan) and `run` (a seed).
 
 mod admin_ops;
+#[cfg(feature = "planted-bugs")]
+mod bugs;
 mod client;
 mod content;
 mod data_ops;
@@ -21,5 +23,7 @@ mod query_ops;
 mod resolve;
 mod run;
 
+#[cfg(feature = "planted-bugs")]
+pub use bugs::{Catch, hunt};
 pub use plan::{FaultClass, Plan};
 pub use run::{Report, run};

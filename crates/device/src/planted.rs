@@ -1,0 +1,179 @@
+//! Bugs planted on purpose: each breaks one rule, and the simulator has to notice.
+//!
+//! Without the feature `planted-bugs` [`planted`] is always false, so what it guards is not even
+//! compiled. With it, one bug at a time is chosen per thread. Which seed catches which bug is
+//! listed in docs/verification.md.
+
+/// One rule, broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    /// A stable write is answered when it is written, not when it is flushed.
+    AckBeforeFlush,
+    /// A write is taken for written as soon as its journal group is.
+    AckBeforeData,
+    /// A write whose data failed is given up without a word in the journal.
+    FailureNotJournaled,
+    /// A flush that has already begun counts for what is written now.
+    TicketFromRunningFlush,
+    /// A failed flush is tried again, and what that says is believed.
+    RetryAfterFailedFlush,
+    /// A client's flush is left out if no data was written since the last one.
+    FlushForgetsJournal,
+    /// The watermark tells of what is written but not flushed.
+    WatermarkEarly,
+    /// What is written while a flush runs counts as covered by it.
+    FlushCoversLater,
+    /// A mapped block is not always marked as used.
+    CommitSkipped,
+    /// A displaced delta's block is never marked as free.
+    ReleaseSkipped,
+    /// A freed block is handed out at once.
+    ReuseAtOnce,
+    /// A freed block is handed out before the record that freed it is durable.
+    FreeBeforeFlush,
+    /// A freed block is handed out while a read may still want it.
+    ReuseDuringRead,
+    /// What a checkpoint gives up is handed out before its root is durable.
+    ReuseBeforeRoot,
+    /// Recovery follows groups without comparing the hash of the one before.
+    NoPrevHash,
+    /// Recovery follows groups of other incarnations.
+    NoIncarnation,
+    /// Recovery compares neither.
+    NoChain,
+    /// Recovery drops nothing whose data is not there.
+    SuspectsNotChecked,
+    /// Recovery looks for data that is not there once only.
+    NoFixpoint,
+    /// Recovery also checks mappings that later ones replaced.
+    SupersededChecked,
+    /// Of a unit whose data is not there recovery drops only the first record.
+    DropOnlyPart,
+    /// Recovery applies units that were aborted.
+    AbortedApplied,
+    /// Recovery does not make durable what it read before it builds on it.
+    RecoveryFlushSkipped,
+    /// Recovery believes what it reads after a failed flush without writing it again.
+    TrustAfterFailedFlush,
+    /// A checkpoint takes its picture while later changes are applied.
+    CheckpointNotSharp,
+    /// The root is written before what it refers to is flushed.
+    RootBeforeFlush,
+    /// There is one root slot.
+    RootInPlace,
+    /// The ring is trimmed before the root is durable.
+    TrimBeforeRoot,
+    /// A segment that a checkpoint takes is not recorded.
+    SegmentNotRecorded,
+    /// The reaper frees what the layer above shares.
+    ReaperFreesShared,
+    /// What an overwrite frees is judged as if nothing had been reaped.
+    CursorIgnored,
+    /// A snapshot is durable before what it keeps.
+    SnapshotNotBarrier,
+    /// After a snapshot the head goes on under its old layer number.
+    HeadKeepsNumber,
+    /// A write of a whole block leaves the delta over it.
+    DeltaKept,
+    /// Deallocating leaves no trace of when it was.
+    NoTombstone,
+    /// LSNs go on after a crash as if nothing had been forgotten.
+    LsnNotSkipped,
+    /// After several crashes as many LSNs are left out as after one.
+    LsnSkippedOnce,
+    /// A new dvol goes on with the LSNs of the one before it in its slot.
+    LsnOfSlotKept,
+    /// Checksums of data are not compared.
+    ChecksumIgnored,
+    /// Writes to parts of one block don't wait for each other.
+    PartsNotLocked,
+    /// Conditions are checked before the batch has its ranges for itself.
+    ConditionsNotLocked,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 41] = [
+        Bug::AckBeforeFlush,
+        Bug::AckBeforeData,
+        Bug::FailureNotJournaled,
+        Bug::TicketFromRunningFlush,
+        Bug::RetryAfterFailedFlush,
+        Bug::FlushForgetsJournal,
+        Bug::WatermarkEarly,
+        Bug::FlushCoversLater,
+        Bug::CommitSkipped,
+        Bug::ReleaseSkipped,
+        Bug::ReuseAtOnce,
+        Bug::FreeBeforeFlush,
+        Bug::ReuseDuringRead,
+        Bug::ReuseBeforeRoot,
+        Bug::NoPrevHash,
+        Bug::NoIncarnation,
+        Bug::NoChain,
+        Bug::SuspectsNotChecked,
+        Bug::NoFixpoint,
+        Bug::SupersededChecked,
+        Bug::DropOnlyPart,
+        Bug::AbortedApplied,
+        Bug::RecoveryFlushSkipped,
+        Bug::TrustAfterFailedFlush,
+        Bug::CheckpointNotSharp,
+        Bug::RootBeforeFlush,
+        Bug::RootInPlace,
+        Bug::TrimBeforeRoot,
+        Bug::SegmentNotRecorded,
+        Bug::ReaperFreesShared,
+        Bug::CursorIgnored,
+        Bug::SnapshotNotBarrier,
+        Bug::HeadKeepsNumber,
+        Bug::DeltaKept,
+        Bug::NoTombstone,
+        Bug::LsnNotSkipped,
+        Bug::LsnSkippedOnce,
+        Bug::LsnOfSlotKept,
+        Bug::ChecksumIgnored,
+        Bug::PartsNotLocked,
+        Bug::ConditionsNotLocked,
+    ];
+
+    /// Its name on the command line: words joined by hyphens.
+    pub fn name(self) -> String {
+        let mut name = String::new();
+        for (index, letter) in format!("{self:?}").chars().enumerate() {
+            if letter.is_uppercase() && index > 0 {
+                name.push('-');
+            }
+            name.extend(letter.to_lowercase());
+        }
+        name
+    }
+
+    /// The bug of that name.
+    pub fn by_name(name: &str) -> Option<Bug> {
+        Bug::ALL.into_iter().find(|bug| bug.name() == name)
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug in everything that this thread runs from now on, or takes it out.
+#[cfg(feature = "planted-bugs")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// True if this bug is planted.
+#[cfg(feature = "planted-bugs")]
+pub(crate) fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// Nothing is planted.
+#[cfg(not(feature = "planted-bugs"))]
+pub(crate) const fn planted(_: Bug) -> bool {
+    false
+}
