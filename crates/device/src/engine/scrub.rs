@@ -80,12 +80,16 @@ impl<P: Platform> Inner<P> {
                 let Some(found) = state.slot(slot).filter(|s| s.record.layer == layer) else {
                     return Ok(());
                 };
-                let parent = state.parent_layer(slot);
                 let looked = found.map.lookup(from..end, STEP_ENTRIES, &mut entries);
-                looked.map(|()| parent)
+                looked.map(|()| {
+                    let last = (entries.len() >= STEP_ENTRIES).then(|| entries.last());
+                    let last = last.flatten().map(Entry::end_vblock);
+                    entries.retain(|entry| state.owns(slot, entry));
+                    last
+                })
             };
-            let parent = match found {
-                Ok(parent) => parent,
+            let last = match found {
+                Ok(last) => last,
                 Err(missing) => {
                     if self.load_node(&missing).await.is_err() {
                         self.report(|report| report.broken_maps += 1);
@@ -94,13 +98,12 @@ impl<P: Platform> Inner<P> {
                     continue;
                 }
             };
-            let last = entries.last().map(Entry::end_vblock);
-            for entry in entries.iter().filter(|e| e.birth > parent) {
+            for entry in &entries {
                 self.scrub_entry(slot, entry).await;
             }
             match last {
-                Some(last) if entries.len() >= STEP_ENTRIES => from = last,
-                _ => return Ok(()),
+                Some(last) => from = last,
+                None => return Ok(()),
             }
             self.platform.sleep_ns(pause_ns).await;
         }

@@ -18,7 +18,7 @@ use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot};
 use crate::format::catalogue::{CatalogueRecord, FLAG_HIDDEN, RecordKind};
 use crate::planted::{Bug, planted};
 use crate::space::Pool;
-use crate::v2p::{EvictState, Key, Map, MapStats, Retired};
+use crate::v2p::{Entry, EvictState, Key, Map, MapStats, Retired};
 
 pub use freeze::{Frozen, FrozenPage, FrozenSegment, TableLocations};
 
@@ -204,6 +204,13 @@ impl State {
             at = parent.record.parent;
         }
         LayerNo(0)
+    }
+
+    /// True if an entry of `slot`'s map is its own: older layers don't have it, and the reaper, if it
+    /// is at work on `slot`, has not yet given it back.
+    pub fn owns(&self, slot: Slot, entry: &Entry) -> bool {
+        let is_reaped = |s: &SlotState| s.is_hidden() && entry.key < s.record.reap_cursor;
+        !self.slot(slot).is_none_or(is_reaped) && entry.birth > self.needed_up_to(slot, entry.key)
     }
 
     /// The layer to reap next: one under way first, else any that is hidden and has at most one
