@@ -198,6 +198,10 @@ impl<P: Platform> Inner<P> {
         if planted(Bug::SegmentNotRecorded) && self.checkpoint_is_under_way() {
             return Ok(());
         }
+        // The last checkpoint has the segment to itself, and nothing may follow its root.
+        if self.checkpointer_off.get() {
+            return Ok(());
+        }
         let mut records = SmallVec::new();
         records.push(Record::ReserveSegment { segment });
         self.submit(records, SmallVec::new(), false, Vec::new())?;
@@ -272,7 +276,7 @@ impl<P: Platform> Inner<P> {
 
     /// Opens more blocks ahead of need, so that requests seldom wait for it.
     pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
-        if self.is_low_on_blocks() && !self.shared.is_fenced() {
+        if self.is_low_on_blocks() && !self.shared.is_fenced() && !self.stopping.get() {
             // Failing is fine: whoever needs a block will try again and say so.
             let _ = self.open_more(OPEN_BLOCKS_LOW).await;
         }
