@@ -54,6 +54,11 @@ pub struct EngineOptions {
     /// Write zeros over a segment when it is reserved. On a file this turns the first write to each
     /// block, which changes the filesystem's metadata and makes flushes slow, into a plain one.
     pub prewrite_segments: bool,
+    /// Hand out the lowest open block instead of going round. Spreads nothing, but a freed block is
+    /// used again at once, so simulations see what comes of freeing it too early.
+    pub reuse_soon: bool,
+    /// Entries of a deleted layer that one step of reaping deals with, at most.
+    pub reap_step_entries: usize,
 }
 
 impl Default for EngineOptions {
@@ -64,6 +69,8 @@ impl Default for EngineOptions {
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,
             prewrite_segments: false,
+            reuse_soon: false,
+            reap_step_entries: 1024,
         }
     }
 }

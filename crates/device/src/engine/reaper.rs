@@ -180,6 +180,7 @@ impl<P: Platform> Inner<P> {
     }
 
     async fn next_reap_cursor(&self, slot: Slot) -> Result<Key, DvolError> {
+        let most = self.options.reap_step_entries;
         loop {
             let _pass = self.gate.enter();
             let missing = {
@@ -197,7 +198,7 @@ impl<P: Platform> Inner<P> {
                 if from >= Key::END {
                     return Ok(Key::END);
                 }
-                match reap_step(&found.map, child, parent, from, Key::END, STEP_ENTRIES_MAX) {
+                match reap_step(&found.map, child, parent, from, Key::END, most) {
                     Ok(step) => return Ok(step.next.unwrap_or(Key::END)),
                     Err(missing) => missing,
                 }

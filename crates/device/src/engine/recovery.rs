@@ -149,6 +149,7 @@ impl<P: Platform> Engine<P> {
         let (state, report) = loader.replay(state, &root, &chain).await?;
         let mut state = state;
         state.incarnation = root.incarnation + 1;
+        state.pool.reuse_soon = options.reuse_soon;
         let journal = Journal::new(
             group::device_id_low(superblock.device_id),
             journal_no,

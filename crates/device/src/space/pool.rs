@@ -69,6 +69,8 @@ pub struct Pool {
     used_blocks: u64,
     /// Sum of `open_blocks` of loaded segments.
     open_blocks: u64,
+    /// Hand out the lowest open block of a segment instead of going round.
+    pub reuse_soon: bool,
 }
 
 impl Default for Pool {
@@ -85,6 +87,7 @@ impl Pool {
             current: None,
             used_blocks: 0,
             open_blocks: 0,
+            reuse_soon: false,
         }
     }
 
@@ -211,6 +214,9 @@ impl Pool {
             let state = self.segments.get_mut(&segment).expect("just found");
             let range = state.range;
             let maps = state.maps.as_mut().expect("has room, so it is loaded");
+            if self.reuse_soon {
+                maps.cursor = range.0;
+            }
             let taken = maps.take(left, range, segment, out);
             self.open_blocks -= taken;
             left -= taken;
