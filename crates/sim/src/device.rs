@@ -123,7 +123,7 @@ impl SimDevice {
         if self.world.is_crashed() {
             return None;
         }
-        let crash = self.world.count_io(kind.is_change());
+        let crash = self.world.count_io(kind);
         if crash == Some(CrashMoment::Before) {
             self.world.crash();
             return None;

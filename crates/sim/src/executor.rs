@@ -19,6 +19,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use flagstone_platform::BufferPool;
 
+use crate::fault::IoKind;
 use crate::network::NetworkState;
 use crate::rng::Rng;
 use crate::trace::{Trace, TraceEvent};
@@ -121,6 +122,7 @@ pub(crate) struct Inner {
     crash_point: Cell<Option<CrashPoint>>,
     ios_started: Cell<u64>,
     changes_started: Cell<u64>,
+    flushes_started: Cell<u64>,
     pub(crate) disks_opened: Cell<u32>,
 }
 
@@ -152,6 +154,7 @@ impl Inner {
             crash_point: Cell::new(None),
             ios_started: Cell::new(0),
             changes_started: Cell::new(0),
+            flushes_started: Cell::new(0),
             disks_opened: Cell::new(0),
             config,
         }
@@ -401,16 +404,36 @@ impl Inner {
         self.changes_started.get()
     }
 
+    pub(crate) fn flushes_started(&self) -> u64 {
+        self.flushes_started.get()
+    }
+
+    /// Has the node crash at an operation counted from now on.
+    pub(crate) fn crash_in(&self, point: CrashPoint) {
+        let before = match point.counting {
+            Counting::EveryIo => self.ios_started(),
+            Counting::Changes => self.changes_started(),
+            Counting::Flushes => self.flushes_started(),
+        };
+        let nth = before + point.nth;
+        self.set_crash_point(Some(CrashPoint { nth, ..point }));
+    }
+
     /// Counts an I/O operation and says whether, and when in its life, the node crashes at it.
-    pub(crate) fn count_io(&self, is_change: bool) -> Option<CrashMoment> {
+    pub(crate) fn count_io(&self, kind: IoKind) -> Option<CrashMoment> {
+        let is_change = kind.is_change();
+        let is_flush = kind == IoKind::Flush;
         let io = self.ios_started.get();
         self.ios_started.set(io + 1);
         let change = self.changes_started.get();
         self.changes_started.set(change + u64::from(is_change));
+        let flush = self.flushes_started.get();
+        self.flushes_started.set(flush + u64::from(is_flush));
         let point = self.crash_point.get()?;
         let reached = match point.counting {
             Counting::EveryIo => io == point.nth,
             Counting::Changes => is_change && change == point.nth,
+            Counting::Flushes => is_flush && flush == point.nth,
         };
         reached.then_some(point.moment)
     }

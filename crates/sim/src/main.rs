@@ -139,7 +139,12 @@ fn find_bugs(words: &Words) -> ExitCode {
             continue;
         }
         match flagstone_sim::workload::hunt(bug, words.from..words.from + words.count) {
-            Some(catch) => println!("{}: seed {}: {}", bug.name(), catch.seed, catch.what),
+            Some(catch) if words.count == 1 => println!("{}", catch.what),
+            Some(catch) => {
+                let line = catch.what.lines().next().unwrap_or_default();
+                let line: String = line.chars().take(200).collect();
+                println!("{}: seed {}: {line}", bug.name(), catch.seed);
+            }
             None => {
                 missed += 1;
                 println!("{}: not caught", bug.name());

@@ -11,6 +11,7 @@ use crate::disk::SimDisk;
 use crate::executor::{Inner, Sleep, Yield};
 use crate::network::{SimListener, SimNetwork, SimStream};
 use crate::trace::TraceEvent;
+use crate::world::CrashPoint;
 
 /// 2026-01-01 UTC in nanoseconds since 1970: the wall clock when virtual time is zero.
 const WALL_CLOCK_START_NS: u64 = 1_767_225_600_000_000_000;
@@ -52,6 +53,11 @@ impl SimPlatform {
     /// True with the given probability; see [`World::chance`](crate::World::chance).
     pub fn chance(&self, probability: f64) -> bool {
         self.inner.rng.workload.borrow_mut().chance(probability)
+    }
+
+    /// Has the node crash at an I/O operation counted from now on.
+    pub fn crash_in(&self, point: CrashPoint) {
+        self.inner.crash_in(point);
     }
 
     /// Puts a note into the trace.

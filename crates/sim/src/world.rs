@@ -78,6 +78,8 @@ pub enum Counting {
     EveryIo,
     /// Writes, flushes and discards.
     Changes,
+    /// Flushes.
+    Flushes,
 }
 
 /// When in an operation's life the node crashes.
@@ -302,6 +304,11 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Flushes started so far, on all disks.
+    pub fn flushes_started(&self) -> u64 {
+        self.inner.flushes_started()
     }
 
     /// Has the node crash at a chosen I/O operation; the run then ends with [`RunEnd::Crashed`].

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot, VBlock};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::error::DvolError;
 use super::info::Handle;
@@ -257,7 +257,7 @@ impl<P: Platform> Engine<P> {
         let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
         // Alone on the whole dvol: what is under way ends before, what comes later sees the
         // snapshot.
-        let _lock = inner
+        let lock = inner
             .range_locks(dvol.slot)
             .take(VBlock(0)..end, true)
             .await;
@@ -272,7 +272,8 @@ impl<P: Platform> Engine<P> {
             lsn,
             size_bytes,
         };
-        inner.commit_admin(vec![record], slots).await
+        let work = inner.commit_admin(vec![record], slots);
+        inner.held(smallvec![(slot, lock)], work).await
     }
 
     /// Deletes a dvol, with its snapshots if `with_snapshots`. Without that, having snapshots is an

@@ -6,16 +6,16 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, VBlock};
+use flagstone_types::{BLOCK_SIZE, BlockNo, Lsn, Slot, VBlock};
 use smallvec::SmallVec;
 
 use super::error::DvolError;
 use super::info::Handle;
 use super::locks::RangeLock;
 use super::read::{Pieces, gather};
-use super::write::{DataWrite, WRITE_MAX_BYTES};
+use super::write::{DataWrite, Metas, WRITE_MAX_BYTES, map_blocks};
 use super::{Engine, Inner, Stability};
-use crate::format::record::{MapRun, MappedBlock, Record};
+use crate::format::record::{MapRun, Record};
 use crate::planted::{Bug, planted};
 
 /// Ranges and changes that one batch can name.
@@ -98,14 +98,17 @@ impl<P: Platform> Engine<P> {
         if planted(Bug::ConditionsNotLocked) {
             inner.check_conditions(&batch.conditions).await?;
         }
-        let _locks = inner.lock_batch(&batch, true).await?;
-        if !planted(Bug::ConditionsNotLocked) {
-            inner.check_conditions(&batch.conditions).await?;
-        }
-        if batch.changes.is_empty() {
-            return Ok(Vec::new());
-        }
-        inner.commit_changes(&batch.changes, stability).await
+        let locks = inner.lock_batch(&batch, true).await?;
+        let work = async {
+            if !planted(Bug::ConditionsNotLocked) {
+                inner.check_conditions(&batch.conditions).await?;
+            }
+            if batch.changes.is_empty() {
+                return Ok(Vec::new());
+            }
+            inner.commit_changes(&batch.changes, stability).await
+        };
+        inner.held(locks, work).await
     }
 
     /// Replaces the bytes at a place if they are what is expected. [decibel 4.1: vol_cmpxchg]
@@ -246,7 +249,7 @@ struct Prepared {
     handle: Handle,
     first: VBlock,
     /// Whole blocks to write; `None`: deallocate `count` blocks.
-    data: Option<(IoBuf, u64)>,
+    data: Option<(IoBuf, Metas)>,
     count: u64,
 }
 
@@ -255,7 +258,7 @@ impl<P: Platform> Inner<P> {
         &self,
         batch: &Batch,
         check_overlap: bool,
-    ) -> Result<Vec<RangeLock>, DvolError> {
+    ) -> Result<SmallVec<[(Slot, RangeLock); 1]>, DvolError> {
         if check_overlap {
             let mut changes = Vec::new();
             for change in &batch.changes {
@@ -277,14 +280,13 @@ impl<P: Platform> Inner<P> {
     async fn lock_ranges(
         &self,
         ranges: impl IntoIterator<Item = (Handle, Range<VBlock>)>,
-    ) -> Vec<RangeLock> {
+    ) -> SmallVec<[(Slot, RangeLock); 1]> {
         let mut ranges: Vec<_> = ranges
             .into_iter()
             .map(|(h, r)| (h.slot, r.start, r.end))
             .collect();
         ranges.sort_unstable();
-        let mut of_slots: BTreeMap<flagstone_types::Slot, SmallVec<[Range<VBlock>; 1]>> =
-            BTreeMap::new();
+        let mut of_slots: BTreeMap<Slot, SmallVec<[Range<VBlock>; 1]>> = BTreeMap::new();
         for (slot, start, end) in ranges {
             let merged = of_slots.entry(slot).or_default();
             match merged.last_mut() {
@@ -292,9 +294,9 @@ impl<P: Platform> Inner<P> {
                 _ => merged.push(start..end),
             }
         }
-        let mut locks = Vec::new();
+        let mut locks = SmallVec::new();
         for (slot, ranges) in of_slots {
-            locks.push(self.range_locks(slot).take_all(ranges, true).await);
+            locks.push((slot, self.range_locks(slot).take_all(ranges, true).await));
         }
         locks
     }
@@ -370,21 +372,15 @@ impl<P: Platform> Inner<P> {
             let slot = part.handle.slot;
             let lsn = self.take_lsn(part.handle)?;
             lsns.push(lsn);
-            let Some((data, meta)) = &part.data else {
+            let Some((data, metas)) = &part.data else {
                 let ranges = vec![(part.first, part.count)];
                 records.push(Record::Unmap { slot, lsn, ranges });
                 continue;
             };
+            let blocks = map_blocks(&runs, data, *metas);
             let mut at = 0;
-            let mut blocks = Vec::new();
             for run in runs {
                 let len = (run.count * BLOCK_SIZE) as usize;
-                let bytes = data[at..at + len].chunks_exact(BLOCK_SIZE as usize);
-                blocks.extend(run.blocks().zip(bytes).map(|(block, bytes)| MappedBlock {
-                    block,
-                    checksum: BlockChecksum::of(bytes),
-                    meta: *meta,
-                }));
                 writes.push(DataWrite {
                     run,
                     buf: data.slice(at..at + len),
@@ -404,8 +400,7 @@ impl<P: Platform> Inner<P> {
             .iter()
             .flat_map(|w: &DataWrite| w.run.blocks())
             .collect();
-        let mut slots: SmallVec<[flagstone_types::Slot; 2]> =
-            prepared.iter().map(|p| p.handle.slot).collect();
+        let mut slots: SmallVec<[Slot; 2]> = prepared.iter().map(|p| p.handle.slot).collect();
         slots.sort_unstable();
         slots.dedup();
         let stable = stability == Stability::Stable;
@@ -438,14 +433,14 @@ impl<P: Platform> Inner<P> {
                     total += count * BLOCK_SIZE;
                     let whole = offset_bytes % BLOCK_SIZE == 0
                         && (data.len() as u64).is_multiple_of(BLOCK_SIZE);
-                    let data = match whole {
-                        true => data.clone(),
+                    Some(match whole {
+                        true => (data.clone(), Metas::all(*meta)),
                         false => {
-                            self.widen(handle.slot, range.clone(), *offset_bytes, data)
+                            let range = range.clone();
+                            self.widen(handle.slot, range, *offset_bytes, data, *meta)
                                 .await?
                         }
-                    };
-                    Some((data, *meta))
+                    })
                 }
                 Change::Deallocate {
                     offset_bytes,
@@ -480,17 +475,20 @@ impl<P: Platform> Inner<P> {
     async fn metas(&self, handle: Handle, range: Range<VBlock>) -> Result<Vec<u64>, DvolError> {
         let mut metas = Vec::new();
         for vblock in range.start.0..range.end.0 {
-            let vblock = VBlock(vblock);
-            self.load_range(handle.slot, vblock..VBlock(vblock.0 + 1))
-                .await?;
-            let state = self.state.borrow();
-            let Some(found) = state.slot(handle.slot) else {
-                return Err(DvolError::NotFound);
-            };
-            let mapping = found.map.get(vblock).ok();
-            metas.push(mapping.and_then(|m| m.data().map(|e| e.meta)).unwrap_or(0));
+            metas.push(self.meta_of(handle.slot, VBlock(vblock)).await?);
         }
         Ok(metas)
+    }
+
+    /// A block's metadata; zero where nothing is mapped.
+    pub(super) async fn meta_of(&self, slot: Slot, vblock: VBlock) -> Result<u64, DvolError> {
+        self.load_range(slot, vblock..VBlock(vblock.0 + 1)).await?;
+        let state = self.state.borrow();
+        let Some(found) = state.slot(slot) else {
+            return Err(DvolError::NotFound);
+        };
+        let mapping = found.map.get(vblock).ok();
+        Ok(mapping.and_then(|m| m.data().map(|e| e.meta)).unwrap_or(0))
     }
 }
 

@@ -5,6 +5,7 @@
 //! waits until it is first in all of them. While a checkpoint takes its picture, nothing behind the
 //! cut is applied.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
@@ -43,6 +44,11 @@ impl Commit {
     /// True if no unit is on its way.
     pub(super) fn is_idle(&self) -> bool {
         self.pending == 0
+    }
+
+    /// The unit of a slot that will be applied last.
+    pub(super) fn last_of(&self, slot: Slot) -> Option<&Rc<Unit>> {
+        self.queues.get(&slot)?.back()
     }
 
     /// True if a unit in a group up to `seq` is not applied yet.
@@ -309,6 +315,7 @@ impl<P: Platform> Inner<P> {
             }
         };
         self.commit.borrow_mut().pending -= 1;
+        unit.left.borrow_mut().clear();
         if let Some(answer) = unit.answer.take() {
             answer.fulfil(result);
         }
@@ -563,6 +570,7 @@ fn new_unit(
         journaled: false.into(),
         ticket: 0.into(),
         answer: Some(answering).into(),
+        left: RefCell::default(),
     };
     (Rc::new(unit), answer)
 }

@@ -9,9 +9,47 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
+use flagstone_platform::Platform;
 use flagstone_platform::sync::{Promise, promise};
-use flagstone_types::VBlock;
+use flagstone_types::{Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
+
+use super::Inner;
+
+/// Ranges in use by a change. When whoever makes the change goes away before it is answered, its
+/// unit may still be applied: the ranges are then left to the units on their way, so that nobody
+/// looks at what is there in between and builds on it.
+pub(super) struct Held<P: Platform> {
+    inner: Rc<Inner<P>>,
+    locks: SmallVec<[(Slot, RangeLock); 1]>,
+}
+
+impl<P: Platform> Inner<P> {
+    /// Does `work` with these ranges in use.
+    pub(super) async fn held<T>(
+        self: &Rc<Self>,
+        locks: SmallVec<[(Slot, RangeLock); 1]>,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let mut held = Held {
+            inner: self.clone(),
+            locks,
+        };
+        let result = work.await;
+        held.locks.clear();
+        result
+    }
+}
+
+impl<P: Platform> Drop for Held<P> {
+    fn drop(&mut self) {
+        for (slot, lock) in self.locks.drain(..) {
+            if let Some(unit) = self.inner.commit.borrow().last_of(slot) {
+                unit.left.borrow_mut().push(lock);
+            }
+        }
+    }
+}
 
 /// Ranges in ascending order that do not overlap.
 type Ranges = SmallVec<[Range<VBlock>; 1]>;

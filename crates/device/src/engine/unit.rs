@@ -6,13 +6,14 @@
 //! and answered when it is durable, an unstable one when it is written. [design: Rules of the
 //! journal, Visibility]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use flagstone_platform::sync::Promise;
 use flagstone_types::{BlockNo, Slot};
 use smallvec::SmallVec;
 
 use super::error::DvolError;
+use super::locks::RangeLock;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 
@@ -38,6 +39,8 @@ pub(super) struct Unit {
     pub ticket: Cell<u64>,
     /// Answers whoever made it.
     pub answer: Cell<Option<Promise<Result<(), DvolError>>>>,
+    /// Ranges that whoever made it went away from: in use until it is applied or has failed.
+    pub left: RefCell<Vec<RangeLock>>,
 }
 
 /// What is known of a unit's data.

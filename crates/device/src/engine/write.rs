@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, Slot, VBlock};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::commit::Submitted;
 use super::error::DvolError;
@@ -30,6 +30,46 @@ pub const WRITE_MAX_BYTES: u64 = 32 << 20;
 /// Mapped blocks that one deallocation unit removes at most; larger ranges are done in parts, so
 /// that neither a record's effects nor a checkpoint grow without limit.
 const UNMAP_PART_BLOCKS: u64 = 64 << 10;
+
+/// The tenant's metadata of the blocks of one write. A block that is written as a whole gets what
+/// came with the write, so nothing if nothing came; one that is written in part keeps what it has
+/// unless something came. Only the first and the last block of a write can be written in part.
+#[derive(Clone, Copy)]
+pub(super) struct Metas {
+    given: u64,
+    first: u64,
+    last: u64,
+}
+
+impl Metas {
+    /// That of a write of whole blocks.
+    pub(super) fn all(given: u64) -> Metas {
+        Metas {
+            given,
+            first: given,
+            last: given,
+        }
+    }
+
+    /// The first block, or the last, keeps what it has.
+    fn keep(&mut self, is_first: bool, is_last: bool, meta: u64) {
+        if is_first {
+            self.first = meta;
+        }
+        if is_last {
+            self.last = meta;
+        }
+    }
+
+    /// That of block `index` of `count`.
+    pub(super) fn of(&self, index: usize, count: usize) -> u64 {
+        match index {
+            0 => self.first,
+            index if index + 1 == count => self.last,
+            _ => self.given,
+        }
+    }
+}
 
 /// Blocks with the bytes that go there.
 pub(super) struct DataWrite {
@@ -53,7 +93,8 @@ impl<P: Platform> Engine<P> {
             .await
     }
 
-    /// The same with the tenant's metadata for each block written. [decibel 4.1: vol_write_ex]
+    /// The same with the tenant's metadata for each block written. Zero is none: blocks written as
+    /// a whole then have none, blocks written in part keep theirs. [decibel 4.1: vol_write_ex]
     pub async fn write_ex(
         &self,
         handle: Handle,
@@ -74,35 +115,12 @@ impl<P: Platform> Engine<P> {
         let first = VBlock::containing(offset_bytes);
         let blocks = first..VBlock((offset_bytes + len).div_ceil(BLOCK_SIZE));
         let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
-        let _lock = inner
+        let lock = inner
             .range_locks(handle.slot)
             .take(blocks.clone(), !whole && !planted(Bug::PartsNotLocked))
             .await;
-        inner.check_change(handle, offset_bytes, len)?;
-        if whole {
-            return match inner
-                .write_whole(handle, first, data.clone(), meta, stability)
-                .await
-            {
-                Err(DvolError::NoSpace) if inner.is_reserved(handle) => {
-                    inner
-                        .write_in_parts(handle, first, &data, meta, stability)
-                        .await
-                }
-                result => result,
-            };
-        }
-        let within_one = blocks.end.0 - blocks.start.0 == 1;
-        if within_one && meta == 0 && inner.takes_delta(handle.slot, first).await? {
-            let at = (offset_bytes - first.offset_bytes()) as u16;
-            return inner.write_delta(handle, first, at, &data, stability).await;
-        }
-        let widened = inner
-            .widen(handle.slot, blocks, offset_bytes, &data)
-            .await?;
-        inner
-            .write_whole(handle, first, widened, meta, stability)
-            .await
+        let work = inner.write_held(handle, blocks, offset_bytes, data, meta, stability);
+        inner.held(smallvec![(handle.slot, lock)], work).await
     }
 
     /// Makes everything answered before this call durable.
@@ -139,11 +157,12 @@ impl<P: Platform> Engine<P> {
                 .await?;
         }
         let range = VBlock(first_whole / BLOCK_SIZE)..VBlock(end_whole / BLOCK_SIZE);
-        let _lock = inner
+        let lock = inner
             .range_locks(handle.slot)
             .take(range.clone(), false)
             .await;
-        inner.unmap(handle, range, stability).await
+        let work = inner.unmap(handle, range, stability);
+        inner.held(smallvec![(handle.slot, lock)], work).await
     }
 
     /// Writes zeros that take space, so that later writes to them can't run out of it.
@@ -205,12 +224,51 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// Writes to blocks that are in use by this write: alone if it does not cover them wholly.
+    async fn write_held(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: Range<VBlock>,
+        offset_bytes: u64,
+        data: IoBuf,
+        meta: u64,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        let len = data.len() as u64;
+        let first = blocks.start;
+        let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
+        self.check_change(handle, offset_bytes, len)?;
+        if whole {
+            let metas = Metas::all(meta);
+            return match self
+                .write_whole(handle, first, data.clone(), metas, stability)
+                .await
+            {
+                Err(DvolError::NoSpace) if self.is_reserved(handle) => {
+                    self.write_in_parts(handle, first, &data, metas, stability)
+                        .await
+                }
+                result => result,
+            };
+        }
+        let within_one = blocks.end.0 - blocks.start.0 == 1;
+        if within_one && meta == 0 && self.takes_delta(handle.slot, first).await? {
+            let at = (offset_bytes - first.offset_bytes()) as u16;
+            return self.write_delta(handle, first, at, &data, stability).await;
+        }
+        let (widened, metas) = self
+            .widen(handle.slot, blocks, offset_bytes, &data, meta)
+            .await?;
+        self.write_whole(handle, first, widened, metas, stability)
+            .await
+    }
+
     async fn write_whole(
         self: &Rc<Self>,
         handle: Handle,
         first: VBlock,
         data: IoBuf,
-        meta: u64,
+        metas: Metas,
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
@@ -218,7 +276,7 @@ impl<P: Platform> Inner<P> {
         self.load_range(slot, first..VBlock(first.0 + count))
             .await?;
         let runs = self.take_blocks(slot, count).await?;
-        let mapped = map_blocks(&runs, &data, meta);
+        let mapped = map_blocks(&runs, &data, metas);
         let mut writes = SmallVec::<[DataWrite; 2]>::new();
         let mut at = 0;
         for run in &runs {
@@ -256,7 +314,7 @@ impl<P: Platform> Inner<P> {
         handle: Handle,
         first: VBlock,
         data: &IoBuf,
-        meta: u64,
+        metas: Metas,
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
         let part_bytes = (OVERWRITE_PART_BLOCKS * BLOCK_SIZE) as usize;
@@ -265,7 +323,7 @@ impl<P: Platform> Inner<P> {
             let part = data.slice(at..data.len().min(at + part_bytes));
             let start = VBlock(first.0 + at as u64 / BLOCK_SIZE);
             lsn = self
-                .write_whole(handle, start, part, meta, stability)
+                .write_whole(handle, start, part, metas, stability)
                 .await?;
         }
         Ok(lsn)
@@ -397,35 +455,49 @@ impl<P: Platform> Inner<P> {
         data: &[u8],
     ) -> Result<(), DvolError> {
         let first = blocks.start;
-        let widened = self.widen(handle.slot, blocks, offset_bytes, data).await?;
-        self.write_whole(handle, first, widened, 0, Stability::Stable)
+        let (widened, metas) = self
+            .widen(handle.slot, blocks, offset_bytes, data, 0)
+            .await?;
+        self.write_whole(handle, first, widened, metas, Stability::Stable)
             .await
             .map(|_| ())
     }
 
-    /// Whole blocks around `data`, the rest being what is there now.
+    /// Whole blocks around `data`, the rest being what is there now, and their metadata if `given`
+    /// came with the data.
     pub(super) async fn widen(
         self: &Rc<Self>,
         slot: Slot,
         blocks: Range<VBlock>,
         offset_bytes: u64,
         data: &[u8],
-    ) -> Result<IoBuf, DvolError> {
+        given: u64,
+    ) -> Result<(IoBuf, Metas), DvolError> {
         let len = ((blocks.end.0 - blocks.start.0) * BLOCK_SIZE) as usize;
         let mut buf = self.platform.buffers().take(len);
-        let edges = [blocks.start, VBlock(blocks.end.0 - 1)];
-        for (index, &edge) in edges.iter().enumerate() {
-            if index == 1 && edges[0] == edges[1] {
-                continue;
-            }
+        let mut metas = Metas::all(given);
+        let (first, last) = (blocks.start, VBlock(blocks.end.0 - 1));
+        let data_end = offset_bytes + data.len() as u64;
+        let is_part = |edge: VBlock| {
+            let start = edge.offset_bytes();
+            start < offset_bytes || data_end < start + BLOCK_SIZE
+        };
+        let edges: SmallVec<[VBlock; 2]> = match first == last {
+            true => SmallVec::from_slice(&[first]),
+            false => SmallVec::from_slice(&[first, last]),
+        };
+        for edge in edges.into_iter().filter(|&edge| is_part(edge)) {
             let pieces = self.read_blocks(slot, edge..VBlock(edge.0 + 1)).await?;
             let block = gather(self, &pieces, BLOCK_SIZE as usize);
-            let at = ((edge.0 - blocks.start.0) * BLOCK_SIZE) as usize;
+            let at = ((edge.0 - first.0) * BLOCK_SIZE) as usize;
             buf.bytes_mut()[at..at + BLOCK_SIZE as usize].copy_from_slice(&block);
+            if given == 0 {
+                metas.keep(edge == first, edge == last, self.meta_of(slot, edge).await?);
+            }
         }
         let at = (offset_bytes - blocks.start.offset_bytes()) as usize;
         buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
-        Ok(buf)
+        Ok((buf, metas))
     }
 
     /// Deallocates whole blocks, in parts.
@@ -499,15 +571,17 @@ impl<P: Platform> Inner<P> {
     }
 }
 
-fn map_blocks(runs: &[BlockRun], data: &[u8], meta: u64) -> Vec<MappedBlock> {
+/// Where each block of `data` goes, with its checksum and metadata.
+pub(super) fn map_blocks(runs: &[BlockRun], data: &[u8], metas: Metas) -> Vec<MappedBlock> {
+    let count = data.len() / BLOCK_SIZE as usize;
     let blocks = runs.iter().flat_map(|run| run.blocks());
     let bytes = data.chunks_exact(BLOCK_SIZE as usize);
-    let mapped = blocks.zip(bytes);
+    let mapped = blocks.zip(bytes).enumerate();
     mapped
-        .map(|(block, bytes)| MappedBlock {
+        .map(|(index, (block, bytes))| MappedBlock {
             block,
             checksum: BlockChecksum::of(bytes),
-            meta,
+            meta: metas.of(index, count),
         })
         .collect()
 }

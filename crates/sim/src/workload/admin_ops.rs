@@ -68,6 +68,7 @@ impl Client {
                 let is_fine = match error {
                     DvolError::Fenced => self.plan.may_fail(),
                     DvolError::Stopping => self.model.borrow().stopping,
+                    DvolError::Device => self.plan.may_fail(),
                     _ => false,
                 };
                 self.is_over |= matches!(error, DvolError::Fenced | DvolError::Stopping);
@@ -491,7 +492,7 @@ impl Client {
                 offset: new,
                 len: (vblock + 1) * BLOCK_SIZE - new,
             };
-            effects.push((vblock, effect_on(extent, vblock, 0, 0, true)));
+            effects.push((vblock, effect_on(extent, vblock, 0, 0)));
         }
         let gone = new.div_ceil(BLOCK_SIZE)..old.div_ceil(BLOCK_SIZE);
         let wide = (!gone.is_empty()).then_some((gone, Effect::Unmap));

@@ -12,7 +12,7 @@ use super::run::run;
 pub struct Catch {
     /// The seed.
     pub seed: u64,
-    /// What was wrong, in one line.
+    /// What was wrong.
     pub what: String,
 }
 
@@ -27,8 +27,6 @@ pub fn hunt(bug: Bug, seeds: impl IntoIterator<Item = u64>) -> Option<Catch> {
                 Err(_) => "a panic".to_owned(),
             },
         };
-        let line = what.lines().next().unwrap_or_default();
-        let what = line.chars().take(200).collect();
         Some(Catch { seed, what })
     });
     plant(None);

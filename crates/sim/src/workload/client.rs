@@ -14,7 +14,7 @@ use flagstone_types::BLOCK_SIZE;
 use super::content::{Effect, Span, fill};
 use super::history::{ObjectKey, OpId};
 use super::model::{Answer, Life, Model, Object, Part};
-use super::plan::Plan;
+use super::plan::{Plan, Style};
 use crate::disk::SimDisk;
 use crate::fault::Fault;
 use crate::platform::SimPlatform;
@@ -95,7 +95,7 @@ impl Client {
             return self.create().await;
         }
         let dvol = dvols[self.rng.index(dvols.len())];
-        let choice = self.rng.below(100);
+        let choice = self.choice();
         self.doing(format!("operation {choice}"));
         match choice {
             0..30 => self.write(dvol).await,
@@ -121,7 +121,22 @@ impl Client {
             96..97 => self.look_around().await,
             97..98 => self.scrub().await,
             98..99 => self.checkpoint().await,
-            _ => self.wait_until_reaped().await,
+            99 => self.wait_until_reaped().await,
+            _ => self.write_at_once(dvol).await,
+        }
+    }
+
+    /// What to do next, of a hundred.
+    fn choice(&mut self) -> u64 {
+        const LAYERS: [(u64, u64); 5] = [(77, 4), (81, 3), (84, 3), (87, 2), (99, 1)];
+        let style = self.plan.style;
+        match style {
+            Style::Burst if self.rng.chance(0.95) => 100,
+            Style::Layers if self.rng.chance(0.4) => {
+                let (first, count) = LAYERS[self.rng.index(LAYERS.len())];
+                first + self.rng.below(count)
+            }
+            _ => self.rng.below(100),
         }
     }
 
@@ -250,9 +265,8 @@ impl Client {
     /// What writing an extent does to each block.
     pub(crate) fn effects(&self, extent: Extent, tag: u64, meta: u64) -> Vec<(u64, Effect)> {
         let blocks = extent.blocks();
-        let keeps_meta = blocks.end - blocks.start == 1 && meta == 0;
         blocks
-            .map(|vblock| (vblock, effect_on(extent, vblock, tag, meta, keeps_meta)))
+            .map(|vblock| (vblock, effect_on(extent, vblock, tag, meta)))
             .collect()
     }
 
@@ -414,13 +428,7 @@ pub(crate) fn flush_errors(disk: &SimDisk) -> usize {
 }
 
 /// What writing an extent does to one of its blocks.
-pub(crate) fn effect_on(
-    extent: Extent,
-    vblock: u64,
-    tag: u64,
-    meta: u64,
-    keeps_meta: bool,
-) -> Effect {
+pub(crate) fn effect_on(extent: Extent, vblock: u64, tag: u64, meta: u64) -> Effect {
     let at = vblock * BLOCK_SIZE;
     let start = extent.offset.max(at) - at;
     let end = extent.end().min(at + BLOCK_SIZE) - at;
@@ -432,6 +440,5 @@ pub(crate) fn effect_on(
         end: end as u16,
         tag,
         meta,
-        keeps_meta,
     }
 }

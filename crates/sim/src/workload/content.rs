@@ -178,8 +178,8 @@ pub(crate) struct Value {
     pub(crate) content: Content,
     /// It takes space.
     pub(crate) mapped: bool,
-    /// The tenant's metadata; `None`: not known.
-    pub(crate) meta: Option<u64>,
+    /// The tenant's metadata.
+    pub(crate) meta: u64,
     /// LSN of the last change.
     pub(crate) lsn: Span,
 }
@@ -190,7 +190,7 @@ impl Value {
         Value {
             content: Content::default(),
             mapped: false,
-            meta: Some(0),
+            meta: 0,
             lsn: Span::ZERO,
         }
     }
@@ -209,13 +209,12 @@ impl Value {
 pub(crate) enum Effect {
     /// All of it is written.
     Whole { tag: Tag, meta: u64 },
-    /// A part of it is written. `keeps_meta`: the metadata may stay what it is.
+    /// A part of it is written. Without metadata the old stays.
     Patch {
         start: u16,
         end: u16,
         tag: Tag,
         meta: u64,
-        keeps_meta: bool,
     },
     /// It is deallocated.
     Unmap,
@@ -229,13 +228,19 @@ impl Effect {
         !matches!(self, Effect::Patch { .. })
     }
 
+    /// True if the value is what it is after this, LSN included, whatever it was before. Not so
+    /// for deallocating: what is not there is not deallocated, and keeps the LSN it had.
+    pub(crate) fn decides_all(&self) -> bool {
+        self.is_whole() && !matches!(self, Effect::Unmap)
+    }
+
     /// What the effect makes of a value.
     pub(crate) fn apply(&self, old: &Value, lsn: Span) -> Vec<Value> {
         match self {
             Effect::Whole { tag, meta } => vec![Value {
                 content: Content::whole(*tag),
                 mapped: true,
-                meta: Some(*meta),
+                meta: *meta,
                 lsn,
             }],
             Effect::Patch {
@@ -243,13 +248,12 @@ impl Effect {
                 end,
                 tag,
                 meta,
-                keeps_meta,
             } => vec![Value {
                 content: old.content.patched(*start, *end, *tag),
                 mapped: true,
-                meta: match keeps_meta {
-                    true if old.meta != Some(*meta) => None,
-                    _ => Some(*meta),
+                meta: match meta {
+                    0 => old.meta,
+                    given => *given,
                 },
                 lsn: Span {
                     low: lsn.low.max(old.lsn.low),

@@ -41,6 +41,15 @@ impl Client {
         self.write_extent(key, extent, meta, stability).await;
     }
 
+    /// A write of a few whole blocks that nobody waits for a flush of.
+    pub(crate) async fn write_at_once(&mut self, key: ObjectKey) {
+        if let Some(extent) = self.extent(key, true) {
+            let len = extent.len.min(2 * BLOCK_SIZE);
+            let extent = Extent { len, ..extent };
+            self.write_extent(key, extent, 0, Stability::Unstable).await;
+        }
+    }
+
     pub(crate) async fn write_extent(
         &mut self,
         key: ObjectKey,
@@ -121,11 +130,8 @@ impl Client {
             return self.read_extent(key, extent).await;
         }
         let mut effects = Vec::new();
-        let covers_some =
-            extent.offset.next_multiple_of(BLOCK_SIZE) < extent.end() / BLOCK_SIZE * BLOCK_SIZE;
-        let keeps_meta = covers_some || extent.blocks().count() == 1;
         for vblock in extent.blocks() {
-            effects.push(match effect_on(extent, vblock, 0, 0, keeps_meta) {
+            effects.push(match effect_on(extent, vblock, 0, 0) {
                 Effect::Whole { .. } => (vblock, Effect::Unmap),
                 patch => (vblock, patch),
             });
@@ -221,7 +227,7 @@ impl Client {
             }
             let meta = self.rng.below(3);
             let effects = blocks
-                .map(|vblock| (vblock, effect_on(extent, vblock, tag, meta, false)))
+                .map(|vblock| (vblock, effect_on(extent, vblock, tag, meta)))
                 .collect();
             parts.push(part(key, effects));
             let data = self.data(extent, tag);
@@ -326,7 +332,7 @@ impl Client {
         let may = self.may_equal(key, extent.offset, &expected, from);
         let effects = extent
             .blocks()
-            .map(|vblock| (vblock, effect_on(extent, vblock, tag, 0, false)))
+            .map(|vblock| (vblock, effect_on(extent, vblock, tag, 0)))
             .collect();
         let what = format!(
             "swap {tag} at {}..{} ({stability:?})",

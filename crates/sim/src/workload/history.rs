@@ -250,7 +250,7 @@ impl History {
             }
             let cover = all.clone().find(|&at| {
                 is_sure(&self.entries[at])
-                    && self.entries[at].effect.is_whole()
+                    && self.entries[at].effect.decides_all()
                     && others(at).all(|o| before(at, o) || before(o, at))
             });
             let Some(at) = cover else { return };
@@ -397,7 +397,6 @@ mod tests {
             end: 8,
             tag,
             meta: 0,
-            keeps_meta: true,
         };
         Entry {
             op,

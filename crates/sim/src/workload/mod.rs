@@ -25,5 +25,5 @@ mod run;
 
 #[cfg(feature = "planted-bugs")]
 pub use bugs::{Catch, hunt};
-pub use plan::{FaultClass, Plan};
+pub use plan::{FaultClass, Plan, Style};
 pub use run::{Report, run};

@@ -602,8 +602,7 @@ impl Model {
             } else {
                 let states = self.live(key, vblock, from);
                 let fits = |state: &State| {
-                    holds(&state.value, at, part)
-                        && meta.is_none_or(|m| state.value.meta.is_none_or(|known| known == m))
+                    holds(&state.value, at, part) && meta.is_none_or(|m| state.value.meta == m)
                 };
                 let fitting: Vec<State> = states.iter().filter(|s| fits(s)).cloned().collect();
                 if fitting.is_empty() {
@@ -726,7 +725,7 @@ impl Model {
         let vblock = at / BLOCK_SIZE;
         let allowed: Vec<String> = states
             .iter()
-            .map(|s| format!("{:?} (meta {:?})", s.value.content, s.value.meta))
+            .map(|s| format!("{:?} (meta {})", s.value.content, s.value.meta))
             .collect();
         let mut lines = vec![format!(
             "block {vblock} of {} holds [{}] (meta {meta:?}), but may only hold: {}",

@@ -53,6 +53,8 @@ pub(crate) struct LifePlan {
     /// Tells apart lives that begin alike.
     pub(crate) variant: u64,
     pub(crate) crash: Option<CrashPoint>,
+    /// Crash so many changes, or flushes, after the clients have begun.
+    pub(crate) crash_later: Option<CrashPoint>,
     /// What the clients do; `None`: nothing.
     pub(crate) load: Option<Load>,
     /// Stop in order at the end.
@@ -117,10 +119,10 @@ pub(crate) fn format(plan: &Plan, disk: &SimDisk) {
 /// Runs one life.
 pub(crate) fn live(plan: &Rc<Plan>, disk: &SimDisk, model: &Shared, life: LifePlan) -> Life {
     let world = World::with_config(plan.world(life.number, life.variant));
-    model
-        .borrow_mut()
-        .story
-        .push(format!("life {}, crash at {:?}", life.number, life.crash));
+    model.borrow_mut().story.push(format!(
+        "life {}, crash at {:?}, {:?} from the first client on",
+        life.number, life.crash, life.crash_later
+    ));
     model.borrow_mut().flush_errors = flush_errors(disk);
     if let Some(point) = life.crash {
         world.crash_at(point);
@@ -134,9 +136,10 @@ pub(crate) fn live(plan: &Rc<Plan>, disk: &SimDisk, model: &Shared, life: LifePl
     let result: Rc<RefCell<Option<Result<bool, String>>>> = Rc::default();
     let slot = result.clone();
     let (wants_stop, clears, load) = (life.stop, life.clear, life.load.clone());
+    let later = life.crash_later;
     let mut rng = world.workload_rng();
     world.spawn(0, async move {
-        let end = run_life(&context, &mut rng, load, wants_stop, clears).await;
+        let end = run_life(&context, &mut rng, load, later, wants_stop, clears).await;
         slot.replace(Some(end));
     });
     let run = world.try_run_until(|| result.borrow().is_some() || model.borrow().failure.is_some());
@@ -164,6 +167,7 @@ async fn run_life(
     context: &Context,
     rng: &mut Rng,
     load: Option<Load>,
+    crash_later: Option<CrashPoint>,
     wants_stop: bool,
     clears: bool,
 ) -> Result<bool, String> {
@@ -179,6 +183,9 @@ async fn run_life(
     look(context, &engines).await;
     if context.failed() {
         return Ok(false);
+    }
+    if let Some(point) = crash_later {
+        context.platforms[0].crash_in(point);
     }
     if let Some(load) = load {
         work(context, rng, &engines, &load).await;

@@ -31,6 +31,19 @@ pub enum FaultClass {
     Broken,
 }
 
+/// What the clients are like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Style {
+    /// Everything there is, now and then.
+    Mixed,
+    /// The same in many short lives: what one crash leaves meets the next one.
+    Short,
+    /// Mostly unstable writes of whole blocks, many of them: the ring goes round.
+    Burst,
+    /// Mostly snapshots, clones, rollbacks, deletions, with writes between.
+    Layers,
+}
+
 /// A run. See the module's page.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -48,6 +61,8 @@ pub struct Plan {
     pub options: EngineOptions,
     /// What goes wrong.
     pub faults: FaultClass,
+    /// What the clients are like.
+    pub style: Style,
     /// The disk.
     pub disk: DiskConfig,
     /// How often the node is started.
@@ -84,7 +99,13 @@ impl Plan {
             true => 1,
             false => 1 + rng.below(3) as u16,
         };
-        let ring_blocks = if rng.chance(0.7) {
+        let style = match rng.below(20) {
+            0..10 => Style::Mixed,
+            10..14 => Style::Short,
+            14..16 => Style::Burst,
+            _ => Style::Layers,
+        };
+        let ring_blocks = if rng.chance(0.7) || style == Style::Burst {
             128
         } else {
             128 + 8 * rng.below(64) as u32
@@ -98,7 +119,12 @@ impl Plan {
         if rng.coin() {
             disk = disk.fill(Fill::Noise(seed));
         }
-        disk.latency = draw_latency(&mut rng);
+        disk.latency = draw_latency(style, &mut rng);
+        let (lives, operations) = match style {
+            Style::Mixed | Style::Layers => (2 + rng.index(4), 10 + rng.below(60)),
+            Style::Short => (4 + rng.index(8), 2 + rng.below(14)),
+            Style::Burst => (2 + rng.index(2), 100 + rng.below(300)),
+        };
         Plan {
             seed,
             cores: 1 + rng.index(2),
@@ -107,10 +133,11 @@ impl Plan {
             device_bytes,
             options: draw_options(&mut rng),
             faults,
+            style,
             disk,
-            lives: 2 + rng.index(4),
+            lives,
             clients: 1 + rng.index(6),
-            operations: 10 + rng.below(60),
+            operations,
             fills_up,
             gives_up: if rng.chance(0.3) {
                 5 + rng.below(30)
@@ -188,12 +215,24 @@ fn draw_options(rng: &mut Rng) -> EngineOptions {
         groups_in_flight_max: 1 + rng.index(4),
         dirty_nodes_max: if rng.coin() { 0 } else { 8 + rng.index(64) },
         quiet_ns: rng.within(&(100_000..=50_000_000)),
+        reuse_soon: rng.chance(0.6),
+        reap_step_entries: [1024, 1 + rng.index(40)][rng.index(2)],
         ..EngineOptions::default()
     }
 }
 
 /// Disks of different tempers: which operation overtakes which depends on it.
-fn draw_latency(rng: &mut Rng) -> Latency {
+fn draw_latency(style: Style, rng: &mut Rng) -> Latency {
+    if style == Style::Burst {
+        // A checkpoint takes as long as a round of the ring.
+        return Latency {
+            read_ns: 1_000..=20_000,
+            write_ns: 1_000..=10_000,
+            flush_ns: 2_000_000..=20_000_000,
+            discard_ns: 20_000..=1_000_000,
+            per_kib_ns: 100,
+        };
+    }
     let mut range = |fast: RangeInclusive<u64>, slow: RangeInclusive<u64>| match rng.below(3) {
         0 => fast,
         1 => slow,

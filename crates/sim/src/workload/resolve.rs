@@ -225,9 +225,7 @@ impl Model {
             return;
         };
         let states = history.after_crash(&self.ops, false);
-        let fits = |state: &State| {
-            holds(&state.value, at, bytes) && state.value.meta.is_none_or(|m| m == meta)
-        };
+        let fits = |state: &State| holds(&state.value, at, bytes) && state.value.meta == meta;
         let fitting: Vec<State> = states.iter().filter(|s| fits(s)).cloned().collect();
         if fitting.is_empty() {
             let what = self.complain(key, at, bytes, Some(meta), &states);

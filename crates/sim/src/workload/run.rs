@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::client::Shared;
 use super::model::{Ended, Model};
 use super::node::{Life, LifePlan, Load, end, format, live, verify_image};
-use super::plan::{FaultClass, Plan};
+use super::plan::{FaultClass, Plan, Style};
 use crate::disk::SimDisk;
 use crate::rng::{Rng, split_mix};
 use crate::world::{Counting, CrashMoment, CrashPoint};
@@ -84,7 +84,10 @@ fn one_life(
     number: &mut usize,
     is_last: bool,
 ) -> Option<(Life, Rng)> {
-    let crash = if is_last { None } else { draw_crash(plan, rng) };
+    let (crash, crash_later) = match is_last {
+        true => (None, None),
+        false => draw_crash(plan, rng),
+    };
     let (stop, variant) = (is_last || rng.chance(0.4), 0);
     for attempt in 0..OPENS_MAX {
         let life = live(
@@ -95,6 +98,7 @@ fn one_life(
                 number: *number,
                 variant: variant + attempt as u64,
                 crash,
+                crash_later,
                 load: Some(clients()),
                 stop,
                 clear: is_last,
@@ -128,31 +132,44 @@ fn clients() -> Load {
     })
 }
 
-fn draw_crash(plan: &Plan, rng: &mut Rng) -> Option<CrashPoint> {
-    if rng.chance(0.35) {
-        return None;
+/// Where a life ends by itself: at an operation counted from its beginning, or from when the clients
+/// begin.
+fn draw_crash(plan: &Plan, rng: &mut Rng) -> (Option<CrashPoint>, Option<CrashPoint>) {
+    let is_short = plan.style == Style::Short;
+    if rng.chance(if is_short { 0.1 } else { 0.35 }) {
+        return (None, None);
     }
-    let ios = u64::from(plan.journals) * plan.clients as u64 * plan.operations * 4;
-    let nth = match rng.below(4) {
-        // In recovery, or soon after.
-        0 => rng.below(80 * u64::from(plan.journals)),
-        _ => rng.below(100 + ios),
-    };
+    let journals = u64::from(plan.journals);
+    let ios = journals * plan.clients as u64 * plan.operations * 4;
     let moment = [
         CrashMoment::Before,
         CrashMoment::InFlight,
         CrashMoment::Completed,
     ][rng.index(3)];
-    let counting = if rng.coin() {
-        Counting::EveryIo
-    } else {
-        Counting::Changes
+    let counting = [Counting::EveryIo, Counting::Changes, Counting::Flushes][rng.index(3)];
+    let in_recovery = rng.chance(0.25);
+    let most = match (in_recovery, counting) {
+        (true, Counting::EveryIo) => 80 * journals,
+        (true, Counting::Changes) => 20 * journals,
+        (true, Counting::Flushes) => 4 * journals,
+        (false, Counting::EveryIo) => 20 + ios,
+        (false, Counting::Changes) => 10 + ios / 2,
+        (false, Counting::Flushes) => 4 + ios / 16,
     };
-    Some(CrashPoint {
-        nth,
+    // Often soon: what a crash leaves is then still there when the next one comes.
+    let most = match rng.chance(if is_short { 0.7 } else { 0.2 }) {
+        true => 1 + most.min(16),
+        false => most,
+    };
+    let point = Some(CrashPoint {
+        nth: rng.below(most),
         counting,
         moment,
-    })
+    });
+    match in_recovery {
+        true => (point, None),
+        false => (None, point),
+    }
 }
 
 /// Opens a disk that broke its promises once more and reads what can be read.
@@ -164,6 +181,7 @@ fn last_look(plan: &Rc<Plan>, disk: &SimDisk, model: &Shared, number: usize, rng
         number: number + 1,
         variant: 99,
         crash: None,
+        crash_later: None,
         load: None,
         stop: false,
         clear: false,
