@@ -329,6 +329,7 @@ impl Config {
             cores: (self.cores > 0).then_some(self.cores),
             nbd: self.nbd.listen.0,
             nbd_unix,
+            record: None,
         })
     }
 

@@ -59,6 +59,9 @@ impl Backend {
     }
 }
 
+/// Names a file to record all I/O to; see `docs/HACKING.md`.
+const RECORD_VARIABLE: &str = "FLAGSTONE_RECORD";
+
 /// What to serve.
 #[derive(Clone, Debug)]
 pub struct ServePlan {
@@ -84,7 +87,8 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             let device = dev_device(&dir, size_bytes, format, out)?;
             plan.config.devices = vec![device];
         }
-        let options = plan.config.node_options()?;
+        let mut options = plan.config.node_options()?;
+        options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
         warn_of_open_nbd(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
         let node = tokio::select! {

@@ -1,28 +1,22 @@
 //! Recording what is asked of a device, so that crash images can be built from it later.
 //!
-//! A [`RecordingDevice`] stands in front of any device and tells a [`Recorder`] what happens, in
-//! the order in which its user sees it:
-//! - a write is *submitted* when it is first polled, since only then it can reach the device, and
-//!   *completed* when its result is handed to the user. A write whose future is dropped is never
-//!   completed: it may have reached the media, wholly, in part, or not at all;
-//! - a flush is *submitted* when `flush` is called, since only writes completed before that are
-//!   covered by it, and *completed* when its result is handed to the user. Both are on the safe
-//!   side: the record never calls a write durable that the device's user may not rely on.
+//! A device that is recorded tells a [`Recorder`] what happens, in the order in which its user
+//! sees it:
+//! - a write or a discard is *submitted* when it is handed to the kernel, and *completed* when its
+//!   result is handed to the user. One whose future is dropped is never completed: it may have
+//!   reached the media, wholly, in part, or not at all;
+//! - a flush is *submitted* when it is handed to the kernel, and *completed* when its result is
+//!   handed to the user. So the record never calls a write durable that the device's user may not
+//!   rely on.
 //!
 //! So at any point of the record, what must be on the media is every write completed before the
 //! submission of a flush that has since completed well; any subset of the other submitted writes,
 //! torn at 512 bytes, may be there as well.
 //!
 //! **Format** of an event in a file, little-endian: kind (u8), ok (u8), zero (u16), length of the
-//! data that follows (u32), id (u64; of a mark its value), offset (u64), length of a discarded range
-//! (u64), data. A file that ends within an event has lost its tail with the process, and is read up
+//! data that follows (u32), id (u64; of a mark its value), offset (u64), length of a range without
+//! data (u64), data. A file that ends within an event has lost its tail with the process, and is read up
 //! to there.
-
-use std::future::Future;
-use std::io;
-
-use crate::buf::IoBuf;
-use crate::traits::BlockDevice;
 
 /// Bytes of an event without its data.
 const HEADER_BYTES: usize = 32;
@@ -85,9 +79,77 @@ pub enum IoEvent<'a> {
     /// Something happened above the device that whoever checks the record wants to find in it,
     /// such as an answer to a client. It has no effect on the device.
     Mark {
-        /// Its meaning is between who records and who checks.
+        /// Its meaning is between who records and who checks: see [`NodeMark`].
         value: u64,
+        /// The range it is about, in bytes of whatever it is about.
+        offset_bytes: u64,
+        /// Length of that range.
+        len_bytes: u64,
+        /// More about it.
+        data: &'a [u8],
     },
+}
+
+/// What a node marks in its record: what its volumes' users were answered, and when an operation
+/// began that takes a while. The answers are marked when a volume gives them to a gateway, so never
+/// later than a client can have them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NodeMark {
+    /// A write of the mark's range of a volume (its id is the data) was answered as stable.
+    WroteStable,
+    /// A write was answered as unstable.
+    WroteUnstable,
+    /// A range was deallocated, or zeros written; answered as stable.
+    ClearedStable,
+    /// The same, unstable.
+    ClearedUnstable,
+    /// A client's flush, with a number that only its answer has, too, came to the volume.
+    FlushBegan(u64),
+    /// It was answered.
+    Flushed(u64),
+    /// A snapshot was asked for; the data is `volume@snapshot`.
+    SnapshotBegan,
+    /// It was answered.
+    SnapshotTaken,
+    /// A snapshot's deletion was asked for.
+    SnapshotGoing,
+    /// It was answered.
+    SnapshotGone,
+}
+
+impl NodeMark {
+    /// The mark's value: what it says in the lowest byte, a number above.
+    pub fn value(self) -> u64 {
+        match self {
+            NodeMark::WroteStable => 1,
+            NodeMark::WroteUnstable => 2,
+            NodeMark::ClearedStable => 3,
+            NodeMark::ClearedUnstable => 4,
+            NodeMark::FlushBegan(number) => 5 | number << 8,
+            NodeMark::Flushed(number) => 6 | number << 8,
+            NodeMark::SnapshotBegan => 7,
+            NodeMark::SnapshotTaken => 8,
+            NodeMark::SnapshotGoing => 9,
+            NodeMark::SnapshotGone => 10,
+        }
+    }
+
+    /// What a mark's value says, if a node made it.
+    pub fn of_value(value: u64) -> Option<NodeMark> {
+        Some(match (value & 0xff, value >> 8) {
+            (1, 0) => NodeMark::WroteStable,
+            (2, 0) => NodeMark::WroteUnstable,
+            (3, 0) => NodeMark::ClearedStable,
+            (4, 0) => NodeMark::ClearedUnstable,
+            (5, number) => NodeMark::FlushBegan(number),
+            (6, number) => NodeMark::Flushed(number),
+            (7, 0) => NodeMark::SnapshotBegan,
+            (8, 0) => NodeMark::SnapshotTaken,
+            (9, 0) => NodeMark::SnapshotGoing,
+            (10, 0) => NodeMark::SnapshotGone,
+            _ => return None,
+        })
+    }
 }
 
 /// Receives events. Cores that share a device share a recorder: its clones give ids from one
@@ -98,97 +160,6 @@ pub trait Recorder: Clone + 'static {
 
     /// Takes an event. It must have its place in the order when this returns.
     fn record(&self, event: &IoEvent<'_>);
-}
-
-/// A device whose writes, flushes and discards are recorded.
-#[derive(Clone)]
-pub struct RecordingDevice<D, R> {
-    device: D,
-    recorder: R,
-}
-
-impl<D: BlockDevice, R: Recorder> RecordingDevice<D, R> {
-    /// Records what `device` is asked for.
-    pub fn new(device: D, recorder: R) -> RecordingDevice<D, R> {
-        RecordingDevice { device, recorder }
-    }
-
-    /// The device behind.
-    pub fn inner(&self) -> &D {
-        &self.device
-    }
-}
-
-impl<D: BlockDevice, R: Recorder> BlockDevice for RecordingDevice<D, R> {
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn read(
-        &self,
-        offset_bytes: u64,
-        buf: IoBuf,
-    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
-        self.device.read(offset_bytes, buf)
-    }
-
-    fn write(
-        &self,
-        offset_bytes: u64,
-        buf: IoBuf,
-    ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
-        let RecordingDevice { device, recorder } = self.clone();
-        async move {
-            let id = recorder.next_id();
-            recorder.record(&IoEvent::WriteSubmitted {
-                id,
-                offset_bytes,
-                data: &buf,
-            });
-            let (buf, result) = device.write(offset_bytes, buf).await;
-            recorder.record(&IoEvent::WriteCompleted {
-                id,
-                ok: result.is_ok(),
-            });
-            (buf, result)
-        }
-    }
-
-    fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-        let RecordingDevice { device, recorder } = self.clone();
-        let id = recorder.next_id();
-        recorder.record(&IoEvent::FlushSubmitted { id });
-        async move {
-            let result = device.flush().await;
-            recorder.record(&IoEvent::FlushCompleted {
-                id,
-                ok: result.is_ok(),
-            });
-            result
-        }
-    }
-
-    fn discard(
-        &self,
-        offset_bytes: u64,
-        len_bytes: u64,
-    ) -> impl Future<Output = io::Result<()>> + 'static {
-        let RecordingDevice { device, recorder } = self.clone();
-        async move {
-            let id = recorder.next_id();
-            recorder.record(&IoEvent::DiscardSubmitted {
-                id,
-                offset_bytes,
-                len_bytes,
-            });
-            let result = device.discard(offset_bytes, len_bytes).await;
-            recorder.record(&IoEvent::DiscardCompleted {
-                id,
-                ok: result.is_ok(),
-            });
-            result
-        }
-    }
 }
 
 impl IoEvent<'_> {
@@ -211,7 +182,12 @@ impl IoEvent<'_> {
                     len_bytes,
                 } => (DISCARD_SUBMITTED, true, id, offset_bytes, len_bytes, &[]),
                 IoEvent::DiscardCompleted { id, ok } => (DISCARD_COMPLETED, ok, id, 0, 0, &[]),
-                IoEvent::Mark { value } => (MARK, true, value, 0, 0, &[]),
+                IoEvent::Mark {
+                    value,
+                    offset_bytes,
+                    len_bytes,
+                    data,
+                } => (MARK, true, value, offset_bytes, len_bytes, data),
             };
         let data_len = u32::try_from(data.len()).expect("a write is shorter than 4 GiB");
         into.extend_from_slice(&[kind, u8::from(ok), 0, 0]);
@@ -257,7 +233,12 @@ impl IoEvent<'_> {
                 len_bytes,
             },
             DISCARD_COMPLETED => IoEvent::DiscardCompleted { id, ok },
-            MARK => IoEvent::Mark { value: id },
+            MARK => IoEvent::Mark {
+                value: id,
+                offset_bytes,
+                len_bytes,
+                data,
+            },
             kind => return Err(RecordError { kind }),
         };
         Ok(Some((event, rest)))
@@ -286,10 +267,6 @@ impl std::error::Error for RecordError {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::{Cell, RefCell};
-    use std::pin::pin;
-    use std::rc::Rc;
-    use std::task::{Context, Poll, Waker};
 
     fn events() -> Vec<IoEvent<'static>> {
         vec![
@@ -310,8 +287,34 @@ mod tests {
                 id: u64::MAX,
                 ok: true,
             },
-            IoEvent::Mark { value: 4711 },
+            IoEvent::Mark {
+                value: 4711,
+                offset_bytes: 3,
+                len_bytes: 5,
+                data: b"more",
+            },
         ]
+    }
+
+    #[test]
+    fn what_a_node_marks_survives_as_a_number() {
+        let marks = [
+            NodeMark::WroteStable,
+            NodeMark::WroteUnstable,
+            NodeMark::ClearedStable,
+            NodeMark::ClearedUnstable,
+            NodeMark::FlushBegan(77),
+            NodeMark::Flushed(77),
+            NodeMark::SnapshotBegan,
+            NodeMark::SnapshotTaken,
+            NodeMark::SnapshotGoing,
+            NodeMark::SnapshotGone,
+        ];
+        for mark in marks {
+            assert_eq!(NodeMark::of_value(mark.value()), Some(mark));
+        }
+        assert_eq!(NodeMark::of_value(0), None);
+        assert_eq!(NodeMark::of_value(1 << 8 | 1), None);
     }
 
     #[test]
@@ -330,118 +333,5 @@ mod tests {
         }
         bytes[0] = 77;
         assert_eq!(IoEvent::decode(&bytes), Err(RecordError { kind: 77 }));
-    }
-
-    #[derive(Clone, Default)]
-    struct Log(Rc<(Cell<u64>, RefCell<Vec<u8>>)>);
-
-    impl Recorder for Log {
-        fn next_id(&self) -> u64 {
-            self.0.0.replace(self.0.0.get() + 1)
-        }
-
-        fn record(&self, event: &IoEvent<'_>) {
-            event.encode(&mut self.0.1.borrow_mut());
-        }
-    }
-
-    /// A device that answers at the second poll.
-    #[derive(Clone)]
-    struct Slow;
-
-    async fn second_poll() {
-        let mut polled = false;
-        std::future::poll_fn(|_| match std::mem::replace(&mut polled, true) {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        })
-        .await;
-    }
-
-    #[expect(
-        clippy::manual_async_fn,
-        reason = "the trait's futures don't borrow the device"
-    )]
-    impl BlockDevice for Slow {
-        fn size_bytes(&self) -> u64 {
-            1 << 20
-        }
-
-        fn read(
-            &self,
-            _: u64,
-            buf: IoBuf,
-        ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
-            async { (buf, Ok(())) }
-        }
-
-        fn write(
-            &self,
-            _: u64,
-            buf: IoBuf,
-        ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
-            async {
-                second_poll().await;
-                (buf, Ok(()))
-            }
-        }
-
-        fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
-            async {
-                second_poll().await;
-                Err(io::Error::other("broken"))
-            }
-        }
-
-        fn discard(&self, _: u64, _: u64) -> impl Future<Output = io::Result<()>> + 'static {
-            async { Ok(()) }
-        }
-    }
-
-    #[test]
-    fn writes_count_from_their_first_poll_and_flushes_from_their_call() {
-        let log = Log::default();
-        let device = RecordingDevice::new(Slow, log.clone());
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut unpolled = pin!(device.write(0, IoBuf::copy_of(&[1; 4])));
-        let mut flush = pin!(device.flush());
-        let mut write = pin!(device.write(512, IoBuf::copy_of(&[2; 4])));
-        assert!(write.as_mut().poll(&mut cx).is_pending());
-        {
-            let mut dropped = Box::pin(device.write(1024, IoBuf::copy_of(&[3; 4])));
-            assert!(dropped.as_mut().poll(&mut cx).is_pending());
-        }
-        assert!(flush.as_mut().poll(&mut cx).is_pending());
-        assert!(write.as_mut().poll(&mut cx).is_ready());
-        assert!(flush.as_mut().poll(&mut cx).is_ready());
-        assert!(unpolled.as_mut().poll(&mut cx).is_pending());
-        let bytes = log.0.1.borrow();
-        let mut rest = bytes.as_slice();
-        let mut seen = Vec::new();
-        while let Some((event, after)) = IoEvent::decode(rest).unwrap() {
-            seen.push(event);
-            rest = after;
-        }
-        let expected = [
-            IoEvent::FlushSubmitted { id: 0 },
-            IoEvent::WriteSubmitted {
-                id: 1,
-                offset_bytes: 512,
-                data: &[2; 4],
-            },
-            IoEvent::WriteSubmitted {
-                id: 2,
-                offset_bytes: 1024,
-                data: &[3; 4],
-            },
-            IoEvent::WriteCompleted { id: 1, ok: true },
-            IoEvent::FlushCompleted { id: 0, ok: false },
-            IoEvent::WriteSubmitted {
-                id: 3,
-                offset_bytes: 0,
-                data: &[1; 4],
-            },
-        ];
-        assert_eq!(seen, expected);
     }
 }

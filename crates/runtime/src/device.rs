@@ -11,6 +11,10 @@
 //! meant for trying things out, and logged as a warning. Reads may then come from memory: scrubbing
 //! such a device proves little.
 //!
+//! What a device is asked for can be recorded ([`UringDevice::record_to`]), operation by operation
+//! as it goes to the kernel: crash images are made from that, so it has to be what the kernel was
+//! asked for, not what the engine asked for.
+//!
 //! Transfers may come back short; the rest is asked for again. Memory that isn't aligned as direct
 //! I/O wants it is copied through a pool buffer and counted.
 
@@ -23,6 +27,7 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use flagstone_platform::record::{IoEvent, Recorder};
 use flagstone_platform::{BlockDevice, IoBuf};
 
 use crate::core::Core;
@@ -30,6 +35,7 @@ use crate::helper::Blocking;
 use crate::op::{Owned, Request, Target};
 use crate::platform::UringPlatform;
 use crate::sys;
+use crate::trace::TraceFile;
 
 /// Offsets, lengths and sizes are multiples of this, in bytes, on every device.
 const SECTOR_BYTES: u64 = 512;
@@ -82,6 +88,7 @@ pub struct DeviceOptions {
 pub struct UringDevice {
     core: Rc<Core>,
     file: Rc<DeviceFile>,
+    trace: Option<TraceFile>,
 }
 
 /// The open file. Operations in flight hold it.
@@ -149,6 +156,46 @@ impl UringDevice {
                 format!("opening device {}: {error}", path.display()),
             )
         })
+    }
+
+    /// The same device, whose writes, flushes and discards are recorded from now on. An operation
+    /// is submitted when it is handed to the kernel, and completed when its user is told.
+    pub fn record_to(self, trace: TraceFile) -> UringDevice {
+        UringDevice {
+            trace: Some(trace),
+            ..self
+        }
+    }
+
+    /// Records that an operation begins, if anybody wants to know. Its id in the record.
+    fn record_start<'a>(&self, event: impl FnOnce(u64) -> IoEvent<'a>) -> u64 {
+        let Some(trace) = &self.trace else { return 0 };
+        let id = trace.next_id();
+        trace.record(&event(id));
+        id
+    }
+
+    fn record_end(&self, event: IoEvent<'_>) {
+        if let Some(trace) = &self.trace {
+            trace.record(&event);
+        }
+    }
+
+    /// A write has ended; `data` is what it was to write at `offset_bytes`. Of one that came back
+    /// short, the part that was written is recorded once more, as a write that succeeded.
+    fn record_written(&self, id: u64, offset_bytes: u64, data: &[u8], result: i32) {
+        let moved = usize::try_from(result).unwrap_or(0).min(data.len());
+        let ok = moved == data.len();
+        self.record_end(IoEvent::WriteCompleted { id, ok });
+        if !ok && moved > 0 {
+            let data = &data[..moved];
+            let id = self.record_start(|id| IoEvent::WriteSubmitted {
+                id,
+                offset_bytes,
+                data,
+            });
+            self.record_end(IoEvent::WriteCompleted { id, ok: true });
+        }
     }
 
     /// True if I/O bypasses the page cache.
@@ -226,12 +273,23 @@ impl UringDevice {
         let mut retries = 0;
         while done < buf.len() {
             let end = buf.len().min(done + self.core.transfer_max());
-            let request = self.request(direction, offset_bytes + done as u64, buf, done..end);
+            let at = offset_bytes + done as u64;
+            let recorded = (direction != Direction::Read && self.trace.is_some()).then(|| {
+                self.record_start(|id| IoEvent::WriteSubmitted {
+                    id,
+                    offset_bytes: at,
+                    data: &buf[done..end],
+                })
+            });
+            let request = self.request(direction, at, buf, done..end);
             let (result, owned) = self.core.operate(request).await;
             let Owned::Buf(returned) = owned else {
                 unreachable!("a transfer gives its buffer back");
             };
             buf = returned;
+            if let Some(id) = recorded {
+                self.record_written(id, at, &buf[done..end], result);
+            }
             match result {
                 0 => return (buf, Err(cut_short(direction))),
                 moved if moved > 0 => {
@@ -302,6 +360,7 @@ impl UringDevice {
         let file = self.file.clone();
         let blocking = || Blocking::SyncData(self.file.file.clone());
         for _ in 0..RETRIES_MAX {
+            let id = self.record_start(|id| IoEvent::FlushSubmitted { id });
             let result = match self.file.options.flush {
                 FlushMethod::Blocking => blocking().run(),
                 FlushMethod::RingFsync if self.core.support().ring_fsync => {
@@ -317,6 +376,10 @@ impl UringDevice {
                         .0
                 }
             };
+            self.record_end(IoEvent::FlushCompleted {
+                id,
+                ok: result >= 0,
+            });
             // Only an interruption is tried again: it reports nothing. After any other failure the
             // kernel has reported the lost writes, and would call a second attempt a success.
             if result != -libc::EINTR {
@@ -336,6 +399,11 @@ impl UringDevice {
         }
         let file = self.file.clone();
         let open = self.file.file.clone();
+        let id = self.record_start(|id| IoEvent::DiscardSubmitted {
+            id,
+            offset_bytes,
+            len_bytes,
+        });
         let (result, _) = match self.file.kind {
             Kind::File if self.core.support().ring_fallocate => {
                 self.core
@@ -363,6 +431,10 @@ impl UringDevice {
                 self.core.help(Request::Helped { file }, call).await
             }
         };
+        self.record_end(IoEvent::DiscardCompleted {
+            id,
+            ok: result >= 0,
+        });
         if matches!(-result, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -497,6 +569,7 @@ fn open_device(
     Ok(UringDevice {
         core,
         file: Rc::new(file),
+        trace: None,
     })
 }
 

@@ -354,7 +354,7 @@ impl SimDisk {
 
     /// Adds a mark to the recording, if there is one.
     pub fn mark(&self, value: u64) {
-        self.state.borrow_mut().record(IoEvent::Mark { value });
+        self.state.borrow_mut().record(IoEvent::mark(value));
     }
 
     /// Ends the recording and hands it over.

@@ -49,6 +49,7 @@ mod disk;
 mod fault;
 mod image;
 pub mod record;
+pub mod recorded;
 mod volatile;
 
 mod network;

@@ -66,6 +66,12 @@ pub enum IoEvent {
     Mark {
         /// Its meaning is between the recorder and the checker.
         value: u64,
+        /// The range it is about, in bytes.
+        offset_bytes: u64,
+        /// Length of that range.
+        len_bytes: u64,
+        /// More about it.
+        bytes: Arc<[u8]>,
     },
 }
 
@@ -95,12 +101,32 @@ impl From<record::IoEvent<'_>> for IoEvent {
                 len_bytes,
             },
             Recorded::DiscardCompleted { id, ok } => IoEvent::DiscardCompleted { id, ok },
-            Recorded::Mark { value } => IoEvent::Mark { value },
+            Recorded::Mark {
+                value,
+                offset_bytes,
+                len_bytes,
+                data,
+            } => IoEvent::Mark {
+                value,
+                offset_bytes,
+                len_bytes,
+                bytes: data.into(),
+            },
         }
     }
 }
 
 impl IoEvent {
+    /// A mark that is a number and nothing else.
+    pub fn mark(value: u64) -> IoEvent {
+        IoEvent::Mark {
+            value,
+            offset_bytes: 0,
+            len_bytes: 0,
+            bytes: Arc::default(),
+        }
+    }
+
     /// The same event as the platform has it.
     pub fn as_recorded(&self) -> record::IoEvent<'_> {
         use record::IoEvent as Recorded;
@@ -127,7 +153,17 @@ impl IoEvent {
                 len_bytes,
             },
             IoEvent::DiscardCompleted { id, ok } => Recorded::DiscardCompleted { id, ok },
-            IoEvent::Mark { value } => Recorded::Mark { value },
+            IoEvent::Mark {
+                value,
+                offset_bytes,
+                len_bytes,
+                ref bytes,
+            } => Recorded::Mark {
+                value,
+                offset_bytes,
+                len_bytes,
+                data: bytes,
+            },
         }
     }
 }
@@ -254,7 +290,7 @@ mod tests {
                 len_bytes: 128 << 20,
             },
             IoEvent::DiscardCompleted { id: 2, ok: true },
-            IoEvent::Mark { value: 99 },
+            IoEvent::mark(99),
             IoEvent::WriteSubmitted {
                 id: 3,
                 offset_bytes: 0,

@@ -229,6 +229,36 @@ fn power_loss_at_any_moment_leaves_clean_devices() {
     }
 }
 
+/// The checkpoint at a stop may be the first thing that needs blocks. It then takes a segment, and
+/// the record of that must not be left behind its root. Found by crash images of a recorded run.
+#[test]
+fn a_stop_that_takes_the_first_segment_leaves_nothing_behind_its_root() {
+    let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
+    let world = World::new(5);
+    let platform = world.platform(0);
+    let disk_in = disk.clone();
+    world.block_on(0, async move {
+        let device = platform.open(&disk_in);
+        let options = FormatOptions {
+            journal_count: 1,
+            ..FormatOptions::for_size(DEVICE_BYTES)
+        };
+        let formatted = format_device(&platform, &device, options).await;
+        formatted.expect("formats");
+        let engine = open(&platform, &disk_in).await;
+        let dvol = CreateDvol {
+            name: "a".into(),
+            id: None,
+            size_bytes: 8 * MIB,
+            reserved_bytes: 0,
+        };
+        engine.create(dvol).await.expect("creates");
+        engine.stop().await.expect("stops");
+    });
+    let report = assert_clean(&disk.visible_image(), "after the stop");
+    assert_eq!(report.counts.groups, 0);
+}
+
 /// Which units hold after power loss is worked out twice, by recovery and by `verify`, in different
 /// ways. Both must agree, and what recovery makes of the image must be clean.
 #[test]

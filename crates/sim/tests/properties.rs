@@ -185,7 +185,7 @@ fn run(
     let place_of = |mark: u64| {
         let place = events
             .iter()
-            .position(|event| *event == IoEvent::Mark { value: mark });
+            .position(|event| *event == IoEvent::mark(mark));
         place.expect("every mark is in the recording")
     };
     let reads = seen

@@ -25,4 +25,6 @@ pub struct NodeOptions {
     pub nbd: Option<SocketAddr>,
     /// Where to listen for NBD clients (Unix socket).
     pub nbd_unix: Option<PathBuf>,
+    /// For tests: record all I/O on the device, and the answers to clients, to this file.
+    pub record: Option<PathBuf>,
 }

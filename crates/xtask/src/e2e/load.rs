@@ -265,7 +265,7 @@ impl Writer {
 }
 
 /// The content of a sector: where it belongs, who wrote it, and a filling that depends on both.
-fn stamp(sector: u64, number: u64) -> [u8; SECTOR_BYTES] {
+pub(super) fn stamp(sector: u64, number: u64) -> [u8; SECTOR_BYTES] {
     let mut bytes = [0; SECTOR_BYTES];
     let mut fill = Random::new(sector.rotate_left(32) ^ number);
     for (index, word) in bytes.chunks_exact_mut(8).enumerate() {

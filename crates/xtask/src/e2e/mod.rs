@@ -9,6 +9,7 @@ mod fake;
 mod guest;
 mod hostile;
 mod image;
+mod images;
 mod load;
 mod many;
 mod nbd;
@@ -46,6 +47,9 @@ pub(crate) struct Scale {
     /// `crash`: how often the node is killed.
     #[arg(long, default_value_t = 50)]
     crashes: u32,
+    /// `images`: how many crash images.
+    #[arg(long, default_value_t = 10_000)]
+    images: u64,
     /// `vm`: how often the machine is killed.
     #[arg(long, default_value_t = 5)]
     machines: u32,
@@ -61,7 +65,8 @@ impl Scale {
     /// What fits into a CI run.
     fn for_ci() -> Scale {
         Scale {
-            crashes: 10,
+            crashes: 20,
+            images: 3_000,
             machines: 2,
             volumes: 2_000,
             seed: 1,
@@ -77,7 +82,7 @@ struct Scenario {
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 7] = [
+const SCENARIOS: [Scenario; 8] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -87,8 +92,14 @@ const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "crash",
         about: "kill -9 under load, again and again: nothing stable is lost, verify is clean",
-        in_ci: false,
+        in_ci: true,
         run: |scene, scale| crash::run(scene, scale.crashes, scale.seed),
+    },
+    Scenario {
+        name: "images",
+        about: "what the runtime issues, recorded: thousands of crash images recover to what was answered",
+        in_ci: true,
+        run: |scene, scale| images::run(scene, scale.images, scale.seed),
     },
     Scenario {
         name: "vm",

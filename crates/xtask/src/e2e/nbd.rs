@@ -24,6 +24,7 @@ const INFO_EXPORT: u16 = 0;
 const OPTION_REPLY_BYTES_MAX: usize = 64 << 10;
 
 const FLAG_FUA: u16 = 1;
+const FLAG_NO_HOLE: u16 = 2;
 
 /// A server that doesn't answer for this long has failed the test.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -35,6 +36,17 @@ pub(super) enum Command {
     Write = 1,
     Disconnect = 2,
     Flush = 3,
+    Trim = 4,
+    WriteZeroes = 6,
+}
+
+/// How to make a range read as zeros.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    Trim,
+    Zeros,
+    /// Zeros that keep their space.
+    AllocatedZeros,
 }
 
 /// How a request failed.
@@ -189,6 +201,28 @@ impl Connection {
         fua: bool,
     ) -> Result<(), Failure> {
         self.send(Command::Write, fua, offset_bytes, data.len(), data)?;
+        self.receive()
+    }
+
+    /// Makes a range read as zeros; with `fua` the answer promises that it is stable.
+    pub(super) fn change(
+        &mut self,
+        change: Change,
+        offset_bytes: u64,
+        len_bytes: u32,
+        fua: bool,
+    ) -> Result<(), Failure> {
+        let (command, flags) = match change {
+            Change::Trim => (Command::Trim, 0),
+            Change::Zeros => (Command::WriteZeroes, 0),
+            Change::AllocatedZeros => (Command::WriteZeroes, FLAG_NO_HOLE),
+        };
+        let flags = if fua { flags | FLAG_FUA } else { flags };
+        self.handle += 1;
+        let request = request(flags, command as u16, self.handle, offset_bytes, len_bytes);
+        self.stream
+            .write_all(&request)
+            .map_err(|error| Failure::Broken(error.into()))?;
         self.receive()
     }
 

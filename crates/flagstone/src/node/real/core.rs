@@ -13,6 +13,7 @@ use flagstone_runtime::{CoreRemote, UringListener, UringPlatform, UringStream};
 use flagstone_types::{DvolId, Lsn};
 
 use super::names::Names;
+use super::recording::Recording;
 use super::volume::{RealVolume, VolumeCounters};
 use crate::node::VolumeMetrics;
 
@@ -34,6 +35,7 @@ pub(super) struct CoreNode {
     pub(super) platform: UringPlatform,
     pub(super) engines: Vec<OwnedEngine>,
     pub(super) names: Names,
+    pub(super) recording: Recording,
     /// All cores, to hand connections over.
     remotes: RefCell<Vec<CoreRemote>>,
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
@@ -52,12 +54,14 @@ impl CoreNode {
         platform: &UringPlatform,
         engines: Vec<OwnedEngine>,
         names: Names,
+        recording: Recording,
     ) -> Rc<CoreNode> {
         let core = Rc::new(CoreNode {
             index: platform.core_index(),
             platform: platform.clone(),
             engines,
             names,
+            recording,
             remotes: RefCell::default(),
             nbd: RefCell::default(),
             counters: RefCell::default(),
@@ -242,6 +246,7 @@ impl VolumeDirectory for Directory {
             engine: engine.clone(),
             handle,
             counters: self.core.counters_of(id),
+            recording: self.core.recording.clone(),
         }))
     }
 

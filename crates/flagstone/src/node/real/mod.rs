@@ -7,6 +7,7 @@
 mod core;
 mod describe;
 mod names;
+mod recording;
 mod start;
 mod volume;
 
@@ -19,11 +20,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use flagstone_device::engine::{CreateDvol, DvolError, Handle};
+use flagstone_platform::record::NodeMark;
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
 use flagstone_types::DvolId;
 
 use self::core::{CoreNode, current};
 use self::names::{Names, Place};
+use self::recording::Recording;
 use super::{
     DeviceInfo, MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery,
     Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
@@ -61,6 +64,7 @@ struct RealNode {
     notices: Vec<String>,
     stopping: AtomicBool,
     scrubs: Mutex<Vec<ScrubStatus>>,
+    recording: Recording,
 }
 
 /// A volume that an operation is about.
@@ -395,7 +399,7 @@ impl RealNode {
             )
             .next("take one snapshot for each core and device"));
         }
-        let parts = wanted.clone();
+        let (parts, marked) = (wanted.clone(), names);
         let taken = self
             .on_core(first.core, &doing, move |core| async move {
                 let engine = core.engine(first.engine).ok_or(DvolError::NotFound)?;
@@ -404,7 +408,14 @@ impl RealNode {
                     let dvol = engine.dvol(&part.volume).ok_or(DvolError::NotFound)?;
                     dvols.push((dvol.handle, part.snapshot));
                 }
-                engine.snapshot(&dvols).await
+                for name in &marked {
+                    core.recording.snapshot(NodeMark::SnapshotBegan, name);
+                }
+                let taken = engine.snapshot(&dvols).await;
+                for name in marked.iter().filter(|_| taken.is_ok()) {
+                    core.recording.snapshot(NodeMark::SnapshotTaken, name);
+                }
+                taken
             })
             .await?;
         taken.map_err(|error| node_error(error, &doing))?;
@@ -479,6 +490,7 @@ impl RealNode {
         if let Some(runtime) = runtime {
             let _ = tokio::task::spawn_blocking(move || runtime.stop()).await;
         }
+        self.recording.finish();
         result
     }
 }
@@ -560,9 +572,15 @@ impl Node for RealNode {
     fn delete_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, ()> {
         Box::pin(async move {
             let doing = format!("deleting snapshot '{snapshot}'");
+            let name = snapshot.to_string();
             self.on_snapshot(&snapshot, &doing, |core, engine, _, layer| async move {
                 let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                engine.delete_layer(layer).await
+                core.recording.snapshot(NodeMark::SnapshotGoing, &name);
+                let deleted = engine.delete_layer(layer).await;
+                if deleted.is_ok() {
+                    core.recording.snapshot(NodeMark::SnapshotGone, &name);
+                }
+                deleted
             })
             .await
         })

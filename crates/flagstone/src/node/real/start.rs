@@ -16,6 +16,7 @@ use flagstone_runtime::{
 
 use super::core::{CoreNode, OwnedEngine, current};
 use super::names::{Names, Place};
+use super::recording::Recording;
 use super::{Device, RealNode, describe};
 use crate::node::{DeviceOptions, Node, NodeError, NodeErrorKind, NodeOptions, ScrubStatus};
 
@@ -46,6 +47,7 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
             error.to_string(),
         )
     })?;
+    let recording = Recording::start(options.record.as_deref(), options.devices.len())?;
     let mut devices = Vec::new();
     let mut prepared = Vec::new();
     for device in &options.devices {
@@ -62,7 +64,7 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
         prepared.push(found);
     }
     let names = Names::default();
-    open_all(&runtime, &options.devices, prepared, &names)?;
+    open_all(&runtime, &options.devices, prepared, &names, &recording)?;
     let remotes: Vec<_> = runtime
         .cores()
         .iter()
@@ -91,6 +93,7 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
         notices,
         stopping: false.into(),
         scrubs: Mutex::new(scrubs),
+        recording,
     }))
 }
 
@@ -201,14 +204,15 @@ fn open_all(
     devices: &[DeviceOptions],
     prepared: Vec<Prepared>,
     names: &Names,
+    recording: &Recording,
 ) -> Result<(), NodeError> {
     let cores = runtime.cores().len();
     let mut waiting = Vec::new();
     for core in runtime.cores() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let (prepared, names) = (prepared.clone(), names.clone());
+        let (prepared, names, recording) = (prepared.clone(), names.clone(), recording.clone());
         let sent = core.remote().call_then(
-            move |platform| async move { open_core(platform, cores, prepared, names).await },
+            move |platform| open_core(platform, cores, prepared, names, recording),
             move |result| drop(sender.send(result)),
         );
         waiting.push(sent.map(|()| receiver));
@@ -230,6 +234,7 @@ async fn open_core(
     cores: usize,
     prepared: Vec<Prepared>,
     names: Names,
+    recording: Recording,
 ) -> Result<(), (usize, OpenError)> {
     let core = platform.core_index();
     let mut opening = Vec::new();
@@ -244,7 +249,7 @@ async fn open_core(
             };
             let engine = Engine::open(
                 platform.clone(),
-                opened,
+                recording.device(opened),
                 found.shared.clone(),
                 found.superblock.clone(),
                 journal,
@@ -281,7 +286,7 @@ async fn open_core(
         }
         engines.push(OwnedEngine { device, engine });
     }
-    CoreNode::install(&platform, engines, names);
+    CoreNode::install(&platform, engines, names, recording);
     Ok(())
 }
 

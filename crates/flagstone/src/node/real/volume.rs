@@ -7,10 +7,12 @@ use flagstone_device::engine::{self, DvolError, Engine, Handle};
 use flagstone_gateway::volume::{
     AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
 };
+use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{LatencyHistogram, Lsn};
 
+use super::recording::Recording;
 use crate::node::{ErrorCount, IoMetrics, VolumeMetrics};
 
 /// Most bytes of one engine write; larger ones are cut.
@@ -77,9 +79,24 @@ pub(super) struct RealVolume {
     pub(super) engine: Engine<UringPlatform>,
     pub(super) handle: Handle,
     pub(super) counters: Rc<VolumeCounters>,
+    pub(super) recording: Recording,
 }
 
 impl RealVolume {
+    /// Marks the answer to a change in the record, if there is one and the change was made.
+    fn mark<T>(
+        &self,
+        result: &Result<T, VolumeError>,
+        mark: NodeMark,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) {
+        if result.is_ok() {
+            self.recording
+                .answered(mark, self.handle.id, offset_bytes, len_bytes);
+        }
+    }
+
     fn finish<T>(
         &self,
         began: Time,
@@ -126,6 +143,10 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.platform.now();
         let len = data.len() as u64;
+        let mark = match stability {
+            Stability::Stable => NodeMark::WroteStable,
+            Stability::Unstable => NodeMark::WroteUnstable,
+        };
         let stability = engine_stability(stability);
         let mut result = Ok(());
         if data.len() <= WRITE_PART_BYTES {
@@ -148,13 +169,19 @@ impl Volume for RealVolume {
                 }
             }
         }
-        self.finish(began, &self.counters.write, len, result)
+        let result = self.finish(began, &self.counters.write, len, result);
+        self.mark(&result, mark, offset_bytes, len);
+        result
     }
 
     async fn flush(&self) -> Result<(), VolumeError> {
         let began = self.platform.now();
+        let number = self.recording.number();
+        self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
         let result = self.engine.flush().await;
-        self.finish(began, &self.counters.flush, 0, result)
+        let result = self.finish(began, &self.counters.flush, 0, result);
+        self.mark(&result, NodeMark::Flushed(number), 0, 0);
+        result
     }
 
     async fn deallocate(
@@ -164,12 +191,15 @@ impl Volume for RealVolume {
         stability: Stability,
     ) -> Result<(), VolumeError> {
         let began = self.platform.now();
+        let mark = cleared(stability);
         let stability = engine_stability(stability);
         let result = self
             .engine
             .deallocate(self.handle, offset_bytes, len_bytes, stability)
             .await;
-        self.finish(began, &self.counters.trim, len_bytes, result)
+        let result = self.finish(began, &self.counters.trim, len_bytes, result);
+        self.mark(&result, mark, offset_bytes, len_bytes);
+        result
     }
 
     async fn write_zeroes(
@@ -180,6 +210,7 @@ impl Volume for RealVolume {
         stability: Stability,
     ) -> Result<(), VolumeError> {
         let began = self.platform.now();
+        let mark = cleared(stability);
         let stability = engine_stability(stability);
         let result = match keep_allocated {
             true => {
@@ -193,7 +224,9 @@ impl Volume for RealVolume {
                     .await
             }
         };
-        self.finish(began, &self.counters.trim, len_bytes, result)
+        let result = self.finish(began, &self.counters.trim, len_bytes, result);
+        self.mark(&result, mark, offset_bytes, len_bytes);
+        result
     }
 
     async fn allocation(
@@ -231,6 +264,13 @@ impl Volume for RealVolume {
             changed: e.changed,
         };
         Ok(extents.map(extent).collect())
+    }
+}
+
+fn cleared(stability: Stability) -> NodeMark {
+    match stability {
+        Stability::Stable => NodeMark::ClearedStable,
+        Stability::Unstable => NodeMark::ClearedUnstable,
     }
 }
 
