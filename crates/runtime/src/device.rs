@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use flagstone_platform::record::{IoEvent, Recorder};
+use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf};
 
 use crate::core::Core;
@@ -35,7 +35,7 @@ use crate::helper::Blocking;
 use crate::op::{Owned, Request, Target};
 use crate::platform::UringPlatform;
 use crate::sys;
-use crate::trace::TraceFile;
+use crate::trace::{Trace, TraceFile};
 
 /// Offsets, lengths and sizes are multiples of this, in bytes, on every device.
 const SECTOR_BYTES: u64 = 512;
@@ -88,7 +88,7 @@ pub struct DeviceOptions {
 pub struct UringDevice {
     core: Rc<Core>,
     file: Rc<DeviceFile>,
-    trace: Option<TraceFile>,
+    trace: Trace,
 }
 
 /// The open file. Operations in flight hold it.
@@ -162,39 +162,8 @@ impl UringDevice {
     /// is submitted when it is handed to the kernel, and completed when its user is told.
     pub fn record_to(self, trace: TraceFile) -> UringDevice {
         UringDevice {
-            trace: Some(trace),
+            trace: Trace::to(trace),
             ..self
-        }
-    }
-
-    /// Records that an operation begins, if anybody wants to know. Its id in the record.
-    fn record_start<'a>(&self, event: impl FnOnce(u64) -> IoEvent<'a>) -> u64 {
-        let Some(trace) = &self.trace else { return 0 };
-        let id = trace.next_id();
-        trace.record(&event(id));
-        id
-    }
-
-    fn record_end(&self, event: IoEvent<'_>) {
-        if let Some(trace) = &self.trace {
-            trace.record(&event);
-        }
-    }
-
-    /// A write has ended; `data` is what it was to write at `offset_bytes`. Of one that came back
-    /// short, the part that was written is recorded once more, as a write that succeeded.
-    fn record_written(&self, id: u64, offset_bytes: u64, data: &[u8], result: i32) {
-        let moved = usize::try_from(result).unwrap_or(0).min(data.len());
-        let ok = moved == data.len();
-        self.record_end(IoEvent::WriteCompleted { id, ok });
-        if !ok && moved > 0 {
-            let data = &data[..moved];
-            let id = self.record_start(|id| IoEvent::WriteSubmitted {
-                id,
-                offset_bytes,
-                data,
-            });
-            self.record_end(IoEvent::WriteCompleted { id, ok: true });
         }
     }
 
@@ -274,8 +243,8 @@ impl UringDevice {
         while done < buf.len() {
             let end = buf.len().min(done + self.core.transfer_max());
             let at = offset_bytes + done as u64;
-            let recorded = (direction != Direction::Read && self.trace.is_some()).then(|| {
-                self.record_start(|id| IoEvent::WriteSubmitted {
+            let recorded = (direction != Direction::Read && self.trace.is_on()).then(|| {
+                self.trace.start(|id| IoEvent::WriteSubmitted {
                     id,
                     offset_bytes: at,
                     data: &buf[done..end],
@@ -288,7 +257,7 @@ impl UringDevice {
             };
             buf = returned;
             if let Some(id) = recorded {
-                self.record_written(id, at, &buf[done..end], result);
+                self.trace.written(id, at, &buf[done..end], result);
             }
             match result {
                 0 => return (buf, Err(cut_short(direction))),
@@ -360,7 +329,7 @@ impl UringDevice {
         let file = self.file.clone();
         let blocking = || Blocking::SyncData(self.file.file.clone());
         for _ in 0..RETRIES_MAX {
-            let id = self.record_start(|id| IoEvent::FlushSubmitted { id });
+            let id = self.trace.start(|id| IoEvent::FlushSubmitted { id });
             let result = match self.file.options.flush {
                 FlushMethod::Blocking => blocking().run(),
                 FlushMethod::RingFsync if self.core.support().ring_fsync => {
@@ -376,7 +345,7 @@ impl UringDevice {
                         .0
                 }
             };
-            self.record_end(IoEvent::FlushCompleted {
+            self.trace.end(IoEvent::FlushCompleted {
                 id,
                 ok: result >= 0,
             });
@@ -399,7 +368,7 @@ impl UringDevice {
         }
         let file = self.file.clone();
         let open = self.file.file.clone();
-        let id = self.record_start(|id| IoEvent::DiscardSubmitted {
+        let id = self.trace.start(|id| IoEvent::DiscardSubmitted {
             id,
             offset_bytes,
             len_bytes,
@@ -431,7 +400,7 @@ impl UringDevice {
                 self.core.help(Request::Helped { file }, call).await
             }
         };
-        self.record_end(IoEvent::DiscardCompleted {
+        self.trace.end(IoEvent::DiscardCompleted {
             id,
             ok: result >= 0,
         });
@@ -569,7 +538,7 @@ fn open_device(
     Ok(UringDevice {
         core,
         file: Rc::new(file),
-        trace: None,
+        trace: Trace::default(),
     })
 }
 

@@ -86,3 +86,48 @@ impl Recorder for TraceFile {
         out.error = out.file.write_all(&out.scratch).err();
     }
 }
+
+/// A device's record, if it has one.
+#[derive(Clone, Default)]
+pub(crate) struct Trace(Option<TraceFile>);
+
+impl Trace {
+    pub(crate) fn to(trace: TraceFile) -> Trace {
+        Trace(Some(trace))
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Records that an operation begins. Its id in the record.
+    pub(crate) fn start<'a>(&self, event: impl FnOnce(u64) -> IoEvent<'a>) -> u64 {
+        let Some(trace) = &self.0 else { return 0 };
+        let id = trace.next_id();
+        trace.record(&event(id));
+        id
+    }
+
+    pub(crate) fn end(&self, event: IoEvent<'_>) {
+        if let Some(trace) = &self.0 {
+            trace.record(&event);
+        }
+    }
+
+    /// A write has ended; `data` is what it was to write at `offset_bytes`. Of one that came back
+    /// short, the part that was written is recorded once more, as a write that succeeded.
+    pub(crate) fn written(&self, id: u64, offset_bytes: u64, data: &[u8], result: i32) {
+        let moved = usize::try_from(result).unwrap_or(0).min(data.len());
+        let ok = moved == data.len();
+        self.end(IoEvent::WriteCompleted { id, ok });
+        if !ok && moved > 0 {
+            let data = &data[..moved];
+            let id = self.start(|id| IoEvent::WriteSubmitted {
+                id,
+                offset_bytes,
+                data,
+            });
+            self.end(IoEvent::WriteCompleted { id, ok: true });
+        }
+    }
+}

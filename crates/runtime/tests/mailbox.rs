@@ -118,6 +118,10 @@ fn a_full_mailbox_is_emptied_without_further_sends() {
 
 /// One message at a time, each awaited: the core is about to sleep, or asleep, at nearly each.
 #[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "waits for a real core to fall asleep"
+)]
 fn a_sleeping_core_wakes_for_every_message() {
     for (_, config) in kernels() {
         let runtime = Runtime::start(&config, |_| |_| ()).unwrap();
