@@ -13,10 +13,13 @@ use super::error::DvolError;
 use super::info::Handle;
 use super::locks::RangeLock;
 use super::read::{Pieces, gather};
-use super::write::{DataWrite, Metas, WRITE_MAX_BYTES, map_blocks};
+use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_blocks, map_record_bytes};
 use super::{Engine, Inner, Stability};
 use crate::format::record::{MapRun, Record};
 use crate::planted::{Bug, planted};
+
+/// Bytes of a record that unmaps one range.
+const UNMAP_RECORD_BYTES: u64 = 38;
 
 /// Ranges and changes that one batch can name.
 pub(super) const BATCH_PARTS_MAX: usize = 1024;
@@ -347,6 +350,10 @@ impl<P: Platform> Inner<P> {
         stability: Stability,
     ) -> Result<Vec<Lsn>, DvolError> {
         let prepared = self.prepare(changes).await?;
+        for part in &prepared {
+            let end = VBlock(part.first.0 + part.count);
+            self.load_range(part.handle.slot, part.first..end).await?;
+        }
         let mut runs_of = Vec::new();
         for part in &prepared {
             let runs = match part.data {
@@ -360,10 +367,6 @@ impl<P: Platform> Inner<P> {
                     return Err(error);
                 }
             }
-        }
-        for part in &prepared {
-            let end = VBlock(part.first.0 + part.count);
-            self.load_range(part.handle.slot, part.first..end).await?;
         }
         let mut records = SmallVec::new();
         let mut writes = SmallVec::new();
@@ -418,7 +421,7 @@ impl<P: Platform> Inner<P> {
     /// Checks the changes and widens parts of blocks to whole ones.
     async fn prepare(self: &Rc<Self>, changes: &[Change]) -> Result<Vec<Prepared>, DvolError> {
         let mut prepared = Vec::new();
-        let mut total = 0;
+        let (mut total, mut record_bytes) = (0, 0);
         for change in changes {
             let (handle, range) = change.range()?;
             let count = range.end.0 - range.start.0;
@@ -433,14 +436,16 @@ impl<P: Platform> Inner<P> {
                     total += count * BLOCK_SIZE;
                     let whole = offset_bytes % BLOCK_SIZE == 0
                         && (data.len() as u64).is_multiple_of(BLOCK_SIZE);
-                    Some(match whole {
+                    let (data, metas) = match whole {
                         true => (data.clone(), Metas::all(*meta)),
                         false => {
                             let range = range.clone();
                             self.widen(handle.slot, range, *offset_bytes, data, *meta)
                                 .await?
                         }
-                    })
+                    };
+                    record_bytes += map_record_bytes(count, metas);
+                    Some((data, metas))
                 }
                 Change::Deallocate {
                     offset_bytes,
@@ -448,6 +453,7 @@ impl<P: Platform> Inner<P> {
                     ..
                 } => {
                     self.check_change(handle, *offset_bytes, *len_bytes)?;
+                    record_bytes += UNMAP_RECORD_BYTES;
                     None
                 }
             };
@@ -458,7 +464,7 @@ impl<P: Platform> Inner<P> {
                 count,
             });
         }
-        if total > WRITE_MAX_BYTES {
+        if total > WRITE_MAX_BYTES || record_bytes > BODY_MAX {
             return Err(DvolError::Invalid);
         }
         Ok(prepared)

@@ -20,7 +20,11 @@ use super::read::gather;
 use super::spacing::OVERWRITE_PART_BLOCKS;
 use super::unit::Unit;
 use super::{Engine, Inner, Stability};
-use crate::format::record::{MapRun, MappedBlock, Record};
+use crate::format::group::BODY_MAX_BYTES;
+use crate::format::record::{
+    MAP_BLOCK_BYTES, MAP_BLOCK_META_BYTES, MAP_FIXED_BYTES, MAP_RUN_BYTES, MapRun, MappedBlock,
+    RECORD_HEADER_BYTES, Record,
+};
 use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
 
@@ -69,6 +73,19 @@ impl Metas {
             _ => self.given,
         }
     }
+}
+
+/// Bytes of records that one unit can have.
+pub(super) const BODY_MAX: u64 = BODY_MAX_BYTES as u64;
+
+/// Bytes of the record that maps `count` consecutive blocks. What does not fit a unit must be
+/// refused before blocks are taken for it.
+pub(super) fn map_record_bytes(count: u64, metas: Metas) -> u64 {
+    let each = match metas.given | metas.first | metas.last {
+        0 => MAP_BLOCK_BYTES,
+        _ => MAP_BLOCK_META_BYTES,
+    };
+    (RECORD_HEADER_BYTES + MAP_FIXED_BYTES + MAP_RUN_BYTES) as u64 + count * each as u64
 }
 
 /// Blocks with the bytes that go there.
@@ -273,6 +290,9 @@ impl<P: Platform> Inner<P> {
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
         let count = data.len() as u64 / BLOCK_SIZE;
+        if map_record_bytes(count, metas) > BODY_MAX {
+            return Err(DvolError::Invalid);
+        }
         self.load_range(slot, first..VBlock(first.0 + count))
             .await?;
         let runs = self.take_blocks(slot, count).await?;
