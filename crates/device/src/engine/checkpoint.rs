@@ -164,6 +164,7 @@ impl<P: Platform> Inner<P> {
         self.checkpoints_started
             .set(self.checkpoints_started.get() + 1);
         let began = self.platform.now();
+        self.state.borrow_mut().pool.retry_unreadable();
         let position = self.cut().await?;
         let frozen = self.freeze_at(position).await;
         self.hold_after(None);
@@ -233,7 +234,9 @@ impl<P: Platform> Inner<P> {
             }
         }
         loop {
-            if let Some(frozen) = self.state.borrow_mut().freeze() {
+            let frozen = self.state.borrow_mut().freeze();
+            if let Some(frozen) = frozen {
+                self.check_misfit()?;
                 return Ok(frozen);
             }
             // More open blocks may be had from a bitmap that is not loaded or a free segment.
@@ -246,6 +249,18 @@ impl<P: Platform> Inner<P> {
                 },
             }
         }
+    }
+
+    /// Fails if the maps and the bitmaps have been found to contradict each other. Nothing that
+    /// follows from such a state may be written.
+    pub(super) fn check_misfit(&self) -> Result<(), DvolError> {
+        let misfit = self.state.borrow().pool.misfit();
+        let Some(misfit) = misfit else { return Ok(()) };
+        tracing::error!(
+            journal = self.journal_no,
+            "maps and bitmaps contradict each other: {misfit}; run `flagstone verify`"
+        );
+        Err(DvolError::Corrupt)
     }
 
     /// Writes everything the new root refers to, and returns the root.

@@ -311,13 +311,18 @@ impl<P: Platform> Inner<P> {
                 }
                 drop(state);
                 self.handle_effects(effects);
-                Ok(())
+                self.check_misfit()
             }
         };
-        self.commit.borrow_mut().pending -= 1;
+        let mut commit = self.commit.borrow_mut();
+        commit.pending = commit.pending.saturating_sub(1);
+        drop(commit);
         unit.left.borrow_mut().clear();
         if let Some(answer) = unit.answer.take() {
             answer.fulfil(result);
+        }
+        if result == Err(DvolError::Corrupt) {
+            self.fence("the state can't be trusted");
         }
         self.signals.applied.notify();
     }

@@ -7,6 +7,7 @@ use flagstone_types::{BLOCK_SIZE, BlockNo, ChainHash, DeviceId};
 
 use super::options::FormatOptions;
 use super::recovery::OpenError;
+use crate::format::FormatError;
 use crate::format::geometry::Geometry;
 use crate::format::root::Root;
 use crate::format::superblock::Superblock;
@@ -60,29 +61,59 @@ pub async fn format_device<P: Platform>(
     Ok(superblock)
 }
 
-/// Reads the superblock, from its second copy if the first is damaged.
+/// Reads the superblock: of its two copies the one with the higher generation.
 pub async fn read_superblock<P: Platform>(
     platform: &P,
     device: &P::Device,
 ) -> Result<Superblock, OpenError> {
-    let first = read(platform, device, BlockNo(0))
-        .await
-        .map_err(OpenError::Io)?;
-    let first_error = match Superblock::decode(&first) {
-        Ok(superblock) => return within(device, superblock),
-        Err(error) => error,
+    let (first, first_error) = match read_copy(platform, device, BlockNo(0)).await {
+        Ok(superblock) => (Some(superblock), None),
+        Err(error) => (None, Some(error)),
     };
-    let blocks = device.size_bytes() / BLOCK_SIZE;
-    if blocks > 1 {
-        let last = read(platform, device, BlockNo(blocks - 1))
-            .await
-            .map_err(OpenError::Io)?;
-        if let Ok(superblock) = Superblock::decode(&last) {
-            tracing::warn!("the first superblock is damaged ({first_error}); using the second");
-            return within(device, superblock);
+    // Where the second copy lies is known from the first. Without it, the device's end is the only
+    // guess; and if the device grew and the first is from before, it is there as well.
+    let end = BlockNo((device.size_bytes() / BLOCK_SIZE).saturating_sub(1));
+    let known = first.as_ref().map(|first| BlockNo(first.block_count - 1));
+    let mut newest = first;
+    for place in known.into_iter().chain((known != Some(end)).then_some(end)) {
+        if place == BlockNo(0) || place > end {
+            continue;
+        }
+        match read_copy(platform, device, place).await {
+            Ok(second) if newest.is_none() => {
+                if let Some(error) = &first_error {
+                    tracing::warn!("the first superblock is damaged ({error}); using the second");
+                }
+                newest = Some(second);
+            }
+            Ok(second) => {
+                let newer = newest.take().filter(|first| {
+                    first.device_id != second.device_id || first.generation >= second.generation
+                });
+                newest = newer.or(Some(second));
+            }
+            Err(error) if known == Some(place) => {
+                tracing::warn!("the second superblock, {place}, is damaged ({error})");
+            }
+            Err(_) => {}
         }
     }
-    Err(OpenError::Format(first_error))
+    match (newest, first_error) {
+        (Some(superblock), _) => within(device, superblock),
+        (None, Some(error)) => Err(error),
+        (None, None) => Err(OpenError::Format(FormatError::new("no superblock"))),
+    }
+}
+
+async fn read_copy<P: Platform>(
+    platform: &P,
+    device: &P::Device,
+    at: BlockNo,
+) -> Result<Superblock, OpenError> {
+    let bytes = read_again(platform, device, at)
+        .await
+        .map_err(OpenError::Io)?;
+    Superblock::decode(&bytes).map_err(OpenError::Format)
 }
 
 fn within<D: BlockDevice>(device: &D, superblock: Superblock) -> Result<Superblock, OpenError> {
@@ -102,12 +133,30 @@ async fn write<D: BlockDevice>(device: &D, at: BlockNo, bytes: &[u8]) -> Result<
 }
 
 /// Reads one block.
-pub(super) async fn read<P: Platform>(
+async fn read<P: Platform>(platform: &P, device: &P::Device, at: BlockNo) -> io::Result<IoBuf> {
+    let buf = platform.buffers().take(BLOCK_SIZE as usize);
+    let (buf, result) = device.read(at.offset_bytes(), buf).await;
+    result.map(|()| buf)
+}
+
+/// How often a read that fails is tried before the error counts.
+const READ_TRIES: usize = 4;
+
+/// How long to wait between tries.
+const READ_PAUSE_NS: u64 = 1_000_000;
+
+/// Reads one block, a few times if that fails: what is decided when a journal is opened is decided
+/// for good, so a passing error must not have a say in it.
+pub(super) async fn read_again<P: Platform>(
     platform: &P,
     device: &P::Device,
     at: BlockNo,
 ) -> io::Result<IoBuf> {
-    let buf = platform.buffers().take(BLOCK_SIZE as usize);
-    let (buf, result) = device.read(at.offset_bytes(), buf).await;
-    result.map(|()| buf)
+    for _ in 1..READ_TRIES {
+        if let Ok(bytes) = read(platform, device, at).await {
+            return Ok(bytes);
+        }
+        platform.sleep_ns(READ_PAUSE_NS).await;
+    }
+    read(platform, device, at).await
 }

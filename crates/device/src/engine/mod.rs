@@ -9,6 +9,8 @@
 
 mod admin;
 mod batch;
+mod bitmaps;
+mod chain;
 mod checkpoint;
 mod commit;
 mod error;

@@ -11,10 +11,12 @@ use std::io;
 use std::rc::Rc;
 
 use flagstone_platform::sync::Budget;
-use flagstone_platform::{BlockDevice, Platform};
+use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot};
 
-use super::format::{read, read_superblock};
+use super::bitmaps::{read_bitmap, take_bitmap};
+use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
+use super::format::{read_again, read_superblock};
 use super::info::EngineCounters;
 use super::journal::{Journal, Position};
 use super::options::EngineOptions;
@@ -28,6 +30,7 @@ use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
 use crate::format::superblock::Superblock;
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, decode_index, decode_page};
+use crate::offline::flip;
 use crate::planted::{Bug, planted};
 use crate::space::DeviceShared;
 use crate::state::{Effects, State, TableLocations};
@@ -97,22 +100,11 @@ pub struct RecoveryReport {
     pub suspects: u64,
     /// Units that were never acknowledged and whose data is not there.
     pub dropped: u64,
-}
-
-/// A unit read from the ring.
-struct FoundUnit {
-    seq: u64,
-    records: Vec<Record>,
-}
-
-/// What the ring holds behind a root.
-struct Chain {
-    units: Vec<FoundUnit>,
-    position: Position,
-    watermark: u64,
-    groups: u64,
-    /// Each group's place: its sequence number, first ring block, and blocks with bytes of it.
-    places: Vec<(u64, u32, u32)>,
+    /// Blocks of units above the watermark that can't be read. What should be there may have been
+    /// acknowledged, so it stays mapped, and reading it is an error.
+    pub unreadable: u64,
+    /// True if the newest root had a flipped bit, which was flipped back.
+    pub mended: bool,
 }
 
 impl<P: Platform> Engine<P> {
@@ -133,21 +125,26 @@ impl<P: Platform> Engine<P> {
             device: &device,
             geometry: &geometry,
         };
-        let root = loader.newest_root(&superblock, journal_no).await?;
+        let (root, mended) = loader.newest_root(&superblock, journal_no).await?;
         let mut state = State::new(root.incarnation, root.next_layer);
         loader.load_tables(&root, &mut state).await?;
         let chain = loader.read_chain(&superblock, &root).await?;
         claim_segments(&shared, &state, &chain)?;
+        let root_slot = geometry.root_slots(journal_no)[(root.root_seq % 2) as usize];
+        if mended {
+            let bytes = IoBuf::copy_of(&root.encode());
+            let (_, result) = device.write(root_slot.offset_bytes(), bytes).await;
+            result.map_err(OpenError::Io)?;
+        }
         let trusted = planted(Bug::TrustAfterFailedFlush);
         if !(trusted || root.clean && chain.groups == 0) {
-            let slot = geometry.root_slots(journal_no)[(root.root_seq % 2) as usize];
-            loader.rewrite([slot]).await?;
+            loader.rewrite([root_slot]).await?;
             loader
                 .rewrite(suspect_groups(&geometry, journal_no, &chain))
                 .await?;
         }
-        let (state, report) = loader.replay(state, &root, &chain).await?;
-        let mut state = state;
+        let (mut state, mut report) = loader.replay(state, &root, &chain).await?;
+        report.mended = mended;
         state.incarnation = root.incarnation + 1;
         state.pool.reuse_soon = options.reuse_soon;
         let journal = Journal::new(
@@ -241,16 +238,16 @@ impl<P: Platform> Engine<P> {
 fn claim_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> Result<(), OpenError> {
     let mut owned: BTreeSet<SegmentNo> = state.pool.segments().map(|(no, _)| no).collect();
     for record in chain.units.iter().flat_map(|u| &u.records) {
-        match record {
-            Record::ReserveSegment { segment } => {
-                owned.insert(*segment);
-            }
-            // Stays ours until the new root no longer names it.
-            Record::ReleaseSegment { .. } => {}
-            _ => {}
+        // One that is released stays ours until the new root no longer names it.
+        if let Record::ReserveSegment { segment } = record {
+            owned.insert(*segment);
         }
     }
     for segment in owned {
+        // The record is refused when its turn comes.
+        if !shared.geometry().is_usable_segment(segment) {
+            continue;
+        }
         if !shared.claim(segment) {
             return Err(OpenError::Format(FormatError {
                 message: format!("segment {} is owned by two journals", segment.0),
@@ -261,7 +258,7 @@ fn claim_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> Result
     Ok(())
 }
 
-const BLOCK_BYTES: usize = BLOCK_SIZE as usize;
+pub(super) const BLOCK_BYTES: usize = BLOCK_SIZE as usize;
 
 /// Blocks of the ring read at a time.
 const RING_READ_BLOCKS: u32 = 256;
@@ -273,24 +270,50 @@ struct Loader<'a, P: Platform> {
 }
 
 impl<P: Platform> Loader<'_, P> {
-    async fn newest_root(&self, superblock: &Superblock, journal: u16) -> Result<Root, OpenError> {
-        let mut newest: Option<Root> = None;
+    /// The root to go on from, and whether a flipped bit had to be flipped back for it.
+    ///
+    /// A slot that is one bit away from a valid root held that root: it was damaged, or its writing
+    /// was interrupted with nothing but that bit missing. Everything it refers to was durable before
+    /// it was written, so it is as good as if it were whole. A slot that is further away is taken
+    /// for a torn write; if it was none, the ring tells in most cases ([`check_end`]).
+    async fn newest_root(
+        &self,
+        superblock: &Superblock,
+        journal: u16,
+    ) -> Result<(Root, bool), OpenError> {
+        let mut newest: Option<(Root, bool)> = None;
         let mut last_error = None;
+        let decode = |bytes: &[u8]| {
+            let root = Root::decode(bytes)?;
+            root.check_place(superblock.device_id, journal, self.geometry)?;
+            Ok::<Root, FormatError>(root)
+        };
         for slot in self.geometry.root_slots(journal) {
-            let bytes = read(self.platform, self.device, slot)
+            // One that can't be read may be the newest, and nothing shows what it says.
+            let bytes = read_again(self.platform, self.device, slot)
                 .await
                 .map_err(OpenError::Io)?;
-            let root = Root::decode(&bytes).and_then(|root| {
-                root.check_place(superblock.device_id, journal, self.geometry)?;
-                Ok(root)
+            let found = decode(&bytes).map(|root| (root, false)).or_else(|error| {
+                let mended = flip::mend_sealed(&bytes).and_then(|m| decode(&m).ok());
+                mended.map(|root| (root, true)).ok_or(error)
             });
-            match root {
-                Ok(root) if newest.as_ref().is_none_or(|n| n.root_seq < root.root_seq) => {
-                    newest = Some(root);
-                }
+            let is_newer = |root: &Root| {
+                newest
+                    .as_ref()
+                    .is_none_or(|(other, _)| other.root_seq < root.root_seq)
+            };
+            match found {
+                Ok(found) if is_newer(&found.0) => newest = Some(found),
                 Ok(_) => {}
                 Err(error) => last_error = Some(error),
             }
+        }
+        if let Some((root, true)) = &newest {
+            tracing::warn!(
+                journal,
+                root = root.root_seq,
+                "a bit of the newest root is flipped; it is flipped back"
+            );
         }
         newest.ok_or_else(|| {
             OpenError::Format(last_error.unwrap_or(FormatError {
@@ -303,8 +326,8 @@ impl<P: Platform> Loader<'_, P> {
         &self,
         ptr: BlockPtr,
         what: &'static str,
-    ) -> Result<flagstone_platform::IoBuf, OpenError> {
-        let bytes = read(self.platform, self.device, ptr.block)
+    ) -> Result<IoBuf, OpenError> {
+        let bytes = read_again(self.platform, self.device, ptr.block)
             .await
             .map_err(OpenError::Io)?;
         if ChainHash::of(&bytes) != ptr.hash {
@@ -330,6 +353,7 @@ impl<P: Platform> Loader<'_, P> {
             let message = format!("catalogue: the parents of slots {orphans:?} are missing");
             return Err(OpenError::Format(FormatError { message }));
         }
+        state.check_loaded().map_err(OpenError::Format)?;
         let geometry = self.geometry;
         let segments = self
             .load_table(TableKind::Segments, &root.segments, |number, bytes| {
@@ -418,8 +442,8 @@ impl<P: Platform> Loader<'_, P> {
                 let body = &bytes[HEADER_BYTES..HEADER_BYTES + header.body_bytes as usize];
                 // The group's hash is right, so this was written by a Flagstone: not understanding
                 // it is no reason to drop what may have been acknowledged.
-                let units = decode_units(body).map_err(OpenError::Format)?;
                 let seq = header.seq;
+                let units = decode_units(body).map_err(|error| in_group(seq, &error))?;
                 chain
                     .units
                     .extend(units.into_iter().map(|records| FoundUnit { seq, records }));
@@ -449,8 +473,15 @@ impl<P: Platform> Loader<'_, P> {
             let place = self.geometry.ring_block(journal, at);
             let buf = self.platform.buffers().take(blocks as usize * BLOCK_BYTES);
             let (buf, result) = self.device.read(place.offset_bytes(), buf).await;
-            result.map_err(OpenError::Io)?;
-            ring.extend_from_slice(&buf);
+            if result.is_ok() {
+                ring.extend_from_slice(&buf);
+            } else {
+                for index in at..at + blocks {
+                    let place = self.geometry.ring_block(journal, index);
+                    let bytes = read_again(self.platform, self.device, place).await;
+                    ring.extend_from_slice(&bytes.map_err(OpenError::Io)?);
+                }
+            }
             at += blocks;
         }
         Ok(ring)
@@ -460,7 +491,7 @@ impl<P: Platform> Loader<'_, P> {
     /// covered: after a failed flush a device can read back well what it will still lose.
     async fn rewrite(&self, blocks: impl IntoIterator<Item = BlockNo>) -> Result<(), OpenError> {
         for block in blocks {
-            let bytes = read(self.platform, self.device, block)
+            let bytes = read_again(self.platform, self.device, block)
                 .await
                 .map_err(OpenError::Io)?;
             let (_, result) = self.device.write(block.offset_bytes(), bytes).await;
@@ -490,20 +521,39 @@ impl<P: Platform> Loader<'_, P> {
                 false => 0,
             };
             for record in &unit.records[from..] {
+                self.load_bitmaps(&mut state, record).await?;
                 state
                     .check(record, self.geometry)
-                    .map_err(OpenError::Format)?;
+                    .map_err(|error| in_group(unit.seq, &error))?;
                 self.apply(&mut state, record).await?;
+                if let Some(misfit) = state.pool.misfit() {
+                    return Err(in_group(unit.seq, &misfit));
+                }
             }
             report.units += 1;
         }
         Ok((state, report))
     }
 
+    /// Brings the bitmaps into memory that a record is checked against. The checkpoint at the end
+    /// of recovery needs them as well.
+    async fn load_bitmaps(&self, state: &mut State, record: &Record) -> Result<(), OpenError> {
+        while let Some(segment) = state.needed_for_check(record) {
+            let Some(found) = state.pool.segment_mut(segment) else {
+                return Ok(());
+            };
+            let (device, geometry) = (self.device, self.geometry);
+            let bitmap = read_bitmap(self.platform, device, geometry, segment, &found.record);
+            let bitmap = bitmap.await.map_err(OpenError::Io)?;
+            take_bitmap(&mut state.pool, segment, bitmap);
+        }
+        Ok(())
+    }
+
     async fn apply(&self, state: &mut State, record: &Record) -> Result<(), OpenError> {
         while let Some(missing) = state.missing(record) {
             let ptr = missing.ptr();
-            let bytes = read(self.platform, self.device, ptr.block)
+            let bytes = read_again(self.platform, self.device, ptr.block)
                 .await
                 .map_err(OpenError::Io)?;
             missing.fill_from(&bytes).map_err(OpenError::Format)?;
@@ -534,7 +584,8 @@ impl<P: Platform> Loader<'_, P> {
             .filter(|&i| chain.units[i].seq > chain.watermark && !skip.contains(&i))
             .collect();
         report.suspects = suspects.len() as u64;
-        let mut checked: BTreeMap<BlockNo, BlockChecksum> = BTreeMap::new();
+        // `None`: it can't be read.
+        let mut checked: BTreeMap<BlockNo, Option<BlockChecksum>> = BTreeMap::new();
         loop {
             let mut bad = BTreeSet::new();
             for (index, block, expected) in final_mappings(chain, &skip) {
@@ -544,12 +595,15 @@ impl<P: Platform> Loader<'_, P> {
                 let found = match checked.get(&block) {
                     Some(&found) => found,
                     None => {
-                        let found = self.checksum_of(block).await?;
+                        let seq = chain.units[index].seq;
+                        let found = self.checksum_of(seq, block).await?;
                         checked.insert(block, found);
                         found
                     }
                 };
-                if found != expected {
+                // What can't be read says nothing. The unit may have been acknowledged: leaving it
+                // out would bring old content back as if it were current.
+                if found.is_some_and(|found| found != expected) {
                     bad.insert(index);
                 }
             }
@@ -557,9 +611,13 @@ impl<P: Platform> Loader<'_, P> {
                 let kept = final_mappings(chain, &skip);
                 let kept = kept
                     .into_iter()
-                    .filter(|(index, ..)| suspects.contains(index));
+                    .filter(|(index, ..)| suspects.contains(index))
+                    .map(|(_, block, _)| block);
+                let (readable, unreadable): (Vec<BlockNo>, Vec<BlockNo>) =
+                    kept.partition(|block| checked.get(block).is_some_and(Option::is_some));
+                report.unreadable = unreadable.len() as u64;
                 if !planted(Bug::TrustAfterFailedFlush) {
-                    self.rewrite(kept.map(|(_, block, _)| block)).await?;
+                    self.rewrite(readable).await?;
                 }
                 return Ok(skip);
             }
@@ -571,96 +629,37 @@ impl<P: Platform> Loader<'_, P> {
         }
     }
 
-    async fn checksum_of(&self, block: BlockNo) -> Result<BlockChecksum, OpenError> {
+    /// The checksum of a block that a record of group `seq` maps; `None` if it can't be read.
+    async fn checksum_of(
+        &self,
+        seq: u64,
+        block: BlockNo,
+    ) -> Result<Option<BlockChecksum>, OpenError> {
         if !self.geometry.is_data(block) {
-            let message = format!("journal record: {block} lies outside the data area");
-            return Err(OpenError::Format(FormatError { message }));
+            return Err(in_group(
+                seq,
+                &format!("{block} lies outside the data area"),
+            ));
         }
-        let bytes = read(self.platform, self.device, block)
-            .await
-            .map_err(OpenError::Io)?;
-        Ok(BlockChecksum::of(&bytes))
-    }
-}
-
-/// The group at `position` of a ring, with its bytes and hash, if it continues the chain.
-fn group_at<'a>(
-    ring: &'a [u8],
-    superblock: &Superblock,
-    root: &Root,
-    position: &Position,
-) -> Option<(group::GroupHeader, &'a [u8], ChainHash)> {
-    let at = position.ring_index as usize * BLOCK_BYTES;
-    let rest = ring.get(at..)?;
-    let header = group::decode_header(rest.get(..BLOCK_BYTES)?).ok()?;
-    let continues = is_ours(&header, superblock, root)
-        && header.seq == position.next_seq
-        && (header.prev_hash == position.prev_hash
-            || planted(Bug::NoPrevHash)
-            || planted(Bug::NoChain))
-        && usize::from(header.block_count) * BLOCK_BYTES <= rest.len();
-    if !continues {
-        return None;
-    }
-    let blocks = if header.pad {
-        1
-    } else {
-        usize::from(header.block_count)
-    };
-    let bytes = &rest[..blocks * BLOCK_BYTES];
-    group::check_hash(bytes).map(|hash| (header, bytes, hash))
-}
-
-fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
-    header.device_id_low == group::device_id_low(superblock.device_id)
-        && header.journal == root.journal
-        && (header.incarnation == root.incarnation
-            || planted(Bug::NoIncarnation)
-            || planted(Bug::NoChain))
-}
-
-/// A chain may end anywhere above its watermark. But if some later group says that the one which is
-/// missing was on stable media, then that one is damaged, and what it held was acknowledged.
-fn check_end(
-    ring: &[u8],
-    superblock: &Superblock,
-    root: &Root,
-    chain: &Chain,
-) -> Result<(), OpenError> {
-    let missing = chain.position.next_seq;
-    for block in ring.chunks_exact(BLOCK_BYTES) {
-        let Ok(header) = group::decode_header(block) else {
-            continue;
-        };
-        let blocks = usize::from(header.block_count);
-        let tells = is_ours(&header, superblock, root)
-            && header.seq > missing
-            && header.watermark >= missing
-            && (header.pad || blocks == 1)
-            && group::check_hash(block).is_some();
-        if tells {
-            return Err(OpenError::Format(FormatError {
-                message: format!(
-                    "journal {}: group {missing} was on stable media (group {} says so) and can't \
-                     be read; what it held is lost",
-                    root.journal, header.seq
-                ),
-            }));
+        match read_again(self.platform, self.device, block).await {
+            Ok(bytes) => Ok(Some(BlockChecksum::of(&bytes))),
+            Err(error) => {
+                tracing::error!(
+                    block = block.0,
+                    group = seq,
+                    "data written just before the stop can't be read: {error}; reading it will fail"
+                );
+                Ok(None)
+            }
         }
     }
-    Ok(())
 }
 
-/// The ring blocks of groups above the watermark.
-fn suspect_groups(geometry: &Geometry, journal: u16, chain: &Chain) -> Vec<BlockNo> {
-    let suspects = chain
-        .places
-        .iter()
-        .filter(|(seq, ..)| *seq > chain.watermark);
-    suspects
-        .flat_map(|&(_, first, count)| first..first + count)
-        .map(|index| geometry.ring_block(journal, index))
-        .collect()
+/// A record of a group does not fit what it is applied to.
+fn in_group(seq: u64, what: &dyn fmt::Display) -> OpenError {
+    OpenError::Format(FormatError::new(format!(
+        "group {seq} of the journal can't be replayed: {what}; run `flagstone verify`"
+    )))
 }
 
 /// Units that an abort record takes back.

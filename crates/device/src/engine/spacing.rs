@@ -7,14 +7,15 @@
 use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, BufferPool, Platform};
-use flagstone_types::{BlockChecksum, Slot};
+use flagstone_types::Slot;
 use smallvec::SmallVec;
 
 use super::Inner;
+use super::bitmaps::{read_bitmap, take_bitmap};
 use super::error::DvolError;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
-use crate::space::{Bitmap, BlockRun};
+use crate::space::BlockRun;
 
 /// How often an allocation waits for freed blocks to become usable before it gives up.
 const SPACE_WAITS_MAX: usize = 4;
@@ -164,7 +165,11 @@ impl<P: Platform> Inner<P> {
         }
         let unloaded = self.state.borrow().pool.wants_loading();
         if let Some(segment) = unloaded {
-            return self.load_bitmap(segment).await;
+            if self.load_bitmap(segment).await.is_err() {
+                // Others first. The next checkpoint has it tried again.
+                self.state.borrow_mut().pool.set_unreadable(segment);
+            }
+            return Ok(());
         }
         let Some(segment) = self.shared.claim_any() else {
             return Err(DvolError::NoSpace);
@@ -222,7 +227,8 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    /// Loads the bitmap of an owned segment.
+    /// Loads the bitmap of an owned segment, or goes on without it if it is damaged. Fails if it
+    /// can't be read.
     pub(super) async fn load_bitmap(
         &self,
         segment: flagstone_types::SegmentNo,
@@ -231,28 +237,22 @@ impl<P: Platform> Inner<P> {
             Some(state) if !state.is_loaded() => state.record,
             _ => return Ok(()),
         };
-        let place = self.geometry.bitmap_slots(segment)[usize::from(record.bitmap_slot & 1)];
-        let buf = self.platform.buffers().take(4096);
-        let (buf, result) = self.device.read(place.offset_bytes(), buf).await;
-        result.map_err(|_| DvolError::Device)?;
-        if BlockChecksum::of(&buf) != record.bitmap_checksum {
-            tracing::error!(
+        let bitmap = read_bitmap(
+            &self.platform,
+            &self.device,
+            &self.geometry,
+            segment,
+            &record,
+        );
+        let bitmap = bitmap.await.map_err(|error| {
+            tracing::warn!(
                 segment = segment.0,
-                "the bitmap at {place} does not match its checksum; its free blocks stay unused; \
-                 run `flagstone verify`"
+                "the bitmap of a segment can't be read: {error}"
             );
-            return Err(DvolError::Corrupt);
-        }
-        let fits = self
-            .state
-            .borrow_mut()
-            .pool
-            .loaded(segment, Bitmap::from_bytes(&buf));
-        if fits {
-            Ok(())
-        } else {
-            Err(DvolError::Corrupt)
-        }
+            DvolError::Device
+        })?;
+        take_bitmap(&mut self.state.borrow_mut().pool, segment, bitmap);
+        Ok(())
     }
 
     /// Lets blocks be handed out again that no read can see any more.

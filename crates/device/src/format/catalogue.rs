@@ -215,6 +215,12 @@ impl CatalogueRecord {
                 "catalogue record of '{name}': its parent is no slot"
             )));
         }
+        if self.reserved_blocks > BlockNo::LIMIT.0 {
+            return Err(FormatError::new(format!(
+                "catalogue record of '{name}': {} reserved blocks are more than a device can have",
+                self.reserved_blocks
+            )));
+        }
         if self.layer.0 == 0 {
             return Err(FormatError::new(format!(
                 "catalogue record of '{name}': layer numbers begin at 1, found 0"

@@ -11,6 +11,7 @@ use flagstone_types::{BLOCK_SIZE, BlockNo};
 
 use super::FormatError;
 use super::superblock::Superblock;
+use super::table::TableKind;
 
 /// A segment with fewer usable blocks than this is not used at all.
 pub const SEGMENT_USABLE_MIN_BLOCKS: u64 = 64;
@@ -23,6 +24,12 @@ pub const RING_MAX_BLOCKS: u32 = 16384;
 
 /// The smallest device, in bytes.
 pub const DEVICE_MIN_BYTES: u64 = 16 << 20;
+
+/// The largest device, in bytes: what a segment table reaches (461 TiB).
+pub const DEVICE_MAX_BYTES: u64 =
+    TableKind::Segments.capacity() as u64 * SEGMENT_BLOCKS * BLOCK_SIZE;
+
+const _: () = assert!(DEVICE_MAX_BYTES / BLOCK_SIZE < BlockNo::LIMIT.0);
 
 /// Positions on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,12 +48,12 @@ impl Geometry {
     /// The geometry, if the superblock's numbers make sense together.
     pub fn checked(superblock: &Superblock) -> Result<Geometry, FormatError> {
         if superblock.block_count < DEVICE_MIN_BYTES / BLOCK_SIZE
-            || superblock.block_count > BlockNo::LIMIT.0
+            || superblock.block_count > DEVICE_MAX_BYTES / BLOCK_SIZE
         {
             return Err(FormatError::new(format!(
-                "superblock: expected {} to {} blocks, found {}",
+                "superblock: expected {} to {} blocks (16 MiB to 461 TiB), found {}",
                 DEVICE_MIN_BYTES / BLOCK_SIZE,
-                BlockNo::LIMIT.0,
+                DEVICE_MAX_BYTES / BLOCK_SIZE,
                 superblock.block_count
             )));
         }
@@ -135,6 +142,19 @@ impl Geometry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_that_no_segment_table_reaches_is_refused() {
+        let mut superblock = super::super::superblock::sample();
+        superblock.block_count = DEVICE_MAX_BYTES / BLOCK_SIZE;
+        assert_eq!(DEVICE_MAX_BYTES >> 40, 461);
+        let geometry = Geometry::checked(&superblock).expect("valid");
+        let last = BlockNo(geometry.data_end.0 - 1).segment();
+        assert_eq!(last.0 as usize, TableKind::Segments.capacity() - 1);
+        superblock.block_count += 1;
+        let error = Geometry::checked(&superblock).expect_err("too large");
+        assert!(error.message.contains("461 TiB"), "{error}");
+    }
 
     #[test]
     fn areas_do_not_overlap() {

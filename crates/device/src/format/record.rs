@@ -212,6 +212,25 @@ impl Record {
         }
     }
 
+    /// What kind of record it is, in words.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Record::Map { .. } => "map",
+            Record::Delta { .. } => "delta",
+            Record::Unmap { .. } => "unmap",
+            Record::CreateDvol { .. } => "create dvol",
+            Record::Update { .. } => "update",
+            Record::Snapshot { .. } => "snapshot",
+            Record::Rollback { .. } => "roll back",
+            Record::DeleteDvol { .. } => "delete dvol",
+            Record::DeleteLayer { .. } => "delete layer",
+            Record::Reap { .. } => "reap",
+            Record::ReserveSegment { .. } => "reserve segment",
+            Record::ReleaseSegment { .. } => "release segment",
+            Record::Abort { .. } => "abort",
+        }
+    }
+
     fn encode_body(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::new(out);
         match self {

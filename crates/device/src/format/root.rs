@@ -12,6 +12,10 @@ use super::table::{BlockPtr, INDEX_PTRS_MAX};
 /// The first eight bytes of a root.
 pub const MAGIC: [u8; 8] = *b"FSROOT01";
 
+/// Numbers of groups and roots are below this; incarnations below its upper half. No journal gets
+/// so far, and whoever counts on need not look out for the end.
+const COUNTER_LIMIT: u64 = 1 << 63;
+
 /// The state of one journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
@@ -111,6 +115,13 @@ impl Root {
             return Err(FormatError::new(
                 "journal root: sequence, incarnation and layer numbers begin at 1, found 0",
             ));
+        }
+        let counters = [u64::from(incarnation) << 32, root_seq, next_seq];
+        if counters.iter().any(|&count| count >= COUNTER_LIMIT) {
+            return Err(FormatError::new(format!(
+                "journal root: no journal reaches incarnation {incarnation}, root {root_seq} or \
+                 group {next_seq}"
+            )));
         }
         reader.seek(128)?;
         let mut take = |count: usize| -> Result<Vec<BlockPtr>, FormatError> {

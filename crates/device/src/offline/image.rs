@@ -31,6 +31,14 @@ impl<T> Found<T> {
         }
     }
 
+    /// The structure, if it is valid or one flipped bit away from that.
+    pub fn mended(&self) -> Option<&T> {
+        match self {
+            Found::Valid(value) | Found::Flipped(value) => Some(value),
+            _ => None,
+        }
+    }
+
     /// What is there, in words.
     pub fn words(&self) -> String {
         match self {
@@ -134,15 +142,16 @@ pub struct Roots {
 }
 
 impl Roots {
-    /// Which slot holds the root that counts.
+    /// Which slot holds the root that counts. One with a flipped bit counts as what it was before,
+    /// here as in recovery.
     pub fn current_slot(&self) -> Option<usize> {
-        let valid = |slot: usize| {
+        let mended = |slot: usize| {
             self.slots[slot]
                 .found
-                .valid()
+                .mended()
                 .map(|root| (root.root_seq, slot))
         };
-        [valid(0), valid(1)]
+        [mended(0), mended(1)]
             .into_iter()
             .flatten()
             .max()
@@ -151,20 +160,7 @@ impl Roots {
 
     /// The root that counts.
     pub fn current(&self) -> Option<&Root> {
-        self.slots[self.current_slot()?].found.valid()
-    }
-
-    /// Whether losing `damaged`, one bit of which is flipped, lost anything: it was newer than the
-    /// root that counts now, and not just the same with another number (as torn writes of an idle
-    /// journal's roots can look).
-    pub fn is_lost(&self, damaged: &Root) -> bool {
-        self.current().is_none_or(|current| {
-            let same = Root {
-                root_seq: current.root_seq,
-                ..damaged.clone()
-            };
-            damaged.root_seq > current.root_seq && same != *current
-        })
+        self.slots[self.current_slot()?].found.mended()
     }
 }
 

@@ -62,6 +62,19 @@ impl Bitmap {
         self.words.iter().map(|w| w.count_ones()).sum()
     }
 
+    /// Set bits from index `range.0` up to `range.1`.
+    pub fn count_in(&self, range: (usize, usize)) -> u32 {
+        let mut at = range.0;
+        let mut count = 0;
+        while at < range.1 {
+            let behind = range.1.min((at / 64 + 1) * 64);
+            let mask = u64::MAX >> (64 - (behind - at));
+            count += (self.words[at / 64] >> (at % 64) & mask).count_ones();
+            at = behind;
+        }
+        count
+    }
+
     /// The first run of clear bits at or behind `from` and below `end`: its start and length, the
     /// length at most `max`.
     pub fn find_clear_run(&self, from: usize, end: usize, max: usize) -> Option<(usize, usize)> {
@@ -107,6 +120,9 @@ mod tests {
         assert_eq!(bitmap.find_clear_run(70, 200, 100), None);
         assert_eq!(bitmap.find_clear_run(32760, 32768, 100), Some((32760, 8)));
         assert_eq!(bitmap.count(), 190);
+        assert_eq!(bitmap.count_in((0, 32768)), 190);
+        assert_eq!(bitmap.count_in((59, 71)), 2);
+        assert_eq!(bitmap.count_in((64, 128)), 58);
         let mut bytes = vec![0; 4096];
         bitmap.to_bytes(&mut bytes);
         assert!(Bitmap::from_bytes(&bytes) == bitmap);

@@ -8,8 +8,12 @@
 //!
 //! Bitmaps are loaded when first needed, so opening a device costs nothing per segment. Changes to
 //! a segment whose bitmap is not loaded wait in `late` until it is.
+//!
+//! Maps and records read from a device may ask for what can't be: freeing a free block, say. That
+//! changes nothing and is kept as a [`Misfit`] for whoever can refuse to go on.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use flagstone_types::{BlockNo, SegmentNo};
 
@@ -33,6 +37,21 @@ impl BlockRun {
     }
 }
 
+/// A change that does not fit: the maps and the bitmaps contradict each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Misfit {
+    /// The block.
+    pub block: BlockNo,
+    /// What was to be done with it, and why it can't be.
+    pub what: &'static str,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.block, self.what)
+    }
+}
+
 /// One owned segment.
 pub struct SegmentState {
     /// As the last checkpoint left it (and, for `used_blocks`, as of now).
@@ -43,6 +62,10 @@ pub struct SegmentState {
     late: Vec<Late>,
     /// Allocatable block indices: first and end.
     range: (usize, usize),
+    /// Its bitmap is damaged: what was in use when that was found counts as used until it is freed.
+    lost: bool,
+    /// Its bitmap could not be read the last time; others are tried first.
+    unreadable: bool,
 }
 
 struct Maps {
@@ -71,6 +94,8 @@ pub struct Pool {
     open_blocks: u64,
     /// Hand out the lowest open block of a segment instead of going round.
     pub reuse_soon: bool,
+    /// The first change that did not fit.
+    misfit: Option<Misfit>,
 }
 
 impl Default for Pool {
@@ -88,7 +113,13 @@ impl Pool {
             used_blocks: 0,
             open_blocks: 0,
             reuse_soon: false,
+            misfit: None,
         }
+    }
+
+    /// The first change that did not fit, if any.
+    pub fn misfit(&self) -> Option<Misfit> {
+        self.misfit
     }
 
     /// Adds a segment this journal owns, as its record says. An empty one needs no loading.
@@ -102,6 +133,8 @@ impl Pool {
             maps: None,
             late: Vec::new(),
             range,
+            lost: false,
+            unreadable: false,
         };
         self.used_blocks += u64::from(record.used_blocks);
         if record.bitmap_slot == NO_BITMAP {
@@ -114,15 +147,16 @@ impl Pool {
 
     /// Removes an empty segment.
     pub fn remove(&mut self, segment: SegmentNo) {
-        let state = self
-            .segments
-            .remove(&segment)
-            .expect("only owned segments are given back");
-        assert_eq!(
-            state.record.used_blocks, 0,
-            "only empty segments are given back"
-        );
-        self.open_blocks -= state.maps.map_or(0, |m| u64::from(m.open_blocks));
+        let is_empty = |s: &SegmentState| s.record.used_blocks == 0;
+        let Some(state) = self.segments.get(&segment).filter(|s| is_empty(s)) else {
+            self.note(
+                segment.first_block(),
+                "begins a segment that is given back, but is not owned or not empty",
+            );
+            return;
+        };
+        self.open_blocks -= state.open_blocks();
+        self.segments.remove(&segment);
         if self.current == Some(segment) {
             self.current = None;
         }
@@ -163,7 +197,7 @@ impl Pool {
 
     /// Blocks not in use in segments that are not loaded.
     pub fn unloaded_free_blocks(&self) -> u64 {
-        let unloaded = self.segments.values().filter(|s| s.maps.is_none());
+        let unloaded = self.segments.values().filter(|s| s.can_be_loaded());
         unloaded
             .map(|s| s.capacity().saturating_sub(u64::from(s.record.used_blocks)))
             .sum()
@@ -172,7 +206,7 @@ impl Pool {
     /// The segment whose bitmap should be loaded next to have more open blocks.
     pub fn wants_loading(&self) -> Option<SegmentNo> {
         let with_room =
-            |s: &SegmentState| s.maps.is_none() && u64::from(s.record.used_blocks) < s.capacity();
+            |s: &SegmentState| s.can_be_loaded() && u64::from(s.record.used_blocks) < s.capacity();
         self.segments
             .iter()
             .find(|(_, s)| with_room(s))
@@ -180,27 +214,71 @@ impl Pool {
     }
 
     /// Gives an unloaded segment its bitmap as the last checkpoint wrote it. False if the bitmap
-    /// does not fit the record.
+    /// does not fit the record or what has changed since: see [`Pool::lose`].
     pub fn loaded(&mut self, segment: SegmentNo, bitmap: Bitmap) -> bool {
-        let state = self
-            .segments
-            .get_mut(&segment)
-            .expect("only owned segments are loaded");
+        let Some(state) = self.segments.get_mut(&segment) else {
+            return false;
+        };
         if state.maps.is_some() {
             return true;
         }
         let mut maps = Maps::new(bitmap, state.range);
+        let mut fits = true;
         for late in std::mem::take(&mut state.late) {
-            match late {
-                Late::Commit(index) => maps.commit(index),
-                Late::Release(index) => maps.release(index),
-                Late::Reopen(index) => maps.reopen(index),
-            };
+            fits &= maps.change(late).is_some();
         }
-        let fits = maps.used.count() == state.record.used_blocks;
+        fits &= maps.used.count() == state.record.used_blocks
+            && maps.used.count_in(state.range) == state.record.used_blocks;
         self.open_blocks += u64::from(maps.open_blocks);
         state.maps = Some(maps);
+        state.unreadable = false;
         fits
+    }
+
+    /// A segment's bitmap is damaged, so nobody knows which of its blocks are free. All count as
+    /// used from now on, but for what is freed later, and the next checkpoint writes that down:
+    /// space is lost until then, never a block handed out twice.
+    pub fn lose(&mut self, segment: SegmentNo) {
+        let Some(state) = self.segments.get_mut(&segment) else {
+            return;
+        };
+        self.open_blocks -= state.open_blocks();
+        self.used_blocks -= u64::from(state.record.used_blocks);
+        let mut all = Bitmap::default();
+        (state.range.0..state.range.1).for_each(|index| {
+            all.set(index);
+        });
+        let mut maps = Maps::new(all, state.range);
+        for late in std::mem::take(&mut state.late) {
+            // What is mapped now is among the used ones already.
+            let _ = maps.change(late);
+        }
+        state.record.used_blocks = maps.used.count();
+        self.used_blocks += u64::from(state.record.used_blocks);
+        self.open_blocks += u64::from(maps.open_blocks);
+        state.maps = Some(maps);
+        state.dirty = true;
+        state.lost = true;
+    }
+
+    /// Segments whose bitmaps were found damaged.
+    pub fn lost_segments(&self) -> usize {
+        self.segments.values().filter(|s| s.lost).count()
+    }
+
+    /// A segment's bitmap could not be read: others are tried first, until
+    /// [`Pool::retry_unreadable`].
+    pub fn set_unreadable(&mut self, segment: SegmentNo) {
+        if let Some(state) = self.segments.get_mut(&segment) {
+            state.unreadable = true;
+        }
+    }
+
+    /// Has bitmaps that could not be read tried again.
+    pub fn retry_unreadable(&mut self) {
+        for state in self.segments.values_mut() {
+            state.unreadable = false;
+        }
     }
 
     /// Hands out up to `count` blocks, appending runs to `out`; returns how many. They count as
@@ -272,38 +350,67 @@ impl Pool {
             .map(|maps| maps.used.get(block.index_in_segment()))
     }
 
+    /// Whether a record may map `block`; `None` if its segment is not loaded. In a segment whose
+    /// bitmap was lost nothing is known to be in use.
+    pub fn is_free(&self, block: BlockNo) -> Option<bool> {
+        let is_lost = self.segments.get(&block.segment())?.lost;
+        self.is_used(block).map(|used| is_lost || !used)
+    }
+
+    /// Whether an owned segment's bitmap is in memory; `None` if it is not owned.
+    pub fn is_loaded(&self, segment: SegmentNo) -> Option<bool> {
+        self.segments.get(&segment).map(SegmentState::is_loaded)
+    }
+
+    /// Blocks in use in an owned segment; `None` if it is not owned.
+    pub fn used_in(&self, segment: SegmentNo) -> Option<u32> {
+        self.segments.get(&segment).map(|s| s.record.used_blocks)
+    }
+
     fn change(&mut self, block: BlockNo, change: fn(usize) -> Late) {
         let index = block.index_in_segment();
-        let state = self
-            .segments
-            .get_mut(&block.segment())
-            .expect("records speak only of blocks in segments of their own journal");
+        let Some(state) = self.segments.get_mut(&block.segment()) else {
+            return self.note(block, "lies in no segment of this journal");
+        };
+        if index < state.range.0 || index >= state.range.1 {
+            return self.note(block, "can't be handed out");
+        }
         let change = change(index);
-        match change {
-            Late::Commit(_) => {
-                state.record.used_blocks += 1;
-                self.used_blocks += 1;
-                state.dirty = true;
+        let opened = match (&mut state.maps, change) {
+            (None, Late::Release(_)) if state.record.used_blocks == 0 => None,
+            (None, late) => {
+                state.late.push(late);
+                Some(0)
             }
-            Late::Release(_) => {
-                assert!(
-                    state.record.used_blocks > 0,
-                    "{block} is freed but nothing is used"
-                );
-                state.record.used_blocks -= 1;
-                self.used_blocks -= 1;
-                state.dirty = true;
+            // Of a lost segment every block counts as used, what is mapped now as well.
+            (Some(maps), Late::Commit(index)) if state.lost && maps.used.get(index) => return,
+            (Some(maps), change) => maps.change(change),
+        };
+        match (opened, change) {
+            (None, Late::Commit(_)) => self.note(block, "is to be used, but is in use"),
+            (None, Late::Release(_)) => self.note(block, "is to be freed, but is not in use"),
+            (None, Late::Reopen(_)) => self.note(block, "is to be reused, but is in use"),
+            (Some(opened), change) => {
+                self.open_blocks = self.open_blocks.saturating_add_signed(opened);
+                match change {
+                    Late::Commit(_) => {
+                        state.record.used_blocks += 1;
+                        self.used_blocks += 1;
+                        state.dirty = true;
+                    }
+                    Late::Release(_) => {
+                        state.record.used_blocks -= 1;
+                        self.used_blocks -= 1;
+                        state.dirty = true;
+                    }
+                    Late::Reopen(_) => {}
+                }
             }
-            Late::Reopen(_) => {}
         }
-        match (&mut state.maps, change) {
-            (None, late) => state.late.push(late),
-            (Some(maps), Late::Commit(index)) => self.open_blocks -= u64::from(maps.commit(index)),
-            (Some(maps), Late::Release(index)) => {
-                maps.release(index);
-            }
-            (Some(maps), Late::Reopen(index)) => self.open_blocks += u64::from(maps.reopen(index)),
-        }
+    }
+
+    fn note(&mut self, block: BlockNo, what: &'static str) {
+        self.misfit.get_or_insert(Misfit { block, what });
     }
 }
 
@@ -313,6 +420,19 @@ impl SegmentState {
         (self.range.1 - self.range.0) as u64
     }
 
+    fn can_be_loaded(&self) -> bool {
+        self.maps.is_none() && !self.unreadable
+    }
+
+    fn open_blocks(&self) -> u64 {
+        self.maps.as_ref().map_or(0, |m| u64::from(m.open_blocks))
+    }
+
+    /// True if the bitmap was found damaged.
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
     /// True if the bitmap is in memory.
     pub fn is_loaded(&self) -> bool {
         self.maps.is_some()
@@ -320,8 +440,11 @@ impl SegmentState {
 
     /// True if nothing is used, handed out, or waiting to be reopened.
     pub fn is_untouched(&self) -> bool {
-        let open = self.maps.as_ref().map_or(0, |m| u64::from(m.open_blocks));
-        open == self.capacity()
+        match &self.maps {
+            Some(_) => self.open_blocks() == self.capacity(),
+            // To be handed out a block must be loaded first.
+            None => self.record.used_blocks == 0 && self.late.is_empty(),
+        }
     }
 
     /// The bitmap of used blocks, if loaded.
@@ -332,9 +455,8 @@ impl SegmentState {
 
 impl Maps {
     fn new(used: Bitmap, range: (usize, usize)) -> Maps {
-        let used_count = used.count();
         let taken = used.clone();
-        let open_blocks = ((range.1 - range.0) as u32).saturating_sub(used_count);
+        let open_blocks = (range.1 - range.0) as u32 - used.count_in(range);
         Maps {
             used,
             taken,
@@ -377,27 +499,28 @@ impl Maps {
         count - left
     }
 
-    /// Returns true if the block was open until now (replay).
-    fn commit(&mut self, index: usize) -> bool {
-        let was_used = self.used.set(index);
-        assert!(!was_used, "a block is mapped once");
-        let opened = !self.taken.set(index);
-        self.open_blocks -= u32::from(opened);
-        opened
-    }
-
-    fn release(&mut self, index: usize) -> bool {
-        let was_used = self.used.clear(index);
-        assert!(was_used, "only a used block is freed");
-        was_used
-    }
-
-    /// Returns true if the block was not open before.
-    fn reopen(&mut self, index: usize) -> bool {
-        assert!(!self.used.get(index), "a used block is not reopened");
-        let was_taken = self.taken.clear(index);
-        self.open_blocks += u32::from(was_taken);
-        was_taken
+    /// Makes a change. By how much the number of open blocks changes; `None` if it does not fit.
+    fn change(&mut self, change: Late) -> Option<i64> {
+        match change {
+            Late::Commit(index) => {
+                if self.used.set(index) {
+                    return None;
+                }
+                // In a replay the block was never handed out.
+                let was_open = !self.taken.set(index);
+                self.open_blocks -= u32::from(was_open);
+                Some(-i64::from(was_open))
+            }
+            Late::Release(index) => self.used.clear(index).then_some(0),
+            Late::Reopen(index) => {
+                if self.used.get(index) {
+                    return None;
+                }
+                let was_taken = self.taken.clear(index);
+                self.open_blocks += u32::from(was_taken);
+                Some(i64::from(was_taken))
+            }
+        }
     }
 }
 

@@ -7,7 +7,6 @@
 use flagstone_types::{LayerNo, Lsn, Slot, VBlock};
 
 use super::{Effects, SlotState, State};
-use crate::format::FormatError;
 use crate::format::catalogue::{ATTRIBUTE_BYTES, CatalogueRecord, FLAG_HIDDEN, RecordKind};
 use crate::format::geometry::Geometry;
 use crate::format::record::{MapRun, Record};
@@ -39,55 +38,6 @@ impl State {
             }
             Record::Reap { slot, to } => self.reap_plan(*slot, *to).err(),
             _ => None,
-        }
-    }
-
-    /// Whether `record`, read from a device, fits the state.
-    pub fn check(&self, record: &Record, geometry: &Geometry) -> Result<(), FormatError> {
-        let wrong = |what: String| Err(FormatError::new(format!("journal record: {what}")));
-        let dvol = |slot: &Slot| self.slot(*slot).is_some_and(SlotState::is_dvol);
-        let layer = |slot: &Slot| self.slot(*slot).is_some_and(|s| !s.is_dvol());
-        let fits = match record {
-            Record::Map { slot, .. }
-            | Record::Delta { slot, .. }
-            | Record::Unmap { slot, .. }
-            | Record::DeleteDvol { slot } => dvol(slot),
-            Record::CreateDvol { slot, record } => {
-                self.slot(*slot).is_none()
-                    && record.kind == RecordKind::Dvol
-                    && record.parent.is_none_or(|p| layer(&p))
-            }
-            Record::Update { slot, record } => self
-                .slot(*slot)
-                .is_some_and(|s| s.record.kind == record.kind),
-            Record::Snapshot {
-                slot, layer_slot, ..
-            } => dvol(slot) && self.slot(*layer_slot).is_none(),
-            Record::Rollback {
-                slot,
-                to,
-                discard_slot,
-                ..
-            } => dvol(slot) && layer(to) && self.slot(*discard_slot).is_none(),
-            Record::DeleteLayer { slot } => layer(slot),
-            Record::Reap { slot, .. } => self
-                .slot(*slot)
-                .is_some_and(|s| s.is_hidden() && s.children.len() <= 1),
-            Record::ReserveSegment { segment } => geometry.is_usable_segment(*segment),
-            Record::ReleaseSegment { segment } => self.pool.owns(*segment),
-            Record::Abort { .. } => true,
-        };
-        if !fits {
-            return wrong(format!(
-                "it does not fit the state it is applied to: {record:?}"
-            ));
-        }
-        let foreign = record
-            .new_blocks()
-            .find(|(block, _)| !geometry.is_data(*block) || !self.pool.owns(block.segment()));
-        match foreign {
-            Some((block, _)) => wrong(format!("{block} lies in no segment of this journal")),
-            None => Ok(()),
         }
     }
 
@@ -152,6 +102,7 @@ impl State {
                 effects.may_reap = true;
             }
             Record::ReserveSegment { segment } => {
+                self.released_segments.remove(segment);
                 // The live path adds it before it hands out its blocks; a root may hold it already.
                 if !self.pool.owns(*segment) {
                     self.pool.add(*segment, SegmentRecord::EMPTY, geometry);
@@ -161,8 +112,11 @@ impl State {
                 }
             }
             Record::ReleaseSegment { segment } => {
-                self.pool.remove(*segment);
-                self.released_segments.insert(*segment);
+                // A root may have left it out already.
+                if self.pool.owns(*segment) {
+                    self.pool.remove(*segment);
+                    self.released_segments.insert(*segment);
+                }
             }
             // Aborted units were left out before.
             Record::Abort { .. } => {}

@@ -7,6 +7,7 @@
 //! that the next root will describe, block for block.
 
 mod apply;
+mod check;
 mod freeze;
 
 use std::cell::Cell;
@@ -293,7 +294,8 @@ impl State {
         orphans
     }
 
-    /// Fills an empty slot and the name tables.
+    /// Fills an empty slot and the name tables. The slot is empty: [`State::check`] says so of what
+    /// is read, the engine of what it makes, and a table has each slot once.
     fn fill(&mut self, slot: Slot, state: SlotState) {
         let index = slot.0 as usize;
         while self.slots.len() <= index {

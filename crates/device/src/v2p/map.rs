@@ -194,6 +194,13 @@ impl Map {
         }
     }
 
+    /// Level of the root and the layer it was written in; `None` for an empty map.
+    pub fn root_level_and_birth(&self) -> Option<(u8, flagstone_types::LayerNo)> {
+        let root = self.root.as_ref()?;
+        let birth = root.slot.loaded().map(|node| node.birth);
+        Some((root.level, birth.unwrap_or(root.entry.birth)))
+    }
+
     /// Where the root lies; `None` if the map is empty, or if the root was
     /// [abandoned](super::Retired::abandon). It must not be dirty: finish the
     /// [`DirtyWalk`](super::DirtyWalk) of this map first.

@@ -12,10 +12,12 @@
 
 pub mod golden;
 pub mod patch;
+pub mod records;
 pub mod script;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use flagstone_device::format::FormatError;
 use flagstone_device::format::catalogue::{CatalogueRecord, MapRoot, RecordKind};
 use flagstone_device::format::geometry::Geometry;
 use flagstone_device::format::group::{self, GroupHeader, HEADER_BYTES};
@@ -317,6 +319,11 @@ impl Builder {
             self.apply(journal, record);
         }
         self.group(journal, &[records]);
+    }
+
+    /// Whether a record fits the state.
+    pub fn check(&mut self, journal: u16, record: &Record) -> Result<(), FormatError> {
+        self.state(journal).check(record, &self.geometry)
     }
 
     /// Applies a record without journaling it.

@@ -99,7 +99,7 @@ pub(super) fn inspect_journal<R: ReadBlocks>(
             block: place.block.0,
             state: place.found.words(),
             is_current: current == Some(slot),
-            root: place.found.valid().cloned(),
+            root: place.found.mended().cloned(),
         });
     let mut view = JournalView {
         number,

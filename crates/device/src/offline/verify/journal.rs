@@ -108,19 +108,16 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
             match &place.found {
                 Found::Valid(_) | Found::Blank => {}
                 Found::Flipped(root) => {
-                    let (severity, which) = match roots.is_lost(root) {
-                        false => (Severity::Harmless, "which is not needed"),
-                        true => (
-                            Severity::Loss,
-                            "the newest one: the device went back in time",
-                        ),
+                    let which = match current == Some(slot) {
+                        false => "which is not needed",
+                        true => "the newest one; a node flips it back",
                     };
                     let what = format!(
                         "{name} is damaged: one bit is flipped. It held root {}, {which}",
                         root.root_seq
                     );
                     self.findings
-                        .add(severity, Kind::Root, &[place.block], what);
+                        .add(Severity::Harmless, Kind::Root, &[place.block], what);
                 }
                 Found::Invalid(why) => self.findings.note(format!(
                     "{name} is not valid: {why}. It was never written, or its writing was \
@@ -133,8 +130,8 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
                 }
             }
         }
-        match (&roots.slots[0].found, &roots.slots[1].found) {
-            (Found::Valid(a), Found::Valid(b)) if a.root_seq.abs_diff(b.root_seq) != 1 => {
+        match (roots.slots[0].found.mended(), roots.slots[1].found.mended()) {
+            (Some(a), Some(b)) if a.root_seq.abs_diff(b.root_seq) != 1 => {
                 let what = format!(
                     "the roots of journal {number} have the numbers {} and {}, which don't follow \
                      each other: one between is lost",

@@ -11,7 +11,7 @@ use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, SegmentNo, Slot};
 
 use super::journal::Checkpoint;
 use super::problem::{Findings, Kind, Severity};
-use crate::format::catalogue::{FLAG_HIDDEN, MapRoot};
+use crate::format::catalogue::MapRoot;
 use crate::format::record::Record;
 use crate::format::root::Root;
 use crate::offline::claims::Claims;
@@ -67,7 +67,7 @@ pub(super) fn replay<R: ReadBlocks>(
     let aborted = aborted(&units);
     let mut skip = aborted.clone();
     loop {
-        let mut state = load(image, root, before);
+        let mut state = load(image, root, before)?;
         let finals = apply_all(image, ring, &units, &skip, &mut state)?;
         let bad = failing(image, &units, &finals, &state, findings);
         if bad.is_empty() {
@@ -80,19 +80,24 @@ pub(super) fn replay<R: ReadBlocks>(
 }
 
 /// The state of the root.
-fn load<R>(image: &Image<R>, root: &Root, before: &Checkpoint) -> State {
+fn load<R>(image: &Image<R>, root: &Root, before: &Checkpoint) -> Result<State, Fault> {
     let mut state = State::new(root.incarnation, root.next_layer);
     for (slot, layer) in before.layers.iter() {
         state.load_slot(Slot(slot), layer.record.clone());
     }
     state.link_children();
+    state
+        .check_loaded()
+        .map_err(|error| Fault::format(image.geometry.root_slots(root.journal)[0], error))?;
     for (&segment, &record) in &before.segments {
         state.pool.add(segment, record, &image.geometry);
-        if let Some(bitmap) = before.bitmaps.get(&segment) {
-            state.pool.loaded(segment, bitmap.clone());
+        match before.bitmaps.get(&segment) {
+            // What does not fit its record is found when the bitmaps are compared.
+            Some(bitmap) => drop(state.pool.loaded(segment, bitmap.clone())),
+            None => state.pool.lose(segment),
         }
     }
-    state
+    Ok(state)
 }
 
 /// Units that an abort record takes back.
@@ -133,12 +138,12 @@ fn apply_all<R: ReadBlocks>(
         .filter(|(index, _)| !skip.contains(index))
     {
         for record in &unit.records {
+            let wrong = |what: &dyn std::fmt::Display| {
+                Fault::new(unit.at, format!("group {}: {what}", unit.seq))
+            };
             state
                 .check(record, &image.geometry)
-                .map_err(|e| Fault::format(unit.at, e))?;
-            fits(image, state, record).map_err(|what| {
-                Fault::new(unit.at, format!("a record of group {}: {what}", unit.seq))
-            })?;
+                .map_err(|e| wrong(&e))?;
             while let Some(missing) = state.missing(record) {
                 let bytes = image.read(missing.block())?;
                 missing
@@ -146,6 +151,9 @@ fn apply_all<R: ReadBlocks>(
                     .map_err(|e| Fault::format(missing.block(), e))?;
             }
             state.apply(record, &image.geometry, &mut Effects::default());
+            if let Some(misfit) = state.pool.misfit() {
+                return Err(wrong(&misfit));
+            }
             for (block, checksum) in record.new_blocks() {
                 match unit.seq > ring.watermark {
                     true => finals.insert(block, (index, checksum)),
@@ -155,60 +163,6 @@ fn apply_all<R: ReadBlocks>(
         }
     }
     Ok(finals)
-}
-
-/// Whether a record can be applied without breaking what the state relies on.
-fn fits<R>(image: &Image<R>, state: &State, record: &Record) -> Result<(), String> {
-    let mut seen = BTreeSet::new();
-    for (block, _) in record.new_blocks() {
-        let is_bitmap = image
-            .geometry
-            .bitmap_slots(block.segment())
-            .contains(&block);
-        if is_bitmap || state.pool.is_used(block) != Some(false) || !seen.insert(block) {
-            return Err(format!("it maps {block}, which is in use"));
-        }
-    }
-    let numbered = match record {
-        Record::CreateDvol { record, .. } => Some(record.layer.0),
-        Record::Snapshot { head, .. } | Record::Rollback { head, .. } => Some(*head),
-        _ => None,
-    };
-    if let Some(number) = numbered
-        && (number < state.next_layer || number == u32::MAX)
-    {
-        return Err(format!("it uses the layer number {number} again"));
-    }
-    let is_hidden = |slot: Slot| state.slot(slot).is_some_and(|layer| layer.is_hidden());
-    match record {
-        Record::Reap { to, .. } if to.is_delta() => {
-            Err("it frees up to the middle of a block".to_owned())
-        }
-        Record::Rollback { to: layer, .. } if is_hidden(*layer) => {
-            Err("it goes back to a deleted layer".to_owned())
-        }
-        Record::Update { slot, record }
-            if is_hidden(*slot) != (record.flags & FLAG_HIDDEN != 0) =>
-        {
-            Err("it hides or shows a layer".to_owned())
-        }
-        // A clone of a head stands on a layer that is hidden from its first instant on, so a hidden
-        // parent is nothing unusual.
-        Record::ReleaseSegment { segment } => {
-            let used = state.pool.segments_from(*segment).next();
-            match used
-                .filter(|(found, _)| found == segment)
-                .map(|(_, s)| s.record.used_blocks)
-            {
-                Some(0) => Ok(()),
-                _ => Err(format!(
-                    "it gives segment {} back, which is not empty",
-                    segment.0
-                )),
-            }
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Suspect units with a final mapping whose data is not there.
@@ -226,14 +180,14 @@ fn failing<R: ReadBlocks>(
         }
         let bytes = match image.read(block) {
             Ok(bytes) => bytes,
+            // What can't be read says nothing: the unit may have been acknowledged, and is kept.
             Err(fault) => {
                 let what = format!(
-                    "data of a unit at the journal's end (group {}): {fault}. A node would not \
-                     start from here",
+                    "data of a unit at the journal's end (group {}): {fault}. A node would keep \
+                     the unit; reading the block fails",
                     units[index].seq
                 );
                 findings.add(Severity::Loss, Kind::Data, &[block], what);
-                bad.insert(index);
                 continue;
             }
         };
@@ -302,7 +256,9 @@ fn finish<R: ReadBlocks>(
         // Checked once already.
         let _ = claims.claim(block, &image.geometry);
     }
-    let used = |segment: &crate::space::SegmentState| segment.used().cloned();
+    let used = |segment: &crate::space::SegmentState| {
+        segment.used().filter(|_| !segment.is_lost()).cloned()
+    };
     let bitmaps = state
         .pool
         .segments()

@@ -268,6 +268,8 @@ async fn open_core(
                 groups = report.groups,
                 units = report.units,
                 dropped = report.dropped,
+                unreadable = report.unreadable,
+                mended = report.mended,
                 "recovered after an unclean stop"
             );
         }

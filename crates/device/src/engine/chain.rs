@@ -1,0 +1,140 @@
+//! What a ring holds behind a root: which groups continue the chain, and what the rest tells of how
+//! it ends.
+
+use flagstone_types::{BlockNo, ChainHash};
+
+use super::journal::Position;
+use super::recovery::{BLOCK_BYTES, OpenError};
+use crate::format::FormatError;
+use crate::format::geometry::Geometry;
+use crate::format::group;
+use crate::format::record::Record;
+use crate::format::root::Root;
+use crate::format::superblock::Superblock;
+use crate::planted::{Bug, planted};
+
+/// A unit read from the ring.
+pub(super) struct FoundUnit {
+    pub seq: u64,
+    pub records: Vec<Record>,
+}
+
+/// What the ring holds behind a root.
+pub(super) struct Chain {
+    pub units: Vec<FoundUnit>,
+    pub position: Position,
+    pub watermark: u64,
+    pub groups: u64,
+    /// Each group's place: its sequence number, first ring block, and blocks with bytes of it.
+    pub places: Vec<(u64, u32, u32)>,
+}
+
+/// The group at `position` of a ring, with its bytes and hash, if it continues the chain.
+pub(super) fn group_at<'a>(
+    ring: &'a [u8],
+    superblock: &Superblock,
+    root: &Root,
+    position: &Position,
+) -> Option<(group::GroupHeader, &'a [u8], ChainHash)> {
+    let at = position.ring_index as usize * BLOCK_BYTES;
+    let rest = ring.get(at..)?;
+    let header = group::decode_header(rest.get(..BLOCK_BYTES)?).ok()?;
+    let continues = is_ours(&header, superblock, root)
+        && header.seq == position.next_seq
+        && (header.prev_hash == position.prev_hash
+            || planted(Bug::NoPrevHash)
+            || planted(Bug::NoChain));
+    if !continues {
+        return None;
+    }
+    whole_group(rest, &header).map(|(bytes, hash)| (header, bytes, hash))
+}
+
+/// The bytes and hash of the group that begins `rest`, the part of the ring from there on, if it
+/// ends within the ring and is whole.
+pub(super) fn whole_group<'a>(
+    rest: &'a [u8],
+    header: &group::GroupHeader,
+) -> Option<(&'a [u8], ChainHash)> {
+    let taken = usize::from(header.block_count);
+    let stored = if header.pad { 1 } else { taken };
+    let bytes = rest.get(..stored * BLOCK_BYTES)?;
+    let hash = (taken * BLOCK_BYTES <= rest.len()).then(|| group::check_hash(bytes))??;
+    Some((bytes, hash))
+}
+
+pub(super) fn is_of_journal(
+    header: &group::GroupHeader,
+    superblock: &Superblock,
+    root: &Root,
+) -> bool {
+    header.device_id_low == group::device_id_low(superblock.device_id)
+        && header.journal == root.journal
+}
+
+pub(super) fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
+    is_of_journal(header, superblock, root)
+        && (header.incarnation == root.incarnation
+            || planted(Bug::NoIncarnation)
+            || planted(Bug::NoChain))
+}
+
+/// A chain may end anywhere above its watermark. But if some later group says that the one which is
+/// missing was on stable media, then that one is damaged, and what it held was acknowledged. And a
+/// group of a later incarnation was written behind a root that is missing: a root is durable before
+/// the first group of its incarnation.
+///
+/// Only whole groups tell. If all groups that could tell are damaged, or there are none, the end of
+/// the chain looks like any other: see "Flipped bits" in the format's page.
+pub(super) fn check_end(
+    ring: &[u8],
+    superblock: &Superblock,
+    root: &Root,
+    chain: &Chain,
+) -> Result<(), OpenError> {
+    let missing = chain.position.next_seq;
+    let wrong = |what: String| {
+        let message = format!("journal {}: {what}; run `flagstone verify`", root.journal);
+        Err(OpenError::Format(FormatError { message }))
+    };
+    for at in (0..ring.len()).step_by(BLOCK_BYTES) {
+        let rest = &ring[at..];
+        let Ok(header) = group::decode_header(&rest[..BLOCK_BYTES]) else {
+            continue;
+        };
+        let is_later = header.incarnation > root.incarnation && !planted(Bug::NoIncarnation);
+        let tells = is_ours(&header, superblock, root)
+            && header.seq > missing
+            && header.watermark >= missing;
+        if !(is_later && is_of_journal(&header, superblock, root) || tells)
+            || whole_group(rest, &header).is_none()
+        {
+            continue;
+        }
+        if is_later {
+            return wrong(format!(
+                "the ring holds group {} of incarnation {}, but the newest root that can be read is \
+                 of incarnation {}: a later root is damaged",
+                header.seq, header.incarnation, root.incarnation
+            ));
+        }
+        return wrong(format!(
+            "group {missing} was on stable media (group {} says so) and can't be read; what it held \
+             is lost",
+            header.seq
+        ));
+    }
+    Ok(())
+}
+
+/// The ring blocks of groups above the watermark.
+pub(super) fn suspect_groups(geometry: &Geometry, journal: u16, chain: &Chain) -> Vec<BlockNo> {
+    let suspects = chain
+        .places
+        .iter()
+        .filter(|(seq, ..)| *seq > chain.watermark);
+    suspects
+        .flat_map(|&(_, first, count)| first..first + count)
+        .map(|index| geometry.ring_block(journal, index))
+        .collect()
+}
