@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use crate::name::check_name;
-use crate::node::{DeviceOptions, NodeOptions};
+use crate::node::{DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions};
 use crate::size::Size;
 
 /// The folder of a node's files unless something else is said.
@@ -21,6 +21,9 @@ pub const DIR_DEFAULT: &str = "./flagstone-data";
 
 /// The port registered for NBD.
 const NBD_PORT: u16 = 10809;
+
+/// Less memory for maps than this would be read and dropped again all the time.
+const MAP_CACHE_MIN_BYTES: u64 = 16 << 20;
 
 /// The API's port.
 const API_PORT: u16 = 7878;
@@ -33,9 +36,13 @@ pub const EXAMPLE: &str = r#"# Configuration of `flagstone serve --config FILE`.
 # The folder for the node's own files: node.json, by which commands find the node, and its lock.
 dir = "./flagstone-data"
 
-# Number of cores: threads that do all I/O, each pinned to a processor. 0: one per processor
-# that the process may run on.
+# Number of cores: threads that do all I/O, each pinned to a processor. 0: half as many as there
+# are processors the process may run on, one to eight.
 cores = 0
+
+# Memory for the maps of volumes (which block lies where), all cores and devices together. What
+# doesn't fit is read from the device when it is needed. At least "16M".
+map_cache = "1G"
 
 [nbd]
 # Where NBD clients connect. Port 0 takes any free port; "none" turns TCP off. There is no
@@ -44,6 +51,9 @@ listen = "127.0.0.1:10809"
 
 # A Unix socket for NBD clients on this machine; "" for none.
 unix = ""
+
+# Connections at the same time; each core takes its share of them.
+connections_max = 1024
 
 [api]
 # Where the HTTP API listens. Port 0 takes any free port.
@@ -79,6 +89,8 @@ pub struct Config {
     pub dir: PathBuf,
     /// Number of cores; 0 for one per processor.
     pub cores: usize,
+    /// Memory for maps.
+    pub map_cache: Size,
     /// The NBD gateway.
     pub nbd: NbdConfig,
     /// The HTTP API.
@@ -98,6 +110,8 @@ pub struct NbdConfig {
     pub listen: OptionalAddress,
     /// Where it listens (Unix socket); empty for nowhere.
     pub unix: PathBuf,
+    /// Connections at the same time.
+    pub connections_max: usize,
 }
 
 /// The HTTP API.
@@ -152,6 +166,7 @@ impl Default for Config {
         Config {
             dir: PathBuf::from(DIR_DEFAULT),
             cores: 0,
+            map_cache: Size(MAP_CACHE_DEFAULT_BYTES),
             nbd: NbdConfig::default(),
             api: ApiConfig::default(),
             log: LogConfig::default(),
@@ -165,6 +180,7 @@ impl Default for NbdConfig {
         NbdConfig {
             listen: OptionalAddress(Some(loopback(NBD_PORT))),
             unix: PathBuf::new(),
+            connections_max: NBD_CONNECTIONS_DEFAULT,
         }
     }
 }
@@ -324,11 +340,18 @@ impl Config {
                     .to_string(),
             ));
         }
+        if self.map_cache.0 < MAP_CACHE_MIN_BYTES {
+            return Err(ConfigError(
+                "map_cache is too small to work with; give it \"16M\" or more".to_string(),
+            ));
+        }
         Ok(NodeOptions {
             devices: self.device_options()?,
             cores: (self.cores > 0).then_some(self.cores),
             nbd: self.nbd.listen.0,
             nbd_unix,
+            map_cache_bytes: Some(self.map_cache.0),
+            nbd_connections_max: self.nbd.connections_max,
             record: None,
         })
     }

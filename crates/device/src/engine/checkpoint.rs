@@ -25,9 +25,6 @@ use crate::v2p::DirtyWalk;
 /// Metadata blocks written at the same time.
 const WRITES_IN_FLIGHT_MAX: usize = 32;
 
-/// Checkpoints made at a stop until nothing follows the root.
-const FINAL_CHECKPOINTS_MAX: usize = 3;
-
 /// How often a metadata write is tried before the device is fenced.
 const WRITE_TRIES: usize = 3;
 
@@ -140,23 +137,8 @@ impl<P: Platform> Inner<P> {
             signal.await;
         }
         self.checkpointer_off.set(true);
-        for _ in 0..FINAL_CHECKPOINTS_MAX {
-            self.flush_now().await?;
-            self.checkpoint(true).await?;
-            while !self.commit.borrow().is_idle() {
-                let signal = self.signals.applied.wait();
-                if self.shared.is_fenced() {
-                    return Err(DvolError::Fenced);
-                }
-                signal.await;
-            }
-            // A checkpoint that took a segment has recorded that behind its own root. The next one
-            // finds blocks enough.
-            if self.journal.borrow().is_empty() {
-                return Ok(());
-            }
-        }
-        Ok(())
+        self.flush_now().await?;
+        self.checkpoint(true).await
     }
 
     /// Makes one checkpoint.

@@ -184,11 +184,6 @@ impl Journal {
         self.used_blocks
     }
 
-    /// True if nothing follows the newest root, and nothing is about to.
-    pub(super) fn is_empty(&self) -> bool {
-        self.used_blocks == 0 && self.units.is_empty() && self.aborts.is_empty()
-    }
-
     /// Size of the ring in blocks.
     pub(super) fn ring_blocks(&self) -> u32 {
         self.ring_blocks

@@ -1,7 +1,6 @@
 //! Bringing map nodes into memory, and letting them go again.
 
 use std::ops::Range;
-use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, Platform};
 use flagstone_types::{Slot, VBlock};
@@ -45,6 +44,7 @@ impl<P: Platform> Inner<P> {
         slot: Slot,
         range: Range<VBlock>,
     ) -> Result<(), DvolError> {
+        let mut makes_room = true;
         loop {
             // A node's old place is not reused while it is being read.
             let _pass = self.gate.enter();
@@ -58,6 +58,11 @@ impl<P: Platform> Inner<P> {
             if missing.is_empty() {
                 return Ok(());
             }
+            // Once and before loading, so that what this request loads is there when it is used,
+            // however small the limit.
+            if std::mem::take(&mut makes_room) {
+                self.evict_nodes();
+            }
             let loads = missing.iter().map(|m| self.load_node(m));
             join_all(loads)
                 .await
@@ -66,17 +71,29 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Lets go of clean nodes that were not used lately, if there are too many.
-    pub(super) fn evict_nodes(self: &Rc<Self>) {
+    /// Lets go of clean nodes that were not used lately, if there are too many: a sixteenth more
+    /// than too many, so that this is not done for every node that is loaded. Goes on where it
+    /// stopped the last time, and looks at each map twice at most (the first look at a node that
+    /// was used only notes it).
+    pub(super) fn evict_nodes(&self) {
         let state = self.state.borrow();
+        let loaded = || state.map_stats.loaded_bytes() as u64;
         let limit = self.options.map_cache_bytes;
-        for (_, slot) in state.slots() {
-            if state.map_stats.loaded_bytes() as u64 <= limit {
+        if loaded() <= limit {
+            return;
+        }
+        let target = limit - limit / 16;
+        let from = self.evict_from.get();
+        let rest = state.slots().skip_while(|(slot, _)| *slot < from);
+        for (slot, found) in rest.chain(state.slots()) {
+            if loaded() <= target {
+                self.evict_from.set(slot);
                 return;
             }
-            let mut hand = slot.evict_hand.get();
-            slot.map.evict(&mut hand, EVICT_VISITS_MAX);
-            slot.evict_hand.set(hand);
+            let mut hand = found.evict_hand.get();
+            found.map.evict(&mut hand, EVICT_VISITS_MAX);
+            found.evict_hand.set(hand);
         }
+        self.evict_from.set(Slot(0));
     }
 }

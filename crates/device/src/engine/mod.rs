@@ -133,6 +133,8 @@ struct Inner<P: Platform> {
     reaping_failed: Cell<Option<DvolError>>,
     /// The layer whose reaping was found safe to go on with.
     reaping_settled: Cell<Option<Slot>>,
+    /// Slot whose map gives up nodes next.
+    evict_from: Cell<Slot>,
     /// Background tasks still running.
     tasks: Cell<usize>,
     last_scrub: RefCell<Option<ScrubReport>>,

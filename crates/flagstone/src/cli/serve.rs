@@ -50,9 +50,12 @@ struct CommonArgs {
     /// The folder for the node's files; commands find the node by it [default: ./flagstone-data]
     #[arg(long, value_name = "DIR", env = "FLAGSTONE_DIR")]
     dir: Option<PathBuf>,
-    /// Number of cores, threads that do all I/O [default: one per processor]
+    /// Number of cores, threads that do all I/O [default: half of the processors, at most 8]
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
+    /// Memory for the maps of volumes, on all cores together [default: 1G]
+    #[arg(long, value_name = "SIZE")]
+    map_cache: Option<Size>,
     /// Where NBD clients connect; port 0 for any free one, 'none' for nowhere
     /// [default: 127.0.0.1:10809]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -76,6 +79,9 @@ impl CommonArgs {
         }
         if let Some(cores) = self.cores {
             config.cores = cores;
+        }
+        if let Some(size) = self.map_cache {
+            config.map_cache = size;
         }
         if let Some(nbd) = self.nbd {
             config.nbd.listen = nbd;

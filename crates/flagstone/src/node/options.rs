@@ -14,17 +14,28 @@ pub struct DeviceOptions {
     pub expected_size_bytes: Option<u64>,
 }
 
+/// Memory for maps unless something else is said: enough for some hundred gigabytes in use.
+pub const MAP_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
+
+/// NBD connections at the same time unless something else is said.
+pub const NBD_CONNECTIONS_DEFAULT: usize = 1024;
+
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeOptions {
     /// Its devices, at least one.
     pub devices: Vec<DeviceOptions>,
-    /// Number of cores; `None` for one per processor this process may run on.
+    /// Number of cores; `None` for half of the processors this process may run on, one to eight.
     pub cores: Option<usize>,
     /// Where to listen for NBD clients (TCP); port 0 for any free one.
     pub nbd: Option<SocketAddr>,
     /// Where to listen for NBD clients (Unix socket).
     pub nbd_unix: Option<PathBuf>,
+    /// Bytes of maps to keep in memory, on all cores and devices together; `None` for
+    /// [`MAP_CACHE_DEFAULT_BYTES`].
+    pub map_cache_bytes: Option<u64>,
+    /// NBD connections at the same time, on all cores together.
+    pub nbd_connections_max: usize,
     /// For tests: record all I/O on the device, and the answers to clients, to this file.
     pub record: Option<PathBuf>,
 }

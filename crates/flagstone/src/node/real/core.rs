@@ -14,6 +14,7 @@ use flagstone_types::{DvolId, Lsn};
 
 use super::names::Names;
 use super::recording::Recording;
+use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
 use crate::node::VolumeMetrics;
 
@@ -55,6 +56,7 @@ impl CoreNode {
         engines: Vec<OwnedEngine>,
         names: Names,
         recording: Recording,
+        share: Share,
     ) -> Rc<CoreNode> {
         let core = Rc::new(CoreNode {
             index: platform.core_index(),
@@ -70,7 +72,10 @@ impl CoreNode {
         let server = NbdServer::new(
             platform.clone(),
             Directory { core: core.clone() },
-            NbdLimits::default(),
+            NbdLimits {
+                connections_max: share.connections_max,
+                ..NbdLimits::default()
+            },
         );
         *core.nbd.borrow_mut() = Some(server);
         CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));
@@ -257,6 +262,11 @@ impl VolumeDirectory for Directory {
             description: String::new(),
         };
         names.into_iter().map(|(name, _)| export(name)).collect()
+    }
+
+    /// Volumes have no description yet, and looking one up must not cost a list of all.
+    async fn describe(&self, _: &str) -> String {
+        String::new()
     }
 
     async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {

@@ -18,11 +18,36 @@ use super::core::{CoreNode, OwnedEngine, current};
 use super::names::{Names, Place};
 use super::recording::Recording;
 use super::{Device, RealNode, describe};
-use crate::node::{DeviceOptions, Node, NodeError, NodeErrorKind, NodeOptions, ScrubStatus};
+use crate::node::{
+    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError, NodeErrorKind, NodeOptions,
+    ScrubStatus,
+};
 
 /// Cores unless asked otherwise: half of what the process may use, so that clients on the same
 /// machine and the kernel have the rest; at most eight, as many as a device has journals.
 const CORES_MAX: usize = 8;
+
+/// A core's share of what the whole node may use.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// For the maps of each journal with volumes. New volumes go to one journal of each device on
+    /// each core, so the shares are of that many; a device that was used with more cores before may
+    /// have volumes in more journals, and then the node uses more.
+    map_cache_bytes: u64,
+    /// NBD connections.
+    pub(super) connections_max: usize,
+}
+
+impl Share {
+    fn of(options: &NodeOptions, cores: usize) -> Share {
+        let maps = options.map_cache_bytes.unwrap_or(MAP_CACHE_DEFAULT_BYTES);
+        let users = (cores * options.devices.len().max(1)) as u64;
+        Share {
+            map_cache_bytes: maps / users,
+            connections_max: options.nbd_connections_max.div_ceil(cores),
+        }
+    }
+}
 
 /// What a core needs to open its journals of one device.
 #[derive(Clone)]
@@ -64,7 +89,15 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
         prepared.push(found);
     }
     let names = Names::default();
-    open_all(&runtime, &options.devices, prepared, &names, &recording)?;
+    let share = Share::of(&options, cores);
+    open_all(
+        &runtime,
+        &options.devices,
+        prepared,
+        &names,
+        &recording,
+        share,
+    )?;
     let remotes: Vec<_> = runtime
         .cores()
         .iter()
@@ -205,6 +238,7 @@ fn open_all(
     prepared: Vec<Prepared>,
     names: &Names,
     recording: &Recording,
+    share: Share,
 ) -> Result<(), NodeError> {
     let cores = runtime.cores().len();
     let mut waiting = Vec::new();
@@ -212,7 +246,7 @@ fn open_all(
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let (prepared, names, recording) = (prepared.clone(), names.clone(), recording.clone());
         let sent = core.remote().call_then(
-            move |platform| open_core(platform, cores, prepared, names, recording),
+            move |platform| open_core(platform, cores, prepared, names, recording, share),
             move |result| drop(sender.send(result)),
         );
         waiting.push(sent.map(|()| receiver));
@@ -235,6 +269,7 @@ async fn open_core(
     prepared: Vec<Prepared>,
     names: Names,
     recording: Recording,
+    share: Share,
 ) -> Result<(), (usize, OpenError)> {
     let core = platform.core_index();
     let mut opening = Vec::new();
@@ -244,6 +279,7 @@ async fn open_core(
         {
             let opened = open_file(&platform, &found.path).map_err(|error| (device, error))?;
             let options = EngineOptions {
+                map_cache_bytes: share.map_cache_bytes,
                 prewrite_segments: !opened.is_block_device(),
                 ..EngineOptions::default()
             };
@@ -288,7 +324,7 @@ async fn open_core(
         }
         engines.push(OwnedEngine { device, engine });
     }
-    CoreNode::install(&platform, engines, names, recording);
+    CoreNode::install(&platform, engines, names, recording, share);
     Ok(())
 }
 
