@@ -87,7 +87,7 @@ level = "info"
 pub struct Config {
     /// The folder for the node's own files.
     pub dir: PathBuf,
-    /// Number of cores; 0 for one per processor.
+    /// Number of cores; 0 for half of the processors, one to eight.
     pub cores: usize,
     /// Memory for maps.
     pub map_cache: Size,

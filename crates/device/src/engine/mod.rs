@@ -23,6 +23,7 @@ mod journal;
 mod load;
 mod locks;
 mod options;
+mod pieces;
 mod query;
 mod read;
 mod reaper;

@@ -20,6 +20,7 @@ use super::format::{read_again, read_superblock};
 use super::info::EngineCounters;
 use super::journal::{Journal, Position};
 use super::options::EngineOptions;
+use super::pieces;
 use super::{Engine, Inner, Signals};
 use crate::format::FormatError;
 use crate::format::catalogue::CatalogueRecord;
@@ -491,14 +492,9 @@ impl<P: Platform> Loader<'_, P> {
     /// Writes again, byte for byte, what recovery goes on from and no successful flush may have
     /// covered: after a failed flush a device can read back well what it will still lose.
     async fn rewrite(&self, blocks: impl IntoIterator<Item = BlockNo>) -> Result<(), OpenError> {
-        for block in blocks {
-            let bytes = read_again(self.platform, self.device, block)
-                .await
-                .map_err(OpenError::Io)?;
-            let (_, result) = self.device.write(block.offset_bytes(), bytes).await;
-            result.map_err(OpenError::Io)?;
-        }
-        Ok(())
+        pieces::rewrite(self.platform, self.device, blocks)
+            .await
+            .map_err(OpenError::Io)
     }
 
     /// Applies the chain's units to the state of the root, but for aborted ones and for those above
@@ -588,26 +584,16 @@ impl<P: Platform> Loader<'_, P> {
         // `None`: it can't be read.
         let mut checked: BTreeMap<BlockNo, Option<BlockChecksum>> = BTreeMap::new();
         loop {
-            let mut bad = BTreeSet::new();
-            for (index, block, expected) in final_mappings(chain, &skip) {
-                if !suspects.contains(&index) || bad.contains(&index) {
-                    continue;
-                }
-                let found = match checked.get(&block) {
-                    Some(&found) => found,
-                    None => {
-                        let seq = chain.units[index].seq;
-                        let found = self.checksum_of(seq, block).await?;
-                        checked.insert(block, found);
-                        found
-                    }
-                };
-                // What can't be read says nothing. The unit may have been acknowledged: leaving it
-                // out would bring old content back as if it were current.
-                if found.is_some_and(|found| found != expected) {
-                    bad.insert(index);
-                }
-            }
+            let mut mappings = final_mappings(chain, &skip);
+            mappings.retain(|(index, ..)| suspects.contains(index));
+            self.check_blocks(chain, &mappings, &mut checked).await?;
+            // What can't be read says nothing. The unit may have been acknowledged: leaving it out
+            // would bring old content back as if it were current.
+            let is_bad = |(_, block, expected): &&(usize, BlockNo, BlockChecksum)| {
+                let found = checked.get(block).copied().flatten();
+                found.is_some_and(|found| found != *expected)
+            };
+            let bad: BTreeSet<usize> = mappings.iter().filter(is_bad).map(|m| m.0).collect();
             if bad.is_empty() {
                 let kept = final_mappings(chain, &skip);
                 let kept = kept
@@ -630,29 +616,36 @@ impl<P: Platform> Loader<'_, P> {
         }
     }
 
-    /// The checksum of a block that a record of group `seq` maps; `None` if it can't be read.
-    async fn checksum_of(
+    /// Adds the checksums of mapped blocks to `checked`; `None` for one that can't be read.
+    async fn check_blocks(
         &self,
-        seq: u64,
-        block: BlockNo,
-    ) -> Result<Option<BlockChecksum>, OpenError> {
-        if !self.geometry.is_data(block) {
-            return Err(in_group(
-                seq,
-                &format!("{block} lies outside the data area"),
-            ));
-        }
-        match read_again(self.platform, self.device, block).await {
-            Ok(bytes) => Ok(Some(BlockChecksum::of(&bytes))),
-            Err(error) => {
-                tracing::error!(
-                    block = block.0,
-                    group = seq,
-                    "data written just before the stop can't be read: {error}; reading it will fail"
-                );
-                Ok(None)
+        chain: &Chain,
+        mappings: &[(usize, BlockNo, BlockChecksum)],
+        checked: &mut BTreeMap<BlockNo, Option<BlockChecksum>>,
+    ) -> Result<(), OpenError> {
+        let mut unknown: BTreeMap<BlockNo, u64> = BTreeMap::new();
+        for &(index, block, _) in mappings {
+            let seq = chain.units[index].seq;
+            if !self.geometry.is_data(block) {
+                let what = format!("{block} lies outside the data area");
+                return Err(in_group(seq, &what));
+            }
+            if !checked.contains_key(&block) {
+                unknown.insert(block, seq);
             }
         }
+        let blocks = unknown.keys().copied();
+        for (block, found) in pieces::checksums(self.platform, self.device, blocks).await {
+            if let Err(error) = &found {
+                tracing::error!(
+                    block = block.0,
+                    group = unknown.get(&block),
+                    "data written just before the stop can't be read: {error}; reading it will fail"
+                );
+            }
+            checked.insert(block, found.ok());
+        }
+        Ok(())
     }
 }
 

@@ -443,7 +443,7 @@ fn commands_without_a_node() {
     fails(
         &wrong,
         Exit::Usage,
-        "unknown field `lisen`, expected `listen` or `unix`",
+        "unknown field `lisen`, expected one of `listen`, `unix`",
     );
     std::fs::write(&file, "").expect("written");
     fails(&bare(&["config", "check", path]), Exit::Usage, "no device");
