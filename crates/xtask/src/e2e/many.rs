@@ -1,5 +1,7 @@
 //! Thousands of volumes: creating, listing, restarting, and idling with them.
 
+use std::fs;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,11 @@ const IDLE_CORES_MAX: f64 = 0.02;
 const IDLE_WATCH: Duration = Duration::from_secs(20);
 /// Clients that are connected and ask for nothing.
 const IDLE_CLIENTS: usize = 32;
+/// Clients that fill the journals before a crash, for how long, and with how many writes to a
+/// volume before they go on to the next.
+const FILLERS: usize = 8;
+const FILL_TIME: Duration = Duration::from_secs(10);
+const WRITES_PER_VISIT: u64 = 16;
 /// Some volumes are written, so that a restart has mappings to recover.
 const WRITTEN_EVERY: usize = 10;
 
@@ -41,13 +48,60 @@ pub(super) fn volumes(scene: &Scene, count: usize) -> Result<()> {
     );
     list(&node, count)?;
 
-    write_some(&node, count)?;
-    node.kill()?;
+    let written = fill_journals(&mut node, count)?;
     println!("{}", node.verify()?);
-    println!("restart after a crash: {} ms", node.restart()?.as_millis());
+    let took = node.restart()?;
+    println!(
+        "restart after a crash under {written} small writes all over the volumes: {} ms, {} MiB resident",
+        took.as_millis(),
+        process::tree_resident_bytes(node.pid()?) >> 20
+    );
+    println!("{}", recovered(&node)?);
     list(&node, count)?;
     check_some(&node, count)?;
     node.stop()
+}
+
+/// Small writes to as many volumes as possible, so that the journals are as full as they get, and
+/// then a kill in the middle of it. Returns how many writes were answered.
+fn fill_journals(node: &mut Node, count: usize) -> Result<u64> {
+    let answered = AtomicU64::new(0);
+    let port = node.nbd_port;
+    write_some(node, count)?;
+    thread::scope(|scope| {
+        for writer in 0..FILLERS {
+            let answered = &answered;
+            scope.spawn(move || {
+                // Ends when the node is gone.
+                for index in (writer..count).step_by(FILLERS).cycle() {
+                    let Ok(mut connection) = Connection::open(port, &name(index)) else {
+                        return;
+                    };
+                    for step in 0..WRITES_PER_VISIT {
+                        // Behind what `check_some` looks at.
+                        let at = (1 << 30) + (index as u64 + step * 1000) * 4096;
+                        if connection.write(at, &content(index), false).is_err() {
+                            return;
+                        }
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
+                    connection.disconnect();
+                }
+            });
+        }
+        thread::sleep(FILL_TIME);
+        node.kill()
+    })?;
+    Ok(answered.load(Ordering::Relaxed))
+}
+
+/// What the node's log says of its last recovery, journals with nothing to replay left out.
+fn recovered(node: &Node) -> Result<String> {
+    let log = node.options.dir.with_extension("log");
+    let text = fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
+    let lines = text.lines().filter(|line| line.contains("recovered after"));
+    let told: Vec<&str> = lines.filter(|line| !line.contains("groups=0 ")).collect();
+    Ok(told.join("\n"))
 }
 
 /// Watches the CPU of a node with `count` volumes and a few silent clients.
