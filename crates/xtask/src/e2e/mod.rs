@@ -66,7 +66,7 @@ impl Scale {
     fn for_ci() -> Scale {
         Scale {
             crashes: 20,
-            images: 3_000,
+            images: 2_500,
             machines: 2,
             volumes: 2_000,
             seed: 1,
