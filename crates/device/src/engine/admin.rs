@@ -41,11 +41,13 @@ impl<P: Platform> Engine<P> {
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
         inner.check_new_name(&new.name)?;
+        inner.settle_down().await?;
         let id = new.id.unwrap_or_else(|| inner.random_id());
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
         if reserved_blocks > inner.available_to(Slot(u32::MAX)) {
             return Err(DvolError::NoSpace);
         }
+        inner.hold(reserved_blocks).await?;
         let slot = inner.choose_slots(1)?[0];
         let record = CatalogueRecord {
             reserved_blocks,
@@ -109,6 +111,14 @@ impl<P: Platform> Engine<P> {
         if blocks > self.inner.available_to(handle.slot) + self.inner.own_blocks(handle) {
             return Err(DvolError::NoSpace);
         }
+        let own = self.inner.own_blocks(handle);
+        let promised = self
+            .inner
+            .record(handle)?
+            .reserved_blocks
+            .saturating_sub(own);
+        let more = blocks.saturating_sub(own).saturating_sub(promised);
+        self.inner.hold(more).await?;
         self.update(handle, |record| record.reserved_blocks = blocks)
             .await
     }
@@ -154,7 +164,7 @@ impl<P: Platform> Engine<P> {
                 return Err(DvolError::Invalid);
             }
             inner.check_new_layer_name(handle.id, name)?;
-            inner.check_snapshot_reservation(*handle)?;
+            inner.check_snapshot_reservation(*handle).await?;
         }
         let layer_slots = inner.choose_slots(dvols.len())?;
         let created_ns = inner.platform.wall_clock_ns();
@@ -194,6 +204,7 @@ impl<P: Platform> Engine<P> {
         if reserved_blocks > inner.available_to(Slot(u32::MAX)) {
             return Err(DvolError::NoSpace);
         }
+        inner.hold(reserved_blocks).await?;
         let size = source_record.size_bytes.max(new.size_bytes);
         let mut records = Vec::new();
         let mut slots = vec![source.slot];
@@ -495,14 +506,14 @@ impl<P: Platform> Inner<P> {
     }
 
     /// After a snapshot every overwrite of a reserved dvol takes a new block: there must be room.
-    fn check_snapshot_reservation(&self, handle: Handle) -> Result<(), DvolError> {
+    async fn check_snapshot_reservation(self: &Rc<Self>, handle: Handle) -> Result<(), DvolError> {
         let record = self.record(handle)?;
         let own = record.mapped_blocks.saturating_sub(record.inherited_blocks);
         let again = own.min(record.reserved_blocks);
         if again > self.available_to(Slot(u32::MAX)) {
             return Err(DvolError::NoSpace);
         }
-        Ok(())
+        self.hold(again).await
     }
 
     /// Lets go of what is kept per slot once it has been deleted (or could not be).

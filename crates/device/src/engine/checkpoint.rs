@@ -80,11 +80,15 @@ impl<P: Platform> Inner<P> {
     /// Waits for a checkpoint that begins after this call.
     pub(super) async fn checkpoint_now(&self) -> Result<(), DvolError> {
         let target = self.checkpoints_started.get() + 1;
+        let failed = self.checkpoints_failed.get();
         self.request_checkpoint();
         while self.checkpoints_done.get() < target {
             let signal = self.signals.checkpointed.wait();
             if self.shared.is_fenced() {
                 return Err(DvolError::Fenced);
+            }
+            if self.checkpoints_failed.get() > failed {
+                return Err(DvolError::NoSpace);
             }
             signal.await;
         }
@@ -108,10 +112,17 @@ impl<P: Platform> Inner<P> {
             }
             self.checkpoint_requested.set(false);
             match self.checkpoint(false).await {
-                Ok(()) => {}
+                // What it has given up may have emptied another segment.
+                Ok(()) => self.offer_segments(),
                 Err(DvolError::NoSpace) => {
                     // Cannot happen while the reserve holds; better late than never.
                     tracing::warn!("a checkpoint found no blocks; it is tried again");
+                    // It has left nothing behind, and who waits for it is told.
+                    let started = self.checkpoints_started.get();
+                    self.checkpoints_started.set(started - 1);
+                    let failed = self.checkpoints_failed.get();
+                    self.checkpoints_failed.set(failed + 1);
+                    self.signals.checkpointed.notify();
                     self.platform.sleep_ns(10_000_000).await;
                 }
                 Err(_) => {
@@ -147,6 +158,10 @@ impl<P: Platform> Inner<P> {
             .set(self.checkpoints_started.get() + 1);
         let began = self.platform.now();
         self.state.borrow_mut().pool.retry_unreadable();
+        // Nothing follows the root of a stop in order.
+        if !clean {
+            self.give_segments_back()?;
+        }
         let position = self.cut().await?;
         let frozen = self.freeze_at(position).await;
         self.hold_after(None);

@@ -182,6 +182,7 @@ impl<P: Platform> Inner<P> {
                 return;
             }
             self.reopen_blocks();
+            self.offer_segments();
             if self.journal.borrow().should_tell_watermark() {
                 self.close_group();
             }

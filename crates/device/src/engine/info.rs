@@ -134,6 +134,8 @@ counters! {
     corrupt_blocks,
     /// Blocks freed by reaping deleted layers.
     reaped_blocks,
+    /// Empty segments given back to the device, for other journals to take.
+    segments_released,
 }
 
 /// What a request needs to know of a dvol or layer.

@@ -29,6 +29,7 @@ mod read;
 mod reaper;
 mod recovery;
 mod scrub;
+mod segments;
 mod spacing;
 mod unit;
 mod write;
@@ -125,6 +126,8 @@ struct Inner<P: Platform> {
     checkpoint_requested: Cell<bool>,
     checkpoints_started: Cell<u64>,
     checkpoints_done: Cell<u64>,
+    /// Checkpoints for which there was no room.
+    checkpoints_failed: Cell<u64>,
     /// Set once the last checkpoint is being made.
     checkpointer_off: Cell<bool>,
     /// Set once the last checkpoint has been made: it needs flushes.

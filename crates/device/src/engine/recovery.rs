@@ -184,6 +184,7 @@ impl<P: Platform> Engine<P> {
             checkpoint_requested: false.into(),
             checkpoints_started: 0.into(),
             checkpoints_done: 0.into(),
+            checkpoints_failed: 0.into(),
             checkpointer_off: false.into(),
             flusher_off: false.into(),
             stopping: false.into(),

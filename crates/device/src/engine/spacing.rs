@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::Inner;
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::error::DvolError;
+use super::segments::NO_SLOT;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
@@ -24,7 +25,7 @@ const SPACE_WAITS_MAX: usize = 4;
 pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
 
 /// Open blocks in the pool below which the next segment is prepared.
-const OPEN_BLOCKS_LOW: u64 = 8192;
+pub(super) const OPEN_BLOCKS_LOW: u64 = 8192;
 
 impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
@@ -58,19 +59,19 @@ impl<P: Platform> Inner<P> {
 
     /// Blocks of this journal's own segments that can be handed out: at once, and after loading
     /// their bitmaps.
-    fn own_open_blocks(&self) -> (u64, u64) {
+    pub(super) fn own_open_blocks(&self) -> (u64, u64) {
         let state = self.state.borrow();
         (state.pool.open_blocks(), state.pool.unloaded_free_blocks())
     }
 
-    /// True if handing out `count` blocks takes another bitmap or segment first.
-    fn needs_more(&self, count: u64) -> bool {
+    /// True if handing out `count` blocks to `slot` takes another bitmap or segment first.
+    fn needs_more(&self, slot: Slot, count: u64) -> bool {
         let (open, unloaded) = self.own_open_blocks();
-        open < count || open + unloaded < count + self.checkpoint_reserve()
+        open < count || open + unloaded < count + self.kept_from(slot)
     }
 
     /// Blocks set aside for dvols that they do not use yet, but for `without`.
-    fn promised_blocks(&self, without: Slot) -> u64 {
+    pub(super) fn promised_blocks(&self, without: Slot) -> u64 {
         let state = self.state.borrow();
         let others = state.reserved().filter(|&(slot, _)| slot != without);
         others.map(|(_, blocks)| blocks).sum()
@@ -111,8 +112,8 @@ impl<P: Platform> Inner<P> {
             }
             // Other journals may take every segment that nobody owns yet: what a checkpoint needs
             // must be in segments of this one before it is needed.
-            if self.needs_more(count) {
-                match self.open_more(count).await {
+            if self.needs_more(slot, count) {
+                match self.open_more(slot, count).await {
                     Ok(()) => continue,
                     Err(DvolError::NoSpace) if waits < SPACE_WAITS_MAX && self.may_gain_space() => {
                         self.gain_space(waits).await?;
@@ -157,10 +158,10 @@ impl<P: Platform> Inner<P> {
 
     /// Loads a bitmap, or reserves a segment, if that is needed to hand out `count` blocks. One at
     /// a time: whoever has waited for its turn looks first whether the one before has opened enough.
-    pub(super) async fn open_more(self: &Rc<Self>, count: u64) -> Result<(), DvolError> {
+    async fn open_more(self: &Rc<Self>, slot: Slot, count: u64) -> Result<(), DvolError> {
         let _turn = self.opening.take(1).await;
         self.check_running()?;
-        if !self.needs_more(count) {
+        if !self.needs_more(slot, count) {
             return Ok(());
         }
         let unloaded = self.state.borrow().pool.wants_loading();
@@ -271,14 +272,15 @@ impl<P: Platform> Inner<P> {
 
     /// True if the next segment should be opened ahead of need.
     fn is_low_on_blocks(&self) -> bool {
-        self.state.borrow().pool.segments().next().is_some() && self.needs_more(OPEN_BLOCKS_LOW)
+        self.state.borrow().pool.segments().next().is_some()
+            && self.needs_more(NO_SLOT, OPEN_BLOCKS_LOW)
     }
 
     /// Opens more blocks ahead of need, so that requests seldom wait for it.
     pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
         if self.is_low_on_blocks() && !self.shared.is_fenced() && !self.stopping.get() {
             // Failing is fine: whoever needs a block will try again and say so.
-            let _ = self.open_more(OPEN_BLOCKS_LOW).await;
+            let _ = self.open_more(NO_SLOT, OPEN_BLOCKS_LOW).await;
         }
     }
 }

@@ -1,0 +1,132 @@
+//! Segments going back and forth between this journal and the device.
+//!
+//! A journal gives back what it has emptied, so that others can have it: with a record, at a
+//! checkpoint whose root leaves the segments out, and only once that root is durable may somebody
+//! else take them. What it has promised to dvols with a reservation it keeps in segments of its own:
+//! what nobody owns may be gone by the time it is needed.
+
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+use flagstone_types::{SegmentNo, Slot};
+use smallvec::SmallVec;
+
+use super::Inner;
+use super::error::DvolError;
+use super::spacing::OPEN_BLOCKS_LOW;
+use crate::format::record::Record;
+use crate::state::Effects;
+
+/// Empty segments that a journal keeps for itself.
+const EMPTY_KEPT: usize = 1;
+
+/// Segments given back at a time, at most: their records must fit one unit.
+const GIVEN_BACK_MAX: usize = 1024;
+
+/// No slot: what is asked for is for nobody in particular.
+pub(super) const NO_SLOT: Slot = Slot(u32::MAX);
+
+impl<P: Platform> Inner<P> {
+    /// Blocks that this journal must have in its own segments beside those that `slot` is about to
+    /// take. Never more than what [`Inner::available_to`] keeps.
+    pub(super) fn kept_from(&self, slot: Slot) -> u64 {
+        let (has_reservations, is_reserved) = {
+            let state = self.state.borrow();
+            let slot = state.slot(slot);
+            (
+                state.reserved().next().is_some(),
+                slot.is_some_and(|s| s.record.reserved_blocks > 0),
+            )
+        };
+        let overwrites = match has_reservations && !is_reserved {
+            true => self.overwrite_reserve(),
+            false => 0,
+        };
+        self.checkpoint_reserve() + overwrites + self.promised_blocks(slot)
+    }
+
+    /// Takes segments until `blocks` more can be promised to a dvol. What is promised must be there
+    /// even if other journals take everything else.
+    pub(super) async fn hold(self: &Rc<Self>, blocks: u64) -> Result<(), DvolError> {
+        if blocks == 0 {
+            return Ok(());
+        }
+        let _turn = self.opening.take(1).await;
+        loop {
+            self.check_running()?;
+            let (open, unloaded) = self.own_open_blocks();
+            let kept = self.checkpoint_reserve()
+                + self.overwrite_reserve()
+                + self.promised_blocks(NO_SLOT);
+            if open + unloaded >= kept + blocks {
+                return Ok(());
+            }
+            let segment = self.shared.claim_any().ok_or(DvolError::NoSpace)?;
+            self.reserve(segment)?;
+        }
+    }
+
+    /// Takes a first segment. A journal without one can't make checkpoints, so it must not have
+    /// anything that needs them.
+    pub(super) async fn settle_down(self: &Rc<Self>) -> Result<(), DvolError> {
+        let _turn = self.opening.take(1).await;
+        if self.state.borrow().pool.segments().next().is_some() {
+            return Ok(());
+        }
+        let segment = self.shared.claim_any().ok_or(DvolError::NoSpace)?;
+        self.reserve(segment)
+    }
+
+    /// Empty segments that this journal can do without, the highest first.
+    fn spare_segments(&self) -> Vec<SegmentNo> {
+        // There may be nobody else to have them.
+        if self.geometry.journal_count == 1 {
+            return Vec::new();
+        }
+        let (open, unloaded) = self.own_open_blocks();
+        let needed = self.kept_from(NO_SLOT) + OPEN_BLOCKS_LOW;
+        let mut left = (open + unloaded).saturating_sub(needed);
+        let state = self.state.borrow();
+        let empty = state.pool.segments().filter(|(_, s)| s.is_untouched());
+        let mut empty: Vec<(SegmentNo, u64)> = empty.map(|(no, s)| (no, s.capacity())).collect();
+        empty.drain(..EMPTY_KEPT.min(empty.len()));
+        let spare = empty.into_iter().rev().filter(|&(_, capacity)| {
+            let is_spare = capacity <= left;
+            left -= if is_spare { capacity } else { 0 };
+            is_spare
+        });
+        spare.map(|(no, _)| no).take(GIVEN_BACK_MAX).collect()
+    }
+
+    /// Has a checkpoint made if there is something to give back.
+    pub(super) fn offer_segments(&self) {
+        if !self.spare_segments().is_empty() {
+            self.request_checkpoint();
+        }
+    }
+
+    /// Gives empty segments back: the root of the checkpoint that begins now leaves them out.
+    ///
+    /// Nothing that is under way speaks of their blocks, since those count as taken until the record
+    /// that freed them is durable and nobody reads them. So in a replay the record finds them empty.
+    pub(super) fn give_segments_back(self: &Rc<Self>) -> Result<(), DvolError> {
+        let spare = self.spare_segments();
+        if spare.is_empty() {
+            return Ok(());
+        }
+        let mut records: SmallVec<[Record; 1]> = SmallVec::new();
+        records.extend(
+            spare
+                .into_iter()
+                .map(|segment| Record::ReleaseSegment { segment }),
+        );
+        for record in &records {
+            let mut state = self.state.borrow_mut();
+            state.apply(record, &self.geometry, &mut Effects::default());
+        }
+        let counter = &self.counters.segments_released;
+        counter.set(counter.get() + records.len() as u64);
+        self.submit(records, SmallVec::new(), false, Vec::new())
+            .map(drop)
+    }
+}

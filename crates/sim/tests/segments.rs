@@ -1,0 +1,229 @@
+//! Space goes from one journal to another: what one has emptied the other can fill, whenever the
+//! power fails; and what one has promised the other can't take.
+
+use flagstone_device::engine::{
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability,
+    format_device,
+};
+use flagstone_device::offline::verify::{Options, verify};
+use flagstone_device::offline::{BlockBytes, ReadBlocks};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_sim::{DiskConfig, DiskImage, Rng, SimDisk, SimPlatform, World};
+use flagstone_types::BlockNo;
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+const DEVICE_BYTES: u64 = 800 * MIB;
+
+struct Source<'a>(&'a DiskImage);
+
+impl ReadBlocks for Source<'_> {
+    fn block_count(&self) -> u64 {
+        DEVICE_BYTES / BLOCK
+    }
+
+    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> std::io::Result<()> {
+        self.0.read(block.offset_bytes(), into);
+        Ok(())
+    }
+}
+
+fn assert_clean(image: &DiskImage, what: &str) {
+    let report = verify(Source(image), Options { fast: true }, &mut |_, _| {});
+    assert!(report.is_clean(), "{what}:\n{}", report.words());
+}
+
+/// Opens both journals.
+async fn open(platform: &SimPlatform, disk: &SimDisk) -> [Engine<SimPlatform>; 2] {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let one = |journal| {
+        let (device, shared, superblock) = (device.clone(), shared.clone(), superblock.clone());
+        let options = EngineOptions::default();
+        Engine::open(
+            platform.clone(),
+            device,
+            shared,
+            superblock,
+            journal,
+            options,
+        )
+    };
+    let opened = flagstone_device::engine::join_all([one(0), one(1)]).await;
+    let mut engines = opened.into_iter().map(|opened| opened.expect("opens").0);
+    [(); 2].map(|()| engines.next().expect("two"))
+}
+
+fn formatted() -> SimDisk {
+    let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
+    run(&disk, |platform, disk| async move {
+        let device = platform.open(&disk);
+        let options = FormatOptions {
+            journal_count: 2,
+            ring_blocks: 512,
+            size_bytes: DEVICE_BYTES,
+        };
+        format_device(&platform, &device, options)
+            .await
+            .expect("formats");
+    });
+    disk
+}
+
+fn run<T: 'static, F: Future<Output = T> + 'static>(
+    disk: &SimDisk,
+    task: impl FnOnce(SimPlatform, SimDisk) -> F,
+) -> T {
+    let world = World::new(7);
+    let platform = world.platform(0);
+    world.block_on(0, task(platform, disk.clone()))
+}
+
+async fn create(engine: &Engine<SimPlatform>, name: &str, reserved_bytes: u64) -> Handle {
+    let new = CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes: DEVICE_BYTES,
+        reserved_bytes,
+    };
+    engine.create(new).await.expect("creates")
+}
+
+/// Writes up to `count` MiB, as far as there is room. How many there was room for.
+async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, count: u64, byte: u8) -> u64 {
+    let data = IoBuf::copy_of(&vec![byte; MIB as usize]);
+    for part in 0..count {
+        let written = engine.write(dvol, part * MIB, data.clone(), Stability::Unstable);
+        match written.await {
+            Ok(_) => {}
+            Err(DvolError::NoSpace) => return part,
+            Err(error) => panic!("part {part}: {error}"),
+        }
+    }
+    count
+}
+
+async fn assert_filled(engine: &Engine<SimPlatform>, dvol: Handle, count: u64, byte: u8) {
+    for part in 0..count {
+        let pieces = engine.read(dvol, part * MIB, BLOCK).await.expect("reads");
+        let is_right = matches!(&pieces[0], Piece::Data(data) if data.iter().all(|&b| b == byte));
+        assert!(is_right, "part {part}");
+    }
+}
+
+#[test]
+fn what_one_journal_empties_the_other_can_fill() {
+    let disk = formatted();
+    let images = run(&disk, |platform, disk| async move {
+        let [first, second] = open(&platform, &disk).await;
+        let mut rng = Rng::new(3);
+        let mut images = Vec::new();
+        let dvol = create(&first, "first", 0).await;
+        let filled = fill(&first, dvol, 600, 1).await;
+        assert_eq!(filled, 600);
+        let other = create(&second, "second", 0).await;
+        let little = fill(&second, other, 600, 2).await;
+        assert!(little < 200, "{little} MiB are not taken by the first");
+        first.delete(dvol, false).await.expect("deletes");
+        for _ in 0..60 {
+            platform.sleep_ns(20_000_000).await;
+            images.push(disk.crash_images().sample(&mut rng));
+        }
+        assert!(first.counters().segments_released.get() >= 3);
+        let much = fill(&second, other, 600, 3).await;
+        assert!(much >= 500, "{much} MiB: what was deleted can be used");
+        images.push(disk.crash_images().sample(&mut rng));
+        second.flush().await.expect("flushes");
+        assert_filled(&second, other, much, 3).await;
+        // And back again.
+        second.delete(other, false).await.expect("deletes");
+        for _ in 0..60 {
+            platform.sleep_ns(20_000_000).await;
+            images.push(disk.crash_images().sample(&mut rng));
+        }
+        let dvol = create(&first, "third", 0).await;
+        assert_eq!(fill(&first, dvol, 500, 4).await, 500);
+        first.stop().await.expect("stops");
+        second.stop().await.expect("stops");
+        images
+    });
+    assert_clean(&disk.stable_image(), "stopped");
+    for (number, image) in images.into_iter().enumerate() {
+        assert_clean(&image, &format!("image {number}"));
+        let disk = SimDisk::from_image(image, DiskConfig::new(DEVICE_BYTES));
+        run(&disk, |platform, disk| async move {
+            let engines = open(&platform, &disk).await;
+            for engine in &engines {
+                engine.wait_until_reaped().await.expect("reaps");
+                engine.stop().await.expect("stops");
+            }
+        });
+        assert_clean(&disk.stable_image(), &format!("image {number}, recovered"));
+    }
+}
+
+#[test]
+fn what_one_journal_has_promised_the_other_cannot_take() {
+    let disk = formatted();
+    run(&disk, |platform, disk| async move {
+        let [first, second] = open(&platform, &disk).await;
+        let dvol = create(&first, "reserved", 300 * MIB).await;
+        let other = create(&second, "greedy", 0).await;
+        let taken = fill(&second, other, 790, 2).await;
+        assert!(taken > 200 && taken < 500, "{taken} MiB");
+        for round in 0..3 {
+            assert_eq!(
+                fill(&first, dvol, 300, 10 + round).await,
+                300,
+                "round {round}"
+            );
+            first.flush().await.expect("flushes");
+        }
+        assert_filled(&first, dvol, 300, 12).await;
+        // What the first has must not go back as long as it is promised.
+        first
+            .deallocate(dvol, 0, 300 * MIB, Stability::Stable)
+            .await
+            .expect("deallocates");
+        platform.sleep_ns(1_000_000_000).await;
+        let more = create(&second, "greedier", 0).await;
+        let taken = fill(&second, more, 300, 3).await;
+        assert!(taken < 100, "{taken} MiB");
+        assert_eq!(fill(&first, dvol, 300, 20).await, 300);
+        first.stop().await.expect("stops");
+        second.stop().await.expect("stops");
+    });
+    assert_clean(&disk.stable_image(), "stopped");
+}
+
+/// A journal that came too late for a segment refuses volumes, and serves them once there is one.
+#[test]
+fn a_journal_without_a_segment_refuses_and_does_not_wedge() {
+    let disk = formatted();
+    run(&disk, |platform, disk| async move {
+        let [first, second] = open(&platform, &disk).await;
+        let dvol = create(&first, "first", 0).await;
+        let filled = fill(&first, dvol, 800, 1).await;
+        assert!(filled > 700, "{filled} MiB");
+        let new = |name: &str| CreateDvol {
+            name: name.into(),
+            id: None,
+            size_bytes: MIB,
+            reserved_bytes: 0,
+        };
+        let created = second.create(new("second")).await;
+        assert_eq!(created, Err(DvolError::NoSpace));
+        second
+            .checkpoint()
+            .await
+            .expect("there is nothing to write");
+        first.delete(dvol, false).await.expect("deletes");
+        platform.sleep_ns(2_000_000_000).await;
+        let dvol = second.create(new("second")).await.expect("creates");
+        assert_eq!(fill(&second, dvol, 1, 2).await, 1);
+        second.stop().await.expect("stops");
+        first.stop().await.expect("stops");
+    });
+    assert_clean(&disk.stable_image(), "stopped");
+}
