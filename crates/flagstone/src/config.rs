@@ -36,8 +36,9 @@ pub const EXAMPLE: &str = r#"# Configuration of `flagstone serve --config FILE`.
 # The folder for the node's own files: node.json, by which commands find the node, and its lock.
 dir = "./flagstone-data"
 
-# Number of cores: threads that do all I/O, each pinned to a processor. 0: half as many as there
-# are processors the process may run on, one to eight.
+# Number of cores: threads that do all I/O. 0: half as many as there are processors the process may
+# run on, one to eight. With one for each processor they are pinned; with fewer the scheduler places
+# them.
 cores = 0
 
 # Memory for the maps of volumes (which block lies where), all cores and devices together. What
@@ -353,6 +354,7 @@ impl Config {
             map_cache_bytes: Some(self.map_cache.0),
             nbd_connections_max: self.nbd.connections_max,
             record: None,
+            tuning: None,
         })
     }
 

@@ -62,6 +62,9 @@ impl Backend {
 /// Names a file to record all I/O to; see `docs/HACKING.md`.
 const RECORD_VARIABLE: &str = "FLAGSTONE_RECORD";
 
+/// Settings of the cores, for measurements; see `docs/HACKING.md`.
+const TUNING_VARIABLE: &str = "FLAGSTONE_TUNING";
+
 /// What to serve.
 #[derive(Clone, Debug)]
 pub struct ServePlan {
@@ -89,6 +92,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
         }
         let mut options = plan.config.node_options()?;
         options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
+        options.tuning = std::env::var(TUNING_VARIABLE).ok();
         warn_of_open_nbd(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
         let node = tokio::select! {

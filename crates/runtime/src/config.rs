@@ -6,13 +6,19 @@ pub struct RuntimeConfig {
     /// Cores (threads) to start; at least 1.
     pub cores: usize,
     /// Pin each core's thread to a CPU. If there are more cores than CPUs, or the kernel refuses,
-    /// the cores run unpinned and a warning is logged.
+    /// the cores run unpinned and a warning is logged. Worth it where every CPU has a core; with
+    /// fewer cores the scheduler does better, as it moves a core to where its work arrives.
     pub pin: bool,
     /// The CPUs to pin to, one per core, in this order. Empty: those the process may use.
     pub cpus: Vec<usize>,
     /// How long an idle core may look for work before it sleeps, in microseconds. It does so only
     /// where experience says that work comes within that time. 0: it sleeps at once.
+    ///
+    /// [`idle_polling_by_kernel`](crate::idle_polling_by_kernel) says where it is of no use.
     pub spin_max_us: u32,
+    /// Reads and writes of devices in flight up to which an idle core looks for work. With more of
+    /// them it sleeps at once: their completions gather meanwhile, and cost less together.
+    pub spin_depth: u32,
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.
     pub ring_entries: u32,
@@ -41,8 +47,9 @@ impl Default for RuntimeConfig {
             pin: true,
             cpus: Vec::new(),
             spin_max_us: 50,
+            spin_depth: 4,
             ring_entries: 256,
-            submit_batch: 4,
+            submit_batch: 16,
             registered_bytes: 8 << 20,
             mailbox_max: 1024,
             stop_wait_ms: 30_000,

@@ -101,6 +101,8 @@ pub(crate) struct Core {
     helper: RefCell<Option<Helper>>,
     /// Results of the helper on their way to their operations; kept for its memory.
     helped: RefCell<Vec<(OpKey, i32)>>,
+    /// Calls that the helper has been given and has not answered.
+    helper_calls: Cell<usize>,
     /// CPUs the helper may use; empty if the core isn't pinned.
     helper_cpus: Vec<usize>,
     spin: RefCell<SpinPolicy>,
@@ -114,6 +116,7 @@ pub(crate) struct Core {
     transfer_max: usize,
     wait_all: bool,
     submit_batch: usize,
+    spin_depth: usize,
     /// Set at the end: new operations fail at once.
     closed: Cell<bool>,
 }
@@ -140,6 +143,7 @@ impl Core {
             mailbox: RefCell::new(Some(mailbox)),
             helper: RefCell::new(None),
             helped: RefCell::default(),
+            helper_calls: Cell::new(0),
             helper_cpus,
             spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
             random: RefCell::default(),
@@ -150,6 +154,7 @@ impl Core {
                 .transfer_max_bytes
                 .clamp(1, TRANSFER_MAX_BYTES) as usize,
             wait_all: config.kernel.wait_all,
+            spin_depth: config.spin_depth as usize,
             submit_batch: config.submit_batch.max(1) as usize,
             closed: Cell::new(false),
         });
@@ -218,6 +223,8 @@ impl Core {
     fn take_helped(&self) {
         let mut helped = self.helped.take();
         self.shared.swap_helped(&mut helped);
+        self.helper_calls
+            .set(self.helper_calls.get() - helped.len());
         for (key, result) in helped.drain(..) {
             let completion = self.driver.ops.complete(key, result);
             self.hand_on(completion);
@@ -234,7 +241,10 @@ impl Core {
             _ => Wait::Transfer,
         };
         let start_ns = monotonic_ns();
-        let spin_ns = self.spin.borrow().plan_ns(wait);
+        let spin_ns = match self.driver.ops.transfers() <= self.spin_depth {
+            true => self.spin.borrow().plan_ns(wait),
+            false => 0,
+        };
         if spin_ns > 0 {
             // Some operations complete at once, inside the call that submits them.
             if self.driver.has_unsubmitted() {
@@ -506,9 +516,17 @@ impl Core {
                 }
             }
         }
-        helper
+        let submitted = helper
             .as_ref()
-            .is_some_and(|helper| helper.submit(key, blocking))
+            .is_some_and(|helper| helper.submit(key, blocking));
+        self.helper_calls
+            .set(self.helper_calls.get() + usize::from(submitted));
+        submitted
+    }
+
+    /// True while the helper thread has something to do.
+    pub(crate) fn helper_is_busy(&self) -> bool {
+        self.helper_calls.get() > 0
     }
 
     pub(crate) fn timers(&self) -> &RefCell<Timers> {

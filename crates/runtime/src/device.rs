@@ -51,9 +51,11 @@ const FILL_CHUNK_BYTES: usize = 1 << 20;
 pub enum FlushMethod {
     /// An operation of the ring, which the kernel hands to one of its worker threads. Where the
     /// ring can't: the helper thread.
-    #[default]
     RingFsync,
-    /// fdatasync on a thread beside the core.
+    /// fdatasync on a thread beside the core, which costs less than the kernel's workers
+    /// (`docs/decisions/2026-11-21-flush-and-spin.md`). While that thread is at work, perhaps on
+    /// another device that hangs, as [`FlushMethod::RingFsync`].
+    #[default]
     HelperThread,
     /// fdatasync on the core itself, which stands still meanwhile. Only to measure what handing
     /// the call over costs, or for a device whose flush takes microseconds.
@@ -332,7 +334,10 @@ impl UringDevice {
             let id = self.trace.start(|id| IoEvent::FlushSubmitted { id });
             let result = match self.file.options.flush {
                 FlushMethod::Blocking => blocking().run(),
-                FlushMethod::RingFsync if self.core.support().ring_fsync => {
+                method
+                    if self.core.support().ring_fsync
+                        && (method == FlushMethod::RingFsync || self.core.helper_is_busy()) =>
+                {
                     self.core
                         .operate(Request::SyncData { file: file.clone() })
                         .await

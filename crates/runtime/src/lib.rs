@@ -47,6 +47,6 @@ pub use device::{
 pub use mailbox::{CoreRemote, Message, Refused};
 pub use net::{UringListener, UringStream};
 pub use platform::UringPlatform;
-pub use probe::{KernelSupport, RingError};
+pub use probe::{KernelSupport, RingError, idle_polling_by_kernel};
 pub use runtime::{CoreHandle, Runtime, StartError, block_on};
 pub use trace::TraceFile;

@@ -38,4 +38,6 @@ pub struct NodeOptions {
     pub nbd_connections_max: usize,
     /// For tests: record all I/O on the device, and the answers to clients, to this file.
     pub record: Option<PathBuf>,
+    /// Settings of the cores, for measurements; see `docs/HACKING.md`.
+    pub tuning: Option<String>,
 }

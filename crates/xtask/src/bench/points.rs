@@ -77,7 +77,7 @@ const fn point(
 }
 
 /// The points of every run.
-pub(super) const POINTS: [Point; 12] = [
+pub(super) const POINTS: [Point; 13] = [
     point(
         "rr1",
         "4 KiB random read, depth 1",
@@ -135,8 +135,8 @@ pub(super) const POINTS: [Point; 12] = [
         Client::Libnbd,
     ),
     point(
-        "sr8",
-        "1 MiB sequential read, depth 8",
+        "so8",
+        "1 MiB sequential read after random overwrites, depth 8",
         Load::SequentialRead,
         8,
         Client::Fio,
@@ -145,6 +145,13 @@ pub(super) const POINTS: [Point; 12] = [
         "sw8",
         "1 MiB sequential write, depth 8",
         Load::SequentialWrite,
+        8,
+        Client::Fio,
+    ),
+    point(
+        "sr8",
+        "1 MiB sequential read of what was written so, depth 8",
+        Load::SequentialRead,
         8,
         Client::Fio,
     ),

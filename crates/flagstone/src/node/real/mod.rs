@@ -9,6 +9,7 @@ mod describe;
 mod names;
 mod recording;
 mod start;
+mod tuning;
 mod volume;
 
 use std::future::Future;

@@ -10,14 +10,14 @@ use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
 use flagstone_platform::BlockDevice;
 use flagstone_runtime::{
-    DeviceOptions as OpenOptions, Runtime, RuntimeConfig, UringDevice, UringListener,
-    UringPlatform, lock_device,
+    DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringListener, UringPlatform,
+    lock_device,
 };
 
 use super::core::{CoreNode, OwnedEngine, current};
 use super::names::{Names, Place};
 use super::recording::Recording;
-use super::{Device, RealNode, describe};
+use super::{Device, RealNode, describe, tuning};
 use crate::node::{
     DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError, NodeErrorKind, NodeOptions,
     ScrubStatus,
@@ -55,17 +55,20 @@ struct Prepared {
     path: std::path::PathBuf,
     superblock: Superblock,
     shared: DeviceShared,
+    flush: FlushMethod,
 }
 
 /// Opens the devices, recovers them, starts the cores and the gateways. Blocks until everything
 /// answers. `AlreadyExists` and `Busy` if an address or a device is in use.
 pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
     let cores = options.cores.unwrap_or_else(default_cores).max(1);
-    let config = RuntimeConfig {
-        cores,
-        ..RuntimeConfig::default()
-    };
-    let runtime = Runtime::start(&config, |_| |_: UringPlatform| {}).map_err(|error| {
+    let mut tuning = tuning::sensible(cores);
+    if let Some(settings) = &options.tuning {
+        tuning::apply(&mut tuning, settings).map_err(|what| {
+            NodeError::new(NodeErrorKind::InvalidArgument, "tuning the cores", what)
+        })?;
+    }
+    let runtime = Runtime::start(&tuning.runtime, |_| |_: UringPlatform| {}).map_err(|error| {
         NodeError::new(
             NodeErrorKind::Unavailable,
             "starting the cores",
@@ -77,7 +80,7 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
     let mut prepared = Vec::new();
     for device in &options.devices {
         let lock = lock_device(&device.path).map_err(|error| lock_error(device, &error))?;
-        let found = prepare(&runtime, device)?;
+        let found = prepare(&runtime, device, tuning.flush)?;
         devices.push(Device {
             name: device.name.clone(),
             path: device.path.clone(),
@@ -194,17 +197,22 @@ fn open_error(device: &str, error: &OpenError) -> NodeError {
     NodeError::new(kind, doing, error.to_string()).next(next)
 }
 
-fn prepare(runtime: &Runtime, device: &DeviceOptions) -> Result<Prepared, NodeError> {
+fn prepare(
+    runtime: &Runtime,
+    device: &DeviceOptions,
+    flush: FlushMethod,
+) -> Result<Prepared, NodeError> {
     let path = device.path.clone();
     let doing = format!("opening device '{}'", device.name);
     let found = run_on(runtime, 0, &doing, move |platform| async move {
-        let opened = open_file(&platform, &path)?;
+        let opened = open_file(&platform, &path, flush)?;
         Engine::prepare(&platform, &opened)
             .await
             .map(|(superblock, shared)| Prepared {
                 path,
                 superblock,
                 shared,
+                flush,
             })
     })?;
     let found = found.map_err(|error| open_error(&device.name, &error))?;
@@ -219,9 +227,16 @@ fn prepare(runtime: &Runtime, device: &DeviceOptions) -> Result<Prepared, NodeEr
     Ok(found)
 }
 
-fn open_file(platform: &UringPlatform, path: &Path) -> Result<UringDevice, OpenError> {
-    let device =
-        UringDevice::open(platform, path, OpenOptions::default()).map_err(OpenError::Io)?;
+fn open_file(
+    platform: &UringPlatform,
+    path: &Path,
+    flush: FlushMethod,
+) -> Result<UringDevice, OpenError> {
+    let options = OpenOptions {
+        flush,
+        ..OpenOptions::default()
+    };
+    let device = UringDevice::open(platform, path, options).map_err(OpenError::Io)?;
     if device.size_bytes() < flagstone_types::BLOCK_SIZE {
         return Err(OpenError::TooSmall {
             expected_blocks: 1,
@@ -277,7 +292,8 @@ async fn open_core(
         for journal in
             (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
         {
-            let opened = open_file(&platform, &found.path).map_err(|error| (device, error))?;
+            let opened =
+                open_file(&platform, &found.path, found.flush).map_err(|error| (device, error))?;
             let options = EngineOptions {
                 map_cache_bytes: share.map_cache_bytes,
                 prewrite_segments: !opened.is_block_device(),

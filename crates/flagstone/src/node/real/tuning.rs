@@ -1,0 +1,81 @@
+//! How the cores run: what suits the machine, and what a measurement sets instead.
+//!
+//! The environment variable `FLAGSTONE_TUNING` holds `KEY=VALUE` pairs parted by commas. It exists to
+//! measure alternatives beside each other (`cargo xtask bench block --variant`); what they were found
+//! to do is in `docs/decisions/2026-11-21-flush-and-spin.md`.
+
+use flagstone_runtime::{FlushMethod, RuntimeConfig, idle_polling_by_kernel};
+
+/// How the cores run and how they flush.
+pub(super) struct Tuning {
+    pub(super) runtime: RuntimeConfig,
+    pub(super) flush: FlushMethod,
+}
+
+/// Settings for `cores` cores on this machine.
+pub(super) fn sensible(cores: usize) -> Tuning {
+    let mut config = RuntimeConfig {
+        cores,
+        // With fewer cores than CPUs the scheduler brings a core to where its work arrives.
+        pin: cores >= std::thread::available_parallelism().map_or(1, usize::from),
+        ..RuntimeConfig::default()
+    };
+    if idle_polling_by_kernel() {
+        config.spin_max_us = 0;
+    }
+    Tuning {
+        runtime: config,
+        flush: FlushMethod::default(),
+    }
+}
+
+/// Changes what `settings` names. The error says which pair is wrong and what is allowed.
+pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
+    let config = &mut tuning.runtime;
+    for pair in settings.split(',').filter(|pair| !pair.is_empty()) {
+        let wrong = |expected: &str| format!("FLAGSTONE_TUNING: {pair:?}: expected {expected}");
+        let (key, value) = pair.split_once('=').ok_or_else(|| wrong("KEY=VALUE"))?;
+        let number = || value.parse::<u32>().map_err(|_| wrong("a number"));
+        match (key, value) {
+            ("spin_us", _) => config.spin_max_us = number()?,
+            ("spin_depth", _) => config.spin_depth = number()?,
+            ("submit_batch", _) => config.submit_batch = number()?,
+            ("registered_mib", _) => config.registered_bytes = (number()? as usize) << 20,
+            ("pin", "yes" | "no") => config.pin = value == "yes",
+            ("flush", "ring") => tuning.flush = FlushMethod::RingFsync,
+            ("flush", "helper") => tuning.flush = FlushMethod::HelperThread,
+            ("flush", "core") => tuning.flush = FlushMethod::Blocking,
+            _ => {
+                return Err(wrong(
+                    "spin_us, spin_depth, submit_batch or registered_mib with a number, \
+                     pin=yes|no, or flush=ring|helper|core",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_take_effect_and_nonsense_is_refused() {
+        let mut tuning = sensible(1);
+        apply(&mut tuning, "spin_us=7,submit_batch=3,pin=no,flush=ring").unwrap();
+        let config = &tuning.runtime;
+        assert_eq!((config.spin_max_us, config.submit_batch), (7, 3));
+        assert!(!config.pin && tuning.flush == FlushMethod::RingFsync);
+        for wrong in [
+            "spin_us",
+            "spin_us=x",
+            "pin=maybe",
+            "flush=later",
+            "speed=9",
+        ] {
+            let error = apply(&mut tuning, wrong).unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}
