@@ -86,8 +86,6 @@ pub struct State {
     pub map_stats: Rc<MapStats>,
     /// Slots of dvols with a reservation.
     reserving_slots: BTreeSet<u32>,
-    /// Memory for what a change displaces; empty between changes.
-    scratch_displaced: Vec<Entry>,
     dirty_slots: BTreeSet<u32>,
     /// Nodes that became dirty since the last freeze: at least as many as a freeze will write.
     dirty_nodes: usize,
@@ -112,7 +110,6 @@ impl State {
             incarnation,
             map_stats: Rc::new(MapStats::default()),
             reserving_slots: BTreeSet::new(),
-            scratch_displaced: Vec::new(),
             dirty_slots: BTreeSet::new(),
             dirty_nodes: 0,
             retired: Vec::new(),
