@@ -13,7 +13,10 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use crate::name::check_name;
-use crate::node::{DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions};
+use crate::node::{
+    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
+    SCRUB_DAYS_DEFAULT,
+};
 use crate::size::Size;
 
 /// The folder of a node's files unless something else is said.
@@ -44,6 +47,10 @@ cores = 0
 # Memory for the maps of volumes (which block lies where), all cores and devices together. What
 # doesn't fit is read from the device when it is needed. At least "16M".
 map_cache = "1G"
+
+# In so many days everything on the devices is read and checked once, slowly, in the background, and
+# then again. Findings are in the log and in the metrics. 0: never.
+scrub_days = 30
 
 [nbd]
 # Where NBD clients connect. Port 0 takes any free port; "none" turns TCP off. There is no
@@ -92,6 +99,8 @@ pub struct Config {
     pub cores: usize,
     /// Memory for maps.
     pub map_cache: Size,
+    /// Days in which everything is scrubbed once; 0 for never.
+    pub scrub_days: u32,
     /// The NBD gateway.
     pub nbd: NbdConfig,
     /// The HTTP API.
@@ -168,6 +177,7 @@ impl Default for Config {
             dir: PathBuf::from(DIR_DEFAULT),
             cores: 0,
             map_cache: Size(MAP_CACHE_DEFAULT_BYTES),
+            scrub_days: SCRUB_DAYS_DEFAULT,
             nbd: NbdConfig::default(),
             api: ApiConfig::default(),
             log: LogConfig::default(),
@@ -352,6 +362,7 @@ impl Config {
             nbd: self.nbd.listen.0,
             nbd_unix,
             map_cache_bytes: Some(self.map_cache.0),
+            scrub_days: self.scrub_days,
             nbd_connections_max: self.nbd.connections_max,
             record: None,
             tuning: None,

@@ -13,7 +13,7 @@ use flagstone_device::format::root::Root;
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::offline::verify::{Kind, Options, Report, Severity, verify};
 use flagstone_device::offline::{BlockBytes, Image, ReadBlocks};
-use flagstone_platform::IoBuf;
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, DiskImage, Fault, Fill, Injection, SimDisk, SimPlatform, World};
 use flagstone_types::{BlockNo, SegmentNo};
 use support::{Builder, Rng, records, script};
@@ -466,6 +466,9 @@ fn a_damaged_bitmap_costs_space_and_nothing_else() {
                 let found = byte_at(&engine, dvol, part * 1024 + 7).await;
                 assert_eq!(found, Ok(1 + part as u8));
             }
+            engine.checkpoint().await.expect("checkpoints");
+            let lost = engine.counters().bitmaps_lost.get();
+            assert_eq!(lost, if both { 2 } else { 1 });
             engine.stop().await.expect("stops");
         });
         // What was free in the damaged segments counts as used now. The first one was full.
@@ -547,4 +550,47 @@ fn the_newer_superblock_holds() {
     assert_eq!(read(&disk).expect("valid").created_ns, 98);
     disk.corrupt((superblock.block_count - 1) * BLOCK, &[0; 8]);
     assert!(read(&disk).is_err());
+}
+
+/// The scrub in the background finds what nobody reads, once in each period, and keeps nothing from
+/// being reused while it rests.
+#[test]
+fn the_background_scrub_finds_damage() {
+    const HOUR_NS: u64 = 3600 * 1_000_000_000;
+    let disk = formatted(64 * MIB, 256);
+    run(&disk, |platform, disk| async move {
+        let device = platform.open(&disk);
+        let prepared = Engine::<SimPlatform>::prepare(&platform, &device).await;
+        let (superblock, shared) = prepared.expect("has a superblock");
+        let options = EngineOptions {
+            scrub_period_ns: 10 * HOUR_NS,
+            ..EngineOptions::default()
+        };
+        let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+        let engine = opened.await.expect("opens").0;
+        let dvol = create(&engine, "dvol", 16 * MIB).await;
+        write(&engine, dvol, 0, 2048, 1).await;
+        let count = |name| {
+            let all = engine.counters().list();
+            all.into_iter()
+                .find(|(n, _)| *n == name)
+                .expect("is there")
+                .1
+        };
+        platform.sleep_ns(5 * HOUR_NS).await;
+        assert_eq!((count("scrubs"), count("scrub_findings")), (1, 0));
+        assert!(count("scrubbed_blocks") >= 2048);
+        disk.flip_stored_bit(newest_data(&disk).offset_bytes() + 70, 3);
+        platform.sleep_ns(10 * HOUR_NS).await;
+        assert_eq!((count("scrubs"), count("scrub_findings")), (2, 1));
+        let report = engine.background_scrub().expect("went on");
+        assert_eq!(report.corrupt.len(), 1);
+        assert_eq!(engine.last_scrub(), None, "nobody has asked for one");
+        // What is freed in the middle of a pass can be used.
+        for _ in 0..30 {
+            write(&engine, dvol, 0, 2048, 2).await;
+            platform.sleep_ns(20_000_000_000).await;
+        }
+        engine.stop().await.expect("stops");
+    });
 }

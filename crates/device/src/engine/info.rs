@@ -136,6 +136,14 @@ counters! {
     reaped_blocks,
     /// Empty segments given back to the device, for other journals to take.
     segments_released,
+    /// Segments whose bitmaps were found damaged: their free blocks stay unused.
+    bitmaps_lost,
+    /// Scrubs that the background has finished.
+    scrubs,
+    /// Blocks that scrubs have read and checked.
+    scrubbed_blocks,
+    /// Blocks and map nodes that scrubs found damaged or unreadable.
+    scrub_findings,
 }
 
 /// What a request needs to know of a dvol or layer.

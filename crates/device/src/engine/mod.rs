@@ -142,6 +142,7 @@ struct Inner<P: Platform> {
     /// Background tasks still running.
     tasks: Cell<usize>,
     last_scrub: RefCell<Option<ScrubReport>>,
+    background_scrub: RefCell<Option<ScrubReport>>,
 }
 
 /// What background tasks and waiters wait for.
@@ -226,6 +227,9 @@ impl<P: Platform> Engine<P> {
         self.start_task(|inner| async move { inner.run_checkpointer().await });
         self.start_task(|inner| async move { inner.run_reaper().await });
         self.start_task(|inner| async move { inner.run_quiet().await });
+        if self.inner.options.scrub_period_ns > 0 {
+            self.inner.platform.spawn(self.inner.clone().run_scrubber());
+        }
     }
 
     fn start_task<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Rc<Inner<P>>) -> F) {

@@ -59,6 +59,9 @@ pub struct EngineOptions {
     pub reuse_soon: bool,
     /// Entries of a deleted layer that one step of reaping deals with, at most.
     pub reap_step_entries: usize,
+    /// How long a scrub in the background takes to go through everything, nanoseconds; then it
+    /// begins again. Zero: there is none.
+    pub scrub_period_ns: u64,
 }
 
 impl Default for EngineOptions {
@@ -69,6 +72,7 @@ impl Default for EngineOptions {
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,
             prewrite_segments: false,
+            scrub_period_ns: 0,
             reuse_soon: false,
             reap_step_entries: 1024,
         }

@@ -193,10 +193,13 @@ impl<P: Platform> Engine<P> {
             evict_from: Slot(0).into(),
             tasks: 0.into(),
             last_scrub: RefCell::default(),
+            background_scrub: RefCell::default(),
         };
         let engine = Engine {
             inner: Rc::new(inner),
         };
+        let lost = engine.inner.state.borrow().pool.lost_segments() as u64;
+        engine.inner.counters.bitmaps_lost.set(lost);
         engine.finish_recovery().await?;
         engine.start_tasks();
         engine.inner.signals.reap.notify();

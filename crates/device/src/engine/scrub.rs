@@ -1,5 +1,6 @@
 //! Scrub: reading everything that is mapped and checking it, in the background.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
@@ -28,52 +29,124 @@ pub struct ScrubReport {
 /// Corrupt blocks listed in a report.
 const LISTED_MAX: usize = 1000;
 
+/// The longest rest of the background scrub, and how long after a stop it may still be there.
+const PAUSE_MAX_NS: u64 = 60_000_000_000;
+
 /// Entries looked up at a time.
 const STEP_ENTRIES: usize = 256;
+
+/// A pass over everything.
+struct Pass<'a> {
+    report: &'a RefCell<Option<ScrubReport>>,
+    /// Rest after each step of at most 1 MiB.
+    pause_ns: u64,
+}
+
+impl Pass<'_> {
+    fn report(&self, change: impl FnOnce(&mut ScrubReport)) {
+        if let Some(report) = self.report.borrow_mut().as_mut() {
+            change(report);
+        }
+    }
+}
 
 impl<P: Platform> Engine<P> {
     /// Reads and checks every mapped block of this journal once, pausing `pause_ns` between steps
     /// of at most 1 MiB. Blocks shared by layers are read once: with the layer they were born in,
     /// or the oldest that still is.
     pub async fn scrub(&self, pause_ns: u64) -> Result<ScrubReport, DvolError> {
-        let inner = &self.inner;
-        *inner.last_scrub.borrow_mut() = Some(ScrubReport::default());
-        let slots: Vec<(Slot, LayerNo)> = {
-            let state = inner.state.borrow();
-            state
-                .slots()
-                .map(|(slot, s)| (slot, s.record.layer))
-                .collect()
-        };
-        for (slot, layer) in slots {
-            inner.check_running()?;
-            inner.scrub_slot(slot, layer, pause_ns).await?;
-        }
-        let mut report = inner.last_scrub.borrow().clone().unwrap_or_default();
-        report.finished = true;
-        *inner.last_scrub.borrow_mut() = Some(report.clone());
-        Ok(report)
+        let report = &self.inner.last_scrub;
+        self.inner.scrub_all(&Pass { report, pause_ns }, 0).await
     }
 
-    /// The report of the scrub under way, or of the last one.
+    /// The report of the scrub under way, or of the last one, of those that were asked for.
     pub fn last_scrub(&self) -> Option<ScrubReport> {
         self.inner.last_scrub.borrow().clone()
+    }
+
+    /// The same of the scrub that goes on in the background.
+    pub fn background_scrub(&self) -> Option<ScrubReport> {
+        self.inner.background_scrub.borrow().clone()
     }
 }
 
 impl<P: Platform> Inner<P> {
+    /// Looks at everything, beginning with the slot at position `first`.
+    async fn scrub_all(
+        self: &Rc<Self>,
+        pass: &Pass<'_>,
+        first: usize,
+    ) -> Result<ScrubReport, DvolError> {
+        *pass.report.borrow_mut() = Some(ScrubReport::default());
+        let mut slots: Vec<(Slot, LayerNo)> = {
+            let state = self.state.borrow();
+            let slots = state.slots();
+            slots.map(|(slot, s)| (slot, s.record.layer)).collect()
+        };
+        let middle = first % slots.len().max(1);
+        slots.rotate_left(middle);
+        for (slot, layer) in slots {
+            self.check_running()?;
+            self.scrub_slot(slot, layer, pass).await?;
+        }
+        pass.report(|report| report.finished = true);
+        Ok(pass.report.borrow().clone().unwrap_or_default())
+    }
+
+    /// Task: goes through everything once in each period, slowly. A node may be restarted more often
+    /// than that, so each time it begins somewhere else. It is not waited for at a stop: it
+    /// notices when it wakes.
+    pub(super) async fn run_scrubber(self: Rc<Self>) {
+        let period_ns = self.options.scrub_period_ns;
+        loop {
+            let begun = self.platform.now();
+            let pause_ns = {
+                let state = self.state.borrow();
+                let steps = state.pool.used_blocks() / STEP_ENTRIES as u64
+                    + state.slots().count() as u64
+                    + 1;
+                (period_ns / steps).min(PAUSE_MAX_NS)
+            };
+            self.platform.sleep_ns(pause_ns).await;
+            let first = self.platform.random_u64() as usize;
+            let report = &self.background_scrub;
+            let Ok(report) = self.scrub_all(&Pass { report, pause_ns }, first).await else {
+                return;
+            };
+            let bad = report.corrupt.len() as u64 + report.unreadable + report.broken_maps;
+            let (device, journal) = (self.superblock.device_id, self.journal_no);
+            let checked_blocks = report.checked_blocks;
+            if bad > 0 {
+                tracing::error!(
+                    %device, journal, checked_blocks, bad,
+                    "the background scrub found damage; run `flagstone verify`"
+                );
+            } else {
+                tracing::info!(%device, journal, checked_blocks, "the background scrub is done");
+            }
+            let scrubs = &self.counters.scrubs;
+            scrubs.set(scrubs.get() + 1);
+            while self.platform.now().since(begun) < period_ns {
+                self.platform.sleep_ns(PAUSE_MAX_NS.min(period_ns)).await;
+                if self.check_running().is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
     async fn scrub_slot(
         self: &Rc<Self>,
         slot: Slot,
         layer: LayerNo,
-        pause_ns: u64,
+        pass: &Pass<'_>,
     ) -> Result<(), DvolError> {
         let mut from = VBlock(0);
         let end = VBlock(VBLOCKS_MAX);
         while from < end {
             self.check_running()?;
             // What the step looks at is not reused before it is checked.
-            let _pass = self.gate.enter();
+            let reading = self.gate.enter();
             let mut entries = Vec::new();
             let found = {
                 let state = self.state.borrow();
@@ -92,31 +165,35 @@ impl<P: Platform> Inner<P> {
                 Ok(last) => last,
                 Err(missing) => {
                     if self.load_node(&missing).await.is_err() {
-                        self.report(|report| report.broken_maps += 1);
+                        pass.report(|report| report.broken_maps += 1);
+                        self.count_scrubbed(0, 1);
                         return Ok(());
                     }
                     continue;
                 }
             };
             for entry in &entries {
-                self.scrub_entry(slot, entry).await;
+                self.scrub_entry(slot, entry, pass).await;
             }
+            // Nothing is kept from being reused while the scrub rests.
+            drop(reading);
+            self.platform.sleep_ns(pass.pause_ns).await;
             match last {
                 Some(last) => from = last,
                 None => return Ok(()),
             }
-            self.platform.sleep_ns(pause_ns).await;
         }
         Ok(())
     }
 
-    async fn scrub_entry(&self, slot: Slot, entry: &Entry) {
+    async fn scrub_entry(&self, slot: Slot, entry: &Entry, pass: &Pass<'_>) {
         if !matches!(entry.kind, EntryKind::Data | EntryKind::Delta) {
             return;
         }
         let expected: [BlockChecksum; 1] = [entry.checksum];
         let result = self.read_checked(entry.block, &expected).await;
-        self.report(|report| {
+        self.count_scrubbed(1, u64::from(result.is_err()));
+        pass.report(|report| {
             report.checked_blocks += 1;
             match result {
                 Ok(_) => {}
@@ -128,9 +205,13 @@ impl<P: Platform> Inner<P> {
         });
     }
 
-    fn report(&self, change: impl FnOnce(&mut ScrubReport)) {
-        if let Some(report) = self.last_scrub.borrow_mut().as_mut() {
-            change(report);
-        }
+    fn count_scrubbed(&self, blocks: u64, bad: u64) {
+        let counters = &self.counters;
+        counters
+            .scrubbed_blocks
+            .set(counters.scrubbed_blocks.get() + blocks);
+        counters
+            .scrub_findings
+            .set(counters.scrub_findings.get() + bad);
     }
 }

@@ -252,7 +252,10 @@ impl<P: Platform> Inner<P> {
             );
             DvolError::Device
         })?;
-        take_bitmap(&mut self.state.borrow_mut().pool, segment, bitmap);
+        if !take_bitmap(&mut self.state.borrow_mut().pool, segment, bitmap) {
+            let lost = &self.counters.bitmaps_lost;
+            lost.set(lost.get() + 1);
+        }
         Ok(())
     }
 

@@ -25,7 +25,10 @@ pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, IoMetrics, MetricKind, MetricsSnapshot, NamedValue,
     VolumeMetrics,
 };
-pub use options::{DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions};
+pub use options::{
+    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
+    SCRUB_DAYS_DEFAULT,
+};
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
     PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery,

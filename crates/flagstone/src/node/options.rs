@@ -20,6 +20,9 @@ pub const MAP_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
 /// NBD connections at the same time unless something else is said.
 pub const NBD_CONNECTIONS_DEFAULT: usize = 1024;
 
+/// Days in which everything is scrubbed once, unless something else is said.
+pub const SCRUB_DAYS_DEFAULT: u32 = 30;
+
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeOptions {
@@ -34,6 +37,8 @@ pub struct NodeOptions {
     /// Bytes of maps to keep in memory, on all cores and devices together; `None` for
     /// [`MAP_CACHE_DEFAULT_BYTES`].
     pub map_cache_bytes: Option<u64>,
+    /// Days in which everything is scrubbed once in the background; 0 for never.
+    pub scrub_days: u32,
     /// NBD connections at the same time, on all cores together.
     pub nbd_connections_max: usize,
     /// For tests: record all I/O on the device, and the answers to clients, to this file.

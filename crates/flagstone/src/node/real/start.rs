@@ -27,6 +27,9 @@ use crate::node::{
 /// machine and the kernel have the rest; at most eight, as many as a device has journals.
 const CORES_MAX: usize = 8;
 
+/// A day, in nanoseconds.
+const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
+
 /// A core's share of what the whole node may use.
 #[derive(Clone, Copy)]
 pub(super) struct Share {
@@ -36,6 +39,8 @@ pub(super) struct Share {
     map_cache_bytes: u64,
     /// NBD connections.
     pub(super) connections_max: usize,
+    /// How long the background scrub takes.
+    scrub_period_ns: u64,
 }
 
 impl Share {
@@ -45,6 +50,7 @@ impl Share {
         Share {
             map_cache_bytes: maps / users,
             connections_max: options.nbd_connections_max.div_ceil(cores),
+            scrub_period_ns: u64::from(options.scrub_days) * DAY_NS,
         }
     }
 }
@@ -297,6 +303,7 @@ async fn open_core(
             let options = EngineOptions {
                 map_cache_bytes: share.map_cache_bytes,
                 prewrite_segments: !opened.is_block_device(),
+                scrub_period_ns: share.scrub_period_ns,
                 ..EngineOptions::default()
             };
             let engine = Engine::open(
