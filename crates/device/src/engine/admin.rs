@@ -393,7 +393,7 @@ impl<P: Platform> Engine<P> {
 }
 
 impl<P: Platform> Inner<P> {
-    async fn commit_admin(
+    pub(super) async fn commit_admin(
         self: &Rc<Self>,
         records: Vec<Record>,
         slots: Vec<Slot>,

@@ -341,6 +341,9 @@ impl<P: Platform> Inner<P> {
         if effects.may_reap {
             self.signals.reap.notify();
         }
+        if effects.may_forget {
+            self.signals.forget.notify();
+        }
         if self.wants_checkpoint() {
             self.signals.checkpoint_wanted.notify();
         }

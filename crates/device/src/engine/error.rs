@@ -36,7 +36,8 @@ pub enum DvolError {
     NotEqual,
     /// The writer's epoch is older than the dvol's.
     StaleEpoch,
-    /// The history asked for is forgotten.
+    /// What changed since that LSN is not known any more, because it lies below the dvol's floor or
+    /// in a past that a rollback has discarded. Only a full copy helps.
     HistoryForgotten,
     /// The operation is larger than one atomic unit can be, or its parts overlap.
     Invalid,
@@ -60,7 +61,7 @@ impl fmt::Display for DvolError {
             DvolError::ConditionFailed(_) => "a condition does not hold",
             DvolError::NotEqual => "the block holds something else",
             DvolError::StaleEpoch => "the writer's epoch is over",
-            DvolError::HistoryForgotten => "the history asked for is forgotten",
+            DvolError::HistoryForgotten => "what changed since then is forgotten; make a full copy",
             DvolError::Invalid => "the operation is malformed or too large for one atomic unit",
             DvolError::Busy => "it is in use",
         })

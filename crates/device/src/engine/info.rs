@@ -134,6 +134,8 @@ counters! {
     corrupt_blocks,
     /// Blocks freed by reaping deleted layers.
     reaped_blocks,
+    /// Tombstones forgotten: deallocations too long ago to tell of.
+    tombstones_forgotten,
     /// Empty segments given back to the device, for other journals to take.
     segments_released,
     /// Segments whose bitmaps were found damaged: their free blocks stay unused.
@@ -289,6 +291,12 @@ impl<P: Platform> Engine<P> {
     /// LSN of the last change of a dvol or layer that others can see.
     pub fn lsn_of(&self, handle: Handle) -> Result<Lsn, DvolError> {
         self.inner.resolve(handle).map(|r| r.lsn)
+    }
+
+    /// The LSN up to which nothing is known of a dvol's or layer's changes.
+    pub fn floor_of(&self, handle: Handle) -> Result<Lsn, DvolError> {
+        self.inner.resolve(handle)?;
+        self.inner.record(handle).map(|record| record.floor)
     }
 
     /// Bytes of the device as the platform sees it.

@@ -1,7 +1,7 @@
 //! One journal's worth of a device, running on one core.
 //!
 //! The engine owns its dvols, its journal, its segments. Requests arrive as async calls; a few
-//! background tasks write groups, flush, make checkpoints, reap deleted layers and scrub. All state
+//! background tasks write groups, flush, make checkpoints, reap deleted layers, forget and scrub. All state
 //! is in `RefCell`s that are never borrowed across an await.
 //!
 //! Modules in reading order: [`unit`], [`journal`], `commit` (the order in which things become
@@ -15,6 +15,7 @@ mod checkpoint;
 mod commit;
 mod error;
 mod flusher;
+mod forget;
 mod format;
 mod gate;
 mod info;
@@ -162,6 +163,8 @@ struct Signals {
     checkpointed: Signal,
     /// A layer may be ready for reaping.
     reap: Signal,
+    /// A dvol may have too many tombstones.
+    forget: Signal,
     /// A unit was applied.
     applied: Signal,
     /// Something happened that the quiet task should look at later.
@@ -213,6 +216,8 @@ impl<P: Platform> Engine<P> {
         inner.signals.flush_wanted.notify();
         inner.signals.checkpoint_wanted.notify();
         inner.signals.reap.notify();
+        inner.signals.checkpointed.notify();
+        inner.signals.forget.notify();
         inner.signals.activity.notify();
         while inner.tasks.get() > 0 {
             inner.signals.task_ended.wait().await;
@@ -226,6 +231,7 @@ impl<P: Platform> Engine<P> {
         self.start_task(|inner| async move { inner.run_flusher().await });
         self.start_task(|inner| async move { inner.run_checkpointer().await });
         self.start_task(|inner| async move { inner.run_reaper().await });
+        self.start_task(|inner| async move { inner.run_forgetter().await });
         self.start_task(|inner| async move { inner.run_quiet().await });
         if self.inner.options.scrub_period_ns > 0 {
             self.inner.platform.spawn(self.inner.clone().run_scrubber());

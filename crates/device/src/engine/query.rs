@@ -78,6 +78,8 @@ impl<P: Platform> Engine<P> {
                 map.changed_since(range, since, ENTRIES_MAX, out)
             })
             .await?;
+        // While nodes were being loaded, what the answer would have told may have been forgotten.
+        self.inner.check_history(handle, since)?;
         let runs = runs(entries.iter(), range.start..until);
         let runs = clip(runs, offset_bytes, len_bytes, range.start);
         let extents = runs.into_iter().take(extents_max.max(1));
@@ -116,7 +118,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Entries of a map in a range, and how far they tell everything.
-    async fn entries(
+    pub(super) async fn entries(
         &self,
         slot: Slot,
         range: Range<VBlock>,
@@ -159,6 +161,7 @@ impl<P: Platform> Inner<P> {
                 map.changed_since(range, since, 1, out)
             })
             .await?;
+        self.check_history(handle, since)?;
         Ok(match changed.first() {
             Some(entry) => Err(entry.lsn),
             None => Ok(()),

@@ -34,7 +34,7 @@ use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, decode_index, d
 use crate::offline::flip;
 use crate::planted::{Bug, planted};
 use crate::space::DeviceShared;
-use crate::state::{Effects, State, TableLocations};
+use crate::state::{COUNT_AFTER, Effects, State, TableLocations};
 use crate::v2p::Key;
 
 /// Why a device can't be opened.
@@ -128,6 +128,7 @@ impl<P: Platform> Engine<P> {
         };
         let (root, mended) = loader.newest_root(&superblock, journal_no).await?;
         let mut state = State::new(root.incarnation, root.next_layer);
+        state.count_tombstones_after = COUNT_AFTER.min(options.tombstones_max);
         loader.load_tables(&root, &mut state).await?;
         let chain = loader.read_chain(&superblock, &root).await?;
         claim_segments(&shared, &state, &chain)?;
@@ -203,6 +204,7 @@ impl<P: Platform> Engine<P> {
         engine.finish_recovery().await?;
         engine.start_tasks();
         engine.inner.signals.reap.notify();
+        engine.inner.signals.forget.notify();
         Ok((engine, report))
     }
 

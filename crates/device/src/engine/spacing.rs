@@ -184,7 +184,7 @@ impl<P: Platform> Inner<P> {
         self.reserve(segment)
     }
 
-    fn checkpoint_is_under_way(&self) -> bool {
+    pub(super) fn checkpoint_is_under_way(&self) -> bool {
         self.checkpoints_started.get() > self.checkpoints_done.get()
     }
 

@@ -70,6 +70,7 @@ impl State {
                         map.deallocate(edit, start..VBlock(start.0 + count), lsn);
                     }
                 });
+                self.note_deallocations(*slot, ranges.len() as u64, effects);
             }
             Record::CreateDvol { slot, record } => self.apply_create(*slot, record),
             Record::Update { slot, record } => self.apply_update(*slot, record),
@@ -183,6 +184,11 @@ impl State {
         let state = self.existing(slot);
         let left = state.record.inherited_blocks.saturating_sub(inherited_gone);
         state.record.inherited_blocks = left.min(state.record.mapped_blocks);
+        self.take_nodes(slot, edit);
+    }
+
+    /// Takes note of the nodes that a change of a dvol's map has made or given up.
+    pub(super) fn take_nodes(&mut self, slot: Slot, edit: Edit) {
         for retired in edit.retired {
             // A node counts by its end: the reaper frees it when it passes that.
             if retired.birth > self.needed_up_to(slot, Key(retired.end_key.0 - 1)) {
@@ -203,6 +209,7 @@ impl State {
                 // Of a head that is being written to, more may have become part since the clone
                 // was asked for.
                 record.lsn = record.lsn.max(parent.record.lsn);
+                record.floor = record.floor.max(parent.record.floor);
                 parent.map.clone()
             }
             None => Map::empty(self.map_stats.clone()),
@@ -253,6 +260,7 @@ impl State {
             map: dvol.map.clone(),
             children: vec![slot],
             evict_hand: Default::default(),
+            deallocations_left: None,
         };
         dvol.record.parent = Some(layer_slot);
         if !planted(Bug::HeadKeepsNumber) {
@@ -292,6 +300,7 @@ impl State {
             map: std::mem::replace(&mut dvol.map, new_map),
             children: Vec::new(),
             evict_hand: Default::default(),
+            deallocations_left: None,
         };
         let record = &mut dvol.record;
         // What happened between the snapshot and now is undone: nobody can be told what changed

@@ -8,6 +8,7 @@
 
 mod apply;
 mod check;
+mod forget;
 mod freeze;
 
 use std::cell::Cell;
@@ -21,6 +22,7 @@ use crate::planted::{Bug, planted};
 use crate::space::Pool;
 use crate::v2p::{Entry, EvictState, Key, Map, MapStats, Retired};
 
+pub use forget::COUNT_AFTER;
 pub use freeze::{Frozen, FrozenPage, FrozenSegment, TableLocations};
 
 /// LSNs left out at the first change of a dvol after each start, so that one which a crash made
@@ -37,6 +39,9 @@ pub struct SlotState {
     pub children: Vec<Slot>,
     /// Where eviction goes on in the map.
     pub evict_hand: Cell<EvictState>,
+    /// Ranges that may be deallocated before its tombstones are counted; `None`: as many as after
+    /// each start.
+    deallocations_left: Option<u64>,
 }
 
 impl SlotState {
@@ -46,6 +51,7 @@ impl SlotState {
             map,
             children: Vec::new(),
             evict_hand: Cell::default(),
+            deallocations_left: None,
         }
     }
 
@@ -68,6 +74,8 @@ pub struct Effects {
     pub freed: Vec<BlockNo>,
     /// A layer was hidden or lost a child: it may be ready to be reaped.
     pub may_reap: bool,
+    /// A dvol may have too many tombstones.
+    pub may_forget: bool,
 }
 
 /// Everything one journal owns.
@@ -86,6 +94,10 @@ pub struct State {
     pub map_stats: Rc<MapStats>,
     /// Slots of dvols with a reservation.
     reserving_slots: BTreeSet<u32>,
+    /// Ranges that may be deallocated in a dvol after a start before its tombstones are counted.
+    pub count_tombstones_after: u64,
+    /// Slots in which as many ranges were deallocated as was allowed.
+    full_of_tombstones: BTreeSet<u32>,
     dirty_slots: BTreeSet<u32>,
     /// Nodes that became dirty since the last freeze: at least as many as a freeze will write.
     dirty_nodes: usize,
@@ -110,6 +122,8 @@ impl State {
             incarnation,
             map_stats: Rc::new(MapStats::default()),
             reserving_slots: BTreeSet::new(),
+            count_tombstones_after: COUNT_AFTER,
+            full_of_tombstones: BTreeSet::new(),
             dirty_slots: BTreeSet::new(),
             dirty_nodes: 0,
             retired: Vec::new(),

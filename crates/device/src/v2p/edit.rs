@@ -36,6 +36,8 @@ pub struct Edit {
     pub retired: Vec<Retired>,
     /// Nodes that were created or became dirty: so many more blocks the next checkpoint may need.
     pub dirtied: usize,
+    /// Tombstones forgotten.
+    pub forgotten: usize,
 }
 
 impl Edit {
@@ -46,6 +48,7 @@ impl Edit {
             displaced: Vec::new(),
             retired: Vec::new(),
             dirtied: 0,
+            forgotten: 0,
         }
     }
 
@@ -54,6 +57,7 @@ impl Edit {
         self.displaced.clear();
         self.retired.clear();
         self.dirtied = 0;
+        self.forgotten = 0;
     }
 }
 
@@ -268,6 +272,7 @@ impl Map {
         for entry in &found {
             self.change(edit, entry.key.vblock()..entry.end_vblock(), &[], false);
         }
+        edit.forgotten += found.len();
         let is_all = found.len() < limit;
         Ok(found.last().filter(|_| !is_all).map(Entry::end_vblock))
     }

@@ -295,6 +295,17 @@ impl Map {
         self.collect(range, Wanted::ChangedSince(lsn), limit, out)
     }
 
+    /// Like [`lookup`](Map::lookup), but only tombstones. Parts of the map without any are not
+    /// looked at.
+    pub fn tombstones(
+        &self,
+        range: Range<VBlock>,
+        limit: usize,
+        out: &mut Vec<Entry>,
+    ) -> Result<(), Missing> {
+        self.collect(range, Wanted::TombstonesUpTo(Lsn::MAX), limit, out)
+    }
+
     pub(super) fn collect(
         &self,
         range: Range<VBlock>,

@@ -131,7 +131,10 @@ impl Plan {
             journals,
             ring_blocks,
             device_bytes,
-            options: draw_options(&mut rng),
+            options: EngineOptions {
+                tombstones_max: draw_tombstones_max(seed),
+                ..draw_options(&mut rng)
+            },
             faults,
             style,
             disk,
@@ -153,6 +156,11 @@ impl Plan {
             self.faults,
             FaultClass::Failing | FaultClass::Fencing | FaultClass::Broken
         )
+    }
+
+    /// True if volumes may forget their past without a rollback.
+    pub fn forgets(&self) -> bool {
+        self.options.tombstones_max < EngineOptions::default().tombstones_max
     }
 
     /// How the device is laid out.
@@ -218,6 +226,15 @@ fn draw_options(rng: &mut Rng) -> EngineOptions {
         reuse_soon: rng.chance(0.6),
         reap_step_entries: [1024, 1 + rng.index(40)][rng.index(2)],
         ..EngineOptions::default()
+    }
+}
+
+/// Deallocations remembered. Drawn by itself, so that seeds mean what they meant before.
+fn draw_tombstones_max(seed: u64) -> u64 {
+    let mut rng = Rng::stream(seed, 102);
+    match rng.chance(0.4) {
+        true => 2 + rng.below(6),
+        false => EngineOptions::default().tombstones_max,
     }
 }
 

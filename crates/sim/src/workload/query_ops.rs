@@ -180,7 +180,7 @@ impl Client {
                         len: *len_bytes,
                     };
                     let has_gap = self.model.borrow().objects[key].has_gap;
-                    truth.may_be_forgotten |= has_gap;
+                    truth.may_be_forgotten |= has_gap || self.plan.forgets();
                     let (mut may_hold, mut may_fail) = (true, false);
                     for vblock in extent.blocks() {
                         let (changed, unchanged) = self.may_have_changed(key, vblock, lsn.0, from);
@@ -345,9 +345,17 @@ impl Client {
                 });
             }
             Err(DvolError::HistoryForgotten) if has_gap => {}
+            Err(DvolError::HistoryForgotten) if self.is_below_floor(handle, since) => {}
             Err(error) => self.judge("changed_since", &[(key, extent.end())], error),
         }
         self.model.borrow_mut().end_read(from);
+    }
+
+    /// Whether a volume says that it has forgotten what changed after `since`. Only one that was
+    /// told to forget may say so.
+    fn is_below_floor(&self, handle: Handle, since: u64) -> bool {
+        let floor = self.engine.floor_of(handle);
+        self.plan.forgets() && floor.is_ok_and(|floor| since < floor.0)
     }
 
     /// Runs begin at the extent's start, have no gaps, do not pass its end, and are right for each

@@ -1,0 +1,204 @@
+//! Forgetting old deallocations, in the background, so that a dvol does not collect tombstones
+//! without end.
+//!
+//! First the floor is raised, by a record like any other change of the dvol; once that is durable,
+//! the tombstones up to it are dropped. A question what has changed since an LSN below the floor is
+//! refused from the first step on, so whatever a crash leaves of the second one, no answer depends
+//! on it.
+
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+use flagstone_types::{DvolId, Lsn, Slot, VBlock, unit::VBLOCKS_MAX};
+
+use super::Inner;
+use super::error::DvolError;
+use crate::format::catalogue::CatalogueRecord;
+use crate::format::record::Record;
+use crate::state::COUNT_AFTER;
+
+/// Tombstones looked at or dropped in one go: bounds how long other work on the core waits.
+const STEP_MAX: usize = 256;
+
+/// LSNs kept to find the middle one. If there are more tombstones, some stand for several.
+const SAMPLES_MAX: usize = 65_536;
+
+/// What a dvol remembers of deallocations.
+#[derive(Default)]
+struct Census {
+    count: u64,
+    /// LSNs of every `stride`th tombstone.
+    lsns: Vec<Lsn>,
+    stride: u64,
+}
+
+impl Census {
+    fn add(&mut self, lsn: Lsn) {
+        self.stride = self.stride.max(1);
+        if self.count.is_multiple_of(self.stride) {
+            self.lsns.push(lsn);
+        }
+        self.count += 1;
+        if self.lsns.len() == SAMPLES_MAX {
+            let mut index = 0;
+            self.lsns.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+            self.stride *= 2;
+        }
+    }
+
+    /// The floor that leaves about `keep` of the youngest.
+    fn floor(mut self, keep: u64) -> Lsn {
+        self.lsns.sort_unstable();
+        let kept = (keep / self.stride.max(1)) as usize;
+        let dropped = self.lsns.len().saturating_sub(kept);
+        match dropped {
+            0 => Lsn::ZERO,
+            dropped => self.lsns[dropped - 1],
+        }
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Task: sees to it that no dvol remembers too many deallocations.
+    pub(super) async fn run_forgetter(self: Rc<Self>) {
+        loop {
+            let signal = self.signals.forget.wait();
+            if self.check_running().is_err() {
+                return;
+            }
+            let next = self.state.borrow_mut().next_to_forget();
+            let Some(slot) = next else {
+                signal.await;
+                continue;
+            };
+            let most = self.tombstones_max(slot);
+            let allowed = match self.forget_some(slot, most).await {
+                Ok(left) => most.saturating_sub(left).max(most / 4),
+                Err(DvolError::Fenced | DvolError::Stopping) => return,
+                // The dvol is gone, or a node can't be read, or there is no room for new ones.
+                Err(error) => {
+                    tracing::debug!(slot = slot.0, "old deallocations are kept: {error}");
+                    COUNT_AFTER
+                }
+            };
+            let mut state = self.state.borrow_mut();
+            state.allow_deallocations(slot, allowed.max(1));
+        }
+    }
+
+    /// Tombstones that a dvol may have. A quarter of its mappings does not make its map much larger.
+    fn tombstones_max(&self, slot: Slot) -> u64 {
+        let state = self.state.borrow();
+        let mapped_blocks = state.slot(slot).map_or(0, |s| s.record.mapped_blocks);
+        self.options.tombstones_max.max(mapped_blocks / 4).max(2)
+    }
+
+    /// Counts what a dvol remembers, and forgets the older half if it is too much. How much is left.
+    async fn forget_some(self: &Rc<Self>, slot: Slot, most: u64) -> Result<u64, DvolError> {
+        let id = self.dvol_in(slot)?.id;
+        let (census, forgettable) = self.count_tombstones(slot).await?;
+        let count = census.count;
+        if count <= most && forgettable == 0 {
+            return Ok(count);
+        }
+        if count > most {
+            self.raise_floor(slot, id, census.floor(most / 2)).await?;
+        }
+        let dropped = self.drop_tombstones(slot).await?;
+        Ok(count.saturating_sub(dropped))
+    }
+
+    fn dvol_in(&self, slot: Slot) -> Result<CatalogueRecord, DvolError> {
+        let state = self.state.borrow();
+        let found = state.slot(slot).filter(|s| s.is_dvol());
+        let found = found.filter(|_| !self.closing.borrow().contains(&slot));
+        found.map(|s| s.record.clone()).ok_or(DvolError::NotFound)
+    }
+
+    /// What a dvol remembers, and how many tombstones lie below its floor already.
+    async fn count_tombstones(&self, slot: Slot) -> Result<(Census, u64), DvolError> {
+        let mut census = Census::default();
+        let mut forgettable = 0;
+        let end = VBlock(VBLOCKS_MAX);
+        let mut from = VBlock(0);
+        loop {
+            self.check_running()?;
+            let floor = self.dvol_in(slot)?.floor;
+            let find = |map: &crate::v2p::Map, range, out: &mut Vec<_>| {
+                map.tombstones(range, STEP_MAX, out)
+            };
+            let (found, _) = self.entries(slot, from..end, find).await?;
+            for entry in &found {
+                census.add(entry.lsn);
+                forgettable += u64::from(entry.lsn <= floor);
+            }
+            match found.last() {
+                Some(last) if found.len() >= STEP_MAX => from = last.end_vblock(),
+                _ => return Ok((census, forgettable)),
+            }
+            self.evict_nodes();
+            self.platform.yield_now().await;
+        }
+    }
+
+    /// Says, durably, that nothing is known of changes up to `floor`.
+    async fn raise_floor(
+        self: &Rc<Self>,
+        slot: Slot,
+        id: DvolId,
+        floor: Lsn,
+    ) -> Result<(), DvolError> {
+        let _turn = self.admin.take(1).await;
+        self.check_running()?;
+        let mut record = self.dvol_in(slot)?;
+        if record.id != id {
+            return Err(DvolError::NotFound);
+        }
+        record.floor = record.floor.max(floor);
+        record.map = None;
+        let record = Box::new(record);
+        self.commit_admin(vec![Record::Update { slot, record }], vec![slot])
+            .await
+    }
+
+    /// Drops the tombstones up to a dvol's floor. How many there were.
+    async fn drop_tombstones(self: &Rc<Self>, slot: Slot) -> Result<u64, DvolError> {
+        let nodes_max = self.dirty_nodes_max() / 2;
+        let step = STEP_MAX.min(nodes_max / 4).max(1);
+        let mut from = VBlock(0);
+        let mut dropped = 0;
+        loop {
+            self.check_running()?;
+            // A checkpoint under way must not lose its nodes, and one that is due comes first: there
+            // is room for so many new nodes and no more.
+            let checkpointed = self.signals.checkpointed.wait();
+            let is_due = self.state.borrow().dirty_nodes() > nodes_max;
+            if is_due || self.checkpoint_is_under_way() {
+                if is_due {
+                    self.request_checkpoint();
+                }
+                checkpointed.await;
+                continue;
+            }
+            let pass = self.gate.enter();
+            let result = self.state.borrow_mut().drop_tombstones(slot, from, step);
+            match result {
+                Ok((count, next)) => {
+                    dropped += count as u64;
+                    let Some(next) = next else { break };
+                    from = next;
+                }
+                Err(missing) => self.load_node(&missing).await?,
+            }
+            drop(pass);
+            self.evict_nodes();
+            self.platform.yield_now().await;
+        }
+        let forgotten = &self.counters.tombstones_forgotten;
+        forgotten.set(forgotten.get() + dropped);
+        Ok(dropped)
+    }
+}
