@@ -123,7 +123,7 @@ fn render_devices(text: &mut Text, devices: &[DeviceMetrics]) {
         &'static str,
         fn(&DeviceMetrics) -> u64,
     );
-    const FIELDS: [Field; 8] = [
+    const FIELDS: [Field; 9] = [
         ("size_bytes", "Size of the device.", "gauge", |d| {
             d.size_bytes
         }),
@@ -156,6 +156,12 @@ fn render_devices(text: &mut Text, devices: &[DeviceMetrics]) {
             "What a recovery would have to read now.",
             "gauge",
             |d| d.journal_used_bytes,
+        ),
+        (
+            "map_memory_bytes",
+            "Memory that maps take now.",
+            "gauge",
+            |d| d.map_memory_bytes,
         ),
         (
             "fenced",
@@ -204,9 +210,11 @@ fn render_cores(text: &mut Text, snapshot: &MetricsSnapshot) {
         ("enters_total", "System calls on the core's ring.", |c| {
             c.enters as f64
         }),
-        ("busy_seconds_total", "Time spent running tasks.", |c| {
-            c.busy_ns as f64 / 1e9
-        }),
+        (
+            "busy_seconds_total",
+            "Time spent neither looking for work nor asleep.",
+            |c| c.busy_ns as f64 / 1e9,
+        ),
     ];
     for (name, help, field) in families {
         let family = format!("flagstone_core_{name}");

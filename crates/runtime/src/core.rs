@@ -106,6 +106,8 @@ pub(crate) struct Core {
     /// CPUs the helper may use; empty if the core isn't pinned.
     helper_cpus: Vec<usize>,
     spin: RefCell<SpinPolicy>,
+    /// Up to when `busy_ns` has been counted.
+    busy_since_ns: Cell<u64>,
     random: RefCell<Vec<u64>>,
     #[expect(
         clippy::vec_box,
@@ -146,6 +148,7 @@ impl Core {
             helper_calls: Cell::new(0),
             helper_cpus,
             spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
+            busy_since_ns: Cell::new(monotonic_ns()),
             random: RefCell::default(),
             spare_messages: RefCell::default(),
             stop_wait_ns: config.stop_wait_ms.saturating_mul(1_000_000),
@@ -241,6 +244,7 @@ impl Core {
             _ => Wait::Transfer,
         };
         let start_ns = monotonic_ns();
+        self.count_busy(start_ns);
         let spin_ns = match self.driver.ops.transfers() <= self.spin_depth {
             true => self.spin.borrow().plan_ns(wait),
             false => 0,
@@ -256,6 +260,7 @@ impl Core {
             self.counters().spins.add(1);
             let (found, now_ns) = self.look_for_work(until);
             self.counters().spin_ns.add(now_ns.saturating_sub(start_ns));
+            self.busy_since_ns.set(now_ns);
             if found {
                 self.counters().spin_hits.add(1);
                 let waited_ns = now_ns.saturating_sub(start_ns);
@@ -270,6 +275,7 @@ impl Core {
         }
         self.sleep(deadline);
         let now_ns = monotonic_ns();
+        self.busy_since_ns.set(now_ns);
         let ending = Ending::Asleep {
             spun: spin_ns > 0,
             event: self.driver.has_completions() || self.shared.has_work(),
@@ -277,6 +283,13 @@ impl Core {
         self.spin
             .borrow_mut()
             .note(wait, now_ns.saturating_sub(start_ns), ending);
+    }
+
+    /// Counts the time since the last idle period, or since this was last called, as busy. `now_ns`
+    /// is a reading of the clock that was needed anyway.
+    fn count_busy(&self, now_ns: u64) {
+        let since_ns = self.busy_since_ns.replace(now_ns);
+        self.counters().busy_ns.add(now_ns.saturating_sub(since_ns));
     }
 
     /// Looks for completions and for work from other threads. Returns whether there is any, and
@@ -377,6 +390,7 @@ impl Core {
             return;
         }
         let now = Time(monotonic_ns());
+        self.count_busy(now.0);
         loop {
             let due = self.timers.borrow_mut().poll_due(now);
             let Some(waker) = due else {

@@ -69,6 +69,9 @@ counters! {
     spin_hits,
     /// Nanoseconds spent looking for work.
     spin_ns,
+    /// Nanoseconds spent neither looking for work nor asleep. Brought up to date when the core goes
+    /// idle and when it looks at its timers, so it lags behind a little.
+    busy_ns,
     /// Times the core slept.
     sleeps,
     /// Times the core woke a sleeping core: through its ring or an eventfd.

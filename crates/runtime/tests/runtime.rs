@@ -97,6 +97,30 @@ fn a_task_that_never_sleeps_does_not_starve_the_rest() {
     });
 }
 
+/// Work counts as busy, and sleeping does not. How long either takes depends on the machine; but one
+/// can't be more than the time that has passed, and the other not as much.
+#[test]
+fn busy_time_is_what_is_neither_looking_nor_sleeping() {
+    for (_, config) in kernels() {
+        run(&config, |platform| async move {
+            let counted = || (platform.now(), platform.counters());
+            platform.sleep_ns(1_000_000).await;
+            let (start, before) = counted();
+            while platform.now().since(start) < 20_000_000 {
+                std::hint::spin_loop();
+            }
+            platform.sleep_ns(1_000_000).await;
+            let worked = platform.counters().busy_ns - before.busy_ns;
+            assert!(worked >= 20_000_000, "{worked} ns");
+            let (start, before) = counted();
+            platform.sleep_ns(100_000_000).await;
+            let (end, after) = counted();
+            let idle = end.since(start) - (after.busy_ns - before.busy_ns);
+            assert!(idle > 0 && after.sleeps > before.sleeps, "{idle} ns");
+        });
+    }
+}
+
 #[test]
 fn a_waker_works_from_another_thread_and_after_its_core_has_gone() {
     for (_, config) in kernels() {

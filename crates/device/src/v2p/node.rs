@@ -375,7 +375,9 @@ impl Node {
     }
 
     fn bytes(&self) -> usize {
+        // A node lies behind two counts of its references.
         size_of::<Node>()
+            + 2 * size_of::<usize>()
             + self.entries.capacity() * ENTRY_BYTES
             + self.slots.capacity() * size_of::<Slot>()
     }

@@ -165,6 +165,7 @@ fn show(info: &DeviceInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("reserved", bytes(info.reserved_bytes)),
         ("segments", segments),
         ("journals", journal),
+        ("maps in memory", bytes(info.map_memory_bytes)),
         ("volumes", info.volume_count.to_string()),
         ("snapshots", info.snapshot_count.to_string()),
         (

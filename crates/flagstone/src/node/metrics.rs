@@ -88,6 +88,8 @@ pub struct DeviceMetrics {
     pub reserved_bytes: u64,
     /// What a recovery would have to read now, in bytes.
     pub journal_used_bytes: u64,
+    /// Memory that maps take now, in bytes.
+    pub map_memory_bytes: u64,
     /// Blocks that did not match their checksum.
     pub checksum_errors: u64,
     /// True if the device takes no more changes.
@@ -107,7 +109,7 @@ pub struct CoreMetrics {
     pub sleeps: u64,
     /// System calls that submitted to or waited for its ring.
     pub enters: u64,
-    /// Nanoseconds spent running tasks.
+    /// Nanoseconds spent neither looking for work nor asleep.
     pub busy_ns: u64,
     /// More of it; shown as `flagstone_core_<name>{core=..}`.
     pub more: Vec<NamedValue>,

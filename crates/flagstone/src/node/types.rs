@@ -222,6 +222,8 @@ pub struct DeviceInfo {
     pub journal_bytes: u64,
     /// Of these, what a recovery would have to read now.
     pub journal_used_bytes: u64,
+    /// Bytes of memory that the maps of its volumes and snapshots take now.
+    pub map_memory_bytes: u64,
     /// Number of its segments.
     pub segments_total: u64,
     /// Number of segments no core holds.

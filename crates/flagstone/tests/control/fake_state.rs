@@ -353,6 +353,7 @@ impl State {
             reserved_bytes,
             journal_bytes: 256 << 20,
             journal_used_bytes: 1 << 20,
+            map_memory_bytes: 3 << 20,
             segments_total: DEVICE_BYTES >> 27,
             segments_free: (DEVICE_BYTES >> 27) - 8,
             volume_count: self.volumes.len() as u64,

@@ -38,6 +38,28 @@ fn fill_percent(map: &Map) -> u64 {
 
 const MILLION: u64 = 1_000_000;
 
+/// The figure of `docs/operating.md`. Sizes are those of what was allocated, added up node by node.
+#[test]
+fn memory_of_a_mapped_tebibyte() {
+    const GIB_BLOCKS: u64 = 1 << 18;
+    const TIB_BLOCKS: u64 = 1 << 28;
+    let per_tib = |map: &Map| {
+        let per_block = map.stats().loaded_bytes() as f64 / map.mapped_count() as f64;
+        per_block * TIB_BLOCKS as f64 / f64::from(1 << 30)
+    };
+    let ascending = per_tib(&run_map(GIB_BLOCKS));
+    let mut map = Map::empty(full_size());
+    let mut edit = Edit::new(LayerNo(1));
+    let mut random = Random(1);
+    while map.mapped_count() < GIB_BLOCKS {
+        write(&mut map, &mut edit, random.below(TIB_BLOCKS));
+    }
+    let scattered = per_tib(&map);
+    println!("a mapped TiB: {ascending:.2} GiB in order, {scattered:.2} GiB at random");
+    assert!((10.0..10.8).contains(&ascending), "{ascending}");
+    assert!((11.0..12.0).contains(&scattered), "{scattered}");
+}
+
 #[test]
 fn a_million_ascending_writes_fill_the_leaves() {
     let mut map = Map::empty(full_size());

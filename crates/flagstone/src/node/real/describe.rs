@@ -29,6 +29,7 @@ struct DeviceShare {
     kept_bytes: u64,
     ring_bytes: u64,
     ring_used_bytes: u64,
+    map_memory_bytes: u64,
     owned_segments: u64,
     volumes: u64,
     layers: u64,
@@ -264,6 +265,7 @@ impl RealNode {
             reserved_bytes: share.kept_bytes,
             journal_bytes: share.ring_bytes,
             journal_used_bytes: share.ring_used_bytes,
+            map_memory_bytes: share.map_memory_bytes,
             segments_total,
             segments_free: segments_total.saturating_sub(share.owned_segments),
             volume_count: share.volumes,
@@ -395,6 +397,7 @@ impl RealNode {
                 metadata_bytes: info.metadata_bytes,
                 reserved_bytes: info.reserved_bytes,
                 journal_used_bytes: info.journal_used_bytes,
+                map_memory_bytes: info.map_memory_bytes,
                 checksum_errors: share.corrupt_blocks,
                 fenced: share.fenced,
                 more: share
@@ -423,6 +426,7 @@ impl DeviceShare {
         };
         self.ring_bytes += space.ring_bytes;
         self.ring_used_bytes += space.ring_used_bytes;
+        self.map_memory_bytes += space.map_memory_bytes;
         self.owned_segments += space.owned_segments;
     }
 
@@ -444,6 +448,7 @@ impl DeviceShare {
         self.kept_bytes += other.kept_bytes;
         self.ring_bytes += other.ring_bytes;
         self.ring_used_bytes += other.ring_used_bytes;
+        self.map_memory_bytes += other.map_memory_bytes;
         self.owned_segments += other.owned_segments;
         self.volumes += other.volumes;
         self.layers += other.layers;
@@ -502,17 +507,11 @@ fn counter(name: &'static str, value: u64) -> NamedValue {
 }
 
 fn core_metrics(counters: &flagstone_runtime::CoreCounters) -> CoreMetrics {
-    let value = |name: &str| {
-        counters
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map_or(0, |(_, v)| v)
-    };
     CoreMetrics {
-        spins: value("spins"),
-        sleeps: value("sleeps"),
-        enters: value("enters"),
-        busy_ns: value("busy_ns"),
+        spins: counters.spins,
+        sleeps: counters.sleeps,
+        enters: counters.enters,
+        busy_ns: counters.busy_ns,
         ..CoreMetrics::default()
     }
 }
