@@ -159,7 +159,7 @@ impl<P: Platform> Inner<P> {
         let DataState::Failed(error) = unit.data.get() else {
             return;
         };
-        if !unit.journaled.get() || self.shared.is_fenced() {
+        if self.has_ended() || !unit.journaled.get() {
             return;
         }
         if planted(Bug::FailureNotJournaled) {
@@ -190,11 +190,19 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// True once the device is fenced. That may have been another core, which can't tell those who
+    /// wait here: everybody who finds out does.
+    fn has_ended(&self) -> bool {
+        let is_fenced = self.shared.is_fenced();
+        if is_fenced {
+            self.fail_all(DvolError::Fenced);
+        }
+        is_fenced
+    }
+
     /// Something about `unit` has changed: applies what can be applied now.
     pub(super) fn advance(self: &Rc<Self>, unit: &Rc<Unit>) {
-        if self.shared.is_fenced() {
-            // Perhaps by another core, which can't tell those who wait here.
-            self.fail_all(DvolError::Fenced);
+        if self.has_ended() {
             return;
         }
         if !unit.is_structural() {
@@ -234,6 +242,9 @@ impl<P: Platform> Inner<P> {
 
     /// Applies the first units of these slots' queues while they are ready.
     fn apply_ready(self: &Rc<Self>, slots: SmallVec<[Slot; 2]>) {
+        if self.has_ended() {
+            return;
+        }
         let mut work: SmallVec<[Slot; 8]> = slots.into_iter().collect();
         while let Some(slot) = work.pop() {
             while let Some(unit) = self.take_ready(slot) {
@@ -411,6 +422,8 @@ impl<P: Platform> Inner<P> {
             .chain(queued)
             .chain(overflow.into_iter().map(|(u, _)| u))
         {
+            // The journal may keep the unit; nobody shall wait for what it has in use.
+            unit.left.borrow_mut().clear();
             if let Some(answer) = unit.answer.take() {
                 answer.fulfil(Err(error));
             }

@@ -78,6 +78,8 @@ impl<P: Platform> Inner<P> {
         loop {
             let signal = self.signals.reap.wait();
             if self.shared.is_fenced() || self.stopping.get() {
+                // Whoever waits for the reaper must not wait for ever.
+                self.signals.applied.notify();
                 return;
             }
             let next = self.state.borrow().reapable();
@@ -90,7 +92,7 @@ impl<P: Platform> Inner<P> {
                     self.reaping_failed.set(None);
                     self.platform.yield_now().await;
                 }
-                Err(DvolError::Fenced | DvolError::Stopping) => return,
+                Err(DvolError::Fenced | DvolError::Stopping) => continue,
                 Err(error) => {
                     tracing::error!(
                         slot = slot.0,
