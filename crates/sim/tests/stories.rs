@@ -1,0 +1,223 @@
+//! What the simulator once found, each told again by itself: seeds change their meaning with the
+//! workload, these don't.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::task::Poll;
+
+use flagstone_device::engine::{
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, RecoveryReport,
+    Stability, format_device, join_all,
+};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_sim::{DiskConfig, Latency, SimDisk, SimPlatform, World};
+
+const BLOCK: u64 = 4096;
+
+fn new_disk() -> SimDisk {
+    let mut config = DiskConfig::new(64 << 20);
+    // Writes are long done when the flush that makes them count is not.
+    config.latency = Latency {
+        read_ns: 1_000..=5_000,
+        write_ns: 10_000..=20_000,
+        flush_ns: 10_000_000..=11_000_000,
+        discard_ns: 1_000..=2_000,
+        per_kib_ns: 10,
+    };
+    SimDisk::new(config)
+}
+
+async fn format(platform: &SimPlatform, disk: &SimDisk) {
+    let options = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(disk.size_bytes())
+    };
+    let device = platform.open(disk);
+    format_device(platform, &device, options)
+        .await
+        .expect("formats");
+}
+
+async fn open(platform: &SimPlatform, disk: &SimDisk) -> (Engine<SimPlatform>, RecoveryReport) {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions {
+        reuse_soon: true,
+        reap_step_entries: 2,
+        ..EngineOptions::default()
+    };
+    Engine::open(platform.clone(), device, shared, superblock, 0, options)
+        .await
+        .expect("opens")
+}
+
+fn named(name: &str) -> CreateDvol {
+    CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes: 1 << 30,
+        reserved_bytes: 0,
+    }
+}
+
+fn block_of(byte: u8) -> IoBuf {
+    IoBuf::copy_of(&[byte; BLOCK as usize])
+}
+
+async fn first_byte(engine: &Engine<SimPlatform>, dvol: Handle) -> u8 {
+    match &engine.read(dvol, 0, 1).await.expect("readable")[0] {
+        Piece::Data(buf) => buf[0],
+        Piece::Zeros(_) => 0,
+    }
+}
+
+/// A writer went away while its change waited for a flush. Its range was free at once, so somebody
+/// else compared with what was about to be replaced, and took it for what was there.
+#[test]
+fn ranges_stay_in_use_until_a_change_left_behind_is_over() {
+    let disk = new_disk();
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        format(&platform, &disk).await;
+        let (engine, _) = open(&platform, &disk).await;
+        let dvol = engine.create(named("a")).await.expect("creates");
+        let write = engine.write(dvol, 0, block_of(1), Stability::Stable);
+        write.await.expect("writes");
+        {
+            let stable = Stability::Stable;
+            let swap = engine.compare_and_swap(dvol, 0, block_of(1), block_of(2), stable);
+            let (mut swap, mut pause) = (pin!(swap), pin!(platform.sleep_ns(1_000_000)));
+            std::future::poll_fn(|cx| {
+                assert!(
+                    swap.as_mut().poll(cx).is_pending(),
+                    "the flush takes longer"
+                );
+                match pause.as_mut().poll(cx) {
+                    Poll::Ready(()) => Poll::Ready(()),
+                    Poll::Pending => Poll::Pending,
+                }
+            })
+            .await;
+        }
+        assert_eq!(first_byte(&engine, dvol).await, 1, "not yet to be seen");
+        let swap = engine.compare_and_swap(dvol, 0, block_of(1), block_of(3), Stability::Stable);
+        assert_eq!(swap.await, Err(DvolError::NotEqual));
+        assert_eq!(first_byte(&engine, dvol).await, 2);
+    });
+}
+
+/// The map of a layer that is being reaped names blocks that are free already.
+#[test]
+fn a_scrub_beside_the_reaper_finds_no_damage() {
+    for seed in 0..10 {
+        let disk = new_disk();
+        let world = World::new(seed);
+        let platform = world.platform(0);
+        world.block_on(0, async move {
+            format(&platform, &disk).await;
+            let (engine, _) = open(&platform, &disk).await;
+            let dvol = engine.create(named("a")).await.expect("creates");
+            let write = |at: u64, byte: u8| {
+                let engine = engine.clone();
+                async move {
+                    let write = engine.write(dvol, at * BLOCK, block_of(byte), Stability::Unstable);
+                    write.await.expect("writes");
+                }
+            };
+            for at in 0..60 {
+                write(at, 1).await;
+            }
+            let taken = engine.snapshot(&[(dvol, "s".to_owned())]).await;
+            let layer = taken.expect("takes one")[0];
+            for at in 0..60 {
+                write(at, 2).await;
+            }
+            engine.flush().await.expect("flushes");
+            engine.delete_layer(layer).await.expect("deletes");
+            let (scrubbing, writing) = (engine.clone(), async {
+                for at in 100..300 {
+                    write(at, 3).await;
+                    engine.flush().await.expect("flushes");
+                }
+            });
+            let work: [std::pin::Pin<Box<dyn Future<Output = ()>>>; 2] = [
+                Box::pin(writing),
+                Box::pin(async move {
+                    for _ in 0..20 {
+                        let report = scrubbing.scrub(1_000).await.expect("scrubs");
+                        assert_eq!(report.corrupt, [], "{report:?}");
+                    }
+                }),
+            ];
+            join_all(work).await;
+        });
+    }
+}
+
+/// The last checkpoint opens the journal's first segment, for its tables.
+#[test]
+fn nothing_follows_an_orderly_stop() {
+    let disk = new_disk();
+    for seed in 0..3 {
+        let world = World::new(seed);
+        let (platform, disk) = (world.platform(0), disk.clone());
+        world.block_on(0, async move {
+            if seed == 0 {
+                format(&platform, &disk).await;
+            }
+            let (engine, report) = open(&platform, &disk).await;
+            assert!(report.clean && report.groups == 0, "{report:?}");
+            let name = format!("v{seed}");
+            engine.create(named(&name)).await.expect("creates");
+            engine.stop().await.expect("stops");
+        });
+    }
+}
+
+/// A dvol in the slot of another one went on where that one ended, so far ahead of what was on the
+/// device that a later start came to the same LSNs again.
+#[test]
+fn a_dvol_in_a_used_slot_gives_no_lsn_twice() {
+    for seed in 0..20 {
+        let disk = new_disk();
+        let mut told: BTreeSet<u64> = BTreeSet::new();
+        for life in 0..4 {
+            let world = World::new(seed * 10 + life);
+            let (platform, in_life) = (world.platform(0), disk.clone());
+            let lsns = world.block_on(0, async move {
+                if life == 0 {
+                    format(&platform, &in_life).await;
+                }
+                let (engine, _) = open(&platform, &in_life).await;
+                if life == 0 {
+                    let old = engine.create(named("old")).await.expect("creates");
+                    let write = engine.write(old, 0, block_of(1), Stability::Stable);
+                    write.await.expect("writes");
+                    return Vec::new();
+                }
+                if life == 1 {
+                    let old = engine.dvol("old").expect("is there").handle;
+                    let write = engine.write(old, 0, block_of(2), Stability::Stable);
+                    write.await.expect("writes");
+                    engine.delete(old, false).await.expect("deletes");
+                    engine.wait_until_reaped().await.expect("reaps");
+                    engine.create(named("new")).await.expect("creates");
+                }
+                let new = engine.dvol("new").expect("is there").handle;
+                let mut lsns = Vec::new();
+                for n in 0..8 {
+                    let write = engine.write(new, n * BLOCK, block_of(3), Stability::Unstable);
+                    lsns.push(write.await.expect("writes").0);
+                }
+                lsns
+            });
+            for lsn in lsns {
+                assert!(told.insert(lsn), "seed {seed}: {lsn} was given out twice");
+            }
+            let mut rng = world.crash();
+            disk.power_loss(&mut rng);
+        }
+    }
+}
