@@ -1,4 +1,4 @@
-//! Runs the simulator: `--seed S`, `--seeds N [--from S]`, or `--minutes M`.
+//! Runs the simulator: seeds, the script that is crashed everywhere, or planted bugs.
 //!
 //! Prints each seed's trace hash (not with `--quiet`), then what was done how often. A failure
 //! prints one line that replays it, and the exit code is 1.
@@ -7,15 +7,35 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use flagstone_sim::workload::{Plan, run};
+use flagstone_sim::CrashMoment;
+use flagstone_sim::workload::{Crash, Plan, crash_script, run, whole_script};
+
+const USAGE: &str = "expected one of
+    --seed S              one seed, with its story
+    --seeds N [--from S]  so many seeds
+    --minutes M [--from S]
+    --kept FILE           the seeds that a file lists
+    --script [--outcomes K] [--every N]
+                          the script, crashed at each change (or every n-th) with K outcomes each
+    --crash C:M:O         one crash of the script
+    --planted FILE        each bug that a file lists, with what notices it
+    --bug NAME --seeds N  the first seeds that notice a bug
+    --bug NAME --script   the first crashes of the script that do
+and --quiet";
 
 /// What to run.
+#[derive(Default)]
 struct Words {
     from: u64,
     count: u64,
     minutes: Option<u64>,
     quiet: bool,
-    bugs: bool,
+    kept: Option<String>,
+    script: bool,
+    outcomes: u64,
+    every: u64,
+    crash: Option<Crash>,
+    planted: Option<String>,
     bug: Option<String>,
 }
 
@@ -23,19 +43,34 @@ fn main() -> ExitCode {
     let words = match parse(std::env::args().skip(1)) {
         Ok(words) => words,
         Err(word) => {
-            eprintln!("expected --seed S, --seeds N, --from S, --minutes M or --quiet: {word}");
+            eprintln!("{word}: {USAGE}");
             return ExitCode::from(2);
         }
     };
+    let good = match &words {
+        Words { bug: Some(_), .. }
+        | Words {
+            planted: Some(_), ..
+        } => bugs(&words),
+        Words {
+            kept: Some(file), ..
+        } => kept(file),
+        Words {
+            crash: Some(crash), ..
+        } => one_crash(*crash),
+        Words { script: true, .. } => script(&words),
+        _ => seeds(&words),
+    };
+    ExitCode::from(u8::from(!good))
+}
+
+fn seeds(words: &Words) -> bool {
     let deadline = words
         .minutes
         .map(|m| Clock::now().after(Duration::from_secs(m * 60)));
-    #[cfg(feature = "planted-bugs")]
-    if words.bugs {
-        return find_bugs(&words);
-    }
     let mut tally: BTreeMap<String, u64> = BTreeMap::new();
     let (mut passed, mut failed) = (0, Vec::new());
+    let alone = words.count == 1 && words.minutes.is_none();
     for seed in words.from.. {
         let over = match &deadline {
             Some(deadline) => deadline.is_past(),
@@ -44,7 +79,7 @@ fn main() -> ExitCode {
         if over {
             break;
         }
-        if one(seed, &words, &mut tally) {
+        if one(seed, alone, words.quiet, &mut tally) {
             passed += 1;
         } else {
             failed.push(seed);
@@ -57,13 +92,12 @@ fn main() -> ExitCode {
         println!("replay: cargo xtask sim --seed {seed}");
     }
     println!("{passed} seeds passed, {} failed", failed.len());
-    ExitCode::from(u8::from(!failed.is_empty()))
+    failed.is_empty()
 }
 
 /// Runs a seed and tells how it went.
-fn one(seed: u64, words: &Words, tally: &mut BTreeMap<String, u64>) -> bool {
+fn one(seed: u64, alone: bool, quiet: bool, tally: &mut BTreeMap<String, u64>) -> bool {
     let plan = Plan::of(seed);
-    let alone = words.count == 1 && words.minutes.is_none();
     if alone {
         println!("{plan:?}");
     }
@@ -83,7 +117,7 @@ fn one(seed: u64, words: &Words, tally: &mut BTreeMap<String, u64>) -> bool {
             false
         }
         None => {
-            if !words.quiet {
+            if !quiet {
                 println!("seed {seed}: {:016x}", report.hash);
             }
             true
@@ -91,68 +125,174 @@ fn one(seed: u64, words: &Words, tally: &mut BTreeMap<String, u64>) -> bool {
     }
 }
 
+/// The lines of a file of ours: without comments and empty ones.
+fn lines_of(file: &str) -> Vec<String> {
+    match std::fs::read_to_string(file) {
+        Ok(text) => text
+            .lines()
+            .map(|line| line.split('#').next().unwrap_or_default().trim().to_owned())
+            .filter(|line| !line.is_empty())
+            .collect(),
+        Err(error) => {
+            eprintln!("{file}: {error}");
+            Vec::new()
+        }
+    }
+}
+
+/// Runs the seeds that a file lists.
+fn kept(file: &str) -> bool {
+    let mut failed = 0;
+    let lines = lines_of(file);
+    for line in &lines {
+        let good = match line.parse() {
+            Ok(seed) => one(seed, false, true, &mut BTreeMap::new()),
+            Err(_) => {
+                println!("{file}: not a seed: {line}");
+                false
+            }
+        };
+        if !good {
+            failed += 1;
+            println!("replay: cargo xtask sim --seed {line}");
+        }
+    }
+    println!("{} kept seeds, {failed} failed", lines.len());
+    failed == 0 && !lines.is_empty()
+}
+
+const MOMENTS: [CrashMoment; 3] = [
+    CrashMoment::Before,
+    CrashMoment::InFlight,
+    CrashMoment::Completed,
+];
+
+/// Crashes the script everywhere.
+fn script(words: &Words) -> bool {
+    let whole = whole_script();
+    for (what, count) in &whole.tally {
+        println!("{count:>8} {what}");
+    }
+    println!(
+        "the script makes {} writes and flushes: {:016x}",
+        whole.changes, whole.hash
+    );
+    if let Some(failure) = whole.failure {
+        println!("without a crash: {failure}");
+        return false;
+    }
+    let (mut tried, mut failed) = (0, 0);
+    for change in (0..whole.changes).step_by(words.every as usize) {
+        for moment in MOMENTS {
+            tried += words.outcomes;
+            match crash_script(change, moment, 0..words.outcomes) {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    failed += 1;
+                    println!("the script ended before change {change}: it is not always the same");
+                }
+                Err((crash, what)) => {
+                    failed += 1;
+                    println!("crash {crash}: {what}");
+                    println!("replay: cargo xtask sim --crash {crash}");
+                }
+            }
+        }
+    }
+    println!("{tried} crashes of the script, {failed} failed");
+    failed == 0
+}
+
+fn one_crash(crash: Crash) -> bool {
+    let outcomes = crash.outcome..crash.outcome + 1;
+    match crash_script(crash.change, crash.moment, outcomes) {
+        Ok(Some(hash)) => {
+            println!("crash {crash}: {hash:016x}");
+            true
+        }
+        Ok(None) => {
+            println!("crash {crash}: the script ends before it");
+            false
+        }
+        Err((_, what)) => {
+            println!("crash {crash}: {what}");
+            println!("replay: cargo xtask sim --crash {crash}");
+            false
+        }
+    }
+}
+
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Words, String> {
     let mut parsed = Words {
-        from: 0,
         count: 1,
-        minutes: None,
-        quiet: false,
-        bugs: false,
-        bug: None,
+        outcomes: 4,
+        every: 1,
+        ..Words::default()
     };
     while let Some(word) = words.next() {
-        if word == "--quiet" {
-            parsed.quiet = true;
-            continue;
-        }
-        if word == "--bugs" {
-            parsed.bugs = true;
-            continue;
-        }
-        if word == "--bug" {
-            parsed.bugs = true;
-            parsed.bug = words.next();
-            continue;
-        }
-        let value = words
-            .next()
-            .and_then(|v| v.parse().ok())
-            .ok_or_else(|| word.clone())?;
         match word.as_str() {
-            "--seed" | "--from" => parsed.from = value,
-            "--seeds" => parsed.count = value,
-            "--minutes" => parsed.minutes = Some(value),
-            _ => return Err(word),
+            "--quiet" => parsed.quiet = true,
+            "--script" => parsed.script = true,
+            _ => {
+                let value = words.next().ok_or_else(|| word.clone())?;
+                let number = value.parse().map_err(|_| word.clone());
+                match word.as_str() {
+                    "--seed" | "--from" => parsed.from = number?,
+                    "--seeds" => parsed.count = number?,
+                    "--minutes" => parsed.minutes = Some(number?),
+                    "--outcomes" => parsed.outcomes = number?,
+                    "--every" => parsed.every = number?.max(1),
+                    "--kept" => parsed.kept = Some(value),
+                    "--planted" => parsed.planted = Some(value),
+                    "--bug" => parsed.bug = Some(value),
+                    "--crash" => parsed.crash = Some(value.parse()?),
+                    _ => return Err(word),
+                }
+            }
         }
     }
     Ok(parsed)
 }
 
-/// Plants one bug after the other and tells which seed notices it. Fails if one is not noticed.
+#[cfg(not(feature = "planted-bugs"))]
+fn bugs(_: &Words) -> bool {
+    eprintln!("built without the feature `planted-bugs`");
+    false
+}
+
+/// So many runs that notice a bug are shown.
 #[cfg(feature = "planted-bugs")]
-fn find_bugs(words: &Words) -> ExitCode {
-    use flagstone_device::planted::Bug;
+const CATCHES_SHOWN: usize = 3;
+
+/// Plants one bug, or each that a file lists, and tells what notices it.
+#[cfg(feature = "planted-bugs")]
+fn bugs(words: &Words) -> bool {
+    use flagstone_sim::workload::planted;
+    // A planted bug may well end in a panic, which then is how it is noticed.
     std::panic::set_hook(Box::new(|_| {}));
-    let mut missed = 0;
-    for bug in Bug::ALL {
-        if words.bug.as_ref().is_some_and(|name| *name != bug.name()) {
-            continue;
-        }
-        match flagstone_sim::workload::hunt(bug, words.from..words.from + words.count) {
-            Some(catch) if words.count == 1 => println!("{}", catch.what),
-            Some(catch) => {
-                let line = catch.what.lines().next().unwrap_or_default();
-                let line: String = line.chars().take(200).collect();
-                println!("{}: seed {}: {line}", bug.name(), catch.seed);
+    match (&words.bug, &words.planted) {
+        (Some(name), _) => {
+            let seeds = words.from..words.from + words.count;
+            let found = match words.script {
+                true => planted::hunt_crashes(name, words.every, CATCHES_SHOWN),
+                false => planted::hunt_seeds(name, seeds, CATCHES_SHOWN),
+            };
+            for catch in found.iter().flatten() {
+                match words.count {
+                    1 if !words.script => println!("{name} {}: {}", catch.by, catch.what),
+                    _ => println!("{name} {}: {}", catch.by, catch.line()),
+                }
             }
-            None => {
-                missed += 1;
-                println!("{}: not caught", bug.name());
+            match found {
+                Ok(found) if found.is_empty() => println!("{name}: not noticed"),
+                Ok(_) => return true,
+                Err(what) => println!("{what}"),
             }
+            false
         }
+        (None, Some(file)) => planted::check(&lines_of(file), &mut |line| println!("{line}")),
+        (None, None) => false,
     }
-    println!("{missed} bugs were not caught");
-    ExitCode::from(u8::from(missed > 0))
 }
 
 /// Real time, to know when to stop; nothing that is simulated sees it.

@@ -83,10 +83,16 @@ fn model(root: &Path, steps: &mut Steps) {
     steps.run_command("model, planted bugs", planted, STEP_LIMIT);
 }
 
-/// Many seeds with all faults.
+/// Seeds that failed once, many seeds with all faults, the script crashed everywhere.
 fn sim(root: &Path, steps: &mut Steps) {
-    let seeds = SimArguments::seeds(SIM_SEEDS);
-    steps.run("sim", || forward::sim(root, &seeds).map(Counts::one));
+    let runs = [
+        ("sim, kept seeds", SimArguments::kept()),
+        ("sim, seeds", SimArguments::seeds(SIM_SEEDS)),
+        ("sim, script", SimArguments::script()),
+    ];
+    for (name, arguments) in runs {
+        steps.run(name, || forward::sim(root, &arguments).map(Counts::one));
+    }
 }
 
 /// Every decoder for a while.

@@ -17,7 +17,12 @@ const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// A line that starts so says how to repeat a failure.
 const REPLAY: &str = "replay:";
 
-#[derive(Args)]
+/// Seeds that failed once.
+const KEPT: &str = "crates/sim/seeds.txt";
+/// Which run notices which planted bug.
+const PLANTED: &str = "crates/sim/planted.txt";
+
+#[derive(Args, Default)]
 #[group(required = true, multiple = false)]
 pub(crate) struct SimArguments {
     /// Run this one seed.
@@ -29,7 +34,19 @@ pub(crate) struct SimArguments {
     /// Run seeds for so many minutes.
     #[arg(long)]
     minutes: Option<u64>,
-    /// Further arguments for the simulator, after `--`.
+    /// Run the seeds that failed once.
+    #[arg(long)]
+    kept: bool,
+    /// Run the script of all operations, crashed at each of its writes and flushes.
+    #[arg(long)]
+    script: bool,
+    /// Run one crash of the script, as a failure names it.
+    #[arg(long)]
+    crash: Option<String>,
+    /// Plant each known bug in the engine; each must be noticed.
+    #[arg(long)]
+    bugs: bool,
+    /// Further arguments for the simulator, after `--`, such as `--from S` or `--outcomes K`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -37,23 +54,51 @@ pub(crate) struct SimArguments {
 impl SimArguments {
     pub(crate) fn seeds(count: u64) -> SimArguments {
         SimArguments {
-            seed: None,
             seeds: Some(count),
-            minutes: None,
-            rest: Vec::new(),
+            ..SimArguments::default()
+        }
+    }
+
+    pub(crate) fn kept() -> SimArguments {
+        SimArguments {
+            kept: true,
+            ..SimArguments::default()
+        }
+    }
+
+    pub(crate) fn script() -> SimArguments {
+        SimArguments {
+            script: true,
+            ..SimArguments::default()
         }
     }
 
     fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
-        for (name, value) in [
+        let numbers = [
             ("--seed", self.seed),
             ("--seeds", self.seeds),
             ("--minutes", self.minutes),
-        ] {
+        ];
+        for (name, value) in numbers {
             if let Some(value) = value {
                 words.extend([name.to_owned(), value.to_string()]);
             }
+        }
+        if self.script {
+            words.push("--script".to_owned());
+        }
+        let lists = [
+            ("--kept", KEPT, self.kept),
+            ("--planted", PLANTED, self.bugs),
+        ];
+        for (name, file, wanted) in lists {
+            if wanted {
+                words.extend([name.to_owned(), file.to_owned()]);
+            }
+        }
+        if let Some(crash) = &self.crash {
+            words.extend(["--crash".to_owned(), crash.clone()]);
         }
         words.extend(self.rest.iter().cloned());
         words
@@ -62,7 +107,11 @@ impl SimArguments {
 
 /// Runs the simulator. A failure prints as its last line how to repeat it. True if all went well.
 pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
-    let mut command = release_run(root, "flagstone-sim");
+    let features = match arguments.bugs {
+        true => &["--features", "planted-bugs"][..],
+        false => &[],
+    };
+    let mut command = release_run(root, "flagstone-sim", features);
     command.args(arguments.words());
     let run_time = arguments
         .minutes
@@ -77,25 +126,24 @@ pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
         let own = arguments
             .seed
             .map(|seed| format!("{REPLAY} cargo xtask sim --seed {seed}"));
-        println!(
-            "{}",
-            replay
-                .or(own)
-                .unwrap_or_else(|| "the simulator named no seed".to_owned())
-        );
+        if let Some(replay) = replay.or(own) {
+            println!("{replay}");
+        }
     }
     Ok(good)
 }
 
 /// Runs the model checker with the given arguments.
 pub(crate) fn model(root: &Path, arguments: &[String]) -> Command {
-    let mut command = release_run(root, "flagstone-model");
+    let mut command = release_run(root, "flagstone-model", &[]);
     command.args(arguments);
     command
 }
 
-fn release_run(root: &Path, package: &str) -> Command {
+fn release_run(root: &Path, package: &str, more: &[&str]) -> Command {
     let mut command = repo::cargo(root);
-    command.args(["run", "--release", "--quiet", "--package", package, "--"]);
+    command.args(["run", "--release", "--quiet", "--package", package]);
+    command.args(more);
+    command.arg("--");
     command
 }

@@ -41,9 +41,7 @@ pub(super) fn group_at<'a>(
     let header = group::decode_header(rest.get(..BLOCK_BYTES)?).ok()?;
     let continues = is_ours(&header, superblock, root)
         && header.seq == position.next_seq
-        && (header.prev_hash == position.prev_hash
-            || planted(Bug::NoPrevHash)
-            || planted(Bug::NoChain));
+        && (header.prev_hash == position.prev_hash || planted(Bug::NoChain));
     if !continues {
         return None;
     }
@@ -74,9 +72,7 @@ pub(super) fn is_of_journal(
 
 pub(super) fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
     is_of_journal(header, superblock, root)
-        && (header.incarnation == root.incarnation
-            || planted(Bug::NoIncarnation)
-            || planted(Bug::NoChain))
+        && (header.incarnation == root.incarnation || planted(Bug::NoChain))
 }
 
 /// A chain may end anywhere above its watermark. But if some later group says that the one which is
@@ -102,7 +98,7 @@ pub(super) fn check_end(
         let Ok(header) = group::decode_header(&rest[..BLOCK_BYTES]) else {
             continue;
         };
-        let is_later = header.incarnation > root.incarnation && !planted(Bug::NoIncarnation);
+        let is_later = header.incarnation > root.incarnation && !planted(Bug::NoChain);
         let tells = is_ours(&header, superblock, root)
             && header.seq > missing
             && header.watermark >= missing;

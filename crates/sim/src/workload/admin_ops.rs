@@ -89,12 +89,27 @@ impl Client {
         }
         let (name, is_taken) = self.name(None);
         let size_bytes = self.dvol_size();
-        let id = DvolId(u128::from(self.rng.next_u64()) << 64 | u128::from(self.rng.next_u64()));
         let reserved_bytes = if self.rng.chance(0.15) {
             self.rng.below(64) * BLOCK_SIZE
         } else {
             0
         };
+        self.create_named(name, size_bytes, reserved_bytes, is_taken)
+            .await;
+    }
+
+    fn new_id(&mut self) -> DvolId {
+        DvolId(u128::from(self.rng.next_u64()) << 64 | u128::from(self.rng.next_u64()))
+    }
+
+    pub(crate) async fn create_named(
+        &mut self,
+        name: String,
+        size_bytes: u64,
+        reserved_bytes: u64,
+        is_taken: bool,
+    ) -> Option<ObjectKey> {
+        let id = self.new_id();
         let mut object = Object::new(self.journal, id, &name, size_bytes);
         object.reserved = Field::new(reserved_bytes);
         let new = CreateDvol {
@@ -104,7 +119,7 @@ impl Client {
             reserved_bytes,
         };
         let work = async |client: &mut Client| client.engine.create(new).await;
-        self.make(object, None, is_taken, work).await;
+        self.make(object, None, is_taken, work).await
     }
 
     fn dvol_size(&mut self) -> u64 {
@@ -174,15 +189,23 @@ impl Client {
             return;
         };
         let (name, is_taken) = self.name(None);
-        let Some(handle) = self.handle(source) else {
-            return;
-        };
-        if !self.occupy(&[source]) {
-            return;
-        }
-        let id = DvolId(u128::from(self.rng.next_u64()) << 64 | u128::from(self.rng.next_u64()));
-        let size = self.model.borrow().objects[source].size.now;
         let asked = if self.rng.coin() { 0 } else { self.dvol_size() };
+        self.clone_named(source, name, asked, is_taken).await;
+    }
+
+    pub(crate) async fn clone_named(
+        &mut self,
+        source: ObjectKey,
+        name: String,
+        asked: u64,
+        is_taken: bool,
+    ) -> Option<ObjectKey> {
+        let handle = self.handle(source)?;
+        if !self.occupy(&[source]) {
+            return None;
+        }
+        let id = self.new_id();
+        let size = self.model.borrow().objects[source].size.now;
         let mut object = Object::new(self.journal, id, &name, size.max(asked));
         object.epoch = Field::new(self.model.borrow().objects[source].epoch.now);
         let new = CreateDvol {
@@ -192,8 +215,9 @@ impl Client {
             reserved_bytes: 0,
         };
         let work = async |client: &mut Client| client.engine.clone_of(handle, new).await;
-        self.make(object, Some(source), is_taken, work).await;
+        let made = self.make(object, Some(source), is_taken, work).await;
         self.leave(&[source]);
+        made
     }
 
     /// Takes a snapshot of one or several dvols.
@@ -204,26 +228,42 @@ impl Client {
         let mut dvols = self.model.borrow().dvols(self.journal);
         self.rng.shuffle(&mut dvols);
         dvols.truncate(1 + self.rng.index(3));
-        let mut asked = Vec::new();
+        let mut names = Vec::new();
         for &dvol in &dvols {
             let (name, is_taken) = self.name(Some(dvol));
-            let Some(handle) = self.handle(dvol) else {
-                return;
-            };
             if is_taken {
                 return;
             }
-            asked.push((handle, name));
+            names.push(name);
         }
-        if dvols.is_empty() || !self.occupy(&dvols) {
-            return;
+        let keys = self.snapshot_of(&dvols, names).await;
+        if self.rng.coin() {
+            for key in keys {
+                self.read_all(key).await;
+            }
         }
-        let (keys, begun) = self.announce_layers(&dvols, &asked);
+    }
+
+    /// Takes snapshots of several dvols in one instant.
+    pub(crate) async fn snapshot_of(
+        &mut self,
+        dvols: &[ObjectKey],
+        names: Vec<String>,
+    ) -> Vec<ObjectKey> {
+        let handles: Option<Vec<Handle>> = dvols.iter().map(|&key| self.handle(key)).collect();
+        let Some(handles) = handles else {
+            return Vec::new();
+        };
+        let asked: Vec<(Handle, String)> = handles.into_iter().zip(names).collect();
+        if dvols.is_empty() || !self.occupy(dvols) {
+            return Vec::new();
+        }
+        let (keys, begun) = self.announce_layers(dvols, &asked);
         let result = self.engine.snapshot(&asked).await;
         self.count("snapshot", &result);
         match &result {
             Ok(handles) => {
-                for ((&key, &handle), &dvol) in keys.iter().zip(handles).zip(&dvols) {
+                for ((&key, &handle), &dvol) in keys.iter().zip(handles).zip(dvols) {
                     self.take_layer(key, handle, dvol, begun);
                 }
             }
@@ -235,12 +275,8 @@ impl Client {
             }
         }
         self.model.borrow_mut().end_read(begun);
-        self.leave(&dvols);
-        if result.is_ok() && self.rng.coin() {
-            for key in keys {
-                self.read_all(key).await;
-            }
-        }
+        self.leave(dvols);
+        result.map_or(Vec::new(), |_| keys)
     }
 
     fn announce_layers(
@@ -327,6 +363,10 @@ impl Client {
             return;
         }
         let key = layers[self.rng.index(layers.len())];
+        self.delete_layer_of(key).await;
+    }
+
+    pub(crate) async fn delete_layer_of(&mut self, key: ObjectKey) {
         let Some(handle) = self.handle(key) else {
             return;
         };
@@ -354,8 +394,21 @@ impl Client {
     }
 
     pub(crate) async fn delete(&mut self, key: ObjectKey) {
-        let layers = self.model.borrow().layers_of(key);
         let with_snapshots = self.rng.coin();
+        self.delete_with(key, with_snapshots).await;
+    }
+
+    /// Deletes a dvol and creates another one, which then gets its slot, as likely as not.
+    pub(crate) async fn replace(&mut self, key: ObjectKey) {
+        self.delete_with(key, true).await;
+        self.wait_until_reaped().await;
+        if !self.is_over {
+            self.create().await;
+        }
+    }
+
+    pub(crate) async fn delete_with(&mut self, key: ObjectKey, with_snapshots: bool) {
+        let layers = self.model.borrow().layers_of(key);
         let Some(handle) = self.handle(key) else {
             return;
         };
@@ -389,6 +442,10 @@ impl Client {
             return;
         }
         let layer = layers[self.rng.index(layers.len())];
+        self.roll_back_to(layer).await;
+    }
+
+    pub(crate) async fn roll_back_to(&mut self, layer: ObjectKey) {
         let Some(dvol) = self.model.borrow().objects[layer].of else {
             return;
         };
@@ -441,6 +498,16 @@ impl Client {
     }
 
     pub(crate) async fn resize(&mut self, key: ObjectKey) {
+        let old = self.model.borrow().objects[key].size.now;
+        let new = match self.rng.below(3) {
+            0 => self.rng.below(old + 1),
+            1 => old.saturating_add(self.rng.below(1 << 20)),
+            _ => self.dvol_size(),
+        };
+        self.resize_to(key, new).await;
+    }
+
+    pub(crate) async fn resize_to(&mut self, key: ObjectKey, new: u64) {
         let Some(handle) = self.handle(key) else {
             return;
         };
@@ -448,11 +515,6 @@ impl Client {
             return;
         }
         let old = self.model.borrow().objects[key].size.now;
-        let new = match self.rng.below(3) {
-            0 => self.rng.below(old + 1),
-            1 => old.saturating_add(self.rng.below(1 << 20)),
-            _ => self.dvol_size(),
-        };
         let parts = if new < old {
             vec![self.shrink_part(key, new, old)]
         } else {
@@ -513,10 +575,16 @@ impl Client {
         };
         let of = self.model.borrow().objects[key].of;
         let (name, is_taken) = self.name(of);
+        if !is_taken {
+            self.rename_to(key, name).await;
+        }
+    }
+
+    pub(crate) async fn rename_to(&mut self, key: ObjectKey, name: String) {
         let Some(handle) = self.handle(key) else {
             return;
         };
-        if is_taken || !self.occupy(&[key]) {
+        if !self.occupy(&[key]) {
             return;
         }
         self.model.borrow_mut().objects[key].name.next = Some(name.clone());
@@ -543,15 +611,20 @@ impl Client {
             return;
         }
         match self.rng.below(4) {
-            0 => self.set_reserved(key, handle).await,
-            1 | 2 => self.set_epoch(key, handle).await,
+            0 => {
+                let bytes = self.rng.below(128) * BLOCK_SIZE;
+                self.set_reserved(key, handle, bytes).await;
+            }
+            1 | 2 => {
+                let more = self.rng.below(3) as u32;
+                self.set_epoch(key, handle, more).await;
+            }
             _ => self.set_read_only(key, handle).await,
         }
         self.leave(&[key]);
     }
 
-    async fn set_reserved(&mut self, key: ObjectKey, handle: Handle) {
-        let bytes = self.rng.below(128) * BLOCK_SIZE;
+    pub(crate) async fn set_reserved(&mut self, key: ObjectKey, handle: Handle, bytes: u64) {
         self.model.borrow_mut().objects[key].reserved.next = Some(bytes);
         let result = self.engine.set_reserved(handle, bytes).await;
         self.count("set_reserved", &result);
@@ -567,9 +640,9 @@ impl Client {
         }
     }
 
-    async fn set_epoch(&mut self, key: ObjectKey, handle: Handle) {
+    pub(crate) async fn set_epoch(&mut self, key: ObjectKey, handle: Handle, more: u32) {
         let now = self.model.borrow().objects[key].epoch.now;
-        let epoch = now + self.rng.below(3) as u32;
+        let epoch = now + more;
         self.model.borrow_mut().objects[key].epoch.next = Some(epoch);
         let result = self.engine.set_epoch(handle, Epoch(epoch)).await;
         self.count("set_epoch", &result);
@@ -590,7 +663,7 @@ impl Client {
         }
     }
 
-    async fn set_read_only(&mut self, key: ObjectKey, handle: Handle) {
+    pub(crate) async fn set_read_only(&mut self, key: ObjectKey, handle: Handle) {
         self.model.borrow_mut().objects[key].read_only.next = Some(true);
         let result = self.engine.set_read_only(handle, true).await;
         self.count("set_read_only", &result);

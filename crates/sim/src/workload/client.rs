@@ -42,6 +42,8 @@ pub(crate) struct Client {
     pub(crate) rng: Rng,
     /// Nothing more can be done in this life.
     pub(crate) is_over: bool,
+    /// Give the next operation up after this time.
+    pub(crate) patience_ns: Option<u64>,
 }
 
 /// A change as the model and the client know it.
@@ -81,6 +83,10 @@ impl Client {
                 return;
             }
             self.step().await;
+            // At once: whatever the last change wrote, and nothing else, is for this flush.
+            if !self.is_over && self.rng.chance(0.15) {
+                self.flush().await;
+            }
             self.model.borrow_mut().doing.remove(&self.number);
             if self.rng.chance(0.1) {
                 let pause_ns = self.rng.below(2_000_000);
@@ -105,7 +111,8 @@ impl Client {
             44..58 => self.read_any().await,
             58..62 => self.read_ex().await,
             62..68 => self.batch().await,
-            68..71 => self.compare_and_swap(dvol).await,
+            68..70 => self.compare_and_swap(dvol).await,
+            70..71 => self.swap_race(dvol).await,
             71..73 => self.read_if().await,
             73..75 => self.allocation().await,
             75..77 => self.changed_since().await,
@@ -117,7 +124,10 @@ impl Client {
             91..92 => self.rename(dvol).await,
             92..93 => self.settings(dvol).await,
             93..95 => self.create().await,
-            95..96 => self.delete(dvol).await,
+            95..96 => match self.rng.coin() {
+                true => self.delete(dvol).await,
+                false => self.replace(dvol).await,
+            },
             96..97 => self.look_around().await,
             97..98 => self.scrub().await,
             98..99 => self.checkpoint().await,
@@ -132,6 +142,7 @@ impl Client {
         let style = self.plan.style;
         match style {
             Style::Burst if self.rng.chance(0.95) => 100,
+            Style::Short if self.rng.chance(0.05) => 95,
             Style::Layers if self.rng.chance(0.4) => {
                 let (first, count) = LAYERS[self.rng.index(LAYERS.len())];
                 first + self.rng.below(count)
@@ -178,11 +189,12 @@ impl Client {
     /// Waits for `work`, or now and then gives up before it is done.
     pub(crate) async fn patiently<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         let gives_up = self.plan.gives_up > 0 && self.rng.below(self.plan.gives_up) == 0;
-        if !gives_up {
-            return Some(work.await);
-        }
+        let patience_ns = match self.patience_ns.take() {
+            None if gives_up => self.rng.below(PATIENCE_NS),
+            None => return Some(work.await),
+            Some(patience_ns) => patience_ns,
+        };
         let mut work = pin!(work);
-        let patience_ns = self.rng.below(PATIENCE_NS);
         let mut sleep = pin!(self.platform.sleep_ns(patience_ns));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(value) = work.as_mut().poll(cx) {

@@ -97,6 +97,11 @@ impl Content {
         }
     }
 
+    /// True if parts were written where nothing was.
+    pub(crate) fn is_part_of_nothing(&self) -> bool {
+        self.under == 0 && !self.over.is_empty()
+    }
+
     /// The same with `start..end` from another write.
     pub(crate) fn patched(&self, start: u16, end: u16, tag: Tag) -> Content {
         let mut over: Vec<(u16, u16, Tag)> = Vec::new();

@@ -50,6 +50,13 @@ impl Client {
         }
     }
 
+    /// Writes, but gives up after some time.
+    pub(crate) async fn write_briefly(&mut self, key: ObjectKey, extent: Extent, ns: u64) {
+        self.patience_ns = Some(ns);
+        self.write_extent(key, extent, 0, Stability::Stable).await;
+        self.patience_ns = None;
+    }
+
     pub(crate) async fn write_extent(
         &mut self,
         key: ObjectKey,
@@ -164,13 +171,22 @@ impl Client {
         let Some(extent) = self.extent(key, is_whole) else {
             return;
         };
+        let stability = self.stability();
+        self.write_zeros_to(key, extent, stability).await;
+    }
+
+    pub(crate) async fn write_zeros_to(
+        &mut self,
+        key: ObjectKey,
+        extent: Extent,
+        stability: Stability,
+    ) {
         let Some(handle) = self.handle(key) else {
             return;
         };
         if !self.is_idle(key, &extent.blocks()) {
             return self.read_extent(key, extent).await;
         }
-        let stability = self.stability();
         let effects = self.effects(extent, 0, 0);
         let wide = Part {
             // Keeps others away until it is done; every block has an effect of its own.
@@ -195,15 +211,39 @@ impl Client {
     /// Several changes at once, perhaps under conditions.
     pub(crate) async fn batch(&mut self) {
         let dvols = self.model.borrow().dvols(self.journal);
-        let mut parts: Vec<Part> = Vec::new();
-        let mut changes = Vec::new();
-        let tag = self.model.borrow_mut().new_tag();
+        let mut places = Vec::new();
         for _ in 0..1 + self.rng.below(5) {
             let key = dvols[self.rng.index(dvols.len())];
             let is_whole = self.rng.chance(0.7);
             let Some(extent) = self.extent(key, is_whole) else {
                 continue;
             };
+            let meta = match extent.is_whole() && self.rng.chance(0.2) {
+                true => None,
+                false => Some(self.rng.below(3)),
+            };
+            places.push((key, extent, meta));
+        }
+        let conditions = if self.rng.coin() {
+            self.conditions()
+        } else {
+            Vec::new()
+        };
+        let stability = self.stability();
+        self.batch_on(&places, conditions, stability).await;
+    }
+
+    /// Changes these places at once: writes with this metadata, or deallocates.
+    pub(crate) async fn batch_on(
+        &mut self,
+        places: &[(ObjectKey, Extent, Option<u64>)],
+        conditions: Vec<Condition>,
+        stability: Stability,
+    ) {
+        let mut parts: Vec<Part> = Vec::new();
+        let mut changes = Vec::new();
+        let tag = self.model.borrow_mut().new_tag();
+        for &(key, extent, meta) in places {
             let Some(handle) = self.handle(key) else {
                 return;
             };
@@ -214,48 +254,34 @@ impl Client {
             if !self.is_free(key, &blocks) || parts.iter().any(meets) {
                 continue;
             }
-            if extent.is_whole() && self.rng.chance(0.2) {
-                let effects = blocks.map(|vblock| (vblock, Effect::Unmap)).collect();
-                parts.push(part(key, effects));
-                let (offset_bytes, len_bytes) = (extent.offset, extent.len);
-                changes.push(EngineChange::Deallocate {
+            let (offset_bytes, len_bytes) = (extent.offset, extent.len);
+            let effect = |vblock| match meta {
+                Some(meta) => effect_on(extent, vblock, tag, meta),
+                None => Effect::Unmap,
+            };
+            parts.push(part(key, blocks.map(|v| (v, effect(v))).collect()));
+            changes.push(match meta {
+                Some(meta) => EngineChange::Write {
+                    handle,
+                    offset_bytes,
+                    data: self.data(extent, tag),
+                    meta,
+                },
+                None => EngineChange::Deallocate {
                     handle,
                     offset_bytes,
                     len_bytes,
-                });
-                continue;
-            }
-            let meta = self.rng.below(3);
-            let effects = blocks
-                .map(|vblock| (vblock, effect_on(extent, vblock, tag, meta)))
-                .collect();
-            parts.push(part(key, effects));
-            let data = self.data(extent, tag);
-            changes.push(EngineChange::Write {
-                handle,
-                offset_bytes: extent.offset,
-                data,
-                meta,
+                },
             });
         }
         if changes.is_empty() {
             return;
         }
-        let conditions = if self.rng.coin() {
-            self.conditions()
-        } else {
-            Vec::new()
+        let batch = Batch {
+            conditions,
+            changes,
         };
-        let stability = self.stability();
-        self.commit(
-            Batch {
-                conditions,
-                changes,
-            },
-            parts,
-            stability,
-        )
-        .await;
+        self.commit(batch, parts, stability).await;
     }
 
     async fn commit(&mut self, batch: Batch, parts: Vec<Part>, stability: Stability) {
@@ -308,18 +334,30 @@ impl Client {
     }
 
     pub(crate) async fn compare_and_swap(&mut self, key: ObjectKey) {
-        let Some(handle) = self.handle(key) else {
-            return;
-        };
         let Some(mut extent) = self.extent(key, false) else {
             return;
         };
         extent.len = extent.len.min(1 + self.rng.below(8192));
+        let hits = self.rng.chance(0.7);
+        let stability = self.stability();
+        self.swap_at(key, extent, hits, stability).await;
+    }
+
+    /// Compares and swaps; `hits`: with what is expected to be there.
+    pub(crate) async fn swap_at(
+        &mut self,
+        key: ObjectKey,
+        extent: Extent,
+        hits: bool,
+        stability: Stability,
+    ) {
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
         if !self.is_idle(key, &extent.blocks()) {
             return self.read_extent(key, extent).await;
         }
         let from = self.model.borrow_mut().begin_read();
-        let hits = self.rng.chance(0.7);
         let expected = match (hits, self.expected(key, extent, from)) {
             (true, Some(bytes)) => bytes,
             _ => {
@@ -328,7 +366,6 @@ impl Client {
             }
         };
         let tag = self.model.borrow_mut().new_tag();
-        let stability = self.stability();
         let may = self.may_equal(key, extent.offset, &expected, from);
         let effects = extent
             .blocks()
@@ -373,6 +410,67 @@ impl Client {
                     &[],
                 );
             }
+        }
+    }
+
+    pub(crate) async fn swap_race(&mut self, key: ObjectKey) {
+        if let Some(extent) = self.extent(key, true) {
+            let len = extent.len.min(2 * BLOCK_SIZE);
+            let stability = self.stability();
+            self.swap_twice(key, Extent { len, ..extent }, stability)
+                .await;
+        }
+    }
+
+    /// Two compare-and-swaps at a time that expect the same: one of them must be too late.
+    pub(crate) async fn swap_twice(
+        &mut self,
+        key: ObjectKey,
+        extent: Extent,
+        stability: Stability,
+    ) {
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        if !self.is_idle(key, &extent.blocks()) {
+            return self.read_extent(key, extent).await;
+        }
+        let from = self.model.borrow_mut().begin_read();
+        let expected = self.expected(key, extent, from);
+        self.model.borrow_mut().end_read(from);
+        let Some(expected) = expected else { return };
+        let mut changes = Vec::new();
+        let mut swaps = Vec::new();
+        for _ in 0..2 {
+            let tag = self.model.borrow_mut().new_tag();
+            let effects = self.effects(extent, tag, 0);
+            let (start, end) = (extent.offset, extent.end());
+            let what = format!("swap {tag}, one of two, at {start}..{end} ({stability:?})");
+            changes.push(self.begin(what, vec![part(key, effects)], is_stable(stability), true));
+            let (engine, expected) = (self.engine.clone(), expected.clone());
+            let new = self.data(extent, tag);
+            swaps.push(async move {
+                let swap = engine.compare_and_swap(handle, extent.offset, expected, new, stability);
+                swap.await
+            });
+        }
+        let results = flagstone_device::engine::join_all(swaps).await;
+        let won = results.iter().filter(|result| result.is_ok()).count();
+        for (change, result) in changes.into_iter().zip(results) {
+            self.count("compare_and_swap of two", &result);
+            match result {
+                Err(DvolError::NotEqual) => {
+                    let refused = super::model::Answer::Refused;
+                    let mut model = self.model.borrow_mut();
+                    model.end(change.op, &change.parts, &refused);
+                }
+                other => {
+                    self.end(change, Some(other.map(|l| Some(vec![l.0]))), true, &[]);
+                }
+            }
+        }
+        if won > 1 && !self.has_broken() {
+            self.fail("two compare-and-swaps that expected the same both found it");
         }
     }
 

@@ -7,11 +7,10 @@
 //!
 //! Modules in reading order: `content` (which write a byte comes from), `history` (what one block
 //! may hold), `model` (dvols, LSNs, names, sizes), `resolve` (judging a restart), `client` and its
-//! operations, `node` (one life), [`plan`](Plan) and `run` (a seed).
+//! operations, `node` (one life), [`plan`](Plan) and `run` (a seed), `script` and `sweep` (everything
+//! once, crashed everywhere).
 
 mod admin_ops;
-#[cfg(feature = "planted-bugs")]
-mod bugs;
 mod client;
 mod content;
 mod data_ops;
@@ -19,11 +18,14 @@ mod history;
 mod model;
 mod node;
 mod plan;
+#[cfg(feature = "planted-bugs")]
+pub mod planted;
 mod query_ops;
 mod resolve;
 mod run;
+mod script;
+mod sweep;
 
-#[cfg(feature = "planted-bugs")]
-pub use bugs::{Catch, hunt};
 pub use plan::{FaultClass, Plan, Style};
 pub use run::{Report, run};
+pub use sweep::{Crash, Whole, crash_script, whole_script};

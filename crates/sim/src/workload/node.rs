@@ -41,6 +41,8 @@ pub(crate) struct Life {
     pub(crate) refused: Option<String>,
     /// The stop in order went well.
     pub(crate) stopped: bool,
+    /// Writes, flushes and discards.
+    pub(crate) changes: u64,
     /// The trace's hash.
     pub(crate) hash: u64,
     /// For what the seed decides after the life.
@@ -152,11 +154,13 @@ pub(crate) fn live(plan: &Rc<Plan>, disk: &SimDisk, model: &Shared, life: LifePl
     }
     let end = result.borrow_mut().take();
     let hash = world.trace_hash();
+    let changes = world.changes_started();
     let rng = world.crash();
     Life {
         crashed: end.is_none(),
         stopped: matches!(end, Some(Ok(true))),
         refused: end.and_then(Result::err),
+        changes,
         hash,
         rng,
     }
@@ -467,6 +471,7 @@ async fn work(context: &Context, rng: &mut Rng, engines: &Engines, load: &Load) 
                 plan: context.plan.clone(),
                 rng: Rng::new(rng.next_u64()),
                 is_over: false,
+                patience_ns: None,
             })
             .collect();
         running.push(context.start(journal, load(clients)));

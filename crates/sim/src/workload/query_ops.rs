@@ -90,10 +90,14 @@ impl Client {
 
     pub(crate) async fn read_ex(&mut self) {
         let Some(key) = self.any_object() else { return };
+        if let Some(extent) = self.extent(key, true) {
+            self.read_ex_of(key, extent).await;
+        }
+    }
+
+    /// Reads with metadata.
+    pub(crate) async fn read_ex_of(&mut self, key: ObjectKey, extent: Extent) {
         let Some(handle) = self.handle(key) else {
-            return;
-        };
-        let Some(extent) = self.extent(key, true) else {
             return;
         };
         let from = self.model.borrow_mut().begin_read();
@@ -113,15 +117,25 @@ impl Client {
 
     pub(crate) async fn read_if(&mut self) {
         let Some(key) = self.any_object() else { return };
-        let Some(handle) = self.handle(key) else {
-            return;
-        };
         let mut extents = Vec::new();
         for _ in 0..1 + self.rng.below(3) {
             let is_whole = self.rng.coin();
             extents.extend(self.extent(key, is_whole));
         }
         let conditions = self.conditions();
+        self.read_if_of(key, extents, conditions).await;
+    }
+
+    /// Reads in one instant, if conditions hold.
+    pub(crate) async fn read_if_of(
+        &mut self,
+        key: ObjectKey,
+        extents: Vec<Extent>,
+        conditions: Vec<Condition>,
+    ) {
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
         let from = self.model.borrow_mut().begin_read();
         let truth = self.truths(&conditions, from);
         let ranges: Vec<(Handle, u64, u64)> =
@@ -281,15 +295,20 @@ impl Client {
 
     pub(crate) async fn allocation(&mut self) {
         let Some(key) = self.any_object() else { return };
-        let Some(handle) = self.handle(key) else {
-            return;
-        };
         let is_whole = self.rng.chance(0.8);
         let Some(extent) = self.extent(key, is_whole) else {
             return;
         };
-        let from = self.model.borrow_mut().begin_read();
         let most = 1 + self.rng.index(20);
+        self.allocation_of(key, extent, most).await;
+    }
+
+    /// Asks what of an extent takes space, for at most so many runs.
+    pub(crate) async fn allocation_of(&mut self, key: ObjectKey, extent: Extent, most: usize) {
+        let Some(handle) = self.handle(key) else {
+            return;
+        };
+        let from = self.model.borrow_mut().begin_read();
         let result = self
             .engine
             .allocation(handle, extent.offset, extent.len, most)
@@ -318,16 +337,28 @@ impl Client {
 
     pub(crate) async fn changed_since(&mut self) {
         let Some(key) = self.any_object() else { return };
-        let Some(handle) = self.handle(key) else {
+        let Some(extent) = self.extent(key, true) else {
             return;
         };
-        let Some(extent) = self.extent(key, true) else {
+        let back = self.rng.below(60);
+        let most = 1 + self.rng.index(20);
+        self.changed_since_of(key, extent, back, most).await;
+    }
+
+    /// Asks what of an extent changed in the last `back` changes, for at most so many runs.
+    pub(crate) async fn changed_since_of(
+        &mut self,
+        key: ObjectKey,
+        extent: Extent,
+        back: u64,
+        most: usize,
+    ) {
+        let Some(handle) = self.handle(key) else {
             return;
         };
         let from = self.model.borrow_mut().begin_read();
         let told = self.model.borrow().objects[key].lsn_told;
-        let since = told.saturating_sub(self.rng.below(60));
-        let most = 1 + self.rng.index(20);
+        let since = told.saturating_sub(back);
         let result = self
             .engine
             .changed_since(handle, Lsn(since), extent.offset, extent.len, most)
