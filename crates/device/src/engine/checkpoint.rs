@@ -66,6 +66,9 @@ impl<P: Platform> Inner<P> {
     /// True if the state or the ring reached a limit.
     pub(super) fn wants_checkpoint(&self) -> bool {
         let journal = self.journal.borrow();
+        if self.options.hold_checkpoints {
+            return false;
+        }
         journal.used_blocks() > journal.ring_blocks() / 2
             || self.state.borrow().dirty_nodes() > self.dirty_nodes_max()
             || self.checkpoint_requested.get()

@@ -59,6 +59,9 @@ pub struct EngineOptions {
     pub reuse_soon: bool,
     /// Entries of a deleted layer that one step of reaping deals with, at most.
     pub reap_step_entries: usize,
+    /// For measurements of recovery: no checkpoint until the stop. Once the ring is full, changes
+    /// wait for good, and so does whoever asks for a checkpoint.
+    pub hold_checkpoints: bool,
     /// Deallocated ranges that a dvol remembers, at most, for questions what has changed; or a
     /// quarter of its mapped blocks, if that is more. Beyond, the older half is forgotten.
     pub tombstones_max: u64,
@@ -75,6 +78,7 @@ impl Default for EngineOptions {
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,
             prewrite_segments: false,
+            hold_checkpoints: false,
             tombstones_max: 65_536,
             scrub_period_ns: 0,
             reuse_soon: false,

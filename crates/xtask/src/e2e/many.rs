@@ -96,7 +96,7 @@ fn fill_journals(node: &mut Node, count: usize) -> Result<u64> {
 }
 
 /// What the node's log says of its last recovery, journals with nothing to replay left out.
-fn recovered(node: &Node) -> Result<String> {
+pub(super) fn recovered(node: &Node) -> Result<String> {
     let log = node.options.dir.with_extension("log");
     let text = fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
     let lines = text.lines().filter(|line| line.contains("recovered after"));

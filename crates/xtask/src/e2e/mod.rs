@@ -10,6 +10,7 @@ mod guest;
 mod hostile;
 mod image;
 mod images;
+mod journals;
 mod load;
 mod many;
 mod nbd;
@@ -82,7 +83,7 @@ struct Scenario {
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 8] = [
+const SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -118,6 +119,12 @@ const SCENARIOS: [Scenario; 8] = [
         about: "thousands of volumes: create, list, restart after stop and crash",
         in_ci: true,
         run: |scene, scale| many::volumes(scene, scale.volumes),
+    },
+    Scenario {
+        name: "journals",
+        about: "how long a restart takes after a kill with every journal full",
+        in_ci: false,
+        run: |scene, _| journals::run(scene),
     },
     Scenario {
         name: "idle",

@@ -97,7 +97,7 @@ pub(super) fn wait_for_free(node: &Node, at_least: u64) -> Result<u64> {
 }
 
 /// The first number of that name anywhere in a JSON value.
-fn find_number(value: &Value, name: &str) -> Option<u64> {
+pub(super) fn find_number(value: &Value, name: &str) -> Option<u64> {
     match value {
         Value::Object(fields) => fields
             .get(name)

@@ -41,6 +41,7 @@ pub(super) struct Share {
     pub(super) connections_max: usize,
     /// How long the background scrub takes.
     scrub_period_ns: u64,
+    hold_checkpoints: bool,
 }
 
 impl Share {
@@ -51,6 +52,7 @@ impl Share {
             map_cache_bytes: maps / users,
             connections_max: options.nbd_connections_max.div_ceil(cores),
             scrub_period_ns: u64::from(options.scrub_days) * DAY_NS,
+            hold_checkpoints: false,
         }
     }
 }
@@ -98,7 +100,10 @@ pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
         prepared.push(found);
     }
     let names = Names::default();
-    let share = Share::of(&options, cores);
+    let share = Share {
+        hold_checkpoints: tuning.hold_checkpoints,
+        ..Share::of(&options, cores)
+    };
     open_all(
         &runtime,
         &options.devices,
@@ -304,6 +309,7 @@ async fn open_core(
                 map_cache_bytes: share.map_cache_bytes,
                 prewrite_segments: !opened.is_block_device(),
                 scrub_period_ns: share.scrub_period_ns,
+                hold_checkpoints: share.hold_checkpoints,
                 ..EngineOptions::default()
             };
             let engine = Engine::open(

@@ -10,6 +10,8 @@ use flagstone_runtime::{FlushMethod, RuntimeConfig, idle_polling_by_kernel};
 pub(super) struct Tuning {
     pub(super) runtime: RuntimeConfig,
     pub(super) flush: FlushMethod,
+    /// No checkpoints: what a recovery costs with full journals.
+    pub(super) hold_checkpoints: bool,
 }
 
 /// Settings for `cores` cores on this machine.
@@ -26,6 +28,7 @@ pub(super) fn sensible(cores: usize) -> Tuning {
     Tuning {
         runtime: config,
         flush: FlushMethod::default(),
+        hold_checkpoints: false,
     }
 }
 
@@ -42,13 +45,14 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             ("submit_batch", _) => config.submit_batch = number()?,
             ("registered_mib", _) => config.registered_bytes = (number()? as usize) << 20,
             ("pin", "yes" | "no") => config.pin = value == "yes",
+            ("checkpoints", "held") => tuning.hold_checkpoints = true,
             ("flush", "ring") => tuning.flush = FlushMethod::RingFsync,
             ("flush", "helper") => tuning.flush = FlushMethod::HelperThread,
             ("flush", "core") => tuning.flush = FlushMethod::Blocking,
             _ => {
                 return Err(wrong(
                     "spin_us, spin_depth, submit_batch or registered_mib with a number, \
-                     pin=yes|no, or flush=ring|helper|core",
+                     pin=yes|no, flush=ring|helper|core, or checkpoints=held",
                 ));
             }
         }
@@ -63,10 +67,15 @@ mod tests {
     #[test]
     fn settings_take_effect_and_nonsense_is_refused() {
         let mut tuning = sensible(1);
-        apply(&mut tuning, "spin_us=7,submit_batch=3,pin=no,flush=ring").unwrap();
+        apply(
+            &mut tuning,
+            "spin_us=7,submit_batch=3,pin=no,flush=ring,checkpoints=held",
+        )
+        .unwrap();
         let config = &tuning.runtime;
         assert_eq!((config.spin_max_us, config.submit_batch), (7, 3));
         assert!(!config.pin && tuning.flush == FlushMethod::RingFsync);
+        assert!(tuning.hold_checkpoints);
         for wrong in [
             "spin_us",
             "spin_us=x",
