@@ -22,30 +22,67 @@ use crate::planted::{Bug, planted};
 use crate::state::{Frozen, FrozenPage, TableLocations};
 use crate::v2p::DirtyWalk;
 
-/// Metadata blocks written at the same time.
-const WRITES_IN_FLIGHT_MAX: usize = 32;
+/// Most consecutive metadata blocks written in one operation. While they are gathered nothing else
+/// runs on the core, and a client's read or write waits behind them on the device.
+const RUN_MAX_BLOCKS: usize = 16;
+
+/// Runs of metadata blocks written at the same time.
+const RUNS_IN_FLIGHT_MAX: usize = 8;
 
 /// How often a metadata write is tried before the device is fenced.
 const WRITE_TRIES: usize = 3;
 
-/// Writes of one checkpoint, a batch at a time.
+/// Writes of one checkpoint. Blocks that lie side by side, as freshly allotted ones mostly do, go out
+/// in one operation: a checkpoint of scattered small writes would otherwise cost the device as many
+/// operations as the writes themselves.
 struct Batch<'a, P: Platform> {
     inner: &'a Inner<P>,
+    /// The run being gathered: its first block and its bytes.
+    start: BlockNo,
+    gathered: Vec<u8>,
     writes: Vec<(BlockNo, IoBuf)>,
 }
 
-impl<P: Platform> Batch<'_, P> {
-    async fn add(&mut self, block: BlockNo, bytes: &[u8]) -> Result<(), DvolError> {
-        let mut buf = self.inner.platform.buffers().take(bytes.len());
-        buf.bytes_mut().copy_from_slice(bytes);
-        self.writes.push((block, buf));
-        if self.writes.len() >= WRITES_IN_FLIGHT_MAX {
-            return self.finish().await;
+impl<'a, P: Platform> Batch<'a, P> {
+    fn new(inner: &'a Inner<P>) -> Batch<'a, P> {
+        Batch {
+            inner,
+            start: BlockNo(0),
+            gathered: Vec::new(),
+            writes: Vec::new(),
         }
+    }
+
+    /// Has `bytes`, one block, written to `block` before the next [`Batch::finish`] ends.
+    async fn add(&mut self, block: BlockNo, bytes: &[u8]) -> Result<(), DvolError> {
+        let count = self.gathered.len() / BLOCK_SIZE as usize;
+        let fits = count < RUN_MAX_BLOCKS && self.start.0 + count as u64 == block.0;
+        if count > 0 && !fits {
+            self.close_run();
+            if self.writes.len() >= RUNS_IN_FLIGHT_MAX {
+                self.write_runs().await?;
+            } else {
+                self.inner.platform.yield_now().await;
+            }
+        }
+        if self.gathered.is_empty() {
+            self.start = block;
+        }
+        self.gathered.extend_from_slice(bytes);
         Ok(())
     }
 
-    async fn finish(&mut self) -> Result<(), DvolError> {
+    fn close_run(&mut self) {
+        if self.gathered.is_empty() {
+            return;
+        }
+        let mut buf = self.inner.platform.buffers().take(self.gathered.len());
+        buf.bytes_mut().copy_from_slice(&self.gathered);
+        self.gathered.clear();
+        self.writes.push((self.start, buf));
+    }
+
+    async fn write_runs(&mut self) -> Result<(), DvolError> {
         let inner = self.inner;
         let writes = std::mem::take(&mut self.writes);
         let each = writes.into_iter().map(|(block, buf)| async move {
@@ -59,6 +96,11 @@ impl<P: Platform> Batch<'_, P> {
         } else {
             Err(DvolError::Device)
         }
+    }
+
+    async fn finish(&mut self) -> Result<(), DvolError> {
+        self.close_run();
+        self.write_runs().await
     }
 }
 
@@ -281,10 +323,9 @@ impl<P: Platform> Inner<P> {
             next_layer,
             ..
         } = frozen;
-        let mut batch = Batch {
-            inner: self,
-            writes: Vec::new(),
-        };
+        let mut batch = Batch::new(self);
+        // They are taken from the end, and are to be taken in ascending order.
+        blocks.reverse();
         self.write_nodes(maps, &mut blocks, &mut batch).await?;
         let encoded = pages
             .into_iter()

@@ -6,6 +6,7 @@
 //! cut is applied.
 
 use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
@@ -26,10 +27,19 @@ use crate::state::Effects;
 /// How often a journal write is tried before the device is fenced.
 const JOURNAL_WRITE_TRIES: usize = 3;
 
+/// Memory used again and again is let go when one large change made it larger than this.
+const SCRATCH_MAX_BYTES: usize = 64 << 10;
+
+/// Empty queues kept, at most.
+const SPARE_QUEUES_MAX: usize = 64;
+
 /// Units on their way, by slot.
 #[derive(Default)]
 pub(super) struct Commit {
+    /// Only slots that have some.
     queues: BTreeMap<Slot, VecDeque<Rc<Unit>>>,
+    /// Empty queues, kept for their memory.
+    spare_queues: Vec<VecDeque<Rc<Unit>>>,
     /// Written stable units, in the order of the flushes they wait for.
     awaiting_flush: VecDeque<Rc<Unit>>,
     /// Units submitted and not applied, in all.
@@ -49,6 +59,25 @@ impl Commit {
     /// The unit of a slot that will be applied last.
     pub(super) fn last_of(&self, slot: Slot) -> Option<&Rc<Unit>> {
         self.queues.get(&slot)?.back()
+    }
+
+    fn push(&mut self, slot: Slot, unit: Rc<Unit>) {
+        let queue = self.queues.entry(slot);
+        let queue = queue.or_insert_with(|| self.spare_queues.pop().unwrap_or_default());
+        queue.push_back(unit);
+    }
+
+    fn pop(&mut self, slot: Slot) {
+        let Entry::Occupied(mut queue) = self.queues.entry(slot) else {
+            return;
+        };
+        queue.get_mut().pop_front();
+        if queue.get().is_empty() {
+            let queue = queue.remove();
+            if self.spare_queues.len() < SPARE_QUEUES_MAX {
+                self.spare_queues.push(queue);
+            }
+        }
     }
 
     /// True if a unit in a group up to `seq` is not applied yet.
@@ -82,7 +111,8 @@ impl<P: Platform> Inner<P> {
         if self.shared.is_fenced() {
             return Err(DvolError::Fenced);
         }
-        let mut body = Vec::new();
+        let mut body = self.scratch_body.take();
+        body.clear();
         let last = records.len() - 1;
         for (index, record) in records.iter().enumerate() {
             record.encode(index != last, &mut body);
@@ -92,6 +122,9 @@ impl<P: Platform> Inner<P> {
         }
         let (unit, answer) = new_unit(records, slots, stable, blocks);
         self.enqueue(&unit, &body);
+        if body.capacity() <= SCRATCH_MAX_BYTES {
+            self.scratch_body.replace(body);
+        }
         Ok(Submitted { unit, answer })
     }
 
@@ -114,11 +147,7 @@ impl<P: Platform> Inner<P> {
     fn enqueue(self: &Rc<Self>, unit: &Rc<Unit>, body: &[u8]) {
         let mut commit = self.commit.borrow_mut();
         for slot in &unit.slots {
-            commit
-                .queues
-                .entry(*slot)
-                .or_default()
-                .push_back(unit.clone());
+            commit.push(*slot, unit.clone());
         }
         commit.pending += 1;
         drop(commit);
@@ -300,12 +329,7 @@ impl<P: Platform> Inner<P> {
             }
         }
         for slot in &unit.slots {
-            if let Some(queue) = commit.queues.get_mut(slot) {
-                queue.pop_front();
-                if queue.is_empty() {
-                    commit.queues.remove(slot);
-                }
-            }
+            commit.pop(*slot);
         }
         Some(unit)
     }
@@ -315,13 +339,16 @@ impl<P: Platform> Inner<P> {
         let result = match unit.data.get() {
             DataState::Aborted(error) | DataState::Failed(error) => Err(error),
             DataState::Written | DataState::Pending => {
-                let mut effects = Effects::default();
+                let mut effects = self.scratch_effects.take();
                 let mut state = self.state.borrow_mut();
                 for record in &unit.records {
                     state.apply(record, &self.geometry, &mut effects);
                 }
                 drop(state);
-                self.handle_effects(effects);
+                self.handle_effects(&mut effects);
+                if effects.freed.capacity() * size_of::<BlockNo>() <= SCRATCH_MAX_BYTES {
+                    self.scratch_effects.replace(effects);
+                }
                 self.check_misfit()
             }
         };
@@ -340,16 +367,17 @@ impl<P: Platform> Inner<P> {
 
     /// What was freed waits for a flush that begins from now on, which covers the record with its
     /// data and everything that was applied before it, and for reads under way.
-    fn handle_effects(self: &Rc<Self>, effects: Effects) {
+    /// Leaves `effects` empty, for its memory.
+    fn handle_effects(self: &Rc<Self>, effects: &mut Effects) {
         if planted(Bug::ReuseAtOnce) {
             let mut state = self.state.borrow_mut();
-            effects.freed.iter().for_each(|&b| state.pool.reopen(b));
+            effects.freed.drain(..).for_each(|b| state.pool.reopen(b));
         } else if planted(Bug::FreeBeforeFlush) {
-            self.gate.freed(effects.freed);
+            self.gate.freed(std::mem::take(&mut effects.freed));
         } else {
-            self.freed.borrow_mut().extend(effects.freed);
+            self.freed.borrow_mut().append(&mut effects.freed);
         }
-        if effects.may_reap {
+        if std::mem::take(&mut effects.may_reap) {
             self.signals.reap.notify();
         }
         if effects.may_forget {

@@ -46,7 +46,7 @@ use flagstone_types::{BlockNo, Lsn, Slot};
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
 use crate::space::DeviceShared;
-use crate::state::State;
+use crate::state::{Effects, State};
 
 pub use admin::{CreateDvol, SIZE_MAX_BYTES};
 pub use batch::{Batch, Change, Condition};
@@ -121,6 +121,9 @@ struct Inner<P: Platform> {
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.
     given_lsns: RefCell<BTreeMap<Slot, Lsn>>,
+    /// Memory used again and again: the bytes of a unit's records, and what applying them freed.
+    scratch_body: RefCell<Vec<u8>>,
+    scratch_effects: RefCell<Effects>,
     signals: Signals,
     counters: EngineCounters,
     root_seq: Cell<u64>,

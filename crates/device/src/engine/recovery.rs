@@ -179,6 +179,8 @@ impl<P: Platform> Engine<P> {
             chosen_slots: RefCell::default(),
             closing: RefCell::default(),
             given_lsns: RefCell::default(),
+            scratch_body: RefCell::default(),
+            scratch_effects: RefCell::default(),
             signals: Signals::default(),
             counters: EngineCounters::default(),
             root_seq,

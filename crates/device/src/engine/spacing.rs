@@ -31,7 +31,7 @@ impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
     pub(super) fn dirty_nodes_max(&self) -> usize {
         match self.options.dirty_nodes_max {
-            0 => (self.capacity_blocks / 256).clamp(32, 8192) as usize,
+            0 => (self.capacity_blocks / 256).clamp(32, 16384) as usize,
             chosen => chosen,
         }
     }

@@ -17,6 +17,9 @@ use crate::v2p::{Edit, Entry, EntryKind, Key, Map, Missing, Retired, reap_step};
 /// Entries looked at per internal step of a reap.
 const REAP_STEP_ENTRIES: usize = 4096;
 
+/// Room for displaced entries that is kept from one change to the next.
+const SCRATCH_MAX_ENTRIES: usize = 1024;
+
 impl State {
     /// A node that must be in memory before `record` can be applied.
     pub fn missing(&self, record: &Record) -> Option<Missing> {
@@ -161,8 +164,10 @@ impl State {
         change: impl FnOnce(&mut Map, &mut Edit),
     ) {
         let incarnation = self.incarnation;
+        let displaced = std::mem::take(&mut self.scratch_displaced);
         let state = self.existing(slot);
         let mut edit = Edit::new(state.record.layer);
+        edit.displaced = displaced;
         change(&mut state.map, &mut edit);
         state.record.mapped_blocks = state.map.mapped_count();
         if lsn > state.record.lsn || state.record.lsn_incarnation != incarnation {
@@ -196,6 +201,10 @@ impl State {
             }
         }
         self.dirty_nodes += edit.dirtied;
+        if edit.displaced.capacity() <= SCRATCH_MAX_ENTRIES {
+            self.scratch_displaced = edit.displaced;
+            self.scratch_displaced.clear();
+        }
         self.touch(slot);
     }
 

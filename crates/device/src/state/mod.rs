@@ -98,6 +98,8 @@ pub struct State {
     pub count_tombstones_after: u64,
     /// Slots in which as many ranges were deallocated as was allowed.
     full_of_tombstones: BTreeSet<u32>,
+    /// Memory for what a change displaces; empty between changes.
+    scratch_displaced: Vec<Entry>,
     dirty_slots: BTreeSet<u32>,
     /// Nodes that became dirty since the last freeze: at least as many as a freeze will write.
     dirty_nodes: usize,
@@ -124,6 +126,7 @@ impl State {
             reserving_slots: BTreeSet::new(),
             count_tombstones_after: COUNT_AFTER,
             full_of_tombstones: BTreeSet::new(),
+            scratch_displaced: Vec::new(),
             dirty_slots: BTreeSet::new(),
             dirty_nodes: 0,
             retired: Vec::new(),

@@ -143,6 +143,9 @@ impl Map {
 
     /// Maps consecutive blocks from `start` on. Goes down once per leaf, not once per block.
     pub fn write_run(&mut self, edit: &mut Edit, start: VBlock, blocks: &[MappedBlock], lsn: Lsn) {
+        if let [one] = blocks {
+            return self.write(edit, start, one.block, one.checksum, one.meta, lsn);
+        }
         if blocks.is_empty() {
             return;
         }
