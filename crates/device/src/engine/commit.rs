@@ -354,10 +354,14 @@ impl<P: Platform> Inner<P> {
         };
         let mut commit = self.commit.borrow_mut();
         commit.pending = commit.pending.saturating_sub(1);
+        let alone = commit.is_idle();
         drop(commit);
         unit.left.borrow_mut().clear();
         if let Some(answer) = unit.answer.take() {
             answer.fulfil(result);
+        }
+        if !unit.stable && !unit.slots.is_empty() {
+            self.note_answered_write(alone);
         }
         if result == Err(DvolError::Corrupt) {
             self.fence("the state can't be trusted");

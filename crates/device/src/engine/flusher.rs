@@ -28,6 +28,43 @@ pub(super) struct Flusher {
     written: Cell<u64>,
     /// Value of `written` when the last successful flush began.
     covered: Cell<u64>,
+    /// Value of `written` when the last flush began.
+    began_at: Cell<u64>,
+    /// What clients do with flushes, as far as it is known.
+    habit: FlushHabit,
+}
+
+/// Whether clients flush after every single write, one after the other. The flush is then begun as
+/// soon as the write is answered: when the client's request for it arrives, part of it is over.
+#[derive(Default)]
+struct FlushHabit {
+    /// Flushes in a row that each followed one write.
+    score: Cell<u32>,
+    /// Writes answered since the last flush was asked for.
+    writes: Cell<u32>,
+}
+
+/// Flushes in a row after which the next one is expected.
+const HABIT_SCORE: u32 = 8;
+
+impl FlushHabit {
+    /// A client asked for a flush.
+    fn note_flush(&self) {
+        let score = match self.writes.replace(0) {
+            1 => (self.score.get() + 1).min(HABIT_SCORE),
+            _ => 0,
+        };
+        self.score.set(score);
+    }
+
+    /// A write was answered without a flush. True if a flush will probably be asked for next.
+    fn note_write(&self) -> bool {
+        self.writes.set(self.writes.get().saturating_add(1));
+        if self.writes.get() > 1 {
+            self.score.set(0);
+        }
+        self.score.get() == HABIT_SCORE
+    }
 }
 
 impl Flusher {
@@ -47,6 +84,12 @@ impl Flusher {
     /// Something was written to the device.
     pub(super) fn note_written(&self) {
         self.written.set(self.written.get() + 1);
+    }
+
+    /// The flush under way, if nothing was written since it began: it covers everything.
+    fn under_way(&self) -> Option<u64> {
+        let runs = self.started.get() > self.done.get();
+        (runs && self.began_at.get() == self.written.get()).then(|| self.started.get())
     }
 
     /// True if nothing was written since the last successful flush began.
@@ -69,6 +112,10 @@ impl<P: Platform> Inner<P> {
     /// Waits for a flush that begins after this call.
     pub(super) async fn flush_now(&self) -> Result<(), DvolError> {
         let ticket = self.want_flush();
+        self.wait_for_flush(ticket).await
+    }
+
+    async fn wait_for_flush(&self, ticket: u64) -> Result<(), DvolError> {
         while !self.flusher.is_done(ticket) {
             let signal = self.signals.flushed.wait();
             if self.shared.is_fenced() {
@@ -87,10 +134,21 @@ impl<P: Platform> Inner<P> {
         if self.shared.is_fenced() {
             return Err(DvolError::Fenced);
         }
+        self.flusher.habit.note_flush();
         if self.flusher.is_clean() {
             return Ok(());
         }
-        self.flush_now().await
+        match self.flusher.under_way() {
+            Some(ticket) => self.wait_for_flush(ticket).await,
+            None => self.flush_now().await,
+        }
+    }
+
+    /// A write that needed no flush has been answered, and nothing else is on its way if `alone`.
+    pub(super) fn note_answered_write(&self, alone: bool) {
+        if self.flusher.habit.note_write() && alone && !self.flusher.is_clean() {
+            self.want_flush();
+        }
     }
 
     /// Flushes the device, and waits for the flushes of other cores that were under way with it: if
@@ -134,6 +192,7 @@ impl<P: Platform> Inner<P> {
             let ticket = self.flusher.started.get() + 1;
             self.flusher.started.set(ticket);
             let written = self.flusher.written.get();
+            self.flusher.began_at.set(written);
             let settled = self.journal.borrow_mut().settle();
             let freed = std::mem::take(&mut *self.freed.borrow_mut());
             self.counters.flushes.set(self.counters.flushes.get() + 1);
@@ -187,5 +246,64 @@ impl<P: Platform> Inner<P> {
                 self.close_group();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of rounds of a write and a flush after which the flush is begun unasked.
+    fn rounds_to_learn(habit: &FlushHabit) -> u32 {
+        let round = |_: &u32| {
+            let expects = habit.note_write();
+            habit.note_flush();
+            expects
+        };
+        (0..100).find(round).expect("learns")
+    }
+
+    #[test]
+    fn a_flush_after_every_write_is_expected_after_a_while() {
+        let habit = FlushHabit::default();
+        assert_eq!(rounds_to_learn(&habit), HABIT_SCORE);
+        assert!(habit.note_write(), "and from then on");
+    }
+
+    #[test]
+    fn a_second_write_before_the_flush_ends_the_habit() {
+        let habit = FlushHabit::default();
+        rounds_to_learn(&habit);
+        assert!(habit.note_write());
+        assert!(!habit.note_write());
+        habit.note_flush();
+        assert_eq!(
+            rounds_to_learn(&habit),
+            HABIT_SCORE,
+            "learns from the start"
+        );
+    }
+
+    #[test]
+    fn flushes_without_writes_are_no_habit() {
+        let habit = FlushHabit::default();
+        for _ in 0..100 {
+            habit.note_flush();
+        }
+        assert!(!habit.note_write());
+    }
+
+    #[test]
+    fn only_a_flush_that_began_after_the_last_write_is_joined() {
+        let flusher = Flusher::default();
+        flusher.note_written();
+        assert_eq!(flusher.under_way(), None, "none runs");
+        flusher.started.set(1);
+        flusher.began_at.set(flusher.written.get());
+        assert_eq!(flusher.under_way(), Some(1));
+        flusher.note_written();
+        assert_eq!(flusher.under_way(), None, "something was written since");
+        flusher.done.set(1);
+        assert_eq!(flusher.under_way(), None);
     }
 }
