@@ -175,7 +175,7 @@ impl Flight {
     }
 
     /// A read or write of a device. Its flushes and discards own nothing.
-    fn is_transfer(&self) -> bool {
+    pub(crate) fn is_transfer(&self) -> bool {
         self.is_device() && !matches!(self.owned, Owned::Nothing)
     }
 }

@@ -32,6 +32,10 @@ const REGISTERED_MIN_BYTES: usize = 64 << 10;
 /// Slots for registered files: one per device and core. Devices beyond it use plain descriptors.
 const FIXED_FILES_MAX: u32 = 64;
 
+/// With more entries than this the kernel hands what is for one device to it together: one doorbell,
+/// which in a virtual machine costs as much as everything else about a small transfer.
+const PLUG_ABOVE: usize = 2;
+
 /// Completions taken out at a time.
 pub(crate) const REAP_MAX: usize = 64;
 
@@ -55,6 +59,8 @@ pub(crate) struct Driver {
     registered: Range<usize>,
     /// Operations started since the last `enter`.
     gathered: Cell<usize>,
+    /// Those of them that are transfers to or from a device.
+    transfers: Cell<usize>,
 }
 
 struct Ring {
@@ -106,6 +112,7 @@ impl Driver {
             support,
             registered,
             gathered: Cell::new(0),
+            transfers: Cell::new(0),
         })
     }
 
@@ -121,9 +128,12 @@ impl Driver {
     /// poll for its result.
     pub(crate) fn start(&self, request: Request, claimed: bool, counters: &Counters) -> OpKey {
         let (flight, entry) = request.prepare(&self.registered);
+        let is_transfer = flight.is_transfer();
         let key = self.ops.insert(flight, claimed);
         if let Some(entry) = entry {
             self.gathered.set(self.gathered.get() + 1);
+            self.transfers
+                .set(self.transfers.get() + usize::from(is_transfer));
             counters.sqes.add(1);
             self.ring
                 .borrow_mut()
@@ -144,6 +154,9 @@ impl Driver {
     /// Submits what has gathered, lets the kernel deliver completions, and waits for one if told.
     pub(crate) fn enter(&self, patience: Patience, counters: &Counters) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
+        if self.transfers.replace(0) == PLUG_ABOVE && self.gathered.get() == PLUG_ABOVE {
+            ring.queue_nothing();
+        }
         self.gathered.set(0);
         loop {
             ring.fill();
@@ -295,6 +308,12 @@ impl Ring {
             }
         }
         self.backlog.push_back(entry);
+    }
+
+    /// An entry that does nothing: with it two transfers are enough to be handed over together.
+    fn queue_nothing(&mut self) {
+        let entry = opcode::Nop::new().build().user_data(IGNORED_USER_DATA);
+        self.queue(entry.flags(squeue::Flags::SKIP_SUCCESS));
     }
 
     /// Moves what queues behind the ring into it.

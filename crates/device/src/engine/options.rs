@@ -2,7 +2,12 @@
 
 use flagstone_types::BLOCK_SIZE;
 
-use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MAX_BLOCKS, RING_MIN_BLOCKS};
+use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MIN_BLOCKS};
+
+/// Blocks of a ring on a large device: 128 MiB. At worst each holds one small write, and the map
+/// nodes of all of them are written at the next checkpoint; the longer the ring, the more of them are
+/// nodes of several writes. A restart reads it once.
+const RING_DEFAULT_MAX_BLOCKS: u32 = 32768;
 
 /// How to lay a device out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +21,7 @@ pub struct FormatOptions {
 }
 
 impl FormatOptions {
-    /// Sensible values for a device of `size_bytes`: eight journals that take a 128th of the
+    /// Sensible values for a device of `size_bytes`: eight journals that take a 64th of the
     /// device together, within limits.
     pub fn for_size(size_bytes: u64) -> FormatOptions {
         let blocks = size_bytes / BLOCK_SIZE;
@@ -26,9 +31,9 @@ impl FormatOptions {
             s if s < 8 << 30 => 4,
             _ => 8,
         };
-        let ring = blocks / 128 / u64::from(journal_count);
+        let ring = blocks / 64 / u64::from(journal_count);
         let ring_blocks = (ring as u32)
-            .clamp(RING_MIN_BLOCKS, RING_MAX_BLOCKS.min(8192))
+            .clamp(RING_MIN_BLOCKS, RING_DEFAULT_MAX_BLOCKS)
             .next_multiple_of(8);
         FormatOptions {
             size_bytes,
