@@ -154,6 +154,15 @@ pub(crate) fn punch_hole(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> io
     check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), mode, offset, len) }).map(drop)
 }
 
+/// Where the first hole of a file at or behind `offset_bytes` begins; the file's end if there is none.
+/// Space that was set aside and not written yet is a hole.
+pub(crate) fn next_hole(fd: impl AsFd, offset_bytes: u64) -> io::Result<u64> {
+    let (offset, _) = signed_range(offset_bytes, 0)?;
+    // SAFETY: no pointers are involved.
+    let hole = unsafe { libc::lseek(fd.as_fd().as_raw_fd(), offset, libc::SEEK_HOLE) };
+    u64::try_from(hole).map_err(|_| io::Error::last_os_error())
+}
+
 /// Asks the kernel to drop clean pages of a file from the page cache. A hint.
 pub(crate) fn drop_cached_pages(fd: impl AsFd) {
     // SAFETY: no pointers are involved.

@@ -16,13 +16,17 @@ use super::error::DvolError;
 use super::segments::NO_SLOT;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
-use crate::space::BlockRun;
+use crate::space::{BlockRun, LONG_BLOCKS};
 
 /// How often an allocation waits for freed blocks to become usable before it gives up.
 const SPACE_WAITS_MAX: usize = 4;
 
 /// Blocks of one part of an overwrite on a full device.
 pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
+
+/// A segment is opened just for long runs as long as more than this part of the device is owned by no
+/// journal.
+const LONG_RUN_SPARE: u64 = 8;
 
 /// Open blocks in the pool below which the next segment is prepared.
 pub(super) const OPEN_BLOCKS_LOW: u64 = 8192;
@@ -123,6 +127,10 @@ impl<P: Platform> Inner<P> {
                     Err(error) => return Err(error),
                 }
             }
+            self.seek_long_run(count).await;
+            if self.needs_more(slot, count) {
+                continue;
+            }
             let mut runs = Vec::new();
             let got = self.state.borrow_mut().pool.allocate(count, &mut runs);
             assert_eq!(got, count, "as many blocks were open");
@@ -130,6 +138,25 @@ impl<P: Platform> Inner<P> {
                 self.signals.checkpoint_wanted.notify();
             }
             return Ok(runs.into());
+        }
+    }
+
+    /// Has one more segment opened if many blocks are wanted, none of those that this journal owns
+    /// has a long run, and there are enough that nobody owns.
+    async fn seek_long_run(self: &Rc<Self>, count: u64) {
+        let spare = self.capacity_blocks / LONG_RUN_SPARE;
+        let is_pieced = || {
+            count >= LONG_BLOCKS
+                && self.shared.free_blocks() > spare
+                && !self.state.borrow_mut().pool.seek_long_run()
+        };
+        if !is_pieced() {
+            return;
+        }
+        let _turn = self.opening.take(1).await;
+        if self.check_running().is_ok() && is_pieced() {
+            // Failing is fine: there are blocks, in pieces.
+            let _ = self.open_segment().await;
         }
     }
 
@@ -172,6 +199,11 @@ impl<P: Platform> Inner<P> {
             }
             return Ok(());
         }
+        self.open_segment().await
+    }
+
+    /// Takes over a segment that nobody owns. One at a time.
+    async fn open_segment(self: &Rc<Self>) -> Result<(), DvolError> {
         let Some(segment) = self.shared.claim_any() else {
             return Err(DvolError::NoSpace);
         };
@@ -218,6 +250,10 @@ impl<P: Platform> Inner<P> {
     async fn prewrite(&self, segment: flagstone_types::SegmentNo) -> Result<(), DvolError> {
         let (start, end) = self.geometry.segment_range(segment);
         let mut at = start.offset_bytes();
+        // What was written once needs it no more: it would cost a second write of every block.
+        if self.device.is_allocated(at, end.offset_bytes() - at) {
+            return Ok(());
+        }
         while at < end.offset_bytes() {
             let len = (end.offset_bytes() - at).min(BufferPool::ZEROS_BYTES as u64);
             let zeros = self.platform.buffers().zeros(len as usize);

@@ -84,6 +84,18 @@ impl Bitmap {
         Some((start, stop - start))
     }
 
+    /// Where the first run of at least `min` clear bits begins, at or behind `from` and below `end`.
+    pub fn find_long_run(&self, from: usize, end: usize, min: usize) -> Option<usize> {
+        let mut at = from;
+        loop {
+            let (start, len) = self.find_clear_run(at, end, min)?;
+            if len == min {
+                return Some(start);
+            }
+            at = start + len;
+        }
+    }
+
     /// First index in `from..end` whose bit is `value`.
     fn next(&self, from: usize, end: usize, value: bool) -> Option<usize> {
         let mut at = from;
@@ -118,6 +130,9 @@ mod tests {
         assert_eq!(bitmap.find_clear_run(65, 32768, 3), Some((65, 3)));
         assert_eq!(bitmap.find_clear_run(70, 32768, 100), Some((200, 100)));
         assert_eq!(bitmap.find_clear_run(70, 200, 100), None);
+        assert_eq!(bitmap.find_long_run(0, 32768, 10), Some(60));
+        assert_eq!(bitmap.find_long_run(0, 32768, 11), Some(200));
+        assert_eq!(bitmap.find_long_run(0, 210, 11), None, "cut off by the end");
         assert_eq!(bitmap.find_clear_run(32760, 32768, 100), Some((32760, 8)));
         assert_eq!(bitmap.count(), 190);
         assert_eq!(bitmap.count_in((0, 32768)), 190);

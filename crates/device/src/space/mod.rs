@@ -8,5 +8,5 @@ mod pool;
 mod shared;
 
 pub use bitmap::Bitmap;
-pub use pool::{BlockRun, Misfit, Pool, SegmentState};
+pub use pool::{BlockRun, LONG_BLOCKS, Misfit, Pool, SegmentState};
 pub use shared::DeviceShared;

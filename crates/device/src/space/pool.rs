@@ -21,6 +21,17 @@ use super::Bitmap;
 use crate::format::geometry::Geometry;
 use crate::format::segment::{NO_BITMAP, SegmentRecord};
 
+/// Requests for at least this many blocks get them in long runs as far as there are any, so that what
+/// was written in one piece can be read in one piece.
+pub const LONG_BLOCKS: u64 = 16;
+
+/// The shortest long run.
+const LONG_RUN_BLOCKS: usize = 64;
+
+/// A segment that had no long run is looked through again when this many more of its blocks can be
+/// handed out. Looking costs as much as handing out that many, at worst.
+const LONG_RETRY_BLOCKS: u32 = 2048;
+
 /// Consecutive blocks on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockRun {
@@ -75,6 +86,10 @@ struct Maps {
     open_blocks: u32,
     /// Where the search for open blocks goes on.
     cursor: usize,
+    /// Where the search for long runs goes on.
+    long_cursor: usize,
+    /// Long runs are looked for if at least this many blocks are open.
+    long_above: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -87,7 +102,10 @@ enum Late {
 /// The segments of one journal.
 pub struct Pool {
     segments: BTreeMap<SegmentNo, SegmentState>,
+    /// Where requests for few blocks get them.
     current: Option<SegmentNo>,
+    /// Where requests for many get them: what is written in pieces keeps out of there.
+    long: Option<SegmentNo>,
     /// Sum of `used_blocks`.
     used_blocks: u64,
     /// Sum of `open_blocks` of loaded segments.
@@ -110,6 +128,7 @@ impl Pool {
         Pool {
             segments: BTreeMap::new(),
             current: None,
+            long: None,
             used_blocks: 0,
             open_blocks: 0,
             reuse_soon: false,
@@ -157,8 +176,8 @@ impl Pool {
         };
         self.open_blocks -= state.open_blocks();
         self.segments.remove(&segment);
-        if self.current == Some(segment) {
-            self.current = None;
+        for place in [&mut self.current, &mut self.long] {
+            *place = place.filter(|&no| no != segment);
         }
     }
 
@@ -285,6 +304,9 @@ impl Pool {
     /// used only when [`Pool::commit`] says so.
     pub fn allocate(&mut self, count: u64, out: &mut Vec<BlockRun>) -> u64 {
         let mut left = count;
+        while left >= LONG_BLOCKS && self.seek_long_run() {
+            left -= self.take_long_run(left, out);
+        }
         while left > 0 && self.open_blocks > 0 {
             let Some(segment) = self.segment_with_room() else {
                 break;
@@ -302,6 +324,60 @@ impl Pool {
         count - left
     }
 
+    /// Looks for a long run in the loaded segments; true if there is one.
+    pub fn seek_long_run(&mut self) -> bool {
+        loop {
+            let Some(segment) = self.long.or_else(|| self.segment_for_long_runs()) else {
+                return false;
+            };
+            self.long = Some(segment);
+            let Some(state) = self.segments.get_mut(&segment) else {
+                return false;
+            };
+            let range = state.range;
+            let Some(maps) = &mut state.maps else {
+                return false;
+            };
+            if self.reuse_soon {
+                maps.long_cursor = range.0;
+            }
+            let from = |start| maps.taken.find_long_run(start, range.1, LONG_RUN_BLOCKS);
+            if let Some(start) = from(maps.long_cursor).or_else(|| from(range.0)) {
+                maps.long_cursor = start;
+                return true;
+            }
+            maps.long_above = maps.open_blocks.saturating_add(LONG_RETRY_BLOCKS);
+            self.long = None;
+        }
+    }
+
+    /// The emptiest segment that may have long runs; the one that small requests use only if there
+    /// is no other.
+    fn segment_for_long_runs(&self) -> Option<SegmentNo> {
+        let candidates = self.segments.iter().filter_map(|(&no, state)| {
+            let maps = state.maps.as_ref()?;
+            let worth_it = maps.open_blocks >= maps.long_above;
+            worth_it.then_some((Some(no) != self.current, maps.open_blocks, no))
+        });
+        candidates
+            .max_by_key(|&(apart, open, no)| (apart, open, std::cmp::Reverse(no)))
+            .map(|(_, _, no)| no)
+    }
+
+    /// Takes up to `max` blocks of the run that [`Pool::seek_long_run`] has found.
+    fn take_long_run(&mut self, max: u64, out: &mut Vec<BlockRun>) -> u64 {
+        let Some(segment) = self.long else { return 0 };
+        let Some(state) = self.segments.get_mut(&segment) else {
+            return 0;
+        };
+        let Some(maps) = &mut state.maps else {
+            return 0;
+        };
+        let taken = maps.take_long(max, state.range, segment, out);
+        self.open_blocks -= taken;
+        taken
+    }
+
     fn segment_with_room(&mut self) -> Option<SegmentNo> {
         let has_room = |s: &SegmentState| s.maps.as_ref().is_some_and(|maps| maps.open_blocks > 0);
         if let Some(current) = self.current
@@ -309,13 +385,14 @@ impl Pool {
         {
             return Some(current);
         }
-        // The emptiest of the loaded segments: writes then find long runs.
+        // The emptiest of the loaded segments, but for the one that is kept for long runs.
         let roomiest = self
             .segments
             .iter()
             .filter(|(_, s)| has_room(s))
             .max_by_key(|(no, s)| {
                 (
+                    Some(**no) != self.long,
                     s.maps.as_ref().map_or(0, |maps| maps.open_blocks),
                     std::cmp::Reverse(**no),
                 )
@@ -462,6 +539,40 @@ impl Maps {
             taken,
             open_blocks,
             cursor: range.0,
+            long_cursor: range.0,
+            long_above: LONG_RUN_BLOCKS as u32,
+        }
+    }
+
+    /// Takes up to `max` blocks of the run of open blocks at `long_cursor`.
+    fn take_long(
+        &mut self,
+        max: u64,
+        range: (usize, usize),
+        segment: SegmentNo,
+        out: &mut Vec<BlockRun>,
+    ) -> u64 {
+        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let found = self.taken.find_clear_run(self.long_cursor, range.1, max);
+        let Some((start, len)) = found else { return 0 };
+        self.take_run(start, len, segment, out);
+        self.long_cursor = start + len;
+        len as u64
+    }
+
+    /// Takes open blocks.
+    fn take_run(&mut self, start: usize, len: usize, segment: SegmentNo, out: &mut Vec<BlockRun>) {
+        for index in start..start + len {
+            self.taken.set(index);
+        }
+        self.open_blocks -= len as u32;
+        let start = BlockNo(segment.first_block().0 + start as u64);
+        match out.last_mut() {
+            Some(last) if last.start.0 + last.count == start.0 => last.count += len as u64,
+            _ => out.push(BlockRun {
+                start,
+                count: len as u64,
+            }),
         }
     }
 
@@ -474,27 +585,15 @@ impl Maps {
         out: &mut Vec<BlockRun>,
     ) -> u64 {
         let mut left = count;
-        let first = segment.first_block().0;
         while left > 0 && self.open_blocks > 0 {
             let max = usize::try_from(left).unwrap_or(usize::MAX);
             let Some((start, len)) = self.taken.find_clear_run(self.cursor, range.1, max) else {
                 self.cursor = range.0;
                 continue;
             };
-            for index in start..start + len {
-                self.taken.set(index);
-            }
+            self.take_run(start, len, segment, out);
             self.cursor = start + len;
-            self.open_blocks -= len as u32;
             left -= len as u64;
-            let start = BlockNo(first + start as u64);
-            match out.last_mut() {
-                Some(last) if last.start.0 + last.count == start.0 => last.count += len as u64,
-                _ => out.push(BlockRun {
-                    start,
-                    count: len as u64,
-                }),
-            }
         }
         count - left
     }
@@ -527,7 +626,7 @@ impl Maps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::superblock;
+    use crate::format::superblock::{self, Superblock};
 
     fn geometry() -> Geometry {
         Geometry::checked(&superblock::sample()).expect("valid")
@@ -570,6 +669,88 @@ mod tests {
                 count: 1
             }]
         );
+    }
+
+    /// Fills a pool of `count` segments and reopens every second block of what small requests took.
+    fn half_open_pool(count: u32) -> Pool {
+        let geometry = Geometry::checked(&Superblock {
+            block_count: 32768 * u64::from(count),
+            ..superblock::sample()
+        });
+        let geometry = geometry.expect("valid");
+        let mut pool = Pool::new();
+        for segment in geometry.segments() {
+            pool.add(segment, SegmentRecord::EMPTY, &geometry);
+        }
+        let mut all = Vec::new();
+        let open = pool.open_blocks();
+        assert_eq!(pool.allocate(open, &mut all), open);
+        for run in all {
+            run.blocks()
+                .filter(|b| b.0 % 2 == 0)
+                .for_each(|b| pool.reopen(b));
+        }
+        pool
+    }
+
+    #[test]
+    fn many_blocks_are_not_pieced_together_where_long_runs_are() {
+        let mut pool = half_open_pool(3);
+        let free = 10_000..10_000 + 300;
+        // The even ones are open already; that changes nothing.
+        free.clone().for_each(|block| pool.reopen(BlockNo(block)));
+        let mut few = Vec::new();
+        assert_eq!(pool.allocate(5, &mut few), 5);
+        assert!(few.iter().all(|run| run.count == 1), "{few:?}");
+        let mut many = Vec::new();
+        assert_eq!(pool.allocate(256, &mut many), 256);
+        assert_eq!(many.len(), 1, "{many:?}");
+        assert!(free.contains(&many[0].start.0));
+        // The rest is shorter than a long run, so this comes in pieces; and all of it comes.
+        let mut pieces = Vec::new();
+        let open = pool.open_blocks();
+        assert_eq!(pool.allocate(open + 1, &mut pieces), open);
+        assert_eq!(pool.open_blocks(), 0);
+        let mut taken: Vec<BlockNo> = [few, many, pieces]
+            .iter()
+            .flatten()
+            .flat_map(|run| run.blocks())
+            .collect();
+        let count = taken.len();
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!(taken.len(), count, "none is handed out twice");
+    }
+
+    #[test]
+    fn a_segment_without_long_runs_is_looked_through_again_when_much_was_freed() {
+        let mut pool = half_open_pool(1);
+        assert!(!pool.seek_long_run());
+        (9_000..9_200).for_each(|block| pool.reopen(BlockNo(block)));
+        assert!(!pool.seek_long_run(), "a hundred more is not worth looking");
+        (9_000..18_000).for_each(|block| pool.reopen(BlockNo(block)));
+        assert!(pool.seek_long_run());
+    }
+
+    #[test]
+    fn few_blocks_come_from_elsewhere_than_long_runs() {
+        let geometry = Geometry::checked(&Superblock {
+            block_count: 4 * 32768,
+            ..superblock::sample()
+        });
+        let geometry = geometry.expect("valid");
+        let mut pool = Pool::new();
+        for segment in geometry.segments() {
+            pool.add(segment, SegmentRecord::EMPTY, &geometry);
+        }
+        let mut runs = Vec::new();
+        for _ in 0..10 {
+            pool.allocate(64, &mut runs);
+            let mut few = Vec::new();
+            pool.allocate(1, &mut few);
+        }
+        assert_eq!(runs.len(), 1, "{runs:?}");
+        assert_eq!(runs[0].count, 640);
     }
 
     #[test]

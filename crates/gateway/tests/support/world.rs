@@ -272,6 +272,10 @@ impl BlockDevice for NoDevice {
     ) -> impl Future<Output = io::Result<()>> + 'static {
         ready(Err(io::ErrorKind::Unsupported.into()))
     }
+
+    fn is_allocated(&self, _offset_bytes: u64, _len_bytes: u64) -> bool {
+        false
+    }
 }
 
 /// Tests hand their streams over directly.
