@@ -8,6 +8,7 @@
 //! No borrow of the core's state is held while tasks, messages or destructors run.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -49,6 +50,9 @@ const STOP_REPORT_NS: u64 = 5_000_000_000;
 
 /// Random numbers fetched from the kernel at a time.
 const RANDOM_KEPT: usize = 32;
+
+/// A file or block device: the number of its filesystem, and its own there.
+pub(crate) type DeviceId = (u64, u64);
 
 thread_local! {
     /// The core whose thread this is.
@@ -119,6 +123,8 @@ pub(crate) struct Core {
     wait_all: bool,
     submit_batch: usize,
     spin_depth: usize,
+    /// Devices open on this core, by what the kernel calls them, and how often each is.
+    devices: RefCell<BTreeMap<DeviceId, usize>>,
     /// Set at the end: new operations fail at once.
     closed: Cell<bool>,
 }
@@ -159,6 +165,7 @@ impl Core {
             wait_all: config.kernel.wait_all,
             spin_depth: config.spin_depth as usize,
             submit_batch: config.submit_batch.max(1) as usize,
+            devices: RefCell::default(),
             closed: Cell::new(false),
         });
         CURRENT.set(Some(core.clone()));
@@ -536,6 +543,44 @@ impl Core {
         self.helper_calls
             .set(self.helper_calls.get() + usize::from(submitted));
         submitted
+    }
+
+    /// A device is opened here.
+    pub(crate) fn device_opened(&self, id: DeviceId) {
+        *self.devices.borrow_mut().entry(id).or_default() += 1;
+    }
+
+    /// A device is closed that was opened here.
+    pub(crate) fn device_closed(&self, id: DeviceId) {
+        let mut devices = self.devices.borrow_mut();
+        if let Some(count) = devices.get_mut(&id) {
+            *count -= 1;
+            if *count == 0 {
+                devices.remove(&id);
+            }
+        }
+    }
+
+    /// True if nobody would miss this core for a moment: one device, and nothing is asked of it.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let ops = &self.driver.ops;
+        self.devices.borrow().len() == 1
+            && ops.transfers() == 0
+            && ops.flushes() == 0
+            && !self.helper_is_busy()
+            && !self.closed.get()
+    }
+
+    /// True if other tasks could run at once.
+    pub(crate) fn has_ready_tasks(&self) -> bool {
+        self.executor.has_ready()
+    }
+
+    /// Has the kernel begin what tasks have asked for.
+    pub(crate) fn submit(&self) {
+        if self.driver.has_unsubmitted() {
+            self.enter(Patience::None);
+        }
     }
 
     /// True while the helper thread has something to do.

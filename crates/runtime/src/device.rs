@@ -22,7 +22,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -30,9 +30,10 @@ use std::sync::Arc;
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf};
 
-use crate::core::Core;
+use crate::core::{Core, DeviceId};
 use crate::helper::Blocking;
 use crate::op::{Owned, Request, Target};
+use crate::pace::FlushPace;
 use crate::platform::UringPlatform;
 use crate::sys;
 use crate::trace::{Trace, TraceFile};
@@ -42,6 +43,9 @@ const SECTOR_BYTES: u64 = 512;
 
 /// Times in a row that an interrupted or refused transfer is tried again.
 const RETRIES_MAX: u32 = 1_000;
+
+/// How often other tasks are let go first before a flush is made on the core.
+const YIELDS_BEFORE_FLUSH: u32 = 4;
 
 /// Bytes that `create_device_file` writes at a time.
 const FILL_CHUNK_BYTES: usize = 1 << 20;
@@ -55,8 +59,11 @@ pub enum FlushMethod {
     /// fdatasync on a thread beside the core, which costs less than the kernel's workers
     /// (`docs/decisions/2026-11-21-flush-and-spin.md`). While that thread is at work, perhaps on
     /// another device that hangs, as [`FlushMethod::RingFsync`].
-    #[default]
     HelperThread,
+    /// As [`FlushMethod::Blocking`] if the core has nothing else to do, serves no other device, and
+    /// this one's flushes have been quick; otherwise as [`FlushMethod::HelperThread`].
+    #[default]
+    Adaptive,
     /// fdatasync on the core itself, which stands still meanwhile. Only to measure what handing
     /// the call over costs, or for a device whose flush takes microseconds.
     Blocking,
@@ -109,6 +116,9 @@ pub(crate) struct DeviceFile {
     options: DeviceOptions,
     /// False if the page cache is used, for whatever reason.
     direct: bool,
+    id: DeviceId,
+    /// How quick its flushes were.
+    pace: FlushPace,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -134,8 +144,12 @@ impl DeviceFile {
 
 impl Drop for DeviceFile {
     fn drop(&mut self) {
+        let Some(core) = self.core.upgrade() else {
+            return;
+        };
+        core.device_closed(self.id);
         // Operations in flight hold the file, so none is left.
-        if let (Some(slot), Some(core)) = (self.fixed, self.core.upgrade()) {
+        if let Some(slot) = self.fixed {
             core.unregister_file(slot);
         }
     }
@@ -331,8 +345,10 @@ impl UringDevice {
         let file = self.file.clone();
         let blocking = || Blocking::SyncData(self.file.file.clone());
         for _ in 0..RETRIES_MAX {
+            let method = self.flush_method().await;
             let id = self.trace.start(|id| IoEvent::FlushSubmitted { id });
-            let result = match self.file.options.flush {
+            let began_ns = sys::monotonic_ns();
+            let result = match method {
                 FlushMethod::Blocking => blocking().run(),
                 method
                     if self.core.support().ring_fsync
@@ -343,7 +359,7 @@ impl UringDevice {
                         .await
                         .0
                 }
-                FlushMethod::RingFsync | FlushMethod::HelperThread => {
+                _ => {
                     self.core
                         .help(Request::Helped { file: file.clone() }, blocking())
                         .await
@@ -354,6 +370,7 @@ impl UringDevice {
                 id,
                 ok: result >= 0,
             });
+            self.file.pace.note(sys::monotonic_ns() - began_ns);
             // Only an interruption is tried again: it reports nothing. After any other failure the
             // kernel has reported the lost writes, and would call a second attempt a success.
             if result != -libc::EINTR {
@@ -361,6 +378,26 @@ impl UringDevice {
             }
         }
         Err(io::Error::from_raw_os_error(libc::EINTR))
+    }
+
+    /// How the flush that is wanted now is made best.
+    async fn flush_method(&self) -> FlushMethod {
+        let method = self.file.options.flush;
+        if method != FlushMethod::Adaptive {
+            return method;
+        }
+        for _ in 0..YIELDS_BEFORE_FLUSH {
+            if !self.file.pace.is_quick() || !self.core.is_quiet() {
+                break;
+            }
+            if !self.core.has_ready_tasks() {
+                // What tasks have begun, an answer to a client say, is not to wait.
+                self.core.submit();
+                return FlushMethod::Blocking;
+            }
+            yield_once().await;
+        }
+        FlushMethod::HelperThread
     }
 
     async fn discard_now(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
@@ -526,7 +563,10 @@ fn open_device(
     options: DeviceOptions,
 ) -> io::Result<UringDevice> {
     // Looked at before it is opened: opening a named pipe would wait for its other end.
-    let kind = device_kind(&fs::metadata(path)?)?;
+    let metadata = fs::metadata(path)?;
+    let kind = device_kind(&metadata)?;
+    // Two names of one block device pass for two devices: flushes are then handed over.
+    let id = (metadata.dev(), metadata.ino());
     let (mut file, direct) = open_file(path, options)?;
     let size = file.seek(SeekFrom::End(0))?;
     let (memory_align, offset_align) = match direct {
@@ -549,7 +589,10 @@ fn open_device(
         offset_align,
         options,
         direct,
+        id,
+        pace: FlushPace::default(),
     };
+    core.device_opened(id);
     Ok(UringDevice {
         core,
         file: Rc::new(file),

@@ -28,6 +28,7 @@ mod helper;
 mod mailbox;
 mod net;
 mod op;
+mod pace;
 mod platform;
 mod probe;
 mod ring;

@@ -48,11 +48,12 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             ("checkpoints", "held") => tuning.hold_checkpoints = true,
             ("flush", "ring") => tuning.flush = FlushMethod::RingFsync,
             ("flush", "helper") => tuning.flush = FlushMethod::HelperThread,
+            ("flush", "adaptive") => tuning.flush = FlushMethod::Adaptive,
             ("flush", "core") => tuning.flush = FlushMethod::Blocking,
             _ => {
                 return Err(wrong(
                     "spin_us, spin_depth, submit_batch or registered_mib with a number, \
-                     pin=yes|no, flush=ring|helper|core, or checkpoints=held",
+                     pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
                 ));
             }
         }
