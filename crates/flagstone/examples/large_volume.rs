@@ -91,6 +91,10 @@ impl BlockDevice for Hollow {
     ) -> impl Future<Output = io::Result<()>> + 'static {
         self.file.discard(offset_bytes, len_bytes)
     }
+
+    fn is_allocated(&self, offset_bytes: u64, len_bytes: u64) -> bool {
+        self.file.is_allocated(offset_bytes, len_bytes)
+    }
 }
 
 /// The real platform, but for its devices.
