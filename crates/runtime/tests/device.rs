@@ -80,13 +80,14 @@ fn every_flush_method_works_on_every_kernel() {
                 FlushMethod::RingFsync,
                 FlushMethod::HelperThread,
                 FlushMethod::Blocking,
+                FlushMethod::Adaptive,
             ] {
                 let options = DeviceOptions {
                     flush,
                     ..DeviceOptions::default()
                 };
                 let device = UringDevice::open(&platform, &path, options).unwrap();
-                for n in 0..20 {
+                for n in 0..40 {
                     let (_, result) = device.write(n * 4096, pattern(4096, n)).await;
                     result.unwrap();
                     device.flush().await.unwrap();

@@ -2,12 +2,7 @@
 
 use flagstone_types::BLOCK_SIZE;
 
-use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MIN_BLOCKS};
-
-/// Blocks of a ring on a large device: 128 MiB. At worst each holds one small write, and the map
-/// nodes of all of them are written at the next checkpoint; the longer the ring, the more of them are
-/// nodes of several writes. A restart reads it once.
-const RING_DEFAULT_MAX_BLOCKS: u32 = 32768;
+use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MAX_BLOCKS, RING_MIN_BLOCKS};
 
 /// How to lay a device out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +17,9 @@ pub struct FormatOptions {
 
 impl FormatOptions {
     /// Sensible values for a device of `size_bytes`: eight journals that take a 64th of the
-    /// device together, within limits.
+    /// device together, within limits. At worst each block of a ring holds one small write, and the
+    /// map nodes of all of them are written at the next checkpoint: the longer the ring, the more
+    /// writes share a node. A restart reads it once.
     pub fn for_size(size_bytes: u64) -> FormatOptions {
         let blocks = size_bytes / BLOCK_SIZE;
         let journal_count: u16 = match size_bytes {
@@ -33,7 +30,7 @@ impl FormatOptions {
         };
         let ring = blocks / 64 / u64::from(journal_count);
         let ring_blocks = (ring as u32)
-            .clamp(RING_MIN_BLOCKS, RING_DEFAULT_MAX_BLOCKS)
+            .clamp(RING_MIN_BLOCKS, RING_MAX_BLOCKS)
             .next_multiple_of(8);
         FormatOptions {
             size_bytes,

@@ -20,7 +20,7 @@ pub const SEGMENT_USABLE_MIN_BLOCKS: u64 = 64;
 pub const RING_MIN_BLOCKS: u32 = 128;
 
 /// The largest ring, in blocks (64 MiB). It bounds recovery.
-pub const RING_MAX_BLOCKS: u32 = 65536;
+pub const RING_MAX_BLOCKS: u32 = 16384;
 
 /// The smallest device, in bytes.
 pub const DEVICE_MIN_BYTES: u64 = 16 << 20;
