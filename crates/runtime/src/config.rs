@@ -49,7 +49,7 @@ impl Default for RuntimeConfig {
             spin_max_us: 50,
             spin_depth: 4,
             ring_entries: 256,
-            submit_batch: 16,
+            submit_batch: 8,
             registered_bytes: 8 << 20,
             mailbox_max: 1024,
             stop_wait_ms: 30_000,
