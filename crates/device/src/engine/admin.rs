@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::error::DvolError;
 use super::info::Handle;
+use super::read::gather;
 use super::{Engine, Inner, Stability};
 use crate::format::catalogue::{
     ATTRIBUTE_BYTES, CatalogueRecord, FLAG_READ_ONLY, NAME_MAX_BYTES, RecordKind,
@@ -20,6 +21,9 @@ use crate::v2p::Key;
 
 /// Largest size of a dvol in bytes: its whole address space but the last block.
 pub const SIZE_MAX_BYTES: u64 = u64::MAX - BLOCK_SIZE + 1;
+
+/// Behind the last block that a dvol can have.
+const DVOL_END: VBlock = VBlock(SIZE_MAX_BYTES / BLOCK_SIZE);
 
 /// What a new dvol shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,61 +69,82 @@ impl<P: Platform> Engine<P> {
         })
     }
 
-    /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good.
+    /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good: growing
+    /// shows zeros there, also if a crash came in between.
     pub async fn resize(&self, handle: Handle, size_bytes: u64) -> Result<(), DvolError> {
         let inner = &self.inner;
-        let old_size = inner.resolve(handle)?.size_bytes;
+        inner.resolve(handle)?;
         if handle.layer.is_some() {
             return Err(DvolError::ReadOnly);
         }
         if size_bytes > SIZE_MAX_BYTES {
             return Err(DvolError::Invalid);
         }
-        if size_bytes < old_size {
-            // First nobody may write behind the new end any more; then its space is given back.
-            self.update(handle, |record| record.size_bytes = size_bytes)
+        let turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        let smaller = inner.resolve(handle)?.size_bytes.min(size_bytes);
+        // Alone behind the smaller end until all is done. A write that was accepted before would
+        // otherwise map blocks there after they were given back; and a second resize would let
+        // clients write where this one still gives back.
+        let lock = inner
+            .range_locks(handle.slot)
+            .take(VBlock::containing(smaller)..DVOL_END, true)
+            .await;
+        let work = async move {
+            let old_size = inner.resolve(handle)?.size_bytes;
+            if size_bytes > old_size {
+                // A crash may have kept an earlier shrinking from its end.
+                inner.clear_left_behind(handle, old_size).await?;
+            }
+            inner
+                .change_record(handle, |record| {
+                    record.size_bytes = size_bytes;
+                    Ok(())
+                })
                 .await?;
-            let end = VBlock(old_size.div_ceil(BLOCK_SIZE));
-            let part = size_bytes % BLOCK_SIZE;
-            if part != 0 {
-                self.zero_block_tail(handle, size_bytes).await?;
+            // Giving back takes its time, and others need not wait for that.
+            drop(turn);
+            if size_bytes < old_size {
+                inner.clear_behind(handle, size_bytes, old_size).await?;
             }
-            let first = VBlock(size_bytes.div_ceil(BLOCK_SIZE));
-            if first < end {
-                let _lock = inner.range_locks(handle.slot).take(first..end, false).await;
-                inner.unmap(handle, first..end, Stability::Stable).await?;
-            }
-            return Ok(());
-        }
-        self.update(handle, |record| record.size_bytes = size_bytes)
-            .await
+            Ok(())
+        };
+        inner.held(smallvec![(handle.slot, lock)], work).await
     }
 
     /// Gives a dvol or snapshot another name.
     pub async fn rename(&self, handle: Handle, name: &str) -> Result<(), DvolError> {
-        match handle.layer {
-            None => self.inner.check_new_name(name)?,
-            Some(_) => self.inner.check_new_layer_name(handle.id, name)?,
-        }
-        let name = name.to_owned();
-        self.update(handle, move |record| record.name = name).await
+        let inner = &self.inner;
+        self.update(handle, |record| {
+            match handle.layer {
+                None => inner.check_new_name(name)?,
+                Some(_) => inner.check_new_layer_name(handle.id, name)?,
+            }
+            record.name = name.to_owned();
+            Ok(())
+        })
+        .await
     }
 
     /// Sets blocks aside for a dvol.
     pub async fn set_reserved(&self, handle: Handle, bytes: u64) -> Result<(), DvolError> {
+        let inner = &self.inner;
         let blocks = bytes.div_ceil(BLOCK_SIZE);
-        if blocks > self.inner.available_to(handle.slot) + self.inner.own_blocks(handle) {
+        let _turn = inner.admin.take(1).await;
+        inner.check_running()?;
+        inner.resolve(handle)?;
+        let own = inner.own_blocks(handle);
+        if blocks > inner.available_to(handle.slot) + own {
             return Err(DvolError::NoSpace);
         }
-        let own = self.inner.own_blocks(handle);
-        let promised = self
-            .inner
-            .record(handle)?
-            .reserved_blocks
-            .saturating_sub(own);
+        let promised = inner.record(handle)?.reserved_blocks.saturating_sub(own);
         let more = blocks.saturating_sub(own).saturating_sub(promised);
-        self.inner.hold(more).await?;
-        self.update(handle, |record| record.reserved_blocks = blocks)
+        inner.hold(more).await?;
+        inner
+            .change_record(handle, |record| {
+                record.reserved_blocks = blocks;
+                Ok(())
+            })
             .await
     }
 
@@ -128,6 +153,7 @@ impl<P: Platform> Engine<P> {
         self.update(handle, |record| {
             record.flags &= !FLAG_READ_ONLY;
             record.flags |= if read_only { FLAG_READ_ONLY } else { 0 };
+            Ok(())
         })
         .await
     }
@@ -138,13 +164,19 @@ impl<P: Platform> Engine<P> {
         if epoch > Epoch::MAX {
             return Err(DvolError::Invalid);
         }
-        let current = self.inner.record(handle)?.epoch;
-        if epoch < current {
-            return Err(DvolError::StaleEpoch);
-        }
+        let inner = &self.inner;
         self.update(handle, |record| {
+            if epoch < record.epoch {
+                return Err(DvolError::StaleEpoch);
+            }
             record.epoch = epoch;
             record.lsn = record.lsn.max(Lsn::new(epoch, 0));
+            // What is behind this in the journal has to have a higher LSN, though this is applied
+            // later.
+            let mut given = inner.given_lsns.borrow_mut();
+            let last = given.entry(handle.slot).or_insert(Lsn::ZERO);
+            *last = record.lsn.max(*last);
+            Ok(())
         })
         .await
     }
@@ -356,43 +388,85 @@ impl<P: Platform> Engine<P> {
         self.inner.checkpoint_now().await
     }
 
-    /// Changes fields of a dvol's or layer's record.
+    /// Changes fields of a dvol's or layer's record, as `change` says, which also checks what must
+    /// hold: nothing else changes records meanwhile.
     async fn update(
         &self,
         handle: Handle,
-        change: impl FnOnce(&mut CatalogueRecord),
+        change: impl FnOnce(&mut CatalogueRecord) -> Result<(), DvolError>,
     ) -> Result<(), DvolError> {
         let inner = &self.inner;
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
-        inner.resolve(handle)?;
-        let mut record = inner.record(handle)?;
-        change(&mut record);
+        inner.change_record(handle, change).await
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// The same for who has the turn.
+    async fn change_record(
+        self: &Rc<Self>,
+        handle: Handle,
+        change: impl FnOnce(&mut CatalogueRecord) -> Result<(), DvolError>,
+    ) -> Result<(), DvolError> {
+        self.resolve(handle)?;
+        let mut record = self.record(handle)?;
+        change(&mut record)?;
         record.map = None;
         let record = Record::Update {
             slot: handle.slot,
             record: Box::new(record),
         };
-        inner.commit_admin(vec![record], vec![handle.slot]).await
+        self.commit_admin(vec![record], vec![handle.slot]).await
     }
 
-    /// Zeros the rest of the block that the new end of a shrunk dvol lies in, so that growing again
-    /// shows zeros there.
-    async fn zero_block_tail(&self, handle: Handle, from: u64) -> Result<(), DvolError> {
-        let inner = &self.inner;
-        let vblock = VBlock::containing(from);
-        let range = vblock..VBlock(vblock.0 + 1);
-        let _lock = inner
-            .range_locks(handle.slot)
-            .take(range.clone(), true)
-            .await;
-        let len = BLOCK_SIZE - from % BLOCK_SIZE;
-        let zeros = inner.platform.buffers().zeros(len as usize);
-        inner.write_part(handle, range, from, &zeros).await
+    /// What an interrupted shrinking has left behind `end_bytes`, if anything, is given back. The
+    /// caller has that range to itself.
+    async fn clear_left_behind(
+        self: &Rc<Self>,
+        handle: Handle,
+        end_bytes: u64,
+    ) -> Result<(), DvolError> {
+        let behind = VBlock(end_bytes.div_ceil(BLOCK_SIZE))..DVOL_END;
+        let mut is_left = self.has_mapped(handle.slot, behind).await?;
+        let part = (end_bytes % BLOCK_SIZE) as usize;
+        if part != 0 && !is_left {
+            let last = VBlock::containing(end_bytes);
+            let pieces = self
+                .read_blocks(handle.slot, last..VBlock(last.0 + 1))
+                .await?;
+            let block = gather(self, &pieces, BLOCK_SIZE as usize);
+            is_left = block[part..].iter().any(|&byte| byte != 0);
+        }
+        if is_left {
+            self.clear_behind(handle, end_bytes, SIZE_MAX_BYTES).await?;
+        }
+        Ok(())
     }
-}
 
-impl<P: Platform> Inner<P> {
+    /// Gives back what lies between `end_bytes` and `old_end_bytes`. The caller has everything from
+    /// the block of `end_bytes` on to itself.
+    async fn clear_behind(
+        self: &Rc<Self>,
+        handle: Handle,
+        end_bytes: u64,
+        old_end_bytes: u64,
+    ) -> Result<(), DvolError> {
+        let part = end_bytes % BLOCK_SIZE;
+        if part != 0 {
+            let last = VBlock::containing(end_bytes);
+            let zeros = self.platform.buffers().zeros((BLOCK_SIZE - part) as usize);
+            self.write_part(handle, last..VBlock(last.0 + 1), end_bytes, &zeros)
+                .await?;
+        }
+        let first = VBlock(end_bytes.div_ceil(BLOCK_SIZE));
+        let end = VBlock(old_end_bytes.div_ceil(BLOCK_SIZE));
+        if first < end {
+            self.unmap(handle, first..end, Stability::Stable).await?;
+        }
+        Ok(())
+    }
+
     pub(super) async fn commit_admin(
         self: &Rc<Self>,
         records: Vec<Record>,

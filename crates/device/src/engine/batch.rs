@@ -368,6 +368,11 @@ impl<P: Platform> Inner<P> {
                 }
             }
         }
+        // All of them are there, or the blocks go back: one may have been deleted meanwhile.
+        if let Some(error) = prepared.iter().find_map(|p| self.resolve(p.handle).err()) {
+            self.return_blocks(runs_of.iter().flatten().flat_map(|run| run.blocks()));
+            return Err(error);
+        }
         let mut records = SmallVec::new();
         let mut writes = SmallVec::new();
         let mut lsns = Vec::new();
@@ -471,7 +476,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Gives back blocks that were handed out and never written.
-    fn return_blocks(&self, blocks: impl IntoIterator<Item = BlockNo>) {
+    pub(super) fn return_blocks(&self, blocks: impl IntoIterator<Item = BlockNo>) {
         let mut state = self.state.borrow_mut();
         for block in blocks {
             state.pool.reopen(block);

@@ -48,6 +48,8 @@ impl<P: Platform> Engine<P> {
                 map.lookup(range, ENTRIES_MAX, out)
             })
             .await?;
+        // While nodes were being loaded, it may have been deleted and its slot given to another one.
+        self.inner.resolve(handle)?;
         let held = |e: &Entry| e.kind != EntryKind::Tombstone;
         let runs = runs(entries.iter().filter(|e| held(e)), range.start..until);
         let runs = clip(runs, offset_bytes, len_bytes, range.start);
@@ -78,7 +80,9 @@ impl<P: Platform> Engine<P> {
                 map.changed_since(range, since, ENTRIES_MAX, out)
             })
             .await?;
-        // While nodes were being loaded, what the answer would have told may have been forgotten.
+        // While nodes were being loaded, what the answer would have told may have been forgotten; or
+        // it was deleted and its slot given to another one.
+        self.inner.resolve(handle)?;
         self.inner.check_history(handle, since)?;
         let runs = runs(entries.iter(), range.start..until);
         let runs = clip(runs, offset_bytes, len_bytes, range.start);
@@ -146,6 +150,27 @@ impl<P: Platform> Inner<P> {
             _ => range.end,
         };
         Ok((entries, until))
+    }
+
+    /// True if data is mapped in `range`.
+    pub(super) async fn has_mapped(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+    ) -> Result<bool, DvolError> {
+        let mut from = range.start;
+        while from < range.end {
+            let (entries, until) = self
+                .entries(slot, from..range.end, |map, range, out| {
+                    map.lookup(range, ENTRIES_MAX, out)
+                })
+                .await?;
+            if entries.iter().any(|e| e.kind != EntryKind::Tombstone) {
+                return Ok(true);
+            }
+            from = until;
+        }
+        Ok(false)
     }
 
     /// True if nothing in `range` changed after `since`. The caller holds the range.

@@ -71,6 +71,9 @@ impl<P: Platform> Engine<P> {
         let first = VBlock::containing(offset_bytes);
         let blocks = first..VBlock(end.div_ceil(BLOCK_SIZE));
         let pieces = inner.read_blocks(handle.slot, blocks).await?;
+        // While map nodes were being loaded, it may have been deleted and its slot given to another
+        // one. What was read then is that one's.
+        inner.resolve(handle)?;
         Ok(trim(pieces, offset_bytes - first.offset_bytes(), len_bytes))
     }
 }

@@ -34,6 +34,8 @@ impl<P: Platform> Engine<P> {
         let mut from = Key(0);
         loop {
             let _pass = inner.gate.enter();
+            // Its slot may have been given to another one meanwhile.
+            inner.resolve(handle)?;
             let missing = {
                 let state = inner.state.borrow();
                 let Some(found) = state.slot(handle.slot) else {

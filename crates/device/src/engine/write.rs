@@ -308,7 +308,7 @@ impl<P: Platform> Inner<P> {
             at += len;
         }
         drop(data);
-        let lsn = self.take_lsn(handle)?;
+        let lsn = self.lsn_or_return(handle, &runs)?;
         let map_run = MapRun {
             start: first,
             blocks: mapped,
@@ -449,7 +449,7 @@ impl<P: Platform> Inner<P> {
         let at = usize::from(offset_bytes);
         buf.bytes_mut().fill(0);
         buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
-        let lsn = self.take_lsn(handle)?;
+        let lsn = self.lsn_or_return(handle, &runs)?;
         let record = Record::Delta {
             slot,
             lsn,
@@ -573,6 +573,17 @@ impl<P: Platform> Inner<P> {
         }
         let last = entries.last().map_or(range.end, |e| e.key.vblock());
         Ok(VBlock(last.0.max(range.start.0 + 1)).min(range.end))
+    }
+
+    /// The next LSN of a dvol, or the blocks taken for its write go back: it may have been deleted
+    /// while they were being taken.
+    pub(super) fn lsn_or_return(
+        &self,
+        handle: Handle,
+        runs: &[BlockRun],
+    ) -> Result<Lsn, DvolError> {
+        self.take_lsn(handle)
+            .inspect_err(|_| self.return_blocks(runs.iter().flat_map(|run| run.blocks())))
     }
 
     /// The next LSN of a dvol. Whoever takes it submits its record before anything else can run.
