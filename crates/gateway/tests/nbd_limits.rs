@@ -116,6 +116,50 @@ fn payload_in_flight_is_bounded_for_each_and_for_all() {
     });
 }
 
+/// Somebody holds everything that is shared, for as long as it likes. A client that waited for some
+/// of that did not get back to what it has for itself.
+#[test]
+fn who_holds_what_is_shared_stops_nobody_else() {
+    let limits = NbdLimits {
+        own_payload_bytes: 16 << 10,
+        payload_bytes_max: 0,
+        shared_payload_bytes: 0,
+        ..NbdLimits::default()
+    };
+    let stage = Stage::with_limits(4, limits);
+    let hogs = [(); 4].map(|()| stage.connect(Link::default()).0);
+    let (honest, _) = stage.connect(Link::default());
+    let volume = stage.volume.clone();
+    stage.world.run(async move {
+        let mut attached = Vec::new();
+        for hog in hogs {
+            let mut hog = Client::attach(hog, Mode::Simple, "disk", &[])
+                .await
+                .expect("attached");
+            // A large payload of which nothing comes.
+            let (_, header) = hog.encode(WRITE, 0, 0, 8 << 20);
+            hog.send(&header).await;
+            attached.push(hog);
+        }
+        let mut honest = Client::attach(honest, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        volume.world.sleep_ns(1_000_000).await;
+        for _ in 0..8 {
+            honest.submit(READ, 0, 0, 8 << 10).await;
+        }
+        let began = volume.world.now();
+        for _ in 0..8 {
+            assert_eq!(
+                honest.answer().await.expect("an answer").data.len(),
+                8 << 10
+            );
+        }
+        let took_ns = volume.world.now().since(began);
+        assert!(took_ns < 1_000_000_000, "virtual time: {took_ns} ns");
+    });
+}
+
 #[test]
 fn a_disconnect_waits_for_what_is_in_flight() {
     let stage = Stage::new(6);

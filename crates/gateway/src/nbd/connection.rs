@@ -12,7 +12,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
@@ -181,18 +182,32 @@ impl<P: Platform, V> Connection<P, V> {
             Memory::None
         } else if let Some(share) = self.own_payload.try_take(payload_bytes) {
             Memory::Own { _share: share }
+        } else if payload_bytes > self.shared.limits.own_payload_bytes {
+            self.shared_memory(payload_bytes).await
         } else {
-            // The connection's own limit first: waiting for it holds nothing that others need.
-            let share = self.payload.take(payload_bytes).await;
-            let all = self.shared.payload.take(payload_bytes).await;
-            Memory::Shared {
-                _share: share,
-                _all: all,
-            }
+            // Others may hold what is shared for as long as they like: what this connection has for
+            // itself comes back whatever they do.
+            let mut own = pin!(self.own_payload.take(payload_bytes));
+            let mut shared = pin!(self.shared_memory(payload_bytes));
+            poll_fn(|cx| match own.as_mut().poll(cx) {
+                Poll::Ready(share) => Poll::Ready(Memory::Own { _share: share }),
+                Poll::Pending => shared.as_mut().poll(cx),
+            })
+            .await
         };
         Charge {
             _slot: slot,
             memory,
+        }
+    }
+
+    async fn shared_memory(&self, payload_bytes: u64) -> Memory {
+        // The connection's own limit first: waiting for it holds nothing that others need.
+        let share = self.payload.take(payload_bytes).await;
+        let all = self.shared.payload.take(payload_bytes).await;
+        Memory::Shared {
+            _share: share,
+            _all: all,
         }
     }
 
