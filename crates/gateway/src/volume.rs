@@ -192,7 +192,7 @@ pub trait VolumeDirectory: Clone + 'static {
     /// Opens a volume (`name`) or a snapshot (`name@snapshot`).
     fn open(&self, name: &str) -> impl Future<Output = Result<Opened<Self::Volume>, OpenError>>;
 
-    /// All names on the node, sorted.
+    /// All names that a client shall find on the node, sorted. Snapshots can be left out.
     fn list(&self) -> impl Future<Output = Vec<ExportInfo>>;
 
     /// The sentence for people about `name`; empty if there is none. Worth implementing where
@@ -205,7 +205,10 @@ pub trait VolumeDirectory: Clone + 'static {
         }
     }
 
+    /// Names of the snapshots of `volume`, sorted. Asked on the core that owns it only.
+    fn snapshots(&self, volume: &str) -> impl Future<Output = Vec<String>>;
+
     /// LSN at which `snapshot` of `volume` was taken, to compare with ("what changed since"). `None`
-    /// if there is no such snapshot.
+    /// if there is no such snapshot. Asked on the core that owns the volume only.
     fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> impl Future<Output = Option<Lsn>>;
 }

@@ -439,7 +439,7 @@ fn a_connection_moves_to_the_core_of_its_volume() {
             session,
         } = second.resume_connection(stream, session).await
         else {
-            panic!("GO to `disk` moves back")
+            panic!("a question about `disk` moves back")
         };
         let outcome = here.resume_connection(stream, session).await;
         assert!(matches!(outcome, Outcome::Closed(CloseReason::Finished)));
@@ -471,5 +471,53 @@ fn a_connection_moves_to_the_core_of_its_volume() {
         assert_eq!(here.counters().connections_handed_over, 1);
         assert_eq!(there.counters().connections_handed_over, 1);
         here.stopped().await;
+    });
+}
+
+/// Only the core that owns a volume knows its snapshots, and contexts are chosen before `GO`.
+#[test]
+fn contexts_of_a_volume_on_another_core_are_found() {
+    let stage = Stage::new(1);
+    let volume = MemoryVolume::new(&stage.world, 1 << 20);
+    stage.directory.add("far", 1, &volume);
+    stage.directory.add("far@mon", 1, &volume.snapshot());
+    let there: Server = NbdServer::new(
+        stage.world.clone(),
+        stage.directory.on_core(1),
+        NbdLimits::default(),
+    );
+    let (near, far) = Link::default().connect();
+    let (here, listings) = (
+        stage.server.clone(),
+        stage.directory.snapshot_listings.clone(),
+    );
+    stage.world.clone().spawn(async move {
+        let Outcome::HandOver {
+            core: 1,
+            stream,
+            session,
+        } = here.serve_connection(far).await
+        else {
+            panic!("a question about contexts of `far` moves to core 1")
+        };
+        let outcome = there.resume_connection(stream, session).await;
+        assert!(matches!(outcome, Outcome::Closed(CloseReason::Finished)));
+    });
+    stage.world.clone().run(async move {
+        let mut client = Client::greet(near).await.expect("greeted");
+        client.choose_mode(Mode::Structured).await.expect("mode");
+        let everything = ["flagstone:"; 100];
+        let data = meta_data("far", &everything);
+        let listed = client.option(9, &data).await.expect("listed");
+        let name = &listed[0].1[4..];
+        assert_eq!(name, b"flagstone:changed:mon");
+        assert_eq!(listings.get(), 1, "each listing costs what there is");
+        client
+            .select("far", &["flagstone:changed:mon"])
+            .await
+            .expect("selected");
+        client.go("far").await.expect("attached");
+        let answer = client.call(STATUS, 0, 0, 4096).await;
+        assert_eq!(answer.result, Ok(()));
     });
 }

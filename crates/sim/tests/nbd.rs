@@ -159,6 +159,10 @@ impl VolumeDirectory for OneVolume {
         Vec::new()
     }
 
+    async fn snapshots(&self, _: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     async fn snapshot_lsn(&self, _: &str, _: &str) -> Option<Lsn> {
         None
     }

@@ -25,7 +25,7 @@ const NEGOTIATION_READ_BYTES: usize = 4096;
 /// Bytes of long option replies sent at once.
 const NEGOTIATION_SEND_BYTES: usize = 64 << 10;
 
-/// Moves between cores during one negotiation. Each `INFO` or `GO` can cause one; if it is used up,
+/// Moves between cores during one negotiation. Each option that names an export can cause one; if it is used up,
 /// names are unstable and the client should come again.
 const HAND_OVERS_MAX: u32 = 1024;
 
@@ -194,12 +194,23 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
                 export,
                 queries,
                 listing,
-            } => {
-                let found = find_contexts(self.directory, &export, &queries, listing).await;
-                self.machine.handle_contexts(found);
-            }
+            } => match find_contexts(self.directory, &export, &queries, listing).await {
+                Ok(Found::OnCore(core)) => match self.may_move() {
+                    true => return Some(core),
+                    false => self.machine.handle_contexts(Err(OpenError::Unavailable)),
+                },
+                Ok(Found::Here(found)) => self.machine.handle_contexts(Ok(found)),
+                Err(error) => self.machine.handle_contexts(Err(error)),
+            },
         }
         None
+    }
+
+    /// Counts a move to another core, unless there were too many.
+    fn may_move(&mut self) -> bool {
+        let may = self.hand_overs < HAND_OVERS_MAX;
+        self.hand_overs += u32::from(may);
+        may
     }
 
     async fn open(&mut self, name: &str, describe: bool) -> Option<usize> {
@@ -213,10 +224,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         };
         let (name, volume) = match opened {
             Ok((name, Opened::Here(volume))) => (name, volume),
-            Ok((_, Opened::OnCore(core))) if self.hand_overs < HAND_OVERS_MAX => {
-                self.hand_overs += 1;
-                return Some(core);
-            }
+            Ok((_, Opened::OnCore(core))) if self.may_move() => return Some(core),
             Ok((_, Opened::OnCore(_))) => {
                 self.machine.handle_opened(Err(OpenError::Unavailable));
                 return None;
@@ -270,16 +278,24 @@ fn only_volume(exports: &[ExportInfo]) -> Option<&str> {
     volumes.next().is_none().then_some(first)
 }
 
+/// Where the contexts of an export are found.
+enum Found {
+    Here(FoundContexts),
+    /// On the core that owns its volume, the only one that knows its snapshots.
+    OnCore(usize),
+}
+
 /// The contexts of an export that the queries find, in their order, each once.
 async fn find_contexts<D: VolumeDirectory>(
     directory: &D,
     export: &str,
     queries: &[Query],
     listing: bool,
-) -> Result<FoundContexts, OpenError> {
+) -> Result<Found, OpenError> {
     let export = resolve(directory, export).await?;
-    // Only to know that it exists; where it lives does not matter here.
-    directory.open(&export).await?;
+    if let Opened::OnCore(core) = directory.open(&export).await? {
+        return Ok(Found::OnCore(core));
+    }
     let volume = volume_of(&export).to_owned();
     let mut contexts: Vec<NamedContext> = Vec::new();
     let add = |contexts: &mut Vec<NamedContext>, name: String, kind: ContextKind| {
@@ -293,6 +309,7 @@ async fn find_contexts<D: VolumeDirectory>(
     } else {
         queries
     };
+    let mut all_listed = false;
     for query in queries {
         match query {
             Query::Allocation => {
@@ -315,8 +332,10 @@ async fn find_contexts<D: VolumeDirectory>(
                     add(&mut contexts, name, ContextKind::ChangedSince(lsn));
                 }
             }
-            Query::AllChanged if listing => {
-                for name in snapshot_contexts(&directory.list().await, &volume) {
+            // A client can ask for the same thousands of times in one option.
+            Query::AllChanged if listing && !std::mem::replace(&mut all_listed, true) => {
+                for snapshot in directory.snapshots(&volume).await {
+                    let name = format!("{CHANGED_PREFIX}{snapshot}");
                     // Listings don't say what a context reports, so its LSN is not looked up.
                     let kind = ContextKind::ChangedSince(flagstone_types::Lsn::ZERO);
                     add(&mut contexts, name, kind);
@@ -329,16 +348,7 @@ async fn find_contexts<D: VolumeDirectory>(
             break;
         }
     }
-    Ok(FoundContexts { export, contexts })
-}
-
-/// Names of the changed-since contexts of a volume.
-fn snapshot_contexts(exports: &[ExportInfo], volume: &str) -> Vec<String> {
-    exports
-        .iter()
-        .filter_map(|export| export.name.strip_prefix(volume)?.strip_prefix('@'))
-        .map(|snapshot| format!("{CHANGED_PREFIX}{snapshot}"))
-        .collect()
+    Ok(Found::Here(FoundContexts { export, contexts }))
 }
 
 #[cfg(test)]
@@ -361,13 +371,5 @@ mod tests {
         assert_eq!(only_volume(&exports(&["a@s"])), None);
         assert_eq!(only_volume(&exports(&["a", "a@s", "a@t"])), Some("a"));
         assert_eq!(only_volume(&exports(&["a", "b"])), None);
-    }
-
-    #[test]
-    fn contexts_of_snapshots() {
-        let all = exports(&["disk", "disk2@x", "disk@mon", "disk@tue"]);
-        let expected = ["flagstone:changed:mon", "flagstone:changed:tue"];
-        assert_eq!(snapshot_contexts(&all, "disk"), expected);
-        assert!(snapshot_contexts(&all, "other").is_empty());
     }
 }

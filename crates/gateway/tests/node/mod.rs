@@ -58,6 +58,15 @@ impl VolumeDirectory for CoreDirectory {
         names.into_iter().map(export).collect()
     }
 
+    async fn snapshots(&self, volume: &str) -> Vec<String> {
+        let here = self.here.borrow();
+        let names = here.keys();
+        names
+            .filter_map(|name| name.strip_prefix(volume)?.strip_prefix('@'))
+            .map(str::to_owned)
+            .collect()
+    }
+
     async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {
         let here = self.here.borrow();
         Some(here.get(&format!("{volume}@{snapshot}"))?.lsn())

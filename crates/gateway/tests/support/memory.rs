@@ -341,6 +341,8 @@ pub struct MemoryDirectory {
     pub core: usize,
     pub entries: Rc<RefCell<BTreeMap<String, (usize, MemoryVolume)>>>,
     pub available: Rc<Cell<bool>>,
+    /// How often somebody asked for the snapshots of a volume.
+    pub snapshot_listings: Rc<Cell<u32>>,
 }
 
 impl MemoryDirectory {
@@ -349,6 +351,7 @@ impl MemoryDirectory {
             core: 0,
             entries: Rc::default(),
             available: Rc::new(Cell::new(true)),
+            snapshot_listings: Rc::default(),
         }
     }
 
@@ -397,9 +400,20 @@ impl VolumeDirectory for MemoryDirectory {
         entries.keys().map(info).collect()
     }
 
+    async fn snapshots(&self, volume: &str) -> Vec<String> {
+        self.snapshot_listings.set(self.snapshot_listings.get() + 1);
+        let entries = self.entries.borrow();
+        let own = entries.iter().filter(|(_, (core, _))| *core == self.core);
+        own.filter_map(|(name, _)| name.strip_prefix(volume)?.strip_prefix('@'))
+            .map(str::to_owned)
+            .collect()
+    }
+
     async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {
         let entries = self.entries.borrow();
-        let (_, volume) = entries.get(&format!("{volume}@{snapshot}"))?;
+        let found = entries.get(&format!("{volume}@{snapshot}"));
+        // Other cores don't know it.
+        let (_, volume) = found.filter(|(core, _)| *core == self.core)?;
         Some(Lsn(volume.memory.lsn.get()))
     }
 }

@@ -269,8 +269,16 @@ impl VolumeDirectory for Directory {
         String::new()
     }
 
+    async fn snapshots(&self, volume: &str) -> Vec<String> {
+        let Some(place) = self.core.names.find(volume) else {
+            return Vec::new();
+        };
+        let layers = self.core.engine(place.engine).map(|e| e.layers(place.id));
+        let layers = layers.unwrap_or_default().into_iter();
+        layers.map(|layer| layer.name).collect()
+    }
+
     async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {
-        // Asked once the volume is open, so on the core that owns it.
         self.layer(volume, snapshot).map(|layer| layer.lsn)
     }
 }
