@@ -6,6 +6,7 @@ use flagstone_platform::{BlockDevice, Platform};
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
 
 use super::error::DvolError;
+use super::segments::NO_SLOT;
 use super::{Engine, Inner};
 use crate::format::catalogue::{FLAG_READ_ONLY, RecordKind};
 use crate::state::{SlotState, State};
@@ -258,7 +259,7 @@ impl<P: Platform> Engine<P> {
         let inner = &self.inner;
         let state = inner.state.borrow();
         let journal = inner.journal.borrow();
-        let reserved: u64 = state.reserved().map(|(_, blocks)| blocks).sum();
+        let reserved = state.promised_blocks(NO_SLOT);
         SpaceInfo {
             capacity_bytes: inner.capacity_blocks * BLOCK_SIZE,
             used_bytes: state.pool.used_blocks() * BLOCK_SIZE,

@@ -34,7 +34,7 @@ impl<P: Platform> Inner<P> {
             let state = self.state.borrow();
             let slot = state.slot(slot);
             (
-                state.reserved().next().is_some(),
+                state.has_reservations(),
                 slot.is_some_and(|s| s.record.reserved_blocks > 0),
             )
         };

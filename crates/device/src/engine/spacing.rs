@@ -76,9 +76,7 @@ impl<P: Platform> Inner<P> {
 
     /// Blocks set aside for dvols that they do not use yet, but for `without`.
     pub(super) fn promised_blocks(&self, without: Slot) -> u64 {
-        let state = self.state.borrow();
-        let others = state.reserved().filter(|&(slot, _)| slot != without);
-        others.map(|(_, blocks)| blocks).sum()
+        self.state.borrow().promised_blocks(without)
     }
 
     /// Blocks that `slot` may still take for new data.

@@ -110,6 +110,12 @@ pub struct Pool {
     used_blocks: u64,
     /// Sum of `open_blocks` of loaded segments.
     open_blocks: u64,
+    /// Blocks not in use in segments that can be loaded.
+    unloaded_free: u64,
+    /// Blocks that became open, ever.
+    opened: u64,
+    /// No segment has a long run before this many blocks have become open.
+    long_after_opened: u64,
     /// Hand out the lowest open block of a segment instead of going round.
     pub reuse_soon: bool,
     /// The first change that did not fit.
@@ -131,6 +137,9 @@ impl Pool {
             long: None,
             used_blocks: 0,
             open_blocks: 0,
+            unloaded_free: 0,
+            opened: 0,
+            long_after_opened: 0,
             reuse_soon: false,
             misfit: None,
         }
@@ -157,9 +166,12 @@ impl Pool {
         };
         self.used_blocks += u64::from(record.used_blocks);
         if record.bitmap_slot == NO_BITMAP {
-            self.open_blocks += (range.1 - range.0) as u64;
             state.maps = Some(Maps::new(Bitmap::default(), range));
         }
+        self.open_blocks += state.open_blocks();
+        self.opened += state.open_blocks();
+        self.unloaded_free += state.unloaded_free();
+        self.long_after_opened = 0;
         let before = self.segments.insert(segment, state);
         assert!(before.is_none(), "a segment is added once");
     }
@@ -175,6 +187,7 @@ impl Pool {
             return;
         };
         self.open_blocks -= state.open_blocks();
+        self.unloaded_free -= state.unloaded_free();
         self.segments.remove(&segment);
         for place in [&mut self.current, &mut self.long] {
             *place = place.filter(|&no| no != segment);
@@ -216,10 +229,31 @@ impl Pool {
 
     /// Blocks not in use in segments that are not loaded.
     pub fn unloaded_free_blocks(&self) -> u64 {
-        let unloaded = self.segments.values().filter(|s| s.can_be_loaded());
-        unloaded
-            .map(|s| s.capacity().saturating_sub(u64::from(s.record.used_blocks)))
-            .sum()
+        debug_assert_eq!(
+            self.unloaded_free,
+            self.segments
+                .values()
+                .map(SegmentState::unloaded_free)
+                .sum::<u64>()
+        );
+        self.unloaded_free
+    }
+
+    /// Makes a change to a segment that may change which of its blocks could be handed out, and
+    /// counts again.
+    fn recounted<T>(
+        &mut self,
+        segment: SegmentNo,
+        change: impl FnOnce(&mut SegmentState) -> T,
+    ) -> Option<T> {
+        let state = self.segments.get_mut(&segment)?;
+        let (open, unloaded) = (state.open_blocks(), state.unloaded_free());
+        let result = change(state);
+        let now_open = state.open_blocks();
+        self.opened += now_open.saturating_sub(open);
+        self.open_blocks = self.open_blocks - open + now_open;
+        self.unloaded_free = self.unloaded_free - unloaded + state.unloaded_free();
+        Some(result)
     }
 
     /// The segment whose bitmap should be loaded next to have more open blocks.
@@ -235,49 +269,49 @@ impl Pool {
     /// Gives an unloaded segment its bitmap as the last checkpoint wrote it. False if the bitmap
     /// does not fit the record or what has changed since: see [`Pool::lose`].
     pub fn loaded(&mut self, segment: SegmentNo, bitmap: Bitmap) -> bool {
-        let Some(state) = self.segments.get_mut(&segment) else {
-            return false;
+        self.long_after_opened = 0;
+        let load = |state: &mut SegmentState| {
+            if state.maps.is_some() {
+                return true;
+            }
+            let mut maps = Maps::new(bitmap, state.range);
+            let mut fits = true;
+            for late in std::mem::take(&mut state.late) {
+                fits &= maps.change(late).is_some();
+            }
+            fits &= maps.used.count() == state.record.used_blocks
+                && maps.used.count_in(state.range) == state.record.used_blocks;
+            state.maps = Some(maps);
+            state.unreadable = false;
+            fits
         };
-        if state.maps.is_some() {
-            return true;
-        }
-        let mut maps = Maps::new(bitmap, state.range);
-        let mut fits = true;
-        for late in std::mem::take(&mut state.late) {
-            fits &= maps.change(late).is_some();
-        }
-        fits &= maps.used.count() == state.record.used_blocks
-            && maps.used.count_in(state.range) == state.record.used_blocks;
-        self.open_blocks += u64::from(maps.open_blocks);
-        state.maps = Some(maps);
-        state.unreadable = false;
-        fits
+        self.recounted(segment, load).unwrap_or(false)
     }
 
     /// A segment's bitmap is damaged, so nobody knows which of its blocks are free. All count as
     /// used from now on, but for what is freed later, and the next checkpoint writes that down:
     /// space is lost until then, never a block handed out twice.
     pub fn lose(&mut self, segment: SegmentNo) {
-        let Some(state) = self.segments.get_mut(&segment) else {
-            return;
+        let lose = |state: &mut SegmentState| {
+            let before = state.record.used_blocks;
+            let mut all = Bitmap::default();
+            (state.range.0..state.range.1).for_each(|index| {
+                all.set(index);
+            });
+            let mut maps = Maps::new(all, state.range);
+            for late in std::mem::take(&mut state.late) {
+                // What is mapped now is among the used ones already.
+                let _ = maps.change(late);
+            }
+            state.record.used_blocks = maps.used.count();
+            state.maps = Some(maps);
+            state.dirty = true;
+            state.lost = true;
+            (u64::from(before), u64::from(state.record.used_blocks))
         };
-        self.open_blocks -= state.open_blocks();
-        self.used_blocks -= u64::from(state.record.used_blocks);
-        let mut all = Bitmap::default();
-        (state.range.0..state.range.1).for_each(|index| {
-            all.set(index);
-        });
-        let mut maps = Maps::new(all, state.range);
-        for late in std::mem::take(&mut state.late) {
-            // What is mapped now is among the used ones already.
-            let _ = maps.change(late);
+        if let Some((before, now)) = self.recounted(segment, lose) {
+            self.used_blocks = self.used_blocks - before + now;
         }
-        state.record.used_blocks = maps.used.count();
-        self.used_blocks += u64::from(state.record.used_blocks);
-        self.open_blocks += u64::from(maps.open_blocks);
-        state.maps = Some(maps);
-        state.dirty = true;
-        state.lost = true;
     }
 
     /// Segments whose bitmaps were found damaged.
@@ -288,15 +322,15 @@ impl Pool {
     /// A segment's bitmap could not be read: others are tried first, until
     /// [`Pool::retry_unreadable`].
     pub fn set_unreadable(&mut self, segment: SegmentNo) {
-        if let Some(state) = self.segments.get_mut(&segment) {
-            state.unreadable = true;
-        }
+        self.recounted(segment, |state| state.unreadable = true);
     }
 
     /// Has bitmaps that could not be read tried again.
     pub fn retry_unreadable(&mut self) {
-        for state in self.segments.values_mut() {
+        for state in self.segments.values_mut().filter(|s| s.unreadable) {
+            self.unloaded_free -= state.unloaded_free();
             state.unreadable = false;
+            self.unloaded_free += state.unloaded_free();
         }
     }
 
@@ -327,7 +361,11 @@ impl Pool {
     /// Looks for a long run in the loaded segments; true if there is one.
     pub fn seek_long_run(&mut self) -> bool {
         loop {
+            if self.long.is_none() && self.opened < self.long_after_opened {
+                return false;
+            }
             let Some(segment) = self.long.or_else(|| self.segment_for_long_runs()) else {
+                self.long_after_opened = self.opened + u64::from(LONG_RETRY_BLOCKS);
                 return false;
             };
             self.long = Some(segment);
@@ -469,6 +507,8 @@ impl Pool {
             (None, Late::Reopen(_)) => self.note(block, "is to be reused, but is in use"),
             (Some(opened), change) => {
                 self.open_blocks = self.open_blocks.saturating_add_signed(opened);
+                self.opened += u64::try_from(opened).unwrap_or(0);
+                self.unloaded_free -= state.unloaded_free();
                 match change {
                     Late::Commit(_) => {
                         state.record.used_blocks += 1;
@@ -482,6 +522,7 @@ impl Pool {
                     }
                     Late::Reopen(_) => {}
                 }
+                self.unloaded_free += state.unloaded_free();
             }
         }
     }
@@ -495,6 +536,16 @@ impl SegmentState {
     /// Blocks that can be handed out when nothing is in use.
     pub fn capacity(&self) -> u64 {
         (self.range.1 - self.range.0) as u64
+    }
+
+    /// Blocks not in use, if the bitmap is yet to be loaded and can be.
+    fn unloaded_free(&self) -> u64 {
+        match self.can_be_loaded() {
+            true => self
+                .capacity()
+                .saturating_sub(u64::from(self.record.used_blocks)),
+            false => 0,
+        }
     }
 
     fn can_be_loaded(&self) -> bool {

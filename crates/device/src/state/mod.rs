@@ -92,8 +92,10 @@ pub struct State {
     pub incarnation: u32,
     /// Counts nodes in memory.
     pub map_stats: Rc<MapStats>,
-    /// Slots of dvols with a reservation.
-    reserving_slots: BTreeSet<u32>,
+    /// Slots of dvols with a reservation, and the blocks set aside for each that it does not use yet.
+    promises: BTreeMap<u32, u64>,
+    /// Sum of those.
+    promised_blocks: u64,
     /// Ranges that may be deallocated in a dvol after a start before its tombstones are counted.
     pub count_tombstones_after: u64,
     /// Slots in which as many ranges were deallocated as was allowed.
@@ -123,7 +125,8 @@ impl State {
             next_layer,
             incarnation,
             map_stats: Rc::new(MapStats::default()),
-            reserving_slots: BTreeSet::new(),
+            promises: BTreeMap::new(),
+            promised_blocks: 0,
             count_tombstones_after: COUNT_AFTER,
             full_of_tombstones: BTreeSet::new(),
             scratch_displaced: Vec::new(),
@@ -262,15 +265,16 @@ impl State {
         self.note_reservation(slot);
     }
 
+    /// Counts again what is set aside for a dvol, after any change to its record.
     fn note_reservation(&mut self, slot: Slot) {
-        if self
-            .slot(slot)
-            .is_some_and(|s| s.record.reserved_blocks > 0)
-        {
-            self.reserving_slots.insert(slot.0);
-        } else {
-            self.reserving_slots.remove(&slot.0);
-        }
+        let reserving = self.slot(slot).filter(|s| s.record.reserved_blocks > 0);
+        let promised = reserving.map(|s| promised_to(&s.record));
+        let before = match promised {
+            Some(blocks) => self.promises.insert(slot.0, blocks),
+            None => self.promises.remove(&slot.0),
+        };
+        self.promised_blocks -= before.unwrap_or(0);
+        self.promised_blocks += promised.unwrap_or(0);
     }
 
     /// Puts a slot's content in place while a root is being loaded.
@@ -360,19 +364,24 @@ impl State {
 }
 
 impl State {
-    /// Dvols with blocks set aside that they do not use yet, and how many. What a dvol shares with
-    /// older layers does not count as its own: overwriting it will take new blocks.
-    pub fn reserved(&self) -> impl Iterator<Item = (Slot, u64)> {
-        let slots = self
-            .reserving_slots
-            .iter()
-            .filter_map(|&s| Some((Slot(s), self.slot(Slot(s))?)));
-        slots.map(|(slot, s)| {
-            let own = s
-                .record
-                .mapped_blocks
-                .saturating_sub(s.record.inherited_blocks);
-            (slot, s.record.reserved_blocks.saturating_sub(own))
-        })
+    /// True if any dvol has a reservation.
+    pub fn has_reservations(&self) -> bool {
+        !self.promises.is_empty()
     }
+
+    /// Blocks set aside for dvols that do not use them yet, but for `without`.
+    pub fn promised_blocks(&self, without: Slot) -> u64 {
+        debug_assert!(self.promises.iter().all(|(&slot, &promised)| {
+            let state = self.slot(Slot(slot));
+            state.is_some_and(|s| promised_to(&s.record) == promised)
+        }));
+        self.promised_blocks - self.promises.get(&without.0).copied().unwrap_or(0)
+    }
+}
+
+/// Blocks set aside for a dvol that it does not use yet. What it shares with older layers does not
+/// count as its own: overwriting that will take new blocks.
+fn promised_to(record: &CatalogueRecord) -> u64 {
+    let own = record.mapped_blocks.saturating_sub(record.inherited_blocks);
+    record.reserved_blocks.saturating_sub(own)
 }

@@ -27,6 +27,10 @@ impl Setting {
             ("CPU", cpu()),
             ("memory", memory()),
             ("kernel", file_text("/proc/sys/kernel/osrelease")),
+            (
+                "idle driver",
+                file_text("/sys/devices/system/cpu/cpuidle/current_driver"),
+            ),
             ("filesystem", filesystem(dir)),
             ("disk", disk(dir)),
             ("fio", version("fio")),

@@ -120,7 +120,8 @@ impl Report {
         let _ = writeln!(
             page,
             "- who spins: fio sleeps between completions; the libnbd client (FUA points) {spin}; \
-             the peers sleep; Flagstone's cores spin for a while, then sleep\n"
+             the peers sleep; Flagstone's cores sleep where the kernel polls before it halts a CPU \
+             (see idle driver), elsewhere they spin up to 50 us first\n"
         );
         let _ = writeln!(page, "![ratios to the raw file]({picture})\n");
         self.goals(&mut page);
