@@ -11,7 +11,7 @@ use flagstone_device::engine::{
     format_device, join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, Fault, Injection, SimDisk, SimPlatform, World};
+use flagstone_sim::{DiskConfig, Fault, Injection, SimDisk, SimPlatform, World, WriteErrorLeaves};
 use flagstone_types::{Epoch, Lsn};
 
 const BLOCK: u64 = 4096;
@@ -308,4 +308,58 @@ fn a_write_to_what_is_being_deleted_leaves_no_block_taken() {
         let taken = space.capacity_bytes - space.used_bytes - space.open_bytes;
         assert_eq!(taken, 0, "{space:?}");
     });
+}
+
+/// Writes fail one after the other while the ring is full. Each is taken back by a group of its own,
+/// for which the ring had no room in the end, and the process ended.
+#[test]
+fn a_ring_without_room_to_take_writes_back_fences_the_device() {
+    let disk = new_disk();
+    let world = World::new(1);
+    let platform = world.platform(0);
+    let answers = Rc::new(Cell::new(0));
+    let told = answers.clone();
+    let (engine, asked) = world.block_on(0, async move {
+        let device = platform.open(&disk);
+        let options = FormatOptions {
+            journal_count: 1,
+            ring_blocks: 128,
+            size_bytes: disk.size_bytes(),
+        };
+        let formatted = format_device(&platform, &device, options).await;
+        let superblock = formatted.expect("formats");
+        let prepared = Engine::<SimPlatform>::prepare(&platform, &device).await;
+        let shared = prepared.expect("has a superblock").1;
+        let options = EngineOptions {
+            hold_checkpoints: true,
+            ..EngineOptions::default()
+        };
+        let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+        let engine = opened.await.expect("opens").0;
+        let failing = engine.create(named("failing")).await.expect("creates");
+        let other = engine.create(named("other")).await.expect("creates");
+        let data = (128 + 16) * BLOCK..disk.size_bytes();
+        let leaves = WriteErrorLeaves::Old;
+        for fault in [
+            Fault::WriteError { leaves },
+            Fault::Delay { ns: 10_000_000_000 },
+        ] {
+            disk.inject(Injection::next(fault).times(40).within(data.clone()));
+        }
+        let asked = 40 + 120;
+        for index in 0..asked {
+            let (engine, told) = (engine.clone(), told.clone());
+            let dvol = if index < 40 { failing } else { other };
+            platform.spawn(async move {
+                let write = engine.write(dvol, index * BLOCK, block_of(1), Stability::Unstable);
+                let _ = write.await;
+                told.set(told.get() + 1);
+            });
+            platform.sleep_ns(5_000_000).await;
+        }
+        (engine, asked)
+    });
+    world.run_for(60_000_000_000);
+    assert!(engine.is_fenced());
+    assert_eq!(answers.get(), asked, "everybody is answered");
 }

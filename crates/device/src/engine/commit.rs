@@ -537,7 +537,10 @@ impl<P: Platform> Inner<P> {
     /// Closes a group of aborts and starts writing it.
     fn close_aborts(self: &Rc<Self>) {
         let sealed = self.journal.borrow_mut().close_aborts();
-        self.start_writing(sealed);
+        match sealed {
+            Some(sealed) => self.start_writing(sealed),
+            None => self.fence("the ring has no room left to take failed writes back"),
+        }
     }
 
     fn start_writing(self: &Rc<Self>, groups: Vec<SealedGroup>) {
@@ -587,11 +590,17 @@ impl<P: Platform> Inner<P> {
         let mut buf = buf;
         for attempt in 1.. {
             let (back, result) = self.device.write(offset_bytes, buf).await;
-            match result {
-                Ok(()) => break,
-                Err(error) if attempt >= tries => return Err(error),
-                Err(_) => buf = back,
+            let Err(error) = result else { break };
+            tracing::warn!(
+                device = %self.superblock.device_id,
+                offset_bytes,
+                attempt,
+                "writing the journal or a checkpoint failed: {error}"
+            );
+            if attempt >= tries {
+                return Err(error);
             }
+            buf = back;
         }
         Ok(())
     }

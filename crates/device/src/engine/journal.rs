@@ -140,23 +140,28 @@ impl Journal {
         !self.aborts.is_empty()
     }
 
-    /// Closes a group of aborts. The ring keeps room for a group of one block and a pad as long as
-    /// aborts of everything in flight fit it.
-    pub(super) fn close_aborts(&mut self) -> Vec<SealedGroup> {
-        let body = std::mem::take(&mut self.abort_body);
-        let units = std::mem::take(&mut self.aborts);
-        let blocks = (HEADER_BYTES + body.len()).div_ceil(BLOCK_SIZE as usize) as u32;
+    /// Closes a group of aborts; there must be some. `None` if the ring has no room for it: some is
+    /// kept, but writes can fail one after the other, each with a group of its own.
+    pub(super) fn close_aborts(&mut self) -> Option<Vec<SealedGroup>> {
+        // Aborts are all of one length.
+        let each = self.abort_body.len() / self.aborts.len();
+        let count = self.aborts.len().min(BODY_MAX_BYTES / each);
+        let blocks = (HEADER_BYTES + count * each).div_ceil(BLOCK_SIZE as usize) as u32;
         let to_end = self.ring_blocks - self.position.ring_index;
+        let pad = if blocks > to_end { to_end } else { 0 };
+        if self.used_blocks + pad + blocks > self.ring_blocks {
+            return None;
+        }
+        let rest = self.abort_body.split_off(count * each);
+        let body = std::mem::replace(&mut self.abort_body, rest);
+        let rest = self.aborts.split_off(count);
+        let units = std::mem::replace(&mut self.aborts, rest);
         let mut sealed = Vec::new();
-        if blocks > to_end {
-            sealed.push(self.seal(Vec::new(), Vec::new(), Some(to_end)));
+        if pad > 0 {
+            sealed.push(self.seal(Vec::new(), Vec::new(), Some(pad)));
         }
         sealed.push(self.seal(body, units, None));
-        assert!(
-            self.used_blocks <= self.ring_blocks,
-            "the ring keeps room for aborts"
-        );
-        sealed
+        Some(sealed)
     }
 
     /// True if a group is being built.
