@@ -159,7 +159,12 @@ impl<P: Platform> Inner<P> {
         while planted(Bug::RetryAfterFailedFlush) && result.is_err() {
             result = self.device.flush().await;
         }
-        if result.is_err() {
+        if let Err(error) = &result {
+            tracing::error!(
+                device = %self.superblock.device_id,
+                journal = self.journal_no,
+                "flushing the device failed: {error}"
+            );
             self.shared.fence();
         }
         let beside = self.shared.flush_ended(id);

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot, VBlock};
 
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
@@ -218,7 +218,9 @@ impl<P: Platform> Engine<P> {
         // What was read may still be in a volatile cache (the process died, the machine did not).
         // The checkpoint reuses blocks that the chain freed, so the chain must be durable first.
         if !planted(Bug::RecoveryFlushSkipped) {
-            self.inner.device.flush().await.map_err(OpenError::Io)?;
+            // As any flush: if that of another journal fails beside it, it proves nothing.
+            let failed = |_| OpenError::Io(io::Error::other("a flush failed; see the log"));
+            self.inner.flush_device().await.map_err(failed)?;
         }
         self.inner
             .checkpoint(false)
@@ -684,8 +686,9 @@ fn aborted(chain: &Chain) -> BTreeSet<usize> {
     aborted
 }
 
-/// The unit that maps a place last, with the block and its checksum; `None`: it was unmapped.
-type LastMappings = BTreeMap<(Slot, Key), Option<(usize, BlockNo, BlockChecksum)>>;
+/// The unit that maps a place last, with the block and its checksum. What is unmapped is not there:
+/// unmapping the same over and over again must not cost what was once mapped.
+type LastMappings = BTreeMap<(Slot, Key), (usize, BlockNo, BlockChecksum)>;
 
 /// For each place that the units map, the unit that maps it last, the block and its checksum.
 /// Superseded mappings are left out: their blocks may hold something else by now.
@@ -701,17 +704,16 @@ fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo,
         for record in &unit.records {
             match record {
                 Record::Map { slot, runs, .. } => {
-                    for (vblock, mapped) in runs.iter().flat_map(|run| {
-                        (run.start.0..)
-                            .map(flagstone_types::VBlock)
-                            .zip(&run.blocks)
-                    }) {
+                    for (vblock, mapped) in runs
+                        .iter()
+                        .flat_map(|run| (run.start.0..).map(VBlock).zip(&run.blocks))
+                    {
                         let found = (index, mapped.block, mapped.checksum);
                         if planted(Bug::SupersededChecked) {
                             superseded.push(found);
                         }
-                        last.insert((*slot, Key::block(vblock)), Some(found));
-                        last.insert((*slot, Key::delta(vblock)), None);
+                        last.insert((*slot, Key::block(vblock)), found);
+                        last.remove(&(*slot, Key::delta(vblock)));
                     }
                 }
                 Record::Delta {
@@ -722,19 +724,11 @@ fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo,
                     ..
                 } => {
                     let found = (index, *block, *checksum);
-                    last.insert((*slot, Key::delta(*vblock)), Some(found));
+                    last.insert((*slot, Key::delta(*vblock)), found);
                 }
                 Record::Unmap { slot, ranges, .. } => {
                     for &(start, count) in ranges {
-                        let from = Key::block(start);
-                        let end = Key::block(flagstone_types::VBlock(start.0 + count));
-                        let gone: Vec<Key> = last
-                            .range((*slot, from)..(*slot, end))
-                            .map(|((_, key), _)| *key)
-                            .collect();
-                        for key in gone {
-                            last.insert((*slot, key), None);
-                        }
+                        forget_mappings(&mut last, *slot, start, count);
                     }
                 }
                 // A snapshot keeps what is mapped now: from here on, changes to the dvol do not
@@ -754,7 +748,16 @@ fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo,
         }
     }
     let superseded = superseded.into_iter();
-    last.into_values().flatten().chain(superseded).collect()
+    last.into_values().chain(superseded).collect()
+}
+
+fn forget_mappings(last: &mut LastMappings, slot: Slot, start: VBlock, count: u64) {
+    let from = (slot, Key::block(start));
+    let end = (slot, Key::block(VBlock(start.0 + count)));
+    let gone: Vec<(Slot, Key)> = last.range(from..end).map(|(place, _)| *place).collect();
+    for place in gone {
+        last.remove(&place);
+    }
 }
 
 /// What a slot maps now stays as it is, under another slot's name.
@@ -767,5 +770,29 @@ fn move_mappings(last: &mut LastMappings, from: Slot, to: Slot) {
         if let Some(value) = last.remove(&(from, key)) {
             last.insert((to, key), value);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_unmapped_costs_nothing_more() {
+        let mut last = LastMappings::new();
+        for vblock in 0..10 {
+            let found = (
+                0,
+                BlockNo(100 + vblock),
+                BlockChecksum::of(&[0; BLOCK_BYTES]),
+            );
+            last.insert((Slot(1), Key::block(VBlock(vblock))), found);
+            last.insert((Slot(1), Key::delta(VBlock(vblock))), found);
+            last.insert((Slot(2), Key::block(VBlock(vblock))), found);
+        }
+        forget_mappings(&mut last, Slot(1), VBlock(2), 7);
+        assert_eq!(last.len(), 30 - 14);
+        forget_mappings(&mut last, Slot(1), VBlock(0), 1 << 52);
+        assert_eq!(last.len(), 10, "those of the other slot");
     }
 }
