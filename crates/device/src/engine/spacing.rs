@@ -4,6 +4,7 @@
 //! reserve for checkpoints begin; data of dvols with a reservation may use what is reserved for
 //! them; checkpoints (so deallocation and deletion too) may use everything.
 
+use std::io;
 use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, BufferPool, Platform};
@@ -102,6 +103,7 @@ impl<P: Platform> Inner<P> {
         count: u64,
     ) -> Result<SmallVec<[BlockRun; 2]>, DvolError> {
         let mut waits = 0;
+        let mut has_sought = false;
         loop {
             self.check_running()?;
             if self.available_to(slot) < count {
@@ -125,8 +127,9 @@ impl<P: Platform> Inner<P> {
                     Err(error) => return Err(error),
                 }
             }
-            self.seek_long_run(count).await;
-            if self.needs_more(slot, count) {
+            // While that waits, the node may be stopping and others may take what there is.
+            if !has_sought && self.seek_long_run(count).await {
+                has_sought = true;
                 continue;
             }
             let mut runs = Vec::new();
@@ -140,8 +143,9 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Has one more segment opened if many blocks are wanted, none of those that this journal owns
-    /// has a long run, and there are enough that nobody owns.
-    async fn seek_long_run(self: &Rc<Self>, count: u64) {
+    /// has a long run, and there are enough that nobody owns. True if it
+    /// had to wait.
+    async fn seek_long_run(self: &Rc<Self>, count: u64) -> bool {
         let spare = self.capacity_blocks / LONG_RUN_SPARE;
         let is_pieced = || {
             count >= LONG_BLOCKS
@@ -149,13 +153,14 @@ impl<P: Platform> Inner<P> {
                 && !self.state.borrow_mut().pool.seek_long_run()
         };
         if !is_pieced() {
-            return;
+            return false;
         }
         let _turn = self.opening.take(1).await;
         if self.check_running().is_ok() && is_pieced() {
             // Failing is fine: there are blocks, in pieces.
             let _ = self.open_segment().await;
         }
+        true
     }
 
     /// True if blocks are on their way to being usable.
@@ -256,7 +261,11 @@ impl<P: Platform> Inner<P> {
             let len = (end.offset_bytes() - at).min(BufferPool::ZEROS_BYTES as u64);
             let zeros = self.platform.buffers().zeros(len as usize);
             let (_, result) = self.device.write(at, zeros).await;
-            result.map_err(|_| DvolError::Device)?;
+            // A sparse file's filesystem may be full: for who writes that is as if the device were.
+            result.map_err(|error| match error.kind() {
+                io::ErrorKind::StorageFull => DvolError::NoSpace,
+                _ => DvolError::Device,
+            })?;
             at += len;
         }
         Ok(())

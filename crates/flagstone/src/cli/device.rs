@@ -53,7 +53,7 @@ enum DeviceCommand {
     /// Write an empty device to a file, partition or disk; what was there is lost
     #[command(after_help = "\
 Examples:
-  flagstone device format /data/flagstone.img:100G     creates a sparse file
+  flagstone device format /data/flagstone.img:100G     creates a file, its space set aside
   flagstone device format /dev/nvme0n1                 takes the whole disk
   flagstone serve --device /data/flagstone.img")]
     Format {

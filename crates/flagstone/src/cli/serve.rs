@@ -18,7 +18,7 @@ Examples:
   flagstone dev --dir /data/fs --size 100G --cores 2
   flagstone dev --nbd 127.0.0.1:0 --api 127.0.0.1:0       any free ports; see 'ready' and node.json")]
 pub(super) struct DevArgs {
-    /// Size of the device, if it has to be created; the file is sparse
+    /// Size of the device, if it has to be created; its space is set aside at once
     #[arg(long, default_value = "20G")]
     size: Size,
     #[command(flatten)]
