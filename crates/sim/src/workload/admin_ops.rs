@@ -1,29 +1,21 @@
-//! What clients do to whole dvols and snapshots.
+//! What clients do to whole dvols, and to names of snapshots.
 //!
 //! One such operation at a time per dvol or snapshot (others wait their turn by choosing something
 //! else), but beside reads and writes.
-
-use std::collections::BTreeMap;
 
 use flagstone_device::engine::{CreateDvol, DvolError, Handle};
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch};
 
 use super::client::{Client, Extent, effect_on};
-use super::content::{Effect, Value};
-use super::history::{History, ObjectKey};
+use super::content::Effect;
+use super::history::ObjectKey;
 use super::model::{Field, Life, Object, Part};
 
 /// Dvols of one journal, at most.
 const DVOLS_MAX: usize = 6;
 
-/// Snapshots of one journal, at most.
-const LAYERS_MAX: usize = 12;
-
 /// Names that dvols and snapshots take turns to have.
 const NAMES: u64 = 12;
-
-/// What a block's values are called when an object takes them over.
-type Values = BTreeMap<u64, Vec<Value>>;
 
 impl Client {
     /// Starts an operation on whole objects, if none is under way on any of them.
@@ -50,7 +42,7 @@ impl Client {
 
     /// A name that no dvol of the journal (or snapshot of the dvol) has or may have. With the key
     /// of one that has it if there is none left or the seed wants a clash.
-    fn name(&mut self, of: Option<ObjectKey>) -> (String, bool) {
+    pub(crate) fn name(&mut self, of: Option<ObjectKey>) -> (String, bool) {
         let letter = if of.is_some() { 's' } else { 'v' };
         let name = format!("{letter}{}", self.rng.below(NAMES));
         let model = self.model.borrow();
@@ -61,7 +53,12 @@ impl Client {
     }
 
     /// Judges an error of an operation on whole objects. True if the operation may still turn up.
-    fn admin_error(&mut self, what: &str, key: Option<ObjectKey>, error: DvolError) -> bool {
+    pub(crate) fn admin_error(
+        &mut self,
+        what: &str,
+        key: Option<ObjectKey>,
+        error: DvolError,
+    ) -> bool {
         match key {
             Some(key) => self.judge(what, &[(key, 0)], error),
             None => {
@@ -176,7 +173,7 @@ impl Client {
     }
 
     /// True if an error that says so is believable.
-    fn is_short_of_space(&self) -> bool {
+    pub(crate) fn is_short_of_space(&self) -> bool {
         let space = self.engine.space();
         self.plan.may_fail() || space.open_bytes < space.kept_bytes + (4 << 20)
     }
@@ -220,167 +217,18 @@ impl Client {
         made
     }
 
-    /// Takes a snapshot of one or several dvols.
-    pub(crate) async fn snapshot(&mut self) {
-        if self.model.borrow().layers(self.journal).len() >= LAYERS_MAX {
-            return;
-        }
-        let mut dvols = self.model.borrow().dvols(self.journal);
-        self.rng.shuffle(&mut dvols);
-        dvols.truncate(1 + self.rng.index(3));
-        let mut names = Vec::new();
-        for &dvol in &dvols {
-            let (name, is_taken) = self.name(Some(dvol));
-            if is_taken {
-                return;
-            }
-            names.push(name);
-        }
-        let keys = self.snapshot_of(&dvols, names).await;
-        if self.rng.coin() {
-            for key in keys {
-                self.read_all(key).await;
-            }
-        }
-    }
-
-    /// Takes snapshots of several dvols in one instant.
-    pub(crate) async fn snapshot_of(
-        &mut self,
-        dvols: &[ObjectKey],
-        names: Vec<String>,
-    ) -> Vec<ObjectKey> {
-        let handles: Option<Vec<Handle>> = dvols.iter().map(|&key| self.handle(key)).collect();
-        let Some(handles) = handles else {
-            return Vec::new();
-        };
-        let asked: Vec<(Handle, String)> = handles.into_iter().zip(names).collect();
-        if dvols.is_empty() || !self.occupy(dvols) {
-            return Vec::new();
-        }
-        let (keys, begun) = self.announce_layers(dvols, &asked);
-        let result = self.engine.snapshot(&asked).await;
-        self.count("snapshot", &result);
-        match &result {
-            Ok(handles) => {
-                for ((&key, &handle), &dvol) in keys.iter().zip(handles).zip(dvols) {
-                    self.take_layer(key, handle, dvol, begun);
-                }
-            }
-            Err(DvolError::NoSpace) if self.is_short_of_space() => self.give_up(&keys),
-            Err(error) => {
-                if !self.admin_error("snapshot", Some(dvols[0]), *error) {
-                    self.give_up(&keys);
-                }
-            }
-        }
-        self.model.borrow_mut().end_read(begun);
-        self.leave(dvols);
-        result.map_or(Vec::new(), |_| keys)
-    }
-
-    fn announce_layers(
-        &mut self,
-        dvols: &[ObjectKey],
-        asked: &[(Handle, String)],
-    ) -> (Vec<ObjectKey>, u64) {
-        let mut model = self.model.borrow_mut();
-        let group = model.new_group();
-        let mut keys = Vec::new();
-        for (&dvol, (_, name)) in dvols.iter().zip(asked) {
-            let of = &model.objects[dvol];
-            let mut layer = Object::new(self.journal, of.id, name, of.size.now);
-            layer.of = Some(dvol);
-            layer.made_with = Some(group);
-            layer.life = Life::Coming { from: Some(dvol) };
-            keys.push(model.add(layer, Some(dvol)));
-        }
-        let begun = model.begin_read();
-        (keys, begun)
-    }
-
-    fn give_up(&self, keys: &[ObjectKey]) {
+    pub(crate) fn give_up(&self, keys: &[ObjectKey]) {
         for &key in keys {
             self.model.borrow_mut().objects[key].life = Life::Gone;
         }
     }
 
-    /// A snapshot has been taken.
-    fn take_layer(&mut self, key: ObjectKey, handle: Handle, dvol: ObjectKey, begun: u64) {
-        let name = self.model.borrow().objects[key].name.now.clone();
-        let Some(info) = self.engine.layer(handle.id, &name) else {
-            return self.fail(format!("the snapshot {name} was taken and is not there"));
-        };
-        self.has_broken();
-        let mut model = self.model.borrow_mut();
-        let values = model.values_up_to(dvol, info.lsn.0, begun);
-        let values = match values {
-            Ok(values) => values,
-            Err(what) => return model.fail(format!("the snapshot {name} {what}")),
-        };
-        model.hand_over(dvol, key, values);
-        let size = model.objects[dvol].size.clone();
-        let layer = &mut model.objects[key];
-        layer.handle = Some(handle);
-        layer.life = Life::Here;
-        layer.lsn = Some(info.lsn.0);
-        layer.tell_lsn(info.lsn.0);
-        layer.made_with = None;
-        if !size.may_be(&info.size_bytes) {
-            model.fail(format!(
-                "the snapshot {name} is of size {}, not {size:?}",
-                info.size_bytes
-            ));
-        }
-    }
-
-    /// Reads everything of an object that a client ever changed.
-    pub(crate) async fn read_all(&mut self, key: ObjectKey) {
-        let blocks: Vec<u64> = {
-            let model = self.model.borrow();
-            model.blocks_to_read(key)
-        };
-        for run in runs_of(&blocks) {
-            let size = self.model.borrow().objects[key].size.now;
-            let end = (run.end * BLOCK_SIZE).min(size);
-            let offset = run.start * BLOCK_SIZE;
-            if offset < end {
-                self.read_extent(
-                    key,
-                    Extent {
-                        offset,
-                        len: end - offset,
-                    },
-                )
-                .await;
-            }
-        }
-    }
-
-    pub(crate) async fn delete_layer(&mut self) {
-        let layers = self.model.borrow().layers(self.journal);
-        if layers.is_empty() {
-            return;
-        }
-        let key = layers[self.rng.index(layers.len())];
-        self.delete_layer_of(key).await;
-    }
-
-    pub(crate) async fn delete_layer_of(&mut self, key: ObjectKey) {
-        let Some(handle) = self.handle(key) else {
-            return;
-        };
-        if !self.occupy(&[key]) {
-            return;
-        }
-        self.model.borrow_mut().objects[key].life = Life::Going;
-        let result = self.engine.delete_layer(handle).await;
-        self.count("delete_layer", &result);
-        self.end_delete("delete_layer", &[key], result);
-        self.leave(&[key]);
-    }
-
-    fn end_delete(&mut self, what: &str, keys: &[ObjectKey], result: Result<(), DvolError>) {
+    pub(crate) fn end_delete(
+        &mut self,
+        what: &str,
+        keys: &[ObjectKey],
+        result: Result<(), DvolError>,
+    ) {
         let life = match result {
             Ok(()) => Life::Gone,
             Err(error) => match self.admin_error(what, Some(keys[0]), error) {
@@ -434,67 +282,6 @@ impl Client {
         self.count("delete", &result);
         self.end_delete("delete", &all, result);
         self.leave(&all);
-    }
-
-    pub(crate) async fn roll_back(&mut self) {
-        let layers = self.model.borrow().layers(self.journal);
-        if layers.is_empty() {
-            return;
-        }
-        let layer = layers[self.rng.index(layers.len())];
-        self.roll_back_to(layer).await;
-    }
-
-    pub(crate) async fn roll_back_to(&mut self, layer: ObjectKey) {
-        let Some(dvol) = self.model.borrow().objects[layer].of else {
-            return;
-        };
-        let (Some(handle), Some(to)) = (self.handle(dvol), self.handle(layer)) else {
-            return;
-        };
-        if !self.occupy(&[dvol, layer]) {
-            return;
-        }
-        let size = self.model.borrow().objects[layer].size.now;
-        let parts = vec![self.rollback_part(dvol, layer)];
-        self.model.borrow_mut().objects[dvol].size.next = Some(size);
-        let title = self.model.borrow().objects[layer].title();
-        let change = self.begin(format!("roll back to {title}"), parts, true, true);
-        self.model.borrow_mut().objects[dvol].has_gap = true;
-        let result = self.engine.roll_back(handle, to).await;
-        self.count("roll_back", &result);
-        let uncertain = matches!(result, Err(DvolError::Fenced | DvolError::Stopping));
-        self.end(change, Some(result.map(|()| None)), true, &[]);
-        let mut model = self.model.borrow_mut();
-        if !uncertain {
-            model.objects[dvol].size.end(result.is_ok());
-        }
-        drop(model);
-        self.leave(&[dvol, layer]);
-    }
-
-    /// Every block becomes what it is in the snapshot.
-    fn rollback_part(&self, dvol: ObjectKey, layer: ObjectKey) -> Part {
-        let model = self.model.borrow();
-        let (head, old) = (&model.objects[dvol], &model.objects[layer]);
-        let mut effects = Vec::new();
-        let both = head.blocks.keys().chain(old.blocks.keys());
-        let vblocks: std::collections::BTreeSet<u64> = both.copied().collect();
-        for vblock in vblocks {
-            let values = match old.blocks.get(&vblock) {
-                Some(history) => history.base.clone(),
-                None => vec![old.untouched(vblock)],
-            };
-            effects.push((vblock, Effect::Restore(values)));
-        }
-        let untouched = Effect::Restore(vec![Value::forgotten()]);
-        Part {
-            object: dvol,
-            effects,
-            wide: Some((0..u64::MAX, untouched)),
-            closes: false,
-            lsn_before: 0,
-        }
     }
 
     pub(crate) async fn resize(&mut self, key: ObjectKey) {
@@ -685,140 +472,5 @@ impl Client {
             Ok(()) => self.model.borrow_mut().objects[key].read_only.end(true),
             Err(error) => drop(self.admin_error("set_read_only", Some(key), error)),
         }
-    }
-
-    /// Compares what the engine tells about its dvols with the model.
-    pub(crate) async fn look_around(&mut self) {
-        let infos = self.engine.dvols();
-        let mut wrong = Vec::new();
-        {
-            let model = self.model.borrow();
-            for info in &infos {
-                if self.engine.dvol_name(info.handle.id).as_ref() != Some(&info.name) {
-                    wrong.push(format!("{} has two names", info.name));
-                }
-                let known = model.select(|o| o.of.is_none() && o.id == info.handle.id);
-                let Some(&key) = known.first() else {
-                    wrong.push(format!("{} is not known", info.name));
-                    continue;
-                };
-                let object = &model.objects[key];
-                let fits = object.name.may_be(&info.name)
-                    && object.size.may_be(&info.size_bytes)
-                    && object.reserved.may_be(&info.reserved_bytes)
-                    && object.epoch.may_be(&info.epoch.0)
-                    && object.read_only.may_be(&info.read_only)
-                    && object.life != Life::Gone;
-                if !fits {
-                    wrong.push(format!(
-                        "{info:?} is not as it should be: {}",
-                        object.title()
-                    ));
-                }
-            }
-            for key in model.dvols(self.journal) {
-                if !infos
-                    .iter()
-                    .any(|info| info.handle.id == model.objects[key].id)
-                {
-                    wrong.push(format!("{} is not listed", model.objects[key].title()));
-                }
-            }
-        }
-        if !wrong.is_empty() && !self.has_broken() {
-            self.fail(wrong.join("; "));
-        }
-        for info in infos {
-            for layer in self.engine.layers(info.handle.id) {
-                let result = self.engine.exclusive_bytes(layer.handle).await;
-                self.count("exclusive_bytes", &result);
-            }
-        }
-    }
-
-    pub(crate) async fn scrub(&mut self) {
-        let pause_ns = self.rng.below(100_000);
-        let result = self.engine.scrub(pause_ns).await;
-        self.count("scrub", &result);
-        match result {
-            Ok(report) => {
-                let found_damage = !report.corrupt.is_empty() && !self.has_lost_writes();
-                let could_not = report.unreadable > 0 || report.broken_maps > 0;
-                if found_damage || (could_not && !self.plan.may_fail()) {
-                    self.fail(format!("the scrub found damage: {report:?}"));
-                }
-            }
-            Err(error) => drop(self.admin_error("scrub", None, error)),
-        }
-    }
-
-    pub(crate) async fn checkpoint(&mut self) {
-        let result = self.engine.checkpoint().await;
-        self.count("checkpoint", &result);
-        if let Err(error) = result {
-            self.admin_error("checkpoint", None, error);
-        }
-    }
-
-    pub(crate) async fn wait_until_reaped(&mut self) {
-        let result = self.engine.wait_until_reaped().await;
-        self.count("wait_until_reaped", &result);
-        if let Err(error) = result {
-            self.admin_error("wait_until_reaped", None, error);
-        }
-    }
-}
-
-/// Blocks in ascending order as runs of at most 64.
-pub(crate) fn runs_of(blocks: &[u64]) -> Vec<std::ops::Range<u64>> {
-    let mut runs: Vec<std::ops::Range<u64>> = Vec::new();
-    for &block in blocks {
-        match runs.last_mut() {
-            Some(run) if run.end == block && run.end - run.start < 64 => run.end += 1,
-            _ => runs.push(block..block + 1),
-        }
-    }
-    runs
-}
-
-impl super::model::Model {
-    /// What the blocks of an object may have held at some time since `from`.
-    fn values_since(&self, key: ObjectKey, from: u64) -> Values {
-        let values = |history: &History| {
-            let states = history.live(&self.ops, from);
-            let mut values: Vec<Value> = states.into_iter().map(|s| s.value).collect();
-            values.sort_unstable();
-            values.dedup();
-            values
-        };
-        self.objects[key]
-            .blocks
-            .iter()
-            .map(|(&v, h)| (v, values(h)))
-            .collect()
-    }
-
-    /// What the blocks of a snapshot hold that was begun at `from` and shows changes up to `lsn`.
-    fn values_up_to(&self, key: ObjectKey, lsn: u64, from: u64) -> Result<Values, String> {
-        let mut all = Values::new();
-        for (&vblock, history) in &self.objects[key].blocks {
-            let missed = history.entries.iter().find(|entry| {
-                let op = &self.ops[entry.op];
-                let is_earlier = op.ended.is_some_and(|end| end < from);
-                is_earlier && op.outcome == super::history::Outcome::Done && entry.lsn.low > lsn
-            });
-            if let Some(missed) = missed {
-                return Err(format!("misses \"{}\"", self.ops[missed.op].what));
-            }
-            let values = history.up_to(&self.ops, lsn);
-            all.insert(vblock, values);
-        }
-        Ok(all)
-    }
-
-    /// Gives an object what another one held.
-    fn hand_over(&mut self, from: ObjectKey, to: ObjectKey, values: Values) {
-        let source = self.objects[from].clone();
-        self.objects[to].inherit(&source, values);
     }
 }

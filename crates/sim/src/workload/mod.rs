@@ -15,6 +15,7 @@ mod client;
 mod content;
 mod data_ops;
 mod history;
+mod layer_ops;
 mod model;
 mod node;
 mod plan;
@@ -25,6 +26,7 @@ mod resolve;
 mod run;
 mod script;
 mod sweep;
+mod upkeep_ops;
 
 pub use plan::{FaultClass, Plan, Style};
 pub use run::{Report, run};

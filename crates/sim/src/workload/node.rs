@@ -14,9 +14,9 @@ use flagstone_platform::Platform;
 use flagstone_platform::sync::{Awaited, promise};
 use flagstone_types::{BLOCK_SIZE, BlockNo};
 
-use super::admin_ops::runs_of;
 use super::client::{Client, Shared, flush_errors};
 use super::history::ObjectKey;
+use super::layer_ops::runs_of;
 use super::model::Ended;
 use super::plan::{FaultClass, Plan};
 use super::query_ops::bytes_of;
