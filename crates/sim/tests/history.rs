@@ -39,13 +39,21 @@ fn tombstones(image: &DiskImage, what: &str) -> u64 {
 }
 
 async fn open(platform: &SimPlatform, disk: &SimDisk, tombstones_max: u64) -> Engine<SimPlatform> {
-    let device = platform.open(disk);
-    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
-    let (superblock, shared) = prepared.expect("has a superblock");
     let options = EngineOptions {
         tombstones_max,
         ..EngineOptions::default()
     };
+    open_with(platform, disk, options).await
+}
+
+async fn open_with(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    options: EngineOptions,
+) -> Engine<SimPlatform> {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
     let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
     opened.await.expect("opens").0
 }
@@ -155,6 +163,34 @@ fn a_hundred_thousand_deallocations_leave_little_behind() {
     assert!(largest < 1_000_000, "{largest} bytes of maps");
     let left = tombstones(&disk.stable_image(), "stopped");
     assert!(left > MOST / 4 && left <= MOST + MOST / 4, "{left} left");
+}
+
+/// A step of forgetting let go of each node as soon as it had loaded it. When the maps had less room
+/// than a step needs, it loaded the same nodes again and again, and changes waited for theirs as long.
+#[test]
+fn forgetting_ends_however_little_room_maps_have() {
+    let disk = formatted();
+    run(&disk, |platform, disk| async move {
+        let options = EngineOptions {
+            tombstones_max: 200,
+            map_cache_bytes: 0,
+            ..EngineOptions::default()
+        };
+        let engine = open_with(&platform, &disk, options).await;
+        let dvol = create(&engine).await;
+        // Tombstones in many nodes, all of which are clean and can be let go.
+        for n in 0..2000 {
+            touch(&engine, dvol, 2 * n).await;
+            if n % 100 == 0 {
+                engine.checkpoint().await.expect("makes a checkpoint");
+            }
+        }
+        settle(&platform, &engine).await;
+        let forgotten = engine.counters().tombstones_forgotten.get();
+        assert!(forgotten > 1700, "{forgotten} are forgotten");
+        engine.stop().await.expect("stops");
+    });
+    tombstones(&disk.stable_image(), "stopped");
 }
 
 #[test]

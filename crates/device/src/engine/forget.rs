@@ -190,11 +190,13 @@ impl<P: Platform> Inner<P> {
                     dropped += count as u64;
                     let Some(next) = next else { break };
                     from = next;
+                    drop(pass);
+                    self.evict_nodes();
                 }
+                // What was loaded stays until it has been used: if the maps have less room than a
+                // step needs, it would be loaded again and again, and so would what changes need.
                 Err(missing) => self.load_node(&missing).await?,
             }
-            drop(pass);
-            self.evict_nodes();
             self.platform.yield_now().await;
         }
         let forgotten = &self.counters.tombstones_forgotten;
