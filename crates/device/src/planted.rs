@@ -74,6 +74,12 @@ pub enum Bug {
     DeltaKept,
     /// Deallocating leaves no trace of when it was.
     NoTombstone,
+    /// Tombstones above the floor are dropped as well.
+    TombstonesAboveFloor,
+    /// Tombstones are dropped before the record that raises the floor is durable.
+    TombstonesBeforeFloor,
+    /// A question waits for nodes and does not look at the floor again.
+    FloorNotRechecked,
     /// LSNs go on after a crash as if nothing had been forgotten.
     LsnNotSkipped,
     /// After several crashes as many LSNs are left out as after one.
@@ -90,7 +96,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 39] = [
+    pub const ALL: [Bug; 42] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -124,6 +130,9 @@ impl Bug {
         Bug::HeadKeepsNumber,
         Bug::DeltaKept,
         Bug::NoTombstone,
+        Bug::TombstonesAboveFloor,
+        Bug::TombstonesBeforeFloor,
+        Bug::FloorNotRechecked,
         Bug::LsnNotSkipped,
         Bug::LsnSkippedOnce,
         Bug::LsnOfSlotKept,

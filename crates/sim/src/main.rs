@@ -8,12 +8,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flagstone_sim::CrashMoment;
-use flagstone_sim::workload::{Crash, Plan, crash_script, run, whole_script};
+use flagstone_sim::workload::{Crash, Plan, Scene, crash_script, run, whole_script};
 
 const USAGE: &str = "expected one of
     --seed S              one seed, with its story
     --seeds N [--from S]  so many seeds
     --minutes M [--from S]
+    --scenes N [--from S] so many seeds of each scene
     --kept FILE           the seeds that a file lists
     --script [--outcomes K] [--every N]
                           the script, crashed at each change (or every n-th) with K outcomes each
@@ -21,7 +22,7 @@ const USAGE: &str = "expected one of
     --planted FILE        each bug that a file lists, with what notices it
     --bug NAME --seeds N  the first seeds that notice a bug
     --bug NAME --script   the first crashes of the script that do
-and --quiet";
+and --quiet; with --scene NAME seeds are those of that scene";
 
 /// What to run.
 #[derive(Default)]
@@ -29,6 +30,9 @@ struct Words {
     from: u64,
     count: u64,
     minutes: Option<u64>,
+    /// Seeds are those of this scene, or with `scenes` of each.
+    scene: Option<Scene>,
+    scenes: bool,
     quiet: bool,
     kept: Option<String>,
     script: bool,
@@ -59,12 +63,23 @@ fn main() -> ExitCode {
             crash: Some(crash), ..
         } => one_crash(*crash),
         Words { script: true, .. } => script(&words),
-        _ => seeds(&words),
+        Words { scenes: true, .. } => scenes(&words),
+        _ => seeds(&words, words.scene),
     };
     ExitCode::from(u8::from(!good))
 }
 
-fn seeds(words: &Words) -> bool {
+/// So many seeds of each scene.
+fn scenes(words: &Words) -> bool {
+    let mut good = true;
+    for scene in Scene::ALL {
+        println!("scene {}", scene.name());
+        good &= seeds(words, Some(scene));
+    }
+    good
+}
+
+fn seeds(words: &Words, scene: Option<Scene>) -> bool {
     let deadline = words
         .minutes
         .map(|m| Clock::now().after(Duration::from_secs(m * 60)));
@@ -79,7 +94,7 @@ fn seeds(words: &Words) -> bool {
         if over {
             break;
         }
-        if one(seed, alone, words.quiet, &mut tally) {
+        if one(seed, scene, alone, words.quiet, &mut tally) {
             passed += 1;
         } else {
             failed.push(seed);
@@ -89,15 +104,30 @@ fn seeds(words: &Words) -> bool {
         println!("{count:>8} {what}");
     }
     for seed in &failed {
-        println!("replay: cargo xtask sim --seed {seed}");
+        println!("{}", replay(*seed, scene));
     }
     println!("{passed} seeds passed, {} failed", failed.len());
     failed.is_empty()
 }
 
+/// How to repeat a seed.
+fn replay(seed: u64, scene: Option<Scene>) -> String {
+    let scene = scene.map_or(String::new(), |s| format!(" -- --scene {}", s.name()));
+    format!("replay: cargo xtask sim --seed {seed}{scene}")
+}
+
 /// Runs a seed and tells how it went.
-fn one(seed: u64, alone: bool, quiet: bool, tally: &mut BTreeMap<String, u64>) -> bool {
-    let plan = Plan::of(seed);
+fn one(
+    seed: u64,
+    scene: Option<Scene>,
+    alone: bool,
+    quiet: bool,
+    tally: &mut BTreeMap<String, u64>,
+) -> bool {
+    let plan = match scene {
+        Some(scene) => Plan::of_scene(scene, seed),
+        None => Plan::of(seed),
+    };
     if alone {
         println!("{plan:?}");
     }
@@ -146,7 +176,7 @@ fn kept(file: &str) -> bool {
     let lines = lines_of(file);
     for line in &lines {
         let good = match line.parse() {
-            Ok(seed) => one(seed, false, true, &mut BTreeMap::new()),
+            Ok(seed) => one(seed, None, false, true, &mut BTreeMap::new()),
             Err(_) => {
                 println!("{file}: not a seed: {line}");
                 false
@@ -239,6 +269,15 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Words, String> {
                 match word.as_str() {
                     "--seed" | "--from" => parsed.from = number?,
                     "--seeds" => parsed.count = number?,
+                    "--scenes" => {
+                        parsed.scenes = true;
+                        parsed.count = number?;
+                    }
+                    "--scene" => {
+                        let scene = Scene::by_name(&value);
+                        parsed.scene =
+                            Some(scene.ok_or_else(|| format!("there is no scene {value}"))?);
+                    }
                     "--minutes" => parsed.minutes = Some(number?),
                     "--outcomes" => parsed.outcomes = number?,
                     "--every" => parsed.every = number?.max(1),
@@ -275,9 +314,15 @@ fn bugs(words: &Words) -> bool {
             let seeds = words.from..words.from + words.count;
             let found = match words.script {
                 true => planted::hunt_crashes(name, words.every, CATCHES_SHOWN),
-                false => planted::hunt_seeds(name, seeds, CATCHES_SHOWN),
+                false if words.scene.is_some() => {
+                    let found = planted::hunt_seeds(name, words.scene, seeds, usize::MAX);
+                    let count = found.as_ref().map_or(0, Vec::len);
+                    println!("{name}: {count} of {} seeds notice it", words.count);
+                    found
+                }
+                false => planted::hunt_seeds(name, None, seeds, CATCHES_SHOWN),
             };
-            for catch in found.iter().flatten() {
+            for catch in found.iter().flatten().take(CATCHES_SHOWN) {
                 match words.count {
                     1 if !words.script => println!("{name} {}: {}", catch.by, catch.what),
                     _ => println!("{name} {}: {}", catch.by, catch.line()),
@@ -290,7 +335,7 @@ fn bugs(words: &Words) -> bool {
             }
             false
         }
-        (None, Some(file)) => planted::check(&lines_of(file), &mut |line| println!("{line}")),
+        (None, Some(file)) => planted::check(&lines_of(file), &|line| println!("{line}")),
         (None, None) => false,
     }
 }

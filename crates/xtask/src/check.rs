@@ -14,6 +14,8 @@ const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// How many seeds CI simulates.
 const SIM_SEEDS: u64 = 1000;
+/// How many seeds of each scene.
+const SCENE_SEEDS: u64 = 100;
 /// How long CI fuzzes each decoder.
 const FUZZ_SECONDS: u32 = 20;
 
@@ -83,12 +85,15 @@ fn model(root: &Path, steps: &mut Steps) {
     steps.run_command("model, planted bugs", planted, STEP_LIMIT);
 }
 
-/// Seeds that failed once, many seeds with all faults, the script crashed everywhere.
+/// Seeds that failed once, many seeds with all faults, scenes, the script crashed everywhere; and
+/// every planted bug is noticed.
 fn sim(root: &Path, steps: &mut Steps) {
     let runs = [
         ("sim, kept seeds", SimArguments::kept()),
         ("sim, seeds", SimArguments::seeds(SIM_SEEDS)),
+        ("sim, scenes", SimArguments::scenes(SCENE_SEEDS)),
         ("sim, script", SimArguments::script()),
+        ("sim, planted bugs", SimArguments::bugs()),
     ];
     for (name, arguments) in runs {
         steps.run(name, || forward::sim(root, &arguments).map(Counts::one));

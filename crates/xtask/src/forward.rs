@@ -37,6 +37,9 @@ pub(crate) struct SimArguments {
     /// Run the seeds that failed once.
     #[arg(long)]
     kept: bool,
+    /// Run so many seeds of each scene.
+    #[arg(long)]
+    scenes: Option<u64>,
     /// Run the script of all operations, crashed at each of its writes and flushes.
     #[arg(long)]
     script: bool,
@@ -55,6 +58,21 @@ impl SimArguments {
     pub(crate) fn seeds(count: u64) -> SimArguments {
         SimArguments {
             seeds: Some(count),
+            ..SimArguments::default()
+        }
+    }
+
+    pub(crate) fn scenes(count: u64) -> SimArguments {
+        SimArguments {
+            scenes: Some(count),
+            rest: vec!["--quiet".to_owned()],
+            ..SimArguments::default()
+        }
+    }
+
+    pub(crate) fn bugs() -> SimArguments {
+        SimArguments {
+            bugs: true,
             ..SimArguments::default()
         }
     }
@@ -79,6 +97,7 @@ impl SimArguments {
             ("--seed", self.seed),
             ("--seeds", self.seeds),
             ("--minutes", self.minutes),
+            ("--scenes", self.scenes),
         ];
         for (name, value) in numbers {
             if let Some(value) = value {
@@ -125,6 +144,7 @@ pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
     if !good {
         let own = arguments
             .seed
+            .filter(|_| arguments.rest.is_empty())
             .map(|seed| format!("{REPLAY} cargo xtask sim --seed {seed}"));
         if let Some(replay) = replay.or(own) {
             println!("{replay}");

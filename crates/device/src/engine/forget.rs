@@ -15,6 +15,7 @@ use super::Inner;
 use super::error::DvolError;
 use crate::format::catalogue::CatalogueRecord;
 use crate::format::record::Record;
+use crate::planted::{Bug, planted};
 use crate::state::COUNT_AFTER;
 
 /// Tombstones looked at or dropped in one go: bounds how long other work on the core waits.
@@ -105,9 +106,16 @@ impl<P: Platform> Inner<P> {
             return Ok(count);
         }
         if count > most {
-            self.raise_floor(slot, id, census.floor(most / 2)).await?;
+            let floor = census.floor(most / 2);
+            if planted(Bug::TombstonesBeforeFloor) {
+                self.drop_tombstones(slot, floor).await?;
+            }
+            self.raise_floor(slot, id, floor).await?;
         }
-        let dropped = self.drop_tombstones(slot).await?;
+        if planted(Bug::TombstonesBeforeFloor) {
+            return Ok(0);
+        }
+        let dropped = self.drop_tombstones(slot, Lsn::MAX).await?;
         Ok(count.saturating_sub(dropped))
     }
 
@@ -164,8 +172,8 @@ impl<P: Platform> Inner<P> {
             .await
     }
 
-    /// Drops the tombstones up to a dvol's floor. How many there were.
-    async fn drop_tombstones(self: &Rc<Self>, slot: Slot) -> Result<u64, DvolError> {
+    /// Drops the tombstones up to a dvol's floor and `up_to`. How many there were.
+    async fn drop_tombstones(self: &Rc<Self>, slot: Slot, up_to: Lsn) -> Result<u64, DvolError> {
         let nodes_max = self.dirty_nodes_max() / 2;
         let step = STEP_MAX.min(nodes_max / 4).max(1);
         let mut from = VBlock(0);
@@ -184,7 +192,10 @@ impl<P: Platform> Inner<P> {
                 continue;
             }
             let pass = self.gate.enter();
-            let result = self.state.borrow_mut().drop_tombstones(slot, from, step);
+            let result = {
+                let mut state = self.state.borrow_mut();
+                state.drop_tombstones(slot, up_to, from, step)
+            };
             match result {
                 Ok((count, next)) => {
                     dropped += count as u64;

@@ -6,9 +6,10 @@
 //! no record: a replay that still has them gives the same answers, because the floor is in front
 //! of every answer that would tell of them.
 
-use flagstone_types::{Slot, VBlock};
+use flagstone_types::{Lsn, Slot, VBlock};
 
 use super::{Effects, State};
+use crate::planted::{Bug, planted};
 use crate::v2p::{Edit, Missing};
 
 /// Ranges that may be deallocated in a dvol after a start before its tombstones are counted.
@@ -48,14 +49,15 @@ impl State {
         }
     }
 
-    /// Drops up to `limit` tombstones of a dvol, from `from` on, as far as they lie at or below its
-    /// floor. How many, and the block to go on from, or `None` when there are no more.
+    /// Drops up to `limit` tombstones of a dvol, from `from` on, as far as they lie at or below
+    /// `up_to` and its floor. How many, and the block to go on from, or `None` when there are no more.
     ///
     /// Not while a checkpoint is under way: nodes are given up here, and a checkpoint has made sure
     /// before it takes its picture that the bitmaps of all that are given up are in memory.
     pub fn drop_tombstones(
         &mut self,
         slot: Slot,
+        up_to: Lsn,
         from: VBlock,
         limit: usize,
     ) -> Result<(usize, Option<VBlock>), Missing> {
@@ -63,7 +65,11 @@ impl State {
             return Ok((0, None));
         };
         let mut edit = Edit::new(state.record.layer);
-        let floor = state.record.floor;
+        let floor = match planted(Bug::TombstonesAboveFloor) || planted(Bug::TombstonesBeforeFloor)
+        {
+            true => up_to,
+            false => state.record.floor.min(up_to),
+        };
         let next = state.map.drop_tombstones(&mut edit, floor, from, limit)?;
         let forgotten = edit.forgotten;
         debug_assert!(edit.displaced.is_empty(), "a tombstone holds no block");

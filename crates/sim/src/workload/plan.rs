@@ -8,6 +8,7 @@ use flagstone_device::engine::{EngineOptions, FormatOptions};
 use flagstone_types::BLOCK_SIZE;
 use flagstone_types::unit::SEGMENT_SIZE;
 
+use super::scenes::Scene;
 use crate::disk::{DiskConfig, Latency};
 use crate::fault::{BrokenFaults, FaultConfig};
 use crate::image::Fill;
@@ -49,6 +50,8 @@ pub enum Style {
 pub struct Plan {
     /// Everything else follows from it.
     pub seed: u64,
+    /// The clients play this, instead of anything there is.
+    pub scene: Option<Scene>,
     /// Cores of the node.
     pub cores: usize,
     /// Journals of the device.
@@ -91,6 +94,11 @@ impl Plan {
         Plan::with_faults(seed, faults)
     }
 
+    /// The plan of a seed of a scene.
+    pub fn of_scene(scene: Scene, seed: u64) -> Plan {
+        scene.plan(seed)
+    }
+
     /// The plan of a seed, with faults of this class.
     pub fn with_faults(seed: u64, faults: FaultClass) -> Plan {
         let mut rng = Rng::stream(seed, 101);
@@ -127,6 +135,7 @@ impl Plan {
         };
         Plan {
             seed,
+            scene: None,
             cores: 1 + rng.index(2),
             journals,
             ring_blocks,

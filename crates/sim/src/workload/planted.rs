@@ -3,31 +3,42 @@
 //!
 //! A list says by which. A change of the engine or of the workload moves what happens in a run, so
 //! a listed run may stop noticing its bug. Then others are tried, up to a limit, and it is said
-//! which one to list from now on.
+//! which one to list from now on. Bugs are looked for on several threads: a bug is planted in one
+//! thread only, and a run knows nothing outside its thread.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::available_parallelism;
 
 use flagstone_device::planted::{Bug, plant};
 
 use super::plan::Plan;
 use super::run::run;
+use super::scenes::Scene;
 use super::sweep::{Crash, crash_script, whole_script};
 use crate::world::CrashMoment;
 
-/// Seeds tried for a bug that no listed run notices; then the script is crashed everywhere.
-const SEEDS_TRIED: Range<u64> = 0..1000;
+/// Tried for a bug that no listed run notices: so many seeds of each scene, then so many seeds, then
+/// the script, crashed at every n-th change. It takes about a minute.
+const SCENE_SEEDS_TRIED: Range<u64> = 0..30;
+const SEEDS_TRIED: Range<u64> = 0..300;
+const CHANGES_TRIED: u64 = 6;
 
 /// Outcomes of each crash.
 const OUTCOMES: u64 = 4;
 
-/// A run: in a list a seed, such as `17`, or a crash of the script, such as `5:inflight:1`.
+/// A run: in a list a seed, such as `17`, one of a scene, such as `ring/3`, or a crash of the script,
+/// such as `5:inflight:1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     /// That of a seed.
     Seed(u64),
+    /// That of a seed of a scene.
+    Scene(Scene, u64),
     /// The script, crashed.
     Crash(Crash),
 }
@@ -36,6 +47,7 @@ impl fmt::Display for By {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             By::Seed(seed) => write!(f, "{seed}"),
+            By::Scene(scene, seed) => write!(f, "{}/{seed}", scene.name()),
             By::Crash(crash) => write!(f, "{crash}"),
         }
     }
@@ -45,10 +57,15 @@ impl FromStr for By {
     type Err = String;
 
     fn from_str(word: &str) -> Result<By, String> {
-        match word.parse() {
-            Ok(seed) => Ok(By::Seed(seed)),
-            Err(_) => word.parse().map(By::Crash),
+        if let Ok(seed) = word.parse() {
+            return Ok(By::Seed(seed));
         }
+        let Some((scene, seed)) = word.split_once('/') else {
+            return word.parse().map(By::Crash);
+        };
+        let scene = Scene::by_name(scene).ok_or_else(|| format!("there is no scene {scene}"))?;
+        let seed = seed.parse().map_err(|_| format!("{word}: not a seed"))?;
+        Ok(By::Scene(scene, seed))
     }
 }
 
@@ -77,10 +94,16 @@ fn named(name: &str) -> Result<Bug, String> {
     Bug::by_name(name).ok_or_else(|| format!("there is no bug {name}"))
 }
 
-/// The first few of some seeds that notice a bug.
-pub fn hunt_seeds(name: &str, seeds: Range<u64>, most: usize) -> Result<Vec<Catch>, String> {
+/// The first few of some seeds, or of those of a scene, that notice a bug.
+pub fn hunt_seeds(
+    name: &str,
+    scene: Option<Scene>,
+    seeds: Range<u64>,
+    most: usize,
+) -> Result<Vec<Catch>, String> {
     let bug = named(name)?;
-    let catches = seeds.filter_map(|seed| notice(bug, By::Seed(seed)));
+    let by = |seed| scene.map_or(By::Seed(seed), |scene| By::Scene(scene, seed));
+    let catches = seeds.filter_map(|seed| notice(bug, by(seed)));
     Ok(catches.take(most).collect())
 }
 
@@ -124,6 +147,7 @@ fn notice(bug: Bug, by: By) -> Option<Catch> {
 fn wrong(by: By) -> Option<String> {
     let run = || match by {
         By::Seed(seed) => run(Plan::of(seed)).failure,
+        By::Scene(scene, seed) => run(Plan::of_scene(scene, seed)).failure,
         By::Crash(crash) => {
             let outcomes = crash.outcome..crash.outcome + 1;
             let result = crash_script(crash.change, crash.moment, outcomes);
@@ -144,29 +168,47 @@ fn wrong(by: By) -> Option<String> {
 
 /// Goes through a list of bugs, each with the runs that notice it. True if the list is in order and
 /// every bug there is was noticed.
-pub fn check(lines: &[String], tell: &mut dyn FnMut(String)) -> bool {
-    let mut missed = 0;
-    let mut listed: Vec<Bug> = Vec::new();
+pub fn check(lines: &[String], tell: &(dyn Fn(String) + Sync)) -> bool {
+    let mut bad = 0;
+    let mut listed: Vec<(Bug, Vec<By>)> = Vec::new();
     for line in lines {
         match parse(line) {
-            Ok((bug, runs)) => {
-                listed.push(bug);
-                missed += u64::from(!check_one(bug, &runs, tell));
-            }
+            Ok(entry) => listed.push(entry),
             Err(what) => {
-                missed += 1;
+                bad += 1;
                 tell(format!("{line}: {what}"));
             }
         }
     }
     for bug in Bug::ALL {
-        if !listed.contains(&bug) {
-            missed += 1;
+        if !listed.iter().any(|(known, _)| *known == bug) {
+            bad += 1;
             tell(format!("{}: not listed", bug.name()));
         }
     }
+    let missed = bad + check_all(&listed, tell);
     tell(format!("{} planted bugs, {missed} missed", Bug::ALL.len()));
     missed == 0
+}
+
+/// Looks for bugs on as many threads as there are processors. How many were missed.
+fn check_all(listed: &[(Bug, Vec<By>)], tell: &(dyn Fn(String) + Sync)) -> usize {
+    let next = AtomicUsize::new(0);
+    let missed = AtomicUsize::new(0);
+    let work = || {
+        while let Some((bug, runs)) = listed.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if !check_one(*bug, runs, tell) {
+                missed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    let threads = available_parallelism().map_or(1, NonZeroUsize::get);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+    missed.into_inner()
 }
 
 fn parse(line: &str) -> Result<(Bug, Vec<By>), String> {
@@ -176,14 +218,18 @@ fn parse(line: &str) -> Result<(Bug, Vec<By>), String> {
     Ok((bug, runs?))
 }
 
-fn check_one(bug: Bug, runs: &[By], tell: &mut dyn FnMut(String)) -> bool {
+fn check_one(bug: Bug, runs: &[By], tell: &(dyn Fn(String) + Sync)) -> bool {
     let name = bug.name();
     if let Some(caught) = runs.iter().find_map(|&by| notice(bug, by)) {
         tell(format!("{name} {}: {}", caught.by, caught.line()));
         return true;
     }
-    let further = SEEDS_TRIED.map(By::Seed);
-    let further = further.chain(crashes(1).map(By::Crash));
+    let scenes = Scene::ALL
+        .into_iter()
+        .flat_map(|scene| SCENE_SEEDS_TRIED.map(move |seed| By::Scene(scene, seed)));
+    let further = scenes
+        .chain(SEEDS_TRIED.map(By::Seed))
+        .chain(crashes(CHANGES_TRIED).map(By::Crash));
     let caught = further.into_iter().find_map(|by| notice(bug, by));
     tell(match &caught {
         Some(caught) => format!("{name}: list {} from now on: {}", caught.by, caught.line()),

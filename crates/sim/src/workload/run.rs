@@ -7,6 +7,7 @@ use super::client::Shared;
 use super::model::{Ended, Model};
 use super::node::{Life, LifePlan, Load, end, format, live, verify_image};
 use super::plan::{FaultClass, Plan, Style};
+use super::scenes::Scene;
 use crate::disk::SimDisk;
 use crate::rng::{Rng, split_mix};
 use crate::world::{Counting, CrashMoment, CrashPoint};
@@ -53,8 +54,11 @@ pub fn run(plan: Plan) -> Report {
         }
         let ended = match () {
             () if life.stopped => Ended::Stopped,
-            () if rng.chance(0.3) => Ended::Killed,
-            () => Ended::PowerLoss,
+            () => match plan.scene {
+                Some(scene) => scene.end(&mut rng),
+                None if rng.chance(0.3) => Ended::Killed,
+                None => Ended::PowerLoss,
+            },
         };
         model.borrow_mut().count(format!("life ended: {ended:?}"));
         end(&disk, &model, ended, &mut after);
@@ -99,7 +103,7 @@ fn one_life(
                 variant: variant + attempt as u64,
                 crash,
                 crash_later,
-                load: Some(clients()),
+                load: Some(plan.scene.map_or_else(clients, Scene::load)),
                 stop,
                 clear: is_last,
             },
@@ -135,6 +139,9 @@ fn clients() -> Load {
 /// Where a life ends by itself: at an operation counted from its beginning, or from when the clients
 /// begin.
 fn draw_crash(plan: &Plan, rng: &mut Rng) -> (Option<CrashPoint>, Option<CrashPoint>) {
+    if let Some(scene) = plan.scene {
+        return scene.crash(rng);
+    }
     let is_short = plan.style == Style::Short;
     if rng.chance(if is_short { 0.1 } else { 0.35 }) {
         return (None, None);

@@ -268,6 +268,7 @@ fn plan() -> Plan {
     };
     Plan {
         seed: 0,
+        scene: None,
         cores: 2,
         journals: 2,
         ring_blocks: 128,

@@ -1,0 +1,410 @@
+//! Scenes: small workloads that lead straight to one kind of trouble.
+//!
+//! A random run meets everything now and then. What needs several things at once, such as a block
+//! that is freed, reused and then still needed because the power failed, it meets in one seed of
+//! some hundreds, and another one after each change of the engine. A scene sets up the disk, the
+//! node and the clients so that most of its seeds come to that point. What is drawn is when the node
+//! ends and how everything falls together; the model judges as ever.
+
+use std::pin::Pin;
+use std::rc::Rc;
+
+use flagstone_device::engine::{Condition, EngineOptions, Stability, join_all};
+use flagstone_platform::Platform;
+use flagstone_types::{BLOCK_SIZE, Lsn};
+
+use super::client::{Client, Extent};
+use super::history::ObjectKey;
+use super::model::Ended;
+use super::node::Load;
+use super::plan::{FaultClass, Plan, Style};
+use crate::disk::{DiskConfig, Latency};
+use crate::fault::FaultConfig;
+use crate::image::Fill;
+use crate::rng::Rng;
+use crate::world::{Counting, CrashMoment, CrashPoint};
+
+use Stability::{Stable, Unstable};
+
+/// Which scene.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scene {
+    /// Snapshots while unstable writes are in flight: what a snapshot that was answered keeps has
+    /// to be durable.
+    Barrier,
+    /// Blocks are overwritten, freed and handed out again all the time, and nothing but the quiet
+    /// journal's own flush makes anything durable.
+    Reuse,
+    /// The same few blocks are overwritten without a flush, and the power fails after a few groups:
+    /// of several mappings of a block none may have its data.
+    Overwrites,
+    /// The power fails after a few groups, again and again: the groups that one crash discards lie
+    /// where the next one looks.
+    Tails,
+    /// The ring goes round while a checkpoint waits for its flushes.
+    Ring,
+    /// Dvols in the slots of deleted ones, and crashes after a few writes.
+    Slots,
+    /// Flushes fail, the process is started again, and later the power fails.
+    Fences,
+    /// Deallocations are forgotten while others ask what has changed, just above the floor.
+    Floor,
+}
+
+impl Scene {
+    /// All of them.
+    pub const ALL: [Scene; 8] = [
+        Scene::Barrier,
+        Scene::Reuse,
+        Scene::Overwrites,
+        Scene::Tails,
+        Scene::Ring,
+        Scene::Slots,
+        Scene::Fences,
+        Scene::Floor,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// The scene of that name.
+    pub fn by_name(name: &str) -> Option<Scene> {
+        Scene::ALL.into_iter().find(|scene| scene.name() == name)
+    }
+
+    /// The plan of a seed of this scene.
+    pub(super) fn plan(self, seed: u64) -> Plan {
+        let mut rng = Rng::stream(seed, 103);
+        let latency = self.latency(&mut rng);
+        let mut options = EngineOptions {
+            reuse_soon: true,
+            groups_in_flight_max: 4,
+            ..EngineOptions::default()
+        };
+        let (mut faults, mut class) = (FaultConfig::default(), FaultClass::None);
+        // Lives, clients, operations of each.
+        let (lives, clients, operations) = match self {
+            Scene::Barrier => (8, 2, 8),
+            Scene::Reuse => {
+                options.quiet_ns = 20_000;
+                (16, 4, 60)
+            }
+            Scene::Overwrites => (14, 3, 12),
+            Scene::Tails => {
+                // What was discarded is still there, its data as well.
+                options.reuse_soon = false;
+                (20, 6, 12)
+            }
+            Scene::Ring => (3, 4, 400),
+            Scene::Slots => (12, 1, 12),
+            Scene::Fences => {
+                class = FaultClass::Fencing;
+                faults.flush_error = 0.1;
+                (30, 2, 12)
+            }
+            Scene::Floor => {
+                options.tombstones_max = 2 + rng.below(6);
+                options.map_cache_bytes = [0, 8 << 10, 1 << 30][rng.index(3)];
+                options.dirty_nodes_max = 8 + rng.index(24);
+                (3, 3, 100)
+            }
+        };
+        let device_bytes = 32 << 20;
+        let mut disk = DiskConfig::new(device_bytes).faults(faults);
+        if rng.coin() {
+            disk = disk.fill(Fill::Noise(seed));
+        }
+        disk.latency = latency;
+        Plan {
+            seed,
+            scene: Some(self),
+            cores: 1,
+            journals: 1,
+            ring_blocks: 128,
+            device_bytes,
+            options,
+            faults: class,
+            style: Style::Mixed,
+            disk,
+            lives,
+            clients,
+            operations,
+            fills_up: false,
+            gives_up: 0,
+        }
+    }
+
+    fn latency(self, rng: &mut Rng) -> Latency {
+        let quick = 1_000..=20_000;
+        let (read_ns, write_ns, flush_ns) = match self {
+            Scene::Barrier => (quick, 1_000..=50_000, 1_000..=50_000),
+            // Much happens during a flush.
+            Scene::Reuse => (quick, 1_000..=20_000, 200_000..=1_000_000),
+            Scene::Overwrites | Scene::Tails => (quick, 1_000..=200_000, 100_000..=5_000_000),
+            Scene::Ring => (quick, 1_000..=5_000, 20_000_000..=50_000_000),
+            Scene::Slots | Scene::Fences => (quick, 1_000..=100_000, 1_000..=500_000),
+            // Either a question waits long for nodes, or the record of the floor for its flush.
+            Scene::Floor => match rng.coin() {
+                true => (300_000..=3_000_000, 1_000..=20_000, 1_000..=50_000),
+                false => (1_000..=50_000, 1_000..=20_000, 500_000..=5_000_000),
+            },
+        };
+        Latency {
+            read_ns,
+            write_ns,
+            flush_ns,
+            discard_ns: 20_000..=1_000_000,
+            per_kib_ns: match self {
+                // The data of a large write is still on its way when its record is durable.
+                Scene::Barrier => 40_000,
+                _ => 100,
+            },
+        }
+    }
+
+    /// Where a life ends, counted from its beginning, or from when the clients begin.
+    pub(super) fn crash(self, rng: &mut Rng) -> (Option<CrashPoint>, Option<CrashPoint>) {
+        // What a failed flush left is at risk until recovery has made it anew.
+        let in_recovery = self == Scene::Fences && rng.coin();
+        let most = match self {
+            _ if in_recovery => 12,
+            Scene::Barrier => 80,
+            Scene::Reuse => 300,
+            Scene::Overwrites => 12,
+            Scene::Tails => 16,
+            Scene::Ring => 1200,
+            Scene::Slots => 40,
+            Scene::Fences => 80,
+            Scene::Floor => 300,
+        };
+        let moments = [
+            CrashMoment::Before,
+            CrashMoment::InFlight,
+            CrashMoment::Completed,
+        ];
+        let point = Some(CrashPoint {
+            nth: rng.below(most),
+            counting: Counting::Changes,
+            moment: moments[rng.index(3)],
+        });
+        match in_recovery {
+            true => (point, None),
+            false => (None, point),
+        }
+    }
+
+    /// How a life ends that was not stopped in order.
+    pub(super) fn end(self, rng: &mut Rng) -> Ended {
+        let killed = match self {
+            Scene::Fences => 0.5,
+            _ => 0.1,
+        };
+        match rng.chance(killed) {
+            true => Ended::Killed,
+            false => Ended::PowerLoss,
+        }
+    }
+
+    /// What the clients do.
+    pub(super) fn load(self) -> Load {
+        Rc::new(move |clients| Box::pin(self.play(clients)))
+    }
+
+    async fn play(self, mut clients: Vec<Client>) {
+        let Some(first) = clients.first_mut() else {
+            return;
+        };
+        let Some(dvol) = first.a_dvol().await else {
+            return;
+        };
+        match self {
+            Scene::Reuse => {
+                first
+                    .write_extent(dvol, blocks(0, REUSED_BLOCKS), 0, Stable)
+                    .await;
+            }
+            Scene::Floor => first.scatter(dvol).await,
+            Scene::Barrier => return barrier(clients, dvol).await,
+            _ => {}
+        }
+        let parts = clients
+            .into_iter()
+            .enumerate()
+            .map(|(number, client)| self.part(client, number, dvol));
+        join_all(parts).await;
+    }
+
+    /// What one of the clients does.
+    async fn part(self, mut client: Client, number: usize, dvol: ObjectKey) {
+        for _ in 0..client.plan.operations {
+            if client.is_over || client.model.borrow().failure.is_some() {
+                return;
+            }
+            match self {
+                // Two clients in step, see there.
+                Scene::Barrier => return,
+                Scene::Reuse => client.overwrite(dvol, REUSED_BLOCKS).await,
+                Scene::Overwrites => client.overwrite(dvol, 3).await,
+                Scene::Tails => client.overwrite(dvol, 16).await,
+                Scene::Ring => client.overwrite(dvol, 2000).await,
+                Scene::Slots => client.replace_or_write().await,
+                Scene::Fences => client.write_and_flush(dvol).await,
+                Scene::Floor if number == 0 => client.forget(dvol).await,
+                Scene::Floor => client.ask_above_floor(dvol).await,
+            }
+        }
+    }
+}
+
+/// A large write, and a snapshot while it is under way; then a few small writes, for the power to fail
+/// in before there is another flush.
+async fn barrier(clients: Vec<Client>, dvol: ObjectKey) {
+    let mut clients = clients.into_iter();
+    let (Some(mut a), Some(mut b)) = (clients.next(), clients.next()) else {
+        return;
+    };
+    for _ in 0..a.plan.operations {
+        let first = a.rng.below(64);
+        let both: [Pin<Box<dyn Future<Output = ()> + '_>>; 2] = [
+            Box::pin(a.write_extent(dvol, blocks(first, 16), 0, Unstable)),
+            Box::pin(b.snapshot_soon(dvol)),
+        ];
+        join_all(both).await;
+        for _ in 0..3 {
+            a.overwrite(dvol, 64).await;
+        }
+    }
+}
+
+/// Blocks that [`Scene::Reuse`] writes to.
+const REUSED_BLOCKS: u64 = 24;
+
+/// Blocks of [`Scene::Floor`], every third of which is mapped: enough for a map of several leaves.
+const SCATTERED_BLOCKS: u64 = 900;
+
+fn blocks(first: u64, count: u64) -> Extent {
+    Extent {
+        offset: first * BLOCK_SIZE,
+        len: count * BLOCK_SIZE,
+    }
+}
+
+impl Client {
+    /// A dvol that is there, or a new one.
+    async fn a_dvol(&mut self) -> Option<ObjectKey> {
+        let dvols = self.model.borrow().dvols(self.journal);
+        if let Some(&dvol) = dvols.first() {
+            return Some(dvol);
+        }
+        let (name, is_taken) = self.name(None);
+        self.create_named(name, 1 << 30, 0, is_taken).await
+    }
+
+    async fn overwrite(&mut self, dvol: ObjectKey, among: u64) {
+        let first = self.rng.below(among);
+        self.write_extent(dvol, blocks(first, 1), 0, Unstable).await;
+    }
+
+    /// A snapshot after a moment; the oldest one goes when there are many.
+    async fn snapshot_soon(&mut self, dvol: ObjectKey) {
+        let pause_ns = self.rng.below(20_000);
+        self.platform.sleep_ns(pause_ns).await;
+        let layers = self.model.borrow().layers_of(dvol);
+        if layers.len() > 6 {
+            return self.delete_layer_of(layers[0]).await;
+        }
+        let (name, is_taken) = self.name(Some(dvol));
+        if !is_taken {
+            self.snapshot_of(&[dvol], vec![name]).await;
+        }
+    }
+
+    /// Deletes all dvols and makes one, which then has a used slot; or a few writes to what there is.
+    async fn replace_or_write(&mut self) {
+        let Some(dvol) = self.a_dvol().await else {
+            return;
+        };
+        if self.rng.chance(0.2) {
+            let stability = self.stability();
+            self.write_extent(dvol, blocks(0, 1), 0, stability).await;
+            self.delete_with(dvol, true).await;
+            self.wait_until_reaped().await;
+        } else {
+            self.overwrite(dvol, 8).await;
+        }
+    }
+
+    async fn write_and_flush(&mut self, dvol: ObjectKey) {
+        self.overwrite(dvol, 12).await;
+        match self.rng.below(6) {
+            0 => self.flush().await,
+            1 => self.checkpoint().await,
+            2 => self.create().await,
+            _ => {}
+        }
+    }
+
+    /// Maps blocks so far apart from each other that each takes an entry of its own.
+    async fn scatter(&mut self, dvol: ObjectKey) {
+        let is_there = !self.model.borrow().objects[dvol].blocks.is_empty();
+        if is_there {
+            return;
+        }
+        let all: Vec<u64> = (0..SCATTERED_BLOCKS).step_by(3).collect();
+        for some in all.chunks(50) {
+            let places: Vec<_> = some
+                .iter()
+                .map(|&vblock| (dvol, blocks(vblock, 1), Some(0)))
+                .collect();
+            self.batch_on(&places, Vec::new(), Unstable).await;
+        }
+        self.checkpoint().await;
+    }
+
+    /// Leaves many tombstones, or maps blocks again.
+    async fn forget(&mut self, dvol: ObjectKey) {
+        let meta = if self.rng.chance(0.6) { None } else { Some(0) };
+        let mut places = Vec::new();
+        for _ in 0..20 {
+            let first = self.rng.below(SCATTERED_BLOCKS);
+            places.push((dvol, blocks(first, 1), meta));
+        }
+        let stability = match self.rng.chance(0.1) {
+            true => Stable,
+            false => Unstable,
+        };
+        self.batch_on(&places, Vec::new(), stability).await;
+        match self.rng.below(12) {
+            0 => self.checkpoint().await,
+            1..4 => self.ask_above_floor(dvol).await,
+            _ => {}
+        }
+    }
+
+    /// Asks what has changed since the floor, or a little after it.
+    async fn ask_above_floor(&mut self, dvol: ObjectKey) {
+        let Some(handle) = self.handle(dvol) else {
+            return;
+        };
+        let Ok(floor) = self.engine.floor_of(handle) else {
+            return;
+        };
+        let since = floor.0 + self.rng.below(3);
+        let all = blocks(0, SCATTERED_BLOCKS);
+        if self.rng.chance(0.8) {
+            let told = self.model.borrow().objects[dvol].lsn_told;
+            let back = told.saturating_sub(since);
+            return self.changed_since_of(dvol, all, back, 2000).await;
+        }
+        let unchanged = Condition::UnchangedSince {
+            handle,
+            offset_bytes: all.offset,
+            len_bytes: all.len,
+            lsn: Lsn(since),
+        };
+        self.read_if_of(dvol, vec![blocks(0, 2)], vec![unchanged])
+            .await;
+    }
+}
