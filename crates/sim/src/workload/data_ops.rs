@@ -448,18 +448,25 @@ impl Client {
             let what = format!("swap {tag}, one of two, at {start}..{end} ({stability:?})");
             changes.push(self.begin(what, vec![part(key, effects)], is_stable(stability), true));
             let (engine, expected) = (self.engine.clone(), expected.clone());
-            let new = self.data(extent, tag);
+            let (model, new) = (self.model.clone(), self.data(extent, tag));
             swaps.push(async move {
                 let swap = engine.compare_and_swap(handle, extent.offset, expected, new, stability);
-                swap.await
+                let result = swap.await;
+                // The other one may take long: by then this may not be so any more.
+                (result, model.borrow().objects[key].read_only.may_be(&true))
             });
         }
         let results = flagstone_device::engine::join_all(swaps).await;
-        let won = results.iter().filter(|result| result.is_ok()).count();
-        for (change, result) in changes.into_iter().zip(results) {
+        let won = results.iter().filter(|(result, _)| result.is_ok()).count();
+        for (change, (result, was_read_only)) in changes.into_iter().zip(results) {
             self.count("compare_and_swap of two", &result);
+            let is_refused = match result {
+                Err(DvolError::NotEqual) => true,
+                Err(DvolError::ReadOnly) => was_read_only,
+                _ => false,
+            };
             match result {
-                Err(DvolError::NotEqual) => {
+                Err(_) if is_refused => {
                     let refused = super::model::Answer::Refused;
                     let mut model = self.model.borrow_mut();
                     model.end(change.op, &change.parts, &refused);
