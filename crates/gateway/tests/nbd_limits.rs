@@ -5,7 +5,7 @@ mod support;
 use std::rc::Rc;
 
 use flagstone_gateway::nbd::{CloseReason, NbdLimits, Outcome};
-use flagstone_platform::{Platform, Stream};
+use flagstone_platform::{Platform, Stream, Time};
 use support::client::*;
 use support::stage::Stage;
 use support::stream::Link;
@@ -267,6 +267,30 @@ fn stopping_answers_what_is_in_flight_and_closes() {
     assert_eq!(busy_end.get(), Some(CloseReason::Stopping));
     assert_eq!(idle_end.get(), Some(CloseReason::Stopping));
     assert_eq!(early_end.get(), Some(CloseReason::Stopping));
+}
+
+/// A client that reads a little now and then could hold a stop up for as long as it liked.
+#[test]
+fn who_takes_no_answers_can_be_cut_off_at_a_stop() {
+    let stage = Stage::new(1);
+    let (stream, end) = stage.connect(Link::default());
+    let (world, server) = (stage.world.clone(), stage.server.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        for _ in 0..64 {
+            client.submit(READ, 0, 0, 1 << 20).await;
+        }
+        world.sleep_ns(1_000_000).await;
+        server.stop();
+        world.sleep_ns(10_000_000_000).await;
+        assert_eq!(server.counters().connections, 1, "or this shows nothing");
+        server.abort();
+        server.stopped().await;
+        assert!(world.now().since(Time(0)) < 11_000_000_000, "at once");
+    });
+    assert_eq!(end.get(), Some(CloseReason::Stopping));
 }
 
 #[test]

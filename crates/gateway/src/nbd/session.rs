@@ -180,6 +180,17 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         }
     }
 
+    /// Ends all connections at once, answered or not: for those that are still there some time after
+    /// [`NbdServer::stop`], such as that of a client which takes a byte now and then.
+    pub fn abort(&self) {
+        self.stop();
+        for live in self.inner.live.borrow().values() {
+            if let Live::Transmitting(connection) = live {
+                connection.abort(TransmissionEnd::Stopping);
+            }
+        }
+    }
+
     /// Completes when there are no connections any more.
     pub async fn stopped(&self) {
         while !self.inner.live.borrow().is_empty() {

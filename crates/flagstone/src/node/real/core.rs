@@ -3,7 +3,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use flagstone_device::engine::{Engine, Handle, LayerInfo};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
@@ -17,6 +20,10 @@ use super::recording::Recording;
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
 use crate::node::VolumeMetrics;
+
+/// How long a stop waits for what is in flight to be answered. A client can make that take as long as
+/// it likes, by reading slowly or with a request that takes hours.
+const STOP_GRACE_NS: u64 = 10_000_000_000;
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
@@ -177,7 +184,18 @@ impl CoreNode {
         self.stopping.set(true);
         if let Some(server) = self.nbd() {
             server.stop();
-            server.stopped().await;
+            let mut stopped = pin!(server.stopped());
+            let mut late = pin!(self.platform.sleep_ns(STOP_GRACE_NS));
+            let is_late = poll_fn(|cx| match stopped.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(false),
+                Poll::Pending => late.as_mut().poll(cx).map(|()| true),
+            })
+            .await;
+            if is_late {
+                // What a volume is still at work on, it refuses to go on with once it stops, below.
+                tracing::warn!("NBD clients that did not take their answers are cut off");
+                server.abort();
+            }
         }
         let mut failed = None;
         for owned in &self.engines {
