@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use crate::repo;
 use crate::steps::run_limited;
@@ -22,8 +22,14 @@ const KEPT: &str = "crates/sim/seeds.txt";
 /// Which run notices which planted bug.
 const PLANTED: &str = "crates/sim/planted.txt";
 
+/// One of these is asked for; further arguments go with any of them.
+const WHAT: [&str; 8] = [
+    "seed", "seeds", "minutes", "kept", "scenes", "script", "crash", "bugs",
+];
+
 #[derive(Args, Default)]
-#[group(required = true, multiple = false)]
+#[group(skip)]
+#[command(group = ArgGroup::new("what").required(true).args(WHAT))]
 pub(crate) struct SimArguments {
     /// Run this one seed.
     #[arg(long)]
