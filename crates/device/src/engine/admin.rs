@@ -474,7 +474,10 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), DvolError> {
         let unique: BTreeSet<Slot> = slots.into_iter().collect();
         let slots: SmallVec<[Slot; 2]> = unique.into_iter().collect();
-        let submitted = self.submit(records.into(), slots, true, Vec::new());
+        // Whoever waited for ranges or a turn meanwhile may come after the last checkpoint's picture.
+        let submitted = self
+            .check_running()
+            .and_then(|()| self.submit(records.into(), slots, true, Vec::new()));
         let result = match submitted {
             Ok(submitted) => submitted.answer.await.unwrap_or(Err(DvolError::Fenced)),
             Err(error) => Err(error),
