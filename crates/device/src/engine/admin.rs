@@ -427,19 +427,23 @@ impl<P: Platform> Inner<P> {
         handle: Handle,
         end_bytes: u64,
     ) -> Result<(), DvolError> {
-        let behind = VBlock(end_bytes.div_ceil(BLOCK_SIZE))..DVOL_END;
-        let mut is_left = self.has_mapped(handle.slot, behind).await?;
+        let behind = VBlock(end_bytes.div_ceil(BLOCK_SIZE));
         let part = (end_bytes % BLOCK_SIZE) as usize;
-        if part != 0 && !is_left {
+        if part != 0 {
             let last = VBlock::containing(end_bytes);
             let pieces = self
                 .read_blocks(handle.slot, last..VBlock(last.0 + 1))
                 .await?;
             let block = gather(self, &pieces, BLOCK_SIZE as usize);
-            is_left = block[part..].iter().any(|&byte| byte != 0);
+            // Zeros need not be written: the block may take no space, and is to stay so.
+            if block[part..].iter().any(|&byte| byte != 0) {
+                self.clear_behind(handle, end_bytes, behind.offset_bytes())
+                    .await?;
+            }
         }
-        if is_left {
-            self.clear_behind(handle, end_bytes, SIZE_MAX_BYTES).await?;
+        if self.has_mapped(handle.slot, behind..DVOL_END).await? {
+            self.unmap(handle, behind..DVOL_END, Stability::Stable)
+                .await?;
         }
         Ok(())
     }
