@@ -340,6 +340,7 @@ impl<P: Platform> Inner<P> {
             DataState::Aborted(error) | DataState::Failed(error) => Err(error),
             DataState::Written | DataState::Pending => {
                 let mut effects = self.scratch_effects.take();
+                debug_assert_eq!(effects, Effects::default(), "what is kept is the memory");
                 let mut state = self.state.borrow_mut();
                 for record in &unit.records {
                     state.apply(record, &self.geometry, &mut effects);
@@ -370,8 +371,8 @@ impl<P: Platform> Inner<P> {
     }
 
     /// What was freed waits for a flush that begins from now on, which covers the record with its
-    /// data and everything that was applied before it, and for reads under way.
-    /// Leaves `effects` empty, for its memory.
+    /// data and everything that was applied before it, and for reads under way. Leaves `effects`
+    /// empty, for its memory.
     fn handle_effects(self: &Rc<Self>, effects: &mut Effects) {
         if planted(Bug::ReuseAtOnce) {
             let mut state = self.state.borrow_mut();
@@ -384,7 +385,7 @@ impl<P: Platform> Inner<P> {
         if std::mem::take(&mut effects.may_reap) {
             self.signals.reap.notify();
         }
-        if effects.may_forget {
+        if std::mem::take(&mut effects.may_forget) {
             self.signals.forget.notify();
         }
         if self.wants_checkpoint() {

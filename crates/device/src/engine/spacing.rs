@@ -143,8 +143,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Has one more segment opened if many blocks are wanted, none of those that this journal owns
-    /// has a long run, and there are enough that nobody owns. True if it
-    /// had to wait.
+    /// has a long run, and there are enough that nobody owns. True if it had to wait.
     async fn seek_long_run(self: &Rc<Self>, count: u64) -> bool {
         let spare = self.capacity_blocks / LONG_RUN_SPARE;
         let is_pieced = || {

@@ -67,7 +67,7 @@ impl SlotState {
 }
 
 /// What applying records has freed.
-#[derive(Default)]
+#[derive(Default, PartialEq, Eq, Debug)]
 pub struct Effects {
     /// Blocks of data that nothing refers to any more. They may be handed out again once the
     /// record that freed them is durable and reads under way have ended.
