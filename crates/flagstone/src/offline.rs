@@ -1,22 +1,20 @@
 //! What commands do to a device that no node serves: format, inspect, verify.
 
+mod foreign;
+mod format;
 mod image;
 
 use std::path::Path;
 
-use flagstone_device::engine;
-use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::offline::{Image, inspect, verify};
-use flagstone_platform::BlockDevice;
-use flagstone_runtime::{
-    DeviceOptions, Fill, RuntimeConfig, UringDevice, UringPlatform, block_on, create_device_file,
-    lock_device, lock_device_shared,
-};
-use flagstone_types::{BLOCK_SIZE, BlockNo, SEGMENT_SIZE};
+use flagstone_runtime::lock_device_shared;
+use flagstone_types::{BLOCK_SIZE, BlockNo};
 use serde::Serialize;
 
 use crate::node::{NodeError, NodeErrorKind};
 use image::FileImage;
+
+pub use format::format;
 
 /// A device to be formatted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +22,7 @@ pub struct FormatOptions {
     /// Its size in bytes. A file is created or extended (sparsely) to it; `None` takes the size
     /// that the file or block device has.
     pub size_bytes: Option<u64>,
-    /// Format although it holds a Flagstone device already.
+    /// Format although it is not blank: whatever it holds is lost.
     pub force: bool,
 }
 
@@ -105,103 +103,13 @@ pub struct VerifyOptions {
 /// Told how far a long operation is: bytes done, bytes in all (0 if unknown).
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Writes an empty device. `AlreadyExists` if there is one and `force` is not set; `Busy` if a node
-/// serves it.
-pub fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, NodeError> {
-    let doing = format!("formatting {}", path.display());
-    let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
-    if !path.exists() {
-        let Some(size_bytes) = options.size_bytes else {
-            return Err(
-                failed(NodeErrorKind::NotFound, "there is no such file".to_owned())
-                    .next("name a size, as in PATH:20G, to create it"),
-            );
-        };
-        create_device_file(path, size_bytes - size_bytes % 4096, Fill::Reserve)
-            .map_err(|error| failed(NodeErrorKind::Unavailable, error.to_string()))?;
-    }
-    let _lock = lock_device(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::ResourceBusy => failed(NodeErrorKind::Busy, error.to_string())
-            .next("stop the node that serves it first"),
-        _ => failed(NodeErrorKind::Unavailable, error.to_string()),
-    })?;
-    grow_file(path, options.size_bytes)
-        .map_err(|error| failed(NodeErrorKind::Unavailable, error.to_string()))?;
-    let (target, options) = (path.to_owned(), options.clone());
-    let formatted = block_on(&RuntimeConfig::default(), move |platform| async move {
-        format_on_core(&platform, &target, &options).await
-    });
-    match formatted {
-        Ok(Ok(report)) => Ok(report),
-        Ok(Err(FormatFailure::Exists)) => Err(failed(
-            NodeErrorKind::AlreadyExists,
-            "it holds a Flagstone device already".to_owned(),
-        )
-        .next("pass --force to lose all of it")),
-        Ok(Err(FormatFailure::Other(error))) => Err(failed(NodeErrorKind::InvalidArgument, error)),
-        Err(error) => Err(failed(NodeErrorKind::Unavailable, error.to_string())),
-    }
-}
-
-enum FormatFailure {
-    Exists,
-    Other(String),
-}
-
-/// Makes an existing file at least as long as asked for; leaves block devices alone.
-fn grow_file(path: &Path, size_bytes: Option<u64>) -> std::io::Result<()> {
-    let metadata = std::fs::metadata(path)?;
-    if let Some(size) = size_bytes
-        && metadata.is_file()
-        && metadata.len() < size
-    {
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .set_len(size - size % 4096)?;
-    }
-    Ok(())
-}
-
-async fn format_on_core(
-    platform: &UringPlatform,
-    path: &Path,
-    options: &FormatOptions,
-) -> Result<FormatReport, FormatFailure> {
-    let other = |error: String| FormatFailure::Other(error);
-    let device = UringDevice::open(platform, path, DeviceOptions::default())
-        .map_err(|error| other(error.to_string()))?;
-    let is_formatted = engine::read_superblock(platform, &device).await.is_ok();
-    if is_formatted && !options.force {
-        return Err(FormatFailure::Exists);
-    }
-    let size_bytes = options.size_bytes.unwrap_or(device.size_bytes());
-    if size_bytes > device.size_bytes() {
-        return Err(other(format!(
-            "expected at least {size_bytes} bytes, found {}",
-            device.size_bytes()
-        )));
-    }
-    let layout = engine::FormatOptions::for_size(size_bytes);
-    let superblock = engine::format_device(platform, &device, layout)
-        .await
-        .map_err(|error| other(error.to_string()))?;
-    let size_bytes = superblock.block_count * BLOCK_SIZE;
-    Ok(FormatReport {
-        id: superblock.device_id.to_string(),
-        size_bytes,
-        format_version: FORMAT_VERSION,
-        segments: size_bytes.div_ceil(SEGMENT_SIZE),
-    })
-}
-
 /// Describes a device: superblocks, journals, volumes, snapshots, segments; or one map; or one
 /// block. What can't be read is described in its place. `NotFound`, `InvalidArgument` (not a
 /// Flagstone device). A node may be serving it: then what is seen changes meanwhile.
 pub fn inspect(path: &Path, options: &InspectOptions) -> Result<Inspection, NodeError> {
     let doing = format!("inspecting {}", path.display());
     let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
-    let file = FileImage::open(path).map_err(|error| not_opened(&doing, &error))?;
+    let file = FileImage::open(path).map_err(|error| NodeError::of_io(&*doing, &error))?;
     let image = Image::open(file).map_err(|found| failed(NodeErrorKind::InvalidArgument, found))?;
     let (words, tree) = if let Some(block) = options.block {
         let view = inspect::inspect_block(&image, BlockNo(block));
@@ -236,13 +144,12 @@ pub fn verify(
     progress: Progress<'_>,
 ) -> Result<VerifyReport, NodeError> {
     let doing = format!("verifying {}", path.display());
-    let file = FileImage::open(path).map_err(|error| not_opened(&doing, &error))?;
-    let _lock = lock_device_shared(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::ResourceBusy => {
-            NodeError::new(NodeErrorKind::Busy, doing.clone(), error.to_string())
-                .next("stop the node that serves it first, or let it scrub its volumes")
-        }
-        _ => NodeError::new(NodeErrorKind::Unavailable, doing.clone(), error.to_string()),
+    let file = FileImage::open(path).map_err(|error| NodeError::of_io(&*doing, &error))?;
+    let _lock = lock_device_shared(path).map_err(|error| {
+        NodeError::of_io(doing.clone(), &error).next_for(
+            NodeErrorKind::Busy,
+            "stop the node that serves it first, or let it scrub its volumes",
+        )
     })?;
     let checks = verify::Options {
         fast: options.skip_data,
@@ -266,13 +173,4 @@ pub fn verify(
         remarks: report.findings.notes.clone(),
         summary: report.counts.words(),
     })
-}
-
-fn not_opened(doing: &str, error: &std::io::Error) -> NodeError {
-    let kind = match error.kind() {
-        std::io::ErrorKind::NotFound => NodeErrorKind::NotFound,
-        std::io::ErrorKind::PermissionDenied => NodeErrorKind::Refused,
-        _ => NodeErrorKind::Unavailable,
-    };
-    NodeError::new(kind, doing, error.to_string())
 }

@@ -50,7 +50,7 @@ enum DeviceCommand {
         #[arg(long)]
         wait: bool,
     },
-    /// Write an empty device to a file, partition or disk; what was there is lost
+    /// Write an empty device to a file, partition or disk that is blank
     #[command(after_help = "\
 Examples:
   flagstone device format /data/flagstone.img:100G     creates a file, its space set aside
@@ -60,7 +60,7 @@ Examples:
         /// The file or block device, and for a file its size
         #[arg(value_name = "PATH[:SIZE]")]
         device: DeviceConfig,
-        /// Format although there is a Flagstone device already
+        /// Format although it is not blank: whatever it holds is lost
         #[arg(long)]
         force: bool,
     },

@@ -1,6 +1,6 @@
 //! Why a node refused or failed something.
 
-use std::fmt;
+use std::{fmt, io};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -54,6 +54,31 @@ impl NodeErrorKind {
         NodeErrorKind::Corrupt,
         NodeErrorKind::Internal,
     ];
+
+    /// The kind of an error of the operating system. What says nothing about the request or the
+    /// state of things is a failing system: [`NodeErrorKind::Internal`].
+    pub fn of_io(error: &io::Error) -> NodeErrorKind {
+        use io::ErrorKind as Io;
+        match error.kind() {
+            Io::NotFound => NodeErrorKind::NotFound,
+            Io::AlreadyExists => NodeErrorKind::AlreadyExists,
+            Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge => NodeErrorKind::NoSpace,
+            Io::InvalidInput
+            | Io::InvalidFilename
+            | Io::NotADirectory
+            | Io::IsADirectory
+            | Io::AddrNotAvailable => NodeErrorKind::InvalidArgument,
+            Io::ResourceBusy | Io::ExecutableFileBusy | Io::AddrInUse | Io::WouldBlock => {
+                NodeErrorKind::Busy
+            }
+            Io::ReadOnlyFilesystem => NodeErrorKind::ReadOnly,
+            Io::PermissionDenied => NodeErrorKind::Refused,
+            Io::TimedOut | Io::ConnectionRefused | Io::HostUnreachable | Io::NetworkUnreachable => {
+                NodeErrorKind::Unavailable
+            }
+            _ => NodeErrorKind::Internal,
+        }
+    }
 
     /// The HTTP status the API answers with.
     pub fn http_status(self) -> u16 {
@@ -131,6 +156,27 @@ impl NodeError {
             doing: doing.into(),
             found: found.into(),
             next_step: String::new(),
+        }
+    }
+
+    /// An error of the operating system, with the advice that fits its kind.
+    pub fn of_io(doing: impl Into<String>, error: &io::Error) -> NodeError {
+        let kind = NodeErrorKind::of_io(error);
+        let next = match kind {
+            NodeErrorKind::NotFound => "check the path",
+            NodeErrorKind::Refused => "check its owner and permissions, and your user",
+            NodeErrorKind::ReadOnly => "choose a place that can be written",
+            NodeErrorKind::NoSpace => "make room, ask for less, or choose another place",
+            _ => "",
+        };
+        NodeError::new(kind, doing, error.to_string()).next(next)
+    }
+
+    /// The same error with other advice, if it is of this kind.
+    pub fn next_for(self, kind: NodeErrorKind, next_step: impl Into<String>) -> NodeError {
+        match self.kind == kind {
+            true => self.next(next_step),
+            false => self,
         }
     }
 

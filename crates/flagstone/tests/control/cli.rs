@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::support::{Served, TempDir, serve};
 
 /// The binary in a clean environment.
-fn binary() -> Command {
+pub(crate) fn binary() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
     command
         .env_remove("FLAGSTONE_DIR")
@@ -19,13 +19,13 @@ fn binary() -> Command {
     command
 }
 
-struct Ran {
-    exit: i32,
-    out: String,
-    err: String,
+pub(crate) struct Ran {
+    pub(crate) exit: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
-fn ran(output: Output) -> Ran {
+pub(crate) fn ran(output: Output) -> Ran {
     Ran {
         exit: output.status.code().expect("no signal"),
         out: String::from_utf8(output.stdout).expect("text"),
@@ -54,7 +54,7 @@ fn json(served: &Served, args: &str) -> Value {
 }
 
 #[track_caller]
-fn fails(ran: &Ran, exit: Exit, words: &str) {
+pub(crate) fn fails(ran: &Ran, exit: Exit, words: &str) {
     assert_eq!(ran.exit, i32::from(exit.code()), "{}", ran.err);
     assert!(ran.err.contains(words), "{}", ran.err);
     assert_eq!(ran.out, "");

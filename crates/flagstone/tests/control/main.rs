@@ -5,6 +5,7 @@ mod api;
 mod cli;
 mod fake_node;
 mod fake_state;
+mod format;
 mod hostile;
 mod metrics;
 mod openapi;
