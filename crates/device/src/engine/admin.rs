@@ -11,6 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use super::error::DvolError;
 use super::info::Handle;
 use super::read::gather;
+use super::segments::NO_SLOT;
 use super::{Engine, Inner, Stability};
 use crate::format::catalogue::{
     ATTRIBUTE_BYTES, CatalogueRecord, FLAG_READ_ONLY, NAME_MAX_BYTES, RecordKind,
@@ -48,10 +49,7 @@ impl<P: Platform> Engine<P> {
         inner.settle_down().await?;
         let id = new.id.unwrap_or_else(|| inner.random_id());
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
-        if reserved_blocks > inner.available_to(Slot(u32::MAX)) {
-            return Err(DvolError::NoSpace);
-        }
-        inner.hold(reserved_blocks).await?;
+        let _pledge = inner.pledge([(NO_SLOT, reserved_blocks)]).await?;
         let slot = inner.choose_slots(1)?[0];
         let record = CatalogueRecord {
             reserved_blocks,
@@ -133,13 +131,8 @@ impl<P: Platform> Engine<P> {
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
         inner.resolve(handle)?;
-        let own = inner.own_blocks(handle);
-        if blocks > inner.available_to(handle.slot) + own {
-            return Err(DvolError::NoSpace);
-        }
-        let promised = inner.record(handle)?.reserved_blocks.saturating_sub(own);
-        let more = blocks.saturating_sub(own).saturating_sub(promised);
-        inner.hold(more).await?;
+        let unused = blocks.saturating_sub(inner.own_blocks(handle));
+        let _pledge = inner.pledge([(handle.slot, unused)]).await?;
         inner
             .change_record(handle, |record| {
                 record.reserved_blocks = blocks;
@@ -196,8 +189,8 @@ impl<P: Platform> Engine<P> {
                 return Err(DvolError::Invalid);
             }
             inner.check_new_layer_name(handle.id, name)?;
-            inner.check_snapshot_reservation(*handle).await?;
         }
+        let _pledge = inner.pledge_anew(dvols.iter().map(|(h, _)| *h)).await?;
         let layer_slots = inner.choose_slots(dvols.len())?;
         let created_ns = inner.platform.wall_clock_ns();
         let mut records = Vec::new();
@@ -233,10 +226,13 @@ impl<P: Platform> Engine<P> {
         let source_record = inner.record(source)?;
         let id = new.id.unwrap_or_else(|| inner.random_id());
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
-        if reserved_blocks > inner.available_to(Slot(u32::MAX)) {
-            return Err(DvolError::NoSpace);
-        }
-        inner.hold(reserved_blocks).await?;
+        // Of a head, a snapshot is taken.
+        let again = match source.layer {
+            Some(_) => 0,
+            None => source_record.reserved_blocks,
+        };
+        let wanted = [(NO_SLOT, reserved_blocks), (source.slot, again)];
+        let _pledge = inner.pledge(wanted).await?;
         let size = source_record.size_bytes.max(new.size_bytes);
         let mut records = Vec::new();
         let mut slots = vec![source.slot];
@@ -295,6 +291,7 @@ impl<P: Platform> Engine<P> {
         if dvol.layer.is_some() || to.layer.is_none() || dvol.id != to.id {
             return Err(DvolError::Invalid);
         }
+        let _pledge = inner.pledge_anew([dvol]).await?;
         let discard_slot = inner.choose_slots(1)?[0];
         let head = inner.next_layer(0)?.0;
         let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
@@ -584,17 +581,6 @@ impl<P: Platform> Inner<P> {
             Some(_) => Err(DvolError::AlreadyExists),
             None => Ok(()),
         }
-    }
-
-    /// After a snapshot every overwrite of a reserved dvol takes a new block: there must be room.
-    async fn check_snapshot_reservation(self: &Rc<Self>, handle: Handle) -> Result<(), DvolError> {
-        let record = self.record(handle)?;
-        let own = record.mapped_blocks.saturating_sub(record.inherited_blocks);
-        let again = own.min(record.reserved_blocks);
-        if again > self.available_to(Slot(u32::MAX)) {
-            return Err(DvolError::NoSpace);
-        }
-        self.hold(again).await
     }
 
     /// Lets go of what is kept per slot once it has been deleted (or could not be).

@@ -25,6 +25,7 @@ mod load;
 mod locks;
 mod options;
 mod pieces;
+mod promise;
 mod query;
 mod read;
 mod reaper;
@@ -117,6 +118,8 @@ struct Inner<P: Platform> {
     opening: Budget,
     /// Slots chosen by operations that are not applied yet.
     chosen_slots: RefCell<BTreeSet<u32>>,
+    /// Blocks that the administrative operation under way is about to promise, by slot.
+    pledged: RefCell<BTreeMap<u32, u64>>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

@@ -177,6 +177,7 @@ impl<P: Platform> Engine<P> {
             admin: Budget::new(1),
             opening: Budget::new(1),
             chosen_slots: RefCell::default(),
+            pledged: RefCell::default(),
             closing: RefCell::default(),
             given_lsns: RefCell::default(),
             scratch_body: RefCell::default(),

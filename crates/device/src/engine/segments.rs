@@ -45,12 +45,9 @@ impl<P: Platform> Inner<P> {
         self.checkpoint_reserve() + overwrites + self.promised_blocks(slot)
     }
 
-    /// Takes segments until `blocks` more can be promised to a dvol. What is promised must be there
-    /// even if other journals take everything else.
-    pub(super) async fn hold(self: &Rc<Self>, blocks: u64) -> Result<(), DvolError> {
-        if blocks == 0 {
-            return Ok(());
-        }
+    /// Takes segments until all that is promised and pledged lies in segments of this journal: it
+    /// must be there even if other journals take everything else.
+    pub(super) async fn hold(self: &Rc<Self>) -> Result<(), DvolError> {
         let _turn = self.opening.take(1).await;
         loop {
             self.check_running()?;
@@ -58,7 +55,7 @@ impl<P: Platform> Inner<P> {
             let kept = self.checkpoint_reserve()
                 + self.overwrite_reserve()
                 + self.promised_blocks(NO_SLOT);
-            if open + unloaded >= kept + blocks {
+            if open + unloaded >= kept {
                 return Ok(());
             }
             let segment = self.shared.claim_any().ok_or(DvolError::NoSpace)?;

@@ -20,7 +20,7 @@ use crate::planted::{Bug, planted};
 use crate::space::{BlockRun, LONG_BLOCKS};
 
 /// How often an allocation waits for freed blocks to become usable before it gives up.
-const SPACE_WAITS_MAX: usize = 4;
+pub(super) const SPACE_WAITS_MAX: usize = 4;
 
 /// Blocks of one part of an overwrite on a full device.
 pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
@@ -73,11 +73,6 @@ impl<P: Platform> Inner<P> {
     fn needs_more(&self, slot: Slot, count: u64) -> bool {
         let (open, unloaded) = self.own_open_blocks();
         open < count || open + unloaded < count + self.kept_from(slot)
-    }
-
-    /// Blocks set aside for dvols that they do not use yet, but for `without`.
-    pub(super) fn promised_blocks(&self, without: Slot) -> u64 {
-        self.state.borrow().promised_blocks(without)
     }
 
     /// Blocks that `slot` may still take for new data.
@@ -163,7 +158,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// True if blocks are on their way to being usable.
-    fn may_gain_space(&self) -> bool {
+    pub(super) fn may_gain_space(&self) -> bool {
         !self.freed.borrow().is_empty()
             || self.gate.has_waiting()
             || !self.commit.borrow().is_idle()
@@ -173,7 +168,7 @@ impl<P: Platform> Inner<P> {
 
     /// Has what is freed become usable: at first by a flush, then by a checkpoint, which gives up
     /// old map nodes, then by waiting for reads and reaping.
-    async fn gain_space(self: &Rc<Self>, waits: usize) -> Result<(), DvolError> {
+    pub(super) async fn gain_space(self: &Rc<Self>, waits: usize) -> Result<(), DvolError> {
         self.flush_now().await?;
         self.reopen_blocks();
         if waits == 1 {

@@ -375,7 +375,12 @@ impl State {
             let state = self.slot(Slot(slot));
             state.is_some_and(|s| promised_to(&s.record) == promised)
         }));
-        self.promised_blocks - self.promises.get(&without.0).copied().unwrap_or(0)
+        self.promised_blocks - self.promised_to(without)
+    }
+
+    /// Blocks set aside for a dvol that it does not use yet.
+    pub fn promised_to(&self, slot: Slot) -> u64 {
+        self.promises.get(&slot.0).copied().unwrap_or(0)
     }
 }
 

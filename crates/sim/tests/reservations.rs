@@ -1,0 +1,320 @@
+//! What is reserved for a dvol can really be written on a full device, whatever was done to the dvol
+//! and to others before.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use flagstone_device::engine::{
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
+    join_all,
+};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+const DEVICE_BYTES: u64 = 64 * MIB;
+const SIZE: u64 = 1 << 30;
+
+async fn begin(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+    let options = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(DEVICE_BYTES)
+    };
+    let device = platform.open(disk);
+    let formatted = format_device(platform, &device, options).await;
+    let superblock = formatted.expect("formats");
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let shared = prepared.expect("has a superblock").1;
+    let options = EngineOptions::default();
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+    opened.await.expect("opens").0
+}
+
+fn in_world<F: Future<Output = ()> + 'static>(
+    seed: u64,
+    test: impl FnOnce(SimPlatform, Engine<SimPlatform>) -> F + 'static,
+) {
+    let world = World::new(seed);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
+        let engine = begin(&platform, &disk).await;
+        test(platform, engine).await;
+    });
+}
+
+fn named(name: &str, reserved_bytes: u64) -> CreateDvol {
+    CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes: SIZE,
+        reserved_bytes,
+    }
+}
+
+fn bytes(count: u64) -> IoBuf {
+    IoBuf::copy_of(&vec![7; count as usize])
+}
+
+/// Fills the device, down to the last block that is to be had.
+async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, from: u64) -> u64 {
+    let mut at = from;
+    for piece in [64, 1] {
+        while let Ok(()) = write(engine, dvol, at, piece * BLOCK).await {
+            at += piece * BLOCK;
+        }
+    }
+    at
+}
+
+async fn write(
+    engine: &Engine<SimPlatform>,
+    dvol: Handle,
+    at: u64,
+    len: u64,
+) -> Result<(), DvolError> {
+    let write = engine.write(dvol, at, bytes(len), Stability::Unstable);
+    write.await.map(drop)
+}
+
+/// Bytes that may be written to dvols without a reservation.
+fn left(engine: &Engine<SimPlatform>) -> u64 {
+    let space = engine.space();
+    space.open_bytes.saturating_sub(space.kept_bytes)
+}
+
+/// A dvol with 16 MiB reserved and written, a snapshot of it, and too little room for all that once
+/// more.
+async fn nearly_full(engine: &Engine<SimPlatform>) -> (Handle, Handle) {
+    let dvol = engine.create(named("reserved", 16 * MIB)).await;
+    let dvol = dvol.expect("creates");
+    let layers = engine.snapshot(&[(dvol, "s".to_owned())]).await;
+    let layer = layers.expect("takes one")[0];
+    write(engine, dvol, 0, 16 * MIB).await.expect("writes");
+    engine.flush().await.expect("flushes");
+    let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+    let much = left(engine) - 12 * MIB;
+    for at in (0..much).step_by(MIB as usize) {
+        write(engine, greedy, at, MIB).await.expect("writes");
+    }
+    engine.flush().await.expect("flushes");
+    (dvol, layer)
+}
+
+/// Rolling back makes everything a dvol has the snapshot's: to be written again, all that is reserved
+/// must be there once more.
+#[test]
+fn rolling_back_promises_no_more_than_there_is() {
+    in_world(1, |_, engine| async move {
+        let (dvol, layer) = nearly_full(&engine).await;
+        assert_eq!(engine.roll_back(dvol, layer).await, Err(DvolError::NoSpace));
+        engine.set_reserved(dvol, 8 * MIB).await.expect("is less");
+        engine.roll_back(dvol, layer).await.expect("there is room");
+    });
+}
+
+/// Cloning a dvol takes a snapshot of it.
+#[test]
+fn cloning_a_dvol_promises_no_more_than_there_is() {
+    in_world(1, |_, engine| async move {
+        let (dvol, layer) = nearly_full(&engine).await;
+        let clone = engine.clone_of(dvol, named("clone", 0)).await;
+        assert_eq!(clone, Err(DvolError::NoSpace));
+        let clone = engine.clone_of(layer, named("clone", 0)).await;
+        clone.expect("the snapshot was taken before");
+    });
+}
+
+/// Each of the two fits, both don't.
+#[test]
+fn snapshots_of_several_dvols_promise_no_more_than_there_is_for_all() {
+    in_world(1, |_, engine| async move {
+        let mut both = Vec::new();
+        for name in ["v", "w"] {
+            let dvol = engine.create(named(name, 12 * MIB)).await.expect("creates");
+            write(&engine, dvol, 0, 12 * MIB).await.expect("writes");
+            both.push((dvol, "s".to_owned()));
+        }
+        engine.flush().await.expect("flushes");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let much = left(&engine) - 16 * MIB;
+        write(&engine, greedy, 0, much / MIB * MIB)
+            .await
+            .expect("writes");
+        assert_eq!(engine.snapshot(&both).await, Err(DvolError::NoSpace));
+        engine.snapshot(&both[..1]).await.expect("takes one");
+    });
+}
+
+/// Others wrote between the question whether there was room and the record that promised it.
+#[test]
+fn what_is_about_to_be_promised_is_given_to_nobody() {
+    in_world(1, |_, engine| async move {
+        nearly_full(&engine).await;
+        let other = engine.create(named("other", 0)).await.expect("creates");
+        let much = left(&engine) / 3 * 2 / BLOCK * BLOCK;
+        let (reserving, writing) = (engine.clone(), engine.clone());
+        let work: [std::pin::Pin<Box<dyn Future<Output = ()>>>; 2] = [
+            Box::pin(async move {
+                let dvol = reserving.create(named("promised", much)).await;
+                let dvol = dvol.expect("comes first");
+                write(&reserving, dvol, 0, much).await.expect("is reserved");
+            }),
+            Box::pin(async move {
+                let written = write(&writing, other, 0, much).await;
+                assert_eq!(written, Err(DvolError::NoSpace));
+            }),
+        ];
+        join_all(work).await;
+    });
+}
+
+/// Dvols of a random run, with what is reserved for each and the names of their snapshots.
+struct Dvols {
+    engine: Engine<SimPlatform>,
+    rng: Rng,
+    dvols: Vec<(Handle, u64)>,
+    names: u64,
+}
+
+impl Dvols {
+    fn name(&mut self) -> String {
+        self.names += 1;
+        format!("n{}", self.names)
+    }
+
+    fn reserve(&mut self) -> u64 {
+        match self.rng.coin() {
+            true => 0,
+            false => self.rng.below(3000) * BLOCK,
+        }
+    }
+
+    /// Some operation, which may be refused for want of space.
+    async fn operate(&mut self) {
+        let engine = self.engine.clone();
+        if self.dvols.len() < 2 {
+            return self.create().await;
+        }
+        let chosen = self.rng.index(self.dvols.len());
+        let (dvol, reserved) = self.dvols[chosen];
+        let layers = engine.layers(dvol.id);
+        let layer = (!layers.is_empty()).then(|| layers[self.rng.index(layers.len())].handle);
+        let at = self.rng.below(4000) * BLOCK;
+        let result = match self.rng.below(12) {
+            0..3 => write(&engine, dvol, at, (1 + self.rng.below(400)) * BLOCK).await,
+            3 => write(&engine, dvol, at + 512, 1024).await,
+            4 => {
+                let len = self.rng.below(2000) * BLOCK;
+                let work = engine.deallocate(dvol, at, len, Stability::Unstable);
+                work.await
+            }
+            5 | 6 => {
+                let name = self.name();
+                engine.snapshot(&[(dvol, name)]).await.map(drop)
+            }
+            7 | 8 => match layer {
+                Some(layer) if self.rng.coin() => engine.delete_layer(layer).await,
+                Some(layer) => engine.roll_back(dvol, layer).await,
+                None => Ok(()),
+            },
+            9 if self.dvols.len() < 5 => {
+                let new = self.reserve();
+                let name = self.name();
+                let source = layer.filter(|_| self.rng.coin()).unwrap_or(dvol);
+                let clone = engine.clone_of(source, named(&name, new)).await;
+                clone.map(|clone| self.dvols.push((clone, new)))
+            }
+            10 => {
+                let new = self.reserve();
+                let set = engine.set_reserved(dvol, new).await;
+                set.map(|()| self.dvols[chosen].1 = new)
+            }
+            11 if reserved == 0 => {
+                let deleted = engine.delete(dvol, true).await;
+                self.dvols.remove(chosen);
+                deleted
+            }
+            _ => Ok(()),
+        };
+        assert!(
+            matches!(result, Ok(()) | Err(DvolError::NoSpace)),
+            "{result:?}"
+        );
+    }
+
+    async fn create(&mut self) {
+        let (name, reserved) = (self.name(), self.reserve());
+        if let Ok(dvol) = self.engine.create(named(&name, reserved)).await {
+            self.dvols.push((dvol, reserved));
+        }
+    }
+
+    /// Writes as much of each dvol as is reserved for it, in pieces in any order.
+    async fn write_all_reserved(&mut self, seed: u64) {
+        for (dvol, reserved) in self.dvols.clone() {
+            let (engine, blocks) = (self.engine.clone(), reserved / BLOCK);
+            let behind = engine.deallocate(dvol, reserved, SIZE - reserved, Stability::Stable);
+            behind.await.expect("always works");
+            let mut pieces: Vec<u64> = (0..blocks.div_ceil(8)).collect();
+            for index in (1..pieces.len()).rev() {
+                pieces.swap(index, self.rng.index(index + 1));
+            }
+            for (nth, piece) in pieces.into_iter().enumerate() {
+                let (first, end) = (piece * 8, blocks.min(piece * 8 + 8));
+                let (mut at, mut len) = (first * BLOCK, (end - first) * BLOCK);
+                if self.rng.chance(0.2) {
+                    (at, len) = (at + 512, 1024);
+                }
+                let written = write(&engine, dvol, at, len).await;
+                let space = engine.space();
+                assert_eq!(
+                    written,
+                    Ok(()),
+                    "seed {seed}: piece {nth} of {blocks} blocks of {dvol:?}: {:?}, {space:?}",
+                    engine.dvols().iter().find(|d| d.handle == dvol)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_reserved_can_be_written_on_a_full_device() {
+    for seed in 0..40 {
+        in_world(seed, move |platform, engine| async move {
+            let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+            let mut dvols = Dvols {
+                engine: engine.clone(),
+                rng: Rng::stream(seed, 1),
+                dvols: Vec::new(),
+                names: 0,
+            };
+            let (beside, is_over) = (engine.clone(), Rc::new(Cell::new(false)));
+            let (told, sleeper) = (is_over.clone(), platform.clone());
+            let filling = async move {
+                let mut at = 0;
+                while !told.get() {
+                    at = fill(&beside, greedy, at).await;
+                    sleeper.sleep_ns(2_000_000).await;
+                }
+            };
+            let (mut random, over) = (Rng::stream(seed, 2), is_over.clone());
+            let operating = async move {
+                for _ in 0..60 {
+                    dvols.operate().await;
+                    platform.sleep_ns(random.below(3_000_000)).await;
+                }
+                for _ in 0..3 {
+                    dvols.write_all_reserved(seed).await;
+                }
+                over.set(true);
+            };
+            let work: [std::pin::Pin<Box<dyn Future<Output = ()>>>; 2] =
+                [Box::pin(filling), Box::pin(operating)];
+            join_all(work).await;
+            engine.stop().await.expect("stops");
+        });
+    }
+}
