@@ -96,8 +96,9 @@ impl std::error::Error for VolumeError {}
 /// Offsets and lengths are any number of bytes within the size. An operation is atomic per block;
 /// changes that overlap in time apply in the order in which the calls were made.
 pub trait Volume: Clone + 'static {
-    /// Size in bytes now.
-    fn size_bytes(&self) -> u64;
+    /// Size in bytes now; `None` once the volume was deleted. Then every request is refused, whatever
+    /// it asks for.
+    fn size_bytes(&self) -> Option<u64>;
 
     /// True if every change is refused.
     fn is_read_only(&self) -> bool;

@@ -161,6 +161,41 @@ fn failures_of_the_volume_become_error_numbers() {
     });
 }
 
+/// Whatever is asked for, and whatever the volume makes of what was under way: ESHUTDOWN, no data.
+#[test]
+fn a_volume_that_is_deleted_under_its_client() {
+    in_each_mode(|mut client, volume| async move {
+        client.write(0, 0, &[7; 8192]).await;
+        // Under way when it happens.
+        volume.memory.held.set(true);
+        let read = client.submit(READ, 0, 0, 8192).await;
+        volume.world.sleep_ns(1_000_000).await;
+        assert_eq!(volume.memory.running.get(), 1);
+        volume.memory.deleted.set(true);
+        volume
+            .memory
+            .failures
+            .borrow_mut()
+            .push(VolumeError::Corrupt);
+        volume.release();
+        let answer = client.answer_to(read).await;
+        assert_eq!((answer.result, answer.data.len()), (Err(ESHUTDOWN), 0));
+        // Asked for afterwards: the volume is not even asked.
+        let calls = volume.memory.calls.borrow().len();
+        for command in [READ, FLUSH, TRIM, CACHE, ZEROES, STATUS, 77] {
+            for (flags, offset, len) in [(0, 0, 4096), (0, 0, 0), (FUA, SIZE, 512), (64, 0, 1)] {
+                let answer = client.call(command, flags, offset, len).await;
+                assert_eq!(answer.result, Err(ESHUTDOWN), "{command} {flags} {offset}");
+            }
+        }
+        for (flags, data) in [(0, &b"late"[..]), (FUA, &[1; 70_000]), (0, b"")] {
+            let answer = client.write(flags, 0, data).await;
+            assert_eq!(answer.result, Err(ESHUTDOWN));
+        }
+        assert_eq!(volume.memory.calls.borrow().len(), calls);
+    });
+}
+
 #[test]
 fn corrupt_blocks_are_located() {
     in_each_mode(|mut client, volume| async move {

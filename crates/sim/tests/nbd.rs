@@ -61,8 +61,8 @@ fn stability_of(stability: Stability) -> engine::Stability {
 }
 
 impl Volume for EngineVolume {
-    fn size_bytes(&self) -> u64 {
-        self.engine.size_of(self.handle).unwrap_or(0)
+    fn size_bytes(&self) -> Option<u64> {
+        self.engine.size_of(self.handle).ok()
     }
 
     fn is_read_only(&self) -> bool {

@@ -20,11 +20,11 @@ use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 use crate::v2p::Key;
 
-/// Largest size of a dvol in bytes: its whole address space but the last block.
-pub const SIZE_MAX_BYTES: u64 = u64::MAX - BLOCK_SIZE + 1;
+/// Largest size of a dvol in bytes. NBD clients and the Linux kernel keep offsets in signed 64 bits.
+pub const SIZE_MAX_BYTES: u64 = (1 << 63) - BLOCK_SIZE;
 
-/// Behind the last block that a dvol can have.
-const DVOL_END: VBlock = VBlock(SIZE_MAX_BYTES / BLOCK_SIZE);
+/// Behind the last block that a dvol can have: its address space is larger than its size may be.
+const DVOL_END: VBlock = VBlock(u64::MAX / BLOCK_SIZE);
 
 /// What a new dvol shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,9 @@ impl<P: Platform> Engine<P> {
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
         inner.check_new_name(&new.name)?;
+        if new.size_bytes > SIZE_MAX_BYTES {
+            return Err(DvolError::Invalid);
+        }
         inner.settle_down().await?;
         let id = new.id.unwrap_or_else(|| inner.random_id());
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);

@@ -182,8 +182,8 @@ pub enum Admission {
 pub struct ExportView {
     /// Headers in use.
     pub mode: ReplyMode,
-    /// The export's size now.
-    pub size_bytes: u64,
+    /// The export's size now; `None` if it was deleted.
+    pub size_bytes: Option<u64>,
     /// True if changes are refused.
     pub read_only: bool,
     /// Contexts selected.
@@ -217,6 +217,14 @@ pub fn admit(request: &RawRequest, export: &ExportView) -> (Command, Admission) 
         skip_bytes: payload_bytes,
         result,
     };
+    // [nbd "Terminating the transmission phase"] first of all: what else may be wrong with a request
+    // to an export that is gone is of no use to its client.
+    if export.size_bytes.is_none() {
+        return (
+            known,
+            answer(Err(refusal_of(VolumeError::Gone, known, false))),
+        );
+    }
     let admission = match check(request, known, export) {
         Ok(Checked::Work(work)) => Admission::Run(work),
         Ok(Checked::StatusPayload) => Admission::StatusPayload { payload_bytes },
@@ -349,8 +357,11 @@ fn check_range(
     command: Command,
     export: &ExportView,
 ) -> Result<(), Refusal> {
+    let Some(size_bytes) = export.size_bytes else {
+        return Err(refusal_of(VolumeError::Gone, command, false));
+    };
     match offset_bytes.checked_add(len_bytes) {
-        Some(end) if end <= export.size_bytes => Ok(()),
+        Some(end) if end <= size_bytes => Ok(()),
         _ => Err(refusal_of(VolumeError::OutOfRange, command, false)),
     }
 }

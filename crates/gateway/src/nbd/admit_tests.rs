@@ -8,7 +8,7 @@ const SIZE: u64 = 1 << 30;
 fn export(mode: ReplyMode) -> ExportView {
     ExportView {
         mode,
-        size_bytes: SIZE,
+        size_bytes: Some(SIZE),
         read_only: false,
         contexts_count: 2,
     }
@@ -295,7 +295,7 @@ fn extended_payloads() {
         Admission::PayloadTooLong
     );
     let big = ExportView {
-        size_bytes: 1 << 60,
+        size_bytes: Some(1 << 60),
         ..export(mode)
     };
     assert!(matches!(
@@ -352,5 +352,45 @@ fn status_with_chosen_contexts() {
     ] {
         let refused = admit_status(&header, &bad, &export(mode));
         assert_eq!(refused.expect_err("refused").errno, Errno::Inval, "{bad:?}");
+    }
+}
+
+// [nbd "Terminating the transmission phase"] test: ESHUTDOWN for every request, however wrong it is.
+#[test]
+fn a_deleted_export_refuses_everything() {
+    for mode in ALL_MODES {
+        let gone = ExportView {
+            size_bytes: None,
+            ..export(mode)
+        };
+        for number in [0, 1, 3, 4, 5, 6, 7, 8, 99] {
+            let payload = if number == command::WRITE && mode == ReplyMode::Extended {
+                PAYLOAD_LEN
+            } else {
+                0
+            };
+            for (flags, offset_bytes, length_bytes) in [
+                (0, 0, 4096),
+                (0, 0, 0),
+                (FUA, SIZE, 4096),
+                (1 << 12, 0, 512),
+            ] {
+                let asked = request(number, flags | payload, offset_bytes, length_bytes);
+                let (_, admission) = admit(&asked, &gone);
+                assert_eq!(errno(admission), Errno::Shutdown, "{mode:?} {asked:?}");
+                let skipped = match admission {
+                    Admission::Answer { skip_bytes, .. } => u64::from(skip_bytes),
+                    other => panic!("not an answer: {other:?}"),
+                };
+                let payload_bytes = if number == command::WRITE {
+                    length_bytes
+                } else {
+                    0
+                };
+                assert_eq!(skipped, payload_bytes, "the stream stays in step");
+            }
+        }
+        let bye = admit(&request(command::DISC, 0, 0, 0), &gone).1;
+        assert_eq!(bye, Admission::Disconnect);
     }
 }

@@ -238,7 +238,11 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             true => self.directory.describe(&name).await,
             false => String::new(),
         };
-        let size_bytes = volume.size_bytes();
+        // Deleted between the two.
+        let Some(size_bytes) = volume.size_bytes() else {
+            self.machine.handle_opened(Err(OpenError::NotFound));
+            return None;
+        };
         let read_only = volume.is_read_only();
         self.volume = Some(volume);
         let facts = ExportFacts {

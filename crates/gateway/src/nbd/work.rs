@@ -105,7 +105,22 @@ async fn change<P: Platform, V: Volume>(
     };
     match result {
         Ok(()) => Body::Done,
-        Err(error) => Body::Failed(refusal_of(error, command, fast_zero), None),
+        Err(error) => {
+            let error = gone_or(connection, error);
+            Body::Failed(refusal_of(error, command, fast_zero), None)
+        }
+    }
+}
+
+/// Why an operation failed, in a client's eyes: if the volume was deleted meanwhile, because of that,
+/// whatever its store has made of it.
+fn gone_or<P: Platform, V: Volume>(
+    connection: &Connection<P, V>,
+    error: VolumeError,
+) -> VolumeError {
+    match connection.volume.size_bytes() {
+        Some(_) => error,
+        None => VolumeError::Gone,
     }
 }
 
@@ -136,6 +151,7 @@ async fn read<P: Platform, V: Volume>(
             }
         }
         Err(error) => {
+            let error = gone_or(connection, error);
             let at = locate(connection, error, offset_bytes, len_bytes).await;
             Body::Failed(refusal_of(error, Command::Read, false), at)
         }
@@ -207,6 +223,7 @@ async fn status<P: Platform, V: Volume>(
         match found {
             Ok(extents) => parts.push((context.id, clip(extents, len_bytes, extents_max))),
             Err(error) => {
+                let error = gone_or(connection, error);
                 return Body::Failed(refusal_of(error, Command::BlockStatus, false), None);
             }
         }

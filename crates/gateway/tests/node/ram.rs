@@ -146,8 +146,8 @@ impl RamVolume {
 }
 
 impl Volume for RamVolume {
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes
+    fn size_bytes(&self) -> Option<u64> {
+        Some(self.inner.size_bytes)
     }
 
     fn is_read_only(&self) -> bool {

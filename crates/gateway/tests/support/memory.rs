@@ -36,6 +36,8 @@ pub struct Memory {
     pub changed_at: RefCell<Vec<u64>>,
     pub lsn: Cell<u64>,
     pub read_only: Cell<bool>,
+    /// It is gone, though clients are attached.
+    pub deleted: Cell<bool>,
     /// Blocks whose checksum does not match.
     pub corrupt: RefCell<BTreeSet<u64>>,
     /// The next operations fail like this.
@@ -81,6 +83,7 @@ impl MemoryVolume {
                 changed_at: RefCell::new(vec![0; blocks]),
                 lsn: Cell::new(0),
                 read_only: Cell::new(false),
+                deleted: Cell::new(false),
                 corrupt: RefCell::default(),
                 failures: RefCell::default(),
                 calls: RefCell::default(),
@@ -121,9 +124,13 @@ impl MemoryVolume {
         }
     }
 
+    fn len_bytes(&self) -> u64 {
+        self.memory.bytes.borrow().len() as u64
+    }
+
     fn check(&self, offset: u64, len: u64) -> Result<(), VolumeError> {
         let end = offset.checked_add(len).ok_or(VolumeError::OutOfRange)?;
-        if end > self.size_bytes() {
+        if end > self.len_bytes() {
             return Err(VolumeError::OutOfRange);
         }
         Ok(())
@@ -164,7 +171,7 @@ impl MemoryVolume {
 
     /// The state of the volume as a snapshot shows it.
     pub fn snapshot(&self) -> MemoryVolume {
-        let copy = MemoryVolume::new(&self.world, self.size_bytes());
+        let copy = MemoryVolume::new(&self.world, self.len_bytes());
         *copy.memory.bytes.borrow_mut() = self.memory.bytes.borrow().clone();
         *copy.memory.allocated.borrow_mut() = self.memory.allocated.borrow().clone();
         *copy.memory.changed_at.borrow_mut() = self.memory.changed_at.borrow().clone();
@@ -199,8 +206,8 @@ impl MemoryVolume {
 }
 
 impl Volume for MemoryVolume {
-    fn size_bytes(&self) -> u64 {
-        self.memory.bytes.borrow().len() as u64
+    fn size_bytes(&self) -> Option<u64> {
+        (!self.memory.deleted.get()).then(|| self.len_bytes())
     }
 
     fn is_read_only(&self) -> bool {

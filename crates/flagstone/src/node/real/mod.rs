@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use flagstone_device::engine::{CreateDvol, DvolError, Handle};
+use flagstone_device::engine::{CreateDvol, DvolError, Handle, SIZE_MAX_BYTES};
 use flagstone_platform::record::NodeMark;
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
 use flagstone_types::DvolId;
@@ -186,6 +186,7 @@ impl RealNode {
 
     async fn create(&self, spec: VolumeSpec) -> Result<VolumeInfo, NodeError> {
         let doing = format!("creating volume '{}'", spec.name);
+        check_size(spec.size_bytes, &doing)?;
         let (core, device) = self.place_for(&spec, &doing)?;
         let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
         let new = CreateDvol {
@@ -322,6 +323,7 @@ impl RealNode {
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("resizing volume '{name}' to {size_bytes} bytes");
         let target = self.target(&name, &doing)?;
+        check_size(size_bytes, &doing)?;
         let before = self.show(&name).await?;
         if size_bytes < before.size_bytes && !allow_data_loss {
             let found = format!(
@@ -663,6 +665,17 @@ fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
         Reservation::Full => size_bytes,
         Reservation::Bytes(bytes) => bytes,
     }
+}
+
+/// Refuses what no client could use to its end.
+fn check_size(size_bytes: u64, doing: &str) -> Result<(), NodeError> {
+    if size_bytes <= SIZE_MAX_BYTES {
+        return Ok(());
+    }
+    let found = format!(
+        "{size_bytes} bytes were asked for; a volume has at most {SIZE_MAX_BYTES} (2^63 - 4096)"
+    );
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next("ask for less"))
 }
 
 fn no_such_volume(name: &str, doing: &str) -> NodeError {

@@ -113,8 +113,8 @@ impl RealVolume {
 }
 
 impl Volume for RealVolume {
-    fn size_bytes(&self) -> u64 {
-        self.engine.size_of(self.handle).unwrap_or(0)
+    fn size_bytes(&self) -> Option<u64> {
+        self.engine.size_of(self.handle).ok()
     }
 
     fn is_read_only(&self) -> bool {
@@ -178,7 +178,11 @@ impl Volume for RealVolume {
         let began = self.platform.now();
         let number = self.recording.number();
         self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
-        let result = self.engine.flush().await;
+        // The engine flushes for all its volumes, and would for one that is gone.
+        let result = match self.engine.size_of(self.handle) {
+            Ok(_) => self.engine.flush().await,
+            Err(error) => Err(error),
+        };
         let result = self.finish(began, &self.counters.flush, 0, result);
         self.mark(&result, NodeMark::Flushed(number), 0, 0);
         result

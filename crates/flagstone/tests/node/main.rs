@@ -1,0 +1,5 @@
+//! The real node, in this process: what volumes and clients see of each other through it.
+
+mod client;
+mod support;
+mod volumes;

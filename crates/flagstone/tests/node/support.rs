@@ -1,0 +1,107 @@
+//! A node on a small device in a temporary folder.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use flagstone::node::{
+    DeviceOptions, Node, NodeError, NodeFuture, NodeOptions, Reservation, VolumeSpec,
+};
+use flagstone::offline::FormatOptions;
+
+use crate::client::Client;
+
+const DEVICE_BYTES: u64 = 256 << 20;
+
+/// A running node. Stops when dropped.
+pub(crate) struct Scene {
+    pub(crate) node: Arc<dyn Node>,
+    tcp: SocketAddr,
+    runtime: tokio::runtime::Runtime,
+    folder: PathBuf,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Scene {
+        Scene::with(|_| {})
+    }
+
+    /// A node with some options changed.
+    pub(crate) fn with(change: impl FnOnce(&mut NodeOptions)) -> Scene {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("flagstone-node-{}-{count}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("device.img");
+        let format = FormatOptions {
+            size_bytes: Some(DEVICE_BYTES),
+            force: false,
+        };
+        flagstone::offline::format(&path, &format).expect("formatted");
+        let mut options = NodeOptions {
+            devices: vec![DeviceOptions {
+                name: "main".to_owned(),
+                path,
+                expected_size_bytes: None,
+            }],
+            cores: Some(1),
+            nbd: Some("127.0.0.1:0".parse().expect("an address")),
+            nbd_unix: None,
+            map_cache_bytes: None,
+            scrub_days: 0,
+            nbd_connections_max: 64,
+            record: None,
+            tuning: None,
+        };
+        change(&mut options);
+        let node = flagstone::node::real::start(options).expect("a node");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let info = runtime.block_on(node.info()).expect("its description");
+        Scene {
+            tcp: info.nbd_addresses[0].parse().expect("an address"),
+            node,
+            runtime,
+            folder,
+        }
+    }
+
+    /// Asks the node for something.
+    pub(crate) fn ask<T>(
+        &self,
+        asked: impl FnOnce(&dyn Node) -> NodeFuture<'_, T>,
+    ) -> Result<T, NodeError> {
+        self.runtime.block_on(asked(&*self.node))
+    }
+
+    /// Creates an empty volume.
+    pub(crate) fn create(&self, name: &str, size_bytes: u64) -> Result<(), NodeError> {
+        let spec = VolumeSpec {
+            name: name.to_owned(),
+            size_bytes,
+            reserve: Reservation::None,
+            device: None,
+            core: None,
+        };
+        self.ask(|node| node.create_volume(spec)).map(drop)
+    }
+
+    /// A client, attached to an export.
+    pub(crate) fn attach(&self, export: &str) -> Client {
+        Client::attach(self.tcp, export)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let stopped = self.runtime.block_on(self.node.shutdown());
+        let _ = std::fs::remove_dir_all(&self.folder);
+        if !std::thread::panicking() {
+            stopped.expect("it stops");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Volumes that are deleted under their clients, and sizes.
+
+use flagstone::node::NodeErrorKind;
+
+use crate::client::{ESHUTDOWN, FLUSH, READ, TRIM, ZEROES};
+use crate::support::Scene;
+
+/// The volume is gone for its client, also when another of the same name and size is there.
+#[test]
+fn a_client_of_a_deleted_volume_is_told() {
+    let scene = Scene::new();
+    scene.create("disk", 8 << 20).expect("created");
+    let mut client = scene.attach("disk");
+    assert_eq!(client.write(0, &[7; 8192]), 0);
+    assert_eq!(client.call(FLUSH, 0, 0).0, 0);
+    scene
+        .ask(|node| node.delete_volume("disk".to_owned(), false))
+        .expect("deleted");
+    for again in [false, true] {
+        if again {
+            scene.create("disk", 8 << 20).expect("created");
+        }
+        for command in [READ, FLUSH, TRIM, ZEROES] {
+            for offset in [0, 4096, 1 << 40] {
+                let (error, _) = client.call(command, offset, 4096);
+                assert_eq!(error, ESHUTDOWN, "command {command} at {offset}");
+            }
+        }
+        assert_eq!(client.write(0, &[8; 4096]), ESHUTDOWN);
+    }
+    let (error, data) = scene.attach("disk").call(READ, 0, 8192);
+    assert_eq!((error, data), (0, vec![0; 8192]));
+}
+
+/// NBD clients keep offsets in signed 64 bits.
+#[test]
+fn sizes_end_where_clients_do() {
+    const MAX: u64 = (1 << 63) - 4096;
+    let scene = Scene::new();
+    for size in [MAX + 1, MAX + 4096, u64::MAX] {
+        let refused = scene.create("huge", size).expect_err("too large");
+        assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+        let text = refused.to_string();
+        for part in [size, MAX] {
+            assert!(text.contains(&part.to_string()), "{part} in {text}");
+        }
+    }
+    scene.create("huge", MAX).expect("created");
+    let mut client = scene.attach("huge");
+    assert_eq!(client.write(MAX - 4096, &[9; 4096]), 0);
+    assert_eq!(client.call(READ, MAX - 4096, 4096), (0, vec![9; 4096]));
+    scene.create("grown", 4096).expect("created");
+    let grow = |size| scene.ask(move |node| node.resize_volume("grown".to_owned(), size, false));
+    let refused = grow(MAX + 4096).expect_err("too large");
+    assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+    assert!(refused.to_string().contains(&MAX.to_string()), "{refused}");
+    assert_eq!(grow(MAX).expect("resized").size_bytes, MAX);
+}
