@@ -15,7 +15,7 @@ use serde::de::{Deserializer, Error as _};
 use crate::name::check_name;
 use crate::node::{
     DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
-    SCRUB_DAYS_DEFAULT,
+    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 use crate::size::Size;
 
@@ -364,6 +364,7 @@ impl Config {
             map_cache_bytes: Some(self.map_cache.0),
             scrub_days: self.scrub_days,
             nbd_connections_max: self.nbd.connections_max,
+            stop_grace_ms: STOP_GRACE_DEFAULT_MS,
             record: None,
             tuning: None,
         })

@@ -193,18 +193,12 @@ pub trait VolumeDirectory: Clone + 'static {
     /// Opens a volume (`name`) or a snapshot (`name@snapshot`).
     fn open(&self, name: &str) -> impl Future<Output = Result<Opened<Self::Volume>, OpenError>>;
 
-    /// All names that a client shall find on the node, sorted. Snapshots can be left out.
-    fn list(&self) -> impl Future<Output = Vec<ExportInfo>>;
+    /// Names that a client shall find on the node, sorted: the first `count_max` behind `after`.
+    /// Fewer only at the end. Snapshots can be left out.
+    fn list(&self, after: Option<&str>, count_max: usize) -> impl Future<Output = Vec<ExportInfo>>;
 
-    /// The sentence for people about `name`; empty if there is none. Worth implementing where
-    /// [`VolumeDirectory::list`] is long.
-    fn describe(&self, name: &str) -> impl Future<Output = String> {
-        async move {
-            let exports = self.list().await;
-            let found = exports.into_iter().find(|export| export.name == name);
-            found.map_or_else(String::new, |export| export.description)
-        }
-    }
+    /// The sentence for people about `name`; empty if there is none.
+    fn describe(&self, name: &str) -> impl Future<Output = String>;
 
     /// Names of the snapshots of `volume`, sorted. Asked on the core that owns it only.
     fn snapshots(&self, volume: &str) -> impl Future<Output = Vec<String>>;

@@ -4,11 +4,13 @@ mod support;
 
 use std::rc::Rc;
 
-use flagstone_gateway::nbd::{CloseReason, NbdLimits, Outcome};
-use flagstone_platform::{Platform, Stream, Time};
+use flagstone_gateway::nbd::{CloseReason, NbdLimits, NbdServer, Outcome};
+use flagstone_platform::{Platform, Stream};
 use support::client::*;
+use support::memory::{MemoryDirectory, MemoryVolume};
 use support::stage::Stage;
 use support::stream::Link;
+use support::world::World;
 
 #[test]
 fn all_workers_are_put_to_work_again_and_again() {
@@ -283,35 +285,74 @@ fn who_takes_no_answers_can_be_cut_off_at_a_stop() {
             client.submit(READ, 0, 0, 1 << 20).await;
         }
         world.sleep_ns(1_000_000).await;
-        server.stop();
-        world.sleep_ns(10_000_000_000).await;
-        assert_eq!(server.counters().connections, 1, "or this shows nothing");
-        server.abort();
+        let began = world.now();
+        assert!(!server.stop_within(10_000_000_000).await);
+        assert_eq!(world.now().since(began), 10_000_000_000);
         server.stopped().await;
-        assert!(world.now().since(Time(0)) < 11_000_000_000, "at once");
+        assert_eq!(world.now().since(began), 10_000_000_000, "at once");
     });
     assert_eq!(end.get(), Some(CloseReason::Stopping));
 }
 
+/// As long as the grace lasts, a slow client gets what it has asked for; then the stop is over.
 #[test]
-fn too_many_connections_are_refused() {
-    let stage = Stage::with_limits(
-        2,
-        NbdLimits {
-            connections_max: 2,
-            ..NbdLimits::default()
-        },
-    );
-    let (one, _) = stage.connect(Link::default());
-    let (two, _) = stage.connect(Link::default());
-    let (three, end) = stage.connect(Link::default());
-    let server = stage.server.clone();
-    stage.world.clone().run(async move {
-        let one = Client::attach(one, Mode::Simple, "disk", &[])
+fn who_takes_its_answers_in_time_gets_them() {
+    let stage = Stage::new(1);
+    let (stream, end) = stage.connect(Link::default());
+    let (world, server) = (stage.world.clone(), stage.server.clone());
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
             .await
             .expect("attached");
-        let _two = Client::greet(two).await.expect("greeted");
+        for _ in 0..8 {
+            client.submit(READ, 0, 0, 1 << 20).await;
+        }
+        world.sleep_ns(1_000_000).await;
+        let began = world.now();
+        let stopping = Rc::new(std::cell::Cell::new(None));
+        let (noted, clock) = (stopping.clone(), world.clone());
+        world.spawn(async move {
+            let in_time = server.stop_within(10_000_000_000).await;
+            noted.set(Some((in_time, clock.now().since(began))));
+        });
+        for _ in 0..8 {
+            world.sleep_ns(1_000_000_000).await;
+            assert_eq!(client.answer().await.expect("an answer").result, Ok(()));
+        }
+        assert_eq!(client.answer().await, None, "closed");
+        world.yield_now().await;
+        let (in_time, took_ns) = stopping.get().expect("stopped");
+        assert!(in_time);
+        assert!(took_ns < 9_000_000_000, "in virtual time: {took_ns}");
+    });
+    assert_eq!(end.get(), Some(CloseReason::Stopping));
+}
+
+fn with_places(connections_max: usize) -> Stage {
+    let limits = NbdLimits {
+        connections_max,
+        ..NbdLimits::default()
+    };
+    Stage::with_limits(2, limits)
+}
+
+#[test]
+fn too_many_connections_are_refused() {
+    let stage = with_places(2);
+    let server = stage.server.clone();
+    let end = Rc::new(std::cell::Cell::new(None));
+    let noted = end.clone();
+    stage.world.clone().run(async move {
+        let mut attached = Vec::new();
+        for _ in 0..2 {
+            let (stream, _) = stage.connect(Link::default());
+            let client = Client::attach(stream, Mode::Simple, "disk", &[]).await;
+            attached.push(client.expect("attached"));
+        }
+        let (three, ended) = stage.connect(Link::default());
         assert!(Client::greet(three).await.is_err());
+        noted.set(ended.get());
+        let one = attached.remove(0);
         one.stream.shutdown();
         stage.world.sleep_ns(1000).await;
         let (four, _) = stage.connect(Link::default());
@@ -319,6 +360,110 @@ fn too_many_connections_are_refused() {
     });
     assert_eq!(end.get(), Some(CloseReason::Refused));
     assert_eq!(server.counters().connections_refused, 1);
+}
+
+/// Connections that say nothing take all places; everyone else still gets in, and stays.
+#[test]
+fn who_is_silent_keeps_nobody_out() {
+    let stage = with_places(8);
+    let server = stage.server.clone();
+    stage.world.clone().run(async move {
+        let mut attached = Vec::new();
+        let mut silent = Vec::new();
+        for round in 0..7 {
+            for _ in 0..20 {
+                let (stream, end) = stage.connect(Link::default());
+                stage.world.sleep_ns(1000).await;
+                silent.push((stream, end));
+            }
+            let (stream, _) = stage.connect(Link::default());
+            let client = Client::attach(stream, Mode::Simple, "disk", &[]).await;
+            attached.push(client.unwrap_or_else(|error| panic!("round {round}: {error:?}")));
+            for client in &mut attached {
+                assert_eq!(client.write(0, 0, b"still here").await.result, Ok(()));
+            }
+        }
+        assert_eq!(stage.server.counters().connections, 8);
+        // The oldest of them went first.
+        let lost = silent.iter().take_while(|(_, end)| end.get().is_some());
+        assert_eq!(lost.count(), 7 * 20 - 1);
+        assert_eq!(silent[0].1.get(), Some(CloseReason::Refused));
+        assert_eq!(silent[139].1.get(), None);
+    });
+    assert_eq!(server.counters().connections_expelled, 139);
+}
+
+/// A place is not given to one that has waited for longer: moving from core to core makes nobody new.
+#[test]
+fn a_negotiation_keeps_its_age_when_it_moves() {
+    let world = World::new(2);
+    let volume = MemoryVolume::new(&world, 1 << 20);
+    let directory = MemoryDirectory::new();
+    directory.add("disk", 1, &volume);
+    let limits = NbdLimits {
+        connections_max: 1,
+        ..NbdLimits::default()
+    };
+    let near = NbdServer::new(world.clone(), directory.on_core(0), limits);
+    let far = NbdServer::new(world.clone(), directory.on_core(1), limits);
+    let (old, there) = Link::default().connect();
+    world.clone().run(async move {
+        let mut old = Client::detached(old, Mode::Simple);
+        old.send(&3u32.to_be_bytes()).await;
+        let moved = Rc::new(std::cell::RefCell::new(None));
+        let slot = moved.clone();
+        world.spawn(async move { *slot.borrow_mut() = Some(near.serve_connection(there).await) });
+        world.sleep_ns(1_000_000_000).await;
+        old.send(&option_message(7, &go_data("disk"))).await;
+        world.sleep_ns(1000).await;
+        let Some(Outcome::HandOver {
+            stream, session, ..
+        }) = moved.take()
+        else {
+            panic!("its volume is on the other core");
+        };
+        // Meanwhile somebody younger has the only place there.
+        let (young, there) = Link::default().connect();
+        let serving = far.clone();
+        world.spawn(async move { drop(serving.serve_connection(there).await) });
+        let mut young = Client::greet(young).await.expect("greeted");
+        let outcome = far.resume_connection(stream, session).await;
+        assert!(matches!(outcome, Outcome::Closed(CloseReason::Refused)));
+        assert_eq!(young.go("disk").await, Ok(()));
+    });
+}
+
+/// Ten seconds are for one question: a client that looks at thousands of exports may take longer.
+#[test]
+fn each_question_has_its_own_time() {
+    let stage = Stage::new(1);
+    let (stream, end) = stage.connect(Link::default());
+    for index in 0..3000 {
+        let name = format!("volume-{index}");
+        stage.directory.add(&name, 0, &stage.volume);
+    }
+    let world = stage.world.clone();
+    stage.world.run(async move {
+        let mut client = Client::greet(stream).await.expect("greeted");
+        client.choose_mode(Mode::Structured).await.expect("chosen");
+        let exports = client.option(3, b"").await.expect("listed");
+        assert_eq!(exports.len(), 3001);
+        for (index, (_, data)) in exports.iter().enumerate() {
+            let name = std::str::from_utf8(&data[4..]).expect("a name");
+            let name = &name[..name.find("this is").expect("its description")];
+            client.option(6, &go_data(name)).await.expect("described");
+            for option in [9, 10] {
+                let meta = meta_data(name, &["base:allocation"]);
+                client.option(option, &meta).await.expect("listed");
+            }
+            if index % 100 == 0 {
+                world.sleep_ns(9_000_000_000).await;
+            }
+        }
+        world.sleep_ns(10_000_000_001).await;
+        assert_eq!(client.take(1).await, None);
+    });
+    assert_eq!(end.get(), Some(CloseReason::NegotiationTimeout));
 }
 
 #[test]

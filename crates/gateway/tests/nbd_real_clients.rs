@@ -126,6 +126,26 @@ fn nbdinfo_describes_exports() {
     assert!(map.contains("hole,zero"), "{map}");
 }
 
+/// About six options for each export, on one connection that moves between the cores.
+#[test]
+fn nbdinfo_lists_many_exports() {
+    if !installed("nbdinfo") {
+        return;
+    }
+    let folder = TempDir::new("list");
+    let plan = |index: usize| Plan {
+        name: format!("volume-{index:04}").leak(),
+        size_bytes: 1 << 20,
+        core: index % 2,
+    };
+    let node = Node::start(2, folder.0.clone(), (0..100).map(plan).collect(), 0);
+    let list = run("nbdinfo", &["--list", &node.uri("")]);
+    let listed = list.matches("export=\"volume-").count();
+    assert_eq!(listed, 100, "{list}");
+    assert_eq!(list.matches("export-size: 1048576").count(), 100);
+    assert_eq!(node.counters(0).connections_expelled, 0);
+}
+
 #[test]
 fn nbdcopy_through_both_sockets_and_cores() {
     if !installed("nbdcopy") {

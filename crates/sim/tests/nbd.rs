@@ -155,8 +155,12 @@ impl VolumeDirectory for OneVolume {
         }
     }
 
-    async fn list(&self) -> Vec<ExportInfo> {
+    async fn list(&self, _: Option<&str>, _: usize) -> Vec<ExportInfo> {
         Vec::new()
+    }
+
+    async fn describe(&self, _: &str) -> String {
+        String::new()
     }
 
     async fn snapshots(&self, _: &str) -> Vec<String> {

@@ -27,7 +27,7 @@ pub use metrics::{
 };
 pub use options::{
     DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
-    SCRUB_DAYS_DEFAULT,
+    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,

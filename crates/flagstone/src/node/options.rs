@@ -23,6 +23,10 @@ pub const NBD_CONNECTIONS_DEFAULT: usize = 1024;
 /// Days in which everything is scrubbed once, unless something else is said.
 pub const SCRUB_DAYS_DEFAULT: u32 = 30;
 
+/// How long a stop waits for what is in flight to be answered, in milliseconds. A client can make
+/// that take as long as it likes, by reading slowly or with a request that takes hours.
+pub const STOP_GRACE_DEFAULT_MS: u64 = 10_000;
+
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeOptions {
@@ -41,6 +45,8 @@ pub struct NodeOptions {
     pub scrub_days: u32,
     /// NBD connections at the same time, on all cores together.
     pub nbd_connections_max: usize,
+    /// How long a stop waits for NBD clients to take their answers, in milliseconds.
+    pub stop_grace_ms: u64,
     /// For tests: record all I/O on the device, and the answers to clients, to this file.
     pub record: Option<PathBuf>,
     /// Settings of the cores, for measurements; see `docs/HACKING.md`.

@@ -42,6 +42,20 @@ impl Client {
 
     /// Sends a request without waiting for its answer.
     pub(crate) fn submit(&mut self, command: u16, offset: u64, len: u32, payload: &[u8]) {
+        let bytes = self.encode(command, offset, len, payload);
+        self.stream.write_all(&bytes).expect("sent");
+    }
+
+    /// Sends requests without payload, all in one piece.
+    pub(crate) fn submit_many(&mut self, command: u16, ranges: &[(u64, u32)]) {
+        let encoded = ranges
+            .iter()
+            .map(|&(offset, len)| self.encode(command, offset, len, &[]));
+        let bytes: Vec<u8> = encoded.flatten().collect();
+        self.stream.write_all(&bytes).expect("sent");
+    }
+
+    fn encode(&mut self, command: u16, offset: u64, len: u32, payload: &[u8]) -> Vec<u8> {
         self.cookie += 1;
         let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
         bytes.extend([0, 0]);
@@ -50,7 +64,7 @@ impl Client {
         bytes.extend(offset.to_be_bytes());
         bytes.extend(len.to_be_bytes());
         bytes.extend(payload);
-        self.stream.write_all(&bytes).expect("sent");
+        bytes
     }
 
     /// The next answer's error number and cookie.

@@ -20,6 +20,7 @@ pub(crate) struct Scene {
     tcp: SocketAddr,
     runtime: tokio::runtime::Runtime,
     folder: PathBuf,
+    is_stopped: bool,
 }
 
 impl Scene {
@@ -52,6 +53,7 @@ impl Scene {
             map_cache_bytes: None,
             scrub_days: 0,
             nbd_connections_max: 64,
+            stop_grace_ms: 60_000,
             record: None,
             tuning: None,
         };
@@ -67,6 +69,7 @@ impl Scene {
             node,
             runtime,
             folder,
+            is_stopped: false,
         }
     }
 
@@ -90,6 +93,12 @@ impl Scene {
         self.ask(|node| node.create_volume(spec)).map(drop)
     }
 
+    /// Stops the node, as SIGTERM does.
+    pub(crate) fn stop(&mut self) -> Result<(), NodeError> {
+        self.is_stopped = true;
+        self.runtime.block_on(self.node.shutdown())
+    }
+
     /// A client, attached to an export.
     pub(crate) fn attach(&self, export: &str) -> Client {
         Client::attach(self.tcp, export)
@@ -98,7 +107,10 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let stopped = self.runtime.block_on(self.node.shutdown());
+        let stopped = match self.is_stopped {
+            true => Ok(()),
+            false => self.stop(),
+        };
         let _ = std::fs::remove_dir_all(&self.folder);
         if !std::thread::panicking() {
             stopped.expect("it stops");

@@ -6,9 +6,11 @@ use super::wire::PAYLOAD_MAX_BYTES;
 /// Limits of one core's NBD server. The defaults suit a core with some hundred clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NbdLimits {
-    /// Connections at the same time; more are closed at once.
+    /// Connections at the same time. One more takes the place of the one that has been in negotiation
+    /// for longest; if all are past that, it is closed at once.
     pub connections_max: usize,
-    /// From the accepted connection to the transmission phase, in milliseconds.
+    /// From one answer in the negotiation to the end of the client's next option, and for each part
+    /// of a long answer, in milliseconds.
     pub negotiation_ms: u64,
     /// What a client may send before the transmission phase.
     pub negotiation: NegotiationLimits,
@@ -32,7 +34,7 @@ impl Default for NbdLimits {
             connections_max: 1024,
             negotiation_ms: 10_000,
             negotiation: NegotiationLimits {
-                options_max: 256,
+                options_max: 65_536,
                 option_bytes_max: 64 << 10,
             },
             requests_in_flight_max: 128,
@@ -45,6 +47,11 @@ impl Default for NbdLimits {
 }
 
 impl NbdLimits {
+    /// Time for one question of the negotiation, in nanoseconds.
+    pub(crate) fn negotiation_ns(&self) -> u64 {
+        self.negotiation_ms.saturating_mul(1_000_000)
+    }
+
     /// These limits, raised where the largest request could never be served.
     pub(crate) fn workable(mut self) -> NbdLimits {
         let one_request = u64::from(PAYLOAD_MAX_BYTES);

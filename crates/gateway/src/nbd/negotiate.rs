@@ -13,11 +13,11 @@ use super::contexts::{
     ALLOCATION_NAME, CHANGED_PREFIX, CONTEXTS_MAX, ContextKind, NamedContext, Query, volume_of,
 };
 use super::options::{
-    Agreement, ExportFacts, FoundContexts, Negotiation, NegotiationEnd, NegotiationLimits, Output,
-    Question,
+    Agreement, ExportFacts, FoundContexts, LIST_PART_EXPORTS, Negotiation, NegotiationEnd,
+    NegotiationLimits, Output, Question,
 };
 use super::session::CloseReason;
-use crate::volume::{ExportInfo, OpenError, Opened, Volume, VolumeDirectory};
+use crate::volume::{OpenError, Opened, Volume, VolumeDirectory};
 
 /// Bytes received at once.
 const NEGOTIATION_READ_BYTES: usize = 4096;
@@ -25,16 +25,17 @@ const NEGOTIATION_READ_BYTES: usize = 4096;
 /// Bytes of long option replies sent at once.
 const NEGOTIATION_SEND_BYTES: usize = 64 << 10;
 
-/// Moves between cores during one negotiation. Each option that names an export can cause one; if it is used up,
-/// names are unstable and the client should come again.
-const HAND_OVERS_MAX: u32 = 1024;
+/// Moves between cores for one option. One is enough, unless its export moves meanwhile; if they are used
+/// up, names are unstable and the client should come again.
+const HAND_OVERS_MAX: u32 = 8;
 
 /// A negotiation on its way to another core: plain data.
 pub struct NegotiatedSession {
     machine: Box<Negotiation>,
-    /// What is left until the negotiation's deadline, in nanoseconds. Cores need not agree on what
-    /// time it is.
+    /// What is left until the deadline, in nanoseconds. Cores need not agree on what time it is.
     time_left_ns: u64,
+    /// How long the negotiation has taken, in nanoseconds.
+    age_ns: u64,
     hand_overs: u32,
 }
 
@@ -50,8 +51,14 @@ impl NegotiatedSession {
         NegotiatedSession {
             machine,
             time_left_ns,
+            age_ns: 0,
             hand_overs: 0,
         }
+    }
+
+    /// When the negotiation began, on this core's clock.
+    pub(crate) fn began(&self, now: Time) -> Time {
+        Time(now.0.saturating_sub(self.age_ns))
     }
 }
 
@@ -67,6 +74,9 @@ pub(crate) struct Negotiator<'a, P: Platform, D: VolumeDirectory> {
     platform: &'a P,
     directory: &'a D,
     stream: &'a P::Stream,
+    began: Time,
+    /// Time for one question, in nanoseconds.
+    question_ns: u64,
     deadline: Time,
     machine: Box<Negotiation>,
     hand_overs: u32,
@@ -81,12 +91,16 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         directory: &'a D,
         stream: &'a P::Stream,
         session: NegotiatedSession,
+        question_ns: u64,
     ) -> Negotiator<'a, P, D> {
+        let now = platform.now();
         Negotiator {
             platform,
             directory,
             stream,
-            deadline: platform.now().plus_ns(session.time_left_ns),
+            began: session.began(now),
+            question_ns,
+            deadline: now.plus_ns(session.time_left_ns),
             machine: session.machine,
             hand_overs: session.hand_overs,
             volume: None,
@@ -131,8 +145,10 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
 
     /// What goes to the other core.
     pub(crate) fn into_session(self) -> NegotiatedSession {
+        let now = self.platform.now();
         NegotiatedSession {
-            time_left_ns: self.deadline.since(self.platform.now()),
+            time_left_ns: self.deadline.since(now),
+            age_ns: now.since(self.began),
             hand_overs: self.hand_overs,
             machine: self.machine,
         }
@@ -144,7 +160,10 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             buf.bytes_mut().copy_from_slice(part);
             let (_, result) = self.in_time(self.stream.write_all(vec![buf])).await?;
             result.map_err(|_| CloseReason::Broken)?;
+            // Every option is answered, so this is also where the time for the next one begins.
+            self.deadline = self.platform.now().plus_ns(self.question_ns);
         }
+        self.hand_overs = 0;
         Ok(())
     }
 
@@ -186,9 +205,9 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
     async fn ask(&mut self, question: Question) -> Option<usize> {
         match question {
             Question::Open { name, describe } => return self.open(&name, describe).await,
-            Question::List => {
-                let exports = self.directory.list().await;
-                self.machine.handle_list(&exports);
+            Question::List { after } => {
+                let exports = self.directory.list(after.as_deref(), LIST_PART_EXPORTS);
+                self.machine.handle_list(&exports.await);
             }
             Question::Contexts {
                 export,
@@ -270,16 +289,21 @@ async fn resolve<D: VolumeDirectory>(directory: &D, name: &str) -> Result<String
     if !name.is_empty() {
         return Ok(name.to_owned());
     }
-    only_volume(&directory.list().await)
-        .map(str::to_owned)
-        .ok_or(OpenError::NotFound)
-}
-
-fn only_volume(exports: &[ExportInfo]) -> Option<&str> {
-    let mut volumes = exports.iter().map(|export| export.name.as_str());
-    let mut volumes = volumes.by_ref().filter(|name| !name.contains('@'));
-    let first = volumes.next()?;
-    volumes.next().is_none().then_some(first)
+    let mut only: Option<String> = None;
+    let mut after: Option<String> = None;
+    loop {
+        let part = directory.list(after.as_deref(), LIST_PART_EXPORTS).await;
+        let is_last = part.len() < LIST_PART_EXPORTS;
+        after = part.last().map(|export| export.name.clone());
+        for export in part.into_iter().filter(|export| !export.name.contains('@')) {
+            if only.replace(export.name).is_some() {
+                return Err(OpenError::NotFound);
+            }
+        }
+        if is_last {
+            return only.ok_or(OpenError::NotFound);
+        }
+    }
 }
 
 /// Where the contexts of an export are found.
@@ -353,27 +377,4 @@ async fn find_contexts<D: VolumeDirectory>(
         }
     }
     Ok(Found::Here(FoundContexts { export, contexts }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn exports(names: &[&str]) -> Vec<ExportInfo> {
-        names
-            .iter()
-            .map(|name| ExportInfo {
-                name: (*name).to_owned(),
-                description: String::new(),
-            })
-            .collect()
-    }
-
-    #[test]
-    fn the_default_export() {
-        assert_eq!(only_volume(&exports(&[])), None);
-        assert_eq!(only_volume(&exports(&["a@s"])), None);
-        assert_eq!(only_volume(&exports(&["a", "a@s", "a@t"])), Some("a"));
-        assert_eq!(only_volume(&exports(&["a", "b"])), None);
-    }
 }

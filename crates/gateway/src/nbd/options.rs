@@ -24,12 +24,19 @@ use crate::volume::{ExportInfo, OpenError};
 /// The size at and above which aligned requests are efficient, in bytes: a block.
 const PREFERRED_BLOCK_BYTES: u32 = flagstone_types::BLOCK_SIZE as u32;
 
+/// Exports in one part of a listing. A listing is asked for and sent part by part, so that a client
+/// that doesn't read it holds some 10 KiB of a node with 10,000 volumes, and 150 KiB at most.
+pub const LIST_PART_EXPORTS: usize = 256;
+
+/// Contexts in a listing; more are refused. A client can ask for one of them by its name.
+const LISTED_CONTEXTS_MAX: usize = 1024;
+
 /// What one client may send before it starts transmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NegotiationLimits {
-    /// Options.
+    /// Options. A client that looks at each export of a node sends about six for each.
     pub options_max: u32,
-    /// Data of all options together, in bytes.
+    /// Data of one option, in bytes.
     pub option_bytes_max: u32,
 }
 
@@ -69,8 +76,11 @@ pub enum Question {
         /// The client wants to see the description.
         describe: bool,
     },
-    /// List all exports; [`Negotiation::handle_list`].
-    List,
+    /// List the next [`LIST_PART_EXPORTS`] exports; [`Negotiation::handle_list`].
+    List {
+        /// Those behind this name; `None` from the first one on.
+        after: Option<String>,
+    },
     /// Find metadata contexts; [`Negotiation::handle_contexts`].
     Contexts {
         /// As the client wrote it; empty for the default export.
@@ -150,7 +160,6 @@ pub struct Negotiation {
     /// What the last successful `SET_META_CONTEXT` selected, and for which export.
     selected: Option<(String, Vec<Context>)>,
     options_seen: u32,
-    option_bytes_seen: u32,
 }
 
 impl Negotiation {
@@ -171,7 +180,6 @@ impl Negotiation {
             mode: ReplyMode::Simple,
             selected: None,
             options_seen: 0,
-            option_bytes_seen: 0,
         }
     }
 
@@ -196,7 +204,7 @@ impl Negotiation {
         }
     }
 
-    /// Answers [`Question::List`].
+    /// Answers [`Question::List`]. Fewer than [`LIST_PART_EXPORTS`] are the last ones.
     pub fn handle_list(&mut self, exports: &[ExportInfo]) {
         if self.take_question() != Some(Then::List) {
             debug_assert!(false, "the question was not List");
@@ -208,7 +216,13 @@ impl Negotiation {
             let data = [&name_len, name, export.description.as_bytes()];
             self.reply(option::LIST, option_reply::SERVER, &data);
         }
-        self.acknowledge(option::LIST);
+        match exports.last() {
+            Some(last) if exports.len() >= LIST_PART_EXPORTS => {
+                let after = Some(last.name.clone());
+                self.phase = Phase::Asking(Question::List { after }, Then::List);
+            }
+            _ => self.acknowledge(option::LIST),
+        }
     }
 
     /// Answers [`Question::Contexts`].
@@ -224,6 +238,10 @@ impl Negotiation {
         let selecting = option == option::SET_META_CONTEXT;
         if selecting && found.contexts.len() > CONTEXTS_MAX {
             let text = "at most 16 metadata contexts can be selected";
+            return self.refuse(option, option_reply::ERR_TOO_BIG, text);
+        }
+        if found.contexts.len() > LISTED_CONTEXTS_MAX {
+            let text = "there are too many metadata contexts to list; ask for one by its name";
             return self.refuse(option, option_reply::ERR_TOO_BIG, text);
         }
         let mut contexts = Vec::new();
@@ -315,8 +333,8 @@ impl Negotiation {
             self.close(NegotiationEnd::Violation("too many options"));
             return true;
         }
-        if len > self.limits.option_bytes_max - self.option_bytes_seen {
-            self.close(NegotiationEnd::Violation("too much option data"));
+        if len > self.limits.option_bytes_max {
+            self.close(NegotiationEnd::Violation("too much data in an option"));
             return true;
         }
         let end = OPTION_HEADER_BYTES + len as usize;
@@ -324,7 +342,6 @@ impl Negotiation {
             return false;
         }
         self.options_seen += 1;
-        self.option_bytes_seen += len;
         let rest = self.input.split_off(end);
         let message = std::mem::replace(&mut self.input, rest);
         self.handle_option(option, &message[OPTION_HEADER_BYTES..]);
@@ -353,7 +370,9 @@ impl Negotiation {
             {
                 self.refuse(option, option_reply::ERR_INVALID, "this option has no data");
             }
-            option::LIST => self.phase = Phase::Asking(Question::List, Then::List),
+            option::LIST => {
+                self.phase = Phase::Asking(Question::List { after: None }, Then::List);
+            }
             option::STARTTLS => {
                 let text = "TLS is not offered; the connection goes on without it";
                 self.refuse(option, option_reply::ERR_UNSUP, text);

@@ -84,7 +84,7 @@ impl Client {
                         size_bytes: 1 << 20,
                     }));
             }
-            Question::List => {
+            Question::List { .. } => {
                 let export = |name: &str, description: &str| ExportInfo {
                     name: name.to_owned(),
                     description: description.to_owned(),
@@ -327,6 +327,71 @@ fn list_and_abort() {
     assert_eq!(client.end, Some(Output::Close(NegotiationEnd::Aborted)));
 }
 
+/// What a client that doesn't read holds on to is a part of the list, however long that is.
+#[test]
+fn a_long_list_is_made_part_by_part() {
+    for count in [0, 1, LIST_PART_EXPORTS, 10 * LIST_PART_EXPORTS, 10_001] {
+        let exports: Vec<ExportInfo> = (0..count)
+            .map(|index| ExportInfo {
+                name: format!("{index:0128}"),
+                description: String::new(),
+            })
+            .collect();
+        let mut machine = Negotiation::new(LIMITS);
+        machine.poll_output();
+        machine.handle_bytes(&FIXED.to_be_bytes());
+        machine.handle_bytes(&message(option::LIST, b""));
+        let mut replies = Vec::new();
+        loop {
+            match machine.poll_output() {
+                Output::Ask(Question::List { after }) => {
+                    let from = after.map_or(0, |after| {
+                        1 + exports.iter().position(|e| e.name == after).unwrap()
+                    });
+                    let part = exports[from..].iter().take(LIST_PART_EXPORTS).cloned();
+                    machine.handle_list(&part.collect::<Vec<_>>());
+                }
+                Output::Send(bytes) => {
+                    assert!(bytes.len() < 64 << 10, "{} bytes at once", bytes.len());
+                    replies.extend(parse_replies(&bytes));
+                }
+                Output::Wait => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        let last = replies.pop().unwrap();
+        assert_eq!(last, reply(option::LIST, option_reply::ACK, b""));
+        assert_eq!(replies.len(), count);
+        for (found, export) in replies.iter().zip(&exports) {
+            assert_eq!(found.data[4..], *export.name.as_bytes());
+        }
+    }
+}
+
+#[test]
+fn too_many_contexts_are_not_listed() {
+    for (count, kind) in [
+        (LISTED_CONTEXTS_MAX, option_reply::META_CONTEXT),
+        (LISTED_CONTEXTS_MAX + 1, option_reply::ERR_TOO_BIG),
+    ] {
+        let mut client = Client::new(FIXED);
+        client.option(option::STRUCTURED_REPLY, b"");
+        let asked = message(option::LIST_META_CONTEXT, &meta_data("disk", &[]));
+        client.machine.handle_bytes(&asked);
+        assert!(matches!(client.machine.poll_output(), Output::Ask(_)));
+        let named = |index| NamedContext {
+            name: format!("flagstone:changed:{index}"),
+            kind: ContextKind::ChangedSince(flagstone_types::Lsn::ZERO),
+        };
+        client.machine.handle_contexts(Ok(FoundContexts {
+            export: "disk".to_owned(),
+            contexts: (0..count).map(named).collect(),
+        }));
+        let replies = parse_replies(&client.exchange(b""));
+        assert_eq!(replies[0].kind, kind);
+    }
+}
+
 // [nbd "NOTLS mode"] test
 #[test]
 fn tls_and_unknown_options_are_refused_politely() {
@@ -527,11 +592,14 @@ fn clients_that_break_the_rules_are_dropped() {
     let end = NegotiationEnd::Violation("too many options");
     assert_eq!(client.end, Some(Output::Close(end)));
 
-    // Data adds up over the options.
+    // Each option has its own limit, and is refused before its data comes.
     let mut client = Client::new(FIXED);
-    assert_eq!(client.option(99, &[0; 40_000]).len(), 1);
-    assert_eq!(client.exchange(&message(99, &[0; 40_000])[..16]), b"");
-    let end = NegotiationEnd::Violation("too much option data");
+    for _ in 0..3 {
+        assert_eq!(client.option(99, &[0; 1 << 16]).len(), 1);
+    }
+    let too_long = message(99, &[0; (1 << 16) + 1]);
+    assert_eq!(client.exchange(&too_long[..16]), b"");
+    let end = NegotiationEnd::Violation("too much data in an option");
     assert_eq!(client.end, Some(Output::Close(end)));
 }
 

@@ -13,7 +13,7 @@ use super::errors::Refusal;
 use super::inbox::Inbox;
 use super::outbox::{Address, Body};
 use super::wire::{RawRequest, command, decode_request};
-use super::work::{STATUS_CHARGE_BYTES, payload_buffer, spawn_worker};
+use super::work::{STATUS_CHARGE_BYTES, STATUS_ONE_CHARGE_BYTES, payload_buffer, spawn_worker};
 use crate::volume::Volume;
 
 /// Requests taken without a pause before other connections of the core get their turn.
@@ -279,8 +279,30 @@ fn charge_bytes(work: &Work) -> u64 {
         Work::Read { len_bytes, .. } | Work::Write { len_bytes, .. } => u64::from(*len_bytes),
         Work::BlockStatus {
             one_extent: true, ..
-        } => 0,
+        } => STATUS_ONE_CHARGE_BYTES,
         Work::BlockStatus { contexts, .. } => STATUS_CHARGE_BYTES * u64::from(contexts.count()),
         Work::Flush | Work::Trim { .. } | Work::WriteZeroes { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::contexts::ContextSet;
+
+    #[test]
+    fn what_needs_a_buffer_is_charged() {
+        let status = |one_extent, contexts| {
+            charge_bytes(&Work::BlockStatus {
+                offset_bytes: 0,
+                len_bytes: 1 << 30,
+                one_extent,
+                contexts: ContextSet::first(contexts),
+            })
+        };
+        assert_eq!(status(true, 1), 4096);
+        assert_eq!(status(true, 16), 4096);
+        assert_eq!(status(false, 2), 2 * STATUS_CHARGE_BYTES);
+        assert_eq!(charge_bytes(&Work::Flush), 0);
     }
 }

@@ -6,10 +6,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use flagstone_platform::sync::{Budget, Signal};
-use flagstone_platform::{Platform, Stream};
+use flagstone_platform::{Platform, Stream, Time};
 
 use super::connection::{Connection, Shared, TransmissionEnd};
 use super::counters::NbdCounters;
@@ -35,7 +38,8 @@ pub enum CloseReason {
     NegotiationTimeout,
     /// Nothing moved for too long in the middle of a message.
     Stalled,
-    /// There were too many connections.
+    /// There were too many connections: this one came last, or was in negotiation for longest when
+    /// its place was needed.
     Refused,
     /// The server is stopping.
     Stopping,
@@ -82,7 +86,7 @@ struct Inner<P: Platform, D: VolumeDirectory> {
 }
 
 enum Live<P: Platform, V> {
-    Negotiating(P::Stream),
+    Negotiating { stream: P::Stream, began: Time },
     Transmitting(Rc<Connection<P, V>>),
 }
 
@@ -118,8 +122,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
     /// Serves a new connection. Completes when it is over or must move to another core.
     pub async fn serve_connection(&self, stream: P::Stream) -> Outcome<P::Stream> {
         let limits = &self.inner.shared.limits;
-        let time_ns = limits.negotiation_ms.saturating_mul(1_000_000);
-        let session = NegotiatedSession::new(limits.negotiation, time_ns);
+        let session = NegotiatedSession::new(limits.negotiation, limits.negotiation_ns());
         self.resume_connection(stream, session).await
     }
 
@@ -130,9 +133,10 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         stream: P::Stream,
         session: NegotiatedSession,
     ) -> Outcome<P::Stream> {
+        let began = session.began(self.inner.platform.now());
         let refused = if self.inner.stopping.get() {
             Some(CloseReason::Stopping)
-        } else if self.inner.live.borrow().len() >= self.inner.shared.limits.connections_max {
+        } else if !self.make_place(began) {
             Some(CloseReason::Refused)
         } else {
             None
@@ -144,7 +148,10 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
             return Outcome::Closed(reason);
         }
         self.inner.shared.counters.borrow_mut().connections_accepted += 1;
-        let place = self.enter(Live::Negotiating(stream.clone()));
+        let place = self.enter(Live::Negotiating {
+            stream: stream.clone(),
+            began,
+        });
         let end = self.run(&stream, session, &place).await;
         drop(place);
         match end {
@@ -174,7 +181,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         self.inner.stopping.set(true);
         for live in self.inner.live.borrow().values() {
             match live {
-                Live::Negotiating(stream) => stream.shutdown(),
+                Live::Negotiating { stream, .. } => stream.shutdown(),
                 Live::Transmitting(connection) => connection.close(TransmissionEnd::Stopping),
             }
         }
@@ -191,11 +198,52 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         }
     }
 
+    /// Stops, and cuts off who has not taken its answers after `grace_ns`. True if nobody had to be.
+    pub async fn stop_within(&self, grace_ns: u64) -> bool {
+        self.stop();
+        let mut stopped = pin!(self.stopped());
+        let mut late = pin!(self.inner.platform.sleep_ns(grace_ns));
+        let in_time = poll_fn(|cx| match stopped.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending => late.as_mut().poll(cx).map(|()| false),
+        })
+        .await;
+        if !in_time {
+            self.abort();
+        }
+        in_time
+    }
+
     /// Completes when there are no connections any more.
     pub async fn stopped(&self) {
         while !self.inner.live.borrow().is_empty() {
             self.inner.left.wait().await;
         }
+    }
+
+    /// Makes sure that there is a place for a connection whose negotiation began at `began`. If all are
+    /// taken, the one whose negotiation has gone on for longest loses its place: who says nothing
+    /// must not keep others out. False if that would be the new one itself, or all are attached.
+    fn make_place(&self, began: Time) -> bool {
+        let mut live = self.inner.live.borrow_mut();
+        if live.len() < self.inner.shared.limits.connections_max {
+            return true;
+        }
+        let negotiating = live.iter().filter_map(|(&number, live)| match live {
+            Live::Negotiating { began, .. } => Some((*began, number)),
+            Live::Transmitting(_) => None,
+        });
+        let Some((oldest, number)) = negotiating.min() else {
+            return false;
+        };
+        if began < oldest {
+            return false;
+        }
+        // Its task notices that its place is gone.
+        if let Some(Live::Negotiating { stream, .. }) = live.remove(&number) {
+            stream.shutdown();
+        }
+        true
     }
 
     fn enter(&self, live: Live<P, D::Volume>) -> Place<P, D> {
@@ -232,8 +280,13 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         place: &Place<P, D>,
     ) -> Ended {
         let (platform, directory) = (&self.inner.platform, &self.inner.directory);
-        let mut negotiator = Negotiator::new(platform, directory, stream, session);
-        let (volume, agreement) = match negotiator.run().await {
+        let question_ns = self.inner.shared.limits.negotiation_ns();
+        let mut negotiator = Negotiator::new(platform, directory, stream, session, question_ns);
+        let negotiated = negotiator.run().await;
+        if !place.is_kept() {
+            return Ended::Closed(CloseReason::Refused);
+        }
+        let (volume, agreement) = match negotiated {
             Negotiated::Transmit(volume, agreement) => (volume, agreement),
             Negotiated::HandOver(core) => {
                 return Ended::HandOver(core, negotiator.into_session());
@@ -298,6 +351,11 @@ struct Place<P: Platform, D: VolumeDirectory> {
 }
 
 impl<P: Platform, D: VolumeDirectory> Place<P, D> {
+    /// False if it was given to another connection.
+    fn is_kept(&self) -> bool {
+        self.inner.live.borrow().contains_key(&self.number)
+    }
+
     fn replace(&self, live: Live<P, D::Volume>) {
         self.inner.live.borrow_mut().insert(self.number, live);
     }

@@ -8,7 +8,7 @@ use flagstone_types::BLOCK_SIZE;
 
 use super::admit::{Command, Work};
 use super::connection::{Connection, Job, TaskGuard};
-use super::contexts::{ContextKind, ContextSet, StatusExtent};
+use super::contexts::{CONTEXTS_MAX, ContextKind, ContextSet, StatusExtent};
 use super::errors::{Errno, Refusal, refusal_of};
 use super::outbox::{Address, Body};
 use super::wire::{ChunkHeader, EXTENDED_REPLY_BYTES, ReplyMode, chunk};
@@ -20,6 +20,15 @@ const STATUS_EXTENTS_MAX: usize = 4096;
 /// Memory that one context's part of a `BLOCK_STATUS` reply is charged with, in bytes: the extents
 /// as the volume returns them and as they are sent.
 pub(crate) const STATUS_CHARGE_BYTES: u64 = 2 * 16 * STATUS_EXTENTS_MAX as u64;
+
+/// What it is charged with if one extent was asked for: the smallest buffer, which has room for as many
+/// contexts as there can be.
+pub(crate) const STATUS_ONE_CHARGE_BYTES: u64 = 4096;
+
+const _: () = assert!(
+    (EXTENDED_REPLY_BYTES + 8 + 16) * CONTEXTS_MAX <= STATUS_ONE_CHARGE_BYTES as usize,
+    "a reply with one extent of each context fits the smallest buffer"
+);
 
 const BROKEN_VOLUME: Refusal = Refusal::new(Errno::Io, "the volume returned a wrong length");
 

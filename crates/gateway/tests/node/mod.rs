@@ -46,16 +46,22 @@ impl VolumeDirectory for CoreDirectory {
             .ok_or(OpenError::NotFound)
     }
 
-    async fn list(&self) -> Vec<ExportInfo> {
+    async fn list(&self, after: Option<&str>, count_max: usize) -> Vec<ExportInfo> {
         let mut names: Vec<String> = self.plans.iter().map(|plan| plan.name.to_owned()).collect();
         names.extend(self.here.borrow().keys().cloned());
         names.sort();
         names.dedup();
+        names.retain(|name| after.is_none_or(|after| name.as_str() > after));
+        names.truncate(count_max);
         let export = |name: String| ExportInfo {
             description: format!("volume {name}"),
             name,
         };
         names.into_iter().map(export).collect()
+    }
+
+    async fn describe(&self, name: &str) -> String {
+        format!("volume {name}")
     }
 
     async fn snapshots(&self, volume: &str) -> Vec<String> {

@@ -61,7 +61,7 @@ fn answer(machine: &mut Negotiation, question: Question) {
                 read_only: false,
             }))
         }
-        Question::List => machine.handle_list(&[ExportInfo {
+        Question::List { .. } => machine.handle_list(&[ExportInfo {
             name: "a".to_owned(),
             description: String::new(),
         }]),

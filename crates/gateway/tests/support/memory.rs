@@ -398,13 +398,23 @@ impl VolumeDirectory for MemoryDirectory {
         }
     }
 
-    async fn list(&self) -> Vec<ExportInfo> {
+    async fn list(&self, after: Option<&str>, count_max: usize) -> Vec<ExportInfo> {
         let entries = self.entries.borrow();
         let info = |name: &String| ExportInfo {
             name: name.clone(),
             description: format!("this is {name}"),
         };
-        entries.keys().map(info).collect()
+        let behind = entries
+            .keys()
+            .filter(|name| after.is_none_or(|after| name.as_str() > after));
+        behind.take(count_max).map(info).collect()
+    }
+
+    async fn describe(&self, name: &str) -> String {
+        match self.entries.borrow().contains_key(name) {
+            true => format!("this is {name}"),
+            false => String::new(),
+        }
     }
 
     async fn snapshots(&self, volume: &str) -> Vec<String> {

@@ -3,10 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 
 use flagstone_device::engine::{Engine, Handle, LayerInfo};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
@@ -20,10 +17,6 @@ use super::recording::Recording;
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
 use crate::node::VolumeMetrics;
-
-/// How long a stop waits for what is in flight to be answered. A client can make that take as long as
-/// it likes, by reading slowly or with a request that takes hours.
-const STOP_GRACE_NS: u64 = 10_000_000_000;
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
@@ -49,6 +42,8 @@ pub(super) struct CoreNode {
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
     stopping: Cell<bool>,
+    /// How long a stop waits for what is in flight to be answered, in nanoseconds.
+    stop_grace_ns: u64,
 }
 
 /// This core's part of the node, once it is there.
@@ -75,6 +70,7 @@ impl CoreNode {
             nbd: RefCell::default(),
             counters: RefCell::default(),
             stopping: Cell::new(false),
+            stop_grace_ns: share.stop_grace_ns,
         });
         let server = NbdServer::new(
             platform.clone(),
@@ -160,9 +156,20 @@ impl CoreNode {
         }
     }
 
-    /// Counters of a volume, kept as long as the node runs.
+    /// Counters of a volume, kept until it is deleted.
     fn counters_of(&self, id: DvolId) -> Rc<VolumeCounters> {
         self.counters.borrow_mut().entry(id).or_default().clone()
+    }
+
+    /// Volumes of which there are counters.
+    #[cfg(test)]
+    pub(super) fn counted_volumes(&self) -> usize {
+        self.counters.borrow().len()
+    }
+
+    /// A volume was deleted: its counters go, with the last client that is still attached to it.
+    pub(super) fn forget(&self, id: DvolId) {
+        self.counters.borrow_mut().remove(&id);
     }
 
     /// Copies of all volumes' counters.
@@ -182,20 +189,11 @@ impl CoreNode {
     /// Stops serving: connections first, then the engines.
     pub(super) async fn stop(&self) -> Result<(), String> {
         self.stopping.set(true);
-        if let Some(server) = self.nbd() {
-            server.stop();
-            let mut stopped = pin!(server.stopped());
-            let mut late = pin!(self.platform.sleep_ns(STOP_GRACE_NS));
-            let is_late = poll_fn(|cx| match stopped.as_mut().poll(cx) {
-                Poll::Ready(()) => Poll::Ready(false),
-                Poll::Pending => late.as_mut().poll(cx).map(|()| true),
-            })
-            .await;
-            if is_late {
-                // What a volume is still at work on, it refuses to go on with once it stops, below.
-                tracing::warn!("NBD clients that did not take their answers are cut off");
-                server.abort();
-            }
+        if let Some(server) = self.nbd()
+            && !server.stop_within(self.stop_grace_ns).await
+        {
+            // What a volume is still at work on, it refuses to go on with once it stops, below.
+            tracing::warn!("NBD clients that did not take their answers are cut off");
         }
         let mut failed = None;
         for owned in &self.engines {
@@ -215,7 +213,7 @@ impl CoreNode {
 /// The names of the node as one core's gateway sees them.
 #[derive(Clone)]
 pub(super) struct Directory {
-    core: Rc<CoreNode>,
+    pub(super) core: Rc<CoreNode>,
 }
 
 impl Directory {
@@ -273,8 +271,8 @@ impl VolumeDirectory for Directory {
         }))
     }
 
-    async fn list(&self) -> Vec<ExportInfo> {
-        let names = self.core.names.page("", None, usize::MAX);
+    async fn list(&self, after: Option<&str>, count_max: usize) -> Vec<ExportInfo> {
+        let names = self.core.names.page("", after, count_max);
         let export = |name| ExportInfo {
             name,
             description: String::new(),
@@ -282,7 +280,7 @@ impl VolumeDirectory for Directory {
         names.into_iter().map(|(name, _)| export(name)).collect()
     }
 
-    /// Volumes have no description yet, and looking one up must not cost a list of all.
+    /// Volumes have no description yet.
     async fn describe(&self, _: &str) -> String {
         String::new()
     }

@@ -37,6 +37,9 @@ use crate::name::{SnapshotRef, SourceRef};
 
 pub use start::start;
 
+#[cfg(test)]
+mod tests;
+
 /// How often and how long a message is offered to a core whose mailbox is full.
 const SEND_TRIES: u32 = 1000;
 const SEND_PAUSE: Duration = Duration::from_millis(2);
@@ -358,7 +361,11 @@ impl RealNode {
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                engine.delete(dvol, with_snapshots).await
+                let deleted = engine.delete(dvol, with_snapshots).await;
+                if deleted.is_ok() {
+                    core.forget(dvol.id);
+                }
+                deleted
             })
             .await;
         match deleted {

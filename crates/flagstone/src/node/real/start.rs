@@ -42,6 +42,8 @@ pub(super) struct Share {
     /// How long the background scrub takes.
     scrub_period_ns: u64,
     hold_checkpoints: bool,
+    /// How long a stop waits for what is in flight to be answered.
+    pub(super) stop_grace_ns: u64,
 }
 
 impl Share {
@@ -53,6 +55,7 @@ impl Share {
             connections_max: options.nbd_connections_max.div_ceil(cores),
             scrub_period_ns: u64::from(options.scrub_days) * DAY_NS,
             hold_checkpoints: false,
+            stop_grace_ns: options.stop_grace_ms.saturating_mul(1_000_000),
         }
     }
 }
@@ -69,6 +72,10 @@ struct Prepared {
 /// Opens the devices, recovers them, starts the cores and the gateways. Blocks until everything
 /// answers. `AlreadyExists` and `Busy` if an address or a device is in use.
 pub fn start(options: NodeOptions) -> Result<Arc<dyn Node>, NodeError> {
+    start_node(options).map(|node| node as Arc<dyn Node>)
+}
+
+pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeError> {
     let cores = options.cores.unwrap_or_else(default_cores).max(1);
     let mut tuning = tuning::sensible(cores);
     if let Some(settings) = &options.tuning {
