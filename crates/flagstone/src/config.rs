@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -12,9 +13,10 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
+use crate::exit::Exit;
 use crate::name::check_name;
 use crate::node::{
-    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
+    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeErrorKind, NodeOptions,
     SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 use crate::size::Size;
@@ -229,11 +231,28 @@ pub struct OptionalAddress(pub Option<SocketAddr>);
 
 /// Why a configuration can't be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ConfigError(String);
+pub struct ConfigError {
+    message: String,
+    exit: Exit,
+}
+
+impl ConfigError {
+    fn new(message: impl Into<String>) -> ConfigError {
+        ConfigError {
+            message: message.into(),
+            exit: Exit::Usage,
+        }
+    }
+
+    /// The exit code of a command that fails with it.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+}
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.message)
     }
 }
 
@@ -248,7 +267,7 @@ impl FromStr for Address {
             .map(|port| format!("127.0.0.1:{port}"));
         let address = numeric.as_deref().unwrap_or(text).parse();
         address.map(Address).map_err(|_| {
-            ConfigError(format!(
+            ConfigError::new(format!(
                 "'{text}' is not an address to listen on; write ADDRESS:PORT, for example \
                  127.0.0.1:{API_PORT} or [::1]:{API_PORT} (port 0 takes any free port)"
             ))
@@ -292,7 +311,7 @@ impl FromStr for DeviceConfig {
         let (path, size) = match text.rsplit_once(':') {
             Some((path, size)) if size.starts_with(|c: char| c.is_ascii_digit()) => {
                 let size = size.parse().map_err(|error| {
-                    ConfigError(format!(
+                    ConfigError::new(format!(
                         "reading the device '{text}' (PATH[:SIZE]): {error}"
                     ))
                 })?;
@@ -301,7 +320,7 @@ impl FromStr for DeviceConfig {
             _ => (text, None),
         };
         if path.is_empty() {
-            return Err(ConfigError(format!(
+            return Err(ConfigError::new(format!(
                 "'{text}' names no device; write PATH[:SIZE]"
             )));
         }
@@ -318,7 +337,7 @@ impl Config {
     pub fn parse(text: &str, origin: &str) -> Result<Config, ConfigError> {
         toml::from_str(text).map_err(|error| {
             let error = error.to_string();
-            ConfigError(format!(
+            ConfigError::new(format!(
                 "reading the configuration {origin}: {}\nsee `flagstone config example` for every \
                  key there is",
                 error.trim_end()
@@ -326,33 +345,47 @@ impl Config {
         })
     }
 
-    /// Reads a configuration file.
+    /// Reads a configuration file; `-` is standard input.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let origin = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError(format!("reading the configuration {origin}: {error}")))?;
+        let is_input = path.as_os_str() == "-";
+        let origin = match is_input {
+            true => "standard input".to_string(),
+            false => path.display().to_string(),
+        };
+        let text = match is_input {
+            true => io::read_to_string(io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        let text = text.map_err(|error| ConfigError {
+            message: format!("reading the configuration {origin}: {error}"),
+            exit: NodeErrorKind::of_io(&error).exit(),
+        })?;
         Config::parse(&text, &origin)
     }
 
     /// Checks what can be checked without opening anything, and says what a node is started with.
     pub fn node_options(&self) -> Result<NodeOptions, ConfigError> {
         if self.devices.is_empty() {
-            return Err(ConfigError(
+            return Err(ConfigError::new(
                 "the node has no device; add a [[device]] section or --device PATH (and format it \
-                 with `flagstone device format PATH:SIZE` if it is new)"
-                    .to_string(),
+                 with `flagstone device format PATH:SIZE` if it is new)",
             ));
         }
+        self.options_without_devices_too()
+    }
+
+    /// The same, for a configuration whose devices are named on the command line.
+    pub fn options_without_devices_too(&self) -> Result<NodeOptions, ConfigError> {
         let nbd_unix = Some(self.nbd.unix.clone()).filter(|path| !path.as_os_str().is_empty());
         if self.nbd.listen.0.is_none() && nbd_unix.is_none() {
-            return Err(ConfigError(
+            return Err(ConfigError::new(
                 "nobody could use the volumes: nbd.listen is \"none\" and nbd.unix is empty; set \
                  one of them"
                     .to_string(),
             ));
         }
         if self.map_cache.0 < MAP_CACHE_MIN_BYTES {
-            return Err(ConfigError(
+            return Err(ConfigError::new(
                 "map_cache is too small to work with; give it \"16M\" or more".to_string(),
             ));
         }
@@ -377,17 +410,19 @@ impl Config {
         for device in &self.devices {
             let path = device.path.display();
             if !paths.insert(&device.path) {
-                return Err(ConfigError(format!("the device {path} is listed twice")));
+                return Err(ConfigError::new(format!(
+                    "the device {path} is listed twice"
+                )));
             }
             let name = device
                 .name
                 .clone()
                 .unwrap_or_else(|| default_name(&device.path));
             check_name(&name).map_err(|error| {
-                ConfigError(format!("naming the device {path}: {error}; set its `name`"))
+                ConfigError::new(format!("naming the device {path}: {error}; set its `name`"))
             })?;
             if !names.insert(name.clone()) {
-                return Err(ConfigError(format!(
+                return Err(ConfigError::new(format!(
                     "two devices are called '{name}', one of them {path}; set their `name`s"
                 )));
             }

@@ -24,7 +24,7 @@ pub enum Exit {
     NotReachable = 7,
     /// `verify` or a scrub found corruption, or stored bytes don't match their checksum.
     Corrupt = 8,
-    /// Refused: read-only, or it would lose data and was not confirmed.
+    /// Refused: read-only, not permitted, or it would lose data and was not confirmed.
     Refused = 9,
     /// The device takes no more changes since a flush failed.
     Fenced = 10,
@@ -60,10 +60,14 @@ impl Exit {
             Exit::NotFound => "no such volume, snapshot, device or file",
             Exit::AlreadyExists => "the name is taken",
             Exit::NoSpace => "the device is full or can't promise that much",
-            Exit::Busy => "in use, has snapshots, or another change is under way",
+            Exit::Busy => {
+                "in use, has snapshots, another change is under way, or a folder or port is taken"
+            }
             Exit::NotReachable => "no node answers, or not in time",
             Exit::Corrupt => "corruption was found",
-            Exit::Refused => "refused: read-only, or data would be lost and that was not confirmed",
+            Exit::Refused => {
+                "refused: read-only, not permitted, or data would be lost and that was not confirmed"
+            }
             Exit::Fenced => "the device takes no more changes after a failed flush",
         }
     }

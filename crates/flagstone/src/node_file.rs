@@ -25,6 +25,9 @@ const LOCK_FILE: &str = "node.lock";
 const LOCK_TRIES: u32 = 60;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
+/// The same in seconds, for messages.
+pub const LOCK_SECONDS: u64 = LOCK_TRIES as u64 * LOCK_PAUSE.as_millis() as u64 / 1000;
+
 /// Where a node answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeFile {
@@ -78,8 +81,12 @@ pub struct DirLock {
 
 impl DirLock {
     /// Creates the folder if need be and takes its lock; `WouldBlock` if another node keeps it for
-    /// three seconds.
-    pub fn take(dir: &Path) -> io::Result<DirLock> {
+    /// three seconds. `waiting` is called once, with that node's process if it is known, before
+    /// anything is waited for. `NotADirectory` if there is something else in the folder's place.
+    pub fn take(dir: &Path, waiting: impl FnOnce(Option<u32>)) -> io::Result<DirLock> {
+        if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
         fs::create_dir_all(dir)?;
         let file = OpenOptions::new()
             .write(true)
@@ -87,11 +94,16 @@ impl DirLock {
             .truncate(false)
             .mode(0o600)
             .open(dir.join(LOCK_FILE))?;
-        let mut tries = 1;
+        let (mut tries, mut waiting) = (1, Some(waiting));
         loop {
             match file.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if tries < LOCK_TRIES => wait::pause(LOCK_PAUSE),
+                Err(TryLockError::WouldBlock) if tries < LOCK_TRIES => {
+                    if let Some(waiting) = waiting.take() {
+                        waiting(NodeFile::read(dir).ok().map(|node| node.pid));
+                    }
+                    wait::pause(LOCK_PAUSE);
+                }
                 Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
                 Err(TryLockError::Error(error)) => return Err(error),
             }
@@ -138,11 +150,14 @@ mod tests {
     #[test]
     fn one_node_per_folder_and_its_file_goes_with_it() {
         let dir = std::env::temp_dir().join(format!("flagstone-node-file-{}", std::process::id()));
-        let lock = DirLock::take(&dir).expect("a new folder");
+        let free = |_| panic!("nothing to wait for");
+        let lock = DirLock::take(&dir, free).expect("a new folder");
         assert!(DirLock::is_held(&dir));
-        let second = DirLock::take(&dir).expect_err("held");
-        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
         sample(1).write(&dir).expect("written");
+        let mut told = Vec::new();
+        let second = DirLock::take(&dir, |pid| told.push(pid)).expect_err("held");
+        assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(told, [Some(1)], "whom it waits for");
         sample(2).write(&dir).expect("replaced");
         assert_eq!(NodeFile::read(&dir).expect("read"), sample(2));
         let mode = fs::metadata(dir.join(NODE_FILE))
@@ -155,7 +170,7 @@ mod tests {
         assert!(!DirLock::is_held(&dir));
         // What a killed node left behind does not outlive the next start.
         sample(3).write(&dir).expect("written");
-        let lock = DirLock::take(&dir).expect("free");
+        let lock = DirLock::take(&dir, free).expect("free");
         assert!(!dir.join(NODE_FILE).exists());
         drop(lock);
         fs::remove_dir_all(&dir).expect("cleaned up");

@@ -1,10 +1,12 @@
 //! `flagstone dev` and `flagstone serve`: from the configuration to a node that answers, and down
 //! again.
 //!
-//! Order on the way up: lock the folder, open the API's socket (so that a taken port is noticed
-//! before anything is touched), create what `dev` may create, start the node, serve the API, wait
+//! Order on the way up: lock the folder, open the API's socket and try those of NBD (so that a taken
+//! port is noticed before anything is touched), create what `dev` may create, start the node, serve the API, wait
 //! until the whole of it answers, write `node.json`, print `ready`. On the way down the reverse: no
 //! new requests, answer what is in flight, stop the node, remove `node.json`, release the lock.
+
+mod sockets;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -22,7 +24,7 @@ use crate::client::Client;
 use crate::config::{Config, DeviceConfig};
 use crate::exit::{Exit, Failure};
 use crate::node::{Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeSpec};
-use crate::node_file::{DirLock, NodeFile};
+use crate::node_file::{DirLock, LOCK_SECONDS, NodeFile};
 use crate::offline::{FormatOptions, FormatReport};
 use crate::size;
 
@@ -77,7 +79,18 @@ pub struct ServePlan {
 /// Serves until a signal or a request stops the node. `out` gets the lines that end in `ready`.
 pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = plan.config.dir.clone();
-    let _lock = DirLock::take(&dir).map_err(|error| lock_error(&dir, error))?;
+    if plan.dev_size_bytes.is_some() {
+        plan.config.devices = vec![DeviceConfig {
+            path: dir.join(DEV_IMAGE),
+            name: None,
+            size: None,
+        }];
+    }
+    let mut options = plan.config.node_options()?;
+    options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
+    options.tuning = std::env::var(TUNING_VARIABLE).ok();
+    let _lock = DirLock::take(&dir, |pid| tell_of_waiting(&dir, pid))
+        .map_err(|error| lock_error(&dir, error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -85,14 +98,11 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
     runtime.block_on(async {
         let mut signals = Signals::catch().context("catching SIGTERM and SIGINT")?;
         let listener = ApiListener::bind(api_options(&plan.config)).await?;
-        if let Some(size_bytes) = plan.dev_size_bytes {
-            let format = backend.format;
-            let device = dev_device(&dir, size_bytes, format, out)?;
-            plan.config.devices = vec![device];
-        }
-        let mut options = plan.config.node_options()?;
-        options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
-        options.tuning = std::env::var(TUNING_VARIABLE).ok();
+        sockets::check(&options)?;
+        let made = match plan.dev_size_bytes {
+            Some(size_bytes) => NewDevice::make(&dir, size_bytes, backend.format)?,
+            None => None,
+        };
         warn_of_open_nbd(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
         let node = tokio::select! {
@@ -100,6 +110,9 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             // Nothing is served yet, and a crash is something the device recovers from.
             number = signals.next() => exit_at_once(number),
         };
+        if let Some(made) = made {
+            made.keep(out);
+        }
         serve_node(&plan, node, listener, &mut signals, out).await
     })
 }
@@ -290,18 +303,31 @@ fn write_announcement(
     out.flush()
 }
 
-/// The device of `dev`, formatted if it isn't there.
-///
-/// It is formatted under another name and renamed, so that a crash in between leaves nothing that
-/// looks like a device; and a note that the first volume is still missing is written before that.
-fn dev_device(
-    dir: &Path,
+/// A device that `dev` has just made. It is removed again unless the node starts on it: another
+/// size, say, may be asked for the next time.
+struct NewDevice {
+    image: PathBuf,
+    pending: PathBuf,
     size_bytes: u64,
-    format: fn(&Path, &FormatOptions) -> Result<FormatReport, NodeError>,
-    out: &mut dyn Write,
-) -> anyhow::Result<DeviceConfig> {
-    let image = dir.join(DEV_IMAGE);
-    if !image.exists() {
+    kept: bool,
+}
+
+impl NewDevice {
+    /// Makes the device of `dev`, unless it is there.
+    ///
+    /// It is formatted under another name and renamed, so that a crash in between leaves nothing
+    /// that looks like a device; and a note that the first volume is still missing is written
+    /// before that.
+    fn make(
+        dir: &Path,
+        size_bytes: u64,
+        format: fn(&Path, &FormatOptions) -> Result<FormatReport, NodeError>,
+    ) -> anyhow::Result<Option<NewDevice>> {
+        let image = dir.join(DEV_IMAGE);
+        let doing = format!("creating the device {}", image.display());
+        if image.try_exists().with_context(|| doing.clone())? {
+            return Ok(None);
+        }
         let unfinished: PathBuf = dir.join(format!("{DEV_IMAGE}.new"));
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -313,25 +339,48 @@ fn dev_device(
             size_bytes: Some(size_bytes),
             force: false,
         };
-        let report = format(&unfinished, &options)?;
-        fs::write(dir.join(DEMO_PENDING), "").context("noting that the first volume is missing")?;
-        fs::rename(&unfinished, &image)
-            .with_context(|| format!("moving the new device to {}", image.display()))?;
+        let report = format(&unfinished, &options).map_err(|mut error| {
+            error.doing = doing;
+            let place = "or a --dir on a filesystem with more room";
+            let smaller = format!(
+                "give a smaller --size than {}, {place}",
+                size::rounded(size_bytes)
+            );
+            error
+                .next_for(NodeErrorKind::InvalidArgument, "give another --size")
+                .next_for(NodeErrorKind::NoSpace, smaller)
+        })?;
+        let made = NewDevice {
+            image,
+            pending: dir.join(DEMO_PENDING),
+            size_bytes: report.size_bytes,
+            kept: false,
+        };
+        fs::write(&made.pending, "").context("noting that the first volume is missing")?;
+        fs::rename(&unfinished, &made.image)
+            .with_context(|| format!("moving the new device to {}", made.image.display()))?;
         File::open(dir)
             .and_then(|d| d.sync_all())
             .context("making the new device durable")?;
-        let _ = writeln!(
-            out,
-            "created {} ({})",
-            image.display(),
-            size::rounded(report.size_bytes)
-        );
+        Ok(Some(made))
     }
-    Ok(DeviceConfig {
-        path: image,
-        name: None,
-        size: None,
-    })
+
+    /// The node has started on it.
+    fn keep(mut self, out: &mut dyn Write) {
+        self.kept = true;
+        let (image, size) = (self.image.display(), size::rounded(self.size_bytes));
+        let _ = writeln!(out, "created {image} ({size})");
+    }
+}
+
+impl Drop for NewDevice {
+    fn drop(&mut self) {
+        if !self.kept {
+            // The error that is on its way matters more than whether this succeeds.
+            let _ = fs::remove_file(&self.image);
+            let _ = fs::remove_file(&self.pending);
+        }
+    }
 }
 
 fn warn_of_open_nbd(options: &NodeOptions) {
@@ -343,18 +392,37 @@ fn warn_of_open_nbd(options: &NodeOptions) {
     }
 }
 
+/// Said at once, so that nobody wonders what the next seconds are for.
+fn tell_of_waiting(dir: &Path, pid: Option<u32>) {
+    let who = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
+    tracing::warn!(
+        "another node{who} serves {}: waiting up to {LOCK_SECONDS} s for it to end",
+        dir.display()
+    );
+}
+
 fn lock_error(dir: &Path, error: io::Error) -> Failure {
-    if error.kind() == io::ErrorKind::WouldBlock {
-        return Failure {
-            exit: Exit::Busy,
-            message: format!("serving {}: another node serves this folder", dir.display()),
-            next_step: "stop it with `flagstone node stop`, or choose another --dir".into(),
-        };
-    }
+    let (exit, found, next_step) = match error.kind() {
+        io::ErrorKind::WouldBlock => (
+            Exit::Busy,
+            "another node serves this folder".to_owned(),
+            "stop it with `flagstone node stop`, or choose another --dir",
+        ),
+        io::ErrorKind::NotADirectory => (
+            Exit::Usage,
+            "expected a folder, or nothing, found a file there or on the way".to_owned(),
+            "choose another --dir; the device of `serve` is named with --device",
+        ),
+        _ => (
+            NodeErrorKind::of_io(&error).exit(),
+            error.to_string(),
+            "check that it can be made and written, or choose another --dir",
+        ),
+    };
     Failure {
-        exit: Exit::Internal,
-        message: format!("opening the folder {}: {error}", dir.display()),
-        next_step: "check that it can be written".into(),
+        exit,
+        message: format!("serving {}: {found}", dir.display()),
+        next_step: next_step.into(),
     }
 }
 

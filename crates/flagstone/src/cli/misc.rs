@@ -23,8 +23,13 @@ Example:
   flagstone config example > /etc/flagstone.toml")]
     Example,
     /// Check a configuration file without starting anything
+    #[command(after_help = "\
+Examples:
+  flagstone config check /etc/flagstone.toml
+  flagstone config example | flagstone config check")]
     Check {
-        /// The file
+        /// The file; '-' is standard input
+        #[arg(default_value = "-")]
         file: PathBuf,
     },
 }
@@ -44,18 +49,21 @@ pub(super) fn config(args: &ConfigArgs, output: &mut Output<'_>) -> anyhow::Resu
     match &args.command {
         ConfigCommand::Example => write!(output.out, "{EXAMPLE}")?,
         ConfigCommand::Check { file } => {
-            let options = Config::load(file)?.node_options()?;
+            let options = Config::load(file)?.options_without_devices_too()?;
             let devices: Vec<String> = options
                 .devices
                 .iter()
                 .map(|device| format!("{} at {}", device.name, device.path.display()))
                 .collect();
-            let devices = devices.join(", ");
-            writeln!(
-                output.out,
-                "{} is a valid configuration: {devices}",
-                file.display()
-            )?;
+            let devices = match devices.is_empty() {
+                true => "no device; name one with `serve --device PATH`".to_owned(),
+                false => devices.join(", "),
+            };
+            let shown = match file.as_os_str() == "-" {
+                true => "standard input".to_owned(),
+                false => file.display().to_string(),
+            };
+            writeln!(output.out, "{shown} is a valid configuration: {devices}")?;
         }
     }
     Ok(())

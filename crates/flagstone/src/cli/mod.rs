@@ -24,7 +24,7 @@ use crate::config::{Config, ConfigError, LogFormat};
 use crate::exit::{self, Exit, Failure};
 use crate::log;
 use crate::name::NameError;
-use crate::node::NodeError;
+use crate::node::{NodeError, NodeErrorKind};
 use crate::output::{Format, Output};
 use crate::serve::Backend;
 
@@ -254,10 +254,14 @@ fn describe(error: &anyhow::Error) -> Failure {
     } else if let Some(bind) = error.downcast_ref::<BindError>() {
         exit = match bind {
             BindError::Remote(_) => Exit::Refused,
-            BindError::Address(..) => Exit::Busy,
+            BindError::Address(_, error) => NodeErrorKind::of_io(error).exit(),
         };
-    } else if error.is::<ConfigError>() || error.is::<NameError>() {
+    } else if let Some(config) = error.downcast_ref::<ConfigError>() {
+        exit = config.exit();
+    } else if error.is::<NameError>() {
         exit = Exit::Usage;
+    } else if let Some(error) = error.chain().find_map(|e| e.downcast_ref::<io::Error>()) {
+        exit = NodeErrorKind::of_io(error).exit();
     }
     // The alternate form shows what the error was caused by.
     Failure {

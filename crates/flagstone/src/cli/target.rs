@@ -50,13 +50,24 @@ impl TargetArgs {
                     self.dir.display()
                 ),
             }),
-            Err(error) => Err(Failure {
-                exit: Exit::NotReachable,
-                message: format!("finding the node: reading {shown}: {error}"),
-                next_step:
-                    "the file is its owner's only: run the command as that user, or use --api"
-                        .to_string(),
-            }),
+            Err(error) => {
+                let (exit, next_step) = match error.kind() {
+                    io::ErrorKind::PermissionDenied => (
+                        Exit::Refused,
+                        "the file is its owner's only: run the command as that user, or use --api",
+                    ),
+                    io::ErrorKind::NotADirectory => (
+                        Exit::Usage,
+                        "--dir and FLAGSTONE_DIR name the folder of a node, and this is a file",
+                    ),
+                    _ => (Exit::NotReachable, "restart the node, or use --api"),
+                };
+                Err(Failure {
+                    exit,
+                    message: format!("finding the node: reading {shown}: {error}"),
+                    next_step: next_step.to_string(),
+                })
+            }
         }
     }
 

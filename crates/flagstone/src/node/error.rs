@@ -221,4 +221,36 @@ mod tests {
             assert_ne!(kind.exit(), Exit::Ok, "{kind:?}");
         }
     }
+
+    #[test]
+    fn errors_of_the_system_keep_their_meaning() {
+        // Numbers of Linux: what std makes of them is part of what is tested.
+        let table = [
+            ("EPERM", 1, Exit::Refused),
+            ("ENOENT", 2, Exit::NotFound),
+            ("EIO", 5, Exit::Internal),
+            ("EAGAIN", 11, Exit::Busy),
+            ("EACCES", 13, Exit::Refused),
+            ("EBUSY", 16, Exit::Busy),
+            ("EEXIST", 17, Exit::AlreadyExists),
+            ("ENOTDIR", 20, Exit::Usage),
+            ("EISDIR", 21, Exit::Usage),
+            ("EINVAL", 22, Exit::Usage),
+            ("EMFILE", 24, Exit::Internal),
+            ("ETXTBSY", 26, Exit::Busy),
+            ("EFBIG", 27, Exit::NoSpace),
+            ("ENOSPC", 28, Exit::NoSpace),
+            ("EROFS", 30, Exit::Refused),
+            ("ENAMETOOLONG", 36, Exit::Usage),
+            ("EADDRINUSE", 98, Exit::Busy),
+            ("EADDRNOTAVAIL", 99, Exit::Usage),
+            ("ETIMEDOUT", 110, Exit::NotReachable),
+            ("ECONNREFUSED", 111, Exit::NotReachable),
+            ("EDQUOT", 122, Exit::NoSpace),
+        ];
+        for (name, number, exit) in table {
+            let error = io::Error::from_raw_os_error(number);
+            assert_eq!(NodeErrorKind::of_io(&error).exit(), exit, "{name}");
+        }
+    }
 }

@@ -446,10 +446,12 @@ fn commands_without_a_node() {
         "unknown field `lisen`, expected one of `listen`, `unix`",
     );
     std::fs::write(&file, "").expect("written");
-    fails(&bare(&["config", "check", path]), Exit::Usage, "no device");
+    let without = bare(&["config", "check", path]);
+    assert_eq!(without.exit, 0, "`serve --device` can name it");
+    assert!(without.out.contains("no device"), "{}", without.out);
     let missing = dir.path().join("none");
     let missing = bare(&["config", "check", missing.to_str().expect("text")]);
-    fails(&missing, Exit::Usage, "No such file");
+    fails(&missing, Exit::NotFound, "No such file");
     fails(
         &bare(&["--log-level", "lots=of=noise", "config", "example"]),
         Exit::Usage,

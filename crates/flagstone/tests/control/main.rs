@@ -10,4 +10,5 @@ mod hostile;
 mod metrics;
 mod openapi;
 mod serve;
+mod start;
 mod support;

@@ -258,7 +258,13 @@ fn a_folder_has_one_node() {
     first.until_ready();
     let mut second = launch(&args);
     assert_eq!(second.exit_code(), Some(i32::from(Exit::Busy.code())));
-    assert!(second.errors().contains("another node serves this folder"));
+    let errors = second.errors();
+    let waiting = format!("another node (process {}) serves", first.child.id());
+    let (told, failed) = (
+        errors.find(&waiting),
+        errors.find("another node serves this folder"),
+    );
+    assert!(told.is_some() && told < failed, "{errors}");
     let _: NodeInfo = client(&dir)
         .get("/v1/node")
         .expect("the first is not disturbed");

@@ -27,11 +27,7 @@ impl Recording {
         tracing::warn!("{doing}: everything written is copied there, which is slow");
         match TraceFile::create(path) {
             Ok(trace) => Ok(Recording(Some(trace))),
-            Err(error) => Err(NodeError::new(
-                NodeErrorKind::Unavailable,
-                doing,
-                error.to_string(),
-            )),
+            Err(error) => Err(NodeError::of_io(doing, &error)),
         }
     }
 

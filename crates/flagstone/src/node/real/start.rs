@@ -1,11 +1,14 @@
 //! Starting a node: lock the devices, start the cores, recover, listen.
 
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use flagstone_device::engine::{Engine, EngineOptions, OpenError};
 use flagstone_device::format::FORMAT_VERSION;
+use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
 use flagstone_platform::BlockDevice;
@@ -22,6 +25,7 @@ use crate::node::{
     DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError, NodeErrorKind, NodeOptions,
     ScrubStatus,
 };
+use crate::size;
 
 /// Cores unless asked otherwise: half of what the process may use, so that clients on the same
 /// machine and the kernel have the rest; at most eight, as many as a device has journals.
@@ -85,7 +89,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
     }
     let runtime = Runtime::start(&tuning.runtime, |_| |_: UringPlatform| {}).map_err(|error| {
         NodeError::new(
-            NodeErrorKind::Unavailable,
+            NodeErrorKind::Internal,
             "starting the cores",
             error.to_string(),
         )
@@ -95,6 +99,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
     let mut prepared = Vec::new();
     for device in &options.devices {
         let lock = lock_device(&device.path).map_err(|error| lock_error(device, &error))?;
+        check_size(device)?;
         let found = prepare(&runtime, device, tuning.flush)?;
         devices.push(Device {
             name: device.name.clone(),
@@ -184,27 +189,45 @@ where
     wait_for(sent.map(|()| receiver), doing)
 }
 
-fn lock_error(device: &DeviceOptions, error: &std::io::Error) -> NodeError {
+fn lock_error(device: &DeviceOptions, error: &io::Error) -> NodeError {
     let doing = format!("opening device '{}'", device.name);
-    match error.kind() {
-        std::io::ErrorKind::ResourceBusy => {
-            NodeError::new(NodeErrorKind::Busy, doing, error.to_string())
-                .next("stop the other node or program that uses it")
-        }
-        std::io::ErrorKind::NotFound => {
-            NodeError::new(NodeErrorKind::NotFound, doing, error.to_string())
-                .next("check the path, or format one with `flagstone device format PATH:SIZE`")
-        }
-        _ => NodeError::new(NodeErrorKind::Unavailable, doing, error.to_string()),
+    NodeError::of_io(doing, error)
+        .next_for(
+            NodeErrorKind::Busy,
+            "stop the other node or program that uses it",
+        )
+        .next_for(
+            NodeErrorKind::NotFound,
+            "check the path, or format one with `flagstone device format PATH:SIZE`",
+        )
+}
+
+/// Refuses what is too short to be any device, before its superblocks are looked for.
+fn check_size(device: &DeviceOptions) -> Result<(), NodeError> {
+    let doing = format!("opening device '{}'", device.name);
+    // Metadata knows the size of files only.
+    let size = File::open(&device.path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+    let size = size.map_err(|error| NodeError::of_io(&*doing, &error))?;
+    if size >= DEVICE_MIN_BYTES {
+        return Ok(());
     }
+    let found = format!(
+        "{} has {} ({size} bytes), and a Flagstone device has {} or more",
+        device.path.display(),
+        size::rounded(size),
+        size::rounded(DEVICE_MIN_BYTES),
+    );
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
+        "check the path and whether it was truncated; if nothing in it is needed, remove it and \
+         let `flagstone dev` or `flagstone device format PATH:SIZE` make a new one",
+    ))
 }
 
 fn open_error(device: &str, error: &OpenError) -> NodeError {
     let doing = format!("opening device '{device}'");
     let (kind, next) = match error {
-        OpenError::Io(_) | OpenError::TooSmall { .. } => {
-            (NodeErrorKind::Unavailable, "check the device and its path")
-        }
+        OpenError::Io(error) => (NodeErrorKind::of_io(error), "check the device and its path"),
+        OpenError::TooSmall { .. } => (NodeErrorKind::Corrupt, "check the device and its path"),
         OpenError::Format(_) | OpenError::Damaged { .. } => (
             NodeErrorKind::Corrupt,
             "run `flagstone verify PATH`; a device that was never formatted needs \
@@ -380,7 +403,7 @@ fn listen(
             if let Some(core) = current() {
                 core.accept_from(listener);
             }
-            Ok::<_, std::io::Error>(bound)
+            Ok::<_, io::Error>(bound)
         })?;
         addresses.extend(bound.map_err(|error| address_error(&doing, &error))?);
     }
@@ -391,19 +414,15 @@ fn listen(
             if let Some(core) = current() {
                 core.accept_from(listener);
             }
-            Ok::<_, std::io::Error>(())
+            Ok::<_, io::Error>(())
         })?;
         bound.map_err(|error| address_error(&doing, &error))?;
     }
     Ok((addresses, options.nbd_unix.clone()))
 }
 
-fn address_error(doing: &str, error: &std::io::Error) -> NodeError {
-    let kind = match error.kind() {
-        std::io::ErrorKind::AddrInUse => NodeErrorKind::AlreadyExists,
-        _ => NodeErrorKind::Unavailable,
-    };
-    NodeError::new(kind, doing, error.to_string()).next("choose another address, or port 0")
+fn address_error(doing: &str, error: &io::Error) -> NodeError {
+    NodeError::of_io(doing, error).next("choose another address, or port 0")
 }
 
 /// What a person should know of this machine.
