@@ -116,6 +116,46 @@ pub(crate) fn machine_busy_seconds() -> Result<(f64, f64)> {
     Ok((at(0) + at(1) + at(2) + at(5) + at(6), at(7)))
 }
 
+/// What the whole machine has counted since it started.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct MachineCounts {
+    pub(crate) context_switches: f64,
+    /// Requests that a disk has ended: reads, writes, discards and flushes.
+    pub(crate) disk_requests: f64,
+}
+
+/// Reads the counts; those of the disk only if its name is known.
+pub(crate) fn machine_counts(disk: Option<&str>) -> Result<MachineCounts> {
+    let text = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("ctxt "));
+    let context_switches = line.and_then(|line| line.trim().parse().ok());
+    let disk_requests = match disk {
+        None => 0.0,
+        Some(name) => {
+            let path = format!("/sys/class/block/{name}/stat");
+            let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+            requests(&text)
+        }
+    };
+    Ok(MachineCounts {
+        context_switches: context_switches.unwrap_or_default(),
+        disk_requests,
+    })
+}
+
+/// Requests in the line of a disk's `stat`: each kind has a group of its own.
+fn requests(stat: &str) -> f64 {
+    let fields: Vec<f64> = stat
+        .split_ascii_whitespace()
+        .map(|field| field.parse().unwrap_or(0.0))
+        .collect();
+    // Ended reads, writes, discards, flushes.
+    [0, 4, 11, 15]
+        .iter()
+        .filter_map(|index| fields.get(*index))
+        .sum()
+}
+
 /// Whether a process has a file open with O_DIRECT; `None` if it doesn't have it open.
 pub(crate) fn opened_direct(pid: u32, file: &Path) -> Option<bool> {
     /// As `open(2)` has it on x86-64; other architectures differ, and there this says nothing.
@@ -165,6 +205,13 @@ mod tests {
         assert_eq!(stat.parent, 3);
         assert!((stat.cpu_seconds - 2.0).abs() < 1e-9);
         assert_eq!(stat.resident_bytes, 25 * 4096);
+    }
+
+    #[test]
+    fn requests_of_all_kinds_are_counted_and_nothing_else() {
+        let stat = "1 900 900 900 20 900 900 900 900 900 900 300 900 900 900 4000 900";
+        assert_eq!(requests(stat), 4321.0);
+        assert_eq!(requests("1 0 0 0 20"), 21.0, "older kernels count less");
     }
 
     #[test]

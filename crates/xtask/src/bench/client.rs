@@ -22,6 +22,8 @@ pub(super) struct Clients {
     pub(super) libnbd_client: PathBuf,
     pub(super) size_bytes: u64,
     pub(super) seconds: u32,
+    /// The disk that all targets share, as the kernel names it.
+    pub(super) disk: Option<String>,
     /// Whether the libnbd client polls without sleeping.
     pub(super) spin: bool,
 }
@@ -47,6 +49,10 @@ pub(super) struct Sample {
     pub(super) others_cores: f64,
     /// Cores that the hypervisor withheld.
     pub(super) stolen_cores: f64,
+    /// Of the whole machine, the client's included.
+    pub(super) context_switches: f64,
+    /// Requests that the disk ended.
+    pub(super) disk_requests: f64,
 }
 
 impl Sample {
@@ -56,6 +62,14 @@ impl Sample {
             self.server_cpu_seconds / self.operations * 1e5
         } else {
             0.0
+        }
+    }
+
+    /// A count of the machine, for each operation.
+    pub(super) fn each(&self, count: f64) -> f64 {
+        match self.operations > 0.0 {
+            true => count / self.operations,
+            false => 0.0,
         }
     }
 
@@ -77,6 +91,7 @@ impl Sample {
             "server_cpu_seconds": self.server_cpu_seconds,
             "client_cpu_seconds": self.client_cpu_seconds,
             "others_cores": self.others_cores, "stolen_cores": self.stolen_cores,
+            "context_switches": self.context_switches, "disk_requests": self.disk_requests,
         })
     }
 }
@@ -113,6 +128,7 @@ impl Clients {
         let started = Instant::now();
         let (server_before, client_before) = (server_cpu(), process::children_cpu_seconds());
         let (busy_before, stolen_before) = process::machine_busy_seconds()?;
+        let counts_before = process::machine_counts(self.disk.as_deref())?;
 
         let measured = match (point.client, &target.uri) {
             (Client::Libnbd, Some(uri)) => self.run_libnbd(uri, point, round),
@@ -120,6 +136,7 @@ impl Clients {
         }
         .with_context(|| format!("{} on {}", point.name, target.name))?;
 
+        let counts_after = process::machine_counts(self.disk.as_deref())?;
         let (busy_after, stolen_after) = process::machine_busy_seconds()?;
         let took = started.elapsed().as_secs_f64();
         let server = server_cpu() - server_before;
@@ -139,6 +156,8 @@ impl Clients {
             client_cpu_seconds: client,
             others_cores: ((busy_after - busy_before - server - client) / took).max(0.0),
             stolen_cores: (stolen_after - stolen_before) / took,
+            context_switches: counts_after.context_switches - counts_before.context_switches,
+            disk_requests: counts_after.disk_requests - counts_before.disk_requests,
         })
     }
 

@@ -123,9 +123,7 @@ fn filesystem(dir: &Path) -> String {
 
 /// The disk under a folder and what it promises about its cache.
 fn disk(dir: &Path) -> String {
-    let mut df = Command::new("df");
-    df.arg("--output=source").arg(dir);
-    let Some(name) = repo::output(df).ok().and_then(|text| last_part(&text)) else {
+    let Some(name) = disk_name(dir) else {
         return String::new();
     };
     let queue = |what: &str| file_text(&format!("/sys/class/block/{name}/queue/{what}"));
@@ -139,6 +137,18 @@ fn disk(dir: &Path) -> String {
         queue("write_cache"),
         if queue("fua") == "1" { "yes" } else { "no" }
     )
+}
+
+/// The block device that a folder is on, as the kernel names it.
+pub(super) fn disk_name(dir: &Path) -> Option<String> {
+    let mut df = Command::new("df");
+    df.arg("--output=source").arg(dir);
+    let name = repo::output(df).ok().and_then(|text| last_part(&text))?;
+    Path::new("/sys/class/block")
+        .join(&name)
+        .join("stat")
+        .exists()
+        .then_some(name)
 }
 
 fn last_part(df: &str) -> Option<String> {

@@ -109,6 +109,7 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
             .size
             .unwrap_or(if quick { 512 << 20 } else { 4 << 30 }),
         seconds: arguments.seconds.unwrap_or(if quick { 1 } else { 3 }),
+        disk: machine::disk_name(&dir),
         spin: arguments.spin,
     };
     let rounds = arguments.rounds.unwrap_or(if quick { 1 } else { 5 });
@@ -309,6 +310,8 @@ fn idle(targets: &[Target], seconds: u64) -> Result<Vec<Sample>> {
             client_cpu_seconds: 0.0,
             others_cores: 0.0,
             stolen_cores: 0.0,
+            context_switches: 0.0,
+            disk_requests: 0.0,
         });
     }
     Ok(samples)

@@ -129,6 +129,7 @@ impl Report {
         self.rates(&mut page);
         self.latencies(&mut page);
         self.cpu(&mut page);
+        self.counts(&mut page);
         self.notes(&mut page);
         page
     }
@@ -278,6 +279,24 @@ impl Report {
         };
         let points: Vec<Point> = self.points.iter().copied().chain([idle]).collect();
         self.table_of(page, &points, &[], cell);
+    }
+
+    fn counts(&self, page: &mut String) {
+        let _ = writeln!(page, "## What an operation costs the machine\n");
+        let _ = writeln!(
+            page,
+            "Context switches of the whole machine, the client's included, and requests that the \
+             disk ended, each divided by the operations. A write and its flush are one operation.\n"
+        );
+        self.table(page, &[], |name, point| {
+            let at = |figure: fn(&Sample) -> f64| {
+                let spread = self.results.spread(name, point.name, figure);
+                spread.map(|spread| spread.median)
+            };
+            let switches = at(|sample| sample.each(sample.context_switches))?;
+            let requests = at(|sample| sample.each(sample.disk_requests))?;
+            Some(vec![format!("{switches:.2}, {requests:.2}")])
+        });
     }
 
     fn notes(&self, page: &mut String) {

@@ -203,6 +203,8 @@ mod tests {
             client_cpu_seconds: 0.0,
             others_cores: 0.0,
             stolen_cores: 0.0,
+            context_switches: 0.0,
+            disk_requests: 0.0,
         }
     }
 
