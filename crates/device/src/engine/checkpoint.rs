@@ -209,8 +209,10 @@ impl<P: Platform> Inner<P> {
         }
         let position = self.cut().await?;
         let frozen = self.freeze_at(position).await;
+        let changes = self.changes.get();
         self.hold_after(None);
         let frozen = frozen?;
+        self.changes_kept.set(changes);
         let given_up = frozen.given_up.clone();
         let released = frozen.released_segments.clone();
         if planted(Bug::TrimBeforeRoot) {

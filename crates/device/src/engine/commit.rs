@@ -374,6 +374,7 @@ impl<P: Platform> Inner<P> {
     /// data and everything that was applied before it, and for reads under way. Leaves `effects`
     /// empty, for its memory.
     fn handle_effects(self: &Rc<Self>, effects: &mut Effects) {
+        self.changes.set(self.changes.get() + 1);
         if planted(Bug::ReuseAtOnce) {
             let mut state = self.state.borrow_mut();
             effects.freed.drain(..).for_each(|b| state.pool.reopen(b));

@@ -123,6 +123,8 @@ counters! {
     data_writes,
     /// Checkpoints made.
     checkpoints,
+    /// How many of those were begun because nothing had happened for a while.
+    idle_checkpoints,
     /// How long the last checkpoint took, nanoseconds.
     checkpoint_ns,
     /// Map nodes written.
@@ -187,6 +189,21 @@ impl<P: Platform> Engine<P> {
         let state = self.inner.state.borrow();
         let slot = state.dvol_named(name)?;
         state.slot(slot).map(|found| self.dvol_info(slot, found))
+    }
+
+    /// The dvol with this id, called by its name, or by its id as text: another journal may have a
+    /// dvol of the same name.
+    pub fn dvol_with(&self, id: DvolId, called: &str) -> Option<DvolInfo> {
+        if let Some(named) = self.dvol(called).filter(|info| info.handle.id == id) {
+            return Some(named);
+        }
+        if id.to_string() != called {
+            return None;
+        }
+        let state = self.inner.state.borrow();
+        let mut dvols = state.slots().filter(|(_, s)| s.is_dvol());
+        let (slot, found) = dvols.find(|(_, s)| s.record.id == id)?;
+        Some(self.dvol_info(slot, found))
     }
 
     /// All dvols by name.

@@ -18,6 +18,7 @@ mod flusher;
 mod forget;
 mod format;
 mod gate;
+mod idle;
 mod info;
 mod join;
 mod journal;
@@ -135,6 +136,9 @@ struct Inner<P: Platform> {
     checkpoints_done: Cell<u64>,
     /// Checkpoints for which there was no room.
     checkpoints_failed: Cell<u64>,
+    /// Units that were applied, and how many of them the last checkpoint keeps.
+    changes: Cell<u64>,
+    changes_kept: Cell<u64>,
     /// Set once the last checkpoint is being made.
     checkpointer_off: Cell<bool>,
     /// Set once the last checkpoint has been made: it needs flushes.
@@ -239,6 +243,7 @@ impl<P: Platform> Engine<P> {
         self.start_task(|inner| async move { inner.run_reaper().await });
         self.start_task(|inner| async move { inner.run_forgetter().await });
         self.start_task(|inner| async move { inner.run_quiet().await });
+        self.inner.platform.spawn(self.inner.clone().run_idle());
         if self.inner.options.scrub_period_ns > 0 {
             self.inner.platform.spawn(self.inner.clone().run_scrubber());
         }

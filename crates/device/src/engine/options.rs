@@ -53,6 +53,9 @@ pub struct EngineOptions {
     /// How long a journal must be quiet before it flushes what is unflushed and tells the
     /// watermark, nanoseconds.
     pub quiet_ns: u64,
+    /// How long nothing must have changed before a checkpoint is made that gives space back,
+    /// nanoseconds.
+    pub idle_ns: u64,
     /// Write zeros over a segment when it is reserved. On a file this turns the first write to each
     /// block, which changes the filesystem's metadata and makes flushes slow, into a plain one.
     pub prewrite_segments: bool,
@@ -79,6 +82,7 @@ impl Default for EngineOptions {
             groups_in_flight_max: 4,
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,
+            idle_ns: 3_000_000_000,
             prewrite_segments: false,
             hold_checkpoints: false,
             tombstones_max: 65_536,

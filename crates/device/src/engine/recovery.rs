@@ -178,6 +178,8 @@ impl<P: Platform> Engine<P> {
             opening: Budget::new(1),
             chosen_slots: RefCell::default(),
             pledged: RefCell::default(),
+            changes: 0.into(),
+            changes_kept: 0.into(),
             closing: RefCell::default(),
             given_lsns: RefCell::default(),
             scratch_body: RefCell::default(),

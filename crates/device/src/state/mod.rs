@@ -13,14 +13,15 @@ mod freeze;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
-use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot};
+use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot, VBlock};
 
 use crate::format::catalogue::{CatalogueRecord, FLAG_HIDDEN, RecordKind};
 use crate::planted::{Bug, planted};
 use crate::space::Pool;
-use crate::v2p::{Entry, EvictState, Key, Map, MapStats, Retired};
+use crate::v2p::{Entry, EntryKind, EvictState, Key, Map, MapStats, Retired};
 
 pub use forget::COUNT_AFTER;
 pub use freeze::{Frozen, FrozenPage, FrozenSegment, TableLocations};
@@ -234,6 +235,21 @@ impl State {
         !self.slot(slot).is_none_or(is_reaped) && entry.birth > self.needed_up_to(slot, entry.key)
     }
 
+    /// Entries with a block in `range` of `slot`'s map that are its own: what an overwrite frees. The
+    /// nodes are in memory; of what is not, everything counts.
+    pub fn owned_in(&self, slot: Slot, range: Range<VBlock>) -> u64 {
+        let mut entries = Vec::new();
+        let found = self.slot(slot);
+        let all = range.end.0.saturating_sub(range.start.0);
+        match found.map(|s| s.map.lookup(range, usize::MAX, &mut entries)) {
+            Some(Ok(())) => {}
+            _ => return all,
+        }
+        let has_block = |e: &&Entry| matches!(e.kind, EntryKind::Data | EntryKind::Delta);
+        let own = entries.iter().filter(has_block);
+        own.filter(|e| self.owns(slot, e)).count() as u64
+    }
+
     /// The layer to reap next: one under way first, else any that is hidden and has at most one
     /// child.
     pub fn reapable(&self) -> Option<Slot> {
@@ -250,6 +266,12 @@ impl State {
     /// Nodes that a freeze would have to write, at most.
     pub fn dirty_nodes(&self) -> usize {
         self.dirty_nodes
+    }
+
+    /// True if the next freeze gives up more nodes than it writes.
+    pub fn gives_space_back(&self) -> bool {
+        let written = self.retired.iter().filter(|r| r.location().is_some());
+        written.count() > self.dirty_nodes
     }
 
     /// True if nothing changed since the last freeze.

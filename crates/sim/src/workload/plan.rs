@@ -142,6 +142,7 @@ impl Plan {
             device_bytes,
             options: EngineOptions {
                 tombstones_max: draw_tombstones_max(seed),
+                idle_ns: draw_idle_ns(seed),
                 ..draw_options(&mut rng)
             },
             faults,
@@ -244,6 +245,15 @@ fn draw_tombstones_max(seed: u64) -> u64 {
     match rng.chance(0.4) {
         true => 2 + rng.below(6),
         false => EngineOptions::default().tombstones_max,
+    }
+}
+
+/// How soon a checkpoint is made because nothing happens; as above.
+fn draw_idle_ns(seed: u64) -> u64 {
+    let mut rng = Rng::stream(seed, 106);
+    match rng.chance(0.3) {
+        true => rng.within(&(100_000..=5_000_000)),
+        false => EngineOptions::default().idle_ns,
     }
 }
 
