@@ -170,6 +170,82 @@ fn what_is_about_to_be_promised_is_given_to_nobody() {
     });
 }
 
+/// Each change of a part of a block took a block, and gave none back.
+#[test]
+fn parts_of_reserved_blocks_can_be_changed_on_a_full_device() {
+    in_world(1, |_, engine| async move {
+        let dvol = engine.create(named("reserved", 16 * MIB)).await;
+        let dvol = dvol.expect("creates");
+        write(&engine, dvol, 0, 16 * MIB).await.expect("writes");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        fill(&engine, greedy, 0).await;
+        for at in (0..16 * MIB).step_by(BLOCK as usize) {
+            let part = write(&engine, dvol, at + 512, 1024).await;
+            assert_eq!(part, Ok(()), "at {at}");
+        }
+    });
+}
+
+/// What a dvol takes beyond its reservation, others lacked.
+#[test]
+fn a_reservation_is_no_right_to_what_is_kept_for_overwrites() {
+    in_world(1, |_, engine| async move {
+        let reserved = engine.create(named("reserved", 8 * MIB)).await;
+        let reserved = reserved.expect("creates");
+        write(&engine, reserved, 0, 8 * MIB).await.expect("writes");
+        let greedy = engine.create(named("greedy", MIB)).await.expect("creates");
+        let end = fill(&engine, greedy, 0).await;
+        for at in (0..8 * MIB).step_by(MIB as usize) {
+            let written = write(&engine, reserved, at, MIB).await;
+            assert_eq!(written, Ok(()), "at {at}");
+        }
+        write(&engine, greedy, end - MIB, MIB)
+            .await
+            .expect("gives as much back");
+    });
+}
+
+/// A sparse file whose filesystem is full takes no new volume and promises nothing. It did, and then
+/// a write that was promised failed, or the checkpoint, which fenced the device.
+#[test]
+fn nothing_is_promised_of_a_file_that_cannot_grow() {
+    let disk = SimDisk::new(DiskConfig::new(300 * MIB));
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let device = platform.open(&disk);
+        let format = FormatOptions {
+            journal_count: 1,
+            ..FormatOptions::for_size(300 * MIB)
+        };
+        let superblock = format_device(&platform, &device, format).await;
+        let superblock = superblock.expect("formats");
+        let prepared = Engine::<SimPlatform>::prepare(&platform, &device).await;
+        let shared = prepared.expect("has a superblock").1;
+        let options = EngineOptions {
+            prewrite_segments: true,
+            ..EngineOptions::default()
+        };
+        let opened = Engine::open(platform, device, shared, superblock, 0, options);
+        let engine = opened.await.expect("opens").0;
+        disk.set_stored_max_bytes(Some(60 * MIB));
+        let small = engine.create(named("small", 0)).await;
+        assert_eq!(small, Err(DvolError::NoSpace));
+        disk.set_stored_max_bytes(Some(150 * MIB));
+        let small = engine.create(named("small", 0)).await.expect("has grown");
+        write(&engine, small, 0, MIB).await.expect("writes");
+        let large = engine.create(named("large", 140 * MIB)).await;
+        assert_eq!(large, Err(DvolError::NoSpace));
+        disk.set_stored_max_bytes(None);
+        let large = engine.create(named("large", 140 * MIB)).await;
+        let large = large.expect("has grown");
+        for at in (0..140 * MIB).step_by(MIB as usize) {
+            write(&engine, large, at, MIB).await.expect("is reserved");
+        }
+        engine.checkpoint().await.expect("is made");
+    });
+}
+
 /// Dvols of a random run, with what is reserved for each and the names of their snapshots.
 struct Dvols {
     engine: Engine<SimPlatform>,

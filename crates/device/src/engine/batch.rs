@@ -13,6 +13,7 @@ use super::error::DvolError;
 use super::info::Handle;
 use super::locks::RangeLock;
 use super::read::{Pieces, gather};
+use super::spacing::Over;
 use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_blocks, map_record_bytes};
 use super::{Engine, Inner, Stability};
 use crate::format::record::{MapRun, Record};
@@ -356,8 +357,10 @@ impl<P: Platform> Inner<P> {
         }
         let mut runs_of = Vec::new();
         for part in &prepared {
+            let blocks = part.first..VBlock(part.first.0 + part.count);
+            let over = Over::Blocks(&blocks);
             let runs = match part.data {
-                Some(_) => self.take_blocks(part.handle.slot, part.count).await,
+                Some(_) => self.take_blocks(part.handle.slot, part.count, over).await,
                 None => Ok(SmallVec::new()),
             };
             match runs {

@@ -287,10 +287,10 @@ impl<P: Platform> Inner<P> {
             let unloaded = self.state.borrow().pool.wants_loading();
             match unloaded {
                 Some(segment) => self.load_bitmap(segment).await?,
-                None => match self.shared.claim_any() {
-                    Some(segment) => self.reserve(segment)?,
-                    None => return Err(DvolError::NoSpace),
-                },
+                // Should not be needed while the reserve holds. Writing it ahead takes its time, in
+                // which nothing is applied; but if a sparse file can't grow, that is no space and is
+                // tried again, where a write of the checkpoint that fails fences the device.
+                None => self.open_segment().await?,
             }
         }
     }

@@ -13,7 +13,6 @@ use flagstone_types::Slot;
 use super::Inner;
 use super::error::DvolError;
 use super::info::Handle;
-use super::segments::NO_SLOT;
 use super::spacing::SPACE_WAITS_MAX;
 
 /// Blocks pledged until the operation under way, of which there is one at a time, is over.
@@ -39,7 +38,7 @@ impl<P: Platform> Inner<P> {
         let more = |inner: &Self| inner.not_promised(&wanted);
         for waits in 0.. {
             self.check_running()?;
-            if more(self) <= self.available_to(NO_SLOT) {
+            if more(self) <= self.available() {
                 break;
             }
             if waits == SPACE_WAITS_MAX || !self.may_gain_space() {

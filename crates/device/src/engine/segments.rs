@@ -28,7 +28,7 @@ pub(super) const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl<P: Platform> Inner<P> {
     /// Blocks that this journal must have in its own segments beside those that `slot` is about to
-    /// take. Never more than what [`Inner::available_to`] keeps.
+    /// take. Never more than what [`Inner::has_room`] keeps.
     pub(super) fn kept_from(&self, slot: Slot) -> u64 {
         let (has_reservations, is_reserved) = {
             let state = self.state.borrow();
@@ -58,8 +58,8 @@ impl<P: Platform> Inner<P> {
             if open + unloaded >= kept {
                 return Ok(());
             }
-            let segment = self.shared.claim_any().ok_or(DvolError::NoSpace)?;
-            self.reserve(segment)?;
+            // Written ahead, too: a promise must not end where the filesystem of a sparse file is full.
+            self.open_segment().await?;
         }
     }
 
@@ -70,8 +70,7 @@ impl<P: Platform> Inner<P> {
         if self.state.borrow().pool.segments().next().is_some() {
             return Ok(());
         }
-        let segment = self.shared.claim_any().ok_or(DvolError::NoSpace)?;
-        self.reserve(segment)
+        self.open_segment().await
     }
 
     /// Empty segments that this journal can do without, the highest first.

@@ -5,10 +5,11 @@
 //! them; checkpoints (so deallocation and deletion too) may use everything.
 
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, BufferPool, Platform};
-use flagstone_types::Slot;
+use flagstone_types::{Slot, VBlock};
 use smallvec::SmallVec;
 
 use super::Inner;
@@ -21,6 +22,15 @@ use crate::space::{BlockRun, LONG_BLOCKS};
 
 /// How often an allocation waits for freed blocks to become usable before it gives up.
 pub(super) const SPACE_WAITS_MAX: usize = 4;
+
+/// What is written to the blocks that are taken.
+#[derive(Clone, Copy)]
+pub(super) enum Over<'a> {
+    /// Whole blocks of this range, whose nodes are in memory.
+    Blocks(&'a Range<VBlock>),
+    /// A part of a block that stays.
+    Delta,
+}
 
 /// Blocks of one part of an overwrite on a full device.
 pub(super) const OVERWRITE_PART_BLOCKS: u64 = 64;
@@ -75,20 +85,40 @@ impl<P: Platform> Inner<P> {
         open < count || open + unloaded < count + self.kept_from(slot)
     }
 
-    /// Blocks that `slot` may still take for new data.
-    pub(super) fn available_to(&self, slot: Slot) -> u64 {
-        let reserved = self
-            .state
-            .borrow()
-            .slot(slot)
-            .map_or(0, |s| s.record.reserved_blocks);
-        let overwrites = if reserved > 0 {
-            0
-        } else {
-            self.overwrite_reserve()
+    /// Blocks that may still be taken for new data, beyond what is promised to anybody. What the next
+    /// checkpoint will take for nodes is as good as taken.
+    pub(super) fn available(&self) -> u64 {
+        let nodes = self.state.borrow().dirty_nodes() as u64;
+        let kept = self.checkpoint_reserve() + self.overwrite_reserve() + nodes;
+        let promised = self.promised_blocks(NO_SLOT);
+        self.open_blocks().saturating_sub(kept + promised)
+    }
+
+    /// True if `slot` may take `count` blocks now, to write to what `over` says.
+    ///
+    /// What is reserved for a dvol it may always take. An overwrite of what is its own takes blocks
+    /// from the reserve for overwrites, and gives as many back; nothing else may take those for good.
+    pub(super) fn has_room(&self, slot: Slot, count: u64, over: Over<'_>) -> bool {
+        let available = self.available();
+        let is_reserved = |s: &crate::state::SlotState| s.record.reserved_blocks > 0;
+        if available >= count || !self.state.borrow().slot(slot).is_some_and(is_reserved) {
+            return available >= count;
+        }
+        let kept = self.checkpoint_reserve() + self.promised_blocks(slot);
+        if self.open_blocks() < kept + count {
+            return false;
+        }
+        let state = self.state.borrow();
+        let grows = match over {
+            Over::Delta => count,
+            Over::Blocks(range) => {
+                let goes = state.owned_in(slot, range.clone());
+                let promised = state.promised_to(slot);
+                count.saturating_sub(goes).saturating_sub(promised)
+            }
         };
-        let kept = self.checkpoint_reserve() + overwrites + self.promised_blocks(slot);
-        self.open_blocks().saturating_sub(kept)
+        drop(state);
+        grows == 0 || available >= grows
     }
 
     /// Blocks for `slot`'s data. Waits for freed blocks if that helps.
@@ -96,12 +126,13 @@ impl<P: Platform> Inner<P> {
         self: &Rc<Self>,
         slot: Slot,
         count: u64,
+        over: Over<'_>,
     ) -> Result<SmallVec<[BlockRun; 2]>, DvolError> {
         let mut waits = 0;
         let mut has_sought = false;
         loop {
             self.check_running()?;
-            if self.available_to(slot) < count {
+            if !self.has_room(slot, count, over) {
                 if waits == SPACE_WAITS_MAX || !self.may_gain_space() {
                     return Err(DvolError::NoSpace);
                 }
@@ -200,7 +231,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Takes over a segment that nobody owns. One at a time.
-    async fn open_segment(self: &Rc<Self>) -> Result<(), DvolError> {
+    pub(super) async fn open_segment(self: &Rc<Self>) -> Result<(), DvolError> {
         let Some(segment) = self.shared.claim_any() else {
             return Err(DvolError::NoSpace);
         };
@@ -218,10 +249,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Takes over a segment that was claimed.
-    pub(super) fn reserve(
-        self: &Rc<Self>,
-        segment: flagstone_types::SegmentNo,
-    ) -> Result<(), DvolError> {
+    fn reserve(self: &Rc<Self>, segment: flagstone_types::SegmentNo) -> Result<(), DvolError> {
         self.state.borrow_mut().apply(
             &Record::ReserveSegment { segment },
             &self.geometry,

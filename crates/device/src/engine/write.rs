@@ -17,7 +17,7 @@ use super::error::DvolError;
 use super::info::Handle;
 use super::join::join_all;
 use super::read::gather;
-use super::spacing::OVERWRITE_PART_BLOCKS;
+use super::spacing::{OVERWRITE_PART_BLOCKS, Over};
 use super::unit::Unit;
 use super::{Engine, Inner, Stability};
 use crate::format::group::BODY_MAX_BYTES;
@@ -269,7 +269,9 @@ impl<P: Platform> Inner<P> {
             };
         }
         let within_one = blocks.end.0 - blocks.start.0 == 1;
-        if within_one && meta == 0 && self.takes_delta(handle.slot, first).await? {
+        // A delta takes a block and gives none back: on a full device a reserved dvol does without.
+        let has_room = !self.is_reserved(handle) || self.has_room(handle.slot, 1, Over::Delta);
+        if within_one && has_room && meta == 0 && self.takes_delta(handle.slot, first).await? {
             let at = (offset_bytes - first.offset_bytes()) as u16;
             return self.write_delta(handle, first, at, &data, stability).await;
         }
@@ -293,9 +295,10 @@ impl<P: Platform> Inner<P> {
         if map_record_bytes(count, metas) > BODY_MAX {
             return Err(DvolError::Invalid);
         }
-        self.load_range(slot, first..VBlock(first.0 + count))
-            .await?;
-        let runs = self.take_blocks(slot, count).await?;
+        let blocks = first..VBlock(first.0 + count);
+        self.load_range(slot, blocks.clone()).await?;
+        let over = Over::Blocks(&blocks);
+        let runs = self.take_blocks(slot, count, over).await?;
         let mapped = map_blocks(&runs, &data, metas);
         let mut writes = SmallVec::<[DataWrite; 2]>::new();
         let mut at = 0;
@@ -444,7 +447,7 @@ impl<P: Platform> Inner<P> {
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
-        let runs = self.take_blocks(slot, 1).await?;
+        let runs = self.take_blocks(slot, 1, Over::Delta).await?;
         let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
         let at = usize::from(offset_bytes);
         buf.bytes_mut().fill(0);
