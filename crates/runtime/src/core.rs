@@ -112,6 +112,8 @@ pub(crate) struct Core {
     spin: RefCell<SpinPolicy>,
     /// Up to when `busy_ns` has been counted.
     busy_since_ns: Cell<u64>,
+    /// The clock when it was last looked at.
+    clock_ns: Cell<u64>,
     random: RefCell<Vec<u64>>,
     #[expect(
         clippy::vec_box,
@@ -155,6 +157,7 @@ impl Core {
             helper_cpus,
             spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
             busy_since_ns: Cell::new(monotonic_ns()),
+            clock_ns: Cell::new(monotonic_ns()),
             random: RefCell::default(),
             spare_messages: RefCell::default(),
             stop_wait_ns: config.stop_wait_ms.saturating_mul(1_000_000),
@@ -178,12 +181,13 @@ impl Core {
         while !self.look_around() {
             self.counters().rounds.add(1);
             self.counters().polls.add(self.run_tasks() as u64);
-            if !self.executor.has_ready() {
+            let is_idle = !self.executor.has_ready();
+            if is_idle {
                 self.idle();
             } else if self.driver.needs_enter() {
                 self.enter(Patience::None);
             }
-            self.reap();
+            self.reap(is_idle);
             self.fire_timers();
         }
         self.stop();
@@ -191,6 +195,19 @@ impl Core {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// Looks at the clock.
+    pub(crate) fn read_clock(&self) -> u64 {
+        let now_ns = monotonic_ns();
+        self.clock_ns.set(now_ns);
+        now_ns
+    }
+
+    /// The time when the core last looked at the clock: when it last waited, took completions, or was
+    /// asked for the time.
+    pub(crate) fn clock_ns(&self) -> u64 {
+        self.clock_ns.get()
     }
 
     pub(crate) fn support(&self) -> &KernelSupport {
@@ -250,7 +267,7 @@ impl Core {
             (0, _) => Wait::Flush,
             _ => Wait::Transfer,
         };
-        let start_ns = monotonic_ns();
+        let start_ns = self.read_clock();
         self.count_busy(start_ns);
         let spin_ns = match self.driver.ops.transfers() <= self.spin_depth {
             true => self.spin.borrow().plan_ns(wait),
@@ -266,6 +283,7 @@ impl Core {
                 .min(start_ns.saturating_add(spin_ns));
             self.counters().spins.add(1);
             let (found, now_ns) = self.look_for_work(until);
+            self.clock_ns.set(now_ns);
             self.counters().spin_ns.add(now_ns.saturating_sub(start_ns));
             self.busy_since_ns.set(now_ns);
             if found {
@@ -281,7 +299,7 @@ impl Core {
             }
         }
         self.sleep(deadline);
-        let now_ns = monotonic_ns();
+        let now_ns = self.read_clock();
         self.busy_since_ns.set(now_ns);
         let ending = Ending::Asleep {
             spun: spin_ns > 0,
@@ -340,10 +358,14 @@ impl Core {
         }
     }
 
-    fn reap(&self) {
+    /// Takes completions. `clock_is_fresh`: the core has just looked at it.
+    fn reap(&self, mut clock_is_fresh: bool) {
         let mut reaped = [Reaped::default(); REAP_MAX];
         loop {
             let count = self.driver.reap(&mut reaped, self.counters());
+            if count > 0 && !std::mem::replace(&mut clock_is_fresh, true) {
+                self.read_clock();
+            }
             for &one in &reaped[..count] {
                 if let Some(completion) = self.driver.complete(one) {
                     self.hand_on(completion);
@@ -396,7 +418,7 @@ impl Core {
         if self.timers.borrow_mut().next_deadline().is_none() {
             return;
         }
-        let now = Time(monotonic_ns());
+        let now = Time(self.read_clock());
         self.count_busy(now.0);
         loop {
             let due = self.timers.borrow_mut().poll_due(now);
@@ -422,7 +444,7 @@ impl Core {
         while self.driver.ops.in_flight() > 0 {
             // The helper's results come without a completion, hence the short wait.
             self.enter(Patience::Ns(1_000_000));
-            self.reap();
+            self.reap(false);
             self.take_helped();
             let now_ns = monotonic_ns();
             if now_ns >= report_ns {

@@ -84,6 +84,12 @@ counters! {
     bounces,
     /// Transfers that moved less than asked for and went on with the rest.
     short_transfers,
+    /// Flushes of a device that the core made itself, standing still meanwhile.
+    flushes_own,
+    /// Flushes that the helper thread made.
+    flushes_helped,
+    /// Flushes that the ring made, with a thread of the kernel's.
+    flushes_ring,
     /// Operations whose future was dropped before they had completed.
     abandoned,
 }

@@ -32,6 +32,7 @@ use flagstone_platform::{BlockDevice, IoBuf};
 
 use crate::core::{Core, DeviceId};
 use crate::helper::Blocking;
+use crate::io_stats::{IoKind, IoStats};
 use crate::op::{Owned, Request, Target};
 use crate::pace::FlushPace;
 use crate::platform::UringPlatform;
@@ -119,6 +120,7 @@ pub(crate) struct DeviceFile {
     id: DeviceId,
     /// How quick its flushes were.
     pace: FlushPace,
+    io: IoStats,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -183,6 +185,11 @@ impl UringDevice {
         }
     }
 
+    /// What this core has asked of the device so far.
+    pub fn io_stats(&self) -> IoStats {
+        self.file.io.clone()
+    }
+
     /// True if I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.file.direct
@@ -218,7 +225,7 @@ impl UringDevice {
         &self,
         direction: Direction,
         offset_bytes: u64,
-        mut buf: IoBuf,
+        buf: IoBuf,
     ) -> (IoBuf, io::Result<()>) {
         if direction == Direction::Read {
             assert!(
@@ -231,6 +238,28 @@ impl UringDevice {
         if let Err(error) = self.check_range(offset_bytes, buf.len() as u64) {
             return (buf, Err(error));
         }
+        let (began_ns, len_bytes) = (self.core.clock_ns(), buf.len() as u64);
+        let (buf, result) = self.transfer_any(direction, offset_bytes, buf).await;
+        let kind = match direction {
+            Direction::Read => IoKind::Read,
+            Direction::Write { .. } => IoKind::Write,
+        };
+        self.count(kind, len_bytes, began_ns, result.is_ok());
+        (buf, result)
+    }
+
+    /// Counts an operation that has ended now.
+    fn count(&self, kind: IoKind, len_bytes: u64, began_ns: u64, ok: bool) {
+        let took_ns = self.core.clock_ns().saturating_sub(began_ns);
+        self.file.io.count(kind, len_bytes, took_ns, ok);
+    }
+
+    async fn transfer_any(
+        &self,
+        direction: Direction,
+        offset_bytes: u64,
+        mut buf: IoBuf,
+    ) -> (IoBuf, io::Result<()>) {
         if (buf.as_ptr() as usize).is_multiple_of(self.file.memory_align) {
             return self.transfer_aligned(direction, offset_bytes, buf).await;
         }
@@ -342,24 +371,36 @@ impl UringDevice {
         if self.file.options.read_only {
             return Err(read_only_error());
         }
+        let began_ns = self.core.clock_ns();
+        let result = self.flush_uncounted().await;
+        self.count(IoKind::Flush, 0, began_ns, result.is_ok());
+        result
+    }
+
+    async fn flush_uncounted(&self) -> io::Result<()> {
         let file = self.file.clone();
         let blocking = || Blocking::SyncData(self.file.file.clone());
         for _ in 0..RETRIES_MAX {
             let method = self.flush_method().await;
             let id = self.trace.start(|id| IoEvent::FlushSubmitted { id });
-            let began_ns = sys::monotonic_ns();
+            let began_ns = self.core.read_clock();
             let result = match method {
-                FlushMethod::Blocking => blocking().run(),
+                FlushMethod::Blocking => {
+                    self.core.counters().flushes_own.add(1);
+                    blocking().run()
+                }
                 method
                     if self.core.support().ring_fsync
                         && (method == FlushMethod::RingFsync || self.core.helper_is_busy()) =>
                 {
+                    self.core.counters().flushes_ring.add(1);
                     self.core
                         .operate(Request::SyncData { file: file.clone() })
                         .await
                         .0
                 }
                 _ => {
+                    self.core.counters().flushes_helped.add(1);
                     self.core
                         .help(Request::Helped { file: file.clone() }, blocking())
                         .await
@@ -370,7 +411,7 @@ impl UringDevice {
                 id,
                 ok: result >= 0,
             });
-            self.file.pace.note(sys::monotonic_ns() - began_ns);
+            self.file.pace.note(self.core.read_clock() - began_ns);
             // Only an interruption is tried again: it reports nothing. After any other failure the
             // kernel has reported the lost writes, and would call a second attempt a success.
             if result != -libc::EINTR {
@@ -408,6 +449,17 @@ impl UringDevice {
         if len_bytes == 0 {
             return Ok(());
         }
+        let began_ns = self.core.clock_ns();
+        let result = self.discard_uncounted(offset_bytes, len_bytes).await;
+        // That a device can't is an answer, not a failure.
+        let unsupported = |e: &io::Error| e.kind() == io::ErrorKind::Unsupported;
+        if !result.as_ref().is_err_and(unsupported) {
+            self.count(IoKind::Discard, len_bytes, began_ns, result.is_ok());
+        }
+        result
+    }
+
+    async fn discard_uncounted(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let file = self.file.clone();
         let open = self.file.file.clone();
         let id = self.trace.start(|id| IoEvent::DiscardSubmitted {
@@ -591,6 +643,7 @@ fn open_device(
         direct,
         id,
         pace: FlushPace::default(),
+        io: IoStats::default(),
     };
     core.device_opened(id);
     Ok(UringDevice {
@@ -813,11 +866,134 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
     use std::sync::mpsc;
+
+    use flagstone_platform::Platform;
 
     use super::*;
     use crate::config::RuntimeConfig;
-    use crate::runtime::Runtime;
+    use crate::runtime::{Runtime, block_on};
+
+    fn temporary(what: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("fs-{what}-{}", std::process::id()));
+        create_device_file(&path, 1 << 16, Fill::Reserve).unwrap();
+        path
+    }
+
+    /// Who made the flushes: the core, its helper, the ring.
+    fn flushes(core: &Core) -> [u64; 3] {
+        let counters = core.counters().snapshot();
+        [
+            counters.flushes_own,
+            counters.flushes_helped,
+            counters.flushes_ring,
+        ]
+    }
+
+    /// Flushes once; says who did it.
+    async fn flush(device: &UringDevice) -> [u64; 3] {
+        let before = flushes(&device.core);
+        device.flush().await.unwrap();
+        let after = flushes(&device.core);
+        std::array::from_fn(|who| after[who] - before[who])
+    }
+
+    const OWN: [u64; 3] = [1, 0, 0];
+    const HELPED: [u64; 3] = [0, 1, 0];
+    const RING: [u64; 3] = [0, 0, 1];
+
+    /// Runs `work` with an adaptive device.
+    fn with_device<F: Future<Output = ()> + 'static>(
+        what: &'static str,
+        work: impl FnOnce(UringPlatform, UringDevice) -> F + Send + 'static,
+    ) {
+        let path = temporary(what);
+        let config = RuntimeConfig {
+            pin: false,
+            registered_bytes: 0,
+            ..RuntimeConfig::default()
+        };
+        let device_path = path.clone();
+        block_on(&config, move |platform| {
+            let options = DeviceOptions::default();
+            assert_eq!(options.flush, FlushMethod::Adaptive, "unless told else");
+            let device = UringDevice::open(&platform, &device_path, options).unwrap();
+            work(platform, device)
+        })
+        .unwrap();
+        fs::remove_file(path).unwrap();
+    }
+
+    /// How long flushes take is made up, so that the machine has no say.
+    fn have_taken(device: &UringDevice, ns: u64, times: u32) {
+        (0..times).for_each(|_| device.file.pace.note(ns));
+    }
+
+    // What `docs/decisions/2026-11-21-flush-and-spin.md` says of `FlushMethod::Adaptive`: this test
+    // and the next.
+    #[test]
+    fn a_core_flushes_by_itself_if_it_will_soon_be_back() {
+        with_device("pace", |_, device| async move {
+            assert_eq!(flush(&device).await, HELPED, "nothing is known of it");
+            have_taken(&device, 90_000, 200);
+            assert_eq!(flush(&device).await, OWN, "quick, and nothing else to do");
+            have_taken(&device, 600_000, 16);
+            assert_eq!(flush(&device).await, HELPED, "it has become slow");
+            have_taken(&device, 90_000, 200);
+            have_taken(&device, 2_000_000, 1);
+            have_taken(&device, 90_000, 50);
+            assert_eq!(flush(&device).await, HELPED, "an upset is remembered");
+            have_taken(&device, 90_000, 200);
+            assert_eq!(flush(&device).await, OWN, "and forgotten");
+        });
+    }
+
+    #[test]
+    fn a_core_flushes_by_itself_if_nobody_would_miss_it() {
+        with_device("quiet", |platform, device| async move {
+            let be_quick = || have_taken(&device, 90_000, 200);
+            be_quick();
+            let other_path = temporary("other");
+            let other = UringDevice::open(&platform, &other_path, DeviceOptions::default());
+            assert_eq!(flush(&device).await, HELPED, "it serves another device");
+            drop(other);
+            fs::remove_file(other_path).unwrap();
+            be_quick();
+            assert_eq!(flush(&device).await, OWN, "and does no more");
+
+            be_quick();
+            let mut read = std::pin::pin!(device.read(0, platform.buffers().take(4096)));
+            let begun = std::future::poll_fn(|cx| std::task::Poll::Ready(read.as_mut().poll(cx)));
+            assert!(begun.await.is_pending());
+            assert_eq!(flush(&device).await, HELPED, "a read is in flight");
+            read.await.1.unwrap();
+
+            for (yields, who) in [(YIELDS_BEFORE_FLUSH / 2, OWN), (1000, HELPED)] {
+                be_quick();
+                let busy = platform.clone();
+                platform.spawn(async move {
+                    for _ in 0..yields {
+                        busy.yield_now().await;
+                    }
+                });
+                assert_eq!(flush(&device).await, who, "a task yields {yields} times");
+            }
+            while platform.live_tasks() > 1 {
+                platform.yield_now().await;
+            }
+
+            be_quick();
+            let (end, until) = mpsc::channel();
+            let file = device.file.clone();
+            let hanging = (device.core).help(Request::Helped { file }, Blocking::Hang(until));
+            if device.core.support().ring_fsync {
+                assert_eq!(flush(&device).await, RING, "the helper is at work");
+            }
+            drop(end);
+            hanging.await;
+        });
+    }
 
     /// What such a device still uses is neither freed nor waited for endlessly.
     #[test]

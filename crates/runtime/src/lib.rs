@@ -25,6 +25,7 @@ mod counters;
 mod device;
 mod executor;
 mod helper;
+mod io_stats;
 mod mailbox;
 mod net;
 mod op;
@@ -45,6 +46,7 @@ pub use device::{
     DeviceLock, DeviceOptions, DirectIo, Fill, FlushMethod, UringDevice, create_device_file,
     lock_device, lock_device_shared,
 };
+pub use io_stats::{DeviceIoStats, IoKindStats, IoStats};
 pub use mailbox::{CoreRemote, Message, Refused};
 pub use net::{UringListener, UringStream};
 pub use platform::UringPlatform;

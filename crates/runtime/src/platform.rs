@@ -14,7 +14,6 @@ use crate::device::UringDevice;
 use crate::mailbox::CoreRemote;
 use crate::net::{UringListener, UringStream};
 use crate::probe::KernelSupport;
-use crate::sys;
 use crate::timer::TimerId;
 
 /// The real platform, as one core sees it. A cheap handle, bound to its core's thread.
@@ -67,7 +66,7 @@ impl Platform for UringPlatform {
     type Listener = UringListener;
 
     fn now(&self) -> Time {
-        Time(sys::monotonic_ns())
+        Time(self.core.read_clock())
     }
 
     #[expect(
@@ -129,7 +128,7 @@ impl Future for Sleep {
                 self.timer = None;
                 Poll::Ready(())
             }
-            None if sys::monotonic_ns() >= self.deadline.0 => Poll::Ready(()),
+            None if self.core.read_clock() >= self.deadline.0 => Poll::Ready(()),
             None => {
                 self.timer = Some(timers.arm(self.deadline, cx.waker().clone()));
                 Poll::Pending

@@ -16,7 +16,7 @@ use common::{Random, TempDir, all, kernels, pattern, run};
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_runtime::{
-    DeviceOptions, DirectIo, Fill, FlushMethod, RuntimeConfig, TraceFile, UringDevice,
+    DeviceOptions, DirectIo, Fill, FlushMethod, IoKindStats, RuntimeConfig, TraceFile, UringDevice,
     UringPlatform, create_device_file, lock_device, lock_device_shared,
 };
 
@@ -98,6 +98,52 @@ fn every_flush_method_works_on_every_kernel() {
                 result.unwrap();
             }
         });
+    }
+}
+
+/// One entry for each operation that reached the kernel, on every kernel.
+#[test]
+fn what_a_device_is_asked_for_is_counted() {
+    for (name, config) in kernels() {
+        let dir = TempDir::new();
+        let path = device_file(&dir, 4 * MIB);
+        let stats = run(&config, move |platform| async move {
+            let device = open(&platform, &path);
+            for (offset, len) in [(0, 4096), (4096, 8192), (MIB, 65_536)] {
+                device.write(offset, pattern(len, 1)).await.1.unwrap();
+            }
+            device.write_durable(0, pattern(4096, 2)).await.1.unwrap();
+            // Memory that is not aligned is copied, and counted once.
+            let odd = pattern(4097, 3).narrow(1..4097);
+            device.write(0, odd).await.1.unwrap();
+            device.flush().await.unwrap();
+            device.flush().await.unwrap();
+            let buf = platform.buffers().take(65_536);
+            device.read(MIB, buf).await.1.unwrap();
+            device.discard(2 * MIB, MIB).await.unwrap();
+            // Refused before the kernel hears of it.
+            device.write(4 * MIB, pattern(512, 1)).await.1.unwrap_err();
+            device.write(1, pattern(512, 1)).await.1.unwrap_err();
+            // Fails.
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(MIB).unwrap();
+            let buf = platform.buffers().take(4096);
+            device.read(2 * MIB, buf).await.1.unwrap_err();
+            let stats = device.io_stats();
+            drop(device);
+            stats.snapshot()
+        });
+        let counts = |kind: &IoKindStats| {
+            assert_eq!(kind.latency.count(), kind.operations, "{name}");
+            (kind.operations, kind.bytes, kind.errors)
+        };
+        assert_eq!(counts(&stats.write), (5, 86_016, 0), "{name}");
+        assert_eq!(counts(&stats.flush), (2, 0, 0), "{name}");
+        assert_eq!(counts(&stats.read), (2, 65_536, 1), "{name}");
+        assert_eq!(counts(&stats.discard), (1, MIB, 0), "{name}");
+        for kind in [&stats.write, &stats.flush, &stats.read] {
+            assert!(kind.latency.sum_ns() > 0, "{name}: the clock is looked at");
+        }
     }
 }
 

@@ -84,10 +84,28 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
         "the snapshot after a restart",
     )?;
 
+    let read_bytes = device_bytes(&node, "read")?;
+    same(scene, &node, "disk", &image, "the volume, once more")?;
+    let read_bytes = device_bytes(&node, "read")? - read_bytes;
+    ensure!(
+        (TREE_BYTES / 4..IMAGE_BYTES * 2).contains(&read_bytes),
+        "the metrics say that reading the image once read {read_bytes} bytes of the device"
+    );
     discard_and_delete(scene, &node, free_before)?;
     node.stop()?;
     println!("{}", node.verify()?);
     Ok(())
+}
+
+/// Bytes that the node's only device has moved, by its metrics.
+fn device_bytes(node: &Node, op: &str) -> Result<u64> {
+    let text = node.run(&["node", "metrics", "--no-volumes"])?;
+    let label = format!("op=\"{op}\"}} ");
+    let line = text
+        .lines()
+        .find(|l| l.starts_with("flagstone_device_bytes_total{") && l.contains(&label));
+    let value = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+    value.with_context(|| format!("no flagstone_device_bytes_total of {op} in the metrics"))
 }
 
 /// An ext4 filesystem with a real tree in it, made without root.

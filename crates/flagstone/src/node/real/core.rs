@@ -9,7 +9,7 @@ use flagstone_device::engine::{Engine, Handle, LayerInfo};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::{Listener, Platform};
-use flagstone_runtime::{CoreRemote, UringListener, UringPlatform, UringStream};
+use flagstone_runtime::{CoreRemote, IoStats, UringListener, UringPlatform, UringStream};
 use flagstone_types::{DvolId, Lsn};
 
 use super::names::Names;
@@ -28,6 +28,8 @@ pub(super) struct OwnedEngine {
     pub(super) device: usize,
     /// The engine.
     pub(super) engine: Engine<UringPlatform>,
+    /// What it has asked of the device.
+    pub(super) io: IoStats,
 }
 
 /// A core's part of the node.

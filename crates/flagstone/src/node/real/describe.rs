@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use flagstone_device::engine::{DvolInfo, LayerInfo, SpaceInfo};
+use flagstone_runtime::{DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
 use super::core::CoreNode;
@@ -13,9 +14,10 @@ use super::{RealNode, no_such_volume};
 use crate::attach::NbdTarget;
 use crate::name::SnapshotRef;
 use crate::node::{
-    CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, MetricKind, MetricsSnapshot, NamedValue,
-    NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery, Reservation, ScrubState, ScrubStatus,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
+    CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
+    MetricsSnapshot, NamedValue, NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery,
+    Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
+    VolumePage,
 };
 
 /// What the engines of one device on one core say, added up.
@@ -36,6 +38,7 @@ struct DeviceShare {
     mapped_bytes: u64,
     fenced: bool,
     corrupt_blocks: u64,
+    io: DeviceIoStats,
     counters: Vec<(&'static str, u64)>,
 }
 
@@ -235,6 +238,7 @@ impl RealNode {
                             sum.layers += dvol.snapshot_count as u64;
                             sum.mapped_bytes += dvol.mapped_bytes;
                         }
+                        sum.io.merge(&owned.io.snapshot());
                         sum.corrupt_blocks += owned.engine.counters().corrupt_blocks.get();
                         sum.add_counters(owned.engine.counters().list());
                     }
@@ -391,6 +395,10 @@ impl RealNode {
             let share = self.device_share(index).await?;
             snapshot.devices.push(DeviceMetrics {
                 device: info.name,
+                read: io_metrics(share.io.read),
+                write: io_metrics(share.io.write),
+                flush: io_metrics(share.io.flush),
+                trim: io_metrics(share.io.discard),
                 size_bytes: info.size_bytes,
                 used_bytes: info.used_bytes,
                 free_bytes: info.free_bytes,
@@ -405,10 +413,23 @@ impl RealNode {
                     .iter()
                     .map(|&(name, value)| counter(name, value))
                     .collect(),
-                ..DeviceMetrics::default()
             });
         }
         Ok(snapshot)
+    }
+}
+
+/// Operations of one kind on a device, as a scrape shows them. What went wrong is in the log.
+fn io_metrics(stats: IoKindStats) -> IoMetrics {
+    let errors = ErrorCount {
+        kind: "device",
+        count: stats.errors,
+    };
+    IoMetrics {
+        operations: stats.operations,
+        bytes: stats.bytes,
+        errors: vec![errors],
+        latency: stats.latency,
     }
 }
 
@@ -455,6 +476,7 @@ impl DeviceShare {
         self.mapped_bytes += other.mapped_bytes;
         self.fenced |= other.fenced;
         self.corrupt_blocks += other.corrupt_blocks;
+        self.io.merge(&other.io);
         self.add_counters(other.counters);
     }
 }

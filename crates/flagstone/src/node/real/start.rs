@@ -342,6 +342,7 @@ async fn open_core(
                 hold_checkpoints: share.hold_checkpoints,
                 ..EngineOptions::default()
             };
+            let io = opened.io_stats();
             let engine = Engine::open(
                 platform.clone(),
                 recording.device(opened),
@@ -350,11 +351,11 @@ async fn open_core(
                 journal,
                 options,
             );
-            opening.push(async move { (device, engine.await) });
+            opening.push(async move { (device, io, engine.await) });
         }
     }
     let mut engines = Vec::new();
-    for (device, result) in flagstone_device::engine::join_all(opening).await {
+    for (device, io, result) in flagstone_device::engine::join_all(opening).await {
         let (engine, report) = result.map_err(|error| (device, error))?;
         if !report.clean {
             tracing::info!(
@@ -381,7 +382,7 @@ async fn open_core(
                 );
             }
         }
-        engines.push(OwnedEngine { device, engine });
+        engines.push(OwnedEngine { device, engine, io });
     }
     CoreNode::install(&platform, engines, names, recording, share);
     Ok(())
