@@ -18,18 +18,26 @@
 //! Transfers may come back short; the rest is asked for again. Memory that isn't aligned as direct
 //! I/O wants it is copied through a pool buffer and counted.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Seek, SeekFrom, Write};
+mod create;
+mod flush;
+mod lock;
+mod open;
+
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf};
 
+pub use self::create::{Fill, create_device_file};
+pub use self::flush::FlushMethod;
+pub use self::lock::{DeviceLock, lock_device, lock_device_shared};
+use self::open::open_device;
 use crate::core::{Core, DeviceId};
 use crate::helper::Blocking;
 use crate::io_stats::{IoKind, IoStats};
@@ -44,31 +52,6 @@ const SECTOR_BYTES: u64 = 512;
 
 /// Times in a row that an interrupted or refused transfer is tried again.
 const RETRIES_MAX: u32 = 1_000;
-
-/// How often other tasks are let go first before a flush is made on the core.
-const YIELDS_BEFORE_FLUSH: u32 = 4;
-
-/// Bytes that `create_device_file` writes at a time.
-const FILL_CHUNK_BYTES: usize = 1 << 20;
-
-/// How a flush reaches the device. All of them are fdatasync in the end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum FlushMethod {
-    /// An operation of the ring, which the kernel hands to one of its worker threads. Where the
-    /// ring can't: the helper thread.
-    RingFsync,
-    /// fdatasync on a thread beside the core, which costs less than the kernel's workers
-    /// (`docs/decisions/2026-11-21-flush-and-spin.md`). While that thread is at work, perhaps on
-    /// another device that hangs, as [`FlushMethod::RingFsync`].
-    HelperThread,
-    /// As [`FlushMethod::Blocking`] if the core has nothing else to do, serves no other device, and
-    /// this one's flushes have been quick; otherwise as [`FlushMethod::HelperThread`].
-    #[default]
-    Adaptive,
-    /// fdatasync on the core itself, which stands still meanwhile. Only to measure what handing
-    /// the call over costs, or for a device whose flush takes microseconds.
-    Blocking,
-}
 
 /// Whether to bypass the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -367,80 +350,6 @@ impl UringDevice {
         Ok(())
     }
 
-    async fn flush_now(&self) -> io::Result<()> {
-        if self.file.options.read_only {
-            return Err(read_only_error());
-        }
-        let began_ns = self.core.clock_ns();
-        let result = self.flush_uncounted().await;
-        self.count(IoKind::Flush, 0, began_ns, result.is_ok());
-        result
-    }
-
-    async fn flush_uncounted(&self) -> io::Result<()> {
-        let file = self.file.clone();
-        let blocking = || Blocking::SyncData(self.file.file.clone());
-        for _ in 0..RETRIES_MAX {
-            let method = self.flush_method().await;
-            let id = self.trace.start(|id| IoEvent::FlushSubmitted { id });
-            let began_ns = self.core.read_clock();
-            let result = match method {
-                FlushMethod::Blocking => {
-                    self.core.counters().flushes_own.add(1);
-                    blocking().run()
-                }
-                method
-                    if self.core.support().ring_fsync
-                        && (method == FlushMethod::RingFsync || self.core.helper_is_busy()) =>
-                {
-                    self.core.counters().flushes_ring.add(1);
-                    self.core
-                        .operate(Request::SyncData { file: file.clone() })
-                        .await
-                        .0
-                }
-                _ => {
-                    self.core.counters().flushes_helped.add(1);
-                    self.core
-                        .help(Request::Helped { file: file.clone() }, blocking())
-                        .await
-                        .0
-                }
-            };
-            self.trace.end(IoEvent::FlushCompleted {
-                id,
-                ok: result >= 0,
-            });
-            self.file.pace.note(self.core.read_clock() - began_ns);
-            // Only an interruption is tried again: it reports nothing. After any other failure the
-            // kernel has reported the lost writes, and would call a second attempt a success.
-            if result != -libc::EINTR {
-                return finished(result);
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::EINTR))
-    }
-
-    /// How the flush that is wanted now is made best.
-    async fn flush_method(&self) -> FlushMethod {
-        let method = self.file.options.flush;
-        if method != FlushMethod::Adaptive {
-            return method;
-        }
-        for _ in 0..YIELDS_BEFORE_FLUSH {
-            if !self.file.pace.is_quick() || !self.core.is_quiet() {
-                break;
-            }
-            if !self.core.has_ready_tasks() {
-                // What tasks have begun, an answer to a client say, is not to wait.
-                self.core.submit();
-                return FlushMethod::Blocking;
-            }
-            yield_once().await;
-        }
-        FlushMethod::HelperThread
-    }
-
     async fn discard_now(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         if self.file.options.read_only {
             return Err(read_only_error());
@@ -609,391 +518,14 @@ async fn yield_once() {
     .await;
 }
 
-fn open_device(
-    platform: &UringPlatform,
-    path: &Path,
-    options: DeviceOptions,
-) -> io::Result<UringDevice> {
-    // Looked at before it is opened: opening a named pipe would wait for its other end.
-    let metadata = fs::metadata(path)?;
-    let kind = device_kind(&metadata)?;
-    // Two names of one block device pass for two devices: flushes are then handed over.
-    let id = (metadata.dev(), metadata.ino());
-    let (mut file, direct) = open_file(path, options)?;
-    let size = file.seek(SeekFrom::End(0))?;
-    let (memory_align, offset_align) = match direct {
-        true => direct_alignment(&file)?,
-        false => (1, SECTOR_BYTES),
-    };
-    if direct {
-        // Left over from whoever made or copied the file. A direct write to a cached block has to
-        // evict it first, which the ring can't do without a worker thread.
-        sys::drop_cached_pages(&file);
-    }
-    let core = platform.core.clone();
-    let file = DeviceFile {
-        fixed: core.register_file(file.as_raw_fd()),
-        file: Arc::new(file),
-        core: Rc::downgrade(&core),
-        kind,
-        size_bytes: size - size % offset_align,
-        memory_align,
-        offset_align,
-        options,
-        direct,
-        id,
-        pace: FlushPace::default(),
-        io: IoStats::default(),
-    };
-    core.device_opened(id);
-    Ok(UringDevice {
-        core,
-        file: Rc::new(file),
-        trace: Trace::default(),
-    })
-}
-
-fn device_kind(metadata: &fs::Metadata) -> io::Result<Kind> {
-    let file_type = metadata.file_type();
-    if file_type.is_file() {
-        Ok(Kind::File)
-    } else if file_type.is_block_device() {
-        Ok(Kind::Block)
-    } else {
-        Err(invalid(
-            "it is neither a regular file nor a block device".to_owned(),
-        ))
-    }
-}
-
-/// Opens the file; true if for direct I/O.
-fn open_file(path: &Path, options: DeviceOptions) -> io::Result<(File, bool)> {
-    // O_CLOEXEC is what the standard library does anyway.
-    let open = |flags: i32| {
-        let mut open = OpenOptions::new();
-        open.read(true)
-            .write(!options.read_only)
-            .custom_flags(flags);
-        open.open(path)
-    };
-    if options.direct == DirectIo::Never {
-        return Ok((open(libc::O_DSYNC)?, false));
-    }
-    match open(libc::O_DIRECT) {
-        Ok(file) => Ok((file, true)),
-        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
-        Err(error) if options.direct == DirectIo::Require => Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            format!(
-                "its filesystem refuses direct I/O ({error}), which is required here; put the \
-                 device on a filesystem such as ext4, xfs or btrfs, or on a block device"
-            ),
-        )),
-        Err(_) => {
-            let file = open(libc::O_DSYNC)?;
-            tracing::warn!(
-                "{}: its filesystem refuses direct I/O; going through the page cache with O_DSYNC, \
-                 which is slow",
-                path.display()
-            );
-            Ok((file, false))
-        }
-    }
-}
-
-/// Alignment of memory, and of offsets and lengths, that direct I/O on `file` wants.
-fn direct_alignment(file: &File) -> io::Result<(usize, u64)> {
-    let Some((memory, offset)) = sys::direct_alignment(file) else {
-        // A kernel before 6.1. Sectors of 512 bytes are what nearly all devices offer; where they
-        // don't, the kernel refuses the first write with EINVAL.
-        return Ok((SECTOR_BYTES as usize, SECTOR_BYTES));
-    };
-    if memory == 0 || offset == 0 {
-        // The file takes O_DIRECT, but serves it in memory (tmpfs) or says nothing.
-        return Ok((SECTOR_BYTES as usize, SECTOR_BYTES));
-    }
-    if !memory.is_power_of_two() || !offset.is_power_of_two() || offset > 1 << 20 {
-        return Err(invalid(format!(
-            "direct I/O wants memory aligned to {memory} and offsets to {offset} bytes, which \
-             makes no sense"
-        )));
-    }
-    Ok((memory as usize, u64::from(offset).max(SECTOR_BYTES)))
-}
-
-/// Keeps other processes, and other users of this function, from opening a device as long as it
-/// lives. The kernel drops the lock with the process, however that ends.
-pub struct DeviceLock {
-    path: PathBuf,
-    /// Holds the lock.
-    _file: File,
-}
-
-impl DeviceLock {
-    /// The device.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-/// Locks a device for one process. Take it once per device and process, before any core opens the
-/// device. A block device is refused as well if it is mounted or otherwise claimed.
-///
-/// `ResourceBusy` if somebody else has it.
-pub fn lock_device(path: impl AsRef<Path>) -> io::Result<DeviceLock> {
-    lock(path.as_ref(), false)
-}
-
-/// Locks a device against [`lock_device`], along with others that only read it.
-pub fn lock_device_shared(path: impl AsRef<Path>) -> io::Result<DeviceLock> {
-    lock(path.as_ref(), true)
-}
-
-fn lock(path: &Path, shared: bool) -> io::Result<DeviceLock> {
-    let context = |error: io::Error| {
-        let busy = error.raw_os_error() == Some(libc::EBUSY);
-        let (kind, hint) = match busy {
-            true => (
-                io::ErrorKind::ResourceBusy,
-                " (it is mounted, or another program claims it)",
-            ),
-            false => (error.kind(), ""),
-        };
-        io::Error::new(
-            kind,
-            format!("locking device {}: {error}{hint}", path.display()),
-        )
-    };
-    let kind = fs::metadata(path)
-        .and_then(|m| device_kind(&m))
-        .map_err(context)?;
-    let mut open = OpenOptions::new();
-    open.read(true).write(!shared);
-    if kind == Kind::Block && !shared {
-        // Without O_CREAT this claims a block device, as a mount does.
-        open.custom_flags(libc::O_EXCL);
-    }
-    let file = open.open(path).map_err(context)?;
-    let locked = if shared {
-        file.try_lock_shared()
-    } else {
-        file.try_lock()
-    };
-    match locked {
-        Ok(()) => Ok(DeviceLock {
-            path: path.to_owned(),
-            _file: file,
-        }),
-        Err(TryLockError::WouldBlock) => Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!(
-                "locking device {}: another process has it open",
-                path.display()
-            ),
-        )),
-        Err(TryLockError::Error(error)) => Err(context(error)),
-    }
-}
-
-/// What a new device file's space is made of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Fill {
-    /// Nothing is allocated until it is written. Quick; the filesystem may run full later, and the
-    /// first write to each place costs a flush of the filesystem's metadata.
-    #[default]
-    Sparse,
-    /// Allocated, not written. The filesystem can't run full; first writes still change metadata.
-    Reserve,
-    /// Written with zeros. Takes as long as writing it, and flushes are quick from then on.
-    Zeros,
-}
-
-/// Creates a device file of `size_bytes` (whole sectors); fails if there is one. When this returns,
-/// file and name are durable. Blocks; not for a core's thread.
-pub fn create_device_file(path: impl AsRef<Path>, size_bytes: u64, fill: Fill) -> io::Result<()> {
-    let path = path.as_ref();
-    let context = |error: io::Error| {
-        io::Error::new(
-            error.kind(),
-            format!("creating device file {}: {error}", path.display()),
-        )
-    };
-    if !size_bytes.is_multiple_of(SECTOR_BYTES) {
-        let text = format!("{size_bytes} bytes are not whole sectors of {SECTOR_BYTES}");
-        return Err(context(invalid(text)));
-    }
-    let mut open = OpenOptions::new();
-    let file = open
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(context)?;
-    let filled = fill_file(&file, size_bytes, fill).and_then(|()| sync_parent(path));
-    filled.map_err(|error| {
-        // The error matters more than whether the remains can be removed.
-        let _ = fs::remove_file(path);
-        context(error)
-    })
-}
-
-fn fill_file(mut file: &File, size_bytes: u64, fill: Fill) -> io::Result<()> {
-    file.set_len(size_bytes)?;
-    match fill {
-        Fill::Sparse => {}
-        Fill::Reserve if size_bytes == 0 => {}
-        Fill::Reserve => sys::preallocate(file, size_bytes)?,
-        Fill::Zeros => {
-            let zeros = vec![0; FILL_CHUNK_BYTES];
-            let mut left = size_bytes;
-            while left > 0 {
-                let part = left.min(FILL_CHUNK_BYTES as u64);
-                file.write_all(&zeros[..part as usize])?;
-                left -= part;
-            }
-        }
-    }
-    file.sync_all()
-}
-
-fn sync_parent(path: &Path) -> io::Result<()> {
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    File::open(parent)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
+    use std::fs;
     use std::sync::mpsc;
-
-    use flagstone_platform::Platform;
 
     use super::*;
     use crate::config::RuntimeConfig;
-    use crate::runtime::{Runtime, block_on};
-
-    fn temporary(what: &str) -> PathBuf {
-        let path = std::env::temp_dir().join(format!("fs-{what}-{}", std::process::id()));
-        create_device_file(&path, 1 << 16, Fill::Reserve).unwrap();
-        path
-    }
-
-    /// Who made the flushes: the core, its helper, the ring.
-    fn flushes(core: &Core) -> [u64; 3] {
-        let counters = core.counters().snapshot();
-        [
-            counters.flushes_own,
-            counters.flushes_helped,
-            counters.flushes_ring,
-        ]
-    }
-
-    /// Flushes once; says who did it.
-    async fn flush(device: &UringDevice) -> [u64; 3] {
-        let before = flushes(&device.core);
-        device.flush().await.unwrap();
-        let after = flushes(&device.core);
-        std::array::from_fn(|who| after[who] - before[who])
-    }
-
-    const OWN: [u64; 3] = [1, 0, 0];
-    const HELPED: [u64; 3] = [0, 1, 0];
-    const RING: [u64; 3] = [0, 0, 1];
-
-    /// Runs `work` with an adaptive device.
-    fn with_device<F: Future<Output = ()> + 'static>(
-        what: &'static str,
-        work: impl FnOnce(UringPlatform, UringDevice) -> F + Send + 'static,
-    ) {
-        let path = temporary(what);
-        let config = RuntimeConfig {
-            pin: false,
-            registered_bytes: 0,
-            ..RuntimeConfig::default()
-        };
-        let device_path = path.clone();
-        block_on(&config, move |platform| {
-            let options = DeviceOptions::default();
-            assert_eq!(options.flush, FlushMethod::Adaptive, "unless told else");
-            let device = UringDevice::open(&platform, &device_path, options).unwrap();
-            work(platform, device)
-        })
-        .unwrap();
-        fs::remove_file(path).unwrap();
-    }
-
-    /// How long flushes take is made up, so that the machine has no say.
-    fn have_taken(device: &UringDevice, ns: u64, times: u32) {
-        (0..times).for_each(|_| device.file.pace.note(ns));
-    }
-
-    // What `docs/decisions/2026-11-21-flush-and-spin.md` says of `FlushMethod::Adaptive`: this test
-    // and the next.
-    #[test]
-    fn a_core_flushes_by_itself_if_it_will_soon_be_back() {
-        with_device("pace", |_, device| async move {
-            assert_eq!(flush(&device).await, HELPED, "nothing is known of it");
-            have_taken(&device, 90_000, 200);
-            assert_eq!(flush(&device).await, OWN, "quick, and nothing else to do");
-            have_taken(&device, 600_000, 16);
-            assert_eq!(flush(&device).await, HELPED, "it has become slow");
-            have_taken(&device, 90_000, 200);
-            have_taken(&device, 2_000_000, 1);
-            have_taken(&device, 90_000, 50);
-            assert_eq!(flush(&device).await, HELPED, "an upset is remembered");
-            have_taken(&device, 90_000, 200);
-            assert_eq!(flush(&device).await, OWN, "and forgotten");
-        });
-    }
-
-    #[test]
-    fn a_core_flushes_by_itself_if_nobody_would_miss_it() {
-        with_device("quiet", |platform, device| async move {
-            let be_quick = || have_taken(&device, 90_000, 200);
-            be_quick();
-            let other_path = temporary("other");
-            let other = UringDevice::open(&platform, &other_path, DeviceOptions::default());
-            assert_eq!(flush(&device).await, HELPED, "it serves another device");
-            drop(other);
-            fs::remove_file(other_path).unwrap();
-            be_quick();
-            assert_eq!(flush(&device).await, OWN, "and does no more");
-
-            be_quick();
-            let mut read = std::pin::pin!(device.read(0, platform.buffers().take(4096)));
-            let begun = std::future::poll_fn(|cx| std::task::Poll::Ready(read.as_mut().poll(cx)));
-            assert!(begun.await.is_pending());
-            assert_eq!(flush(&device).await, HELPED, "a read is in flight");
-            read.await.1.unwrap();
-
-            for (yields, who) in [(YIELDS_BEFORE_FLUSH / 2, OWN), (1000, HELPED)] {
-                be_quick();
-                let busy = platform.clone();
-                platform.spawn(async move {
-                    for _ in 0..yields {
-                        busy.yield_now().await;
-                    }
-                });
-                assert_eq!(flush(&device).await, who, "a task yields {yields} times");
-            }
-            while platform.live_tasks() > 1 {
-                platform.yield_now().await;
-            }
-
-            be_quick();
-            let (end, until) = mpsc::channel();
-            let file = device.file.clone();
-            let hanging = (device.core).help(Request::Helped { file }, Blocking::Hang(until));
-            if device.core.support().ring_fsync {
-                assert_eq!(flush(&device).await, RING, "the helper is at work");
-            }
-            drop(end);
-            hanging.await;
-        });
-    }
+    use crate::runtime::Runtime;
 
     /// What such a device still uses is neither freed nor waited for endlessly.
     #[test]
