@@ -44,11 +44,28 @@ mod tests {
 
     #[test]
     fn published_check_values() {
-        // The check values of the CRC catalogue for "123456789".
+        // [crccat "CRC-32/ISCSI"] test the check value, of "123456789"
         assert_eq!(BlockChecksum::of(b"123456789"), BlockChecksum(0xe306_9283));
+        // [crccat "CRC-64/NVME"] test the same
         assert_eq!(
             ChainHash::of(b"123456789"),
             ChainHash(0xae8b_1486_0a79_9888)
         );
+    }
+
+    // [rfc3720 B.4] test the vectors; their bytes are listed lowest first
+    #[test]
+    fn vectors_of_iscsi() {
+        let ascending: Vec<u8> = (0..32).collect();
+        let descending: Vec<u8> = (0..32).rev().collect();
+        let vectors: [(&[u8], u32); 4] = [
+            (&[0; 32], 0x8a91_36aa),
+            (&[0xff; 32], 0x62a8_ab43),
+            (&ascending, 0x46dd_794e),
+            (&descending, 0x113f_db5c),
+        ];
+        for (bytes, checksum) in vectors {
+            assert_eq!(BlockChecksum::of(bytes), BlockChecksum(checksum));
+        }
     }
 }

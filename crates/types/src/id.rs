@@ -57,7 +57,7 @@ id128!(
     "The 128-bit id of a device, drawn at random when it is formatted."
 );
 
-/// A layer's number on its device. Numbers only grow, so along any chain of layers a block's
+/// A layer's number in its journal, from 1 on. Numbers only grow, so along any chain of layers a block's
 /// birth is compared with `<`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LayerNo(pub u32);

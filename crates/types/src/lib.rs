@@ -1,4 +1,4 @@
-//! Ids, units, LSNs, checksums and limits that every part of Flagstone shares.
+//! Ids, units, LSNs, checksums and latency histograms that every part of Flagstone shares.
 //!
 //! Promises: plain values only. No I/O, no clock, no allocation on a hot path.
 //!

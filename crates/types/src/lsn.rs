@@ -44,8 +44,8 @@ impl Lsn {
         self.0 & ((1 << COUNTER_BITS) - 1)
     }
 
-    /// The next LSN of the same dvol. A full counter moves on into the next epoch, which nobody
-    /// else can hold, because epochs are only ever raised by whoever assigns LSNs.
+    /// The next LSN of the same dvol. A full counter moves on into the next epoch. Panics at
+    /// [`Lsn::MAX`]; the format refuses LSNs that come near it.
     pub fn next(self) -> Lsn {
         Lsn(self
             .0
