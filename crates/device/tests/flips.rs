@@ -92,7 +92,7 @@ fn random_flips_with_groups_behind_the_root() {
     }
 }
 
-/// Each place that could pass for a write that never finished, bit by bit.
+/// Each place that could pass for a write that never finished, at every 61st bit.
 #[test]
 fn the_ends_of_journals_are_not_taken_for_torn_writes() {
     let builder = build(99, false);

@@ -2,7 +2,8 @@
 //!
 //! An [`IoBuf`] is a view (start and end) into page-aligned memory. Clones share the memory, which
 //! is then read-only; while there is exactly one handle its bytes may be changed. Dropping the
-//! last handle gives the memory back to its pool, so steady-state I/O allocates nothing.
+//! last handle gives the memory back to its pool, so that steady-state I/O with buffers of up to
+//! 1 MiB takes no memory from the allocator.
 //!
 //! Memory is zeroed when it is first allocated, not when it is reused: whoever takes a buffer
 //! writes every byte it later exposes.
@@ -20,7 +21,8 @@ pub const BUFFER_ALIGN: usize = 4096;
 /// Sizes the pool keeps, in bytes. Larger buffers are allocated and freed each time.
 const CLASS_SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
-/// Free memory kept per class, in bytes; what comes back beyond it is returned to the allocator.
+/// Free memory kept per class, in bytes; what comes back beyond it is returned to the allocator
+/// (but for pieces of the arena, which stay).
 const CLASS_FREE_MAX_BYTES: usize = 16 << 20;
 
 #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]

@@ -60,8 +60,9 @@ pub trait Platform: Clone + 'static {
 /// A device as one core sees it. Several cores may hold the same device, each with a handle of its
 /// own.
 ///
-/// Reads and writes transfer the whole buffer or fail. Offsets and lengths are multiples of 512
-/// bytes; a write of up to 512 bytes aligned is whole or absent after power loss, nothing larger
+/// Reads and writes transfer the whole buffer or fail. Offsets, lengths and the addresses of
+/// buffers are multiples of 512 bytes (offsets and lengths of the device's sector, if that is
+/// larger); an aligned write of 512 bytes is whole or absent after power loss, nothing larger
 /// is. Writes in flight at the same time complete and persist in any order. A failed or dropped
 /// write may have reached the media in part.
 pub trait BlockDevice: Clone + 'static {

@@ -1,5 +1,6 @@
-//! Creating, changing and deleting dvols and layers. One operation at a time per journal, each one
-//! unit, each stable: answered when it is durable.
+//! Creating, changing and deleting dvols and layers. One operation at a time per journal, each
+//! stable: answered when it is durable. Each is one unit, but for giving back what a smaller size
+//! leaves over, and for deleting a dvol with its snapshots.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -29,13 +30,14 @@ const DVOL_END: VBlock = VBlock(u64::MAX / BLOCK_SIZE);
 /// What a new dvol shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateDvol {
-    /// Its name: 1 to 128 bytes, without '@' and '/'. Not used by another dvol of the journal.
+    /// Its name: 1 to 128 bytes, without '@', '/' and control characters. Not used by another dvol
+    /// of the journal.
     pub name: String,
     /// Its id; `None` draws one.
     pub id: Option<DvolId>,
-    /// Its size in bytes.
+    /// Its size in bytes, at most [`SIZE_MAX_BYTES`]. A clone is never smaller than its source.
     pub size_bytes: u64,
-    /// Bytes to set aside for it.
+    /// Bytes to set aside for it; rounded up to blocks.
     pub reserved_bytes: u64,
 }
 
@@ -127,7 +129,8 @@ impl<P: Platform> Engine<P> {
         .await
     }
 
-    /// Sets blocks aside for a dvol.
+    /// Sets `bytes`, rounded up to blocks, aside for a dvol. What it has mapped itself counts as
+    /// theirs already. `NoSpace` if the rest can't be promised.
     pub async fn set_reserved(&self, handle: Handle, bytes: u64) -> Result<(), DvolError> {
         let inner = &self.inner;
         let blocks = bytes.div_ceil(BLOCK_SIZE);

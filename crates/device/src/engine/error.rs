@@ -39,7 +39,8 @@ pub enum DvolError {
     /// What changed since that LSN is not known any more, because it lies below the dvol's floor or
     /// in a past that a rollback has discarded. Only a full copy helps.
     HistoryForgotten,
-    /// The operation is larger than one atomic unit can be, or its parts overlap.
+    /// The operation makes no sense: it is larger than one atomic unit can be, its parts overlap, a
+    /// name or size is out of bounds, or it is not for what the handle names.
     Invalid,
     /// The dvol has snapshots, or the snapshot is needed.
     Busy,

@@ -35,17 +35,19 @@ pub struct DvolInfo {
     pub mapped_bytes: u64,
     /// Bytes mapped that are shared with layers below, at most.
     pub inherited_bytes: u64,
-    /// Bytes set aside.
+    /// Bytes set aside for it, in use or not.
     pub reserved_bytes: u64,
     /// When it was created, nanoseconds since 1970.
     pub created_ns: u64,
-    /// LSN of its last change.
+    /// The last LSN given out, of what has been applied.
     pub lsn: Lsn,
     /// Fencing number.
     pub epoch: Epoch,
     /// True if clients can't change it.
     pub read_only: bool,
-    /// Name of its volume and snapshot below, if it is a clone.
+    /// Whose layer it stands on, and the layer's name, if that is another dvol's: it is a clone without
+    /// snapshots of its own. The name is empty if the dvol was cloned as it was, or the snapshot has been
+    /// deleted since.
     pub origin: Option<(DvolId, String)>,
     /// Number of its snapshots.
     pub snapshot_count: usize,
@@ -60,13 +62,14 @@ pub struct LayerInfo {
     pub name: String,
     /// Size in bytes when it was taken.
     pub size_bytes: u64,
-    /// Bytes mapped.
+    /// Bytes mapped, shared ones included.
     pub mapped_bytes: u64,
     /// When it was taken, nanoseconds since 1970.
     pub created_ns: u64,
     /// LSN of the last change in it.
     pub lsn: Lsn,
-    /// Volumes cloned from it.
+    /// What stands on it of other dvols: clones, or their oldest layers. A deleted one counts until it
+    /// is reaped.
     pub clones: usize,
 }
 
@@ -300,7 +303,8 @@ impl<P: Platform> Engine<P> {
         self.inner.resolve(handle).map(|r| r.size_bytes)
     }
 
-    /// True if clients can't change it: a layer, or a dvol that was made so, or one that is gone.
+    /// True if clients can't change it: a layer, or a dvol that was made so. False for a dvol that is
+    /// gone; what is asked of it says so.
     pub fn is_read_only(&self, handle: Handle) -> bool {
         let found = self.inner.resolve(handle);
         handle.layer.is_some() || found.is_ok_and(|r| r.read_only)

@@ -7,19 +7,19 @@ use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MAX_BLOCKS, RING_MIN_BLOCKS
 /// How to lay a device out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormatOptions {
-    /// Bytes of the device to use.
+    /// Bytes of the device to use: 16 MiB to 461 TiB; a last part of a block is left out.
     pub size_bytes: u64,
     /// Journals: as many cores can own parts of the device. 1 to 64.
     pub journal_count: u16,
-    /// Blocks in each journal's ring.
+    /// Blocks in each journal's ring. 128 to 16,384.
     pub ring_blocks: u32,
 }
 
 impl FormatOptions {
-    /// Sensible values for a device of `size_bytes`: eight journals that take a 64th of the
-    /// device together, within limits. At worst each block of a ring holds one small write, and the
-    /// map nodes of all of them are written at the next checkpoint: the longer the ring, the more
-    /// writes share a node. A restart reads it once.
+    /// Sensible values for a device of `size_bytes`: eight journals (four below 8 GiB, one below
+    /// 1 GiB) whose rings take a 64th of the device together, each 0.5 to 64 MiB. At worst each
+    /// block of a ring holds one small write, and the map nodes of all of them are written at the
+    /// next checkpoint: the longer the ring, the more writes share a node. A restart reads it once.
     pub fn for_size(size_bytes: u64) -> FormatOptions {
         let blocks = size_bytes / BLOCK_SIZE;
         let journal_count: u16 = match size_bytes {
@@ -43,12 +43,13 @@ impl FormatOptions {
 /// How to run a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Bytes of map nodes to keep in memory, at least while they are clean.
+    /// Bytes of map nodes to keep in memory, in this journal. Nodes that wait for a checkpoint, and
+    /// those in use, may take more.
     pub map_cache_bytes: u64,
     /// Groups written at the same time.
     pub groups_in_flight_max: usize,
-    /// Map nodes that may become dirty before a checkpoint begins. Zero: chosen by the device's
-    /// size.
+    /// Map nodes that may become dirty before a checkpoint begins. Zero: one for 256 blocks of the
+    /// device, 32 to 16,384.
     pub dirty_nodes_max: usize,
     /// How long a journal must be quiet before it flushes what is unflushed and tells the
     /// watermark, nanoseconds.

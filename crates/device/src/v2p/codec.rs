@@ -1,4 +1,4 @@
-//! Nodes as they lie on the device. The byte table is in `docs/formats/device.md`, "Map node".
+//! Nodes as they lie on the device. The byte table is in `docs/formats/device.md`, "Map".
 //!
 //! Two checks stand between a device and a map. [`NodeImage::decode`] proves that the bytes are the
 //! ones that were written and that they make sense by themselves; when the node gets its place in a

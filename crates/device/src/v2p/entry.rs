@@ -2,7 +2,7 @@
 //!
 //! An entry of a leaf maps one virtual block (or, for a tombstone, a run of them); an entry of an
 //! inner node points to a child. Both have the same 40-byte form on disk
-//! (`docs/formats/device.md`, "Map node").
+//! (`docs/formats/device.md`, "Map").
 
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 

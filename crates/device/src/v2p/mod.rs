@@ -42,10 +42,11 @@
 //! # Memory
 //!
 //! An entry takes 40 bytes in memory as on the device. A TiB mapped block by block is 2^28 entries:
-//! 10.0 GiB, and with the nodes around them 11 GiB when it was written in order and all of it is in
-//! memory, 12 GiB when it was written at random (leaves 69 % full). On the device it is 10.3 to 15
-//! GiB, 1 to 1.5 % of what is mapped. Only what is in use has to be in memory: the inner nodes
-//! above such a map take 170 to 250 MiB, the rest is a cache that [`evict`](Map::evict) bounds.
+//! 10.0 GiB, and with the nodes around them 10.6 GiB when it was written in order and all of it is in
+//! memory, 11.5 GiB when it was written at random (`memory_of_a_mapped_tebibyte` counts). On the device
+//! it is 10.3 to 15 GiB (leaves 69 % full), 1 to 1.5 % of what is mapped. Only what is in use has to be
+//! in memory: the inner nodes above such a map take some 170 to 250 MiB, by their sizes; the rest is a
+//! cache that [`evict`](Map::evict) bounds.
 //!
 //! # Modules
 //!

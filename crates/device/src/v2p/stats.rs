@@ -52,7 +52,7 @@ impl MapStats {
         self.loaded_nodes.get()
     }
 
-    /// Bytes those nodes take, as far as it depends on their entries.
+    /// Bytes those nodes take: what was allocated for each and for its entries.
     pub fn loaded_bytes(&self) -> usize {
         self.loaded_bytes.get()
     }
