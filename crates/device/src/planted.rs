@@ -21,6 +21,8 @@ pub enum Bug {
     FlushForgetsJournal,
     /// The watermark tells of what is written but not flushed.
     WatermarkEarly,
+    /// Who asks for a flush is content with one under way, whatever was written since it began.
+    FlushJoinedLate,
     /// What is written while a flush runs counts as covered by it.
     FlushCoversLater,
     /// A mapped block is not always marked as used.
@@ -96,7 +98,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 42] = [
+    pub const ALL: [Bug; 43] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -104,6 +106,7 @@ impl Bug {
         Bug::RetryAfterFailedFlush,
         Bug::FlushForgetsJournal,
         Bug::WatermarkEarly,
+        Bug::FlushJoinedLate,
         Bug::FlushCoversLater,
         Bug::CommitSkipped,
         Bug::ReleaseSkipped,

@@ -192,6 +192,29 @@ fn growing_shows_zeros_after_a_shrinking_that_was_left() {
     }
 }
 
+/// Growing wrote zeros into the block of the old end because something was left behind it; that block
+/// took no space before. (Seed 150 of the simulator.)
+#[test]
+fn growing_after_a_shrinking_that_was_left_takes_no_space() {
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let engine = begin(&platform, &new_disk()).await;
+        let dvol = engine.create(named("v")).await.expect("creates");
+        for at in [0, 5, 6, 7] {
+            write(&engine, dvol, at * BLOCK, 7).await;
+        }
+        let end = 3 * BLOCK + 512;
+        let shrunk = || engine.size_of(dvol) == Ok(end);
+        let left = leave_when(engine.resize(dvol, end), shrunk).await;
+        assert_eq!(left, None, "it has not given back yet");
+        engine.resize(dvol, SIZE).await.expect("grows");
+        let info = engine.dvol("v").expect("is there");
+        assert_eq!(info.mapped_bytes, BLOCK, "the first block alone");
+        assert_eq!(first_byte(&engine, dvol, 5 * BLOCK).await, Ok(0));
+    });
+}
+
 /// While one shrinking still gave back, the dvol could grow again, and what clients then wrote was
 /// given back as well.
 #[test]
