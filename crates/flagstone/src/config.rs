@@ -85,7 +85,7 @@ level = "info"
 # One section per device. `serve` never formats: use `flagstone device format PATH[:SIZE]` first.
 # [[device]]
 # path = "/var/lib/flagstone/device.img"
-# The name on this node; without it the file's name.
+# The name on this node; without it the file's name without its extension: "device".
 # name = "fast"
 # The size it must have been formatted with; without it any size is accepted.
 # size = "20G"
