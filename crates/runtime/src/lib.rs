@@ -1,4 +1,4 @@
-//! The real platform: one pinned thread per core on io_uring.
+//! The real platform: one thread per core on io_uring, pinned unless told otherwise.
 //!
 //! Implements the traits of `flagstone-platform`. The storage and protocol code above sees only
 //! those; the binary starts the cores through [`Runtime`], opens devices with

@@ -86,7 +86,8 @@ pub struct SpaceInfo {
     pub open_bytes: u64,
     /// In segments that no journal owns.
     pub unowned_bytes: u64,
-    /// Of the open bytes, kept for checkpoints and set aside for dvols.
+    /// Of the open bytes: kept for checkpoints, kept for overwrites of dvols with a reservation, and
+    /// promised to dvols. May be more than what is open.
     pub kept_bytes: u64,
     /// Ring blocks in use, in bytes.
     pub ring_used_bytes: u64,
