@@ -8,10 +8,12 @@
 //! There is no authentication yet: whoever can connect may do everything. So it listens on loopback
 //! unless the operator insists.
 
+mod crowd;
 mod devices;
 pub mod guard;
 mod nodes;
 pub mod openapi;
+mod plain;
 pub mod problem;
 mod server;
 mod snapshots;
@@ -46,7 +48,8 @@ pub mod requests {
 /// What the API spends on its clients at most.
 #[derive(Clone, Copy, Debug)]
 pub struct ApiLimits {
-    /// Connections served at a time. More wait in the kernel's queue.
+    /// Connections served at a time. For one more, that which has waited longest for its client is
+    /// dropped; if all are at work, it waits.
     pub connections_max: usize,
     /// How long a connection may take to send a request's head, or stay idle.
     pub head_timeout: Duration,
@@ -70,7 +73,7 @@ impl Default for ApiLimits {
     fn default() -> ApiLimits {
         ApiLimits {
             connections_max: 64,
-            head_timeout: Duration::from_secs(10),
+            head_timeout: Duration::from_secs(5),
             body_timeout: Duration::from_secs(10),
             call_timeout: Duration::from_secs(60),
             connection_lifetime: Duration::from_secs(600),

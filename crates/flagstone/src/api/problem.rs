@@ -1,5 +1,7 @@
 //! Failures as `application/problem+json`, and requests decoded so that every refusal is one.
 
+use std::sync::Arc;
+
 use axum::body::{HttpBody, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::request::Parts;
@@ -10,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::Api;
+use super::crowd::Member;
 use crate::name::check_name;
 use crate::node::{NodeError, NodeErrorKind};
 
@@ -52,6 +55,22 @@ impl ApiError {
         ApiError { status, error }
     }
 
+    /// What the client is told.
+    pub(super) fn problem(self) -> Problem {
+        let kind = serde_json::to_value(self.error.kind).unwrap_or_default();
+        Problem {
+            type_uri: format!(
+                "urn:flagstone:problem:{}",
+                kind.as_str().unwrap_or("internal")
+            ),
+            title: self.error.kind.title().to_string(),
+            status: self.status.as_u16(),
+            detail: format!("{}: {}", self.error.doing, self.error.found),
+            kind: self.error.kind,
+            next_step: self.error.next_step,
+        }
+    }
+
     fn invalid(doing: &str, found: impl Into<String>) -> ApiError {
         NodeError::new(NodeErrorKind::InvalidArgument, doing, found).into()
     }
@@ -71,19 +90,8 @@ impl IntoResponse for ApiError {
             // [rfc9110 15.6] ours to look into; what clients get wrong is not logged.
             tracing::warn!(status = self.status.as_u16(), error = %self.error, "request failed");
         }
-        let kind = serde_json::to_value(self.error.kind).unwrap_or_default();
-        let problem = Problem {
-            type_uri: format!(
-                "urn:flagstone:problem:{}",
-                kind.as_str().unwrap_or("internal")
-            ),
-            title: self.error.kind.title().to_string(),
-            status: self.status.as_u16(),
-            detail: format!("{}: {}", self.error.doing, self.error.found),
-            kind: self.error.kind,
-            next_step: self.error.next_step,
-        };
-        let mut response = (self.status, axum::Json(problem)).into_response();
+        let (status, problem) = (self.status, self.problem());
+        let mut response = (status, axum::Json(problem)).into_response();
         response
             .headers_mut()
             .insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_TYPE));
@@ -118,6 +126,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
         if request.body().size_hint().lower() > bytes_max as u64 {
             return Err(too_long(format!("it is longer than {bytes_max} bytes")));
         }
+        let member = request.extensions().get::<Arc<Member>>().cloned();
         let bytes = to_bytes(request.into_body(), bytes_max);
         let bytes = match tokio::time::timeout(api.limits.body_timeout, bytes).await {
             Ok(Ok(bytes)) => bytes,
@@ -132,6 +141,9 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
                 return Err(ApiError::with_status(StatusCode::REQUEST_TIMEOUT, error));
             }
         };
+        if let Some(member) = member {
+            member.works();
+        }
         match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Body(value)),
             Err(error) => Err(ApiError::invalid(READING_BODY, error.to_string())),

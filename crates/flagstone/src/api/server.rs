@@ -7,12 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::crowd::{Crowd, Member};
+use super::plain::PlainAnswers;
 use super::{Api, ApiLimits, Guard, StopSwitch};
 use crate::node::Node;
 
@@ -136,15 +141,22 @@ async fn accept_connections(
 ) {
     /// How long to wait when the process is out of file descriptors or memory.
     const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+    let crowd = Arc::new(Crowd::default());
     loop {
-        let Ok(slot) = slots.clone().acquire_owned().await else {
-            return; // Closed, which nobody does.
-        };
         match listener.accept().await {
             Ok((stream, _peer)) => {
-                let (router, stop) = (router.clone(), stop.clone());
+                let Some(slot) = slot_for(slots, &crowd).await else {
+                    return; // Closed, which nobody does.
+                };
+                let (router, stop, member) = (router.clone(), stop.clone(), crowd.join());
                 tokio::spawn(async move {
-                    serve_connection(stream, router, limits, stop).await;
+                    tokio::select! {
+                        biased;
+                        () = member.must_leave() => {
+                            tracing::debug!("API connection dropped: its place was needed");
+                        }
+                        () = serve_connection(stream, router, limits, stop, member.clone()) => {}
+                    }
                     drop(slot);
                 });
             }
@@ -156,13 +168,55 @@ async fn accept_connections(
     }
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, limits: ApiLimits, stop: StopSwitch) {
+/// A place for a new connection: a free one, else that of the connection that has waited longest
+/// for its client. If all are at work, the first that ends or begins to wait makes room.
+async fn slot_for(slots: &Arc<Semaphore>, crowd: &Crowd) -> Option<OwnedSemaphorePermit> {
+    /// How often to look for one that has begun to wait.
+    const LOOK_AGAIN: Duration = Duration::from_millis(10);
+    if let Ok(slot) = slots.clone().try_acquire_owned() {
+        return Some(slot);
+    }
+    loop {
+        let leaving = crowd.drop_oldest();
+        let slot = slots.clone().acquire_owned();
+        match leaving {
+            true => return slot.await.ok(),
+            false => match tokio::time::timeout(LOOK_AGAIN, slot).await {
+                Ok(slot) => return slot.ok(),
+                Err(_) => continue,
+            },
+        }
+    }
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    router: Router,
+    limits: ApiLimits,
+    stop: StopSwitch,
+    member: Arc<Member>,
+) {
     let _ = stream.set_nodelay(true);
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let member = member.clone();
+        // Whoever reads a body says when it is there.
+        if request.body().is_end_stream() {
+            member.works();
+        }
+        request.extensions_mut().insert(member.clone());
+        let answer = router.call(request);
+        async move {
+            let answer = answer.await;
+            member.waits();
+            answer
+        }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_header_size(limits.head_bytes_max)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(PlainAnswers::new(stream)), service);
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         // What clients do to their connections is not worth a line above debug.

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
+use flagstone::api::problem::Problem;
+
 use crate::support::{Served, read_to_end, serve, serve_with};
 
 #[test]
@@ -163,9 +165,9 @@ fn garbage_is_answered_or_dropped() {
 }
 
 #[test]
-fn connections_that_say_nothing_make_room() {
+fn connections_that_say_nothing_end() {
     let served = serve_with(|limits| {
-        limits.connections_max = 4;
+        limits.connections_max = 9;
         limits.head_timeout = Duration::from_millis(300);
         limits.body_timeout = Duration::from_millis(300);
     });
@@ -185,6 +187,75 @@ fn connections_that_say_nothing_make_room() {
     let answers: Vec<String> = silent.iter_mut().map(read_to_end).collect();
     assert!(answers[1].starts_with("HTTP/1.1 408 "), "{:?}", answers[1]);
     assert!(answers[2].starts_with("HTTP/1.1 200 "), "{:?}", answers[2]);
+}
+
+/// All places taken by clients that send nothing, half a head or half a body, without a time-out.
+#[test]
+fn a_whole_request_finds_a_place_among_silent_clients() {
+    let served = serve_with(|limits| {
+        limits.connections_max = 4;
+        limits.head_timeout = Duration::from_secs(3600);
+        limits.body_timeout = Duration::from_secs(3600);
+    });
+    let starts: [&[u8]; 3] = [
+        b"",
+        b"GET /v1/vol",
+        b"POST /v1/volumes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+          Content-Length: 100\r\n\r\n{",
+    ];
+    let mut silent: Vec<TcpStream> = (0..64).map(|_| served.connect()).collect();
+    for (stream, start) in silent.iter_mut().zip(starts.iter().cycle()) {
+        // Some have been dropped already.
+        let _ = stream.write_all(start);
+    }
+    for _ in 0..8 {
+        is_alive(&served);
+    }
+}
+
+#[test]
+fn what_is_no_request_is_answered_with_a_problem() {
+    let served = serve();
+    let long = "x".repeat(100_000);
+    let heads: [(u16, String); 6] = [
+        (
+            431,
+            format!("GET / HTTP/1.1\r\nHost: localhost\r\nX: {long}"),
+        ),
+        (431, format!("GET /{long} HTTP/1.1\r\nHost: localhost")),
+        (
+            400,
+            "GET /v1/volumes HTTP/1.1\r\nHost: localhost\r\nBad Header: x".to_owned(),
+        ),
+        (
+            400,
+            "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x".to_owned(),
+        ),
+        (
+            404,
+            "GET /nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close".to_owned(),
+        ),
+        (
+            405,
+            "PUT /v1/volumes HTTP/1.1\r\nHost: localhost\r\nConnection: close".to_owned(),
+        ),
+    ];
+    for (status, head) in heads {
+        let answer = served.raw(format!("{head}\r\n\r\n").as_bytes());
+        assert_status(&answer, status);
+        if answer.is_empty() {
+            continue;
+        }
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        assert!(head.contains("application/problem+json"), "{head}");
+        assert!(
+            head.contains(&format!("content-length: {}", body.len())),
+            "{head}"
+        );
+        let problem: Problem = serde_json::from_str(body).expect("a problem");
+        assert_eq!(problem.status, status);
+        assert!(!problem.next_step.is_empty(), "{body}");
+    }
 }
 
 #[test]
