@@ -2,6 +2,7 @@
 
 mod client;
 mod metrics;
+mod series;
 mod stop;
 mod support;
 mod volumes;

@@ -252,11 +252,16 @@ impl RealNode {
 
     pub(super) async fn device_info(&self, index: usize) -> Result<DeviceInfo, NodeError> {
         let share = self.device_share(index).await?;
+        let scrub = self.scrub_info(index).await?;
+        Ok(self.device_info_of(index, &share, scrub))
+    }
+
+    fn device_info_of(&self, index: usize, share: &DeviceShare, scrub: ScrubStatus) -> DeviceInfo {
         let device = &self.devices[index];
         let open = share.own_open_bytes + share.unowned_bytes;
         let free_bytes = open.saturating_sub(share.kept_bytes);
         let segments_total = share.capacity_bytes.div_ceil(flagstone_types::SEGMENT_SIZE);
-        Ok(DeviceInfo {
+        DeviceInfo {
             name: device.name.clone(),
             id: device.id.clone(),
             path: device.path.display().to_string(),
@@ -277,8 +282,8 @@ impl RealNode {
             fenced: share
                 .fenced
                 .then(|| "a flush or journal write failed; see the log".to_owned()),
-            scrub: self.scrub_info(index).await?,
-        })
+            scrub,
+        }
     }
 
     pub(super) async fn scrub_info(&self, device: usize) -> Result<ScrubStatus, NodeError> {
@@ -382,6 +387,7 @@ impl RealNode {
             let counters = remote.counters();
             let more = counters
                 .iter()
+                .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
                 .map(|(name, value)| counter(name, value))
                 .collect();
             snapshot.cores.push(CoreMetrics {
@@ -391,8 +397,8 @@ impl RealNode {
             });
         }
         for index in 0..self.devices.len() {
-            let info = self.device_info(index).await?;
             let share = self.device_share(index).await?;
+            let info = self.device_info_of(index, &share, ScrubStatus::default());
             snapshot.devices.push(DeviceMetrics {
                 device: info.name,
                 read: io_metrics(share.io.read),
@@ -411,6 +417,7 @@ impl RealNode {
                 more: share
                     .counters
                     .iter()
+                    .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
                     .map(|&(name, value)| counter(name, value))
                     .collect(),
             });
@@ -519,10 +526,13 @@ fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotI
     }
 }
 
+/// Counters that have a field, and so a series, of their own.
+const SHOWN_BY_NAME: [&str; 5] = ["spins", "sleeps", "enters", "busy_ns", "corrupt_blocks"];
+
 fn counter(name: &'static str, value: u64) -> NamedValue {
     NamedValue {
         name,
-        help: name,
+        help: "See docs/operating.md, Metrics.",
         kind: MetricKind::Gauge,
         value: value as f64,
     }

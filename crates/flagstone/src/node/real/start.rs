@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use flagstone_device::engine::{Engine, EngineOptions, OpenError};
+use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport};
 use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
 use flagstone_device::format::superblock::Superblock;
@@ -307,15 +307,77 @@ fn open_all(
         );
         waiting.push(sent.map(|()| receiver));
     }
-    let mut result = Ok(());
+    let (mut result, mut recovered) = (Ok(()), Recovered::default());
     for waiting in waiting {
         let opened = wait_for(waiting, "opening the devices")?;
-        result = result.and(opened.map_err(|(device, error)| {
-            let name = devices.get(device).map_or("", |d| d.name.as_str());
-            open_error(name, &error)
-        }));
+        match opened {
+            Ok(part) => recovered.join(&part),
+            Err((device, error)) => {
+                let name = devices.get(device).map_or("", |d| d.name.as_str());
+                result = result.and(Err(open_error(name, &error)));
+            }
+        }
     }
+    recovered.tell();
     result
+}
+
+/// What the recovery of all journals came to.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Recovered {
+    journals: u64,
+    groups: u64,
+    units: u64,
+    dropped: u64,
+    unreadable: u64,
+    mended: u64,
+}
+
+impl Recovered {
+    fn add(&mut self, report: &RecoveryReport) {
+        if !report.clean {
+            self.join(&Recovered {
+                journals: 1,
+                groups: report.groups,
+                units: report.units,
+                dropped: report.dropped,
+                unreadable: report.unreadable,
+                mended: u64::from(report.mended),
+            });
+        }
+    }
+
+    fn join(&mut self, other: &Recovered) {
+        self.journals += other.journals;
+        self.groups += other.groups;
+        self.units += other.units;
+        self.dropped += other.dropped;
+        self.unreadable += other.unreadable;
+        self.mended += other.mended;
+    }
+
+    /// One line, however many journals there are.
+    fn tell(&self) {
+        let Recovered {
+            journals,
+            groups,
+            units,
+            dropped,
+            unreadable,
+            mended,
+        } = *self;
+        if journals > 0 {
+            tracing::info!(
+                journals,
+                groups,
+                units,
+                dropped,
+                unreadable,
+                mended,
+                "recovered after an unclean stop"
+            );
+        }
+    }
 }
 
 /// Opens this core's journals and puts its part of the node in place.
@@ -326,7 +388,7 @@ async fn open_core(
     names: Names,
     recording: Recording,
     share: Share,
-) -> Result<(), (usize, OpenError)> {
+) -> Result<Recovered, (usize, OpenError)> {
     let core = platform.core_index();
     let mut opening = Vec::new();
     for (device, found) in prepared.iter().enumerate() {
@@ -354,21 +416,18 @@ async fn open_core(
             opening.push(async move { (device, io, engine.await) });
         }
     }
-    let mut engines = Vec::new();
+    let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
     for (device, io, result) in flagstone_device::engine::join_all(opening).await {
         let (engine, report) = result.map_err(|error| (device, error))?;
         if !report.clean {
-            tracing::info!(
+            tracing::debug!(
                 device,
                 journal = engine.journal_no(),
-                groups = report.groups,
-                units = report.units,
-                dropped = report.dropped,
-                unreadable = report.unreadable,
-                mended = report.mended,
-                "recovered after an unclean stop"
+                ?report,
+                "recovered a journal"
             );
         }
+        recovered.add(&report);
         for dvol in engine.dvols() {
             let place = Place {
                 core,
@@ -385,7 +444,7 @@ async fn open_core(
         engines.push(OwnedEngine { device, engine, io });
     }
     CoreNode::install(&platform, engines, names, recording, share);
-    Ok(())
+    Ok(recovered)
 }
 
 /// Binds the gateways' sockets; core 0 accepts and hands connections over.
