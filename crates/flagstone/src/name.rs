@@ -34,6 +34,14 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
         return Ok(());
     }
     let shown: String = name.chars().take(40).collect();
+    let found = name.chars().count();
+    if found > NAME_BYTES_MAX {
+        return Err(NameError(format!(
+            "'{}...' is not a name: it has {found} characters, and a name has {NAME_BYTES_MAX} at \
+             most",
+            shown.escape_debug()
+        )));
+    }
     Err(NameError(format!(
         "'{}' is not a name: a name is 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and \
          begins with a letter or digit",
@@ -161,6 +169,11 @@ mod tests {
             assert_eq!(check_name(name), Ok(()));
         }
         let too_long = "a".repeat(NAME_BYTES_MAX + 1);
+        let error = check_name(&too_long).expect_err("too long").to_string();
+        assert!(
+            error.contains("129 characters") && error.contains("128 at most"),
+            "{error}"
+        );
         let bad = ["", ".", "..", "-a", "_a", "a/b", "a@b", "a b", "ä", "a\n"];
         for name in bad.into_iter().chain([too_long.as_str()]) {
             assert!(check_name(name).is_err(), "{name:?}");

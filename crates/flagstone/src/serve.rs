@@ -265,10 +265,10 @@ fn write_announcement(
     file: &NodeFile,
     (volume, size_bytes): &(String, u64),
 ) -> io::Result<()> {
-    let cores = info.cores.len();
+    let cores = size::counted(info.cores.len() as u64, "core");
     writeln!(
         out,
-        "Flagstone {}, {cores} cores, in {}",
+        "Flagstone {}, {cores}, in {}",
         file.version,
         dir.display()
     )?;

@@ -142,10 +142,23 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// A number of things, the word in the plural unless there is one.
+pub fn counted(count: u64, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!(counted(1, "core"), "1 core");
+        assert_eq!(counted(0, "core"), "0 cores");
+        assert_eq!(counted(2, "segment"), "2 segments");
+    }
 
     #[test]
     fn reads_what_people_write() {

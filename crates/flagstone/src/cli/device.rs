@@ -15,7 +15,7 @@ use crate::node::{DeviceInfo, DevicePage, ScrubState, ScrubStatus};
 use crate::offline::FormatOptions;
 use crate::output::{Output, utc};
 use crate::serve::Backend;
-use crate::size::rounded;
+use crate::size::{counted, rounded};
 use crate::wait;
 
 /// How often a scrub that is waited for is asked about.
@@ -101,10 +101,10 @@ fn format(
     };
     let report = (backend.format)(&device.path, &options)?;
     let sentence = format!(
-        "formatted {} ({}, {} segments, format version {})",
+        "formatted {} ({}, {}, format version {})",
         device.path.display(),
         rounded(report.size_bytes),
-        report.segments,
+        counted(report.segments, "segment"),
         report.format_version
     );
     output.outcome(&report, &sentence)?;

@@ -148,8 +148,13 @@ where
     I: IntoIterator<Item = T>,
     T: Into<OsString> + Clone,
 {
-    let cli = match Cli::try_parse_from(args) {
+    let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
+        Err(error) if error.use_stderr() && wants_json(&args) => {
+            report(&usage_failure(&error), Format::Json);
+            return Exit::Usage;
+        }
         Err(error) => {
             // Help and version are "errors" that go to standard output.
             let _ = error.print();
@@ -169,6 +174,33 @@ where
             report(&failure, format);
             failure.exit
         }
+    }
+}
+
+/// True if the arguments ask for JSON, whatever else is wrong with them.
+fn wants_json(args: &[OsString]) -> bool {
+    let mut before = None;
+    args.iter().map(|arg| arg.to_str()).any(|arg| {
+        let value = match (before, arg) {
+            (Some("-o" | "--output"), value) => value,
+            (_, Some(arg)) => arg
+                .strip_prefix("--output=")
+                .or_else(|| arg.strip_prefix("-o=").or_else(|| arg.strip_prefix("-o"))),
+            _ => None,
+        };
+        before = arg;
+        value == Some("json")
+    })
+}
+
+/// What is wrong with the arguments, and behind the first empty line what would be right.
+fn usage_failure(error: &clap::Error) -> Failure {
+    let text = error.render().to_string();
+    let (message, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    Failure {
+        exit: Exit::Usage,
+        message: message.trim_start_matches("error: ").trim().to_owned(),
+        next_step: rest.trim().to_owned(),
     }
 }
 

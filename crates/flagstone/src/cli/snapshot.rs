@@ -78,6 +78,16 @@ Examples:
 }
 
 pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    // What is no name is said before a node is looked for.
+    match &args.command {
+        SnapshotCommand::Create { snapshots } | SnapshotCommand::Delete { snapshots } => {
+            snapshots_from_args(snapshots)?;
+        }
+        SnapshotCommand::Show { snapshot } => {
+            snapshot_from_args(snapshot)?;
+        }
+        _ => {}
+    }
     let client = args.target.client()?;
     match args.command {
         SnapshotCommand::Create { snapshots } => {

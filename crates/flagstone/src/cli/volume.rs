@@ -133,6 +133,10 @@ fn parse_reservation(text: &str) -> Result<Reservation, String> {
 }
 
 pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    // What is no name is said before a node is looked for.
+    if let VolumeCommand::Rollback { snapshot } = &args.command {
+        snapshot_from_args(snapshot)?;
+    }
     let client = args.target.client()?;
     match args.command {
         VolumeCommand::Create {

@@ -248,6 +248,63 @@ fn failures_as_json() {
 }
 
 #[test]
+fn wrong_usage_as_json() {
+    for args in [
+        "volume create v -o json",
+        "-o json volume",
+        "volume list --output json --nonsense",
+        "volume list --output=json --nonsense",
+        "volume list -ojson --nonsense",
+        "volume create @ --size 1G -o json",
+    ] {
+        let ran = ran(binary().args(args.split(' ')).output().expect("it starts"));
+        assert_eq!(ran.exit, 2, "{args}");
+        let value: Value = serde_json::from_str(&ran.err)
+            .unwrap_or_else(|error| panic!("{args}: {error}: {}", ran.err));
+        assert_eq!(value["exit_code"], 2);
+        let error = value["error"].as_str().expect("a text");
+        assert!(!error.is_empty() && !error.starts_with("error"), "{error}");
+    }
+    let plain = ran(binary()
+        .args(["volume", "create"])
+        .output()
+        .expect("it starts"));
+    assert!(plain.err.starts_with("error: "), "{}", plain.err);
+}
+
+#[test]
+fn long_names_are_refused_before_a_node_is_looked_for() {
+    let dir = TempDir::new("longname");
+    let (name, long) = ("a".repeat(128), "a".repeat(129));
+    let cases = [
+        (format!("volume show {name}"), None),
+        (format!("volume show {long}"), Some(129)),
+        (format!("volume rollback v@{long}"), Some(129)),
+        (format!("snapshot create v@{long}"), Some(129)),
+        (format!("snapshot delete {long} s"), Some(129)),
+        (format!("snapshot show v {long}"), Some(129)),
+    ];
+    for (args, found) in cases {
+        let mut command = binary();
+        command
+            .args(args.split(' '))
+            .env("FLAGSTONE_DIR", dir.path());
+        let ran = ran(command.output().expect("it starts"));
+        match found {
+            None => fails(&ran, Exit::NotReachable, "no node serves"),
+            Some(found) => {
+                fails(&ran, Exit::Usage, "128 at most");
+                assert!(
+                    ran.err.contains(&format!("{found} characters")),
+                    "{}",
+                    ran.err
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn corruption_found_by_a_scrub_is_an_exit_code() {
     let served = serve();
     let clean = good(&served, "device scrub device --wait");
