@@ -10,7 +10,7 @@ use flagstone_device::engine::{
     Stability, format_device, join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, Latency, SimDisk, SimPlatform, World};
+use flagstone_sim::{DiskConfig, Fault, Injection, Latency, SimDisk, SimPlatform, World};
 
 const BLOCK: u64 = 4096;
 
@@ -106,6 +106,56 @@ fn ranges_stay_in_use_until_a_change_left_behind_is_over() {
         assert_eq!(swap.await, Err(DvolError::NotEqual));
         assert_eq!(first_byte(&engine, dvol).await, 2);
     });
+}
+
+/// Any of the writes since the last flush that succeeded may be there after a failed one. But of each it
+/// is both its data and its metadata. (Seed 753 of the simulator.)
+#[test]
+fn data_and_metadata_are_of_one_write_after_a_failed_flush() {
+    let mut found = BTreeSet::new();
+    for seed in 0..60 {
+        let disk = new_disk();
+        let world = World::new(seed);
+        let (platform, on) = (world.platform(0), disk.clone());
+        world.block_on(0, async move {
+            format(&platform, &on).await;
+            let (engine, _) = open(&platform, &on).await;
+            let dvol = engine.create(named("a")).await.expect("creates");
+            for (byte, stability) in [(1, Stability::Stable), (2, Stability::Unstable)] {
+                let meta = u64::from(byte) * 11;
+                let write = engine.write_ex(dvol, 0, block_of(byte), meta, stability);
+                write.await.expect("writes");
+            }
+            // A part, which keeps the metadata.
+            let part = IoBuf::copy_of(&[3; 512]);
+            let write = engine.write(dvol, 0, part, Stability::Unstable);
+            write.await.expect("writes");
+            let failing = Injection::next(Fault::FlushError);
+            on.inject(failing);
+            assert_eq!(engine.flush().await, Err(DvolError::Fenced));
+        });
+        let mut rng = world.crash();
+        disk.process_killed(&mut rng);
+        let world = World::new(seed + 1000);
+        let platform = world.platform(0);
+        let is = world.block_on(0, async move {
+            let (engine, _) = open(&platform, &disk).await;
+            let dvol = engine.dvol("a").expect("is there").handle;
+            let (pieces, metas) = engine.read_ex(dvol, 0, BLOCK).await.expect("reads");
+            let Piece::Data(data) = &pieces[0] else {
+                panic!("what was stable is gone");
+            };
+            (data[0], data[BLOCK as usize - 1], metas[0])
+        });
+        // Each of the last two is there or not, whether or not the other one is.
+        let possible = [(1, 1, 11), (2, 2, 22), (3, 1, 11), (3, 2, 22)];
+        assert!(possible.contains(&is), "{is:?}");
+        found.insert(is);
+    }
+    assert!(
+        found.len() > 1,
+        "a failed flush may lose what it should have made durable"
+    );
 }
 
 /// The map of a layer that is being reaped names blocks that are free already.

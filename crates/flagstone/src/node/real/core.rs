@@ -235,7 +235,7 @@ impl Directory {
         }
         let engine = self.core.engine(place.engine)?;
         let handle = match snapshot {
-            None => engine.dvol(volume)?.handle,
+            None => engine.dvol_with(place.id, volume)?.handle,
             Some(snapshot) => engine.layer(place.id, snapshot)?.handle,
         };
         Some((place.core, place.engine, handle, place.id))

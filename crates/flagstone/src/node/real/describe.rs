@@ -115,7 +115,10 @@ impl RealNode {
                 .on_core(core, "listing volumes", move |core| async move {
                     let one = |(name, place): (String, Place)| {
                         let owned = core.engines.get(place.engine)?;
-                        Some((owned.engine.dvol(&name)?, place, owned.device))
+                        let mut dvol = owned.engine.dvol_with(place.id, &name)?;
+                        // Another one may have its name, and it goes by its id.
+                        dvol.name = name;
+                        Some((dvol, place, owned.device))
                     };
                     mine.into_iter().filter_map(one).collect::<Vec<_>>()
                 })

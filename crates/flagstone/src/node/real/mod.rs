@@ -145,8 +145,7 @@ impl RealNode {
             .on_core(place.core, doing, move |core| {
                 let found = core
                     .engine(place.engine)
-                    .and_then(|engine| engine.dvol(&name))
-                    .filter(|info| info.handle.id == place.id);
+                    .and_then(|engine| engine.dvol_with(place.id, &name));
                 let running = found.map(|info| work(core, info.handle));
                 async move {
                     match running {
@@ -203,38 +202,19 @@ impl RealNode {
             engine: 0,
             id: DvolId(0),
         };
-        if !self.names.insert(&spec.name, claimed) {
-            return Err(taken(&spec.name, &doing));
-        }
-        let created = self
-            .on_core(core, &doing, move |core| async move {
-                let engine = core.engines.iter().position(|e| e.device == device);
-                let Some(index) = engine else {
-                    return Err(DvolError::NotFound);
-                };
-                let handle = core.engines[index].engine.create(new).await?;
-                Ok((index, handle))
-            })
-            .await
-            .and_then(|created| created.map_err(|error| node_error(error, &doing)));
-        match created {
-            Ok((engine, handle)) => {
-                self.names.remove(&spec.name);
-                self.names.insert(
-                    &spec.name,
-                    Place {
-                        core,
-                        engine,
-                        id: handle.id,
-                    },
-                );
-                self.show(&spec.name).await
-            }
-            Err(error) => {
-                self.names.remove(&spec.name);
-                Err(error)
-            }
-        }
+        let claim = self.names.claim(&spec.name, claimed);
+        let claim = claim.ok_or_else(|| taken(&spec.name, &doing))?;
+        let created = self.on_core(core, &doing, move |running| async move {
+            let engine = running.engines.iter().position(|e| e.device == device);
+            let Some(engine) = engine else {
+                return Err(DvolError::NotFound);
+            };
+            let id = running.engines[engine].engine.create(new).await?.id;
+            claim.came_to_be(Place { core, engine, id });
+            Ok(())
+        });
+        created.await?.map_err(|error| node_error(error, &doing))?;
+        self.show(&spec.name).await
     }
 
     async fn clone_from(
@@ -244,15 +224,8 @@ impl RealNode {
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("cloning '{source}' to '{new_name}'");
         let target = self.target(&source.volume, &doing)?;
-        if !self.names.insert(
-            &new_name,
-            Place {
-                id: DvolId(0),
-                ..target.place
-            },
-        ) {
-            return Err(taken(&new_name, &doing));
-        }
+        let claim = self.names.claim(&new_name, target.place);
+        let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
         let place = target.place;
         let new = CreateDvol {
             name: new_name.clone(),
@@ -261,60 +234,40 @@ impl RealNode {
             reserved_bytes: 0,
         };
         let snapshot = source.snapshot.clone();
-        let cloned = self
-            .on_volume(&target, &doing, move |core, dvol| async move {
-                let Some(engine) = core.engine(place.engine) else {
-                    return Err(DvolError::NotFound);
-                };
-                let source = match snapshot {
-                    None => dvol,
-                    Some(name) => {
-                        engine
-                            .layer(dvol.id, &name)
-                            .ok_or(DvolError::NotFound)?
-                            .handle
-                    }
-                };
-                engine.clone_of(source, new).await
-            })
-            .await;
-        match cloned {
-            Ok(handle) => {
-                self.names.settle(&new_name, handle.id);
-                self.show(&new_name).await
-            }
-            Err(error) => {
-                self.names.remove(&new_name);
-                Err(error)
-            }
-        }
+        self.on_volume(&target, &doing, move |core, dvol| async move {
+            let Some(engine) = core.engine(place.engine) else {
+                return Err(DvolError::NotFound);
+            };
+            let source = match snapshot {
+                None => dvol,
+                Some(name) => {
+                    engine
+                        .layer(dvol.id, &name)
+                        .ok_or(DvolError::NotFound)?
+                        .handle
+                }
+            };
+            let id = engine.clone_of(source, new).await?.id;
+            claim.came_to_be(Place { id, ..place });
+            Ok(())
+        })
+        .await?;
+        self.show(&new_name).await
     }
 
     async fn rename(&self, name: String, new_name: String) -> Result<VolumeInfo, NodeError> {
         let doing = format!("renaming volume '{name}' to '{new_name}'");
         let target = self.target(&name, &doing)?;
-        if !self.names.insert(
-            &new_name,
-            Place {
-                id: DvolId(0),
-                ..target.place
-            },
-        ) {
-            return Err(taken(&new_name, &doing));
-        }
+        let claim = self.names.claim(&new_name, target.place);
+        let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
         let (place, to) = (target.place, new_name.clone());
-        let renamed = self
-            .on_volume(&target, &doing, move |core, dvol| async move {
-                let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                engine.rename(dvol, &to).await
-            })
-            .await;
-        if let Err(error) = renamed {
-            self.names.remove(&new_name);
-            return Err(error);
-        }
-        self.names.remove(&name);
-        self.names.settle(&new_name, place.id);
+        self.on_volume(&target, &doing, move |core, dvol| async move {
+            let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+            engine.rename(dvol, &to).await?;
+            claim.renamed(place);
+            Ok(())
+        })
+        .await?;
         self.show(&new_name).await
     }
 
@@ -358,21 +311,20 @@ impl RealNode {
         let doing = format!("deleting volume '{name}'");
         let target = self.target(&name, &doing)?;
         let place = target.place;
+        let names = self.names.clone();
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
                 let deleted = engine.delete(dvol, with_snapshots).await;
                 if deleted.is_ok() {
                     core.forget(dvol.id);
+                    names.deleted(dvol.id);
                 }
                 deleted
             })
             .await;
         match deleted {
-            Ok(()) => {
-                self.names.remove(&name);
-                Ok(())
-            }
+            Ok(()) => Ok(()),
             Err(error) if error.kind == NodeErrorKind::Busy => {
                 Err(
                     NodeError::new(NodeErrorKind::HasSnapshots, doing, "it has snapshots")
@@ -414,8 +366,9 @@ impl RealNode {
             .on_core(first.core, &doing, move |core| async move {
                 let engine = core.engine(first.engine).ok_or(DvolError::NotFound)?;
                 let mut dvols = Vec::new();
-                for part in parts {
-                    let dvol = engine.dvol(&part.volume).ok_or(DvolError::NotFound)?;
+                for (part, place) in parts.into_iter().zip(places) {
+                    let dvol = engine.dvol_with(place.id, &part.volume);
+                    let dvol = dvol.ok_or(DvolError::NotFound)?;
                     dvols.push((dvol.handle, part.snapshot));
                 }
                 for name in &marked {

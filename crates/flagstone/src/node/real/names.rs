@@ -1,7 +1,9 @@
 //! Which volume is where: the one place for volumes' names on a node.
 //!
-//! Filled from the devices at start, changed by the control side only, asked by gateways when a
-//! client connects. Never touched on the data path.
+//! Filled from the devices at start, asked by gateways when a client connects. The control side puts
+//! a name in before it asks a core for the volume; the core that has made, renamed or deleted it says
+//! so here in the same step. So of two changes the engine's last one is the last here, too, and it
+//! doesn't matter whether whoever asked still waits for the answer. Never touched on the data path.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,6 +25,54 @@ pub(super) struct Place {
 struct Tables {
     by_name: BTreeMap<String, Place>,
     by_id: BTreeMap<DvolId, String>,
+    /// The names that volumes which go by their ids have on their devices. At the next start they may
+    /// have them here, too, so nobody gets these names meanwhile.
+    aside: BTreeMap<DvolId, String>,
+}
+
+impl Tables {
+    fn put(&mut self, name: String, place: Place) {
+        self.by_id.insert(place.id, name.clone());
+        self.by_name.insert(name, place);
+    }
+}
+
+/// A name that was put in for a volume which may get it. Dropped before it does, the name is free again:
+/// it goes with the work on the core, whether that is ever done or not.
+pub(super) struct Claim {
+    names: Names,
+    name: String,
+    is_settled: bool,
+}
+
+impl Claim {
+    /// The volume is there.
+    pub(super) fn came_to_be(mut self, place: Place) {
+        self.is_settled = true;
+        self.names.write(|t| t.put(self.name.clone(), place));
+    }
+
+    /// A volume was renamed: the name is now its own, and the old one free. Unless it was deleted
+    /// meanwhile: then both are.
+    pub(super) fn renamed(mut self, place: Place) {
+        self.names.write(|t| {
+            let Some(old) = t.by_id.get(&place.id).cloned() else {
+                return;
+            };
+            self.is_settled = true;
+            t.aside.remove(&place.id);
+            t.by_name.remove(&old);
+            t.put(self.name.clone(), place);
+        });
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.is_settled {
+            self.names.write(|t| t.by_name.remove(&self.name));
+        }
+    }
 }
 
 /// All volumes of a node by name.
@@ -51,37 +101,52 @@ impl Names {
         self.read(|t| t.by_id.get(&id).cloned())
     }
 
-    /// Puts a name in. False if it is taken.
-    pub(super) fn insert(&self, name: &str, place: Place) -> bool {
-        self.write(|t| {
-            if t.by_name.contains_key(name) {
-                return false;
+    /// Puts a name in for a volume that is to get it, on this core. `None` if it is taken.
+    pub(super) fn claim(&self, name: &str, place: Place) -> Option<Claim> {
+        let is_free = self.write(|t| {
+            let is_aside = t.aside.values().any(|aside| aside == name);
+            let is_free = !is_aside && !t.by_name.contains_key(name);
+            if is_free {
+                let id = DvolId(0);
+                t.by_name.insert(name.to_owned(), Place { id, ..place });
             }
-            t.by_name.insert(name.to_owned(), place);
-            if place.id != DvolId(0) {
-                t.by_id.insert(place.id, name.to_owned());
-            }
-            true
+            is_free
+        });
+        is_free.then(|| Claim {
+            names: self.clone(),
+            name: name.to_owned(),
+            is_settled: false,
         })
     }
 
-    /// Says which dvol a name that was put in has got.
-    pub(super) fn settle(&self, name: &str, id: DvolId) {
+    /// Puts in what a device has at start. If another volume has the name, one of the two goes by its
+    /// id until it is renamed: the one with the higher id, at each start. Says which.
+    pub(super) fn insert_found(&self, name: &str, place: Place) -> Option<DvolId> {
         self.write(|t| {
-            if let Some(place) = t.by_name.get_mut(name) {
-                place.id = id;
-                t.by_id.insert(id, name.to_owned());
+            let mut aside = place;
+            match t.by_name.get_mut(name) {
+                None => {
+                    t.put(name.to_owned(), place);
+                    return None;
+                }
+                Some(there) if place.id < there.id => {
+                    std::mem::swap(there, &mut aside);
+                    t.by_id.insert(place.id, name.to_owned());
+                }
+                Some(_) => {}
             }
-        });
+            t.put(aside.id.to_string(), aside);
+            t.aside.insert(aside.id, name.to_owned());
+            Some(aside.id)
+        })
     }
 
-    /// Takes a name out.
-    pub(super) fn remove(&self, name: &str) {
+    /// A volume was deleted: its name is free, whatever it was by then.
+    pub(super) fn deleted(&self, id: DvolId) {
         self.write(|t| {
-            if let Some(place) = t.by_name.remove(name)
-                && t.by_id.get(&place.id).is_some_and(|n| n == name)
-            {
-                t.by_id.remove(&place.id);
+            t.aside.remove(&id);
+            if let Some(name) = t.by_id.remove(&id) {
+                t.by_name.remove(&name);
             }
         });
     }
@@ -138,21 +203,68 @@ mod tests {
     #[test]
     fn a_name_under_construction_is_taken_but_not_found() {
         let names = Names::default();
-        assert!(names.insert("a", place(0)));
-        assert!(!names.insert("a", place(1)));
+        let claim = names.claim("a", place(0)).expect("is free");
+        assert!(names.claim("a", place(0)).is_none());
         assert_eq!(names.find("a"), None);
-        names.settle("a", DvolId(7));
+        claim.came_to_be(place(7));
         assert_eq!(names.find("a"), Some(place(7)));
         assert_eq!(names.name_of(DvolId(7)).as_deref(), Some("a"));
-        names.remove("a");
+        names.deleted(DvolId(7));
         assert_eq!(names.name_of(DvolId(7)), None);
+        assert_eq!(names.find("a"), None);
+        drop(names.claim("a", place(0)).expect("is free again"));
+        assert!(names.claim("a", place(0)).is_some(), "nothing came to be");
+    }
+
+    /// Whichever of the two is first.
+    #[test]
+    fn a_volume_deleted_beside_its_renaming_leaves_no_name() {
+        for renamed_first in [true, false] {
+            let names = Names::default();
+            assert_eq!(names.insert_found("old", place(7)), None);
+            let claim = names.claim("new", place(7)).expect("is free");
+            if renamed_first {
+                claim.renamed(place(7));
+                assert_eq!(names.find("new"), Some(place(7)));
+                names.deleted(DvolId(7));
+            } else {
+                names.deleted(DvolId(7));
+                claim.renamed(place(7));
+            }
+            for name in ["old", "new"] {
+                assert!(names.claim(name, place(0)).is_some(), "{name} is free");
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_volumes_of_one_name_both_are_found() {
+        for order in [[3, 4], [4, 3]] {
+            let names = Names::default();
+            let aside = order.map(|id| names.insert_found("v", place(id)));
+            assert_eq!(aside, [None, Some(DvolId(4))]);
+            assert_eq!(names.find("v"), Some(place(3)));
+            let by_id = DvolId(4).to_string();
+            assert_eq!(names.find(&by_id), Some(place(4)));
+            assert_eq!(names.name_of(DvolId(4)), Some(by_id.clone()));
+            names.deleted(DvolId(3));
+            let taken = names.claim("v", place(0)).is_none();
+            assert!(taken, "volume 4 would have it at the next start");
+            names
+                .claim("w", place(4))
+                .expect("is free")
+                .renamed(place(4));
+            assert_eq!(names.find(&by_id), None);
+            assert_eq!(names.find("w"), Some(place(4)));
+            assert!(names.claim("v", place(0)).is_some());
+        }
     }
 
     #[test]
     fn pages_follow_each_other() {
         let names = Names::default();
         for (index, name) in ["a", "b1", "b2", "b3", "c"].into_iter().enumerate() {
-            names.insert(name, place(index as u128 + 1));
+            names.insert_found(name, place(index as u128 + 1));
         }
         let page = |prefix: &str, after: Option<&str>, limit| {
             let page = names.page(prefix, after, limit);

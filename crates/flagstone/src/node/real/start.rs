@@ -434,10 +434,10 @@ async fn open_core(
                 engine: engines.len(),
                 id: dvol.handle.id,
             };
-            if !names.insert(&dvol.name, place) {
+            if let Some(id) = names.insert_found(&dvol.name, place) {
                 tracing::error!(
                     name = dvol.name,
-                    "two volumes have this name; one is not served"
+                    "two volumes have this name; one of them is served as '{id}': rename or delete it"
                 );
             }
         }

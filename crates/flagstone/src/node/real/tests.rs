@@ -87,3 +87,129 @@ fn counters_go_with_the_volume_and_its_last_client() {
     drop(node);
     std::fs::remove_file(path).unwrap();
 }
+
+/// Two devices that came together: each had a volume of that name. One of the two could be neither
+/// seen, renamed nor deleted.
+#[test]
+fn of_two_volumes_of_one_name_both_can_be_renamed() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let folder = std::env::temp_dir().join(format!("flagstone-names-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut devices = Vec::new();
+    let mut ids = Vec::new();
+    for device in ["first", "second"] {
+        let path = folder.join(device);
+        let format = FormatOptions {
+            size_bytes: Some(64 << 20),
+            force: true,
+        };
+        crate::offline::format(&path, &format).unwrap();
+        let mut alone = options(path);
+        alone.devices[0].name = device.to_owned();
+        devices.extend(alone.devices.clone());
+        let node = start_node(alone).unwrap();
+        runtime.block_on(async {
+            let spec = VolumeSpec {
+                name: "disk".to_owned(),
+                size_bytes: 1 << 20,
+                reserve: Reservation::None,
+                device: None,
+                core: None,
+            };
+            ids.push(node.create_volume(spec).await.unwrap().id);
+            node.shutdown().await.unwrap();
+        });
+    }
+    ids.sort();
+    let both = NodeOptions {
+        devices,
+        ..options(PathBuf::new())
+    };
+    for round in 0..2 {
+        let node = start_node(both.clone()).unwrap();
+        runtime.block_on(async {
+            let by_id = ids[1].clone();
+            assert_eq!(
+                node.show_volume("disk".to_owned()).await.unwrap().id,
+                ids[0]
+            );
+            if round == 0 {
+                assert_eq!(node.show_volume(by_id.clone()).await.unwrap().id, by_id);
+                let renamed = node.rename_volume(by_id, "other".to_owned()).await;
+                assert_eq!(renamed.unwrap().id, ids[1]);
+            } else {
+                let other = node.show_volume("other".to_owned()).await.unwrap();
+                assert_eq!(other.id, ids[1]);
+                node.delete_volume("disk".to_owned(), false).await.unwrap();
+            }
+            node.shutdown().await.unwrap();
+        });
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Asks, and goes away before there is an answer.
+async fn ask_and_leave<T>(asking: crate::node::NodeFuture<'_, T>) {
+    let mut asking = std::pin::pin!(asking);
+    let first =
+        std::future::poll_fn(|cx| std::task::Poll::Ready(asking.as_mut().poll(cx).is_ready()));
+    assert!(!first.await, "it takes a flush");
+}
+
+/// A command that was interrupted, say. What it had asked for was done, but the name stayed neither
+/// taken nor free until the next start.
+#[test]
+fn whoever_asks_may_leave_before_the_answer() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let path = std::env::temp_dir().join(format!("flagstone-leave-{}", std::process::id()));
+    let format = FormatOptions {
+        size_bytes: Some(64 << 20),
+        force: true,
+    };
+    crate::offline::format(&path, &format).unwrap();
+    let node = start_node(options(path.clone())).unwrap();
+    let spec = |name: &str| VolumeSpec {
+        name: name.to_owned(),
+        size_bytes: 1 << 20,
+        reserve: Reservation::None,
+        device: None,
+        core: None,
+    };
+    let source = |volume: &str| SourceRef {
+        volume: volume.to_owned(),
+        snapshot: None,
+    };
+    runtime.block_on(async {
+        // Changes have their turns: once this one is over, those before it are.
+        let mut turns = 0;
+        let mut settled = async || {
+            turns += 1;
+            node.create_volume(spec(&format!("turn-{turns}")))
+                .await
+                .unwrap();
+        };
+        ask_and_leave(node.create_volume(spec("a"))).await;
+        settled().await;
+        let id = node.show_volume("a".to_owned()).await.unwrap().id;
+        ask_and_leave(node.rename_volume("a".to_owned(), "b".to_owned())).await;
+        settled().await;
+        assert_eq!(node.show_volume("b".to_owned()).await.unwrap().id, id);
+        ask_and_leave(node.clone_volume(source("b"), "a".to_owned())).await;
+        settled().await;
+        assert_ne!(node.show_volume("a".to_owned()).await.unwrap().id, id);
+        ask_and_leave(node.delete_volume("b".to_owned(), true)).await;
+        settled().await;
+        node.create_volume(spec("b"))
+            .await
+            .expect("the name is free");
+        node.shutdown().await.unwrap();
+    });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
