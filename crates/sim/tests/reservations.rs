@@ -19,7 +19,7 @@ const SIZE: u64 = 1 << 30;
 async fn begin(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
     let options = FormatOptions {
         journal_count: 1,
-        ..FormatOptions::for_size(DEVICE_BYTES)
+        ..FormatOptions::for_size(disk.size_bytes())
     };
     let device = platform.open(disk);
     let formatted = format_device(platform, &device, options).await;
@@ -35,10 +35,18 @@ fn in_world<F: Future<Output = ()> + 'static>(
     seed: u64,
     test: impl FnOnce(SimPlatform, Engine<SimPlatform>) -> F + 'static,
 ) {
+    in_world_of(DEVICE_BYTES, seed, test);
+}
+
+fn in_world_of<F: Future<Output = ()> + 'static>(
+    device_bytes: u64,
+    seed: u64,
+    test: impl FnOnce(SimPlatform, Engine<SimPlatform>) -> F + 'static,
+) {
     let world = World::new(seed);
     let platform = world.platform(0);
     world.block_on(0, async move {
-        let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
+        let disk = SimDisk::new(DiskConfig::new(device_bytes));
         let engine = begin(&platform, &disk).await;
         test(platform, engine).await;
     });
@@ -243,6 +251,74 @@ fn nothing_is_promised_of_a_file_that_cannot_grow() {
             write(&engine, large, at, MIB).await.expect("is reserved");
         }
         engine.checkpoint().await.expect("is made");
+    });
+}
+
+/// Reserves as much as there is to be had.
+async fn reserve_all(engine: &Engine<SimPlatform>, dvol: Handle) -> u64 {
+    let mut blocks = left(engine) / BLOCK;
+    while let Err(error) = engine.set_reserved(dvol, blocks * BLOCK).await {
+        assert_eq!(error, DvolError::NoSpace);
+        blocks -= 1;
+    }
+    blocks
+}
+
+/// Writes blocks in an order that leaves the nodes of their map half empty.
+async fn write_apart(engine: &Engine<SimPlatform>, dvol: Handle, first: u64, end: u64) {
+    for start in first..(first + 50).min(end) {
+        for block in (start..end).step_by(50) {
+            let written = write(engine, dvol, block * BLOCK, BLOCK).await;
+            let space = engine.space();
+            assert_eq!(
+                written,
+                Ok(()),
+                "block {block} of {first}..{end}: {space:?}"
+            );
+        }
+    }
+}
+
+/// A promise counted the data and not the nodes of its map: what is kept for overwrites took their
+/// place, but on a large device it is too little for that.
+#[test]
+fn the_nodes_of_what_is_reserved_are_promised_too() {
+    in_world_of(256 * MIB, 1, |_, engine| async move {
+        let dvol = engine.create(named("reserved", 0)).await.expect("creates");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let blocks = reserve_all(&engine, dvol).await;
+        assert!(blocks > 60_000, "{blocks}");
+        fill(&engine, greedy, 0).await;
+        write_apart(&engine, dvol, 0, blocks).await;
+        for at in (0..blocks - 64).step_by(500) {
+            let again = write(&engine, dvol, at * BLOCK, 64 * BLOCK).await;
+            assert_eq!(again, Ok(()), "at {at}");
+        }
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// Each overwrite may copy a node that the snapshot has.
+#[test]
+fn the_nodes_shared_with_a_snapshot_are_promised_too() {
+    in_world_of(256 * MIB, 1, |_, engine| async move {
+        let dvol = engine.create(named("reserved", 0)).await.expect("creates");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let before = 30_000;
+        write_apart(&engine, dvol, 0, before).await;
+        let taken = engine.snapshot(&[(dvol, "s".to_owned())]).await;
+        taken.expect("takes one");
+        let blocks = reserve_all(&engine, dvol).await;
+        assert!(blocks > 30_000, "{blocks}");
+        fill(&engine, greedy, 0).await;
+        let over = (0..before).step_by(25);
+        let new = before..before + blocks - over.clone().count() as u64;
+        for block in over {
+            let written = write(&engine, dvol, block * BLOCK, BLOCK).await;
+            assert_eq!(written, Ok(()), "block {block}: {:?}", engine.space());
+        }
+        write_apart(&engine, dvol, new.start, new.end).await;
+        engine.stop().await.expect("stops");
     });
 }
 

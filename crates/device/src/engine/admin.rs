@@ -19,6 +19,7 @@ use crate::format::catalogue::{
 };
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
+use crate::state::Promise;
 use crate::v2p::Key;
 
 /// Largest size of a dvol in bytes. NBD clients and the Linux kernel keep offsets in signed 64 bits.
@@ -54,7 +55,8 @@ impl<P: Platform> Engine<P> {
         inner.settle_down().await?;
         let id = new.id.unwrap_or_else(|| inner.random_id());
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
-        let _pledge = inner.pledge([(NO_SLOT, reserved_blocks)]).await?;
+        let promise = Promise::new(reserved_blocks, 0, 0);
+        let _pledge = inner.pledge([(NO_SLOT, promise)]).await?;
         let slot = inner.choose_slots(1)?[0];
         let record = CatalogueRecord {
             reserved_blocks,
@@ -137,8 +139,8 @@ impl<P: Platform> Engine<P> {
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
         inner.resolve(handle)?;
-        let unused = blocks.saturating_sub(inner.own_blocks(handle));
-        let _pledge = inner.pledge([(handle.slot, unused)]).await?;
+        let promise = inner.promise_if_reserved(handle, blocks)?;
+        let _pledge = inner.pledge([(handle.slot, promise)]).await?;
         inner
             .change_record(handle, |record| {
                 record.reserved_blocks = blocks;
@@ -196,7 +198,9 @@ impl<P: Platform> Engine<P> {
             }
             inner.check_new_layer_name(handle.id, name)?;
         }
-        let _pledge = inner.pledge_anew(dvols.iter().map(|(h, _)| *h)).await?;
+        let _pledge = inner
+            .pledge_anew(dvols.iter().map(|(h, _)| (*h, *h)))
+            .await?;
         let layer_slots = inner.choose_slots(dvols.len())?;
         let created_ns = inner.platform.wall_clock_ns();
         let mut records = Vec::new();
@@ -237,7 +241,11 @@ impl<P: Platform> Engine<P> {
             Some(_) => 0,
             None => source_record.reserved_blocks,
         };
-        let wanted = [(NO_SLOT, reserved_blocks), (source.slot, again)];
+        let promise = |reserved| Promise::new(reserved, 0, source_record.mapped_blocks);
+        let wanted = [
+            (NO_SLOT, promise(reserved_blocks)),
+            (source.slot, promise(again)),
+        ];
         let _pledge = inner.pledge(wanted).await?;
         let size = source_record.size_bytes.max(new.size_bytes);
         let mut records = Vec::new();
@@ -297,7 +305,7 @@ impl<P: Platform> Engine<P> {
         if dvol.layer.is_some() || to.layer.is_none() || dvol.id != to.id {
             return Err(DvolError::Invalid);
         }
-        let _pledge = inner.pledge_anew([dvol]).await?;
+        let _pledge = inner.pledge_anew([(dvol, to)]).await?;
         let discard_slot = inner.choose_slots(1)?[0];
         let head = inner.next_layer(0)?.0;
         let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
@@ -564,13 +572,12 @@ impl<P: Platform> Inner<P> {
             .ok_or(DvolError::NotFound)
     }
 
-    fn own_blocks(&self, handle: Handle) -> u64 {
-        let state = self.state.borrow();
-        state.slot(handle.slot).map_or(0, |s| {
-            s.record
-                .mapped_blocks
-                .saturating_sub(s.record.inherited_blocks)
-        })
+    /// What would be promised to a dvol if so much were reserved for it.
+    fn promise_if_reserved(&self, handle: Handle, blocks: u64) -> Result<Promise, DvolError> {
+        let record = self.record(handle)?;
+        let inherited = record.inherited_blocks;
+        let own = record.mapped_blocks.saturating_sub(inherited);
+        Ok(Promise::new(blocks, own, inherited))
     }
 
     fn check_new_name(&self, name: &str) -> Result<(), DvolError> {

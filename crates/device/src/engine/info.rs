@@ -280,7 +280,7 @@ impl<P: Platform> Engine<P> {
         let inner = &self.inner;
         let state = inner.state.borrow();
         let journal = inner.journal.borrow();
-        let reserved = state.promised_blocks(NO_SLOT);
+        let reserved = state.promised(NO_SLOT).blocks();
         SpaceInfo {
             capacity_bytes: inner.capacity_blocks * BLOCK_SIZE,
             used_bytes: state.pool.used_blocks() * BLOCK_SIZE,

@@ -120,7 +120,7 @@ struct Inner<P: Platform> {
     /// Slots chosen by operations that are not applied yet.
     chosen_slots: RefCell<BTreeSet<u32>>,
     /// Blocks that the administrative operation under way is about to promise, by slot.
-    pledged: RefCell<BTreeMap<u32, u64>>,
+    pledged: RefCell<BTreeMap<u32, crate::state::Promise>>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

@@ -14,6 +14,7 @@ use super::Inner;
 use super::error::DvolError;
 use super::info::Handle;
 use super::spacing::SPACE_WAITS_MAX;
+use crate::state::Promise;
 
 /// Blocks pledged until the operation under way, of which there is one at a time, is over.
 pub(super) struct Pledge<P: Platform> {
@@ -27,15 +28,17 @@ impl<P: Platform> Drop for Pledge<P> {
 }
 
 impl<P: Platform> Inner<P> {
-    /// Sees to it that each of these slots can be promised as many blocks, and keeps them until the
-    /// pledge is dropped. The caller has the turn of administrative operations.
+    /// Sees to it that each of these slots can be promised so much, and keeps it until the pledge is
+    /// dropped. The caller has the turn of administrative operations.
     pub(super) async fn pledge(
         self: &Rc<Self>,
-        wanted: impl IntoIterator<Item = (Slot, u64)>,
+        wanted: impl IntoIterator<Item = (Slot, Promise)>,
     ) -> Result<Pledge<P>, DvolError> {
-        let wanted = wanted.into_iter().filter(|&(_, blocks)| blocks > 0);
-        let wanted = wanted.map(|(slot, blocks)| (slot.0, blocks)).collect();
-        let more = |inner: &Self| inner.not_promised(&wanted);
+        let wanted = wanted
+            .into_iter()
+            .filter(|(_, promise)| promise.blocks() > 0);
+        let wanted = wanted.map(|(slot, promise)| (slot.0, promise)).collect();
+        let more = |inner: &Self| inner.not_promised(&wanted).blocks();
         for waits in 0.. {
             self.check_running()?;
             if more(self) <= self.available() {
@@ -57,33 +60,40 @@ impl<P: Platform> Inner<P> {
         Ok(pledge)
     }
 
-    /// The pledge for operations after which nothing of a dvol's content is its own: each overwrite
-    /// will take a new block, so all that is reserved must be there once more.
+    /// The pledge for operations after which nothing of a dvol's content, that of the second handle,
+    /// is its own: each overwrite will take a new block, so all that is reserved must be there once
+    /// more.
     pub(super) async fn pledge_anew(
         self: &Rc<Self>,
-        dvols: impl IntoIterator<Item = Handle>,
+        dvols: impl IntoIterator<Item = (Handle, Handle)>,
     ) -> Result<Pledge<P>, DvolError> {
         let mut wanted = Vec::new();
-        for dvol in dvols {
-            wanted.push((dvol.slot, self.record(dvol)?.reserved_blocks));
+        for (dvol, content) in dvols {
+            let reserved = self.record(dvol)?.reserved_blocks;
+            let inherited = self.record(content)?.mapped_blocks;
+            wanted.push((dvol.slot, Promise::new(reserved, 0, inherited)));
         }
         self.pledge(wanted).await
     }
 
-    /// Blocks set aside for dvols that do not use them yet, but for what is promised to `without`.
-    pub(super) fn promised_blocks(&self, without: Slot) -> u64 {
+    /// What is set aside for dvols that do not use it yet, but for what is promised to `without`.
+    pub(super) fn promised(&self, without: Slot) -> Promise {
         let mut pledged = self.pledged.borrow().clone();
-        let own = pledged.remove(&without.0).unwrap_or(0);
-        self.state.borrow().promised_blocks(without) + own + self.not_promised(&pledged)
+        let own = pledged.remove(&without.0).unwrap_or_default();
+        let others = self.state.borrow().promised(without);
+        others.and(own).and(self.not_promised(&pledged))
     }
 
     /// How much more than what is promised already these are.
-    fn not_promised(&self, wanted: &BTreeMap<u32, u64>) -> u64 {
+    fn not_promised(&self, wanted: &BTreeMap<u32, Promise>) -> Promise {
         let state = self.state.borrow();
-        let more = |(&slot, &blocks): (&u32, &u64)| {
+        let more = |(&slot, promise): (&u32, &Promise)| {
             let promised = state.promised_to(Slot(slot));
-            blocks.saturating_sub(promised)
+            promise.beyond(promised)
         };
-        wanted.iter().map(more).sum()
+        wanted
+            .iter()
+            .map(more)
+            .fold(Promise::default(), Promise::and)
     }
 }

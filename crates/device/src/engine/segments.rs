@@ -38,11 +38,13 @@ impl<P: Platform> Inner<P> {
                 slot.is_some_and(|s| s.record.reserved_blocks > 0),
             )
         };
-        let overwrites = match has_reservations && !is_reserved {
-            true => self.overwrite_reserve(),
-            false => 0,
+        let promised = self.promised(slot);
+        let promised = match (has_reservations, is_reserved) {
+            (_, true) => promised.data,
+            (true, false) => promised.blocks() + self.overwrite_reserve(),
+            (false, false) => promised.blocks(),
         };
-        self.checkpoint_reserve() + overwrites + self.promised_blocks(slot)
+        self.checkpoint_reserve() + promised
     }
 
     /// Takes segments until all that is promised and pledged lies in segments of this journal: it
@@ -54,7 +56,7 @@ impl<P: Platform> Inner<P> {
             let (open, unloaded) = self.own_open_blocks();
             let kept = self.checkpoint_reserve()
                 + self.overwrite_reserve()
-                + self.promised_blocks(NO_SLOT);
+                + self.promised(NO_SLOT).blocks();
             if open + unloaded >= kept {
                 return Ok(());
             }

@@ -90,7 +90,7 @@ impl<P: Platform> Inner<P> {
     pub(super) fn available(&self) -> u64 {
         let nodes = self.state.borrow().dirty_nodes() as u64;
         let kept = self.checkpoint_reserve() + self.overwrite_reserve() + nodes;
-        let promised = self.promised_blocks(NO_SLOT);
+        let promised = self.promised(NO_SLOT).blocks();
         self.open_blocks().saturating_sub(kept + promised)
     }
 
@@ -104,7 +104,8 @@ impl<P: Platform> Inner<P> {
         if available >= count || !self.state.borrow().slot(slot).is_some_and(is_reserved) {
             return available >= count;
         }
-        let kept = self.checkpoint_reserve() + self.promised_blocks(slot);
+        // The nodes promised to others are a bound, which new data has left alone.
+        let kept = self.checkpoint_reserve() + self.promised(slot).data;
         if self.open_blocks() < kept + count {
             return false;
         }
@@ -113,7 +114,7 @@ impl<P: Platform> Inner<P> {
             Over::Delta => count,
             Over::Blocks(range) => {
                 let goes = state.owned_in(slot, range.clone());
-                let promised = state.promised_to(slot);
+                let promised = state.promised_to(slot).data;
                 count.saturating_sub(goes).saturating_sub(promised)
             }
         };

@@ -10,6 +10,7 @@ mod apply;
 mod check;
 mod forget;
 mod freeze;
+mod promise;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,7 @@ use crate::v2p::{Entry, EntryKind, EvictState, Key, Map, MapStats, Retired};
 
 pub use forget::COUNT_AFTER;
 pub use freeze::{Frozen, FrozenPage, FrozenSegment, TableLocations};
+pub use promise::Promise;
 
 /// LSNs left out at the first change of a dvol after each start, so that one which a crash made
 /// the node forget is never given out again. More than a ring can hold records.
@@ -93,10 +95,10 @@ pub struct State {
     pub incarnation: u32,
     /// Counts nodes in memory.
     pub map_stats: Rc<MapStats>,
-    /// Slots of dvols with a reservation, and the blocks set aside for each that it does not use yet.
-    promises: BTreeMap<u32, u64>,
+    /// Slots of dvols with a reservation, and what is set aside for each that it does not use yet.
+    promises: BTreeMap<u32, Promise>,
     /// Sum of those.
-    promised_blocks: u64,
+    promised: Promise,
     /// Ranges that may be deallocated in a dvol after a start before its tombstones are counted.
     pub count_tombstones_after: u64,
     /// Slots in which as many ranges were deallocated as was allowed.
@@ -127,7 +129,7 @@ impl State {
             incarnation,
             map_stats: Rc::new(MapStats::default()),
             promises: BTreeMap::new(),
-            promised_blocks: 0,
+            promised: Promise::default(),
             count_tombstones_after: COUNT_AFTER,
             full_of_tombstones: BTreeSet::new(),
             scratch_displaced: Vec::new(),
@@ -287,18 +289,6 @@ impl State {
         self.note_reservation(slot);
     }
 
-    /// Counts again what is set aside for a dvol, after any change to its record.
-    fn note_reservation(&mut self, slot: Slot) {
-        let reserving = self.slot(slot).filter(|s| s.record.reserved_blocks > 0);
-        let promised = reserving.map(|s| promised_to(&s.record));
-        let before = match promised {
-            Some(blocks) => self.promises.insert(slot.0, blocks),
-            None => self.promises.remove(&slot.0),
-        };
-        self.promised_blocks -= before.unwrap_or(0);
-        self.promised_blocks += promised.unwrap_or(0);
-    }
-
     /// Puts a slot's content in place while a root is being loaded.
     pub fn load_slot(&mut self, slot: Slot, record: CatalogueRecord) {
         let map = match &record.map {
@@ -383,32 +373,4 @@ impl State {
             }
         }
     }
-}
-
-impl State {
-    /// True if any dvol has a reservation.
-    pub fn has_reservations(&self) -> bool {
-        !self.promises.is_empty()
-    }
-
-    /// Blocks set aside for dvols that do not use them yet, but for `without`.
-    pub fn promised_blocks(&self, without: Slot) -> u64 {
-        debug_assert!(self.promises.iter().all(|(&slot, &promised)| {
-            let state = self.slot(Slot(slot));
-            state.is_some_and(|s| promised_to(&s.record) == promised)
-        }));
-        self.promised_blocks - self.promised_to(without)
-    }
-
-    /// Blocks set aside for a dvol that it does not use yet.
-    pub fn promised_to(&self, slot: Slot) -> u64 {
-        self.promises.get(&slot.0).copied().unwrap_or(0)
-    }
-}
-
-/// Blocks set aside for a dvol that it does not use yet. What it shares with older layers does not
-/// count as its own: overwriting that will take new blocks.
-fn promised_to(record: &CatalogueRecord) -> u64 {
-    let own = record.mapped_blocks.saturating_sub(record.inherited_blocks);
-    record.reserved_blocks.saturating_sub(own)
 }

@@ -654,14 +654,20 @@ impl Change<'_> {
             // Data and its delta must not be parted; `Even` looks after that.
             return Pack::Even;
         }
-        let follows = new.start > 0 && {
+        // Only behind or before a run of blocks: whoever has written less than that may go on anywhere,
+        // and what was cut off would stay small.
+        let run = (node.stats.fanout / 4).saturating_sub(new.len()).max(1);
+        let follows = new.start >= run && {
             let before = &node.entries[new.start - 1];
-            before.end_vblock() == range.start && !before.is(EntryKind::Tombstone)
+            let is_run = node.entries[new.start - run].vblock().0 + run as u64 == range.start.0;
+            is_run && before.end_vblock() == range.start && !before.is(EntryKind::Tombstone)
         };
-        let precedes = node
-            .entries
-            .get(new.end)
-            .is_some_and(|next| next.vblock() == range.end && !next.is(EntryKind::Tombstone));
+        let precedes = new.end + run <= node.entries.len() && {
+            let next = &node.entries[new.end];
+            let last = &node.entries[new.end + run - 1];
+            let is_run = last.vblock().0 + 1 == range.end.0 + run as u64;
+            is_run && next.vblock() == range.end && !next.is(EntryKind::Tombstone)
+        };
         match (follows, precedes) {
             _ if sides.right && new.end == node.entries.len() => Pack::Left,
             _ if sides.left && new.start == 0 => Pack::Right,

@@ -79,5 +79,6 @@ pub use evict::EvictState;
 pub use map::{Map, Mapping};
 pub use reap::{Exclusive, FreeRule, ReapStep, Reaping, exclusive_count, reap_step};
 pub use slot::Missing;
+pub use split::{nodes_copied_max, nodes_max, nodes_min};
 pub use stats::MapStats;
 pub use walk::{DirtyNode, DirtyWalk};

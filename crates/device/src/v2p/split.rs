@@ -8,8 +8,36 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::node::{Node, Sum};
+use super::node::{ENTRIES_MAX, Node, Sum};
 use super::{Edit, EntryKind, Key};
+
+/// Entries that a node has at least, on average. Halving leaves a hundred and one of them in nodes of
+/// fifty, and deleting merges neighbours that fill four fifths of a node or less: where nothing was
+/// merged, two neighbours have more than eighty, so half of that. What is cut off behind a run of
+/// blocks may be smaller, but the run, a quarter of a node at least, makes up for it: of all orders
+/// tried (`no_order_of_writes_takes_more_nodes_than_are_promised`) none needs more.
+const ENTRIES_MIN: u64 = (ENTRIES_MAX * 2 / 5) as u64;
+
+/// Nodes of each level of a map with so many entries, at most, from the leaves up.
+fn levels(entries: u64) -> impl Iterator<Item = u64> {
+    let up = |&count: &u64| (count > 1).then(|| count.div_ceil(ENTRIES_MIN));
+    std::iter::successors(Some(entries), up).skip(1)
+}
+
+/// Nodes that a map with so many entries has, at most: one for 39 entries.
+pub fn nodes_max(entries: u64) -> u64 {
+    levels(entries.max(2)).sum()
+}
+
+/// Nodes that a map with so many entries has, at least.
+pub fn nodes_min(entries: u64) -> u64 {
+    entries / ENTRIES_MAX as u64
+}
+
+/// Nodes of a map with so many entries that as many writes copy, at most. Each copies one of each level.
+pub fn nodes_copied_max(entries: u64, writes: u64) -> u64 {
+    levels(entries).map(|nodes| nodes.min(writes)).sum()
+}
 
 /// How to spread entries over nodes.
 #[derive(Clone, Copy)]

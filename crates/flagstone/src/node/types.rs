@@ -216,7 +216,8 @@ pub struct DeviceInfo {
     pub free_bytes: u64,
     /// Of the used bytes: maps, bitmaps, segment table, superblocks.
     pub metadata_bytes: u64,
-    /// Bytes promised to volumes and not yet used, and the node's own reserve.
+    /// Bytes promised to volumes and not yet used, for data and for nodes of their maps, and the node's
+    /// own reserve.
     pub reserved_bytes: u64,
     /// Size of its journals together, in bytes.
     pub journal_bytes: u64,

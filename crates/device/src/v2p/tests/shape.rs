@@ -229,3 +229,52 @@ fn a_snapshot_and_a_change_copy_one_path() {
         (nodes + 3, 3, 3)
     );
 }
+
+/// Nodes are promised with what is reserved, whatever the order in which it is written.
+#[test]
+fn no_order_of_writes_takes_more_nodes_than_are_promised() {
+    const COUNT: u64 = 60_000;
+    let all = || 0..COUNT;
+    let apart = |step: u64| (0..step).flat_map(move |first| (first..COUNT).step_by(step as usize));
+    let mut shuffled: Vec<u64> = all().collect();
+    let mut random = Random(1);
+    for index in (1..shuffled.len()).rev() {
+        shuffled.swap(index, random.below(index as u64 + 1) as usize);
+    }
+    let runs = |len: u64| {
+        let starts = shuffled.iter().filter(move |&&start| start < COUNT / len);
+        starts.flat_map(move |start| start * len..(start + 1) * len)
+    };
+    let orders: Vec<(String, Vec<u64>)> = [
+        ("ascending".to_owned(), all().collect()),
+        ("descending".to_owned(), all().rev().collect()),
+        ("any".to_owned(), shuffled.clone()),
+    ]
+    .into_iter()
+    .chain(
+        [2, 3, 4, 5, 7, 50, 100, 150].map(|step| (format!("{step} apart"), apart(step).collect())),
+    )
+    .chain([2, 3, 4, 8, 16, 32, 64, 256].map(|len| (format!("runs of {len}"), runs(len).collect())))
+    .collect();
+    for (name, order) in orders {
+        let mut map = Map::empty(full_size());
+        let mut edit = Edit::new(LayerNo(1));
+        let mut most = 0;
+        for (nth, &vblock) in order.iter().enumerate() {
+            write(&mut map, &mut edit, vblock);
+            if nth as u64 % 64 == 63 {
+                let (entries, nodes) = (nth as u64 + 1, map.stats().loaded_nodes() as u64);
+                let promised = crate::v2p::nodes_max(entries);
+                if entries > 1000 {
+                    most = most.max(nodes * 1000 / promised);
+                }
+            }
+        }
+        let (nodes, entries) = (map.stats().loaded_nodes() as u64, map.mapped_count());
+        println!(
+            "{name}: {nodes} nodes for {entries}, at most {most} permille of what is promised"
+        );
+        assert!(most <= 1000, "{name}");
+        assert!(nodes >= crate::v2p::nodes_min(entries), "{name}");
+    }
+}
