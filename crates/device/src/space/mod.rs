@@ -5,8 +5,10 @@
 
 mod bitmap;
 mod pool;
+mod segment;
 mod shared;
 
 pub use bitmap::Bitmap;
-pub use pool::{BlockRun, LONG_BLOCKS, Misfit, Pool, SegmentState};
+pub use pool::{BlockRun, LONG_BLOCKS, Misfit, Pool};
+pub use segment::SegmentState;
 pub use shared::DeviceShared;
