@@ -60,6 +60,9 @@ pub enum OpenError {
     },
     /// No room for the checkpoint that ends recovery.
     NoSpace,
+    /// Another journal of the device can't be opened, and this one is of no use without it. Nothing
+    /// is wrong with this one.
+    OtherJournal,
 }
 
 impl fmt::Display for OpenError {
@@ -76,12 +79,10 @@ impl fmt::Display for OpenError {
                  {found_blocks}; was it truncated?"
             ),
             OpenError::Damaged { what, block } => {
-                write!(
-                    f,
-                    "{what} at {block} does not match its checksum; run `flagstone verify`"
-                )
+                write!(f, "{what}, {block}, does not match its checksum")
             }
             OpenError::NoSpace => f.write_str("no blocks are left for the recovery's checkpoint"),
+            OpenError::OtherJournal => f.write_str("another journal can't be opened"),
         }
     }
 }
@@ -111,8 +112,27 @@ pub struct RecoveryReport {
 impl<P: Platform> Engine<P> {
     /// Opens journal `journal_no` of a device and starts serving it. `shared` is the same for all
     /// journals of the device; they must be opened at the same time, since each waits until the
-    /// segments of all are known.
+    /// segments of all are known. If one can't be opened, those that wait end with `OtherJournal`
+    /// before they have begun a new incarnation; those that are open already have to be stopped by
+    /// whoever opened them.
     pub async fn open(
+        platform: P,
+        device: P::Device,
+        shared: DeviceShared,
+        superblock: Superblock,
+        journal_no: u16,
+        options: EngineOptions,
+    ) -> Result<(Engine<P>, RecoveryReport), OpenError> {
+        let all = shared.clone();
+        let opened = Self::open_one(platform, device, shared, superblock, journal_no, options);
+        let opened = opened.await;
+        if opened.is_err() {
+            all.give_up();
+        }
+        opened
+    }
+
+    async fn open_one(
         platform: P,
         device: P::Device,
         shared: DeviceShared,
@@ -216,6 +236,9 @@ impl<P: Platform> Engine<P> {
     /// Writes the root with which the new incarnation begins.
     async fn finish_recovery(&self) -> Result<(), OpenError> {
         while !self.inner.shared.is_complete() {
+            if self.inner.shared.is_given_up() {
+                return Err(OpenError::OtherJournal);
+            }
             self.inner.platform.sleep_ns(1_000_000).await;
         }
         // What was read may still be in a volatile cache (the process died, the machine did not).
@@ -394,6 +417,10 @@ impl<P: Platform> Loader<'_, P> {
         index: &[BlockPtr],
         mut take: impl FnMut(u32, &[u8]) -> Result<(), FormatError>,
     ) -> Result<TableLocations, OpenError> {
+        let page = match table {
+            TableKind::Catalogue => "a page of the catalogue",
+            TableKind::Segments => "a page of the segment table",
+        };
         let mut locations = TableLocations {
             pages: Vec::new(),
             index: index.to_vec(),
@@ -404,11 +431,15 @@ impl<P: Platform> Loader<'_, P> {
             if ptr.is_none() {
                 continue;
             }
-            let bytes = self.read_table_block(*ptr, "a table's index block").await?;
+            let what = match table {
+                TableKind::Catalogue => "an index block of the catalogue",
+                TableKind::Segments => "an index block of the segment table",
+            };
+            let bytes = self.read_table_block(*ptr, what).await?;
             let pages = decode_index(&bytes, table, first as u32).map_err(OpenError::Format)?;
             if let Some(outside) = pages.iter().find(|p| !p.is_within(self.geometry)) {
                 return Err(OpenError::Damaged {
-                    what: "a table page",
+                    what: page,
                     block: outside.block,
                 });
             }
@@ -419,7 +450,7 @@ impl<P: Platform> Loader<'_, P> {
             if ptr.is_none() {
                 continue;
             }
-            let bytes = self.read_table_block(*ptr, "a table page").await?;
+            let bytes = self.read_table_block(*ptr, page).await?;
             let records = decode_page(&bytes, table, number as u32).map_err(OpenError::Format)?;
             for (at, record) in records.enumerate() {
                 take(number as u32 * per_page + at as u32, record).map_err(OpenError::Format)?;

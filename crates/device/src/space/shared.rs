@@ -23,6 +23,7 @@ struct Inner {
     free_blocks: AtomicU64,
     /// Journals whose ownership is known; segments can be reserved once all are.
     journals_known: AtomicU32,
+    given_up: AtomicBool,
     fenced: AtomicBool,
     /// Flushes that have begun and not ended, on any core.
     flushes: Mutex<Flushes>,
@@ -48,6 +49,7 @@ impl DeviceShared {
                 free_segments: AtomicU32::new(free_segments),
                 free_blocks: AtomicU64::new(free_blocks),
                 journals_known: AtomicU32::new(0),
+                given_up: AtomicBool::new(false),
                 fenced: AtomicBool::new(false),
                 flushes: Mutex::default(),
                 geometry,
@@ -97,6 +99,16 @@ impl DeviceShared {
     pub fn is_complete(&self) -> bool {
         let known = self.inner.journals_known.load(Ordering::Acquire);
         known == u32::from(self.inner.geometry.journal_count)
+    }
+
+    /// Says that a journal can't be opened: those that wait for all to be known wait in vain.
+    pub fn give_up(&self) {
+        self.inner.given_up.store(true, Ordering::Release);
+    }
+
+    /// True after [`DeviceShared::give_up`].
+    pub fn is_given_up(&self) -> bool {
+        self.inner.given_up.load(Ordering::Acquire)
     }
 
     /// Takes any free segment, the lowest first; `None` if there is none or ownership is not known

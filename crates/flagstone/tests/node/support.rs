@@ -14,12 +14,54 @@ use crate::client::Client;
 
 const DEVICE_BYTES: u64 = 256 << 20;
 
+/// A temporary folder, removed when dropped.
+pub(crate) struct Folder {
+    pub(crate) path: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn new() -> Folder {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("flagstone-node-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder { path }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A node of one core that serves one device.
+pub(crate) fn options(path: PathBuf) -> NodeOptions {
+    NodeOptions {
+        devices: vec![DeviceOptions {
+            name: "main".to_owned(),
+            path,
+            expected_size_bytes: None,
+        }],
+        cores: Some(1),
+        nbd: Some("127.0.0.1:0".parse().expect("an address")),
+        nbd_unix: None,
+        map_cache_bytes: None,
+        scrub_days: 0,
+        nbd_connections_max: 64,
+        stop_grace_ms: 60_000,
+        record: None,
+        tuning: None,
+    }
+}
+
 /// A running node. Stops when dropped.
 pub(crate) struct Scene {
     pub(crate) node: Arc<dyn Node>,
     tcp: SocketAddr,
     runtime: tokio::runtime::Runtime,
-    folder: PathBuf,
+    _folder: Folder,
     is_stopped: bool,
 }
 
@@ -30,33 +72,14 @@ impl Scene {
 
     /// A node with some options changed.
     pub(crate) fn with(change: impl FnOnce(&mut NodeOptions)) -> Scene {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("flagstone-node-{}-{count}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let path = folder.join("device.img");
+        let folder = Folder::new();
+        let path = folder.path.join("device.img");
         let format = FormatOptions {
             size_bytes: Some(DEVICE_BYTES),
             force: false,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
-        let mut options = NodeOptions {
-            devices: vec![DeviceOptions {
-                name: "main".to_owned(),
-                path,
-                expected_size_bytes: None,
-            }],
-            cores: Some(1),
-            nbd: Some("127.0.0.1:0".parse().expect("an address")),
-            nbd_unix: None,
-            map_cache_bytes: None,
-            scrub_days: 0,
-            nbd_connections_max: 64,
-            stop_grace_ms: 60_000,
-            record: None,
-            tuning: None,
-        };
+        let mut options = options(path);
         change(&mut options);
         let node = flagstone::node::real::start(options).expect("a node");
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -68,7 +91,7 @@ impl Scene {
             tcp: info.nbd_addresses[0].parse().expect("an address"),
             node,
             runtime,
-            folder,
+            _folder: folder,
             is_stopped: false,
         }
     }
@@ -111,7 +134,6 @@ impl Drop for Scene {
             true => Ok(()),
             false => self.stop(),
         };
-        let _ = std::fs::remove_dir_all(&self.folder);
         if !std::thread::panicking() {
             stopped.expect("it stops");
         }

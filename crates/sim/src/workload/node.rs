@@ -4,7 +4,7 @@
 //! order, a kill, or a power loss; sometimes at a chosen I/O, so perhaps in the middle of recovery).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
@@ -222,19 +222,23 @@ async fn open(context: &Context) -> Result<Engines, OpenError> {
     }
     let mut engines = Vec::new();
     let mut refused = None;
-    // One that can't be opened leaves the others waiting for it.
+    // The others end because of one that can't be opened: what counts is why that one can't.
+    let mut in_vain = BTreeSet::new();
     let all = opening.len();
     let mut waiting: Vec<_> = opening.into_iter().map(Box::pin).collect();
     let mut results: BTreeMap<usize, Engine<SimPlatform>> = BTreeMap::new();
     std::future::poll_fn(|cx| {
         for (journal, opening) in waiting.iter_mut().enumerate() {
-            if results.contains_key(&journal) {
+            if results.contains_key(&journal) || in_vain.contains(&journal) {
                 continue;
             }
             match opening.as_mut().poll(cx) {
                 std::task::Poll::Ready(Some(Ok((engine, report)))) => {
                     context.tell(format!("journal {journal} opened: {report:?}"));
                     results.insert(journal, engine);
+                }
+                std::task::Poll::Ready(Some(Err(OpenError::OtherJournal))) => {
+                    in_vain.insert(journal);
                 }
                 std::task::Poll::Ready(Some(Err(error))) => refused = Some(error),
                 _ => {}

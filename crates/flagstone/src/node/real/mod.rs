@@ -7,6 +7,7 @@
 mod core;
 mod describe;
 mod names;
+mod opening;
 mod recording;
 mod start;
 mod tuning;

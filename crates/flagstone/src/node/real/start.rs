@@ -3,22 +3,16 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport};
+use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
-use flagstone_device::format::superblock::Superblock;
-use flagstone_device::space::DeviceShared;
-use flagstone_platform::BlockDevice;
-use flagstone_runtime::{
-    DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringListener, UringPlatform,
-    lock_device,
-};
+use flagstone_runtime::{FlushMethod, Runtime, UringListener, UringPlatform, lock_device};
 
-use super::core::{CoreNode, OwnedEngine, current};
-use super::names::{Names, Place};
+use super::core::current;
+use super::names::Names;
+use super::opening::{Prepared, open_all, open_error, open_file};
 use super::recording::Recording;
 use super::{Device, RealNode, describe, tuning};
 use crate::node::{
@@ -40,12 +34,12 @@ pub(super) struct Share {
     /// For the maps of each journal with volumes. New volumes go to one journal of each device on
     /// each core, so the shares are of that many; a device that was used with more cores before may
     /// have volumes in more journals, and then the node uses more.
-    map_cache_bytes: u64,
+    pub(super) map_cache_bytes: u64,
     /// NBD connections.
     pub(super) connections_max: usize,
     /// How long the background scrub takes.
-    scrub_period_ns: u64,
-    hold_checkpoints: bool,
+    pub(super) scrub_period_ns: u64,
+    pub(super) hold_checkpoints: bool,
     /// How long a stop waits for what is in flight to be answered.
     pub(super) stop_grace_ns: u64,
 }
@@ -62,15 +56,6 @@ impl Share {
             stop_grace_ns: options.stop_grace_ms.saturating_mul(1_000_000),
         }
     }
-}
-
-/// What a core needs to open its journals of one device.
-#[derive(Clone)]
-struct Prepared {
-    path: std::path::PathBuf,
-    superblock: Superblock,
-    shared: DeviceShared,
-    flush: FlushMethod,
 }
 
 /// Opens the devices, recovers them, starts the cores and the gateways. Blocks until everything
@@ -161,7 +146,7 @@ fn default_cores() -> usize {
     (cpus / 2).clamp(1, CORES_MAX)
 }
 
-fn wait_for<R>(
+pub(super) fn wait_for<R>(
     sent: Result<std::sync::mpsc::Receiver<R>, flagstone_runtime::Refused>,
     doing: &str,
 ) -> Result<R, NodeError> {
@@ -223,21 +208,6 @@ fn check_size(device: &DeviceOptions) -> Result<(), NodeError> {
     ))
 }
 
-fn open_error(device: &str, error: &OpenError) -> NodeError {
-    let doing = format!("opening device '{device}'");
-    let (kind, next) = match error {
-        OpenError::Io(error) => (NodeErrorKind::of_io(error), "check the device and its path"),
-        OpenError::TooSmall { .. } => (NodeErrorKind::Corrupt, "check the device and its path"),
-        OpenError::Format(_) | OpenError::Damaged { .. } => (
-            NodeErrorKind::Corrupt,
-            "run `flagstone verify PATH`; a device that was never formatted needs \
-             `flagstone device format PATH`",
-        ),
-        OpenError::NoSpace => (NodeErrorKind::NoSpace, "run `flagstone verify PATH`"),
-    };
-    NodeError::new(kind, doing, error.to_string()).next(next)
-}
-
 fn prepare(
     runtime: &Runtime,
     device: &DeviceOptions,
@@ -256,7 +226,7 @@ fn prepare(
                 flush,
             })
     })?;
-    let found = found.map_err(|error| open_error(&device.name, &error))?;
+    let found = found.map_err(|error| open_error(device, &error))?;
     if let Some(expected) = device.expected_size_bytes {
         let size = found.superblock.block_count * flagstone_types::BLOCK_SIZE;
         if expected / flagstone_types::BLOCK_SIZE != found.superblock.block_count {
@@ -266,185 +236,6 @@ fn prepare(
         }
     }
     Ok(found)
-}
-
-fn open_file(
-    platform: &UringPlatform,
-    path: &Path,
-    flush: FlushMethod,
-) -> Result<UringDevice, OpenError> {
-    let options = OpenOptions {
-        flush,
-        ..OpenOptions::default()
-    };
-    let device = UringDevice::open(platform, path, options).map_err(OpenError::Io)?;
-    if device.size_bytes() < flagstone_types::BLOCK_SIZE {
-        return Err(OpenError::TooSmall {
-            expected_blocks: 1,
-            found_blocks: 0,
-        });
-    }
-    Ok(device)
-}
-
-/// Opens every journal of every device on its core, all at the same time.
-fn open_all(
-    runtime: &Runtime,
-    devices: &[DeviceOptions],
-    prepared: Vec<Prepared>,
-    names: &Names,
-    recording: &Recording,
-    share: Share,
-) -> Result<(), NodeError> {
-    let cores = runtime.cores().len();
-    let mut waiting = Vec::new();
-    for core in runtime.cores() {
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let (prepared, names, recording) = (prepared.clone(), names.clone(), recording.clone());
-        let sent = core.remote().call_then(
-            move |platform| open_core(platform, cores, prepared, names, recording, share),
-            move |result| drop(sender.send(result)),
-        );
-        waiting.push(sent.map(|()| receiver));
-    }
-    let (mut result, mut recovered) = (Ok(()), Recovered::default());
-    for waiting in waiting {
-        let opened = wait_for(waiting, "opening the devices")?;
-        match opened {
-            Ok(part) => recovered.join(&part),
-            Err((device, error)) => {
-                let name = devices.get(device).map_or("", |d| d.name.as_str());
-                result = result.and(Err(open_error(name, &error)));
-            }
-        }
-    }
-    recovered.tell();
-    result
-}
-
-/// What the recovery of all journals came to.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-struct Recovered {
-    journals: u64,
-    groups: u64,
-    units: u64,
-    dropped: u64,
-    unreadable: u64,
-    mended: u64,
-}
-
-impl Recovered {
-    fn add(&mut self, report: &RecoveryReport) {
-        if !report.clean {
-            self.join(&Recovered {
-                journals: 1,
-                groups: report.groups,
-                units: report.units,
-                dropped: report.dropped,
-                unreadable: report.unreadable,
-                mended: u64::from(report.mended),
-            });
-        }
-    }
-
-    fn join(&mut self, other: &Recovered) {
-        self.journals += other.journals;
-        self.groups += other.groups;
-        self.units += other.units;
-        self.dropped += other.dropped;
-        self.unreadable += other.unreadable;
-        self.mended += other.mended;
-    }
-
-    /// One line, however many journals there are.
-    fn tell(&self) {
-        let Recovered {
-            journals,
-            groups,
-            units,
-            dropped,
-            unreadable,
-            mended,
-        } = *self;
-        if journals > 0 {
-            tracing::info!(
-                journals,
-                groups,
-                units,
-                dropped,
-                unreadable,
-                mended,
-                "recovered after an unclean stop"
-            );
-        }
-    }
-}
-
-/// Opens this core's journals and puts its part of the node in place.
-async fn open_core(
-    platform: UringPlatform,
-    cores: usize,
-    prepared: Vec<Prepared>,
-    names: Names,
-    recording: Recording,
-    share: Share,
-) -> Result<Recovered, (usize, OpenError)> {
-    let core = platform.core_index();
-    let mut opening = Vec::new();
-    for (device, found) in prepared.iter().enumerate() {
-        for journal in
-            (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
-        {
-            let opened =
-                open_file(&platform, &found.path, found.flush).map_err(|error| (device, error))?;
-            let options = EngineOptions {
-                map_cache_bytes: share.map_cache_bytes,
-                prewrite_segments: !opened.is_block_device(),
-                scrub_period_ns: share.scrub_period_ns,
-                hold_checkpoints: share.hold_checkpoints,
-                ..EngineOptions::default()
-            };
-            let io = opened.io_stats();
-            let engine = Engine::open(
-                platform.clone(),
-                recording.device(opened),
-                found.shared.clone(),
-                found.superblock.clone(),
-                journal,
-                options,
-            );
-            opening.push(async move { (device, io, engine.await) });
-        }
-    }
-    let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
-    for (device, io, result) in flagstone_device::engine::join_all(opening).await {
-        let (engine, report) = result.map_err(|error| (device, error))?;
-        if !report.clean {
-            tracing::debug!(
-                device,
-                journal = engine.journal_no(),
-                ?report,
-                "recovered a journal"
-            );
-        }
-        recovered.add(&report);
-        for dvol in engine.dvols() {
-            let place = Place {
-                core,
-                engine: engines.len(),
-                id: dvol.handle.id,
-            };
-            if let Some(id) = names.insert_found(&dvol.name, place) {
-                tracing::error!(
-                    name = dvol.name,
-                    "two volumes have this name; one of them is served as '{id}': rename or delete it"
-                );
-            }
-        }
-        engines.push(OwnedEngine { device, engine, io });
-    }
-    CoreNode::install(&platform, engines, names, recording, share);
-    Ok(recovered)
 }
 
 /// Binds the gateways' sockets; core 0 accepts and hands connections over.

@@ -1,0 +1,312 @@
+//! Opening the journals of a node's devices: all of them, or none.
+
+use std::path::{Path, PathBuf};
+
+use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport, join_all};
+use flagstone_device::format::superblock::Superblock;
+use flagstone_device::space::DeviceShared;
+use flagstone_platform::BlockDevice;
+use flagstone_runtime::{
+    DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
+};
+
+use super::core::{CoreNode, OwnedEngine, current};
+use super::names::{Names, Place};
+use super::recording::Recording;
+use super::start::{Share, wait_for};
+use crate::node::{DeviceOptions, NodeError, NodeErrorKind};
+
+/// What a core needs to open its journals of one device.
+#[derive(Clone)]
+pub(super) struct Prepared {
+    pub(super) path: PathBuf,
+    pub(super) superblock: Superblock,
+    pub(super) shared: DeviceShared,
+    pub(super) flush: FlushMethod,
+}
+
+/// A journal that can't be opened.
+#[derive(Debug)]
+struct Refused {
+    device: usize,
+    journal: u16,
+    error: OpenError,
+}
+
+/// A device of which nothing can be opened.
+pub(super) fn open_error(device: &DeviceOptions, error: &OpenError) -> NodeError {
+    let (kind, mut next) = advice(device, error);
+    if matches!(error, OpenError::Format(_)) {
+        let path = device.path.display();
+        next +=
+            &format!("; a device that was never formatted needs `flagstone device format {path}`");
+    }
+    let doing = format!("opening device '{}'", device.name);
+    NodeError::new(kind, doing, error.to_string()).next(next)
+}
+
+fn advice(device: &DeviceOptions, error: &OpenError) -> (NodeErrorKind, String) {
+    let path = device.path.display();
+    match error {
+        OpenError::Io(error) => (
+            NodeErrorKind::of_io(error),
+            "check the device and its path".to_owned(),
+        ),
+        OpenError::TooSmall { .. } => (
+            NodeErrorKind::Corrupt,
+            "check the device and its path".to_owned(),
+        ),
+        OpenError::Format(_) | OpenError::Damaged { .. } => (
+            NodeErrorKind::Corrupt,
+            format!(
+                "keep a copy of {path}, see with `flagstone verify {path}` what else is wrong, and \
+                 put back a copy from before the damage"
+            ),
+        ),
+        OpenError::NoSpace => (
+            NodeErrorKind::NoSpace,
+            format!("run `flagstone verify {path}`"),
+        ),
+        OpenError::OtherJournal => (NodeErrorKind::Internal, "see the log".to_owned()),
+    }
+}
+
+/// All that is wrong with the first device of which journals can't be opened.
+fn refusal(devices: &[DeviceOptions], mut refused: Vec<Refused>) -> Option<NodeError> {
+    // Those that only ended because of others come last: they say nothing.
+    refused.sort_by_key(|r| {
+        let in_vain = matches!(r.error, OpenError::OtherJournal);
+        (in_vain, r.device, r.journal)
+    });
+    let first = refused.first()?;
+    let device = devices.get(first.device)?;
+    let (kind, next) = advice(device, &first.error);
+    let found: Vec<String> = refused
+        .iter()
+        .filter(|r| r.device == first.device && !matches!(r.error, OpenError::OtherJournal))
+        .map(|r| format!("journal {}: {}", r.journal, r.error))
+        .collect();
+    let doing = format!("opening device '{}'", device.name);
+    Some(NodeError::new(kind, doing, found.join("; ")).next(next))
+}
+
+pub(super) fn open_file(
+    platform: &UringPlatform,
+    path: &Path,
+    flush: FlushMethod,
+) -> Result<UringDevice, OpenError> {
+    let options = OpenOptions {
+        flush,
+        ..OpenOptions::default()
+    };
+    let device = UringDevice::open(platform, path, options).map_err(OpenError::Io)?;
+    if device.size_bytes() < flagstone_types::BLOCK_SIZE {
+        return Err(OpenError::TooSmall {
+            expected_blocks: 1,
+            found_blocks: 0,
+        });
+    }
+    Ok(device)
+}
+
+/// Opens every journal of every device on its core, all at the same time. If one can't be opened,
+/// those that are open are stopped.
+pub(super) fn open_all(
+    runtime: &Runtime,
+    devices: &[DeviceOptions],
+    prepared: Vec<Prepared>,
+    names: &Names,
+    recording: &Recording,
+    share: Share,
+) -> Result<(), NodeError> {
+    let cores = runtime.cores().len();
+    let mut waiting = Vec::new();
+    for core in runtime.cores() {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let (prepared, names, recording) = (prepared.clone(), names.clone(), recording.clone());
+        let sent = core.remote().call_then(
+            move |platform| open_core(platform, cores, prepared, names, recording, share),
+            move |result| drop(sender.send(result)),
+        );
+        waiting.push(sent.map(|()| receiver));
+    }
+    let (mut all_refused, mut recovered) = (Vec::new(), Recovered::default());
+    for waiting in waiting {
+        let (part, refused) = wait_for(waiting, "opening the devices")?;
+        recovered.join(&part);
+        all_refused.extend(refused);
+    }
+    recovered.tell();
+    match refusal(devices, all_refused) {
+        None => Ok(()),
+        Some(error) => {
+            stop_all(runtime);
+            Err(error)
+        }
+    }
+}
+
+/// Stops what has been opened, in order.
+fn stop_all(runtime: &Runtime) {
+    let mut waiting = Vec::new();
+    for core in runtime.cores() {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let sent = core.remote().call_then(
+            |_| async {
+                match current() {
+                    Some(core) => core.stop().await,
+                    None => Ok(()),
+                }
+            },
+            move |result| drop(sender.send(result)),
+        );
+        waiting.push(sent.map(|()| receiver));
+    }
+    for waiting in waiting {
+        if let Ok(Err(error)) = wait_for(waiting, "stopping what was opened") {
+            tracing::warn!("a journal did not stop in order and will be recovered: {error}");
+        }
+    }
+}
+
+/// What the recovery of all journals came to.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+struct Recovered {
+    journals: u64,
+    groups: u64,
+    units: u64,
+    dropped: u64,
+    unreadable: u64,
+    mended: u64,
+}
+
+impl Recovered {
+    fn add(&mut self, report: &RecoveryReport) {
+        if !report.clean {
+            self.join(&Recovered {
+                journals: 1,
+                groups: report.groups,
+                units: report.units,
+                dropped: report.dropped,
+                unreadable: report.unreadable,
+                mended: u64::from(report.mended),
+            });
+        }
+    }
+
+    fn join(&mut self, other: &Recovered) {
+        self.journals += other.journals;
+        self.groups += other.groups;
+        self.units += other.units;
+        self.dropped += other.dropped;
+        self.unreadable += other.unreadable;
+        self.mended += other.mended;
+    }
+
+    /// One line, however many journals there are.
+    fn tell(&self) {
+        let Recovered {
+            journals,
+            groups,
+            units,
+            dropped,
+            unreadable,
+            mended,
+        } = *self;
+        if journals > 0 {
+            tracing::info!(
+                journals,
+                groups,
+                units,
+                dropped,
+                unreadable,
+                mended,
+                "recovered after an unclean stop"
+            );
+        }
+    }
+}
+
+/// Opens this core's journals and puts its part of the node in place, with those that could be
+/// opened.
+async fn open_core(
+    platform: UringPlatform,
+    cores: usize,
+    prepared: Vec<Prepared>,
+    names: Names,
+    recording: Recording,
+    share: Share,
+) -> (Recovered, Vec<Refused>) {
+    let core = platform.core_index();
+    let (mut opening, mut refused) = (Vec::new(), Vec::new());
+    for (device, found) in prepared.iter().enumerate() {
+        for journal in
+            (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
+        {
+            let opened = match open_file(&platform, &found.path, found.flush) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    // The others, here and on other cores, would wait for it.
+                    found.shared.give_up();
+                    refused.push(Refused {
+                        device,
+                        journal,
+                        error,
+                    });
+                    continue;
+                }
+            };
+            let options = EngineOptions {
+                map_cache_bytes: share.map_cache_bytes,
+                prewrite_segments: !opened.is_block_device(),
+                scrub_period_ns: share.scrub_period_ns,
+                hold_checkpoints: share.hold_checkpoints,
+                ..EngineOptions::default()
+            };
+            let io = opened.io_stats();
+            let engine = Engine::open(
+                platform.clone(),
+                recording.device(opened),
+                found.shared.clone(),
+                found.superblock.clone(),
+                journal,
+                options,
+            );
+            opening.push(async move { (device, journal, io, engine.await) });
+        }
+    }
+    let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
+    for (device, journal, io, result) in join_all(opening).await {
+        let (engine, report) = match result {
+            Ok(opened) => opened,
+            Err(error) => {
+                refused.push(Refused {
+                    device,
+                    journal,
+                    error,
+                });
+                continue;
+            }
+        };
+        if !report.clean {
+            tracing::debug!(device, journal, ?report, "recovered a journal");
+        }
+        recovered.add(&report);
+        for dvol in engine.dvols() {
+            let place = Place {
+                core,
+                engine: engines.len(),
+                id: dvol.handle.id,
+            };
+            if let Some(id) = names.insert_found(&dvol.name, place) {
+                tracing::error!(
+                    name = dvol.name,
+                    "two volumes have this name; one of them is served as '{id}': rename or delete it"
+                );
+            }
+        }
+        engines.push(OwnedEngine { device, engine, io });
+    }
+    CoreNode::install(&platform, engines, names, recording, share);
+    (recovered, refused)
+}
