@@ -2,6 +2,7 @@
 
 mod client;
 mod damage;
+mod errors;
 mod metrics;
 mod series;
 mod stop;

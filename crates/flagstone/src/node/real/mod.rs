@@ -6,6 +6,7 @@
 
 mod core;
 mod describe;
+mod errors;
 mod names;
 mod opening;
 mod recording;
@@ -21,12 +22,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use flagstone_device::engine::{CreateDvol, DvolError, Handle, SIZE_MAX_BYTES};
+use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo, Handle};
 use flagstone_platform::record::NodeMark;
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
 use flagstone_types::DvolId;
 
 use self::core::{CoreNode, current};
+use self::errors::{
+    Wanted, check_size, no_such_device, no_such_snapshot, no_such_volume, node_error, taken,
+};
 use self::names::{Names, Place};
 use self::recording::Recording;
 use super::{
@@ -214,8 +218,17 @@ impl RealNode {
             claim.came_to_be(Place { core, engine, id });
             Ok(())
         });
-        created.await?.map_err(|error| node_error(error, &doing))?;
-        self.show(&spec.name).await
+        match created.await? {
+            Ok(()) => self.show(&spec.name).await,
+            Err(error) => {
+                let find = move |core: &CoreNode| {
+                    let owned = core.engines.iter().find(|e| e.device == device)?;
+                    Some((owned.engine.space(), Wanted::Anew(reserved_bytes)))
+                };
+                let error = node_error(error, &doing);
+                Err(self.with_space(error, core, find).await)
+            }
+        }
     }
 
     async fn clone_from(
@@ -235,7 +248,8 @@ impl RealNode {
             reserved_bytes: 0,
         };
         let snapshot = source.snapshot.clone();
-        self.on_volume(&target, &doing, move |core, dvol| async move {
+        let is_head = snapshot.is_none();
+        let cloned = self.on_volume(&target, &doing, move |core, dvol| async move {
             let Some(engine) = core.engine(place.engine) else {
                 return Err(DvolError::NotFound);
             };
@@ -251,9 +265,20 @@ impl RealNode {
             let id = engine.clone_of(source, new).await?.id;
             claim.came_to_be(Place { id, ..place });
             Ok(())
-        })
-        .await?;
-        self.show(&new_name).await
+        });
+        match cloned.await {
+            Ok(()) => self.show(&new_name).await,
+            Err(error) if error.kind == NodeErrorKind::NotFound && !is_head => {
+                Err(no_such_snapshot(&source.to_string(), &doing))
+            }
+            Err(error) => {
+                let wanted = move |dvol: &DvolInfo| match is_head {
+                    true => Wanted::Again(dvol.reserved_bytes),
+                    false => Wanted::Anew(0),
+                };
+                Err(self.with_space_of(error, &target, wanted).await)
+            }
+        }
     }
 
     async fn rename(&self, name: String, new_name: String) -> Result<VolumeInfo, NodeError> {
@@ -292,7 +317,7 @@ impl RealNode {
         }
         let place = target.place;
         let keep_full = before.reserve == Reservation::Full;
-        self.on_volume(&target, &doing, move |core, dvol| async move {
+        let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
             let grows = size_bytes > before.size_bytes;
             if keep_full && grows {
@@ -303,9 +328,14 @@ impl RealNode {
                 engine.set_reserved(dvol, size_bytes).await?;
             }
             Ok(())
-        })
-        .await?;
-        self.show(&name).await
+        });
+        match resized.await {
+            Ok(()) => self.show(&name).await,
+            Err(error) => {
+                let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, size_bytes);
+                Err(self.with_space_of(error, &target, wanted).await)
+            }
+        }
     }
 
     async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
@@ -341,7 +371,12 @@ impl RealNode {
         let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
         let doing = format!("taking snapshot {}", names.join(" "));
         let mut places = Vec::new();
-        for snapshot in &wanted {
+        for (index, snapshot) in wanted.iter().enumerate() {
+            if wanted[..index].iter().any(|s| s.volume == snapshot.volume) {
+                let found = format!("volume '{}' is named twice", snapshot.volume);
+                return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                    .next("take one snapshot of each volume at a time"));
+            }
             places.push(self.target(&snapshot.volume, &doing)?.place);
         }
         let Some(first) = places.first().copied() else {
@@ -362,6 +397,10 @@ impl RealNode {
             )
             .next("take one snapshot for each core and device"));
         }
+        let ids = places.iter().map(|place| place.id);
+        let volumes: Vec<(DvolId, String)> = ids
+            .zip(wanted.iter().map(|part| part.volume.clone()))
+            .collect();
         let (parts, marked) = (wanted.clone(), names);
         let taken = self
             .on_core(first.core, &doing, move |core| async move {
@@ -382,7 +421,18 @@ impl RealNode {
                 taken
             })
             .await?;
-        taken.map_err(|error| node_error(error, &doing))?;
+        if let Err(error) = taken {
+            let find = move |core: &CoreNode| {
+                let engine = core.engine(first.engine)?;
+                let dvols = volumes
+                    .iter()
+                    .filter_map(|(id, name)| engine.dvol_with(*id, name));
+                let again = dvols.map(|dvol| dvol.reserved_bytes).sum();
+                Some((engine.space(), Wanted::Again(again)))
+            };
+            let error = node_error(error, &doing);
+            return Err(self.with_space(error, first.core, find).await);
+        }
         let mut infos = Vec::new();
         for snapshot in wanted {
             infos.push(self.show_one_snapshot(snapshot).await?);
@@ -417,12 +467,7 @@ impl RealNode {
         })
         .await
         .map_err(|error| match error.kind {
-            NodeErrorKind::NotFound => NodeError::new(
-                error.kind,
-                doing,
-                format!("there is no snapshot '{snapshot}'"),
-            )
-            .next("see `flagstone snapshot list`"),
+            NodeErrorKind::NotFound => no_such_snapshot(&snapshot.to_string(), doing),
             _ => error,
         })
     }
@@ -496,12 +541,19 @@ impl Node for RealNode {
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
         Box::pin(async move {
             let doing = format!("rolling back to '{snapshot}'");
-            self.on_snapshot(&snapshot, &doing, |core, engine, dvol, layer| async move {
-                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                engine.roll_back(dvol, layer).await
-            })
-            .await?;
-            self.show(&snapshot.volume).await
+            let rolled =
+                self.on_snapshot(&snapshot, &doing, |core, engine, dvol, layer| async move {
+                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                    engine.roll_back(dvol, layer).await
+                });
+            match rolled.await {
+                Ok(()) => self.show(&snapshot.volume).await,
+                Err(error) => {
+                    let target = self.target(&snapshot.volume, &doing)?;
+                    let wanted = |dvol: &DvolInfo| Wanted::Again(dvol.reserved_bytes);
+                    Err(self.with_space_of(error, &target, wanted).await)
+                }
+            }
         })
     }
 
@@ -512,12 +564,17 @@ impl Node for RealNode {
             let size = self.show(&name).await?.size_bytes;
             let bytes = reserved_bytes(reserve, size);
             let place = target.place;
-            self.on_volume(&target, &doing, move |core, dvol| async move {
+            let reserved = self.on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
                 engine.set_reserved(dvol, bytes).await
-            })
-            .await?;
-            self.show(&name).await
+            });
+            match reserved.await {
+                Ok(()) => self.show(&name).await,
+                Err(error) => {
+                    let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, bytes);
+                    Err(self.with_space_of(error, &target, wanted).await)
+                }
+            }
         })
     }
 
@@ -626,74 +683,6 @@ fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
         Reservation::Full => size_bytes,
         Reservation::Bytes(bytes) => bytes,
     }
-}
-
-/// Refuses what no client could use to its end.
-fn check_size(size_bytes: u64, doing: &str) -> Result<(), NodeError> {
-    if size_bytes <= SIZE_MAX_BYTES {
-        return Ok(());
-    }
-    let found = format!(
-        "{size_bytes} bytes were asked for; a volume has at most {SIZE_MAX_BYTES} (2^63 - 4096)"
-    );
-    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next("ask for less"))
-}
-
-fn no_such_volume(name: &str, doing: &str) -> NodeError {
-    NodeError::new(
-        NodeErrorKind::NotFound,
-        doing,
-        format!("there is no volume '{name}'"),
-    )
-    .next("see `flagstone volume list`")
-}
-
-fn no_such_device(name: &str, doing: &str) -> NodeError {
-    NodeError::new(
-        NodeErrorKind::NotFound,
-        doing,
-        format!("there is no device '{name}'"),
-    )
-    .next("see `flagstone device list`")
-}
-
-fn taken(name: &str, doing: &str) -> NodeError {
-    let found = format!("there already is a volume '{name}'");
-    NodeError::new(NodeErrorKind::AlreadyExists, doing, found).next("choose another name")
-}
-
-/// What the control side says to an engine's error.
-fn node_error(error: DvolError, doing: &str) -> NodeError {
-    let (kind, next) = match error {
-        DvolError::NotFound => (NodeErrorKind::NotFound, "see `flagstone volume list`"),
-        DvolError::AlreadyExists => (NodeErrorKind::AlreadyExists, "choose another name"),
-        DvolError::NoSpace => (
-            NodeErrorKind::NoSpace,
-            "delete volumes or snapshots, or ask for less",
-        ),
-        DvolError::TooMany => (NodeErrorKind::NoSpace, "delete volumes or snapshots first"),
-        DvolError::OutOfRange | DvolError::Invalid => (NodeErrorKind::InvalidArgument, ""),
-        DvolError::ReadOnly => (NodeErrorKind::ReadOnly, ""),
-        DvolError::Busy => (NodeErrorKind::Busy, "try again"),
-        DvolError::Fenced => (
-            NodeErrorKind::Fenced,
-            "see the log for the failed write, then restart the node",
-        ),
-        DvolError::Stopping => (NodeErrorKind::Unavailable, ""),
-        DvolError::Corrupt => (
-            NodeErrorKind::Corrupt,
-            "run `flagstone verify` on the device",
-        ),
-        DvolError::Device => (
-            NodeErrorKind::Internal,
-            "see the log for the device's error",
-        ),
-        DvolError::ConditionFailed(_)
-        | DvolError::NotEqual
-        | DvolError::StaleEpoch
-        | DvolError::HistoryForgotten => (NodeErrorKind::Internal, ""),
-    };
-    NodeError::new(kind, doing, error.to_string()).next(next)
 }
 
 impl RealNode {
