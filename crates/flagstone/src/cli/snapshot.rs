@@ -43,9 +43,6 @@ Examples:
         /// Only those of this volume
         #[arg(value_parser = parse_name)]
         volume: Option<String>,
-        /// Also those that were deleted and are kept for their clones
-        #[arg(long)]
-        hidden: bool,
     },
     /// Show a snapshot
     Show {
@@ -104,7 +101,7 @@ pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result
             }
             Ok(())
         }
-        SnapshotCommand::List { volume, hidden } => list(&client, volume, hidden, output),
+        SnapshotCommand::List { volume } => list(&client, volume, output),
         SnapshotCommand::Show { snapshot } => {
             let info: SnapshotInfo = client.get(&path_of(&snapshot_from_args(&snapshot)?))?;
             show(&info, output)
@@ -137,18 +134,13 @@ fn path_of(snapshot: &SnapshotRef) -> String {
     format!("/v1/snapshots/{}/{}", snapshot.volume, snapshot.snapshot)
 }
 
-fn list(
-    client: &Client,
-    volume: Option<String>,
-    hidden: bool,
-    output: &mut Output<'_>,
-) -> anyhow::Result<()> {
+fn list(client: &Client, volume: Option<String>, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut all = SnapshotPage {
         items: Vec::new(),
         next: None,
     };
     loop {
-        let mut path = format!("/v1/snapshots?limit={LIST_ROWS}&hidden={hidden}");
+        let mut path = format!("/v1/snapshots?limit={LIST_ROWS}");
         if let Some(volume) = &volume {
             path += &format!("&volume={}", query_value(volume));
         }
@@ -176,22 +168,15 @@ fn list(
             rounded(info.unique_bytes),
             info.clones.to_string(),
             utc(info.created_ns),
-            if info.hidden {
-                "deleted, kept for clones"
-            } else {
-                ""
-            }
-            .to_string(),
         ]
     });
-    const HEADINGS: [&str; 7] = [
+    const HEADINGS: [&str; 6] = [
         "SNAPSHOT",
         "SIZE",
         "REFERENCED",
         "UNIQUE",
         "CLONES",
         "CREATED (UTC)",
-        "",
     ];
     output.table(&HEADINGS, &[1, 2, 3, 4], rows)?;
     Ok(())
@@ -215,15 +200,6 @@ fn show(info: &SnapshotInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("created", format!("{} UTC", utc(info.created_ns))),
         ("lsn", info.lsn.to_string()),
         ("layer", info.layer.to_string()),
-        (
-            "state",
-            if info.hidden {
-                "deleted, kept for its clones"
-            } else {
-                "kept"
-            }
-            .to_string(),
-        ),
     ])?;
     Ok(())
 }

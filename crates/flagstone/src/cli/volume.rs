@@ -11,7 +11,7 @@ use crate::client::{Client, query_value};
 use crate::name::{SourceRef, parse_name, snapshot_from_args};
 use crate::node::{Reservation, VolumeInfo, VolumePage, VolumeSpec};
 use crate::output::{Output, utc};
-use crate::size::{Size, rounded};
+use crate::size::{Size, counted, rounded};
 
 /// Rows that are asked for at a time.
 const LIST_ROWS: usize = 5000;
@@ -81,7 +81,7 @@ Examples:
         #[arg(value_parser = parse_name)]
         new_name: String,
     },
-    /// Delete volumes
+    /// Delete volumes; clients that are attached get an error for each request
     Delete {
         /// The volumes; deleted one after the other, up to the first that can't be
         #[arg(required = true, value_parser = parse_name)]
@@ -101,8 +101,12 @@ Examples:
         #[arg(value_parser = parse_name)]
         new_name: String,
     },
-    /// Make a volume read as one of its snapshots; what was written since is lost
+    /// Make a volume what it was when a snapshot was taken, its size too; what was written since is
+    /// lost
     #[command(after_help = "\
+The volume gets the size it had at the snapshot. Clients that are attached stay so and read the
+snapshot at once, under whatever they have cached: unmount and detach first.
+
 Example:
   flagstone snapshot create vm-1@before-rollback      keep the present state
   flagstone volume rollback vm-1@installed")]
@@ -184,9 +188,18 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             with_snapshots,
         } => {
             for name in names {
-                let path = format!("/v1/volumes/{name}?with_snapshots={with_snapshots}");
-                client.call("DELETE", &path)?;
-                output.sentence(&format!("deleted volume {name}"))?;
+                let path = format!("/v1/volumes/{name}");
+                let before: Option<VolumeInfo> = client.get(&path).ok();
+                client.call("DELETE", &format!("{path}?with_snapshots={with_snapshots}"))?;
+                let attached = before.map_or(0, |volume| volume.connection_count);
+                let clients = match attached {
+                    0 => String::new(),
+                    n => format!(
+                        "; each request on its {} fails now",
+                        counted(n, "connection")
+                    ),
+                };
+                output.sentence(&format!("deleted volume {name}{clients}"))?;
             }
             Ok(())
         }
@@ -208,9 +221,30 @@ fn rollback(client: &Client, args: &[String], output: &mut Output<'_>) -> anyhow
     let request = RollbackRequest {
         snapshot: target.snapshot.clone(),
     };
+    let before: VolumeInfo = client.get(&format!("/v1/volumes/{}", target.volume))?;
     let info: VolumeInfo = client.send("POST", &path, &request)?;
-    output.outcome(&info, &format!("rolled back to {target}"))?;
+    output.outcome(&info, &rolled_back(&target.to_string(), &before, &info))?;
     Ok(())
+}
+
+fn rolled_back(target: &str, before: &VolumeInfo, after: &VolumeInfo) -> String {
+    let mut sentence = format!("rolled back to {target}");
+    if before.size_bytes != after.size_bytes {
+        let bytes = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+        sentence += &format!(
+            ", and with it the size from {} to {}: clients see that when they next connect",
+            bytes(before.size_bytes),
+            bytes(after.size_bytes)
+        );
+    }
+    if after.connection_count > 0 {
+        sentence += &format!(
+            "; it has {}, whose clients read the snapshot from now on, whatever they have cached: \
+             detach them, and what was mounted, before you use it",
+            counted(after.connection_count, "connection")
+        );
+    }
+    sentence
 }
 
 /// Also `flagstone snapshot clone`.
@@ -315,6 +349,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ),
         ("reserved", reserve),
         ("snapshots", info.snapshot_count.to_string()),
+        ("connections", info.connection_count.to_string()),
         (
             "origin",
             info.origin.clone().unwrap_or_else(|| "-".to_string()),

@@ -80,8 +80,6 @@ pub struct SnapshotQuery {
     pub volume: Option<String>,
     /// Only snapshots after this one (`volume@snapshot`): the `next` of the page before.
     pub after: Option<String>,
-    /// Also those that were deleted but are kept for their clones.
-    pub hidden: bool,
     /// Rows at most, 1 to 10,000.
     #[param(minimum = 1, maximum = 10000, default = 1000)]
     pub limit: usize,
@@ -92,7 +90,6 @@ impl Default for SnapshotQuery {
         SnapshotQuery {
             volume: None,
             after: None,
-            hidden: false,
             limit: PAGE_ROWS_DEFAULT,
         }
     }
@@ -127,8 +124,10 @@ pub struct VolumeInfo {
     /// What it was cloned from, `volume` or `volume@snapshot`.
     #[schema(example = "vm-0@monday")]
     pub origin: Option<String>,
-    /// Number of its snapshots, hidden ones not counted.
+    /// Number of its snapshots.
     pub snapshot_count: u64,
+    /// NBD connections that are attached to it, not to a snapshot of it.
+    pub connection_count: u64,
     /// The LSN of its last change: `epoch.counter`.
     #[serde(with = "lsn_text")]
     #[schema(value_type = String, example = "1.42")]
@@ -174,8 +173,6 @@ pub struct SnapshotInfo {
     pub unique_bytes: u64,
     /// Number of volumes cloned from it.
     pub clones: u64,
-    /// True if it was deleted and is kept for its clones.
-    pub hidden: bool,
 }
 
 /// A page of snapshots.
@@ -231,7 +228,7 @@ pub struct DeviceInfo {
     pub segments_free: u64,
     /// Number of volumes on it.
     pub volume_count: u64,
-    /// Number of snapshots on it, hidden ones included.
+    /// Number of snapshots on it.
     pub snapshot_count: u64,
     /// Why the device takes no more changes; null while it does.
     pub fenced: Option<String>,

@@ -106,6 +106,23 @@ fn a_session() {
         json(&served, "volume rollback vm-1 s1")["size_bytes"],
         10u64 << 30
     );
+    // Nothing is said of what stays as it was.
+    assert_eq!(
+        good(&served, "volume rollback vm-1 s1"),
+        "rolled back to vm-1@s1\n"
+    );
+    good(&served, "volume resize vm-1 20G");
+    let attach = |count| {
+        let mut state = served.node.state.lock().expect("not poisoned");
+        let volume = state.volumes.get_mut("vm-1").expect("there");
+        volume.connection_count = count;
+    };
+    attach(3);
+    let said = good(&served, "volume rollback vm-1 s1");
+    for part in ["20 GiB (21474836480 bytes)", "to 10 GiB", "3 connections"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    attach(0);
     assert_eq!(
         json(&served, "volume rollback vm-1@s1")["size_bytes"],
         10u64 << 30

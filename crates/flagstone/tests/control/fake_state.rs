@@ -102,6 +102,7 @@ impl State {
             created_ns: 1_700_000_000_000_000_000 + id,
             origin: None,
             snapshot_count: 0,
+            connection_count: 0,
             lsn: Lsn::new(Epoch(1), id),
             epoch: 1,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
@@ -259,7 +260,6 @@ impl State {
                 referenced_bytes: volume.mapped_bytes,
                 unique_bytes: 0,
                 clones: 0,
-                hidden: false,
             };
             self.snapshots.insert(one.clone(), info.clone());
             taken.push(info);
@@ -275,13 +275,12 @@ impl State {
                 error(NodeErrorKind::InvalidArgument, doing, &wrong.to_string())
             })?),
         };
-        let rows = self.snapshots.iter().filter(|(key, info)| {
+        let rows = self.snapshots.iter().filter(|(key, _)| {
             query
                 .volume
                 .as_ref()
                 .is_none_or(|volume| *volume == key.volume)
                 && after.as_ref().is_none_or(|after| *key > after)
-                && (query.hidden || !info.hidden)
         });
         let mut items: Vec<SnapshotInfo> = rows.map(|(_, info)| info.clone()).collect();
         let is_more = items.len() > query.limit;
@@ -299,12 +298,8 @@ impl State {
     }
 
     pub(crate) fn delete_snapshot(&mut self, key: &SnapshotRef) -> Answer<()> {
-        let snapshot = self.snapshot("deleting", key)?;
-        if snapshot.clones > 0 {
-            snapshot.hidden = true;
-        } else {
-            self.snapshots.remove(key);
-        }
+        self.snapshot("deleting", key)?;
+        self.snapshots.remove(key);
         self.volume("deleting a snapshot of", &key.volume)?
             .snapshot_count -= 1;
         Ok(())

@@ -1,5 +1,6 @@
 //! Volumes that are deleted under their clients, and sizes.
 
+use flagstone::name::SnapshotRef;
 use flagstone::node::NodeErrorKind;
 
 use crate::client::{ESHUTDOWN, FLUSH, READ, TRIM, ZEROES};
@@ -30,6 +31,37 @@ fn a_client_of_a_deleted_volume_is_told() {
     }
     let (error, data) = scene.attach("disk").call(READ, 0, 8192);
     assert_eq!((error, data), (0, vec![0; 8192]));
+}
+
+/// Those of its snapshots and of other volumes are others.
+#[test]
+fn a_volume_knows_how_many_are_attached() {
+    let scene = Scene::new();
+    for name in ["disk", "other"] {
+        scene.create(name, 8 << 20).expect("created");
+    }
+    let snapshot: SnapshotRef = "disk@before".parse().expect("a snapshot");
+    scene
+        .ask(|node| node.create_snapshots(vec![snapshot.clone()]))
+        .expect("taken");
+    let mut clients = ["disk", "disk", "disk@before", "other"].map(|export| scene.attach(export));
+    for client in &mut clients {
+        // An answer: by then it is admitted.
+        assert_eq!(client.call(READ, 0, 4096).0, 0);
+    }
+    for (name, count) in [("disk", 2), ("other", 1)] {
+        let shown = scene
+            .ask(|node| node.show_volume(name.to_owned()))
+            .expect("shown");
+        assert_eq!(shown.connection_count, count, "{name}");
+    }
+    scene
+        .ask(|node| node.resize_volume("disk".to_owned(), 16 << 20, false))
+        .expect("resized");
+    let back = scene
+        .ask(|node| node.rollback_volume(snapshot))
+        .expect("rolled back");
+    assert_eq!((back.size_bytes, back.connection_count), (8 << 20, 2));
 }
 
 /// NBD clients keep offsets in signed 64 bits.

@@ -119,6 +119,15 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         counters
     }
 
+    /// Shows `look` the volume of each connection that has been admitted to one.
+    pub fn for_each_attached(&self, mut look: impl FnMut(&D::Volume)) {
+        for live in self.inner.live.borrow().values() {
+            if let Live::Transmitting(connection) = live {
+                look(&connection.volume);
+            }
+        }
+    }
+
     /// Serves a new connection. Completes when it is over or must move to another core.
     pub async fn serve_connection(&self, stream: P::Stream) -> Outcome<P::Stream> {
         let limits = &self.inner.shared.limits;

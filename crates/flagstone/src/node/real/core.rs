@@ -169,6 +169,27 @@ impl CoreNode {
         self.counters.borrow().len()
     }
 
+    /// How many connections are attached to each volume itself, not to a snapshot of it.
+    pub(super) fn attached(&self) -> BTreeMap<DvolId, u64> {
+        let mut counts = BTreeMap::new();
+        if let Some(server) = self.nbd() {
+            server.for_each_attached(|volume| {
+                if volume.handle.layer.is_none() {
+                    *counts.entry(volume.handle.id).or_default() += 1;
+                }
+            });
+        }
+        counts
+    }
+
+    /// Says in the log what happens to the clients of a volume that is changed under them.
+    pub(super) fn tell_of_attached(&self, id: DvolId, volume: &str, what: &str) {
+        let connections = self.attached().get(&id).copied().unwrap_or(0);
+        if connections > 0 {
+            tracing::warn!(volume, connections, "{what}");
+        }
+    }
+
     /// A volume was deleted: its counters go, with the last client that is still attached to it.
     pub(super) fn forget(&self, id: DvolId) {
         self.counters.borrow_mut().remove(&id);

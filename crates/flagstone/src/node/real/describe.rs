@@ -20,6 +20,14 @@ use crate::node::{
     VolumePage,
 };
 
+/// A volume as its core sees it.
+struct FoundVolume {
+    dvol: DvolInfo,
+    place: Place,
+    device: usize,
+    connection_count: u64,
+}
+
 /// What the engines of one device on one core say, added up.
 #[derive(Clone, Default)]
 struct DeviceShare {
@@ -54,7 +62,13 @@ pub(super) fn wall_clock_ns() -> u64 {
 }
 
 impl RealNode {
-    fn volume_info(&self, dvol: DvolInfo, place: Place, device: usize) -> VolumeInfo {
+    fn volume_info(&self, found: FoundVolume) -> VolumeInfo {
+        let FoundVolume {
+            dvol,
+            place,
+            device,
+            connection_count,
+        } = found;
         let origin = dvol.origin.map(|(id, snapshot)| {
             let volume = self
                 .names
@@ -90,6 +104,7 @@ impl RealNode {
             created_ns: dvol.created_ns,
             origin,
             snapshot_count: dvol.snapshot_count as u64,
+            connection_count,
             lsn: dvol.lsn,
             epoch: dvol.epoch.0,
             export_url,
@@ -113,20 +128,23 @@ impl RealNode {
             }
             let found = self
                 .on_core(core, "listing volumes", move |core| async move {
+                    let attached = core.attached();
                     let one = |(name, place): (String, Place)| {
                         let owned = core.engines.get(place.engine)?;
                         let mut dvol = owned.engine.dvol_with(place.id, &name)?;
                         // Another one may have its name, and it goes by its id.
                         dvol.name = name;
-                        Some((dvol, place, owned.device))
+                        Some(FoundVolume {
+                            dvol,
+                            place,
+                            device: owned.device,
+                            connection_count: attached.get(&place.id).copied().unwrap_or(0),
+                        })
                     };
                     mine.into_iter().filter_map(one).collect::<Vec<_>>()
                 })
                 .await?;
-            let described = found
-                .into_iter()
-                .map(|(d, p, device)| self.volume_info(d, p, device));
-            infos.extend(described);
+            infos.extend(found.into_iter().map(|one| self.volume_info(one)));
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(infos)
@@ -525,7 +543,6 @@ fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotI
         referenced_bytes: layer.mapped_bytes,
         unique_bytes,
         clones: layer.clones as u64,
-        hidden: false,
     }
 }
 

@@ -341,13 +341,15 @@ impl RealNode {
     async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
         let doing = format!("deleting volume '{name}'");
         let target = self.target(&name, &doing)?;
-        let place = target.place;
+        let (place, named) = (target.place, name.clone());
         let names = self.names.clone();
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
                 let deleted = engine.delete(dvol, with_snapshots).await;
                 if deleted.is_ok() {
+                    let what = "deleted under its clients: they get an error for each request";
+                    core.tell_of_attached(dvol.id, &named, what);
                     core.forget(dvol.id);
                     names.deleted(dvol.id);
                 }
@@ -541,11 +543,18 @@ impl Node for RealNode {
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
         Box::pin(async move {
             let doing = format!("rolling back to '{snapshot}'");
-            let rolled =
-                self.on_snapshot(&snapshot, &doing, |core, engine, dvol, layer| async move {
+            let named = snapshot.volume.clone();
+            let rolled = self.on_snapshot(
+                &snapshot,
+                &doing,
+                move |core, engine, dvol, layer| async move {
                     let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                    engine.roll_back(dvol, layer).await
-                });
+                    engine.roll_back(dvol, layer).await?;
+                    let what = "rolled back under its clients: they read the snapshot from now on";
+                    core.tell_of_attached(dvol.id, &named, what);
+                    Ok(())
+                },
+            );
             match rolled.await {
                 Ok(()) => self.show(&snapshot.volume).await,
                 Err(error) => {
