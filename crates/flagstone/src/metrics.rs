@@ -249,11 +249,11 @@ fn render_named<'a>(
         let Some((_, _, first)) = rows.first() else {
             continue;
         };
-        let family = format!("{prefix}_{name}");
-        let kind = match first.kind {
-            MetricKind::Counter => "counter",
-            MetricKind::Gauge => "gauge",
+        let (kind, suffix) = match first.kind {
+            MetricKind::Counter => ("counter", "_total"),
+            MetricKind::Gauge => ("gauge", ""),
         };
+        let family = format!("{prefix}_{name}{suffix}");
         text.family(&family, first.help, kind);
         for (label, owner, value) in &rows {
             let labels: [(&str, &dyn Display); 1] = [(label, owner)];

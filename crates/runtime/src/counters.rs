@@ -24,7 +24,7 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
         /// The counters of one core, as the core changes them.
         #[derive(Default)]
         pub(crate) struct Counters {
@@ -34,7 +34,7 @@ macro_rules! counters {
         /// The counters of one core at one moment, all since its start.
         #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
         pub struct CoreCounters {
-            $($(#[$doc])* pub $name: u64,)*
+            $($(#[doc = $doc])* pub $name: u64,)*
         }
 
         impl Counters {
@@ -47,6 +47,14 @@ macro_rules! counters {
             /// Names and values, for metrics.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
+            }
+
+            /// What a counter of that name counts, in a sentence; empty if there is none.
+            pub fn help(name: &str) -> &'static str {
+                $(if name == stringify!($name) {
+                    return concat!($($doc),*).trim_ascii_start();
+                })*
+                ""
             }
         }
     };
@@ -65,7 +73,7 @@ counters! {
     cqes,
     /// Idle periods that began with looking for work.
     spins,
-    /// Those of them in which work came before the core slept.
+    /// Idle periods in which looking for work found some before the core slept.
     spin_hits,
     /// Nanoseconds spent looking for work.
     spin_ns,

@@ -100,17 +100,25 @@ pub struct SpaceInfo {
 }
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
         /// Counts since the start.
         #[derive(Default, Debug)]
         pub struct EngineCounters {
-            $($(#[$doc])* pub $name: Cell<u64>,)*
+            $($(#[doc = $doc])* pub $name: Cell<u64>,)*
         }
 
         impl EngineCounters {
             /// Every counter by name.
             pub fn list(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.get())),*]
+            }
+
+            /// What a counter of that name counts, in a sentence; empty if there is none.
+            pub fn help(name: &str) -> &'static str {
+                $(if name == stringify!($name) {
+                    return concat!($($doc),*).trim_ascii_start();
+                })*
+                ""
             }
         }
     };
@@ -127,7 +135,7 @@ counters! {
     data_writes,
     /// Checkpoints made.
     checkpoints,
-    /// How many of those were begun because nothing had happened for a while.
+    /// Checkpoints made because nothing had happened for a while.
     idle_checkpoints,
     /// How long the last checkpoint took, nanoseconds.
     checkpoint_ns,

@@ -118,7 +118,7 @@ pub struct CoreMetrics {
 /// Whether a value only grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
-    /// Only grows; its name ends in `_total`.
+    /// Only grows.
     Counter,
     /// Goes up and down.
     Gauge,
@@ -127,7 +127,8 @@ pub enum MetricKind {
 /// A value with its name and meaning.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct NamedValue {
-    /// Letters, digits and `_`, with its unit last (`_bytes`, `_seconds`); `_total` if a counter.
+    /// Letters, digits and `_`, with its unit last (`_bytes`, `_seconds`). Counters are shown with
+    /// `_total` behind it.
     pub name: &'static str,
     /// What it counts, in a sentence.
     pub help: &'static str,

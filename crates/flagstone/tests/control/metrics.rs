@@ -118,7 +118,7 @@ fn io(latencies_ns: &[u64], bytes: u64) -> IoMetrics {
 
 fn sample_metrics() -> MetricsSnapshot {
     let more = |value| NamedValue {
-        name: "journal_groups_total",
+        name: "journal_groups",
         help: "Groups written.",
         kind: MetricKind::Counter,
         value,

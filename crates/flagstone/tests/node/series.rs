@@ -43,6 +43,48 @@ fn every_series_is_documented_and_none_else() {
     assert!(gone.is_empty(), "in docs/operating.md, not shown: {gone:?}");
 }
 
+/// What is no counter: all others must be, with the name of one.
+const GAUGES: [&str; 10] = [
+    "flagstone_build_info",
+    "flagstone_device_checkpoint_seconds",
+    "flagstone_device_fenced",
+    "flagstone_device_free_bytes",
+    "flagstone_device_journal_used_bytes",
+    "flagstone_device_map_memory_bytes",
+    "flagstone_device_metadata_bytes",
+    "flagstone_device_reserved_bytes",
+    "flagstone_device_size_bytes",
+    "flagstone_device_used_bytes",
+];
+
+#[test]
+fn counters_are_named_and_explained_as_such() {
+    let scene = Scene::new();
+    let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').expect("name and type");
+        let expected = match GAUGES.contains(&name) {
+            true => "gauge",
+            false if name.ends_with("_seconds") => "histogram",
+            false => "counter",
+        };
+        assert_eq!(kind, expected, "{name}");
+        assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+    }
+    let mut helps = BTreeSet::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+        let (name, help) = line.split_once(' ').expect("name and help");
+        assert!(help.ends_with('.'), "{name}: {help}");
+        assert!(!help.contains("docs/"), "{name}: {help}");
+        // Volumes and devices count the same operations.
+        let is_first = name.starts_with("flagstone_volume_");
+        assert!(
+            is_first || helps.insert(help.to_owned()),
+            "{name}: said twice: {help}"
+        );
+    }
+}
+
 #[test]
 fn nothing_is_shown_under_two_names() {
     let scene = Scene::new();

@@ -4,8 +4,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use flagstone_device::engine::{DvolInfo, LayerInfo, SpaceInfo};
-use flagstone_runtime::{DeviceIoStats, IoKindStats};
+use flagstone_device::engine::{DvolInfo, EngineCounters, LayerInfo, SpaceInfo};
+use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
 use super::core::CoreNode;
@@ -409,7 +409,7 @@ impl RealNode {
             let more = counters
                 .iter()
                 .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
-                .map(|(name, value)| counter(name, value))
+                .map(|(name, value)| counter(name, CoreCounters::help(name), value))
                 .collect();
             snapshot.cores.push(CoreMetrics {
                 core: index as u32,
@@ -439,7 +439,7 @@ impl RealNode {
                     .counters
                     .iter()
                     .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
-                    .map(|&(name, value)| counter(name, value))
+                    .map(|&(name, value)| counter(name, EngineCounters::help(name), value))
                     .collect(),
             });
         }
@@ -549,16 +549,24 @@ fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotI
 /// Counters that have a field, and so a series, of their own.
 const SHOWN_BY_NAME: [&str; 5] = ["spins", "sleeps", "enters", "busy_ns", "corrupt_blocks"];
 
-fn counter(name: &'static str, value: u64) -> NamedValue {
+/// One of the counters of an engine or a core, in the units and by the rules of the metrics.
+fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
+    let value = value as f64;
+    let (name, kind, value) = match name {
+        // That of the last one, not of all.
+        "checkpoint_ns" => ("checkpoint_seconds", MetricKind::Gauge, value / 1e9),
+        "spin_ns" => ("spin_seconds", MetricKind::Counter, value / 1e9),
+        name => (name, MetricKind::Counter, value),
+    };
     NamedValue {
         name,
-        help: "See docs/operating.md, Metrics.",
-        kind: MetricKind::Gauge,
-        value: value as f64,
+        help,
+        kind,
+        value,
     }
 }
 
-fn core_metrics(counters: &flagstone_runtime::CoreCounters) -> CoreMetrics {
+fn core_metrics(counters: &CoreCounters) -> CoreMetrics {
     CoreMetrics {
         spins: counters.spins,
         sleeps: counters.sleeps,
