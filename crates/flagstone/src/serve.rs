@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use flagstone_types::BLOCK_SIZE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api::{ApiLimits, ApiListener, ApiOptions, StopSwitch};
@@ -30,6 +31,9 @@ use crate::size;
 
 /// The device that `dev` makes in its folder.
 const DEV_IMAGE: &str = "device.img";
+
+/// Its size unless asked otherwise.
+const DEV_BYTES: u64 = 20 << 30;
 
 /// There while `dev` still owes its first volume to a device it has just formatted.
 const DEMO_PENDING: &str = "demo.pending";
@@ -72,14 +76,21 @@ const TUNING_VARIABLE: &str = "FLAGSTONE_TUNING";
 pub struct ServePlan {
     /// The configuration, command line included. With `dev`, its devices are ignored.
     pub config: Config,
-    /// `dev` creates what is missing, with a device of this size.
-    pub dev_size_bytes: Option<u64>,
+    /// `dev`, which creates what is missing.
+    pub dev: Option<DevPlan>,
+}
+
+/// What `dev` creates.
+#[derive(Clone, Copy, Debug)]
+pub struct DevPlan {
+    /// The size of its device, if one was asked for.
+    pub size_bytes: Option<u64>,
 }
 
 /// Serves until a signal or a request stops the node. `out` gets the lines that end in `ready`.
 pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow::Result<()> {
     let dir = plan.config.dir.clone();
-    if plan.dev_size_bytes.is_some() {
+    if plan.dev.is_some() {
         plan.config.devices = vec![DeviceConfig {
             path: dir.join(DEV_IMAGE),
             name: None,
@@ -99,8 +110,8 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
         let mut signals = Signals::catch().context("catching SIGTERM and SIGINT")?;
         let listener = ApiListener::bind(api_options(&plan.config)).await?;
         sockets::check(&options)?;
-        let made = match plan.dev_size_bytes {
-            Some(size_bytes) => NewDevice::make(&dir, size_bytes, backend.format)?,
+        let made = match plan.dev {
+            Some(dev) => NewDevice::make(&dir, dev.size_bytes, backend.format)?,
             None => None,
         };
         warn_of_open_nbd(&options);
@@ -176,7 +187,7 @@ async fn announce(
         return Ok(());
     }
     let demo_pending = dir.join(DEMO_PENDING);
-    if plan.dev_size_bytes.is_some() && demo_pending.exists() {
+    if plan.dev.is_some() && demo_pending.exists() {
         create_demo(node)
             .await
             .context("creating the first volume")?;
@@ -320,14 +331,18 @@ impl NewDevice {
     /// before that.
     fn make(
         dir: &Path,
-        size_bytes: u64,
+        asked_bytes: Option<u64>,
         format: fn(&Path, &FormatOptions) -> Result<FormatReport, NodeError>,
     ) -> anyhow::Result<Option<NewDevice>> {
         let image = dir.join(DEV_IMAGE);
         let doing = format!("creating the device {}", image.display());
         if image.try_exists().with_context(|| doing.clone())? {
+            if let Some(asked_bytes) = asked_bytes {
+                warn_of_other_size(&image, asked_bytes);
+            }
             return Ok(None);
         }
+        let size_bytes = asked_bytes.unwrap_or(DEV_BYTES);
         let unfinished: PathBuf = dir.join(format!("{DEV_IMAGE}.new"));
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -380,6 +395,24 @@ impl Drop for NewDevice {
             let _ = fs::remove_file(&self.image);
             let _ = fs::remove_file(&self.pending);
         }
+    }
+}
+
+/// The device that is there stays as it is.
+fn warn_of_other_size(image: &Path, asked_bytes: u64) {
+    let Ok(metadata) = fs::metadata(image) else {
+        return; // Opening it says what is wrong.
+    };
+    let found_bytes = metadata.len();
+    if found_bytes / BLOCK_SIZE != asked_bytes / BLOCK_SIZE {
+        tracing::warn!(
+            "{} is there already and has {} ({found_bytes} bytes): it is served, and --size {} \
+             ({asked_bytes} bytes) is not looked at; take another --dir, or remove it if nothing in \
+             it is needed",
+            image.display(),
+            size::rounded(found_bytes),
+            size::Size(asked_bytes),
+        );
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::config::{Address, Config, ConfigError, DeviceConfig, OptionalAddress};
-use crate::serve::ServePlan;
+use crate::serve::{DevPlan, ServePlan};
 use crate::size::Size;
 
 /// Starts a node in a folder. Creates the folder, a file-backed device in it and a volume called
@@ -18,9 +18,9 @@ Examples:
   flagstone dev --dir /data/fs --size 100G --cores 2
   flagstone dev --nbd 127.0.0.1:0 --api 127.0.0.1:0       any free ports; see 'ready' and node.json")]
 pub(super) struct DevArgs {
-    /// Size of the device, if it has to be created; its space is set aside at once
-    #[arg(long, default_value = "20G")]
-    size: Size,
+    /// Size of the device, if it has to be created; its space is set aside at once [default: 20G]
+    #[arg(long)]
+    size: Option<Size>,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -102,7 +102,9 @@ impl DevArgs {
         self.common.apply(&mut config);
         Ok(ServePlan {
             config,
-            dev_size_bytes: Some(self.size.0),
+            dev: Some(DevPlan {
+                size_bytes: self.size.map(|size| size.0),
+            }),
         })
     }
 }
@@ -119,9 +121,6 @@ impl ServeArgs {
         }
         // Before a lock is taken or a port opened.
         config.node_options()?;
-        Ok(ServePlan {
-            config,
-            dev_size_bytes: None,
-        })
+        Ok(ServePlan { config, dev: None })
     }
 }

@@ -88,12 +88,12 @@ fn options_override_the_configuration() {
         _ => panic!("{line}"),
     };
     let dev = plan("flagstone dev --dir /d --cores 3 --nbd none --api localhost:9 --size 1T");
-    assert_eq!(dev.dev_size_bytes, Some(1 << 40));
+    assert_eq!(dev.dev.expect("dev").size_bytes, Some(1 << 40));
     assert_eq!((dev.config.cores, dev.config.nbd.listen.0), (3, None));
     assert_eq!(dev.config.api.listen.0.port(), 9);
     assert!(!dev.config.api.allow_remote);
     let serve = plan("flagstone serve --device /x/a.img:1G --allow-remote-api");
-    assert_eq!(serve.dev_size_bytes, None);
+    assert!(serve.dev.is_none());
     assert_eq!(serve.config.devices.len(), 1);
     assert!(serve.config.api.allow_remote);
 }

@@ -93,6 +93,28 @@ fn sizes_that_do_not_work_are_named_with_the_option() {
     left_nothing(dir.path());
 }
 
+/// As after a start that was interrupted.
+#[test]
+fn another_size_than_that_of_the_device_is_not_passed_over() {
+    let dir = TempDir::new("othersize");
+    let image = dir.path().join("device.img");
+    let formatted = flagstone(&format!("device format {}:32M", image.display()));
+    assert_eq!(formatted.exit, 0, "{}", formatted.err);
+    let (found, asked) = ("32 MiB (33554432 bytes)", "--size 64M (67108864 bytes)");
+    for (size, is_other) in [("--size 64M", true), ("--size 32M", false), ("", false)] {
+        let args = format!("dev --dir {} {ANY_PORT} {size}", dir.path().display());
+        let mut command = binary();
+        command.args(args.split_whitespace());
+        // It ends right behind that.
+        command.env("FLAGSTONE_TUNING", "nonsense=1");
+        let failed = ran(command.output().expect("the binary starts"));
+        fails(&failed, Exit::Usage, "tuning the cores");
+        for part in [found, asked] {
+            assert_eq!(failed.err.contains(part), is_other, "{}", failed.err);
+        }
+    }
+}
+
 #[test]
 fn a_device_that_is_too_short_is_said_to_be() {
     let dir = TempDir::new("short");
