@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,10 +25,24 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
-/// A loopback port that was free a moment ago.
+/// Where ports for servers are looked for: below those that the kernel gives to clients, which might
+/// else take one while its server is being restarted.
+const PORTS: std::ops::Range<u32> = 16_384..32_768;
+
+/// A loopback port that was free a moment ago, another one each time.
 pub(crate) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a port")?;
-    Ok(listener.local_addr().context("looking for a port")?.port())
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let count = PORTS.end - PORTS.start;
+    // Runs beside each other begin at different places.
+    let first = std::process::id().wrapping_mul(101);
+    for _ in 0..count {
+        let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+        let port = u16::try_from(PORTS.start + offset).context("looking for a port")?;
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port from {} to {}", PORTS.start, PORTS.end - 1)
 }
 
 /// A running server process. Killed on drop.
