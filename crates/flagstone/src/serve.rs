@@ -109,7 +109,10 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
     runtime.block_on(async {
         let mut signals = Signals::catch().context("catching SIGTERM and SIGINT")?;
         let listener = ApiListener::bind(api_options(&plan.config)).await?;
-        sockets::check(&options)?;
+        tokio::select! {
+            checked = sockets::check(&options) => checked?,
+            number = signals.next() => exit_at_once(number),
+        }
         let made = match plan.dev {
             Some(dev) => NewDevice::make(&dir, dev.size_bytes, backend.format)?,
             None => None,

@@ -5,23 +5,32 @@
 
 use std::fs;
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::node::{NodeError, NodeErrorKind, NodeOptions};
 
+/// How long an address may be taken by a node that has ended. Its sockets are closed by the kernel only
+/// when the I/O that it had under way is over.
+const TRIES: u32 = 60;
+const PAUSE: Duration = Duration::from_millis(50);
+
 /// Fails as starting the node would.
-pub(super) fn check(options: &NodeOptions) -> Result<(), NodeError> {
+pub(super) async fn check(options: &NodeOptions) -> Result<(), NodeError> {
     if let Some(address) = options.nbd {
-        TcpListener::bind(address).map_err(|error| {
+        let waited = wait_for(&address.to_string(), TRIES, || check_tcp(address)).await;
+        waited.map_err(|error| {
             let doing = format!("listening for NBD clients on {address}");
             NodeError::of_io(doing, &error).next("choose another address with --nbd, or port 0")
         })?;
     }
     if let Some(path) = &options.nbd_unix {
-        check_unix(path).map_err(|error| {
+        let place = path.display().to_string();
+        let waited = wait_for(&place, TRIES, || check_unix(path)).await;
+        waited.map_err(|error| {
             let doing = format!("listening for NBD clients on {}", path.display());
             NodeError::of_io(doing, &error)
                 .next("choose another path with --nbd-unix")
@@ -32,6 +41,26 @@ pub(super) fn check(options: &NodeOptions) -> Result<(), NodeError> {
         })?;
     }
     Ok(())
+}
+
+/// Tries to listen until the place is free, at most `tries` times more.
+async fn wait_for(place: &str, tries: u32, listen: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    for tried in 0..tries {
+        match listen() {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            done => return done,
+        }
+        if tried == 0 {
+            let seconds = (PAUSE * tries).as_secs();
+            tracing::warn!("{place} is in use: waiting up to {seconds} s for it");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    listen()
+}
+
+fn check_tcp(address: SocketAddr) -> io::Result<()> {
+    TcpListener::bind(address).map(drop)
 }
 
 fn check_unix(path: &Path) -> io::Result<()> {
@@ -54,5 +83,46 @@ fn check_unix(path: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
             Err(error) => Err(error),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(future)
+    }
+
+    fn taken() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        (listener, address)
+    }
+
+    /// As a node that was killed with I/O under way does.
+    #[test]
+    fn an_address_that_becomes_free_is_waited_for() {
+        let (listener, address) = taken();
+        block_on(async move {
+            let freeing = async {
+                tokio::time::sleep(PAUSE * 2).await;
+                drop(listener);
+            };
+            let waiting = wait_for("it", TRIES, || check_tcp(address));
+            let (checked, ()) = tokio::join!(waiting, freeing);
+            checked.expect("it is free now");
+        });
+    }
+
+    #[test]
+    fn an_address_that_stays_taken_is_refused() {
+        let (_listener, address) = taken();
+        let waiting = wait_for("it", 2, || check_tcp(address));
+        let error = block_on(waiting).expect_err("is taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 }
