@@ -10,6 +10,10 @@ pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 pub(crate) const ZEROES: u16 = 6;
 
+/// Zeros that keep their space.
+pub(crate) const NO_HOLE: u16 = 1 << 1;
+
+pub(crate) const ENOSPC: u32 = 28;
 pub(crate) const ESHUTDOWN: u32 = 108;
 
 /// Longer than anything takes, shorter than anyone waits.
@@ -38,6 +42,16 @@ impl Client {
         stream.write_all(&bytes).expect("sent");
         stream.read_exact(&mut [0; 10]).expect("size and flags");
         Client { stream, cookie: 0 }
+    }
+
+    /// The error number of a request with flags and without payload.
+    pub(crate) fn call_with(&mut self, flags: u16, command: u16, offset: u64, len: u32) -> u32 {
+        let mut bytes = self.encode(command, offset, len, &[]);
+        bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+        self.stream.write_all(&bytes).expect("sent");
+        let (error, cookie) = self.answer();
+        assert_eq!(cookie, self.cookie);
+        error
     }
 
     /// Sends a request without waiting for its answer.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use flagstone::node::{
-    DeviceOptions, Node, NodeError, NodeFuture, NodeOptions, Reservation, VolumeSpec,
+    DeviceOptions, Node, NodeError, NodeFuture, NodeOptions, Reservation, VolumeInfo, VolumeSpec,
 };
 use flagstone::offline::FormatOptions;
 
@@ -72,28 +72,41 @@ impl Scene {
 
     /// A node with some options changed.
     pub(crate) fn with(change: impl FnOnce(&mut NodeOptions)) -> Scene {
+        Scene::start(DEVICE_BYTES, change).expect("a node")
+    }
+
+    /// A node with two cores, on a device with a journal for each.
+    pub(crate) fn with_two_cores() -> Scene {
+        Scene::start(2 << 30, |options| options.cores = Some(2)).expect("a node")
+    }
+
+    /// A node on a new device of that size, with some options, or the device, changed.
+    pub(crate) fn start(
+        device_bytes: u64,
+        change: impl FnOnce(&mut NodeOptions),
+    ) -> Result<Scene, NodeError> {
         let folder = Folder::new();
         let path = folder.path.join("device.img");
         let format = FormatOptions {
-            size_bytes: Some(DEVICE_BYTES),
+            size_bytes: Some(device_bytes),
             force: false,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
         let mut options = options(path);
         change(&mut options);
-        let node = flagstone::node::real::start(options).expect("a node");
+        let node = flagstone::node::real::start(options)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .expect("a runtime");
         let info = runtime.block_on(node.info()).expect("its description");
-        Scene {
+        Ok(Scene {
             tcp: info.nbd_addresses[0].parse().expect("an address"),
             node,
             runtime,
             _folder: folder,
             is_stopped: false,
-        }
+        })
     }
 
     /// Asks the node for something.
@@ -114,6 +127,11 @@ impl Scene {
             core: None,
         };
         self.ask(|node| node.create_volume(spec)).map(drop)
+    }
+
+    /// What a volume is like.
+    pub(crate) fn show(&self, name: &str) -> Result<VolumeInfo, NodeError> {
+        self.ask(|node| node.show_volume(name.to_owned()))
     }
 
     /// Stops the node, as SIGTERM does.

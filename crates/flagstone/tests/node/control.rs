@@ -1,0 +1,228 @@
+//! What the control side promises: names, sizes, reservations, places.
+
+use std::os::unix::fs::FileExt;
+
+use flagstone::name::{SnapshotRef, SourceRef};
+use flagstone::node::{NodeError, NodeErrorKind, PageQuery, Reservation, VolumeInfo, VolumeSpec};
+
+use crate::client::{ENOSPC, NO_HOLE, READ, ZEROES};
+use crate::support::Scene;
+
+const MIB: u64 = 1 << 20;
+
+fn create_reserved(scene: &Scene, name: &str, size_bytes: u64) -> Result<VolumeInfo, NodeError> {
+    let spec = VolumeSpec {
+        name: name.to_owned(),
+        size_bytes,
+        reserve: Reservation::Full,
+        device: None,
+        core: None,
+    };
+    scene.ask(|node| node.create_volume(spec))
+}
+
+fn rename(scene: &Scene, name: &str, new_name: &str) -> Result<VolumeInfo, NodeError> {
+    scene.ask(|node| node.rename_volume(name.to_owned(), new_name.to_owned()))
+}
+
+fn resize(scene: &Scene, size_bytes: u64, may_lose: bool) -> Result<VolumeInfo, NodeError> {
+    scene.ask(|node| node.resize_volume("disk".to_owned(), size_bytes, may_lose))
+}
+
+fn kind<T>(result: Result<T, NodeError>) -> Option<NodeErrorKind> {
+    result.err().map(|error| error.kind)
+}
+
+/// A name that nothing came of can be used.
+#[test]
+fn what_failed_leaves_no_name_behind() {
+    let scene = Scene::new();
+    let refused = create_reserved(&scene, "disk", 1 << 40);
+    assert_eq!(kind(refused), Some(NodeErrorKind::NoSpace));
+    scene.create("disk", 8 * MIB).expect("the name is free");
+
+    let clone = |snapshot: Option<&str>| {
+        let source = SourceRef {
+            volume: "disk".to_owned(),
+            snapshot: snapshot.map(str::to_owned),
+        };
+        scene.ask(|node| node.clone_volume(source, "copy".to_owned()))
+    };
+    assert_eq!(kind(clone(Some("none"))), Some(NodeErrorKind::NotFound));
+    clone(None).expect("the name is free");
+
+    for _ in 0..2 {
+        let refused = rename(&scene, "disk", "not/a/name");
+        assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
+    }
+    let all = scene.ask(|node| node.list_volumes(PageQuery::default()));
+    let names: Vec<String> = all
+        .expect("a list")
+        .items
+        .into_iter()
+        .map(|v| v.name)
+        .collect();
+    assert_eq!(names, ["copy", "disk"]);
+}
+
+/// The volume goes with its clients, and its old name can be used.
+#[test]
+fn a_renamed_volume_is_found_by_its_new_name_alone() {
+    let scene = Scene::new();
+    scene.create("old", 8 * MIB).expect("created");
+    let mut client = scene.attach("old");
+    assert_eq!(client.write(0, &[1; 4096]), 0);
+    let before = scene.show("old").expect("is there");
+    assert_eq!(rename(&scene, "old", "new").expect("renamed").id, before.id);
+    assert_eq!(kind(scene.show("old")), Some(NodeErrorKind::NotFound));
+    assert_eq!(client.write(4096, &[2; 4096]), 0);
+    scene.create("old", 8 * MIB).expect("the name is free");
+    assert_eq!(
+        kind(rename(&scene, "new", "old")),
+        Some(NodeErrorKind::AlreadyExists)
+    );
+    assert_eq!(
+        scene.attach("new").call(READ, 4096, 4096),
+        (0, vec![2; 4096])
+    );
+    assert_eq!(
+        scene.attach("old").call(READ, 4096, 4096),
+        (0, vec![0; 4096])
+    );
+    scene
+        .ask(|node| node.delete_volume("old".to_owned(), false))
+        .expect("deleted");
+    assert_eq!(scene.show("new").expect("is there").id, before.id);
+}
+
+/// Nothing is lost without being asked for.
+#[test]
+fn a_volume_shrinks_only_if_that_is_meant() {
+    let scene = Scene::new();
+    scene.create("disk", 8 * MIB).expect("created");
+    assert_eq!(scene.attach("disk").write(6 * MIB, &[1; 4096]), 0);
+    assert_eq!(
+        kind(resize(&scene, 4 * MIB, false)),
+        Some(NodeErrorKind::Refused)
+    );
+    let after = scene.show("disk").expect("is there");
+    assert_eq!(after.size_bytes, 8 * MIB);
+    assert_eq!(
+        scene.attach("disk").call(READ, 6 * MIB, 4096),
+        (0, vec![1; 4096])
+    );
+    resize(&scene, 4 * MIB, true).expect("shrunk");
+    resize(&scene, 8 * MIB, false).expect("grown");
+    assert_eq!(
+        scene.attach("disk").call(READ, 6 * MIB, 4096),
+        (0, vec![0; 4096])
+    );
+}
+
+/// What is reserved in full stays so.
+#[test]
+fn a_full_reservation_goes_with_the_size() {
+    let scene = Scene::new();
+    create_reserved(&scene, "disk", 16 * MIB).expect("created");
+    let grown = resize(&scene, 48 * MIB, false).expect("grown");
+    assert_eq!(
+        (grown.size_bytes, grown.reserved_bytes),
+        (48 * MIB, 48 * MIB)
+    );
+    assert_eq!(
+        kind(resize(&scene, 1 << 40, false)),
+        Some(NodeErrorKind::NoSpace)
+    );
+    let after = scene.show("disk").expect("is there");
+    assert_eq!(
+        (after.size_bytes, after.reserved_bytes),
+        (48 * MIB, 48 * MIB)
+    );
+    let shrunk = resize(&scene, 32 * MIB, true).expect("shrunk");
+    assert_eq!(
+        (shrunk.size_bytes, shrunk.reserved_bytes),
+        (32 * MIB, 32 * MIB)
+    );
+}
+
+/// A new volume goes where the fewest are. Volumes of two cores have no instant in common.
+#[test]
+fn volumes_are_spread_over_the_cores() {
+    let scene = Scene::with_two_cores();
+    let mut cores = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        scene.create(name, MIB).expect("created");
+        cores.push(scene.show(name).expect("is there").core);
+    }
+    assert_eq!(cores, [0, 1, 0, 1]);
+    let snapshots = |volumes: [&str; 2]| {
+        let wanted = volumes.map(|volume| SnapshotRef {
+            volume: volume.to_owned(),
+            snapshot: "now".to_owned(),
+        });
+        scene.ask(|node| node.create_snapshots(wanted.to_vec()))
+    };
+    assert_eq!(
+        kind(snapshots(["a", "b"])),
+        Some(NodeErrorKind::InvalidArgument)
+    );
+    assert_eq!(scene.show("a").expect("is there").snapshot_count, 0);
+    assert_eq!(snapshots(["a", "c"]).expect("taken").len(), 2);
+}
+
+#[test]
+fn a_device_of_another_size_is_refused() {
+    let sized = |size| {
+        let started = Scene::start(64 * MIB, |options| {
+            options.devices[0].expected_size_bytes = Some(size);
+        });
+        started.map(drop)
+    };
+    assert_eq!(kind(sized(65 * MIB)), Some(NodeErrorKind::InvalidArgument));
+    assert_eq!(kind(sized(64 * MIB)), None);
+}
+
+/// A node whose device can't be used says so: no part of it waits for another one that is missing.
+#[test]
+fn a_device_with_a_broken_journal_is_refused() {
+    const JOURNALS: u64 = 4;
+    let broken = |journal: u64, cores| {
+        let started = Scene::start(2 << 30, |options| {
+            options.cores = Some(cores);
+            let path = &options.devices[0].path;
+            let device = std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(path);
+            let device = device.expect("the device");
+            let mut ring = [0; 4];
+            device.read_exact_at(&mut ring, 56).expect("its superblock");
+            let roots = 1 + journal * (2 + u64::from(u32::from_le_bytes(ring)));
+            let zeros = [0; 2 * 4096];
+            device.write_all_at(&zeros, roots * 4096).expect("broken");
+        });
+        started.map(drop)
+    };
+    for journal in 0..JOURNALS {
+        for cores in 1..=2 {
+            assert_eq!(kind(broken(journal, cores)), Some(NodeErrorKind::Corrupt));
+        }
+    }
+}
+
+/// A full device is told apart from a broken one, and zeros that shall keep their space do.
+#[test]
+fn clients_are_told_of_space() {
+    let scene = Scene::new();
+    scene.create("disk", 1 << 40).expect("created");
+    let mut client = scene.attach("disk");
+    assert_eq!(client.call_with(NO_HOLE, ZEROES, 0, MIB as u32), 0);
+    assert_eq!(scene.show("disk").expect("is there").mapped_bytes, MIB);
+    assert_eq!(client.call_with(0, ZEROES, 0, MIB as u32), 0);
+    assert_eq!(scene.show("disk").expect("is there").mapped_bytes, 0);
+    let data = vec![5; MIB as usize];
+    let refused = (0..256)
+        .map(|part| client.write(part * MIB, &data))
+        .find(|&e| e != 0);
+    assert_eq!(refused, Some(ENOSPC));
+}
