@@ -360,3 +360,7 @@ impl Journal {
             .collect()
     }
 }
+
+#[cfg(test)]
+#[path = "journal_tests.rs"]
+mod tests;

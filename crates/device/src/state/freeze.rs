@@ -353,3 +353,49 @@ fn index_of(pages: &BTreeSet<u32>) -> BTreeSet<u32> {
         .map(|page| page / PAGES_PER_INDEX as u32)
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::geometry::Geometry;
+    use crate::format::superblock;
+
+    /// A state that owns these segments, all of them empty.
+    fn owning(segments: &[u32]) -> State {
+        let superblock = superblock::Superblock {
+            block_count: 1000 * 32768,
+            ..superblock::sample()
+        };
+        let geometry = Geometry::checked(&superblock).expect("valid");
+        let mut state = State::new(1, 1);
+        for &segment in segments {
+            state
+                .pool
+                .add(SegmentNo(segment), SegmentRecord::EMPTY, &geometry);
+        }
+        state
+    }
+
+    /// Blocks for pages of the segment table are taken for the worst case.
+    #[test]
+    fn a_picture_keeps_no_block_that_it_does_not_need() {
+        let mut state = owning(&[0, 1, 900]);
+        let before = state.pool.open_blocks();
+        let frozen = state.freeze().expect("there is room");
+        let taken = before - state.pool.open_blocks();
+        assert_eq!(taken, frozen.blocks.len() as u64);
+        assert_eq!(state.pool.used_blocks(), taken);
+    }
+
+    #[test]
+    fn a_picture_that_has_no_room_takes_nothing() {
+        let mut state = owning(&[0]);
+        let mut runs = Vec::new();
+        let all = state.pool.open_blocks();
+        state.pool.allocate(all - 1, &mut runs);
+        assert_eq!(state.pool.open_blocks(), 1);
+        assert!(state.freeze().is_none());
+        assert_eq!(state.pool.open_blocks(), 1);
+        assert_eq!(state.pool.used_blocks(), 0);
+    }
+}

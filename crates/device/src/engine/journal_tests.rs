@@ -1,0 +1,246 @@
+//! The ring's arithmetic, and what the journal knows to be on the device.
+
+use flagstone_types::BlockNo;
+
+use super::super::unit::DataState;
+use super::*;
+
+const RING_BLOCKS: u32 = 128;
+
+fn journal() -> Journal {
+    let position = Position {
+        next_seq: 1,
+        ring_index: 0,
+        prev_hash: ChainHash(0),
+    };
+    Journal::new(7, 0, 1, RING_BLOCKS, position)
+}
+
+fn unit(data: DataState) -> Rc<Unit> {
+    Rc::new(Unit {
+        records: Default::default(),
+        slots: Default::default(),
+        stable: false,
+        blocks: vec![BlockNo(1)],
+        seq: 0.into(),
+        index: 0.into(),
+        data: data.into(),
+        journaled: false.into(),
+        ticket: 0.into(),
+        answer: None.into(),
+        left: Default::default(),
+    })
+}
+
+/// A ring as a device sees it: which blocks the root still needs, and the group in each.
+struct Ring {
+    journal: Journal,
+    /// Blocks from the root's position up to the journal's.
+    live: VecDeque<u32>,
+    /// Where a root could begin, with the blocks in front of it since the last trim.
+    cuts: Vec<(Position, usize)>,
+    random: u64,
+}
+
+impl Ring {
+    fn new(seed: u64) -> Ring {
+        Ring {
+            journal: journal(),
+            live: VecDeque::new(),
+            cuts: Vec::new(),
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        }
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % end
+    }
+
+    /// Takes what is to be written to the device.
+    fn write(&mut self, sealed: Vec<SealedGroup>) {
+        for group in sealed {
+            let header = group::decode_header(&group.bytes).expect("a group");
+            let blocks = u32::from(header.block_count);
+            let end = group.ring_index + blocks;
+            assert!(end <= RING_BLOCKS, "a group ends within the ring");
+            if header.pad {
+                assert_eq!(end, RING_BLOCKS, "a pad goes up to the ring's end");
+            }
+            for block in group.ring_index..end {
+                assert!(!self.live.contains(&block), "block {block} is still needed");
+                self.live.push_back(block);
+            }
+            self.journal.handle_written(group.seq);
+        }
+        self.journal.settle();
+        let place = (self.journal.position(), self.live.len());
+        self.cuts.push(place);
+        assert_eq!(self.journal.used_blocks() as usize, self.live.len());
+    }
+
+    /// A root that begins at some group is durable.
+    fn trim(&mut self, nth: usize) {
+        let (position, blocks) = self.cuts[nth];
+        self.journal.trim(position);
+        self.live.drain(..blocks);
+        self.cuts.drain(..=nth);
+        for (_, before) in &mut self.cuts {
+            *before -= blocks;
+        }
+        assert_eq!(self.journal.used_blocks() as usize, self.live.len());
+    }
+
+    /// Has this many units of one byte taken back, in as many groups as the journal likes. False if
+    /// the ring is full.
+    fn abort(&mut self, count: u64, bytes: usize) -> bool {
+        for _ in 0..count {
+            let aborted = unit(DataState::Written);
+            self.journal.add_abort(aborted, &vec![1; bytes]);
+        }
+        while self.journal.has_aborts() {
+            let Some(sealed) = self.journal.close_aborts() else {
+                self.journal.abandon();
+                return false;
+            };
+            self.write(sealed);
+        }
+        true
+    }
+}
+
+/// Whatever is written and given up, no block that a root needs is written, and no group goes over
+/// the end of the ring.
+#[test]
+fn what_a_root_needs_is_not_written_over() {
+    let (mut pads, mut full, mut filled_by_aborts) = (0, 0, 0);
+    for seed in 0..200 {
+        let mut ring = Ring::new(seed);
+        for _ in 0..300 {
+            match ring.below(10) {
+                0..6 => {
+                    let len = match ring.below(3) {
+                        0 => ring.below(BODY_MAX_BYTES as u64),
+                        _ => ring.below(8192),
+                    };
+                    if ring.journal.fits(len as usize) {
+                        let small = unit(DataState::Written);
+                        ring.journal.add(small, &vec![1; len as usize]);
+                    }
+                    if ring.journal.has_room() {
+                        let sealed = ring.journal.close();
+                        pads += usize::from(sealed.len() > 1);
+                        ring.write(sealed);
+                    } else {
+                        full += 1;
+                    }
+                }
+                6..9 => {
+                    let count = 1 + ring.below(400);
+                    if !ring.abort(count, 32) {
+                        filled_by_aborts += 1;
+                    }
+                }
+                _ if ring.cuts.is_empty() => {}
+                _ => {
+                    let nth = ring.below(ring.cuts.len() as u64) as usize;
+                    ring.trim(nth);
+                }
+            }
+        }
+    }
+    assert!(
+        pads > 0 && full > 0 && filled_by_aborts > 0,
+        "or this shows little"
+    );
+}
+
+/// Aborts can fill the ring to its last block; a root that begins where it began frees nothing.
+#[test]
+fn a_full_ring_is_not_taken_for_an_empty_one() {
+    let mut ring = Ring::new(1);
+    ring.cuts.push((ring.journal.position(), 0));
+    while ring.live.len() < RING_BLOCKS as usize {
+        assert!(ring.abort(1, 32), "there is room");
+    }
+    assert!(!ring.abort(1, 32));
+    ring.trim(0);
+    assert_eq!(ring.journal.used_blocks(), RING_BLOCKS);
+    assert!(!ring.abort(1, 32), "nothing has become free");
+    let last = ring.cuts.len() - 1;
+    ring.trim(last);
+    assert!(ring.abort(1, 32));
+}
+
+/// A write that fails when the ring is as full as it can be is taken back all the same, and so are
+/// those that fail after it.
+#[test]
+fn the_ring_keeps_room_for_aborts() {
+    for seed in 0..50 {
+        let mut ring = Ring::new(seed);
+        while ring.journal.has_room() {
+            let sealed = ring.journal.close();
+            ring.write(sealed);
+            let len = ring.below(BODY_MAX_BYTES as u64) as usize;
+            ring.journal.add(unit(DataState::Written), &vec![1; len]);
+        }
+        for _ in 0..ABORT_BLOCKS {
+            assert!(ring.abort(1, 32), "seed {seed}");
+        }
+    }
+}
+
+/// The watermark goes as far as groups are written with everything before them and all their data,
+/// and no further: also if a group holds nothing, as a pad does.
+#[test]
+fn only_what_is_written_is_settled() {
+    let mut journal = journal();
+    let pending = unit(DataState::Pending);
+    journal.add(pending.clone(), &[1; 32]);
+    let first = journal.close()[0].seq;
+    let empty = journal.close()[0].seq;
+    journal.add(unit(DataState::Written), &[1; 32]);
+    let third = journal.close()[0].seq;
+    assert_eq!(journal.settle(), first - 1);
+    assert_eq!(
+        journal.handle_written(third).len(),
+        0,
+        "not with those before"
+    );
+    assert_eq!(journal.handle_written(first).len(), 1);
+    assert_eq!(journal.settle(), first - 1, "its data is not written");
+    pending.data.set(DataState::Written);
+    assert_eq!(journal.settle(), first, "the empty one is not written");
+    assert_eq!(
+        journal.handle_written(empty).len(),
+        1,
+        "the third is, by now"
+    );
+    assert_eq!(journal.settle(), third);
+}
+
+/// Once nothing more is written, one empty group tells that everything is on stable media.
+#[test]
+fn the_watermark_is_told_once_when_things_are_quiet() {
+    let mut journal = journal();
+    assert!(!journal.should_tell_watermark(), "there is nothing to tell");
+    journal.add(unit(DataState::Written), &[1; 32]);
+    assert!(!journal.should_tell_watermark(), "a group is about to");
+    let seq = journal.close()[0].seq;
+    journal.handle_written(seq);
+    let settled = journal.settle();
+    assert!(journal.has_unflushed());
+    assert!(!journal.should_tell_watermark(), "it isn't flushed");
+    journal.handle_flushed(settled);
+    assert!(!journal.has_unflushed());
+    assert!(journal.should_tell_watermark());
+    let told = journal.close();
+    let header = group::decode_header(&told[0].bytes).expect("a group");
+    assert_eq!(header.watermark, seq);
+    assert!(!journal.should_tell_watermark(), "it is told");
+    journal.handle_written(told[0].seq);
+    journal.settle();
+    assert!(!journal.has_unflushed(), "or telling would never end");
+}
