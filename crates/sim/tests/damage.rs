@@ -490,6 +490,70 @@ fn damage_bitmaps(disk: &SimDisk, count: usize) {
     }
 }
 
+/// A bitmap that can't be read is left alone, and tried again at the next checkpoint: its free blocks
+/// are not lost.
+#[test]
+fn a_bitmap_that_cannot_be_read_is_tried_again() {
+    let missing = |engine: &Engine<SimPlatform>| {
+        let space = engine.space();
+        space.capacity_bytes - space.used_bytes - space.open_bytes
+    };
+    let disk = formatted(600 * MIB, 1024);
+    run(&disk, |platform, disk| async move {
+        let (engine, _) = try_open(&platform, &disk).await.expect("opens");
+        let dvol = create(&engine, "dvol", 800 * MIB).await;
+        for part in 0..90 {
+            write(&engine, dvol, part * 1024, 1024, 1).await;
+        }
+        // Every segment has some room.
+        for part in 0..90 {
+            let at = (part * 1024 + 512) * BLOCK;
+            let freed = engine.deallocate(dvol, at, 256 * BLOCK, Stability::Unstable);
+            freed.await.expect("deallocates");
+        }
+        engine.stop().await.expect("stops");
+    });
+    let image = disk.visible_image();
+    let opened = Image::open(Source(&image, disk.size_bytes() / BLOCK)).expect("a device");
+    let mut tried = 0;
+    for segment in 0..3 {
+        let disk = disk.fork();
+        let slots = opened.geometry.bitmap_slots(SegmentNo(segment));
+        let (start, end) = (slots[0].offset_bytes(), slots[1].offset_bytes() + BLOCK);
+        let failing = Injection::next(Fault::ReadError).times(1 << 40);
+        disk.inject(failing.within(start..end));
+        tried += run(&disk, |platform, disk| async move {
+            // What recovery itself needs it can't do without.
+            let Ok((engine, _)) = try_open(&platform, &disk).await else {
+                return 0;
+            };
+            let dvol = engine.dvol("dvol").expect("is there").handle;
+            for part in 90..98 {
+                write(&engine, dvol, part * 1024, 1024, 2).await;
+            }
+            // Its turn comes when the others have nothing left.
+            let mut more = 98;
+            while missing(&engine) == 0 {
+                let data = IoBuf::copy_of(&vec![3; MIB as usize]);
+                let at = more * 1024 * BLOCK;
+                let written = engine.write(dvol, at, data, Stability::Stable).await;
+                if written.is_err() {
+                    break;
+                }
+                more += 1;
+            }
+            assert!(missing(&engine) > 0, "it can't be used for now");
+            disk.clear_injections();
+            engine.checkpoint().await.expect("checkpoints");
+            platform.sleep_ns(1_000_000_000).await;
+            assert_eq!(missing(&engine), 0, "{:?}", engine.space());
+            engine.stop().await.expect("stops");
+            1
+        });
+    }
+    assert!(tried > 0, "or this shows nothing");
+}
+
 /// What can't be recorded is refused before it takes any space.
 #[test]
 fn a_write_whose_record_is_too_large_takes_no_blocks() {

@@ -6,6 +6,7 @@ use flagstone_device::engine::{
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
+use flagstone_types::Epoch;
 
 const MIB: u64 = 1 << 20;
 
@@ -343,5 +344,52 @@ fn a_full_device_refuses_and_recovers() {
         engine.wait_until_reaped().await.expect("reaps");
         engine.stop().await.expect("stops");
         let _ = platform.now();
+    });
+}
+
+/// What a batch may not do it does not do in part either.
+#[test]
+fn a_batch_that_is_refused_changes_nothing() {
+    let disk = new_disk(64 * MIB);
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        format(&platform, &disk).await;
+        let (engine, _) = open(&platform, &disk).await;
+        let dvol = engine.create(named("a", 16 * MIB)).await.expect("creates");
+        let first = engine.write(dvol, 0, fill(1, 16384), Stability::Stable);
+        let lsn = first.await.expect("writes");
+        let write = |offset_bytes, len| Change::Write {
+            handle: dvol,
+            offset_bytes,
+            data: fill(2, len),
+            meta: 0,
+        };
+        let of = |conditions, changes| Batch {
+            conditions,
+            changes,
+        };
+        // Which of two would hold?
+        for (at, len) in [(4096, 4096), (0, 512), (8000, 512)] {
+            let overlapping = of(Vec::new(), vec![write(at, len), write(0, 8192)]);
+            let refused = engine.commit(overlapping, Stability::Stable).await;
+            assert_eq!(refused, Err(DvolError::Invalid));
+        }
+        engine.set_epoch(dvol, Epoch(2)).await.expect("is raised");
+        for (epoch, expected) in [(1, Some(DvolError::StaleEpoch)), (2, None), (3, None)] {
+            let epoch = Epoch(epoch);
+            let condition = Condition::Epoch {
+                handle: dvol,
+                epoch,
+            };
+            let changes = vec![write(8192, 4096)];
+            let done = engine.commit(of(vec![condition], changes), Stability::Stable);
+            assert_eq!(done.await.err(), expected, "{epoch:?}");
+            if expected.is_some() {
+                assert_eq!(read(&engine, dvol, 0, 16384).await, vec![1; 16384]);
+            }
+        }
+        assert!(engine.lsn_of(dvol).expect("is there") > lsn);
+        assert_eq!(read(&engine, dvol, 8192, 4096).await, [2; 4096]);
     });
 }

@@ -1,0 +1,323 @@
+//! What the engine does or looks at in parts, because it is large: no part is left out, none is done
+//! in the wrong place or order. And what is left when it is done: each block is in use or open.
+
+use flagstone_device::engine::{
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability,
+    format_device, join_all,
+};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_sim::{
+    DiskConfig, Fault, Injection, Rng, SimDisk, SimPlatform, World, WriteErrorLeaves,
+};
+use flagstone_types::{Epoch, Lsn};
+
+const BLOCK: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+fn run<F: Future<Output = ()> + 'static>(
+    disk: &SimDisk,
+    task: impl FnOnce(SimPlatform, SimDisk) -> F,
+) {
+    let world = World::new(5);
+    let platform = world.platform(0);
+    world.block_on(0, task(platform, disk.clone()));
+}
+
+async fn formatted(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+    let options = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(disk.size_bytes())
+    };
+    let device = platform.open(disk);
+    let formatted = format_device(platform, &device, options).await;
+    formatted.expect("formats");
+    open(platform, disk).await
+}
+
+async fn open(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions::default();
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+    opened.await.expect("opens").0
+}
+
+async fn create(engine: &Engine<SimPlatform>, name: &str, reserved_bytes: u64) -> Handle {
+    let new = CreateDvol {
+        name: name.into(),
+        id: None,
+        size_bytes: 1 << 30,
+        reserved_bytes,
+    };
+    engine.create(new).await.expect("creates")
+}
+
+fn bytes(byte: u8, len: u64) -> IoBuf {
+    IoBuf::copy_of(&vec![byte; len as usize])
+}
+
+async fn write(engine: &Engine<SimPlatform>, dvol: Handle, at: u64, len: u64, byte: u8) {
+    let written = engine.write(dvol, at, bytes(byte, len), Stability::Unstable);
+    written.await.expect("writes");
+}
+
+/// The byte that all of a range holds, if it is one.
+async fn byte(engine: &Engine<SimPlatform>, dvol: Handle, at: u64, len: u64) -> Option<u8> {
+    let mut found = None;
+    for piece in engine.read(dvol, at, len).await.expect("reads") {
+        let (first, same) = match &piece {
+            Piece::Data(data) => (data[0], data.iter().all(|&b| b == data[0])),
+            Piece::Zeros(_) => (0, true),
+        };
+        if !same || found.is_some_and(|byte| byte != first) {
+            return None;
+        }
+        found = Some(first);
+    }
+    found
+}
+
+/// Bytes that are neither in use nor to be had.
+fn missing(engine: &Engine<SimPlatform>) -> u64 {
+    let space = engine.space();
+    space.capacity_bytes - space.used_bytes - space.open_bytes
+}
+
+/// More mapped blocks than one record removes.
+#[test]
+fn a_large_deallocation_leaves_nothing_out() {
+    const SIZE: u64 = 300 * MIB;
+    let disk = SimDisk::new(DiskConfig::new(512 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "large", 0).await;
+        for at in (0..SIZE).step_by(MIB as usize) {
+            write(&engine, dvol, at, MIB, 1).await;
+        }
+        let all = engine.deallocate(dvol, 0, SIZE, Stability::Stable);
+        all.await.expect("deallocates");
+        let info = engine.dvol("large").expect("is there");
+        assert_eq!(info.mapped_bytes, 0);
+        for at in (0..SIZE).step_by(32 << 20) {
+            assert_eq!(
+                byte(&engine, dvol, at, (32 * MIB).min(SIZE - at)).await,
+                Some(0)
+            );
+        }
+        // What became free when nothing was written any more can be used all the same.
+        platform.sleep_ns(2_000_000_000).await;
+        assert_eq!(missing(&engine), 0);
+    });
+}
+
+/// Writes that don't fit one journal group keep their order, and so does what comes behind them.
+#[test]
+fn writes_that_wait_for_the_next_group_are_not_overtaken() {
+    let disk = SimDisk::new(DiskConfig::new(512 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "large", 0).await;
+        let large = |byte| engine.write(dvol, 0, bytes(byte, 32 * MIB), Stability::Unstable);
+        let small = |byte| engine.write(dvol, MIB, bytes(byte, BLOCK), Stability::Unstable);
+        type Writing<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Lsn, DvolError>> + 'a>>;
+        let writes: [Writing<'_>; 4] = [
+            Box::pin(large(1)),
+            Box::pin(large(2)),
+            Box::pin(small(3)),
+            Box::pin(small(4)),
+        ];
+        let lsns: Result<Vec<Lsn>, DvolError> = join_all(writes).await.into_iter().collect();
+        assert!(lsns.expect("all are written").is_sorted());
+        engine.flush().await.expect("flushes");
+        assert_eq!(byte(&engine, dvol, MIB, BLOCK).await, Some(4));
+    });
+    disk.power_loss(&mut Rng::new(1));
+    run(&disk, |platform, disk| async move {
+        let engine = open(&platform, &disk).await;
+        let dvol = engine.dvol("large").expect("is there").handle;
+        assert_eq!(byte(&engine, dvol, MIB, BLOCK).await, Some(4));
+        assert_eq!(byte(&engine, dvol, 2 * MIB, BLOCK).await, Some(2));
+    });
+}
+
+/// On a full device a reserved dvol is overwritten in parts.
+#[test]
+fn an_overwrite_in_parts_puts_each_where_it_belongs() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "reserved", 16 * MIB).await;
+        let greedy = create(&engine, "greedy", 0).await;
+        write(&engine, dvol, 0, 16 * MIB, 1).await;
+        let mut at = 0;
+        while engine
+            .write(greedy, at, bytes(9, MIB), Stability::Unstable)
+            .await
+            .is_ok()
+        {
+            at += MIB;
+        }
+        let parts: Vec<u8> = (0..16 * MIB / BLOCK)
+            .flat_map(|block| [block as u8; BLOCK as usize])
+            .collect();
+        let data = IoBuf::copy_of(&parts);
+        let written = engine.write(dvol, 0, data, Stability::Stable).await;
+        written.expect("is reserved");
+        for block in 0..16 * MIB / BLOCK {
+            let found = byte(&engine, dvol, block * BLOCK, BLOCK).await;
+            assert_eq!(found, Some(block as u8), "block {block}");
+        }
+    });
+}
+
+/// More entries than are looked at for one answer.
+#[test]
+fn a_question_about_many_blocks_is_answered_in_full() {
+    const BLOCKS: u64 = 12_000;
+    let disk = SimDisk::new(DiskConfig::new(256 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "many", 0).await;
+        let before = engine.lsn_of(dvol).expect("is there");
+        for at in (0..BLOCKS * BLOCK).step_by(MIB as usize) {
+            let len = MIB.min(BLOCKS * BLOCK - at);
+            write(&engine, dvol, at, len, 1).await;
+        }
+        let (mut allocated, mut changed, mut at) = (0, 0, 0);
+        while at < BLOCKS * BLOCK {
+            let left = BLOCKS * BLOCK - at;
+            let asked = engine.allocation(dvol, at, left, 100).await;
+            let asked = asked.expect("answers");
+            allocated += asked
+                .iter()
+                .filter(|e| e.allocated)
+                .map(|e| e.len_bytes)
+                .sum::<u64>();
+            at += asked.iter().map(|e| e.len_bytes).sum::<u64>();
+        }
+        at = 0;
+        while at < BLOCKS * BLOCK {
+            let left = BLOCKS * BLOCK - at;
+            let asked = engine.changed_since(dvol, before, at, left, 100).await;
+            let asked = asked.expect("answers");
+            changed += asked
+                .iter()
+                .filter(|e| e.changed)
+                .map(|e| e.len_bytes)
+                .sum::<u64>();
+            at += asked.iter().map(|e| e.len_bytes).sum::<u64>();
+        }
+        assert_eq!((allocated, changed), (BLOCKS * BLOCK, BLOCKS * BLOCK));
+    });
+}
+
+/// More snapshots than one record group deletes.
+#[test]
+fn a_dvol_goes_with_all_its_snapshots() {
+    let disk = SimDisk::new(DiskConfig::new(256 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "many", 0).await;
+        for number in 0..1001 {
+            let snapshot = engine.snapshot(&[(dvol, format!("s{number}"))]).await;
+            snapshot.expect("takes one");
+        }
+        engine.delete(dvol, true).await.expect("deletes");
+        assert!(engine.layers(dvol.id).is_empty());
+        engine.wait_until_reaped().await.expect("reaps");
+        assert_eq!(engine.space().hidden_layers, 0);
+        let again = create(&engine, "many", 0).await;
+        assert_eq!(engine.dvol("many").expect("is there").handle, again);
+    });
+}
+
+/// What is answered as stable is so, however it came about.
+#[test]
+fn stable_zeros_and_deallocations_survive_power_loss() {
+    for keeps_space in [true, false] {
+        let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+        run(&disk, move |platform, disk| async move {
+            let engine = formatted(&platform, &disk).await;
+            let dvol = create(&engine, "zeros", 0).await;
+            let written = engine
+                .write(dvol, 0, bytes(1, 4 * MIB), Stability::Stable)
+                .await;
+            written.expect("writes");
+            match keeps_space {
+                true => {
+                    engine
+                        .write_zeros(dvol, 0, 4 * MIB, Stability::Stable)
+                        .await
+                }
+                false => engine.deallocate(dvol, 0, 4 * MIB, Stability::Stable).await,
+            }
+            .expect("is cleared");
+        });
+        // Of what was not flushed nothing is left.
+        let disk = SimDisk::from_image(disk.stable_image(), DiskConfig::new(64 * MIB));
+        run(&disk, move |platform, disk| async move {
+            let engine = open(&platform, &disk).await;
+            let dvol = engine.dvol("zeros").expect("is there").handle;
+            assert_eq!(byte(&engine, dvol, 0, 4 * MIB).await, Some(0));
+        });
+    }
+}
+
+/// Neither checkpoints nor writes that fail cost a block each time.
+#[test]
+fn each_block_is_in_use_or_open() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        for round in 0..50 {
+            write(&engine, dvol, round * MIB / 2, 8 * BLOCK, 1).await;
+            let leaves = WriteErrorLeaves::Old;
+            disk.inject(Injection::next(Fault::WriteError { leaves }));
+            let refused = engine.write(dvol, 0, bytes(2, 4 * BLOCK), Stability::Unstable);
+            let refused = refused.await;
+            disk.clear_injections();
+            assert!(refused.is_ok() || refused == Err(DvolError::Device));
+            engine.checkpoint().await.expect("is made");
+        }
+        engine.flush().await.expect("flushes");
+        platform.sleep_ns(2_000_000_000).await;
+        assert_eq!(missing(&engine), 0, "{:?}", engine.space());
+    });
+}
+
+/// A clone knows what its source knew of its past, and who may write.
+#[test]
+fn a_clone_inherits_the_past_of_its_source() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        engine.set_epoch(dvol, Epoch(3)).await.expect("is raised");
+        write(&engine, dvol, 0, BLOCK, 1).await;
+        let layers = engine.snapshot(&[(dvol, "first".into())]).await;
+        let first = layers.expect("takes one")[0];
+        write(&engine, dvol, 0, BLOCK, 2).await;
+        write(&engine, dvol, 0, BLOCK, 3).await;
+        let undone = engine.lsn_of(dvol).expect("is there");
+        write(&engine, dvol, 0, BLOCK, 4).await;
+        let layers = engine.snapshot(&[(dvol, "second".into())]).await;
+        let second = layers.expect("takes one")[0];
+        engine.roll_back(dvol, first).await.expect("goes back");
+        // A second one must not bring back what the first has undone.
+        engine.roll_back(dvol, second).await.expect("goes back");
+        let new = CreateDvol {
+            name: "clone".into(),
+            id: None,
+            size_bytes: 0,
+            reserved_bytes: 0,
+        };
+        let clone = engine.clone_of(dvol, new).await.expect("clones");
+        for handle in [dvol, clone] {
+            let asked = engine.changed_since(handle, undone, 0, BLOCK, 1).await;
+            assert_eq!(asked, Err(DvolError::HistoryForgotten));
+        }
+        assert_eq!(engine.dvol("clone").expect("is there").epoch, Epoch(3));
+    });
+}
