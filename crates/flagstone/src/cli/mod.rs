@@ -135,7 +135,7 @@ pub fn main() -> ExitCode {
     let exit = run(std::env::args_os(), Backend::real(), &mut out);
     match out.flush() {
         Err(error) if exit == Exit::Ok && error.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("error: writing to standard output: {error}");
+            let _ = writeln!(io::stderr(), "error: writing to standard output: {error}");
             Exit::Internal.into()
         }
         _ => exit.into(),
@@ -304,18 +304,20 @@ fn describe(error: &anyhow::Error) -> Failure {
 }
 
 fn report(failure: &Failure, format: Format) {
+    // Who doesn't read it still gets the exit code.
+    let mut stderr = io::stderr();
     if format == Format::Json {
         let line = serde_json::json!({
             "error": failure.message,
             "next_step": failure.next_step,
             "exit_code": failure.exit.code(),
         });
-        eprintln!("{line}");
+        let _ = writeln!(stderr, "{line}");
         return;
     }
-    eprintln!("error: {}", failure.message);
+    let _ = writeln!(stderr, "error: {}", failure.message);
     if !failure.next_step.is_empty() {
-        eprintln!("  {}", failure.next_step);
+        let _ = writeln!(stderr, "  {}", failure.next_step);
     }
 }
 
