@@ -50,6 +50,8 @@ pub enum Bug {
     DropOnlyPart,
     /// Recovery applies units that were aborted.
     AbortedApplied,
+    /// Recovery does not write the root again that it has read.
+    RootNotRewritten,
     /// Recovery does not make durable what it read before it builds on it.
     RecoveryFlushSkipped,
     /// Recovery believes what it reads after a failed flush without writing it again.
@@ -98,7 +100,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 43] = [
+    pub const ALL: [Bug; 44] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -128,6 +130,7 @@ impl Bug {
         Bug::TrimBeforeRoot,
         Bug::SegmentNotRecorded,
         Bug::ReaperFreesShared,
+        Bug::RootNotRewritten,
         Bug::CursorIgnored,
         Bug::SnapshotNotBarrier,
         Bug::HeadKeepsNumber,

@@ -160,7 +160,9 @@ impl<P: Platform> Engine<P> {
         }
         let trusted = planted(Bug::TrustAfterFailedFlush);
         if !(trusted || root.clean && chain.groups == 0) {
-            loader.rewrite([root_slot]).await?;
+            if !planted(Bug::RootNotRewritten) {
+                loader.rewrite([root_slot]).await?;
+            }
             loader
                 .rewrite(suspect_groups(&geometry, journal_no, &chain))
                 .await?;
