@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability,
-    format_device, join_all,
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
+    join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
@@ -469,47 +469,4 @@ fn what_is_reserved_can_be_written_on_a_full_device() {
             engine.stop().await.expect("stops");
         });
     }
-}
-
-/// Deallocating works on a full device, whatever it begins and ends with: a hole stays a hole, and
-/// whole blocks are given back before parts of blocks are made zero.
-#[test]
-fn deallocating_parts_of_blocks_takes_no_space_from_holes() {
-    in_world(1, |_, engine| async move {
-        let holes = engine.create(named("holes", 0)).await.expect("creates");
-        let full = engine.create(named("full", 0)).await.expect("creates");
-        let end = fill(&engine, full, 0).await;
-        assert!(end > 64 * BLOCK);
-        for (at, len) in [(5000, 3000), (4000, 200), (65536 + 5, 70_000), (7, 4096)] {
-            let work = engine.deallocate(holes, at, len, Stability::Stable);
-            assert_eq!(work.await, Ok(()), "{len} from {at}");
-        }
-        let mapped = |dvol: Handle| {
-            let all = engine.dvols();
-            let found = all.iter().find(|info| info.handle == dvol);
-            found.expect("is there").mapped_bytes
-        };
-        assert_eq!(mapped(holes), 0);
-        let before = mapped(full);
-        // Whether there is room for the parts at the ends or not.
-        let _ = engine
-            .deallocate(full, 3 * BLOCK + 5, 20 * BLOCK, Stability::Stable)
-            .await;
-        assert_eq!(before - mapped(full), 19 * BLOCK);
-        let part = engine.deallocate(full, 40 * BLOCK + 5, 100, Stability::Stable);
-        assert_eq!(part.await, Ok(()), "there is room now");
-        let bytes = engine.read(full, 40 * BLOCK, BLOCK).await.expect("reads");
-        let zeros = |at: usize| (5..105).contains(&at);
-        let expected: Vec<u8> = (0..BLOCK as usize)
-            .map(|at| 7 * u8::from(!zeros(at)))
-            .collect();
-        let mut found = Vec::new();
-        for piece in bytes {
-            match piece {
-                Piece::Data(buf) => found.extend_from_slice(&buf),
-                Piece::Zeros(count) => found.resize(found.len() + count as usize, 0),
-            }
-        }
-        assert_eq!(found, expected);
-    });
 }

@@ -146,9 +146,7 @@ impl<P: Platform> Engine<P> {
     }
 
     /// Gives the range's space back; it reads as zeros afterwards. Parts of blocks at its ends are
-    /// written as zeros, unless nothing is there; that comes last, and on a full device it may fail
-    /// for want of space when all whole blocks have been given back. Large ranges are several units.
-    /// [decibel 4.1: vol_deallocate]
+    /// written as zeros. Large ranges are several units. [decibel 4.1: vol_deallocate]
     pub async fn deallocate(
         &self,
         handle: Handle,
@@ -161,24 +159,27 @@ impl<P: Platform> Engine<P> {
         let end = offset_bytes + len_bytes;
         let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE);
         let end_whole = end - end % BLOCK_SIZE;
-        if first_whole > end_whole {
+        if first_whole >= end_whole {
             return self
-                .write_zero_part(handle, offset_bytes, len_bytes, stability)
+                .write_zero_bytes(handle, offset_bytes, len_bytes, stability)
                 .await;
         }
-        if first_whole < end_whole {
-            let range = VBlock(first_whole / BLOCK_SIZE)..VBlock(end_whole / BLOCK_SIZE);
-            let lock = inner
-                .range_locks(handle.slot)
-                .take(range.clone(), false)
-                .await;
-            let work = inner.unmap(handle, range, stability);
-            inner.held(smallvec![(handle.slot, lock)], work).await?;
+        if offset_bytes < first_whole {
+            let head = first_whole - offset_bytes;
+            self.write_zero_bytes(handle, offset_bytes, head, stability)
+                .await?;
         }
-        self.write_zero_part(handle, offset_bytes, first_whole - offset_bytes, stability)
-            .await?;
-        self.write_zero_part(handle, end_whole, end - end_whole, stability)
-            .await
+        if end_whole < end {
+            self.write_zero_bytes(handle, end_whole, end - end_whole, stability)
+                .await?;
+        }
+        let range = VBlock(first_whole / BLOCK_SIZE)..VBlock(end_whole / BLOCK_SIZE);
+        let lock = inner
+            .range_locks(handle.slot)
+            .take(range.clone(), false)
+            .await;
+        let work = inner.unmap(handle, range, stability);
+        inner.held(smallvec![(handle.slot, lock)], work).await
     }
 
     /// Writes zeros that take space, so that later writes to them can't run out of it.
@@ -205,8 +206,7 @@ impl<P: Platform> Engine<P> {
         }
     }
 
-    /// Makes a part of one block zero. A hole stays one: it takes no space.
-    async fn write_zero_part(
+    async fn write_zero_bytes(
         &self,
         handle: Handle,
         offset_bytes: u64,
@@ -215,14 +215,6 @@ impl<P: Platform> Engine<P> {
     ) -> Result<(), DvolError> {
         if len_bytes == 0 {
             return Ok(());
-        }
-        let vblock = VBlock(offset_bytes / BLOCK_SIZE);
-        if self.inner.is_hole(handle.slot, vblock).await? {
-            // What made it one may not be on stable media yet.
-            return match stability {
-                Stability::Stable => self.flush().await,
-                Stability::Unstable => Ok(()),
-            };
         }
         let zeros = self.inner.platform.buffers().zeros(len_bytes as usize);
         self.write(handle, offset_bytes, zeros, stability)
@@ -433,14 +425,6 @@ impl<P: Platform> Inner<P> {
             }
         }
         Ok(())
-    }
-
-    /// True if nothing is mapped at this block.
-    async fn is_hole(&self, slot: Slot, vblock: VBlock) -> Result<bool, DvolError> {
-        self.load_range(slot, vblock..VBlock(vblock.0 + 1)).await?;
-        let state = self.state.borrow();
-        let found = state.slot(slot).ok_or(DvolError::NotFound)?;
-        Ok(found.map.get(vblock).unwrap_or_default().data().is_none())
     }
 
     /// True if a write within this block can be kept as a delta over what is mapped.

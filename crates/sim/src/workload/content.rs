@@ -221,8 +221,6 @@ pub(crate) enum Effect {
         tag: Tag,
         meta: u64,
     },
-    /// A part of it is deallocated: it is zero afterwards, and what is not there stays so.
-    UnmapPart { start: u16, end: u16 },
     /// It is deallocated.
     Unmap,
     /// It becomes one of these.
@@ -232,7 +230,7 @@ pub(crate) enum Effect {
 impl Effect {
     /// True if what was there before does not matter.
     pub(crate) fn is_whole(&self) -> bool {
-        !matches!(self, Effect::Patch { .. } | Effect::UnmapPart { .. })
+        !matches!(self, Effect::Patch { .. })
     }
 
     /// True if the value is what it is after this, LSN included, whatever it was before. Not so
@@ -267,17 +265,6 @@ impl Effect {
                     high: lsn.high.max(old.lsn.high),
                 },
             }],
-            Effect::UnmapPart { .. } if !old.mapped => Effect::Unmap.apply(old, lsn),
-            Effect::UnmapPart { start, end } => {
-                let (start, end, tag, meta) = (*start, *end, 0, 0);
-                let patch = Effect::Patch {
-                    start,
-                    end,
-                    tag,
-                    meta,
-                };
-                patch.apply(old, lsn)
-            }
             // Deallocating what is not there need not leave a trace.
             Effect::Unmap if !old.mapped => {
                 vec![Value {

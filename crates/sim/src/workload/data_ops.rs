@@ -139,8 +139,8 @@ impl Client {
         let mut effects = Vec::new();
         for vblock in extent.blocks() {
             effects.push(match effect_on(extent, vblock, 0, 0) {
-                Effect::Patch { start, end, .. } => (vblock, Effect::UnmapPart { start, end }),
-                _ => (vblock, Effect::Unmap),
+                Effect::Whole { .. } => (vblock, Effect::Unmap),
+                patch => (vblock, patch),
             });
         }
         let range = extent.blocks();
