@@ -470,3 +470,23 @@ fn what_is_reserved_can_be_written_on_a_full_device() {
         });
     }
 }
+
+/// On a full device nothing that takes no block is refused for want of one.
+#[test]
+fn what_reserves_nothing_works_on_a_full_device() {
+    in_world(1, |_, engine| async move {
+        let reserved = engine.create(named("reserved", 8 * MIB)).await;
+        let reserved = reserved.expect("creates");
+        let dvol = engine.create(named("full", 0)).await.expect("creates");
+        fill(&engine, dvol, 0).await;
+        engine.flush().await.expect("flushes");
+        let layers = engine.snapshot(&[(dvol, "s".to_owned())]).await;
+        let layer = layers.expect("a snapshot")[0];
+        let clone = engine.clone_of(layer, named("clone", 0)).await;
+        clone.expect("a clone of it");
+        engine.roll_back(dvol, layer).await.expect("rolls back");
+        engine.create(named("new", 0)).await.expect("a new dvol");
+        let less = engine.set_reserved(reserved, 0).await;
+        less.expect("a reservation is given up");
+    });
+}

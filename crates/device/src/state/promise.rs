@@ -28,6 +28,9 @@ impl Promise {
     /// already. They stay set aside when everything is written: nodes may be full then, and after a
     /// deallocation the same blocks written in another order need more.
     pub fn new(reserved: u64, own: u64, inherited: u64) -> Promise {
+        if reserved == 0 {
+            return Promise::default();
+        }
         let own = own.min(reserved);
         let nodes = nodes_max(reserved) + nodes_copied_max(inherited, reserved);
         Promise {
