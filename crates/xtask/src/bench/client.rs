@@ -56,6 +56,28 @@ pub(super) struct Sample {
 }
 
 impl Sample {
+    /// A second's operations and nothing else.
+    pub(super) fn of_rate(target: &str, point: &str, round: u32, rate: f64) -> Sample {
+        Sample {
+            target: target.to_owned(),
+            point: point.to_owned(),
+            round,
+            operations: rate,
+            seconds: 1.0,
+            rate,
+            p50_us: 0.0,
+            p99_us: 0.0,
+            flush_p50_us: 0.0,
+            flush_p99_us: 0.0,
+            server_cpu_seconds: 0.0,
+            client_cpu_seconds: 0.0,
+            others_cores: 0.0,
+            stolen_cores: 0.0,
+            context_switches: 0.0,
+            disk_requests: 0.0,
+        }
+    }
+
     /// Server CPU seconds per hundred thousand operations.
     pub(super) fn server_cpu_per_100k(&self) -> f64 {
         if self.operations > 0.0 {

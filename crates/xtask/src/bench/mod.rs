@@ -5,6 +5,7 @@
 //! write is part of the result.
 
 mod client;
+mod floor;
 mod machine;
 mod plot;
 mod points;
@@ -99,7 +100,9 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
     let points = choose_points(arguments)?;
     let work = repo::target_dir(root).join("bench-block");
     let dir = arguments.dir.clone().unwrap_or_else(|| work.join("files"));
-    fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    for folder in [&work, &dir] {
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    }
     let quick = arguments.quick;
     let clients = Clients {
         root: root.to_path_buf(),
@@ -120,6 +123,10 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
 
     let setting = Setting::read(root, &dir)?;
     let targets = start_targets(root, arguments, &clients, &dir)?;
+    let exchange = match arguments.no_peers {
+        true => None,
+        false => Some(targets::exchange(clients.size_bytes, &dir)?),
+    };
     println!("writing {} MiB on each target", clients.size_bytes >> 20);
     for target in &targets {
         // The peers serve the raw file, which is written once.
@@ -128,17 +135,10 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
         }
     }
 
-    let mut samples = Vec::new();
-    for round in 0..rounds {
-        for point in &points {
-            samples.extend(one_point(&clients, &targets, point, round)?);
-        }
-    }
-    samples.extend(idle(&targets, if quick { 2 } else { 10 })?);
-
+    let samples = measure(&clients, &targets, exchange.as_ref(), &points, rounds)?;
     let report = Report {
         setting,
-        described: targets.iter().map(Described::of).collect(),
+        described: targets.iter().chain(&exchange).map(Described::of).collect(),
         points,
         results: Results {
             targets: targets
@@ -153,7 +153,7 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
         spin: clients.spin,
         command: command_line(),
     };
-    for target in targets {
+    for target in targets.into_iter().chain(exchange) {
         target.stop()?;
     }
     fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
@@ -165,6 +165,29 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
     let page = report.write(&arguments.out.clone().unwrap_or(default_out))?;
     println!("results: {}", page.display());
     Ok(())
+}
+
+/// All points in all rounds, then the idle servers.
+fn measure(
+    clients: &Clients,
+    targets: &[Target],
+    exchange: Option<&Target>,
+    points: &[Point],
+    rounds: u32,
+) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    for round in 0..rounds {
+        for point in points {
+            samples.extend(one_point(clients, targets, point, round)?);
+            if let Some(exchange) = exchange
+                && floor::applies(point)
+            {
+                samples.extend(floor::measure(clients, exchange, point, round)?);
+            }
+        }
+    }
+    samples.extend(idle(targets, if rounds == 1 { 2 } else { 10 })?);
+    Ok(samples)
 }
 
 /// The command as it would be typed; folders are left out, since they are of one machine only.
@@ -296,22 +319,10 @@ fn idle(targets: &[Target], seconds: u64) -> Result<Vec<Sample>> {
             cpu / seconds as f64 * 100.0
         );
         samples.push(Sample {
-            target: target.name.clone(),
-            point: IDLE.to_owned(),
-            round: 0,
-            operations: 0.0,
             seconds: started.elapsed().as_secs_f64(),
-            rate: 0.0,
-            p50_us: 0.0,
-            p99_us: 0.0,
-            flush_p50_us: 0.0,
-            flush_p99_us: 0.0,
+            operations: 0.0,
             server_cpu_seconds: cpu,
-            client_cpu_seconds: 0.0,
-            others_cores: 0.0,
-            stolen_cores: 0.0,
-            context_switches: 0.0,
-            disk_requests: 0.0,
+            ..Sample::of_rate(&target.name, IDLE, 0, 0.0)
         });
     }
     Ok(samples)

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::client::Sample;
+use super::floor;
 use super::machine::Setting;
 use super::plot;
 use super::points::{IDLE, Load, Measure, Point};
@@ -128,6 +129,7 @@ impl Report {
         self.durability(&mut page);
         self.rates(&mut page);
         self.latencies(&mut page);
+        floor::describe(&self.results, &self.points, &mut page);
         self.cpu(&mut page);
         self.counts(&mut page);
         self.notes(&mut page);
@@ -370,7 +372,8 @@ impl Report {
     }
 }
 
-fn table_head(page: &mut String, titles: &[&str]) {
+/// The head of a table in Markdown.
+pub(super) fn table_head(page: &mut String, titles: &[&str]) {
     let _ = writeln!(page, "| {} |", titles.join(" | "));
     let _ = writeln!(page, "|{}", " --- |".repeat(titles.len()));
 }

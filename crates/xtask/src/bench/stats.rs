@@ -189,22 +189,8 @@ mod tests {
 
     fn sample(target: &str, point: &str, round: u32, rate: f64, cpu: f64) -> Sample {
         Sample {
-            target: target.to_owned(),
-            point: point.to_owned(),
-            round,
-            operations: rate,
-            seconds: 1.0,
-            rate,
-            p50_us: 1.0,
-            p99_us: 2.0,
-            flush_p50_us: 0.0,
-            flush_p99_us: 0.0,
             server_cpu_seconds: cpu,
-            client_cpu_seconds: 0.0,
-            others_cores: 0.0,
-            stolen_cores: 0.0,
-            context_switches: 0.0,
-            disk_requests: 0.0,
+            ..Sample::of_rate(target, point, round, rate)
         }
     }
 

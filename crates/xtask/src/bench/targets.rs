@@ -24,6 +24,8 @@ pub(super) enum Caching {
     Direct,
     /// A completed write is in the page cache.
     PageCache,
+    /// No disk: a reference, compared with nobody.
+    Null,
     /// Flagstone.
     Own,
 }
@@ -180,6 +182,30 @@ fn nbdkit(file: &str) -> Result<Peer<'static>> {
     })
 }
 
+/// A server that does nothing but answer.
+pub(super) fn exchange(size_bytes: u64, dir: &Path) -> Result<Target> {
+    let port = free_port()?;
+    let mut command = Command::new("nbdkit");
+    command.args([
+        "--foreground",
+        "--ipaddr=127.0.0.1",
+        &format!("--port={port}"),
+    ]);
+    command.args([
+        &format!("--exportname={EXPORT}"),
+        "null",
+        &format!("size={size_bytes}"),
+    ]);
+    let peer = Peer {
+        name: super::floor::EXCHANGE,
+        caching: Caching::Null,
+        how: "nbdkit null, TCP",
+        command,
+        port,
+    };
+    peer.start(Path::new("/dev/null"), dir)
+}
+
 impl Peer<'_> {
     fn start(self, file: &Path, dir: &Path) -> Result<Target> {
         let program = self.command.get_program().to_string_lossy().into_owned();
@@ -201,10 +227,10 @@ impl Peer<'_> {
         Ok(Target {
             name: self.name.to_owned(),
             caching: self.caching,
-            durability: if self.caching == Caching::Direct {
-                DIRECT
-            } else {
-                CACHED
+            durability: match self.caching {
+                Caching::Direct => DIRECT,
+                Caching::Null => ("nowhere", "nowhere"),
+                _ => CACHED,
             },
             how: self.how.to_owned(),
             uri: Some(format!("nbd://127.0.0.1:{}/{EXPORT}", self.port)),
