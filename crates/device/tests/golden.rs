@@ -574,8 +574,8 @@ fn journal_as_a_whole() {
     );
     assert_eq!(
         (counts.dvols, counts.snapshots, counts.hidden_layers),
-        (0, 0, 0),
-        "at the root"
+        (1, 0, 2),
+        "alpha, its deleted snapshot and beta are only in the ring"
     );
     // Alpha: 12 blocks and a delta from the snapshot, one of its own; beta's waits to be freed.
     assert_eq!((counts.data_blocks, counts.delta_blocks), (14, 1));

@@ -229,6 +229,32 @@ fn snapshots_clones_rollback_and_exact_space() {
     });
 }
 
+/// The moment it is deleted, not when its space has come back; what stands on it still counts.
+#[test]
+fn a_deleted_clone_is_no_clone() {
+    let disk = new_disk(128 * MIB);
+    let world = World::new(3);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        format(&platform, &disk).await;
+        let (engine, _) = open(&platform, &disk).await;
+        let a = engine.create(named("a", MIB)).await.expect("creates");
+        let base = engine.snapshot(&[(a, "base".into())]).await.expect("snaps")[0];
+        let clones = || engine.layer(a.id, "base").expect("is there").clones;
+        let b = engine.clone_of(base, named("b", 0)).await.expect("clones");
+        let own = engine.snapshot(&[(b, "own".into())]).await.expect("snaps")[0];
+        let c = engine.clone_of(own, named("c", 0)).await.expect("clones");
+        assert_eq!(clones(), 1);
+        engine.delete(b, true).await.expect("deletes");
+        assert!(engine.space().hidden_layers > 0, "not reaped yet");
+        assert_eq!(clones(), 1, "c stands on it");
+        engine.delete(c, false).await.expect("deletes");
+        assert!(engine.space().hidden_layers > 0, "not reaped yet");
+        assert_eq!(clones(), 0);
+        engine.stop().await.expect("stops");
+    });
+}
+
 #[test]
 fn batches_are_conditional_and_whole() {
     let disk = new_disk(64 * MIB);

@@ -284,7 +284,10 @@ fn recovery_and_verify_leave_out_the_same_units() {
             );
             dropped.set(dropped.get() + report.dropped);
             let after = assert_clean(&crashed.visible_image(), &format!("seed {seed} recovered"));
-            let kept = |c: &Counts| (c.data_blocks, c.delta_blocks);
+            let kept = |c: &Counts| {
+                let layers = (c.dvols, c.snapshots, c.hidden_layers);
+                (c.data_blocks, c.delta_blocks, c.segments, layers)
+            };
             assert_eq!(kept(&after.counts), kept(&before), "seed {seed}");
         });
     }

@@ -8,7 +8,7 @@ use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
 use super::error::DvolError;
 use super::segments::NO_SLOT;
 use super::{Engine, Inner};
-use crate::format::catalogue::{FLAG_READ_ONLY, RecordKind};
+use crate::format::catalogue::{CatalogueRecord, FLAG_READ_ONLY, RecordKind};
 use crate::state::{SlotState, State};
 
 /// Names an open dvol or layer. Stays valid until it is deleted; a reused slot is noticed.
@@ -45,9 +45,8 @@ pub struct DvolInfo {
     pub epoch: Epoch,
     /// True if clients can't change it.
     pub read_only: bool,
-    /// Whose layer it stands on, and the layer's name, if that is another dvol's: it is a clone without
-    /// snapshots of its own. The name is empty if the dvol was cloned as it was, or the snapshot has been
-    /// deleted since.
+    /// For a clone: whose layer it stands on, below snapshots of its own, and that layer's name. The name
+    /// is empty if the dvol was cloned as it was, or the snapshot has been deleted since.
     pub origin: Option<(DvolId, String)>,
     /// Number of its snapshots.
     pub snapshot_count: usize,
@@ -68,8 +67,8 @@ pub struct LayerInfo {
     pub created_ns: u64,
     /// LSN of the last change in it.
     pub lsn: Lsn,
-    /// What stands on it of other dvols: clones, or their oldest layers. A deleted one counts until it
-    /// is reaped.
+    /// What stands on it of other dvols: clones, or their oldest layers. What is deleted counts as long
+    /// as something that isn't stands on it.
     pub clones: usize,
 }
 
@@ -137,7 +136,7 @@ counters! {
     checkpoints,
     /// Checkpoints made because nothing had happened for a while.
     idle_checkpoints,
-    /// How long the last checkpoint took, nanoseconds.
+    /// Time that the last checkpoint took.
     checkpoint_ns,
     /// Map nodes written.
     nodes_written,
@@ -231,10 +230,6 @@ impl<P: Platform> Engine<P> {
     fn dvol_info(&self, slot: Slot, found: &SlotState) -> DvolInfo {
         let state = self.inner.state.borrow();
         let record = &found.record;
-        let parent = record.parent.and_then(|p| state.slot(p));
-        let origin = parent
-            .filter(|p| p.record.id != record.id)
-            .map(|p| (p.record.id, p.record.name.clone()));
         DvolInfo {
             handle: Handle {
                 slot,
@@ -250,7 +245,7 @@ impl<P: Platform> Engine<P> {
             lsn: record.lsn,
             epoch: record.epoch,
             read_only: record.flags & FLAG_READ_ONLY != 0,
-            origin,
+            origin: origin_of(&state, record),
             snapshot_count: state.layers_of(record.id).count(),
         }
     }
@@ -262,6 +257,18 @@ impl<P: Platform> Engine<P> {
             .slots()
             .filter(|(_, s)| s.is_dvol() && s.record.id == id);
         dvols.next().map(|(_, s)| s.record.name.clone())
+    }
+
+    /// What a slot holds, and its name: that of a snapshot within its dvol, empty if it is deleted.
+    pub fn named(&self, slot: Slot) -> Option<(Handle, String)> {
+        let state = self.inner.state.borrow();
+        let record = &state.slot(slot)?.record;
+        let handle = Handle {
+            slot,
+            id: record.id,
+            layer: (record.kind == RecordKind::Layer).then_some(record.layer),
+        };
+        Some((handle, record.name.clone()))
     }
 
     /// A dvol's snapshot.
@@ -336,12 +343,41 @@ impl<P: Platform> Engine<P> {
     }
 }
 
+/// The layer of another dvol that a dvol stands on, below all layers of its own.
+fn origin_of(state: &State, record: &CatalogueRecord) -> Option<(DvolId, String)> {
+    let mut at = record.parent;
+    // This ends: each layer is older than what stands on it.
+    while let Some(below) = at.and_then(|slot| state.slot(slot)) {
+        if below.record.id != record.id {
+            return Some((below.record.id, below.record.name.clone()));
+        }
+        at = below.record.parent;
+    }
+    None
+}
+
+/// True if `slot`, or anything that stands on it, is not deleted.
+fn is_in_use(state: &State, slot: Slot) -> bool {
+    let mut open = vec![slot];
+    while let Some(slot) = open.pop() {
+        let Some(found) = state.slot(slot) else {
+            continue;
+        };
+        if !found.is_hidden() {
+            return true;
+        }
+        open.extend(&found.children);
+    }
+    false
+}
+
 fn layer_info(state: &State, slot: Slot, found: &SlotState) -> LayerInfo {
     let record = &found.record;
-    let children = found.children.iter().filter_map(|&child| state.slot(child));
-    let clones = children
-        .filter(|child| child.record.id != record.id)
-        .count();
+    let others = found.children.iter().filter(|&&child| {
+        let is_other = |child: &SlotState| child.record.id != record.id;
+        state.slot(child).is_some_and(is_other)
+    });
+    let clones = others.filter(|&&child| is_in_use(state, child)).count();
     LayerInfo {
         handle: Handle {
             slot,

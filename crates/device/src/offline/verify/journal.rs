@@ -69,6 +69,7 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
         let ring = Ring::scan(self.image, root);
         self.check_ring(root, &ring);
         let problems_before = self.findings.problem_count();
+        let before_journal = *self.counts;
         let mut state = self.load(root);
         let has_records = ring.has_records();
         let nodes = Nodes::new(self.image);
@@ -98,7 +99,7 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
         }
         // What was counted before the replay is not what a node would serve.
         *self.counts = counted;
-        self.check_replayed(root, &ring, &state);
+        self.check_replayed(root, &ring, &state, before_journal);
     }
 
     fn check_roots(&mut self, roots: &Roots) {
@@ -238,12 +239,8 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
             self.findings
                 .add(Severity::Loss, Kind::Catalogue, &[block], what);
         }
+        self.counts.count_layers(&state.layers);
         for (_, layer) in state.layers.iter() {
-            match layer.record.kind {
-                RecordKind::Dvol => self.counts.dvols += 1,
-                RecordKind::Layer if layer.is_hidden() => self.counts.hidden_layers += 1,
-                RecordKind::Layer => self.counts.snapshots += 1,
-            }
             if layer.record.kind != RecordKind::Dvol {
                 continue;
             }
@@ -362,7 +359,13 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
     }
 
     /// Replays the ring in memory and checks what comes of it.
-    fn check_replayed(&mut self, root: &Root, ring: &Ring, before: &Checkpoint) {
+    fn check_replayed(
+        &mut self,
+        root: &Root,
+        ring: &Ring,
+        before: &Checkpoint,
+        counts_before: Counts,
+    ) {
         let replayed = match replay(self.image, root, ring, before, self.findings) {
             Ok(replayed) => replayed,
             Err(fault) => {
@@ -382,8 +385,15 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
             placed,
             units,
             dropped,
+            segments,
             next_layer,
         } = replayed;
+        // Instead of what the tables say: a node would serve what the replay leads to.
+        self.counts.dvols = counts_before.dvols;
+        self.counts.snapshots = counts_before.snapshots;
+        self.counts.hidden_layers = counts_before.hidden_layers;
+        self.counts.count_layers(&layers);
+        self.counts.segments = counts_before.segments + segments;
         self.counts.units += units;
         self.counts.dropped_units += dropped;
         if dropped > 0 {

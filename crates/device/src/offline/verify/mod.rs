@@ -17,7 +17,9 @@ mod space;
 use flagstone_types::{BLOCK_SIZE, BlockNo};
 
 use super::image::Found;
+use super::layers::Layers;
 use super::{Image, ReadBlocks, Tree};
+use crate::format::catalogue::RecordKind;
 use journal::JournalCheck;
 pub use problem::{Findings, Kind, Problem, Severity};
 
@@ -28,7 +30,7 @@ pub struct Options {
     pub fast: bool,
 }
 
-/// What was looked at.
+/// What was looked at: of a journal whose ring was replayed, what the replay leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Journals.
@@ -150,6 +152,16 @@ impl Report {
 }
 
 impl Counts {
+    fn count_layers(&mut self, layers: &Layers) {
+        for (_, layer) in layers.iter() {
+            match layer.record.kind {
+                RecordKind::Dvol => self.dvols += 1,
+                RecordKind::Layer if layer.is_hidden() => self.hidden_layers += 1,
+                RecordKind::Layer => self.snapshots += 1,
+            }
+        }
+    }
+
     /// For people.
     pub fn words(&self) -> String {
         format!(

@@ -35,6 +35,8 @@ pub(super) struct Replay {
     pub(super) units: u64,
     /// Units left out because their data is not there.
     pub(super) dropped: u64,
+    /// Segments that the journal owns then.
+    pub(super) segments: u64,
     pub(super) next_layer: u32,
 }
 
@@ -271,6 +273,7 @@ fn finish<R: ReadBlocks>(
         placed,
         units,
         dropped,
+        segments: state.pool.segments().count() as u64,
         next_layer: state.next_layer,
     })
 }
