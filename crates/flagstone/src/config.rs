@@ -27,11 +27,15 @@ pub const DIR_DEFAULT: &str = "./flagstone-data";
 /// The port registered for NBD.
 const NBD_PORT: u16 = 10809;
 
+/// Cores at most. A core beyond the journals of the devices has no volumes, each takes a ring and
+/// memory for transfers, and a larger number is more likely a slip than meant.
+pub const CORES_CEILING: usize = 64;
+
 /// Less memory for maps than this would be read and dropped again all the time.
 const MAP_CACHE_MIN_BYTES: u64 = 16 << 20;
 
 /// The API's port.
-const API_PORT: u16 = 7878;
+pub const API_PORT: u16 = 7878;
 
 /// A configuration file with every key, explained. Its values are the defaults.
 pub const EXAMPLE: &str = r#"# Configuration of `flagstone serve --config FILE`. Every key is optional; the values shown
@@ -43,7 +47,7 @@ dir = "./flagstone-data"
 
 # Number of cores: threads that do all I/O. 0: half as many as there are processors the process may
 # run on, one to eight. With one for each processor they are pinned; with fewer the scheduler places
-# them.
+# them; more slow each other down. At most 64.
 cores = 0
 
 # Memory for the maps of volumes (which block lies where), all cores and devices together. What
@@ -303,20 +307,22 @@ impl<'de> Deserialize<'de> for OptionalAddress {
     }
 }
 
-/// `PATH` or `PATH:SIZE`. What follows the last colon is a size only if it reads as one.
+/// `PATH` or `PATH:SIZE`. What follows the last colon is meant as a size if it begins like one, unless
+/// there is a file of the whole name (`/dev/disk/by-path/pci-0000:00:1f.2-ata-1`).
 impl FromStr for DeviceConfig {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<DeviceConfig, ConfigError> {
         let (path, size) = match text.rsplit_once(':') {
-            Some((path, size)) if size.starts_with(|c: char| c.is_ascii_digit()) => {
-                let size = size.parse().map_err(|error| {
-                    ConfigError::new(format!(
+            Some((path, size)) if begins_like_a_size(size) => match size.parse() {
+                Ok(size) => (path, Some(size)),
+                Err(_) if Path::new(text).exists() => (text, None),
+                Err(error) => {
+                    return Err(ConfigError::new(format!(
                         "reading the device '{text}' (PATH[:SIZE]): {error}"
-                    ))
-                })?;
-                (path, Some(size))
-            }
+                    )));
+                }
+            },
             _ => (text, None),
         };
         if path.is_empty() {
@@ -330,6 +336,11 @@ impl FromStr for DeviceConfig {
             size,
         })
     }
+}
+
+fn begins_like_a_size(text: &str) -> bool {
+    let begins = text.starts_with(|c: char| c.is_ascii_digit() || "-+.".contains(c));
+    (text.is_empty() || begins) && !text.contains('/')
 }
 
 impl Config {
@@ -383,6 +394,13 @@ impl Config {
                  one of them"
                     .to_string(),
             ));
+        }
+        if self.cores > CORES_CEILING {
+            return Err(ConfigError::new(format!(
+                "cores is {}; give it 1 to {CORES_CEILING}, or 0 for half as many as there are \
+                 processors",
+                self.cores
+            )));
         }
         if self.map_cache.0 < MAP_CACHE_MIN_BYTES {
             return Err(ConfigError::new(
@@ -549,6 +567,14 @@ mod tests {
         assert_eq!((colon.path, colon.size), ("a:b.img".into(), None));
         assert!(device("").is_err());
         assert!(device(":20G").is_err());
+        for text in ["z:-1", "z:+1G", "z:", "z:.5G", "z:1x", "z:20GB"] {
+            let error = device(text).expect_err(text).to_string();
+            for part in [text, "PATH[:SIZE]", "10G, 512M"] {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+        }
+        let path = "./with:-/colon".parse::<DeviceConfig>().expect("a path");
+        assert_eq!(path.size, None);
         assert!(
             device("x:20Q")
                 .expect_err("unit")
@@ -582,6 +608,10 @@ mod tests {
             (
                 "[nbd]\nlisten=\"none\"\n[[device]]\npath=\"a\"",
                 "nobody could use",
+            ),
+            (
+                "cores=65\n[[device]]\npath=\"a\"",
+                "cores is 65; give it 1 to 64",
             ),
         ];
         for (text, expected) in bad {

@@ -6,10 +6,11 @@ mod image;
 
 use std::path::Path;
 
-use flagstone_device::offline::{Image, inspect, verify};
+use flagstone_device::offline::{Image, ReadBlocks, inspect, verify};
 use flagstone_runtime::lock_device_shared;
 use flagstone_types::{BLOCK_SIZE, BlockNo};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::node::{NodeError, NodeErrorKind};
 use image::FileImage;
@@ -103,15 +104,63 @@ pub struct VerifyOptions {
 /// Told how far a long operation is: bytes done, bytes in all (0 if unknown).
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
+/// What is said of a device that another process has locked.
+const SERVED: &str = "note: a node serves this device, or another program has it open: what is \
+                      shown may be torn, and lacks what the node has not written yet";
+
+/// The error for a file without a superblock of ours, if nothing else in it tells of a Flagstone
+/// device: then it isn't a damaged one. `None` if it may be one.
+pub(crate) fn no_device(path: &Path, doing: &str) -> Option<NodeError> {
+    let content = match foreign::look(path) {
+        Ok(content) if content.tells_of_flagstone() => return None,
+        Ok(content) => content,
+        // What can't be read is the device's failure.
+        Err(_) => return None,
+    };
+    let found = match content.is_blank() {
+        true => "nothing but zeros".to_owned(),
+        false => content.words(),
+    };
+    let shown = path.display();
+    let error = NodeError::new(
+        NodeErrorKind::InvalidArgument,
+        doing,
+        format!("{shown} is no Flagstone device: found {found}"),
+    );
+    Some(error.next(format!(
+        "check the path; a device that was never formatted needs `flagstone device format {shown}`"
+    )))
+}
+
 /// Describes a device: superblocks, journals, volumes, snapshots, segments; or one map; or one
 /// block. What can't be read is described in its place. `NotFound`, `InvalidArgument` (not a
-/// Flagstone device). A node may be serving it: then what is seen changes meanwhile.
+/// Flagstone device, or no block of it), `Corrupt` (no valid superblock). A node may be serving it:
+/// then what is seen changes meanwhile, and the result says so.
 pub fn inspect(path: &Path, options: &InspectOptions) -> Result<Inspection, NodeError> {
     let doing = format!("inspecting {}", path.display());
     let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
     let file = FileImage::open(path).map_err(|error| NodeError::of_io(&*doing, &error))?;
-    let image = Image::open(file).map_err(|found| failed(NodeErrorKind::InvalidArgument, found))?;
+    // Kept while we read: no node starts on it meanwhile.
+    let lock = lock_device_shared(path);
+    let is_served = match &lock {
+        Ok(_) => false,
+        Err(error) => NodeErrorKind::of_io(error) == NodeErrorKind::Busy,
+    };
+    let image = Image::open(file).map_err(|found| {
+        no_device(path, &doing).unwrap_or_else(|| {
+            failed(NodeErrorKind::Corrupt, found).next("put back a copy from before the damage")
+        })
+    })?;
     let (words, tree) = if let Some(block) = options.block {
+        let end = image.superblock.block_count.max(image.source.block_count());
+        if block >= end {
+            let found = format!(
+                "there is no block {block}: the device has the blocks 0 to {}",
+                end - 1
+            );
+            return Err(failed(NodeErrorKind::InvalidArgument, found)
+                .next("name one of them; blocks are counted in 4 KiB"));
+        }
         let view = inspect::inspect_block(&image, BlockNo(block));
         (view.words(), view.tree())
     } else if let Some(name) = &options.map_of {
@@ -130,14 +179,21 @@ pub fn inspect(path: &Path, options: &InspectOptions) -> Result<Inspection, Node
         let view = inspect::inspect(&image, options.detailed);
         (view.words(), view.tree())
     };
-    Ok(Inspection {
+    let mut inspection = Inspection {
         words,
         value: image::to_json(&tree),
-    })
+    };
+    if is_served {
+        inspection.words = format!("{SERVED}\n{}", inspection.words);
+    }
+    if let Value::Object(fields) = &mut inspection.value {
+        fields.insert("served".to_owned(), is_served.into());
+    }
+    Ok(inspection)
 }
 
 /// Checks a device. What is wrong with it is in the report; an error means that it could not be
-/// checked. `Busy` if a node serves it.
+/// checked. `Busy` if a node serves it, `InvalidArgument` if it is no Flagstone device.
 pub fn verify(
     path: &Path,
     options: &VerifyOptions,
@@ -151,6 +207,11 @@ pub fn verify(
             "stop the node that serves it first, or let it scrub its volumes",
         )
     })?;
+    if Image::open(&file).is_err()
+        && let Some(error) = no_device(path, &doing)
+    {
+        return Err(error);
+    }
     let checks = verify::Options {
         fast: options.skip_data,
     };

@@ -24,7 +24,9 @@ use crate::attach::{NbdTarget, attach_lines, unix_url};
 use crate::client::Client;
 use crate::config::{Config, DeviceConfig};
 use crate::exit::{Exit, Failure};
-use crate::node::{Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeSpec};
+use crate::node::{
+    Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeInfo, VolumeSpec,
+};
 use crate::node_file::{DirLock, LOCK_SECONDS, NodeFile};
 use crate::offline::{FormatOptions, FormatReport};
 use crate::size;
@@ -118,6 +120,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             None => None,
         };
         warn_of_open_nbd(&options);
+        warn_of_many_cores(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
         let node = tokio::select! {
             started = node => started.context("starting the node")??,
@@ -211,7 +214,7 @@ async fn announce(
         .with_context(|| format!("writing node.json into {}", dir.display()))?;
     let sample = sample_volume(node).await?;
     // Whoever started us may have closed our output; that is no reason to stop serving.
-    let _ = write_announcement(out, dir, &info, &file, &sample);
+    let _ = write_announcement(out, dir, &info, &file, sample.as_ref());
     Ok(())
 }
 
@@ -256,20 +259,18 @@ async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
     }
 }
 
-/// The volume that the lines to attach are shown for: `demo` if there is one, else the first.
-async fn sample_volume(node: &dyn Node) -> Result<(String, u64), NodeError> {
+/// The volume that the lines to attach are shown for: `demo` if there is one, else the first, if
+/// there is any.
+async fn sample_volume(node: &dyn Node) -> Result<Option<VolumeInfo>, NodeError> {
     if let Ok(demo) = node.show_volume(DEMO_VOLUME.to_string()).await {
-        return Ok((demo.name, demo.size_bytes));
+        return Ok(Some(demo));
     }
     let query = crate::node::PageQuery {
         limit: 1,
         ..Default::default()
     };
     let page = node.list_volumes(query).await?;
-    let first = page.items.into_iter().next();
-    Ok(first.map_or(("VOLUME".to_string(), DEMO_BYTES), |v| {
-        (v.name, v.size_bytes)
-    }))
+    Ok(page.items.into_iter().next())
 }
 
 fn write_announcement(
@@ -277,7 +278,7 @@ fn write_announcement(
     dir: &Path,
     info: &NodeInfo,
     file: &NodeFile,
-    (volume, size_bytes): &(String, u64),
+    volume: Option<&VolumeInfo>,
 ) -> io::Result<()> {
     let cores = size::counted(info.cores.len() as u64, "core");
     writeln!(
@@ -286,26 +287,18 @@ fn write_announcement(
         file.version,
         dir.display()
     )?;
-    writeln!(out, "volume {volume} ({}):", size::rounded(*size_bytes))?;
-    let addresses = info
-        .nbd_addresses
-        .iter()
-        .filter_map(|text| text.parse().ok());
-    let targets: Vec<NbdTarget> = addresses.map(NbdTarget::new).collect();
-    for target in &targets {
-        writeln!(out, "  {}", target.url(volume))?;
-    }
-    if let Some(socket) = &info.nbd_unix {
-        writeln!(out, "  {}", unix_url(socket, volume))?;
-    }
-    if let Some(target) = targets.first() {
-        write!(out, "{}", attach_lines(target, volume, *size_bytes))?;
-    }
-    writeln!(
-        out,
-        "more volumes: flagstone volume create NAME --size 10G --dir {}",
+    let create = format!(
+        "flagstone volume create NAME --size 10G --dir {}",
         dir.display()
-    )?;
+    );
+    match volume {
+        Some(volume) => {
+            write_volume(out, info, volume)?;
+            writeln!(out, "more volumes: {create}")?;
+        }
+        // Lines that attach what isn't there would only fail.
+        None => writeln!(out, "no volume yet; to make one: {create}")?,
+    }
     write!(out, "ready api={}", file.api)?;
     if !file.nbd.is_empty() {
         write!(out, " nbd={}", file.nbd.join(","))?;
@@ -315,6 +308,27 @@ fn write_announcement(
     }
     writeln!(out, " pid={} dir={}", file.pid, dir.display())?;
     out.flush()
+}
+
+/// A volume and how to attach it.
+fn write_volume(out: &mut dyn Write, info: &NodeInfo, volume: &VolumeInfo) -> io::Result<()> {
+    let (name, size_bytes) = (&volume.name, volume.size_bytes);
+    writeln!(out, "volume {name} ({}):", size::rounded(size_bytes))?;
+    let addresses = info
+        .nbd_addresses
+        .iter()
+        .filter_map(|text| text.parse().ok());
+    let targets: Vec<NbdTarget> = addresses.map(NbdTarget::new).collect();
+    for target in &targets {
+        writeln!(out, "  {}", target.url(name))?;
+    }
+    if let Some(socket) = &info.nbd_unix {
+        writeln!(out, "  {}", unix_url(socket, name))?;
+    }
+    if let Some(target) = targets.first() {
+        write!(out, "{}", attach_lines(target, name, size_bytes))?;
+    }
+    Ok(())
 }
 
 /// A device that `dev` has just made. It is removed again unless the node starts on it: another
@@ -424,6 +438,18 @@ fn warn_of_open_nbd(options: &NodeOptions) {
         tracing::warn!(
             %address,
             "NBD has no authentication: whoever reaches this address can read and write every volume"
+        );
+    }
+}
+
+/// Each core looks for work on a processor of its own; two on one take turns.
+fn warn_of_many_cores(options: &NodeOptions) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    if let Some(cores) = options.cores.filter(|&cores| cores > processors) {
+        tracing::warn!(
+            "{cores} cores were asked for, and the process may run on {}: they slow each other down; \
+             give --cores {processors} or less",
+            size::counted(processors as u64, "processor")
         );
     }
 }

@@ -37,6 +37,9 @@ impl FromStr for Size {
                  of bytes (units are binary: 1K is 1024 bytes)"
             )))
         };
+        if text.starts_with(['-', '+']) {
+            return fail("a size has no sign");
+        }
         let digits_end = text
             .find(|c: char| !c.is_ascii_digit() && c != '.')
             .unwrap_or(text.len());
@@ -190,7 +193,8 @@ mod tests {
             ("10GB", "two ways"),
             ("10X", "unit"),
             ("10 G", "unit"),
-            ("-1", "unit"),
+            ("-1", "no sign"),
+            ("+1G", "no sign"),
             ("16E", "2^64"),
             ("18446744073709551616", "too large"),
             ("1.3", "whole number of bytes"),

@@ -24,7 +24,7 @@ const SCRUB_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Args, Debug)]
 pub(super) struct DeviceArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    pub(super) target: TargetArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(subcommand)]

@@ -3,10 +3,12 @@
 //! Scripts rely on names, options, JSON and exit codes: they change only by addition.
 
 mod device;
+mod leading;
 mod misc;
 mod node;
 mod offline;
 mod progress;
+mod series;
 mod serve;
 mod snapshot;
 mod target;
@@ -23,7 +25,7 @@ use crate::client::ClientError;
 use crate::config::{Config, ConfigError, LogFormat};
 use crate::exit::{self, Exit, Failure};
 use crate::log;
-use crate::name::NameError;
+use crate::name::{NameError, SnapshotRef, snapshot_from_args};
 use crate::node::{NodeError, NodeErrorKind};
 use crate::output::{Format, Output};
 use crate::serve::Backend;
@@ -40,6 +42,8 @@ use crate::serve::Backend;
     after_long_help = long_help()
 )]
 pub struct Cli {
+    #[command(flatten)]
+    leading: leading::LeadingArgs,
     #[command(flatten)]
     log: LogArgs,
     #[command(subcommand)]
@@ -67,15 +71,34 @@ struct LogArgs {
 /// How results are printed.
 #[derive(Args, Clone, Copy, Debug)]
 struct OutputArgs {
-    /// Tables for people, or the API's JSON for programs
-    #[arg(
-        short = 'o',
-        long = "output",
-        global = true,
-        value_name = "FORMAT",
-        default_value = "table"
-    )]
-    output: Format,
+    /// Tables for people, or the API's JSON for programs [default: table]
+    #[arg(short = 'o', long = "output", global = true, value_name = "FORMAT")]
+    output: Option<Format>,
+}
+
+impl OutputArgs {
+    fn format(&self) -> Format {
+        self.output.unwrap_or_default()
+    }
+}
+
+/// One snapshot, as one word or two.
+#[derive(Args, Debug)]
+struct SnapshotArg {
+    /// The snapshot
+    #[arg(value_name = "VOLUME@SNAPSHOT")]
+    snapshot: String,
+    /// Its name, if the first word is the volume's alone
+    #[arg(value_name = "SNAPSHOT")]
+    name: Option<String>,
+}
+
+impl SnapshotArg {
+    fn read(&self) -> Result<SnapshotRef, NameError> {
+        let words = [Some(&self.snapshot), self.name.as_ref()];
+        let words: Vec<String> = words.into_iter().flatten().cloned().collect();
+        snapshot_from_args(&words)
+    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -92,7 +115,7 @@ enum Command {
     Device(device::DeviceArgs),
     /// Show a node, its metrics, or stop it
     Node(node::NodeArgs),
-    /// Describe a device that no node serves; changes nothing
+    /// Describe what is on a device; changes nothing
     Inspect(offline::InspectArgs),
     /// Check a device that no node serves; changes nothing
     Verify(offline::VerifyArgs),
@@ -118,6 +141,7 @@ Getting started:
 Finding the node:
   Commands read DIR/node.json, which a node writes while it serves. DIR is --dir, else the
   environment variable FLAGSTONE_DIR, else ./flagstone-data. --api ADDR:PORT needs no folder.
+  Both, and -o, can stand in front of the command or behind it.
 
 Sizes:
   512M, 20G, 1.5T, or a number of bytes. Units are binary: 1K is 1024 bytes.
@@ -149,7 +173,7 @@ where
     T: Into<OsString> + Clone,
 {
     let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
-    let cli = match Cli::try_parse_from(&args) {
+    let mut cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() && wants_json(&args) => {
             report(&usage_failure(&error), Format::Json);
@@ -165,6 +189,11 @@ where
             };
         }
     };
+    if let Err(failure) = cli.command.take(std::mem::take(&mut cli.leading)) {
+        let is_json = wants_json(&args);
+        report(&failure, if is_json { Format::Json } else { Format::Table });
+        return failure.exit;
+    }
     let format = cli.command.format();
     match dispatch(cli, backend, out) {
         Ok(exit) => exit,
@@ -240,12 +269,12 @@ fn dispatch(cli: Cli, backend: Backend, out: &mut dyn Write) -> anyhow::Result<E
 impl Command {
     fn format(&self) -> Format {
         match self {
-            Command::Volume(args) => args.output.output,
-            Command::Snapshot(args) => args.output.output,
-            Command::Device(args) => args.output.output,
-            Command::Node(args) => args.output.output,
-            Command::Inspect(args) => args.output.output,
-            Command::Verify(args) => args.output.output,
+            Command::Volume(args) => args.output.format(),
+            Command::Snapshot(args) => args.output.format(),
+            Command::Device(args) => args.output.format(),
+            Command::Node(args) => args.output.format(),
+            Command::Inspect(args) => args.output.format(),
+            Command::Verify(args) => args.output.format(),
             _ => Format::Table,
         }
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::OutputArgs;
 use super::target::TargetArgs;
+use super::{OutputArgs, series};
 use crate::client::{Client, ClientError};
 use crate::exit::{Exit, Failure};
 use crate::node::NodeInfo;
@@ -20,7 +20,7 @@ const STOP_TRIES: u32 = 2400;
 #[derive(Args, Debug)]
 pub(super) struct NodeArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    pub(super) target: TargetArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(subcommand)]
@@ -31,7 +31,8 @@ pub(super) struct NodeArgs {
 enum NodeCommand {
     /// Show version, addresses, cores and what limits it
     Info,
-    /// Print counters and latency histograms as Prometheus text
+    /// Print counters and latency histograms as Prometheus text, or with -o json as a list of
+    /// {name, labels, type, value}
     Metrics {
         /// Leave the series of single volumes out
         #[arg(long)]
@@ -51,7 +52,14 @@ pub(super) fn run(args: NodeArgs, output: &mut Output<'_>) -> anyhow::Result<()>
         NodeCommand::Info => info(&client, output),
         NodeCommand::Metrics { no_volumes } => {
             let text = client.get_text(&format!("/metrics?volumes={}", !no_volumes))?;
-            write!(output.out, "{text}")?;
+            if output.is_json() {
+                let series = series::parse(&text).map_err(|line| {
+                    anyhow::anyhow!("reading the node's metrics: no series as expected: '{line}'")
+                })?;
+                output.json(&series)?;
+            } else {
+                write!(output.out, "{text}")?;
+            }
             Ok(())
         }
         NodeCommand::Stop { no_wait } => {
@@ -111,7 +119,7 @@ fn info(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
 fn wait_until_stopped(target: &TargetArgs, client: &Client) -> anyhow::Result<()> {
     for _ in 0..STOP_TRIES {
         let is_stopped = match target.dir() {
-            Some(dir) => !DirLock::is_held(dir),
+            Some(dir) => !DirLock::is_held(&dir),
             None => matches!(
                 client.call("GET", "/healthz"),
                 Err(ClientError::NotReachable { .. })

@@ -10,7 +10,8 @@ use crate::exit::Exit;
 use crate::offline::{self, InspectOptions, VerifyOptions, VerifyReport};
 use crate::output::Output;
 
-/// Describes what is on a device: superblocks, segments, journals, volumes, snapshots.
+/// Describes what is on a device: superblocks, segments, journals, volumes, snapshots. If a node
+/// serves it, the first line says so: what is shown may then be torn.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +28,7 @@ pub(super) struct InspectArgs {
     /// Show the map of a volume or snapshot instead, node by node
     #[arg(long, value_name = "VOLUME[@SNAPSHOT]")]
     map: Option<String>,
-    /// Say instead what a block of 4 KiB is, and who refers to it
+    /// Say instead what a block of 4 KiB is, and who refers to it; the first is 0
     #[arg(long, value_name = "NUMBER", conflicts_with = "map")]
     block: Option<u64>,
     #[command(flatten)]

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::{Address, Config, ConfigError, DeviceConfig, OptionalAddress};
+use super::target::dir_of_environment;
+use crate::config::{Address, CORES_CEILING, Config, ConfigError, DeviceConfig, OptionalAddress};
 use crate::serve::{DevPlan, ServePlan};
 use crate::size::Size;
 
@@ -47,11 +48,13 @@ pub(super) struct ServeArgs {
 
 #[derive(Args, Debug)]
 struct CommonArgs {
-    /// The folder for the node's files; commands find the node by it [default: ./flagstone-data]
-    #[arg(long, value_name = "DIR", env = "FLAGSTONE_DIR")]
+    /// The folder for the node's files; commands find the node by it [env: FLAGSTONE_DIR]
+    /// [default: ./flagstone-data]
+    #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Number of cores, threads that do all I/O [default: half of the processors, at most 8]
-    #[arg(long, value_name = "N")]
+    /// Number of cores, threads that do all I/O, 1 to 64; more than there are processors slow each
+    /// other down [default: half of the processors, at most 8]
+    #[arg(long, value_name = "N", value_parser = parse_cores)]
     cores: Option<usize>,
     /// Memory for the maps of volumes, on all cores together [default: 1G]
     #[arg(long, value_name = "SIZE")]
@@ -72,9 +75,28 @@ struct CommonArgs {
     allow_remote_api: bool,
 }
 
+/// In a configuration file 0 stands for the default; here the option would be left out.
+fn parse_cores(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(cores) if (1..=CORES_CEILING).contains(&cores) => Ok(cores),
+        _ => Err(format!("expected a number from 1 to {CORES_CEILING}")),
+    }
+}
+
 impl CommonArgs {
+    /// Takes what was given in front of the command, where nothing was given behind it.
+    fn take(&mut self, dir: Option<PathBuf>, api: Option<String>) -> Result<(), ConfigError> {
+        self.dir = self.dir.take().or(dir);
+        if let Some(text) = api
+            && self.api.is_none()
+        {
+            self.api = Some(text.parse()?);
+        }
+        Ok(())
+    }
+
     fn apply(self, config: &mut Config) {
-        if let Some(dir) = self.dir {
+        if let Some(dir) = self.dir.or_else(dir_of_environment) {
             config.dir = dir;
         }
         if let Some(cores) = self.cores {
@@ -97,6 +119,14 @@ impl CommonArgs {
 }
 
 impl DevArgs {
+    pub(super) fn take(
+        &mut self,
+        dir: Option<PathBuf>,
+        api: Option<String>,
+    ) -> Result<(), ConfigError> {
+        self.common.take(dir, api)
+    }
+
     pub(super) fn plan(self) -> Result<ServePlan, ConfigError> {
         let mut config = Config::default();
         self.common.apply(&mut config);
@@ -110,6 +140,14 @@ impl DevArgs {
 }
 
 impl ServeArgs {
+    pub(super) fn take(
+        &mut self,
+        dir: Option<PathBuf>,
+        api: Option<String>,
+    ) -> Result<(), ConfigError> {
+        self.common.take(dir, api)
+    }
+
     pub(super) fn plan(self) -> Result<ServePlan, ConfigError> {
         let mut config = match &self.config {
             Some(path) => Config::load(path)?,

@@ -3,10 +3,10 @@
 use clap::{Args, Subcommand};
 
 use super::target::TargetArgs;
-use super::{OutputArgs, volume};
+use super::{OutputArgs, SnapshotArg, volume};
 use crate::api::requests::{RenameRequest, SnapshotGroup, SnapshotRequest};
 use crate::client::{Client, query_value};
-use crate::name::{SnapshotRef, SourceRef, parse_name, snapshot_from_args, snapshots_from_args};
+use crate::name::{SnapshotRef, SourceRef, parse_name, snapshots_from_args};
 use crate::node::{SnapshotInfo, SnapshotPage};
 use crate::output::{Output, utc};
 use crate::size::rounded;
@@ -17,7 +17,7 @@ const LIST_ROWS: usize = 5000;
 #[derive(Args, Debug)]
 pub(super) struct SnapshotArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    pub(super) target: TargetArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(subcommand)]
@@ -46,9 +46,8 @@ Examples:
     },
     /// Show a snapshot
     Show {
-        /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT
-        #[arg(required = true, num_args = 1..=2, value_name = "VOLUME@SNAPSHOT")]
-        snapshot: Vec<String>,
+        #[command(flatten)]
+        snapshot: SnapshotArg,
     },
     /// Delete snapshots, in any order
     Delete {
@@ -81,7 +80,7 @@ pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result
             snapshots_from_args(snapshots)?;
         }
         SnapshotCommand::Show { snapshot } => {
-            snapshot_from_args(snapshot)?;
+            snapshot.read()?;
         }
         _ => {}
     }
@@ -103,7 +102,7 @@ pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result
         }
         SnapshotCommand::List { volume } => list(&client, volume, output),
         SnapshotCommand::Show { snapshot } => {
-            let info: SnapshotInfo = client.get(&path_of(&snapshot_from_args(&snapshot)?))?;
+            let info: SnapshotInfo = client.get(&path_of(&snapshot.read()?))?;
             show(&info, output)
         }
         SnapshotCommand::Delete { snapshots } => {

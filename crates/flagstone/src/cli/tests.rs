@@ -24,6 +24,10 @@ fn promised_lines_are_read() {
         "flagstone volume create v --size 10G --reserve full --device d --core 1 --dir d",
         "flagstone volume --dir d create v --size 1073741824",
         "flagstone volume -o json list",
+        "flagstone -o json --dir d volume list",
+        "flagstone --api 127.0.0.1:1 node info",
+        "flagstone --dir d dev",
+        "flagstone -o json verify p.img",
         "flagstone volume list prefix -o json --api 127.0.0.1:1",
         "flagstone volume resize v 5G --allow-data-loss",
         "flagstone volume clone v@s w",
@@ -69,6 +73,14 @@ fn wrong_lines_are_refused_with_a_hint() {
         ("flagstone snapshot rename v@s t@u", "is not a name"),
         ("flagstone dev --api localhost", "ADDRESS:PORT"),
         ("flagstone dev --size 10 G", "unexpected argument"),
+        ("flagstone dev --cores 0", "a number from 1 to 64"),
+        ("flagstone serve --cores 65", "a number from 1 to 64"),
+        ("flagstone dev --cores many", "a number from 1 to 64"),
+        ("flagstone volume list --api foo", "127.0.0.1:7878"),
+        ("flagstone device format z:-1", "has no sign"),
+        ("flagstone volume rollback", "<VOLUME@SNAPSHOT> [SNAPSHOT]"),
+        ("flagstone snapshot show", "<VOLUME@SNAPSHOT> [SNAPSHOT]"),
+        ("flagstone volume rollback a b c", "unexpected argument 'c'"),
         ("flagstone completions tcsh", "bash"),
         ("flagstone volumes list", "volume"),
     ];
@@ -96,6 +108,44 @@ fn options_override_the_configuration() {
     assert!(serve.dev.is_none());
     assert_eq!(serve.config.devices.len(), 1);
     assert!(serve.config.api.allow_remote);
+}
+
+/// What stands in front of the command counts where nothing stands behind it.
+#[test]
+fn options_in_front_of_the_command() {
+    let taken = |line: &str| {
+        let mut cli = parse(line).expect(line);
+        cli.command.take(cli.leading).map(|()| cli.command)
+    };
+    let format = |line: &str| taken(line).expect(line).format();
+    assert_eq!(format("flagstone volume list"), Format::Table);
+    assert_eq!(format("flagstone -o json volume list"), Format::Json);
+    assert_eq!(format("flagstone -o json verify x"), Format::Json);
+    assert_eq!(
+        format("flagstone -o json node info -o table"),
+        Format::Table
+    );
+    let plan = |line: &str| match taken(line).expect(line) {
+        Command::Dev(args) => args.plan().expect("a plan").config,
+        Command::Serve(args) => args.plan().expect("a plan").config,
+        _ => panic!("{line}"),
+    };
+    let dev = plan("flagstone --dir /d --api 127.0.0.1:9 dev");
+    assert_eq!((dev.dir, dev.api.listen.0.port()), ("/d".into(), 9));
+    let both = plan("flagstone --dir /d --api 127.0.0.1:9 serve --device a --dir /e --api [::1]:0");
+    assert_eq!((both.dir, both.api.listen.0.port()), ("/e".into(), 0));
+    for (line, words) in [
+        ("flagstone --api foo volume list", "write ADDR:PORT"),
+        ("flagstone --api foo dev", "write ADDRESS:PORT"),
+        ("flagstone -o json dev", "`flagstone dev` takes no -o"),
+        ("flagstone --dir d inspect x", "takes no --dir"),
+        ("flagstone --api a:1 verify x", "takes no --api"),
+        ("flagstone -o json config example", "takes no -o"),
+    ] {
+        let refused = taken(line).expect_err(line);
+        assert_eq!(refused.exit, Exit::Usage, "{line}");
+        assert!(refused.message.contains(words), "{line}: {refused}");
+    }
 }
 
 #[test]

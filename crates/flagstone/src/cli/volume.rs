@@ -2,13 +2,13 @@
 
 use clap::{Args, Subcommand};
 
-use super::OutputArgs;
 use super::target::TargetArgs;
+use super::{OutputArgs, SnapshotArg};
 use crate::api::requests::{
     CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
 };
 use crate::client::{Client, query_value};
-use crate::name::{SourceRef, parse_name, snapshot_from_args};
+use crate::name::{SourceRef, parse_name};
 use crate::node::{Reservation, VolumeInfo, VolumePage, VolumeSpec};
 use crate::output::{Output, utc};
 use crate::size::{Size, counted, rounded};
@@ -19,7 +19,7 @@ const LIST_ROWS: usize = 5000;
 #[derive(Args, Debug)]
 pub(super) struct VolumeArgs {
     #[command(flatten)]
-    target: TargetArgs,
+    pub(super) target: TargetArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
     #[command(subcommand)]
@@ -40,7 +40,7 @@ Examples:
         /// Its size (512M, 10G, 1.5T, or bytes); only what is written takes space
         #[arg(long)]
         size: Size,
-        /// Space kept free for it: none, full, or a size
+        /// Space kept free for it: none, full, or a size up to its own
         #[arg(long, value_name = "SPACE", default_value = "none", value_parser = parse_reservation)]
         reserve: Reservation,
         /// The device that holds it [default: the node chooses]
@@ -111,15 +111,14 @@ Example:
   flagstone snapshot create vm-1@before-rollback      keep the present state
   flagstone volume rollback vm-1@installed")]
     Rollback {
-        /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT
-        #[arg(required = true, num_args = 1..=2, value_name = "VOLUME@SNAPSHOT")]
-        snapshot: Vec<String>,
+        #[command(flatten)]
+        snapshot: SnapshotArg,
     },
     /// Change how much space is kept free for a volume
     Reserve {
         #[arg(value_parser = parse_name)]
         name: String,
-        /// none, full, or a size
+        /// none, full, or a size up to that of the volume
         #[arg(value_name = "SPACE", value_parser = parse_reservation)]
         reserve: Reservation,
     },
@@ -139,7 +138,7 @@ fn parse_reservation(text: &str) -> Result<Reservation, String> {
 pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
     // What is no name is said before a node is looked for.
     if let VolumeCommand::Rollback { snapshot } = &args.command {
-        snapshot_from_args(snapshot)?;
+        snapshot.read()?;
     }
     let client = args.target.client()?;
     match args.command {
@@ -215,8 +214,8 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
     }
 }
 
-fn rollback(client: &Client, args: &[String], output: &mut Output<'_>) -> anyhow::Result<()> {
-    let target = snapshot_from_args(args)?;
+fn rollback(client: &Client, args: &SnapshotArg, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let target = args.read()?;
     let path = format!("/v1/volumes/{}/rollback", target.volume);
     let request = RollbackRequest {
         snapshot: target.snapshot.clone(),

@@ -43,7 +43,7 @@ pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, NodeError>> +
 /// A running node, as the control side sees it.
 pub trait Node: Send + Sync + 'static {
     /// Creates an empty volume. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
-    /// device or core named in the spec).
+    /// device or core named in the spec), `InvalidArgument` (more is reserved than its size).
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo>;
 
     /// A page of volumes, sorted by name.
@@ -75,7 +75,8 @@ pub trait Node: Send + Sync + 'static {
     /// Makes a volume read as a snapshot of it did. Later snapshots stay.
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo>;
 
-    /// Changes how much space is kept free for a volume. `NoSpace`.
+    /// Changes how much space is kept free for a volume. `NoSpace`, `InvalidArgument` (more than its
+    /// size).
     fn set_reservation(&self, name: String, reserve: Reservation) -> NodeFuture<'_, VolumeInfo>;
 
     /// Takes one or several snapshots in one instant: all or none of them exist afterwards, and no

@@ -120,6 +120,13 @@ impl Content {
             .any(|found| found.what.starts_with("a Flagstone device"))
     }
 
+    /// Anything of a Flagstone device, a journal's root at least.
+    pub(super) fn tells_of_flagstone(&self) -> bool {
+        self.found
+            .iter()
+            .any(|found| found.what.contains("a Flagstone device"))
+    }
+
     /// What was found and where, for a message.
     pub(super) fn words(&self) -> String {
         let named = self.found.iter().take(NAMED_MAX);

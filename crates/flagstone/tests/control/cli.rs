@@ -232,7 +232,7 @@ fn each_failure_has_its_exit_code() {
     fails(
         &run("snapshot show a b c"),
         Exit::Usage,
-        "no more were expected",
+        "unexpected argument 'c'",
     );
     fails(&run("volume creat c"), Exit::Usage, "create");
     fails(
@@ -454,6 +454,55 @@ fn the_node_is_found_by_its_folder() {
         "{}",
         stale.err
     );
+}
+
+#[test]
+fn options_stand_in_front_of_the_command_too() {
+    let served = serve();
+    let bare = |args: &str| ran(binary().args(args.split(' ')).output().expect("it starts"));
+    let listed = bare(&format!("-o json --api {} volume list", served.address));
+    assert_eq!((listed.exit, listed.err.as_str()), (0, ""));
+    let list: Value = serde_json::from_str(&listed.out).expect("JSON");
+    assert_eq!(list["items"], Value::Array(Vec::new()));
+    let dir = TempDir::new("leading");
+    let missing = bare(&format!("--dir {} volume list", dir.path().display()));
+    let words = format!("no node serves {}", dir.path().display());
+    fails(&missing, Exit::NotReachable, &words);
+    let refused = bare("-o json config example");
+    fails(&refused, Exit::Usage, "takes no -o");
+    let value: Value = serde_json::from_str(&refused.err).expect("one JSON line");
+    assert_eq!(value["exit_code"], 2);
+}
+
+#[test]
+fn what_is_no_address_is_wrong_usage() {
+    for address in ["foo", "127.0.0.1", "http://127.0.0.1:7878", "127.0.0.1:0"] {
+        for args in [
+            ["node", "info", "--api", address],
+            ["--api", address, "node", "info"],
+        ] {
+            let ran = ran(binary().args(args).output().expect("it starts"));
+            fails(&ran, Exit::Usage, "ADDR:PORT, for example 127.0.0.1:7878");
+        }
+    }
+}
+
+#[test]
+fn metrics_as_json() {
+    let served = serve();
+    good(&served, "volume create vm-1 --size 1G");
+    let series = json(&served, "node metrics");
+    let series = series.as_array().expect("a list");
+    let text = good(&served, "node metrics");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    assert_eq!(series.len(), lines.count());
+    let build = serde_json::json!({
+        "name": "flagstone_build_info",
+        "labels": {"version": env!("CARGO_PKG_VERSION")},
+        "type": "gauge",
+        "value": 1,
+    });
+    assert_eq!(series[0], build);
 }
 
 #[test]

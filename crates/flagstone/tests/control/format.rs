@@ -145,6 +145,11 @@ fn sizes_and_places_that_do_not_work() {
     fails(&small, Exit::Usage, "expected at least 16 MiB");
     assert!(small.err.contains("found 1 MiB"), "{}", small.err);
     // More than any filesystem here has: nothing is left behind.
+    for size in ["-1", "+1G", "", "20GB"] {
+        let wrong = format(&[&format!("{}:{size}", path.display())]);
+        fails(&wrong, Exit::Usage, "PATH[:SIZE]");
+        assert!(wrong.err.contains("write for example 10G"), "{}", wrong.err);
+    }
     let huge = format(&[&format!("{}:100T", path.display())]);
     fails(&huge, Exit::NoSpace, "100 TiB");
     assert!(!path.exists());

@@ -288,7 +288,9 @@ fn serve_formats_nothing() {
     std::fs::write(&device, "formatted").expect("written");
     let mut node = launch(&args);
     let text = node.until_ready();
-    assert!(text.contains("/VOLUME"), "no volume yet: {text}");
+    let create = "no volume yet; to make one: flagstone volume create NAME";
+    assert!(text.contains(create), "{text}");
+    assert!(!text.contains("nbd-client"), "nothing to attach: {text}");
     client(&dir)
         .call("POST", "/v1/node/stop")
         .expect("accepted");

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -135,6 +136,112 @@ fn a_device_that_is_too_short_is_said_to_be() {
             assert!(failed.err.contains("make a new one"), "{}", failed.err);
         }
         assert_eq!(fs::metadata(&image).expect("kept").len(), size);
+    }
+}
+
+/// What is no device at all is a wrong argument, whatever is asked of it; what was one is damaged.
+#[test]
+fn no_device_and_a_damaged_one_are_told_apart_everywhere() {
+    let dir = TempDir::new("nodevice");
+    let image = dir.path().join("disk.img");
+    let shown = image.display();
+    let commands = [
+        format!("verify {shown}"),
+        format!("inspect {shown}"),
+        format!("inspect --block 0 {shown}"),
+        format!(
+            "serve --device {shown} --dir {} {ANY_PORT}",
+            dir.path().display()
+        ),
+    ];
+    let write = |offset: u64, bytes: &[u8]| {
+        let file = File::options().write(true).open(&image).expect("there");
+        file.write_all_at(bytes, offset).expect("written");
+    };
+    let file = File::create(&image).expect("made");
+    file.set_len(32 << 20).expect("sparse");
+    for (what, found) in [("", "nothing but zeros"), ("text", "data (bytes other")] {
+        write(9, what.as_bytes());
+        for command in &commands {
+            let refused = flagstone(command);
+            fails(&refused, Exit::Usage, "is no Flagstone device: found");
+            assert!(refused.err.contains(found), "{}", refused.err);
+            assert!(refused.err.contains("device format"), "{}", refused.err);
+        }
+    }
+    let formatted = flagstone(&format!("device format --force {shown}"));
+    assert_eq!(formatted.exit, 0, "{}", formatted.err);
+    // Both superblocks: the journals' roots still tell what it was.
+    write(0, &[0; 4096]);
+    write((32 << 20) - 4096, &[0; 4096]);
+    for command in &commands {
+        let damaged = flagstone(command);
+        let code = i32::from(Exit::Corrupt.code());
+        assert_eq!(damaged.exit, code, "{command}: {}", damaged.err);
+    }
+}
+
+#[test]
+fn a_block_behind_the_end_is_refused() {
+    let dir = TempDir::new("blockend");
+    let image = dir.path().join("disk.img");
+    let formatted = flagstone(&format!("device format {}:32M", image.display()));
+    assert_eq!(formatted.exit, 0, "{}", formatted.err);
+    let inspect = |block: u64| flagstone(&format!("inspect --block {block} {}", image.display()));
+    let last = (32 << 20) / 4096 - 1;
+    assert_eq!(inspect(last).exit, 0);
+    for block in [last + 1, u64::MAX] {
+        let refused = inspect(block);
+        fails(&refused, Exit::Usage, &format!("no block {block}"));
+        let range = format!("blocks 0 to {last}");
+        assert!(refused.err.contains(&range), "{}", refused.err);
+    }
+}
+
+/// Said to be what it is: the node may be writing at the same time.
+#[test]
+fn inspecting_a_served_device_says_so() {
+    let dir = TempDir::new("servedimage");
+    let image = dir.path().join("disk.img");
+    let formatted = flagstone(&format!("device format {}:32M", image.display()));
+    assert_eq!(formatted.exit, 0, "{}", formatted.err);
+    let words = || flagstone(&format!("inspect {}", image.display()));
+    let is_served = || {
+        let shown = flagstone(&format!("-o json inspect {}", image.display()));
+        let value: serde_json::Value = serde_json::from_str(&shown.out).expect("JSON");
+        value["served"].as_bool().expect("a flag")
+    };
+    assert!(!words().out.contains("may be torn") && !is_served());
+    let lock = flagstone_runtime::lock_device(&image).expect("free");
+    let shown = words();
+    assert_eq!(shown.exit, 0);
+    assert!(
+        shown.out.starts_with("note: a node serves this device"),
+        "{}",
+        shown.out
+    );
+    assert!(shown.out.contains("format version"), "{}", shown.out);
+    assert!(is_served());
+    drop(lock);
+}
+
+#[test]
+fn more_cores_than_processors_are_warned_of() {
+    let dir = TempDir::new("manycores");
+    let processors = std::thread::available_parallelism().expect("known").get();
+    for (cores, is_warned) in [(processors, false), (processors + 1, true)] {
+        let args = format!(
+            "dev --dir {} --size 32M {ANY_PORT} --cores {cores}",
+            dir.path().display()
+        );
+        let mut command = binary();
+        command.args(args.split_whitespace());
+        // It ends right behind that.
+        command.env("FLAGSTONE_TUNING", "nonsense=1");
+        let failed = ran(command.output().expect("the binary starts"));
+        fails(&failed, Exit::Usage, "tuning the cores");
+        let warned = failed.err.contains("they slow each other down");
+        assert_eq!(warned, is_warned, "{}", failed.err);
     }
 }
 

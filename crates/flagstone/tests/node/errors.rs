@@ -28,7 +28,7 @@ fn no_room_is_said_in_numbers() {
         .expect("described")
         .free_bytes;
     let asked = 1 << 40;
-    let reserve = Reservation::Bytes(asked);
+    let reserve = Reservation::Full;
     let spec = VolumeSpec {
         name: "disk".to_owned(),
         size_bytes: asked,
@@ -37,7 +37,7 @@ fn no_room_is_said_in_numbers() {
         core: None,
     };
     let refused = scene.ask(|node| node.create_volume(spec));
-    scene.create("disk", 8 * MIB).expect("created");
+    scene.create("disk", asked).expect("created");
     let all = [
         refused.expect_err("too much"),
         scene
@@ -118,10 +118,72 @@ fn what_is_not_there_is_called_what_it_is() {
         is_plain(&error, NodeErrorKind::NotFound);
         assert!(error.found.contains("no snapshot 'disk@gone'"), "{error}");
     }
-    let twice = vec![snapshot("disk@a"), snapshot("disk@b")];
-    let error = scene
-        .ask(|node| node.create_snapshots(twice))
-        .expect_err("twice");
-    is_plain(&error, NodeErrorKind::InvalidArgument);
-    assert!(error.found.contains("'disk' is named twice"), "{error}");
+    for (second, words) in [
+        ("disk@b", "'disk' is named twice"),
+        ("disk@a", "'disk@a' is named twice"),
+    ] {
+        let twice = vec![snapshot("disk@a"), snapshot(second)];
+        let error = scene
+            .ask(|node| node.create_snapshots(twice))
+            .expect_err("twice");
+        is_plain(&error, NodeErrorKind::InvalidArgument);
+        assert!(error.found.contains(words), "{error}");
+    }
+}
+
+/// The device has one journal, the node one core or two: volumes are core 0's.
+#[test]
+fn cores_that_can_own_a_volume_are_named() {
+    let create = |scene: &Scene, core| {
+        let spec = VolumeSpec {
+            name: "disk".to_owned(),
+            size_bytes: 8 * MIB,
+            reserve: Reservation::None,
+            device: None,
+            core: Some(core),
+        };
+        scene.ask(|node| node.create_volume(spec))
+    };
+    let one = Scene::new();
+    let error = create(&one, 7).expect_err("no such core");
+    is_plain(&error, NodeErrorKind::NotFound);
+    assert!(
+        error.found.contains("no core 7 for it: only core 0"),
+        "{error}"
+    );
+    let two = Scene::with_two_cores();
+    let error = create(&two, 2).expect_err("no such core");
+    is_plain(&error, NodeErrorKind::NotFound);
+    assert!(error.found.contains("cores 0 to 1 can own it"), "{error}");
+    assert!(error.found.contains("the node has 2 cores"), "{error}");
+    assert!(error.next_step.contains("more --cores"), "{error}");
+}
+
+#[test]
+fn no_more_is_reserved_than_a_volume_can_hold() {
+    let scene = Scene::new();
+    let create = |bytes| {
+        let spec = VolumeSpec {
+            name: "disk".to_owned(),
+            size_bytes: 8 * MIB,
+            reserve: Reservation::Bytes(bytes),
+            device: None,
+            core: None,
+        };
+        scene.ask(|node| node.create_volume(spec))
+    };
+    let reserve = |bytes| {
+        let reserve = Reservation::Bytes(bytes);
+        scene.ask(|node| node.set_reservation("disk".to_owned(), reserve))
+    };
+    let refused = create(8 * MIB + 1).expect_err("too much");
+    create(8 * MIB).expect("all of it");
+    for error in [refused, reserve(9 * MIB).expect_err("too much")] {
+        is_plain(&error, NodeErrorKind::InvalidArgument);
+        assert!(
+            error.found.contains("a size of 8 MiB (8388608 bytes)"),
+            "{error}"
+        );
+    }
+    assert_eq!(reserve(MIB).expect("less").reserved_bytes, MIB);
 }

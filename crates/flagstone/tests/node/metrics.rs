@@ -39,3 +39,16 @@ fn what_the_device_is_asked_for_is_shown() {
     }
     assert_eq!(client.call(TRIM, 0, 1 << 20).0, 0);
 }
+
+/// Journals are added up: the help says so, in the unit of the series.
+#[test]
+fn the_time_of_checkpoints_says_what_it_is() {
+    let scene = Scene::with_two_cores();
+    let snapshot = scene.ask(|node| node.metrics()).expect("collected");
+    let text = render(&snapshot, "test");
+    let help = "# HELP flagstone_device_checkpoint_seconds ";
+    let help = text.lines().find_map(|line| line.strip_prefix(help));
+    let help = help.expect("it is shown");
+    assert!(help.contains("added up over the journals"), "{help}");
+    assert!(!help.contains("nanoseconds"), "{help}");
+}

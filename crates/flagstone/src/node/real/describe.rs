@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use flagstone_device::engine::{DvolInfo, EngineCounters, LayerInfo, SpaceInfo};
+use flagstone_device::engine::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
 use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
@@ -325,20 +325,32 @@ impl RealNode {
                     "asking for a scrub's status",
                     move |core| async move {
                         let mine = core.engines.iter().filter(|e| e.device == device);
-                        mine.map(|e| (e.engine.last_scrub(), e.engine.space().used_bytes))
-                            .collect::<Vec<_>>()
+                        mine.map(|e| {
+                            let report = e.engine.last_scrub();
+                            let places = report.iter().flat_map(|r| r.corrupt.iter());
+                            let places: Vec<_> = places
+                                .take(FINDINGS_MAX)
+                                .map(|&(slot, vblock, block)| (e.engine.named(slot), vblock, block))
+                                .collect();
+                            (report, places, e.engine.space().used_bytes)
+                        })
+                        .collect::<Vec<_>>()
                     },
                 )
                 .await?;
-            for (report, used) in reports {
+            for (report, places, used) in reports {
                 total += used;
                 let Some(report) = report else { continue };
                 checked += report.checked_blocks;
                 bad += report.corrupt.len() as u64 + report.unreadable + report.broken_maps;
-                let word = |(slot, vblock, block): &(_, flagstone_types::VBlock, _)| {
-                    format!("slot {slot:?}, block {}: {block:?} is corrupt", vblock.0)
-                };
-                findings.extend(report.corrupt.iter().take(10).map(word));
+                findings.extend(places.into_iter().map(|(owner, vblock, block)| {
+                    let offset = vblock.0 * BLOCK_SIZE;
+                    let owner = self.owner_words(owner);
+                    format!(
+                        "{owner}, 4096 bytes at {offset}: {block} of the device does not match its \
+                         checksum"
+                    )
+                }));
                 if !report.finished {
                     status.state = ScrubState::Running;
                 }
@@ -356,6 +368,22 @@ impl RealNode {
             scrubs[device] = status.clone();
         }
         Ok(status)
+    }
+
+    /// What a slot of an engine holds, in the words of whoever gives commands.
+    fn owner_words(&self, owner: Option<(Handle, String)>) -> String {
+        let Some((handle, name)) = owner else {
+            return "what was deleted since".to_owned();
+        };
+        let volume = match self.names.name_of(handle.id) {
+            Some(volume) => format!("volume '{volume}'"),
+            None => "a deleted volume".to_owned(),
+        };
+        match handle.layer {
+            None => volume,
+            Some(_) if name.is_empty() => format!("a deleted snapshot of {volume}"),
+            Some(_) => format!("snapshot '{name}' of {volume}"),
+        }
     }
 
     pub(super) async fn node_info(&self) -> Result<NodeInfo, NodeError> {
@@ -546,12 +574,23 @@ fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotI
     }
 }
 
+/// The counters of a device's journals are added up, this one too.
+const CHECKPOINT_HELP: &str = "Time that the last checkpoint of each journal took, added up over the \
+                               journals of the device.";
+
+/// Places that a scrub found damaged which are named, for each journal.
+const FINDINGS_MAX: usize = 10;
+
 /// Counters that have a field, and so a series, of their own.
 const SHOWN_BY_NAME: [&str; 5] = ["spins", "sleeps", "enters", "busy_ns", "corrupt_blocks"];
 
 /// One of the counters of an engine or a core, in the units and by the rules of the metrics.
 fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
     let value = value as f64;
+    let help = match name {
+        "checkpoint_ns" => CHECKPOINT_HELP,
+        _ => help,
+    };
     let (name, kind, value) = match name {
         // That of the last one, not of all.
         "checkpoint_ns" => ("checkpoint_seconds", MetricKind::Gauge, value / 1e9),

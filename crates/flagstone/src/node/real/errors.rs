@@ -5,7 +5,7 @@ use flagstone_device::engine::{DvolError, DvolInfo, SIZE_MAX_BYTES, SpaceInfo};
 use super::core::CoreNode;
 use super::{RealNode, Target};
 use crate::node::{NodeError, NodeErrorKind};
-use crate::size::rounded;
+use crate::size::{counted, rounded};
 
 /// Said of a device without room until it is known how much there is.
 const NO_ROOM: &str = "the device is full";
@@ -106,6 +106,45 @@ pub(super) fn check_size(size_bytes: u64, doing: &str) -> Result<(), NodeError> 
         "{size_bytes} bytes were asked for; a volume has at most {SIZE_MAX_BYTES} (2^63 - 4096)"
     );
     Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next("ask for less"))
+}
+
+/// Refuses to keep more free for a volume than it can ever hold: one of the two sizes is not what was
+/// meant.
+pub(super) fn check_reservation(
+    reserved_bytes: u64,
+    size_bytes: u64,
+    doing: &str,
+) -> Result<(), NodeError> {
+    if reserved_bytes <= size_bytes {
+        return Ok(());
+    }
+    let words = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+    let found = format!(
+        "{} were to be kept free for it, and it has a size of {}",
+        words(reserved_bytes),
+        words(size_bytes)
+    );
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+        .next("reserve its size at most (`full` stands for that), or make it larger first"))
+}
+
+/// A core that can't own volumes of a device.
+pub(super) fn no_such_core(asked: u32, cores: usize, journals: usize, doing: &str) -> NodeError {
+    let last = cores.saturating_sub(1);
+    let which = match last {
+        0 => "only core 0".to_owned(),
+        _ => format!("cores 0 to {last}"),
+    };
+    let why = match journals == cores {
+        true => format!("the device has {}", counted(journals as u64, "journal")),
+        false => format!("the node has {}", counted(cores as u64, "core")),
+    };
+    let found = format!("there is no core {asked} for it: {which} can own it, since {why}");
+    let next = match journals > cores {
+        true => "name one of them, leave --core out, or start the node with more --cores",
+        false => "name one of them, or leave --core out",
+    };
+    NodeError::new(NodeErrorKind::NotFound, doing, found).next(next)
 }
 
 pub(super) fn no_such_volume(name: &str, doing: &str) -> NodeError {

@@ -29,7 +29,8 @@ use flagstone_types::DvolId;
 
 use self::core::{CoreNode, current};
 use self::errors::{
-    Wanted, check_size, no_such_device, no_such_snapshot, no_such_volume, node_error, taken,
+    Wanted, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
+    no_such_volume, node_error, taken,
 };
 use self::names::{Names, Place};
 use self::recording::Recording;
@@ -179,8 +180,8 @@ impl RealNode {
         let core = match spec.core {
             Some(core) if (core as usize) < cores => core as usize,
             Some(core) => {
-                let found = format!("expected a core below {cores}, found {core}");
-                return Err(NodeError::new(NodeErrorKind::NotFound, doing, found));
+                let journals = self.devices[device].journal_count;
+                return Err(no_such_core(core, cores, journals, doing));
             }
             None => {
                 let counts = self.names.per_core(cores);
@@ -196,6 +197,7 @@ impl RealNode {
         check_size(spec.size_bytes, &doing)?;
         let (core, device) = self.place_for(&spec, &doing)?;
         let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
+        check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
         let new = CreateDvol {
             name: spec.name.clone(),
             id: None,
@@ -374,7 +376,13 @@ impl RealNode {
         let doing = format!("taking snapshot {}", names.join(" "));
         let mut places = Vec::new();
         for (index, snapshot) in wanted.iter().enumerate() {
-            if wanted[..index].iter().any(|s| s.volume == snapshot.volume) {
+            let before = &wanted[..index];
+            if before.contains(snapshot) {
+                let found = format!("'{snapshot}' is named twice");
+                return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                    .next("name each snapshot once"));
+            }
+            if before.iter().any(|s| s.volume == snapshot.volume) {
                 let found = format!("volume '{}' is named twice", snapshot.volume);
                 return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
                     .next("take one snapshot of each volume at a time"));
@@ -572,6 +580,7 @@ impl Node for RealNode {
             let target = self.target(&name, &doing)?;
             let size = self.show(&name).await?.size_bytes;
             let bytes = reserved_bytes(reserve, size);
+            check_reservation(bytes, size, &doing)?;
             let place = target.place;
             let reserved = self.on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;

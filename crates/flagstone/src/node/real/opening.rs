@@ -15,6 +15,7 @@ use super::names::{Names, Place};
 use super::recording::Recording;
 use super::start::{Share, wait_for};
 use crate::node::{DeviceOptions, NodeError, NodeErrorKind};
+use crate::offline::no_device;
 
 /// What a core needs to open its journals of one device.
 #[derive(Clone)]
@@ -35,13 +36,13 @@ struct Refused {
 
 /// A device of which nothing can be opened.
 pub(super) fn open_error(device: &DeviceOptions, error: &OpenError) -> NodeError {
-    let (kind, mut next) = advice(device, error);
-    if matches!(error, OpenError::Format(_)) {
-        let path = device.path.display();
-        next +=
-            &format!("; a device that was never formatted needs `flagstone device format {path}`");
-    }
+    let (kind, next) = advice(device, error);
     let doing = format!("opening device '{}'", device.name);
+    if matches!(error, OpenError::Format(_))
+        && let Some(none) = no_device(&device.path, &doing)
+    {
+        return none;
+    }
     NodeError::new(kind, doing, error.to_string()).next(next)
 }
 
