@@ -24,6 +24,7 @@ mod join;
 mod journal;
 mod load;
 mod locks;
+mod mappings;
 mod options;
 mod pieces;
 mod promise;

@@ -12,13 +12,14 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot, VBlock};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, Slot};
 
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
 use super::format::{read_again, read_superblock};
 use super::info::EngineCounters;
 use super::journal::{Journal, Position};
+use super::mappings::final_mappings;
 use super::options::EngineOptions;
 use super::pieces;
 use super::{Engine, Inner, Signals};
@@ -35,7 +36,6 @@ use crate::offline::flip;
 use crate::planted::{Bug, planted};
 use crate::space::DeviceShared;
 use crate::state::{COUNT_AFTER, Effects, State, TableLocations};
-use crate::v2p::Key;
 
 /// Why a device can't be opened.
 #[derive(Debug)]
@@ -720,115 +720,4 @@ fn aborted(chain: &Chain) -> BTreeSet<usize> {
         }
     }
     aborted
-}
-
-/// The unit that maps a place last, with the block and its checksum. What is unmapped is not there:
-/// unmapping the same over and over again must not cost what was once mapped.
-type LastMappings = BTreeMap<(Slot, Key), (usize, BlockNo, BlockChecksum)>;
-
-/// For each place that the units map, the unit that maps it last, the block and its checksum.
-/// Superseded mappings are left out: their blocks may hold something else by now.
-fn final_mappings(chain: &Chain, skip: &BTreeSet<usize>) -> Vec<(usize, BlockNo, BlockChecksum)> {
-    let mut last = LastMappings::new();
-    let mut superseded = Vec::new();
-    for (index, unit) in chain
-        .units
-        .iter()
-        .enumerate()
-        .filter(|(i, _)| !skip.contains(i))
-    {
-        for record in &unit.records {
-            match record {
-                Record::Map { slot, runs, .. } => {
-                    for (vblock, mapped) in runs
-                        .iter()
-                        .flat_map(|run| (run.start.0..).map(VBlock).zip(&run.blocks))
-                    {
-                        let found = (index, mapped.block, mapped.checksum);
-                        if planted(Bug::SupersededChecked) {
-                            superseded.push(found);
-                        }
-                        last.insert((*slot, Key::block(vblock)), found);
-                        last.remove(&(*slot, Key::delta(vblock)));
-                    }
-                }
-                Record::Delta {
-                    slot,
-                    vblock,
-                    block,
-                    checksum,
-                    ..
-                } => {
-                    let found = (index, *block, *checksum);
-                    last.insert((*slot, Key::delta(*vblock)), found);
-                }
-                Record::Unmap { slot, ranges, .. } => {
-                    for &(start, count) in ranges {
-                        forget_mappings(&mut last, *slot, start, count);
-                    }
-                }
-                // A snapshot keeps what is mapped now: from here on, changes to the dvol do not
-                // supersede it. The same holds for a slot that is given to something else.
-                Record::Snapshot {
-                    slot, layer_slot, ..
-                } => {
-                    move_mappings(&mut last, *slot, *layer_slot);
-                }
-                Record::Rollback {
-                    slot, discard_slot, ..
-                } => {
-                    move_mappings(&mut last, *slot, *discard_slot);
-                }
-                _ => {}
-            }
-        }
-    }
-    let superseded = superseded.into_iter();
-    last.into_values().chain(superseded).collect()
-}
-
-fn forget_mappings(last: &mut LastMappings, slot: Slot, start: VBlock, count: u64) {
-    let from = (slot, Key::block(start));
-    let end = (slot, Key::block(VBlock(start.0 + count)));
-    let gone: Vec<(Slot, Key)> = last.range(from..end).map(|(place, _)| *place).collect();
-    for place in gone {
-        last.remove(&place);
-    }
-}
-
-/// What a slot maps now stays as it is, under another slot's name.
-fn move_mappings(last: &mut LastMappings, from: Slot, to: Slot) {
-    let keys: Vec<Key> = last
-        .range((from, Key(0))..=(from, Key::END))
-        .map(|((_, key), _)| *key)
-        .collect();
-    for key in keys {
-        if let Some(value) = last.remove(&(from, key)) {
-            last.insert((to, key), value);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_unmapped_costs_nothing_more() {
-        let mut last = LastMappings::new();
-        for vblock in 0..10 {
-            let found = (
-                0,
-                BlockNo(100 + vblock),
-                BlockChecksum::of(&[0; BLOCK_BYTES]),
-            );
-            last.insert((Slot(1), Key::block(VBlock(vblock))), found);
-            last.insert((Slot(1), Key::delta(VBlock(vblock))), found);
-            last.insert((Slot(2), Key::block(VBlock(vblock))), found);
-        }
-        forget_mappings(&mut last, Slot(1), VBlock(2), 7);
-        assert_eq!(last.len(), 30 - 14);
-        forget_mappings(&mut last, Slot(1), VBlock(0), 1 << 52);
-        assert_eq!(last.len(), 10, "those of the other slot");
-    }
 }
