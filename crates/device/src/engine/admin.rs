@@ -275,9 +275,8 @@ impl<P: Platform> Engine<P> {
         slots.push(slot);
         let layer = inner.next_layer(records.len() as u32)?;
         let record = CatalogueRecord {
+            // Its LSN and floor are those of the parent when this is applied.
             parent: Some(parent),
-            lsn: source_record.lsn,
-            floor: source_record.floor,
             gap: source_record.gap,
             epoch: source_record.epoch,
             reserved_blocks,
