@@ -307,6 +307,8 @@ pub struct Injection {
     pub times: u64,
     /// Only operations that touch this range of bytes; flushes touch everything.
     pub within: Option<Range<u64>>,
+    /// Only operations of this kind.
+    pub kind: Option<IoKind>,
 }
 
 impl Injection {
@@ -317,6 +319,7 @@ impl Injection {
             skip: 0,
             times: 1,
             within: None,
+            kind: None,
         }
     }
 
@@ -338,13 +341,21 @@ impl Injection {
         }
     }
 
+    /// Only operations of this kind.
+    pub fn only(self, kind: IoKind) -> Injection {
+        Injection {
+            kind: Some(kind),
+            ..self
+        }
+    }
+
     /// True if this operation is one the injection counts.
     fn counts(&self, kind: IoKind, offset_bytes: u64, len_bytes: u64) -> bool {
         let touches = self.within.as_ref().is_none_or(|range| {
             let end_bytes = offset_bytes.saturating_add(len_bytes);
             kind == IoKind::Flush || (offset_bytes < range.end && range.start < end_bytes)
         });
-        touches && self.fault.befalls(kind)
+        touches && self.kind.is_none_or(|only| only == kind) && self.fault.befalls(kind)
     }
 }
 

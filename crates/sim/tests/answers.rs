@@ -1,14 +1,15 @@
 //! Every operation is answered, also when the device fails under it and another journal is the one
-//! that finds out.
+//! that finds out; and nothing is promised that another journal's failure may take back.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    CreateDvol, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device, join_all,
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
+    join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, FaultConfig, SimDisk, SimPlatform, World};
+use flagstone_sim::{DiskConfig, Fault, FaultConfig, Injection, SimDisk, SimPlatform, World};
 
 const DEVICE_BYTES: u64 = 400 << 20;
 
@@ -97,4 +98,36 @@ fn writes_that_fail_on_a_device_that_another_journal_fenced_are_answered() {
         fenced += u32::from(engines[0].is_fenced());
     }
     assert!(fenced > 50, "{fenced} devices of 200 were fenced");
+}
+
+/// Two journals flush at the same time. The flush that began first fails last: what the device could
+/// not keep may have been the other one's, and that it can't keep it has been told to one of the two.
+#[test]
+fn a_flush_is_not_answered_before_those_under_way_with_it() {
+    let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let engines = open(&platform, &disk).await;
+        let mut dvols = Vec::new();
+        for (engine, name) in engines.iter().zip(["first", "second"]) {
+            dvols.push(create(engine, name).await);
+        }
+        platform.sleep_ns(1_000_000_000).await;
+        for (engine, &dvol) in engines.iter().zip(&dvols) {
+            let data = IoBuf::copy_of(&[7; 4096]);
+            let write = engine.write(dvol, 0, data, Stability::Unstable);
+            write.await.expect("writes");
+        }
+        for fault in [Fault::Delay { ns: 1_000_000_000 }, Fault::FlushError] {
+            disk.inject(Injection::next(fault));
+        }
+        let failing = engines[0].clone();
+        platform.spawn(async move {
+            assert_eq!(failing.flush().await, Err(DvolError::Fenced));
+        });
+        platform.sleep_ns(5_000_000).await;
+        assert!(!engines[1].is_fenced(), "it has not failed yet");
+        assert_eq!(engines[1].flush().await, Err(DvolError::Fenced));
+    });
 }

@@ -490,3 +490,33 @@ fn what_reserves_nothing_works_on_a_full_device() {
         less.expect("a reservation is given up");
     });
 }
+
+/// Deallocations take no block for data and free none that a snapshot holds, but each makes a node of
+/// another map dirty: as many as what is kept for checkpoints and overwrites has room for.
+#[test]
+fn many_changes_at_once_find_room_for_their_nodes_on_a_full_device() {
+    in_world(1, |_, engine| async move {
+        let dvol = engine.create(named("dvol", 0)).await.expect("creates");
+        let written = write(&engine, dvol, 0, 100 * BLOCK).await;
+        written.expect("writes");
+        let layers = engine.snapshot(&[(dvol, "s".to_owned())]).await;
+        let layer = layers.expect("takes one")[0];
+        let mut clones = Vec::new();
+        for number in 0..400 {
+            let new = named(&format!("clone{number}"), 0);
+            clones.push(engine.clone_of(layer, new).await.expect("clones"));
+        }
+        let full = engine.create(named("full", 0)).await.expect("creates");
+        fill(&engine, full, 0).await;
+        engine.flush().await.expect("flushes");
+        let each = clones
+            .iter()
+            .map(|&clone| engine.deallocate(clone, 0, BLOCK, Stability::Unstable));
+        for gone in join_all(each).await {
+            gone.expect("deallocates");
+        }
+        engine.checkpoint().await.expect("is made");
+        engine.delete(full, false).await.expect("deletes");
+        engine.wait_until_reaped().await.expect("reaps");
+    });
+}

@@ -8,7 +8,9 @@ use flagstone_device::engine::{
 use flagstone_device::offline::verify::{Options, verify};
 use flagstone_device::offline::{BlockBytes, ReadBlocks};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{DiskConfig, DiskImage, Rng, SimDisk, SimPlatform, World};
+use flagstone_sim::{
+    DiskConfig, DiskImage, Fault, Injection, IoKind, Rng, SimDisk, SimPlatform, World,
+};
 use flagstone_types::BlockNo;
 
 const MIB: u64 = 1 << 20;
@@ -224,6 +226,75 @@ fn a_journal_without_a_segment_refuses_and_does_not_wedge() {
         assert_eq!(fill(&second, dvol, 1, 2).await, 1);
         second.stop().await.expect("stops");
         first.stop().await.expect("stops");
+    });
+    assert_clean(&disk.stable_image(), "stopped");
+}
+
+/// While the root that still names a segment is the durable one, the segment is nobody else's: after a
+/// crash both would own it, and neither could be opened.
+#[test]
+fn a_segment_is_given_back_only_when_the_root_without_it_is_durable() {
+    let disk = formatted();
+    let images = run(&disk, |platform, disk| async move {
+        let [first, second] = open(&platform, &disk).await;
+        let dvol = create(&first, "first", 0).await;
+        assert_eq!(fill(&first, dvol, 600, 1).await, 600);
+        let other = create(&second, "second", 0).await;
+        let little = fill(&second, other, 600, 2).await;
+        assert!(little < 200, "{little} MiB are not taken by the first");
+        second.flush().await.expect("flushes");
+        // From now on its roots take their time.
+        let roots = BLOCK..3 * BLOCK;
+        let delay = Fault::Delay { ns: 60_000_000_000 };
+        let slow = Injection::next(delay).times(1000).within(roots);
+        disk.inject(slow.only(IoKind::Write));
+        first.delete(dvol, false).await.expect("deletes");
+        while first.counters().segments_released.get() == 0 {
+            platform.sleep_ns(1_000_000).await;
+        }
+        let begun = platform.now();
+        let made = first.counters().checkpoints.get();
+        let more = create(&second, "more", 0).await;
+        fill(&second, more, 150, 3).await;
+        second.flush().await.expect("flushes");
+        assert!(platform.now().since(begun) < 50_000_000_000, "in time");
+        assert_eq!(
+            first.counters().checkpoints.get(),
+            made,
+            "its root is on its way"
+        );
+        // The root itself may be there, or not.
+        let mut rng = Rng::new(3);
+        [(); 8].map(|()| disk.crash_images().sample(&mut rng))
+    });
+    for image in images {
+        assert_clean(&image, "crashed");
+        let disk = SimDisk::from_image(image, DiskConfig::new(DEVICE_BYTES));
+        run(&disk, |platform, disk| async move {
+            for engine in open(&platform, &disk).await {
+                engine.stop().await.expect("stops");
+            }
+        });
+    }
+}
+
+/// What is promised lies in segments of the journal that has promised it, also after others of its
+/// dvols have written: who only counted what nobody owns yet would find it taken.
+#[test]
+fn what_is_written_beside_a_promise_takes_nothing_of_it() {
+    let disk = formatted();
+    run(&disk, |platform, disk| async move {
+        let [first, second] = open(&platform, &disk).await;
+        let dvol = create(&first, "reserved", 200 * MIB).await;
+        let beside = create(&first, "beside", 0).await;
+        assert_eq!(fill(&first, beside, 200, 1).await, 200);
+        first.flush().await.expect("flushes");
+        let other = create(&second, "greedy", 0).await;
+        let taken = fill(&second, other, 790, 2).await;
+        assert!(taken > 100 && taken < 500, "{taken} MiB");
+        assert_eq!(fill(&first, dvol, 200, 3).await, 200);
+        first.stop().await.expect("stops");
+        second.stop().await.expect("stops");
     });
     assert_clean(&disk.stable_image(), "stopped");
 }

@@ -417,6 +417,7 @@ impl<P: Platform> Inner<P> {
         let stable = stability == Stability::Stable;
         let submitted = match self.submit(records, slots, stable, blocks.clone()) {
             Ok(submitted) => submitted,
+            // Only of a device that is fenced, or too long, which `prepare` has ruled out.
             Err(error) => {
                 self.return_blocks(blocks);
                 return Err(error);

@@ -397,6 +397,8 @@ impl<P: Platform> Inner<P> {
 
     fn load_then_apply(self: &Rc<Self>, slot: Slot, missing: crate::v2p::Missing) {
         let inner = self.clone();
+        // The node can't move before the unit is applied: it is not dirty, and what would change it
+        // waits behind the unit. Entered all the same, like for every node that is read.
         let pass = self.gate.enter();
         self.platform.spawn(async move {
             let loaded = inner.load_node(&missing).await;

@@ -53,6 +53,7 @@ impl<P: Platform> Inner<P> {
 
     /// Blocks kept for checkpoints, so that deallocation and deletion work on a full device: room
     /// for the new copy of everything that may be dirty beside the old one, and for the tables.
+    /// Twice what makes a checkpoint begin, since more gets dirty before its picture is taken.
     pub(super) fn checkpoint_reserve(&self) -> u64 {
         let nodes = 2 * self.dirty_nodes_max() as u64;
         let segments = self.capacity_blocks / (127 * 32768) + 1;
