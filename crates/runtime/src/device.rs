@@ -34,7 +34,7 @@ use std::sync::Arc;
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf};
 
-pub use self::create::{Fill, create_device_file};
+pub use self::create::{Fill, HostRoom, create_device_file, host_room};
 pub use self::flush::FlushMethod;
 pub use self::lock::{DeviceLock, lock_device, lock_device_shared};
 use self::open::open_device;

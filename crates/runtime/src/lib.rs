@@ -43,8 +43,8 @@ mod waker;
 pub use config::{KernelUse, RuntimeConfig};
 pub use counters::CoreCounters;
 pub use device::{
-    DeviceLock, DeviceOptions, DirectIo, Fill, FlushMethod, UringDevice, create_device_file,
-    lock_device, lock_device_shared,
+    DeviceLock, DeviceOptions, DirectIo, Fill, FlushMethod, HostRoom, UringDevice,
+    create_device_file, host_room, lock_device, lock_device_shared,
 };
 pub use io_stats::{DeviceIoStats, IoKindStats, IoStats};
 pub use mailbox::{CoreRemote, Message, Refused};

@@ -176,6 +176,15 @@ pub(crate) fn preallocate(fd: impl AsFd, len_bytes: u64) -> io::Result<()> {
     check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), 0, offset, len) }).map(drop)
 }
 
+/// Bytes that the filesystem of an open file still has for an unprivileged process.
+pub(crate) fn filesystem_free_bytes(fd: impl AsFd) -> io::Result<u64> {
+    // SAFETY: a statvfs is an array of integers, for which all zeros is a value.
+    let mut stat: libc::statvfs = unsafe { mem::zeroed() };
+    // SAFETY: `stat` is valid for writes, and the descriptor is open while it is borrowed.
+    check(unsafe { libc::fstatvfs(fd.as_fd().as_raw_fd(), &mut stat) })?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
 fn signed_range(offset_bytes: u64, len_bytes: u64) -> io::Result<(i64, i64)> {
     let convert = |value: u64| {
         i64::try_from(value).map_err(|_| {

@@ -239,18 +239,25 @@ fn nothing_is_promised_of_a_file_that_cannot_grow() {
         disk.set_stored_max_bytes(Some(60 * MIB));
         let small = engine.create(named("small", 0)).await;
         assert_eq!(small, Err(DvolError::NoSpace));
+        assert!(engine.space().host_full, "the device has room");
         disk.set_stored_max_bytes(Some(150 * MIB));
         let small = engine.create(named("small", 0)).await.expect("has grown");
+        assert!(!engine.space().host_full, "not any more");
         write(&engine, small, 0, MIB).await.expect("writes");
         let large = engine.create(named("large", 140 * MIB)).await;
         assert_eq!(large, Err(DvolError::NoSpace));
         disk.set_stored_max_bytes(None);
         let large = engine.create(named("large", 140 * MIB)).await;
         let large = large.expect("has grown");
+        assert!(!engine.space().host_full);
         for at in (0..140 * MIB).step_by(MIB as usize) {
             write(&engine, large, at, MIB).await.expect("is reserved");
         }
         engine.checkpoint().await.expect("is made");
+        // What is asked for beyond the device is refused by the device.
+        let huge = engine.create(named("huge", 1 << 40)).await;
+        assert_eq!(huge, Err(DvolError::NoSpace));
+        assert!(!engine.space().host_full);
     });
 }
 

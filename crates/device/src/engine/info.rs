@@ -96,6 +96,9 @@ pub struct SpaceInfo {
     pub map_memory_bytes: u64,
     /// Layers that are deleted and not reaped yet.
     pub hidden_layers: usize,
+    /// What holds the device (a file's filesystem, a thin pool) had no room when it was last asked for
+    /// some.
+    pub host_full: bool,
 }
 
 macro_rules! counters {
@@ -311,6 +314,7 @@ impl<P: Platform> Engine<P> {
             ring_bytes: u64::from(journal.ring_blocks()) * BLOCK_SIZE,
             map_memory_bytes: state.map_stats.loaded_bytes() as u64,
             hidden_layers: state.slots().filter(|(_, s)| s.is_hidden()).count(),
+            host_full: inner.host_full.get(),
         }
     }
 

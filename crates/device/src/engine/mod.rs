@@ -149,6 +149,8 @@ struct Inner<P: Platform> {
     reaping_failed: Cell<Option<DvolError>>,
     /// The layer whose reaping was found safe to go on with.
     reaping_settled: Cell<Option<Slot>>,
+    /// The device said that what holds it has no room, and has not taken anything new since.
+    host_full: Cell<bool>,
     /// Slot whose map gives up nodes next.
     evict_from: Cell<Slot>,
     /// Background tasks still running.
@@ -274,6 +276,23 @@ impl<P: Platform> Inner<P> {
         }
         self.shared.fence();
         self.fail_all(DvolError::Fenced);
+    }
+
+    /// What a failed write is to whoever asked for it. A sparse file's filesystem may be full, or what a
+    /// thin block device is made of: for a client that is as if the device were. Operators are told.
+    fn write_failure(&self, error: &std::io::Error) -> DvolError {
+        if error.kind() != std::io::ErrorKind::StorageFull {
+            return DvolError::Device;
+        }
+        if !self.host_full.replace(true) {
+            tracing::warn!(
+                device = %self.superblock.device_id,
+                journal = self.journal_no,
+                "the device itself has room, but what holds it (a file's filesystem, a thin pool) has \
+                 none: writes that need new space fail until there is room ({error})"
+            );
+        }
+        DvolError::NoSpace
     }
 
     fn check_running(&self) -> Result<(), DvolError> {

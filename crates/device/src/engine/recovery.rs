@@ -218,6 +218,7 @@ impl<P: Platform> Engine<P> {
             stopping: false.into(),
             reaping_failed: None.into(),
             reaping_settled: None.into(),
+            host_full: false.into(),
             evict_from: Slot(0).into(),
             tasks: 0.into(),
             last_scrub: RefCell::default(),

@@ -4,7 +4,6 @@
 //! reserve for checkpoints begin; data of dvols with a reservation may use what is reserved for
 //! them; checkpoints (so deallocation and deletion too) may use everything.
 
-use std::io;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -235,6 +234,8 @@ impl<P: Platform> Inner<P> {
     /// Takes over a segment that nobody owns. One at a time.
     pub(super) async fn open_segment(self: &Rc<Self>) -> Result<(), DvolError> {
         let Some(segment) = self.shared.claim_any() else {
+            // It is the device that is full.
+            self.host_full.set(false);
             return Err(DvolError::NoSpace);
         };
         if self.options.prewrite_segments
@@ -285,13 +286,10 @@ impl<P: Platform> Inner<P> {
             let len = (end.offset_bytes() - at).min(BufferPool::ZEROS_BYTES as u64);
             let zeros = self.platform.buffers().zeros(len as usize);
             let (_, result) = self.device.write(at, zeros).await;
-            // A sparse file's filesystem may be full: for who writes that is as if the device were.
-            result.map_err(|error| match error.kind() {
-                io::ErrorKind::StorageFull => DvolError::NoSpace,
-                _ => DvolError::Device,
-            })?;
+            result.map_err(|error| self.write_failure(&error))?;
             at += len;
         }
+        self.host_full.set(false);
         Ok(())
     }
 

@@ -416,13 +416,12 @@ impl<P: Platform> Inner<P> {
         for result in results {
             if let Err(error) = result {
                 tracing::warn!("a write to the device failed: {error}");
-                let full = error.kind() == std::io::ErrorKind::StorageFull;
-                return Err(if full {
-                    DvolError::NoSpace
-                } else {
-                    DvolError::Device
-                });
+                return Err(self.write_failure(&error));
             }
+        }
+        // With segments written ahead, those say it.
+        if !self.options.prewrite_segments {
+            self.host_full.set(false);
         }
         Ok(())
     }

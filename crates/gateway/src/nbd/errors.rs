@@ -64,7 +64,10 @@ pub fn refusal_of(error: VolumeError, command: Command, fast_zero: bool) -> Refu
         // [nbd "Error values"] a change of a read-only export: EPERM.
         VolumeError::ReadOnly => Refusal::new(Errno::Perm, "the export is read-only"),
         // [nbd "Error values"] ENOSPC, like EDQUOT and EFBIG.
-        VolumeError::NoSpace => Refusal::new(Errno::NoSpc, "the device is full"),
+        VolumeError::NoSpace => Refusal::new(
+            Errno::NoSpc,
+            "the device, or the filesystem that holds it, is full",
+        ),
         // [nbd "Request types"] any other failure of the store: EIO.
         VolumeError::Corrupt => Refusal::new(Errno::Io, "stored bytes do not match their checksum"),
         VolumeError::Device => Refusal::new(Errno::Io, "the device failed the operation"),

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::{SECTOR_BYTES, invalid};
@@ -51,6 +51,30 @@ pub fn create_device_file(path: impl AsRef<Path>, size_bytes: u64, fill: Fill) -
         let _ = fs::remove_file(path);
         context(error)
     })
+}
+
+/// The room that a device file's filesystem has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostRoom {
+    /// Bytes that are free on the filesystem.
+    pub free_bytes: u64,
+    /// Bytes of the file that it has not set aside yet.
+    pub missing_bytes: u64,
+}
+
+/// Looks at the filesystem of a device file; `None` if it is no regular file.
+pub fn host_room(path: impl AsRef<Path>) -> io::Result<Option<HostRoom>> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Ok(None);
+    }
+    // Counted in units of 512 bytes, whatever the filesystem's blocks are.
+    let stored_bytes = metadata.blocks().saturating_mul(512);
+    Ok(Some(HostRoom {
+        free_bytes: sys::filesystem_free_bytes(&file)?,
+        missing_bytes: metadata.len().saturating_sub(stored_bytes),
+    }))
 }
 
 fn fill_file(mut file: &File, size_bytes: u64, fill: Fill) -> io::Result<()> {

@@ -1,6 +1,9 @@
 //! What the control side says when something can't be done.
 
+use std::path::Path;
+
 use flagstone_device::engine::{DvolError, DvolInfo, SIZE_MAX_BYTES, SpaceInfo};
+use flagstone_runtime::{HostRoom, host_room};
 
 use super::core::CoreNode;
 use super::{RealNode, Target};
@@ -27,9 +30,13 @@ impl Wanted {
     }
 
     /// What was expected and found, and what to do.
-    fn words(self, space: &SpaceInfo) -> (String, String) {
-        let bytes = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+    fn words(self, space: &SpaceInfo, path: &Path) -> (String, String) {
         let free = space.open_bytes.saturating_sub(space.kept_bytes);
+        let (Wanted::Anew(asked) | Wanted::Again(asked)) = self;
+        // More than the device has is the device's to refuse.
+        if space.host_full && free > 0 && asked <= free {
+            return host_words(path, free, host_room(path).ok().flatten());
+        }
         let left = format!(
             "{} are free, and {} are set aside for volumes and for what the device itself needs",
             bytes(free),
@@ -62,22 +69,53 @@ impl Wanted {
     }
 }
 
+/// With the exact number behind it.
+fn bytes(bytes: u64) -> String {
+    format!("{} ({bytes} bytes)", rounded(bytes))
+}
+
+/// The device has room, and what holds it has none.
+fn host_words(path: &Path, free: u64, room: Option<HostRoom>) -> (String, String) {
+    let shown = path.display();
+    let Some(room) = room else {
+        return (
+            format!(
+                "the device has {} free, but what {shown} is made of is full",
+                bytes(free)
+            ),
+            "give it more room (a thin pool, say), then try again".to_owned(),
+        );
+    };
+    (
+        format!(
+            "the device has {} free, but the filesystem that holds {shown} is full: {} are free \
+             there, and {} of the file are not set aside yet",
+            bytes(free),
+            bytes(room.free_bytes),
+            bytes(room.missing_bytes)
+        ),
+        "make room on that filesystem, then try again; `fallocate -l` on the file sets all of it aside"
+            .to_owned(),
+    )
+}
+
 impl RealNode {
     /// The same error; if the device has no room, with how much was asked for and how much there is.
+    /// `find` says which device it is.
     pub(super) async fn with_space(
         &self,
         error: NodeError,
         core: usize,
-        find: impl FnOnce(&CoreNode) -> Option<(SpaceInfo, Wanted)> + Send + 'static,
+        find: impl FnOnce(&CoreNode) -> Option<(usize, SpaceInfo, Wanted)> + Send + 'static,
     ) -> NodeError {
         if error.kind != NodeErrorKind::NoSpace || error.found != NO_ROOM {
             return error;
         }
         let found = self.on_core(core, &error.doing, move |core| async move { find(&core) });
-        let Ok(Some((space, wanted))) = found.await else {
+        let Ok(Some((device, space, wanted))) = found.await else {
             return error;
         };
-        let (found, next) = wanted.words(&space);
+        let (found, next) = wanted.words(&space, &self.devices[device].path);
         NodeError::new(error.kind, error.doing, found).next(next)
     }
 
@@ -90,8 +128,9 @@ impl RealNode {
     ) -> NodeError {
         let (place, name) = (target.place, target.name.clone());
         let find = move |core: &CoreNode| {
-            let engine = core.engine(place.engine)?;
-            Some((engine.space(), wanted(&engine.dvol_with(place.id, &name)?)))
+            let owned = core.engines.get(place.engine)?;
+            let wanted = wanted(&owned.engine.dvol_with(place.id, &name)?);
+            Some((owned.device, owned.engine.space(), wanted))
         };
         self.with_space(error, place.core, find).await
     }
@@ -118,11 +157,10 @@ pub(super) fn check_reservation(
     if reserved_bytes <= size_bytes {
         return Ok(());
     }
-    let words = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
     let found = format!(
         "{} were to be kept free for it, and it has a size of {}",
-        words(reserved_bytes),
-        words(size_bytes)
+        bytes(reserved_bytes),
+        bytes(size_bytes)
     );
     Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
         .next("reserve its size at most (`full` stands for that), or make it larger first"))
@@ -221,4 +259,49 @@ fn words(error: DvolError) -> String {
         _ => return error.to_string(),
     };
     words.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Which of the two is full, with what it has.
+    #[test]
+    fn a_full_filesystem_is_no_full_device() {
+        let path = std::env::temp_dir().join(format!("flagstone-host-{}", std::process::id()));
+        let file = std::fs::File::create(&path).expect("made");
+        file.set_len(GIB).expect("sparse");
+        let mut space = SpaceInfo {
+            open_bytes: GIB,
+            kept_bytes: GIB / 4,
+            host_full: true,
+            ..SpaceInfo::default()
+        };
+        for wanted in [
+            Wanted::Anew(0),
+            Wanted::Anew(GIB / 2),
+            Wanted::Again(GIB / 2),
+        ] {
+            let (found, next) = wanted.words(&space, &path);
+            for part in [
+                "the device has 768 MiB (805306368 bytes) free",
+                "the filesystem that holds",
+                "1 GiB (1073741824 bytes) of the file are not set aside",
+            ] {
+                assert!(found.contains(part), "{part}: {found}");
+            }
+            assert!(next.contains("make room on that filesystem"), "{next}");
+        }
+        std::fs::remove_file(&path).expect("removed");
+        let (found, _) = Wanted::Anew(1).words(&space, &path);
+        assert!(found.contains("what "), "no file to look at: {found}");
+        // More than the device has, and a filesystem with room.
+        let (found, _) = Wanted::Anew(GIB).words(&space, &path);
+        assert!(found.contains("were asked for"), "{found}");
+        space.host_full = false;
+        let (found, _) = Wanted::Anew(0).words(&space, &path);
+        assert!(found.contains("the device is full"), "{found}");
+    }
 }

@@ -225,7 +225,8 @@ impl RealNode {
             Err(error) => {
                 let find = move |core: &CoreNode| {
                     let owned = core.engines.iter().find(|e| e.device == device)?;
-                    Some((owned.engine.space(), Wanted::Anew(reserved_bytes)))
+                    let wanted = Wanted::Anew(reserved_bytes);
+                    Some((device, owned.engine.space(), wanted))
                 };
                 let error = node_error(error, &doing);
                 Err(self.with_space(error, core, find).await)
@@ -433,12 +434,13 @@ impl RealNode {
             .await?;
         if let Err(error) = taken {
             let find = move |core: &CoreNode| {
-                let engine = core.engine(first.engine)?;
+                let owned = core.engines.get(first.engine)?;
+                let engine = &owned.engine;
                 let dvols = volumes
                     .iter()
                     .filter_map(|(id, name)| engine.dvol_with(*id, name));
                 let again = dvols.map(|dvol| dvol.reserved_bytes).sum();
-                Some((engine.space(), Wanted::Again(again)))
+                Some((owned.device, engine.space(), Wanted::Again(again)))
             };
             let error = node_error(error, &doing);
             return Err(self.with_space(error, first.core, find).await);
