@@ -229,8 +229,8 @@ impl<P: Platform> Inner<P> {
     /// watermark, so that a later corruption is not mistaken for a write that never finished, and
     /// freed blocks can be used again.
     pub(super) async fn run_quiet(self: Rc<Self>) {
+        let mut signal = self.signals.activity.wait();
         loop {
-            let signal = self.signals.activity.wait();
             if self.shared.is_fenced() || self.stopping.get() {
                 return;
             }
@@ -239,6 +239,8 @@ impl<P: Platform> Inner<P> {
             if self.shared.is_fenced() || self.stopping.get() {
                 return;
             }
+            // What happens from here on, during the flush as well, has another look.
+            signal = self.signals.activity.wait();
             let unflushed = {
                 let journal = self.journal.borrow();
                 journal.has_unflushed() || !self.freed.borrow().is_empty()

@@ -19,8 +19,8 @@ impl<P: Platform> Inner<P> {
     /// Task: makes a checkpoint when nothing has changed for a while. Not waited for at a stop.
     pub(super) async fn run_idle(self: Rc<Self>) {
         let has_ended = || self.shared.is_fenced() || self.stopping.get();
+        let mut signal = self.signals.activity.wait();
         loop {
-            let signal = self.signals.activity.wait();
             if has_ended() {
                 return;
             }
@@ -35,6 +35,8 @@ impl<P: Platform> Inner<P> {
                     break;
                 }
             }
+            // From here on: what changes while the checkpoint is made counts as well.
+            signal = self.signals.activity.wait();
             if self.is_worth_a_checkpoint() {
                 let counter = &self.counters.idle_checkpoints;
                 counter.set(counter.get() + 1);

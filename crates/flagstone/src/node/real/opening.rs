@@ -132,13 +132,18 @@ pub(super) fn open_all(
         waiting.push(sent.map(|()| receiver));
     }
     let (mut all_refused, mut recovered) = (Vec::new(), Recovered::default());
+    let mut silent = None;
     for waiting in waiting {
-        let (part, refused) = wait_for(waiting, "opening the devices")?;
-        recovered.join(&part);
-        all_refused.extend(refused);
+        match wait_for(waiting, "opening the devices") {
+            Ok((part, refused)) => {
+                recovered.join(&part);
+                all_refused.extend(refused);
+            }
+            Err(error) => silent = Some(error),
+        }
     }
     recovered.tell();
-    match refusal(devices, all_refused) {
+    match refusal(devices, all_refused).or(silent) {
         None => Ok(()),
         Some(error) => {
             stop_all(runtime);
