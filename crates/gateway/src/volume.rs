@@ -121,7 +121,9 @@ pub trait Volume: Clone + 'static {
     /// Makes every change answered before this call survive power loss.
     fn flush(&self) -> impl Future<Output = Result<(), VolumeError>>;
 
-    /// Gives the space of the range back; it reads as zeros afterwards. [decibel 4.1: deallocate]
+    /// Gives the space of the range back; it reads as zeros afterwards. Where only a part of a block
+    /// is asked for it is advice: it succeeds also if there is no room for the zeros that would have
+    /// to be written there. [decibel 4.1: deallocate]
     fn deallocate(
         &self,
         offset_bytes: u64,

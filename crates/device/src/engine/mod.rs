@@ -5,7 +5,7 @@
 //! is in `RefCell`s that are never borrowed across an await.
 //!
 //! Modules in reading order: [`unit`], [`journal`], `commit` (the order in which things become
-//! true), `write`, `read`, `checkpoint`, `recovery`, `admin`, `reaper`.
+//! true), `write`, `deallocate`, `read`, `checkpoint`, `recovery`, `admin`, `reaper`.
 
 mod admin;
 mod batch;
@@ -13,6 +13,7 @@ mod bitmaps;
 mod chain;
 mod checkpoint;
 mod commit;
+mod deallocate;
 mod error;
 mod flusher;
 mod forget;

@@ -1,4 +1,4 @@
-//! Writing and deallocating.
+//! Writing.
 //!
 //! Data goes to fresh blocks while the record of where it went goes to the journal; the two are
 //! not ordered, one flush covers both. Whole blocks need no read. A write within one block that is
@@ -30,10 +30,6 @@ use crate::space::BlockRun;
 
 /// Most bytes that one write can carry: its record fits one journal group.
 pub const WRITE_MAX_BYTES: u64 = 32 << 20;
-
-/// Mapped blocks that one deallocation unit removes at most; larger ranges are done in parts, so
-/// that neither a record's effects nor a checkpoint grow without limit.
-const UNMAP_PART_BLOCKS: u64 = 64 << 10;
 
 /// The tenant's metadata of the blocks of one write. A block that is written as a whole gets what
 /// came with the write, so nothing if nothing came; one that is written in part keeps what it has
@@ -144,83 +140,6 @@ impl<P: Platform> Engine<P> {
     pub async fn flush(&self) -> Result<(), DvolError> {
         self.inner.flush_for_client().await
     }
-
-    /// Gives the range's space back; it reads as zeros afterwards. Parts of blocks at its ends are
-    /// written as zeros. Large ranges are several units. [decibel 4.1: vol_deallocate]
-    pub async fn deallocate(
-        &self,
-        handle: Handle,
-        offset_bytes: u64,
-        len_bytes: u64,
-        stability: Stability,
-    ) -> Result<(), DvolError> {
-        let inner = &self.inner;
-        inner.check_change(handle, offset_bytes, len_bytes)?;
-        let end = offset_bytes + len_bytes;
-        let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE);
-        let end_whole = end - end % BLOCK_SIZE;
-        if first_whole >= end_whole {
-            return self
-                .write_zero_bytes(handle, offset_bytes, len_bytes, stability)
-                .await;
-        }
-        if offset_bytes < first_whole {
-            let head = first_whole - offset_bytes;
-            self.write_zero_bytes(handle, offset_bytes, head, stability)
-                .await?;
-        }
-        if end_whole < end {
-            self.write_zero_bytes(handle, end_whole, end - end_whole, stability)
-                .await?;
-        }
-        let range = VBlock(first_whole / BLOCK_SIZE)..VBlock(end_whole / BLOCK_SIZE);
-        let lock = inner
-            .range_locks(handle.slot)
-            .take(range.clone(), false)
-            .await;
-        let work = inner.unmap(handle, range, stability);
-        inner.held(smallvec![(handle.slot, lock)], work).await
-    }
-
-    /// Writes zeros that take space, so that later writes to them can't run out of it.
-    pub async fn write_zeros(
-        &self,
-        handle: Handle,
-        offset_bytes: u64,
-        len_bytes: u64,
-        stability: Stability,
-    ) -> Result<(), DvolError> {
-        self.inner.check_change(handle, offset_bytes, len_bytes)?;
-        let mut at = offset_bytes;
-        let end = offset_bytes + len_bytes;
-        let step_max = flagstone_platform::BufferPool::ZEROS_BYTES as u64;
-        while at < end {
-            let step = (end - at).min(step_max);
-            let zeros = self.inner.platform.buffers().zeros(step as usize);
-            self.write(handle, at, zeros, Stability::Unstable).await?;
-            at += step;
-        }
-        match stability {
-            Stability::Stable => self.flush().await,
-            Stability::Unstable => Ok(()),
-        }
-    }
-
-    async fn write_zero_bytes(
-        &self,
-        handle: Handle,
-        offset_bytes: u64,
-        len_bytes: u64,
-        stability: Stability,
-    ) -> Result<(), DvolError> {
-        if len_bytes == 0 {
-            return Ok(());
-        }
-        let zeros = self.inner.platform.buffers().zeros(len_bytes as usize);
-        self.write(handle, offset_bytes, zeros, stability)
-            .await
-            .map(|_| ())
-    }
 }
 
 impl<P: Platform> Inner<P> {
@@ -242,7 +161,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Writes to blocks that are in use by this write: alone if it does not cover them wholly.
-    async fn write_held(
+    pub(super) async fn write_held(
         self: &Rc<Self>,
         handle: Handle,
         blocks: Range<VBlock>,
@@ -520,61 +439,6 @@ impl<P: Platform> Inner<P> {
         let at = (offset_bytes - blocks.start.offset_bytes()) as usize;
         buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
         Ok((buf, metas))
-    }
-
-    /// Deallocates whole blocks, in parts.
-    pub(super) async fn unmap(
-        self: &Rc<Self>,
-        handle: Handle,
-        range: Range<VBlock>,
-        stability: Stability,
-    ) -> Result<(), DvolError> {
-        let mut from = range.start;
-        while from < range.end {
-            let end = self.unmap_part_end(handle.slot, from..range.end).await?;
-            self.load_range(handle.slot, from..end).await?;
-            self.check_running()?;
-            let lsn = self.take_lsn(handle)?;
-            let ranges = vec![(from, end.0 - from.0)];
-            let mut records = SmallVec::new();
-            records.push(Record::Unmap {
-                slot: handle.slot,
-                lsn,
-                ranges,
-            });
-            // Only the last part has to wait: a flush covers those before it.
-            let last = end == range.end;
-            let stable = last && stability == Stability::Stable;
-            let slots = SmallVec::from_slice(&[handle.slot]);
-            let submitted = self.submit(records, slots, stable, Vec::new())?;
-            submitted.answer.await.unwrap_or(Err(DvolError::Fenced))?;
-            from = end;
-        }
-        Ok(())
-    }
-
-    /// The end of the next part: at most [`UNMAP_PART_BLOCKS`] mapped blocks.
-    async fn unmap_part_end(&self, slot: Slot, range: Range<VBlock>) -> Result<VBlock, DvolError> {
-        let mut entries = Vec::new();
-        loop {
-            let _pass = self.gate.enter();
-            let missing = {
-                let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else {
-                    return Err(DvolError::NotFound);
-                };
-                entries.clear();
-                let limit = UNMAP_PART_BLOCKS as usize;
-                match found.map.lookup(range.clone(), limit, &mut entries) {
-                    Ok(()) if entries.len() < limit => return Ok(range.end),
-                    Ok(()) => break,
-                    Err(missing) => missing,
-                }
-            };
-            self.load_node(&missing).await?;
-        }
-        let last = entries.last().map_or(range.end, |e| e.key.vblock());
-        Ok(VBlock(last.0.max(range.start.0 + 1)).min(range.end))
     }
 
     /// The next LSN of a dvol, or the blocks taken for its write go back: it may have been deleted

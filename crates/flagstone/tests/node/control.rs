@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{NodeError, NodeErrorKind, PageQuery, Reservation, VolumeInfo, VolumeSpec};
 
-use crate::client::{ENOSPC, NO_HOLE, READ, ZEROES};
+use crate::client::{ENOSPC, NO_HOLE, READ, TRIM, ZEROES};
 use crate::support::Scene;
 
 const MIB: u64 = 1 << 20;
@@ -225,4 +225,31 @@ fn clients_are_told_of_space() {
         .map(|part| client.write(part * MIB, &data))
         .find(|&e| e != 0);
     assert_eq!(refused, Some(ENOSPC));
+}
+
+/// A trim is advice: that a part of a block can't be made zero for want of space is no error. Zeros
+/// are asked for: there it is one. Holes need no space for either.
+#[test]
+fn on_a_full_device_a_trim_of_parts_of_blocks_succeeds() {
+    let scene = Scene::new();
+    scene.create("disk", 1 << 40).expect("created");
+    let mut client = scene.attach("disk");
+    let hole = (1 << 39) + 5;
+    let mut end = 0;
+    for len in [MIB, 4096] {
+        let data = vec![5; len as usize];
+        while client.write(end, &data) == 0 {
+            end += len;
+        }
+    }
+    let full = (0..end).step_by(4096).find(|at| {
+        let answer = client.call_with(0, ZEROES, at + 5, 100);
+        assert!([0, ENOSPC].contains(&answer), "{answer}");
+        answer == ENOSPC
+    });
+    let full = full.expect("there is no room");
+    assert_eq!(client.call_with(0, TRIM, full + 5, 100), 0);
+    for command in [TRIM, ZEROES] {
+        assert_eq!(client.call_with(0, command, hole, 9000), 0);
+    }
 }

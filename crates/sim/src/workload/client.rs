@@ -352,6 +352,14 @@ impl Client {
             let handle = self.handle(part.object);
             let now = handle.and_then(|handle| self.engine.lsn_of(handle).ok());
             let high = now.map_or(u64::MAX, |lsn| lsn.0);
+            // Perhaps nothing was there to be made zero, so it got none: what was told before it had
+            // happened, and nothing that is not to be seen now.
+            if part.may_leave_no_trace() {
+                return Span {
+                    low: part.lsn_before.min(high),
+                    high: high.max(part.lsn_before),
+                };
+            }
             Span {
                 low: part.lsn_before.min(high) + 1,
                 high: high.max(part.lsn_before + 1),

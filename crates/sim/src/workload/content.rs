@@ -97,9 +97,9 @@ impl Content {
         }
     }
 
-    /// True if parts were written where nothing was.
-    pub(crate) fn is_part_of_nothing(&self) -> bool {
-        self.under == 0 && !self.over.is_empty()
+    /// True if perhaps only parts were written, where nothing was. Parts may be zeros, too.
+    pub(crate) fn may_be_part_of_nothing(&self) -> bool {
+        self.under == 0
     }
 
     /// The same with `start..end` from another write.
@@ -221,6 +221,8 @@ pub(crate) enum Effect {
         tag: Tag,
         meta: u64,
     },
+    /// A part of it is deallocated: it is zero afterwards, and what is not there stays so.
+    UnmapPart { start: u16, end: u16 },
     /// It is deallocated.
     Unmap,
     /// It becomes one of these.
@@ -230,7 +232,7 @@ pub(crate) enum Effect {
 impl Effect {
     /// True if what was there before does not matter.
     pub(crate) fn is_whole(&self) -> bool {
-        !matches!(self, Effect::Patch { .. })
+        !matches!(self, Effect::Patch { .. } | Effect::UnmapPart { .. })
     }
 
     /// True if the value is what it is after this, LSN included, whatever it was before. Not so
@@ -265,6 +267,8 @@ impl Effect {
                     high: lsn.high.max(old.lsn.high),
                 },
             }],
+            Effect::UnmapPart { .. } if !old.mapped => vec![old.clone()],
+            Effect::UnmapPart { .. } => self.apply_after_crash(old, old, lsn),
             // Deallocating what is not there need not leave a trace.
             Effect::Unmap if !old.mapped => {
                 vec![Value {
@@ -281,6 +285,30 @@ impl Effect {
             }],
             Effect::Restore(values) => values.clone(),
         }
+    }
+
+    /// What the effect makes of what a crash has `left`, if it came when `live` was there.
+    pub(crate) fn apply_after_crash(&self, left: &Value, live: &Value, lsn: Span) -> Vec<Value> {
+        match self {
+            // Zeros were written, whatever is left of what they were written over.
+            &Effect::UnmapPart { start, end } if live.mapped => {
+                let (tag, meta) = (0, 0);
+                let zeros = Effect::Patch {
+                    start,
+                    end,
+                    tag,
+                    meta,
+                };
+                zeros.apply(left, lsn)
+            }
+            Effect::UnmapPart { .. } => vec![left.clone()],
+            _ => self.apply(left, lsn),
+        }
+    }
+
+    /// True if it changes nothing where `live` is.
+    pub(crate) fn leaves_no_trace(&self, live: &Value) -> bool {
+        matches!(self, Effect::UnmapPart { .. }) && !live.mapped
     }
 }
 

@@ -139,8 +139,8 @@ impl Client {
         let mut effects = Vec::new();
         for vblock in extent.blocks() {
             effects.push(match effect_on(extent, vblock, 0, 0) {
-                Effect::Whole { .. } => (vblock, Effect::Unmap),
-                patch => (vblock, patch),
+                Effect::Patch { start, end, .. } => (vblock, Effect::UnmapPart { start, end }),
+                _ => (vblock, Effect::Unmap),
             });
         }
         let range = extent.blocks();
@@ -153,17 +153,34 @@ impl Client {
             extent.offset,
             extent.end()
         );
+        let from = self.model.borrow_mut().begin_read();
         let change = self.begin(what, vec![wide], is_stable(stability), false);
         let engine = self.engine.clone();
         let work = engine.deallocate(handle, extent.offset, extent.len, stability);
         let result = self.patiently(work).await;
         if let Some(result) = &result {
             self.count("deallocate", result);
-            if *result == Err(DvolError::NoSpace) && !self.plan.may_fail() && extent.is_whole() {
-                self.fail("deallocating whole blocks needed space");
+            let is_full = *result == Err(DvolError::NoSpace) && !self.plan.may_fail();
+            if is_full && self.parts_are_holes(key, extent, from) {
+                self.fail("deallocating whole blocks and parts of holes needed space");
             }
         }
+        self.model.borrow_mut().end_read(from);
         self.end(change, result.map(|r| r.map(|()| None)), false, &[]);
+    }
+
+    /// True if no block that the extent has a part of was mapped at any time since `from`.
+    fn parts_are_holes(&self, key: ObjectKey, extent: Extent, from: u64) -> bool {
+        let model = self.model.borrow();
+        let is_hole = |vblock| {
+            let states = model.live(key, vblock, from);
+            states.iter().all(|state| !state.value.mapped)
+        };
+        let is_part = |vblock: &u64| {
+            let effect = effect_on(extent, *vblock, 0, 0);
+            matches!(effect, Effect::Patch { .. })
+        };
+        extent.blocks().filter(is_part).all(is_hole)
     }
 
     pub(crate) async fn write_zeros(&mut self, key: ObjectKey) {

@@ -275,9 +275,19 @@ fn crash_steps(
     let may_be_lost = !op.durable && !op.kept;
     let may_never_have_been = op.outcome != Outcome::Done;
     let may_have_been = op.outcome != Outcome::Failed;
+    if entry.effect.leaves_no_trace(live) {
+        // There is nothing of it that could be lost or found. But when it is durable, so is the hole
+        // that it saw.
+        let left = if op.durable { live } else { &state.value };
+        next.push((state.with(left.clone(), entry), live.clone()));
+        return;
+    }
     for seen in entry.effect.apply(live, entry.lsn) {
         let live_then = if may_have_been { &seen } else { live };
-        for value in entry.effect.apply(&state.value, entry.lsn) {
+        for value in entry
+            .effect
+            .apply_after_crash(&state.value, live, entry.lsn)
+        {
             next.push((state.with(value, entry), live_then.clone()));
         }
         next.push((state.with(seen.clone(), entry), live_then.clone()));
@@ -476,6 +486,67 @@ mod tests {
             5,
             "also before all of them"
         );
+    }
+
+    fn unmap(op: OpId, lsn: u64) -> Entry {
+        Entry {
+            op,
+            effect: Effect::Unmap,
+            lsn: Span::exactly(lsn),
+            closes: false,
+        }
+    }
+
+    fn unmap_part(op: OpId) -> Entry {
+        Entry {
+            op,
+            effect: Effect::UnmapPart { start: 0, end: 8 },
+            lsn: Span { low: 1, high: 9 },
+            closes: false,
+        }
+    }
+
+    /// Content after a crash, and whether it takes space.
+    fn after_crash(ops: &[Op], entries: Vec<Entry>) -> Vec<(Content, bool)> {
+        let states = history(entries).after_crash(ops, false);
+        let mut all: Vec<_> = states
+            .into_iter()
+            .map(|s| (s.value.content, s.value.mapped))
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Whether zeros are written is decided by what is there when they come, not by what a crash
+    /// leaves of that.
+    #[test]
+    fn a_part_is_deallocated_where_something_was_when_it_came() {
+        let full = Content::whole(10);
+        let part = full.patched(0, 8, 0);
+        let none = Content::default();
+        let ops = |durable| {
+            [
+                op(1, Some(2), durable),
+                op(3, Some(4), false),
+                op(5, Some(6), true),
+            ]
+        };
+        // Over a write that may be lost: then zeros are left, and they take space.
+        let over_data = || vec![whole(0, 10, Span::exactly(1)), unmap_part(2)];
+        let found = after_crash(&ops(false), over_data());
+        assert_eq!(found, [(none.clone(), true), (part.clone(), true)]);
+        assert_eq!(after_crash(&ops(true), over_data()), [(part, true)]);
+        // Over a hole: it is durable that this is one.
+        let over_hole = || vec![whole(0, 10, Span::exactly(1)), unmap(1, 2), unmap_part(2)];
+        assert_eq!(
+            after_crash(&ops(true), over_hole()),
+            [(none.clone(), false)]
+        );
+        let mut lost = ops(true);
+        lost[2].durable = false;
+        let found = after_crash(&lost, over_hole());
+        assert_eq!(found, [(none, false), (full, true)]);
     }
 
     #[test]

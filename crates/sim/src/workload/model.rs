@@ -113,6 +113,14 @@ pub(crate) struct Part {
     pub(crate) lsn_before: u64,
 }
 
+impl Part {
+    /// True if it changes nothing where nothing is mapped.
+    pub(crate) fn may_leave_no_trace(&self) -> bool {
+        let of_parts = |(_, effect): &(u64, Effect)| matches!(effect, Effect::UnmapPart { .. });
+        !self.effects.is_empty() && self.effects.iter().all(of_parts)
+    }
+}
+
 /// How a change was answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
@@ -496,7 +504,7 @@ impl Model {
             return;
         }
         let object = &mut self.objects[part.object];
-        let exact = lsn.low == lsn.high;
+        let exact = lsn.low == lsn.high && !part.may_leave_no_trace();
         if exact && (lsn.low <= part.lsn_before || !object.lsns.insert(lsn.low)) {
             let (name, before) = (object.name.now.clone(), part.lsn_before);
             let what = self.ops[number].what.clone();

@@ -320,7 +320,7 @@ impl Model {
                 return;
             };
             mapped += u64::from(value.mapped);
-            parts += u64::from(value.mapped && value.content.is_part_of_nothing());
+            parts += u64::from(value.mapped && value.content.may_be_part_of_nothing());
         }
         let fits = |bytes: u64| (mapped - parts..=mapped).contains(&(bytes / BLOCK_SIZE));
         let found = restart.mapped_bytes.get(&key).copied();

@@ -1,0 +1,192 @@
+//! Deallocating, and writing zeros.
+//!
+//! Whole blocks are given back by a record without data, in units of up to [`UNMAP_PART_BLOCKS`]. Parts of
+//! blocks come after that, so that what was given back is there for them: where nothing is mapped
+//! there is nothing to do, elsewhere zeros are written, which takes space.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+use flagstone_types::{BLOCK_SIZE, Slot, VBlock};
+use smallvec::{SmallVec, smallvec};
+
+use super::error::DvolError;
+use super::info::Handle;
+use super::{Engine, Inner, Stability};
+use crate::format::record::Record;
+use crate::planted::{Bug, planted};
+
+/// Mapped blocks that one deallocation unit removes at most; larger ranges are done in parts, so
+/// that neither a record's effects nor a checkpoint grow without limit.
+const UNMAP_PART_BLOCKS: u64 = 64 << 10;
+
+impl<P: Platform> Engine<P> {
+    /// Gives the range's space back; it reads as zeros afterwards. A hole stays one, also where the
+    /// range has only a part of the block; a part of a block that is mapped is written as zeros. Not
+    /// one unit: if there is no room for such a part, it stays as it was, and the rest is done all
+    /// the same before `NoSpace` is returned. [decibel 4.1: vol_deallocate]
+    pub async fn deallocate(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let inner = &self.inner;
+        inner.check_change(handle, offset_bytes, len_bytes)?;
+        let end = offset_bytes + len_bytes;
+        let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE);
+        let end_whole = end - end % BLOCK_SIZE;
+        if (first_whole, end_whole) == (offset_bytes, end) {
+            return inner
+                .unmap_bytes(handle, offset_bytes..end, stability)
+                .await;
+        }
+        let done = if first_whole > end_whole {
+            // Within one block.
+            inner.clear_part(handle, offset_bytes..end).await
+        } else {
+            let whole = first_whole..end_whole;
+            inner
+                .unmap_bytes(handle, whole, Stability::Unstable)
+                .await?;
+            let head = inner.clear_part(handle, offset_bytes..first_whole).await;
+            let tail = inner.clear_part(handle, end_whole..end).await;
+            head.and(tail)
+        };
+        // Also what was done beside a part that there was no room for. And what made a block a hole
+        // may not be on stable media yet.
+        if stability == Stability::Stable {
+            self.flush().await?;
+        }
+        done
+    }
+
+    /// Writes zeros that take space, so that later writes to them can't run out of it.
+    pub async fn write_zeros(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        self.inner.check_change(handle, offset_bytes, len_bytes)?;
+        let mut at = offset_bytes;
+        let end = offset_bytes + len_bytes;
+        let step_max = flagstone_platform::BufferPool::ZEROS_BYTES as u64;
+        while at < end {
+            let step = (end - at).min(step_max);
+            let zeros = self.inner.platform.buffers().zeros(step as usize);
+            self.write(handle, at, zeros, Stability::Unstable).await?;
+            at += step;
+        }
+        match stability {
+            Stability::Stable => self.flush().await,
+            Stability::Unstable => Ok(()),
+        }
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Makes a part of one block zero. A hole stays one: it takes no space.
+    async fn clear_part(
+        self: &Rc<Self>,
+        handle: Handle,
+        bytes: Range<u64>,
+    ) -> Result<(), DvolError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let first = VBlock::containing(bytes.start);
+        let block = first..VBlock(first.0 + 1);
+        // Alone before it looks: while a write waits for others, they may make a hole of the block,
+        // and zeros would take its place.
+        let lock = self
+            .range_locks(handle.slot)
+            .take(block.clone(), !planted(Bug::PartsNotLocked))
+            .await;
+        let work = async {
+            let len = bytes.end - bytes.start;
+            self.check_change(handle, bytes.start, len)?;
+            if !self.has_mapped(handle.slot, block.clone()).await? {
+                return Ok(());
+            }
+            let zeros = self.platform.buffers().zeros(len as usize);
+            let write = self.write_held(handle, block, bytes.start, zeros, 0, Stability::Unstable);
+            write.await.map(|_| ())
+        };
+        self.held(smallvec![(handle.slot, lock)], work).await
+    }
+
+    /// Deallocates whole blocks, given in bytes.
+    async fn unmap_bytes(
+        self: &Rc<Self>,
+        handle: Handle,
+        bytes: Range<u64>,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let range = VBlock(bytes.start / BLOCK_SIZE)..VBlock(bytes.end / BLOCK_SIZE);
+        let lock = self
+            .range_locks(handle.slot)
+            .take(range.clone(), false)
+            .await;
+        let work = self.unmap(handle, range, stability);
+        self.held(smallvec![(handle.slot, lock)], work).await
+    }
+
+    /// Deallocates whole blocks, in parts.
+    pub(super) async fn unmap(
+        self: &Rc<Self>,
+        handle: Handle,
+        range: Range<VBlock>,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
+        let mut from = range.start;
+        while from < range.end {
+            let end = self.unmap_part_end(handle.slot, from..range.end).await?;
+            self.load_range(handle.slot, from..end).await?;
+            self.check_running()?;
+            let lsn = self.take_lsn(handle)?;
+            let ranges = vec![(from, end.0 - from.0)];
+            let mut records = SmallVec::new();
+            records.push(Record::Unmap {
+                slot: handle.slot,
+                lsn,
+                ranges,
+            });
+            // Only the last part has to wait: a flush covers those before it.
+            let last = end == range.end;
+            let stable = last && stability == Stability::Stable;
+            let slots = SmallVec::from_slice(&[handle.slot]);
+            let submitted = self.submit(records, slots, stable, Vec::new())?;
+            submitted.answer.await.unwrap_or(Err(DvolError::Fenced))?;
+            from = end;
+        }
+        Ok(())
+    }
+
+    /// The end of the next part: at most [`UNMAP_PART_BLOCKS`] mapped blocks.
+    async fn unmap_part_end(&self, slot: Slot, range: Range<VBlock>) -> Result<VBlock, DvolError> {
+        let mut entries = Vec::new();
+        loop {
+            let _pass = self.gate.enter();
+            let missing = {
+                let state = self.state.borrow();
+                let Some(found) = state.slot(slot) else {
+                    return Err(DvolError::NotFound);
+                };
+                entries.clear();
+                let limit = UNMAP_PART_BLOCKS as usize;
+                match found.map.lookup(range.clone(), limit, &mut entries) {
+                    Ok(()) if entries.len() < limit => return Ok(range.end),
+                    Ok(()) => break,
+                    Err(missing) => missing,
+                }
+            };
+            self.load_node(&missing).await?;
+        }
+        let last = entries.last().map_or(range.end, |e| e.key.vblock());
+        Ok(VBlock(last.0.max(range.start.0 + 1)).min(range.end))
+    }
+}
