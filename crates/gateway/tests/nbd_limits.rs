@@ -118,6 +118,42 @@ fn payload_in_flight_is_bounded_for_each_and_for_all() {
     });
 }
 
+/// What is shared is more than one connection may take of it: the rest is for others.
+#[test]
+fn no_connection_takes_everything_that_is_shared() {
+    let limits = NbdLimits {
+        own_payload_bytes: 16 << 10,
+        payload_bytes_max: 0,
+        shared_payload_bytes: 64 << 20,
+        ..NbdLimits::default()
+    };
+    let stage = Stage::with_limits(4, limits);
+    let streams = [(); 2].map(|()| stage.connect(Link::default()).0);
+    let volume = stage.volume.clone();
+    stage.world.run(async move {
+        let mut clients = Vec::new();
+        for stream in streams {
+            let client = Client::attach(stream, Mode::Structured, "disk", &[]);
+            clients.push(client.await.expect("attached"));
+        }
+        volume.memory.held.set(true);
+        for (running, client) in [4, 8].into_iter().zip(&mut clients) {
+            for _ in 0..8 {
+                client.submit(READ, 0, 0, 8 << 20).await;
+            }
+            volume.world.sleep_ns(1_000_000).await;
+            assert_eq!(volume.memory.running.get(), running, "32 MiB for each");
+        }
+        volume.release();
+        for client in &mut clients {
+            for _ in 0..8 {
+                let answer = client.answer().await.expect("an answer");
+                assert_eq!(answer.data.len(), 8 << 20);
+            }
+        }
+    });
+}
+
 /// Somebody holds everything that is shared, for as long as it likes. A client that waited for some
 /// of that did not get back to what it has for itself.
 #[test]

@@ -6,7 +6,7 @@ use flagstone_gateway::nbd::{CloseReason, Command, NbdLimits, NbdServer, Outcome
 use flagstone_gateway::volume::{Stability, VolumeError};
 use flagstone_platform::{IoBuf, Platform, Stream};
 use support::client::*;
-use support::memory::{BLOCK, Call, MemoryVolume};
+use support::memory::{BLOCK, Call, MemoryDirectory, MemoryVolume};
 use support::stage::{SIZE, Server, Stage};
 use support::stream::Link;
 
@@ -56,6 +56,20 @@ fn reads_return_what_was_written() {
             assert!(whole.data == volume.memory.bytes.borrow()[..65536]);
             let hole = client.call(READ, DF, 65536, 65536).await;
             assert_eq!((hole.content_chunks, hole.hole_bytes), (1, 65536));
+        }
+    });
+}
+
+/// [nbd "Structured reply types"] no chunk of a read is empty.
+#[test]
+fn nothing_is_sent_for_an_empty_piece() {
+    in_each_mode(|mut client, volume| async move {
+        assert_eq!(client.write(0, 4096, &[7; 8192]).await.result, Ok(()));
+        volume.memory.empty.set(true);
+        let answer = client.call(READ, 0, 4096, 8192).await;
+        assert_eq!(answer.data, [7; 8192]);
+        if client.mode != Mode::Simple {
+            assert_eq!((answer.content_chunks, answer.hole_bytes), (1, 0));
         }
     });
 }
@@ -274,7 +288,9 @@ fn block_status() {
                 .await
                 .expect("listed");
             assert_eq!(wild.len(), 1);
+            // A wildcard selects nothing.
             let all = [
+                "base:",
                 "flagstone:",
                 "flagstone:changed:mon",
                 "flagstone:changed:tue",
@@ -294,6 +310,12 @@ fn block_status() {
             assert_eq!(
                 (&answer.status[&1][..], &answer.status[&2][..]),
                 (&[(100, 0)][..], &[(100, 0)][..])
+            );
+            let answer = client.call(STATUS, REQ_ONE, 0, SIZE).await;
+            assert_eq!(
+                (&answer.status[&1][..], &answer.status[&2][..]),
+                (&[(8192, 0)][..], &[(4096, 3)][..]),
+                "one extent of each, however many there are"
             );
 
             volume
@@ -506,6 +528,41 @@ fn a_connection_moves_to_the_core_of_its_volume() {
         assert_eq!(here.counters().connections_handed_over, 1);
         assert_eq!(there.counters().connections_handed_over, 1);
         here.stopped().await;
+    });
+}
+
+/// Two cores that each think the volume is with the other one don't send its client to and fro for ever.
+#[test]
+fn a_connection_does_not_move_for_ever() {
+    let stage = Stage::new(1);
+    let volume = MemoryVolume::new(&stage.world, 1 << 20);
+    let servers = [0, 1].map(|core| {
+        let directory = MemoryDirectory::new();
+        directory.add("restless", 1 - core, &volume);
+        let limits = NbdLimits::default();
+        NbdServer::new(stage.world.clone(), directory.on_core(core), limits)
+    });
+    let (near, far) = Link::default().connect();
+    stage.world.clone().spawn(async move {
+        let mut outcome = servers[0].serve_connection(far).await;
+        for _ in 0..20 {
+            let Outcome::HandOver {
+                core,
+                stream,
+                session,
+            } = outcome
+            else {
+                return;
+            };
+            outcome = servers[core].resume_connection(stream, session).await;
+        }
+        panic!("it moved twenty times");
+    });
+    stage.world.clone().run(async move {
+        let mut client = Client::greet(near).await.expect("greeted");
+        let refused = client.option(6, &go_data("restless")).await;
+        assert!(refused.is_err(), "not available at the moment");
+        client.stream.shutdown();
     });
 }
 

@@ -720,4 +720,29 @@ mod tests {
         }
         runtime.stop();
     }
+
+    /// A connection that was accepted for somebody who no longer waits is closed, not forgotten.
+    #[test]
+    fn a_connection_that_nobody_waits_for_is_closed() {
+        use std::io::Read;
+        use std::os::fd::IntoRawFd;
+        use std::os::unix::net::UnixStream;
+        let config = RuntimeConfig {
+            pin: false,
+            ..Default::default()
+        };
+        let work = |platform: UringPlatform| async move {
+            let (accepted, mut peer) = UnixStream::pair().unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+            let flight = Flight {
+                owned: Owned::Nothing,
+                held: crate::op::Held::Event(platform.core.shared.event()),
+                unclaimed: Unclaimed::CloseAccepted,
+            };
+            platform.core.dispose(flight, accepted.into_raw_fd());
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0, "its end is closed");
+        };
+        crate::runtime::block_on(&config, work).unwrap();
+    }
 }

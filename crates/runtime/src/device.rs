@@ -527,6 +527,14 @@ mod tests {
     use crate::config::RuntimeConfig;
     use crate::runtime::Runtime;
 
+    #[test]
+    fn what_passes_is_tried_again_and_nothing_else() {
+        assert!(is_passing(-libc::EINTR) && is_passing(-libc::EAGAIN));
+        for result in [0, 4096, -libc::EIO, -libc::ENOSPC, -libc::ECANCELED] {
+            assert!(!is_passing(result), "{result}");
+        }
+    }
+
     /// What such a device still uses is neither freed nor waited for endlessly.
     #[test]
     fn a_core_stops_although_a_device_hangs() {

@@ -619,4 +619,20 @@ mod tests {
         assert_eq!(place, Place { buf: 5, sent: 0 });
         place.skip(&bufs, 0);
     }
+
+    #[test]
+    fn a_send_that_was_put_off_is_tried_again_but_not_for_ever() {
+        let mut retries = 0;
+        for error in [libc::EINTR, libc::EAGAIN].repeat(RETRIES_MAX as usize / 2) {
+            assert_eq!(sent(-error, &mut retries).unwrap(), 0);
+        }
+        let given_up = sent(-libc::EAGAIN, &mut retries).unwrap_err();
+        assert_eq!(given_up.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(sent(7, &mut retries).unwrap(), 7);
+        assert_eq!(retries, 0, "from the start again");
+        let closed = sent(-libc::EPIPE, &mut retries).unwrap_err();
+        assert_eq!(closed.kind(), io::ErrorKind::BrokenPipe);
+        let nothing = sent(0, &mut retries).unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::WriteZero);
+    }
 }

@@ -656,4 +656,37 @@ mod tests {
         message.describe(3, 0, 5000);
         assert_eq!(lens(&message).len(), MESSAGE_BUFS_MAX);
     }
+
+    /// A future can move to another task while it waits.
+    #[test]
+    fn the_last_to_poll_is_woken() {
+        struct Nobody;
+        impl std::task::Wake for Nobody {
+            fn wake(self: Arc<Self>) {}
+        }
+        let [first, last] = [(); 2].map(|()| Waker::from(Arc::new(Nobody)));
+        let ops = Ops::default();
+        let key = ops.insert(flight(IoBuf::zeroed(1)), true);
+        assert!(ops.poll(key, &first).is_none());
+        assert!(ops.poll(key, &last).is_none());
+        let Completion::Claimed(Some(woken)) = ops.complete(key, 0) else {
+            panic!("somebody waits");
+        };
+        assert!(woken.will_wake(&last) && !woken.will_wake(&first));
+        ops.poll(key, &last).unwrap();
+    }
+
+    #[test]
+    fn only_what_lies_within_the_registered_memory_is_used_as_such() {
+        let memory = [0u8; 100];
+        let start = memory.as_ptr().addr();
+        let registered = start + 10..start + 50;
+        assert!(lies_within(&memory[10..50], &registered));
+        assert!(lies_within(&memory[20..30], &registered));
+        assert!(!lies_within(&memory[9..50], &registered));
+        assert!(!lies_within(&memory[10..51], &registered));
+        assert!(!lies_within(&memory[40..60], &registered));
+        assert!(!lies_within(&memory[60..70], &registered));
+        assert!(!lies_within(&memory[10..50], &(0..0)), "nothing is");
+    }
 }

@@ -360,3 +360,44 @@ impl Ring {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    extern "C" fn do_nothing(_signal: i32) {}
+
+    /// Somebody attaches a debugger, say, while the core waits.
+    #[test]
+    fn a_signal_is_no_failure() {
+        // SAFETY: all zeros is a valid value of this C structure.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = do_nothing as *const () as usize;
+        // SAFETY: the handler does nothing, and nobody else in this process uses this signal.
+        let set = unsafe { libc::sigaction(libc::SIGUSR2, &action, ptr::null_mut()) };
+        assert_eq!(set, 0);
+        // SAFETY: asks for a number.
+        let waiting = unsafe { libc::pthread_self() };
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = is_over.clone();
+        let sender = thread::Builder::new().spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                // SAFETY: the thread lives until this one has ended.
+                unsafe { libc::pthread_kill(waiting, libc::SIGUSR2) };
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let pool = BufferPool::with_arena(0);
+        let driver = Driver::new(8, &KernelUse::default(), &pool).expect("there is a ring");
+        let results: Vec<_> = (0..50)
+            .map(|_| driver.enter(Patience::Ns(5_000_000), &Counters::default()))
+            .collect();
+        is_over.store(true, Ordering::Relaxed);
+        sender.unwrap().join().unwrap();
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    }
+}

@@ -392,6 +392,36 @@ fn too_many_contexts_are_not_listed() {
     }
 }
 
+#[test]
+fn too_many_contexts_are_not_selected() {
+    for (count, selected) in [(CONTEXTS_MAX, CONTEXTS_MAX), (CONTEXTS_MAX + 1, 0)] {
+        let mut client = Client::new(FIXED);
+        client.option(option::STRUCTURED_REPLY, b"");
+        let asked = message(
+            option::SET_META_CONTEXT,
+            &meta_data("disk", &["base:allocation"]),
+        );
+        client.machine.handle_bytes(&asked);
+        assert!(matches!(client.machine.poll_output(), Output::Ask(_)));
+        let named = |index| NamedContext {
+            name: format!("flagstone:changed:{index}"),
+            kind: ContextKind::ChangedSince(flagstone_types::Lsn::ZERO),
+        };
+        client.machine.handle_contexts(Ok(FoundContexts {
+            export: "disk".to_owned(),
+            contexts: (0..count).map(named).collect(),
+        }));
+        let replies = parse_replies(&client.exchange(b""));
+        let kind = match selected {
+            0 => option_reply::ERR_TOO_BIG,
+            _ => option_reply::META_CONTEXT,
+        };
+        assert_eq!(replies[0].kind, kind);
+        client.option(option::GO, &go_data("disk", &[]));
+        assert_eq!(client.agreement().contexts.len(), selected);
+    }
+}
+
 // [nbd "NOTLS mode"] test
 #[test]
 fn tls_and_unknown_options_are_refused_politely() {

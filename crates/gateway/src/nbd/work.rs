@@ -327,3 +327,26 @@ pub(crate) fn payload_buffer<P: Platform>(
     let end = start + len_bytes as usize;
     (platform.buffers().take(end).narrow(start..end), start)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clipped(lens: &[u64], len_bytes: u64, extents_max: usize) -> Vec<u64> {
+        let extents = lens.iter().map(|&len_bytes| StatusExtent {
+            len_bytes,
+            flags: 0,
+        });
+        let clipped = clip(extents.collect(), len_bytes, extents_max);
+        clipped.into_iter().map(|extent| extent.len_bytes).collect()
+    }
+
+    #[test]
+    fn extents_stay_within_what_was_asked_for() {
+        assert_eq!(clipped(&[10, 20, 30], 60, 9), [10, 20, 30]);
+        assert_eq!(clipped(&[10, 20, 30], 25, 9), [10, 15]);
+        assert_eq!(clipped(&[10, 0, 30], 60, 9), [10, 30], "none is empty");
+        assert_eq!(clipped(&[10, 20, u64::MAX], 60, 9), [10, 20, 30]);
+        assert_eq!(clipped(&[10, 20, 30], 60, 1), [10]);
+    }
+}

@@ -53,6 +53,8 @@ pub struct Memory {
     pub running_max: Cell<u32>,
     /// Data is cut into pieces at random places.
     pub fragment: Cell<bool>,
+    /// Empty pieces lie between the others.
+    pub empty: Cell<bool>,
     /// Reads leave out their last byte: a broken volume.
     pub short: Cell<bool>,
 }
@@ -93,6 +95,7 @@ impl MemoryVolume {
                 running: Cell::new(0),
                 running_max: Cell::new(0),
                 fragment: Cell::new(false),
+                empty: Cell::new(false),
                 short: Cell::new(false),
             }),
         }
@@ -223,6 +226,9 @@ impl Volume for MemoryVolume {
             let block = at / BLOCK;
             if self.memory.corrupt.borrow().contains(&block) {
                 return Err(VolumeError::Corrupt);
+            }
+            if self.memory.empty.get() {
+                payload.push(Piece::Zeros(0));
             }
             let mut next = ((block + 1) * BLOCK).min(end);
             if self.memory.allocated.borrow()[block as usize] {

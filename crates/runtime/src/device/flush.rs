@@ -181,6 +181,30 @@ mod tests {
         (0..times).for_each(|_| device.file.pace.note(ns));
     }
 
+    /// A flush that fails is reported, and never made again: it would succeed.
+    #[test]
+    fn a_failed_flush_is_made_once_and_reported() {
+        with_device("fails", |_, mut device| async move {
+            // No file that can be flushed.
+            let event = crate::sys::eventfd().unwrap();
+            let file = std::rc::Rc::get_mut(&mut device.file).expect("nobody else has it");
+            file.file = std::sync::Arc::new(event.into());
+            for (method, who) in [
+                (FlushMethod::Blocking, OWN),
+                (FlushMethod::HelperThread, HELPED),
+            ] {
+                let file = std::rc::Rc::get_mut(&mut device.file).expect("nobody else has it");
+                file.options.flush = method;
+                let before = flushes(&device.core);
+                let failed = device.flush().await.unwrap_err();
+                assert_eq!(failed.kind(), io::ErrorKind::InvalidInput, "{method:?}");
+                let after = flushes(&device.core);
+                let made: [u64; 3] = std::array::from_fn(|who| after[who] - before[who]);
+                assert_eq!(made, who, "{method:?}");
+            }
+        });
+    }
+
     // What `docs/decisions/2026-11-21-flush-and-spin.md` says of `FlushMethod::Adaptive`: this test
     // and the next.
     #[test]
