@@ -363,8 +363,7 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{self, RecvTimeoutError};
     use std::thread;
 
     use super::*;
@@ -382,13 +381,12 @@ mod tests {
         assert_eq!(set, 0);
         // SAFETY: asks for a number.
         let waiting = unsafe { libc::pthread_self() };
-        let is_over = Arc::new(AtomicBool::new(false));
-        let over = is_over.clone();
+        let (end, until) = mpsc::channel::<()>();
         let sender = thread::Builder::new().spawn(move || {
-            while !over.load(Ordering::Relaxed) {
+            let pause = Duration::from_millis(1);
+            while until.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                 // SAFETY: the thread lives until this one has ended.
                 unsafe { libc::pthread_kill(waiting, libc::SIGUSR2) };
-                thread::sleep(Duration::from_millis(1));
             }
         });
         let pool = BufferPool::with_arena(0);
@@ -396,7 +394,7 @@ mod tests {
         let results: Vec<_> = (0..50)
             .map(|_| driver.enter(Patience::Ns(5_000_000), &Counters::default()))
             .collect();
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         sender.unwrap().join().unwrap();
         assert!(results.iter().all(Result::is_ok), "{results:?}");
     }
