@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
-use flagstone_types::ChainHash;
+use flagstone_device::offline::{BlockBytes, ReadBlocks};
+use flagstone_types::{BLOCK_SIZE, BlockNo, ChainHash};
 
 use crate::rng::{Rng, split_mix};
 
@@ -64,7 +65,30 @@ pub struct DiskImage {
     stored_pages: u64,
 }
 
+/// An image as the offline tools want it: so many blocks.
+pub struct ImageBlocks<'a> {
+    image: &'a DiskImage,
+    count: u64,
+}
+
+impl ReadBlocks for ImageBlocks<'_> {
+    fn block_count(&self) -> u64 {
+        self.count
+    }
+
+    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> io::Result<()> {
+        self.image.read(block.offset_bytes(), into);
+        Ok(())
+    }
+}
+
 impl DiskImage {
+    /// What the offline tools see of a disk of this size that holds the image.
+    pub fn blocks(&self, size_bytes: u64) -> ImageBlocks<'_> {
+        let count = size_bytes / BLOCK_SIZE;
+        ImageBlocks { image: self, count }
+    }
+
     /// An image on which nothing was written yet.
     pub fn new(fill: Fill) -> DiskImage {
         DiskImage {

@@ -62,7 +62,7 @@ pub use disk::{DiskConfig, DiskSnapshot, IoCounts, Latency, SimDisk};
 pub use fault::{
     BrokenFaults, DiscardMix, Fault, FaultConfig, FaultRecord, Injection, IoKind, WriteErrorLeaves,
 };
-pub use image::{DiskImage, Fill, PAGE_BYTES, SECTOR_BYTES};
+pub use image::{DiskImage, Fill, ImageBlocks, PAGE_BYTES, SECTOR_BYTES};
 pub use network::{NetworkConfig, SimListener, SimNetwork, SimStream};
 pub use platform::SimPlatform;
 pub use rng::Rng;

@@ -11,8 +11,8 @@ use flagstone_device::engine::{
 use flagstone_device::format::record::Record;
 use flagstone_device::format::root::Root;
 use flagstone_device::format::superblock::Superblock;
+use flagstone_device::offline::Image;
 use flagstone_device::offline::verify::{Kind, Options, Report, Severity, verify};
-use flagstone_device::offline::{BlockBytes, Image, ReadBlocks};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, DiskImage, Fault, Fill, Injection, SimDisk, SimPlatform, World};
 use flagstone_types::{BlockNo, SegmentNo};
@@ -21,23 +21,9 @@ use support::{Builder, Rng, records, script};
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 
-/// A disk's content as the offline tools see it.
-struct Source<'a>(&'a DiskImage, u64);
-
-impl ReadBlocks for Source<'_> {
-    fn block_count(&self) -> u64 {
-        self.1
-    }
-
-    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> std::io::Result<()> {
-        self.0.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 fn check(disk: &SimDisk) -> Report {
     let image = disk.visible_image();
-    let source = Source(&image, disk.size_bytes() / BLOCK);
+    let source = image.blocks(disk.size_bytes());
     verify(source, Options::default(), &mut |_, _| {})
 }
 
@@ -184,7 +170,7 @@ fn ring_come_round() -> SimDisk {
 
 fn newest_root(disk: &SimDisk) -> (BlockNo, Root) {
     let image = disk.visible_image();
-    let opened = Image::open(Source(&image, disk.size_bytes() / BLOCK)).expect("a device");
+    let opened = Image::open(image.blocks(disk.size_bytes())).expect("a device");
     let roots = opened.roots(0);
     let slot = roots.current_slot().expect("a root");
     let root = roots.current().expect("a root").clone();
@@ -362,7 +348,7 @@ fn a_large_group_tells_of_a_lost_one() {
 /// Where the newest data of a dvol's block lies.
 fn newest_data(disk: &SimDisk) -> BlockNo {
     let image = disk.visible_image();
-    let opened = Image::open(Source(&image, disk.size_bytes() / BLOCK)).expect("a device");
+    let opened = Image::open(image.blocks(disk.size_bytes())).expect("a device");
     let roots = opened.roots(0);
     let ring =
         flagstone_device::offline::ring::Ring::scan(&opened, roots.current().expect("a root"));
@@ -481,7 +467,7 @@ fn a_damaged_bitmap_costs_space_and_nothing_else() {
 /// Spoils the current bitmaps of the first segments that have one.
 fn damage_bitmaps(disk: &SimDisk, count: usize) {
     let image = disk.visible_image();
-    let opened = Image::open(Source(&image, disk.size_bytes() / BLOCK)).expect("a device");
+    let opened = Image::open(image.blocks(disk.size_bytes())).expect("a device");
     let geometry = opened.geometry.clone();
     for segment in 0..count as u32 {
         for slot in geometry.bitmap_slots(SegmentNo(segment)) {
@@ -514,7 +500,7 @@ fn a_bitmap_that_cannot_be_read_is_tried_again() {
         engine.stop().await.expect("stops");
     });
     let image = disk.visible_image();
-    let opened = Image::open(Source(&image, disk.size_bytes() / BLOCK)).expect("a device");
+    let opened = Image::open(image.blocks(disk.size_bytes())).expect("a device");
     let mut tried = 0;
     for segment in 0..3 {
         let disk = disk.fork();

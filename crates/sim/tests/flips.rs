@@ -9,10 +9,8 @@ use flagstone_device::engine::{
     Stability, format_device,
 };
 use flagstone_device::offline::verify::{Kind, Options, Report, verify};
-use flagstone_device::offline::{BlockBytes, ReadBlocks};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, DiskImage, Rng, SimDisk, SimPlatform, World};
-use flagstone_types::BlockNo;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -21,21 +19,12 @@ const JOURNALS: u16 = 2;
 /// Blocks of a volume that are used.
 const SPACE: u64 = 200;
 
-struct Source<'a>(&'a DiskImage);
-
-impl ReadBlocks for Source<'_> {
-    fn block_count(&self) -> u64 {
-        DEVICE_BYTES / BLOCK
-    }
-
-    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> std::io::Result<()> {
-        self.0.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 fn check(image: &DiskImage) -> Report {
-    verify(Source(image), Options::default(), &mut |_, _| {})
+    verify(
+        image.blocks(DEVICE_BYTES),
+        Options::default(),
+        &mut |_, _| {},
+    )
 }
 
 fn run<T: 'static, F: Future<Output = T> + 'static>(

@@ -6,10 +6,9 @@ use flagstone_device::engine::{
     Piece, Stability, format_device,
 };
 use flagstone_device::offline::verify::{Options, verify};
-use flagstone_device::offline::{BlockBytes, ReadBlocks};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, DiskImage, Rng, SimDisk, SimPlatform, World};
-use flagstone_types::{BlockNo, Lsn};
+use flagstone_types::Lsn;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -18,22 +17,13 @@ const DEVICE_BYTES: u64 = 160 * MIB;
 /// Every block that the tests touch lies in the first bytes of the dvol.
 const DVOL_BYTES: u64 = 1 << 32;
 
-struct Source<'a>(&'a DiskImage);
-
-impl ReadBlocks for Source<'_> {
-    fn block_count(&self) -> u64 {
-        DEVICE_BYTES / BLOCK
-    }
-
-    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> std::io::Result<()> {
-        self.0.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 /// The tombstones in an image without faults.
 fn tombstones(image: &DiskImage, what: &str) -> u64 {
-    let report = verify(Source(image), Options { fast: true }, &mut |_, _| {});
+    let report = verify(
+        image.blocks(DEVICE_BYTES),
+        Options { fast: true },
+        &mut |_, _| {},
+    );
     assert!(report.is_clean(), "{what}:\n{}", report.words());
     report.counts.tombstones
 }

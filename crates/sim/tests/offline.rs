@@ -18,22 +18,12 @@ use flagstone_types::BlockNo;
 const MIB: u64 = 1 << 20;
 const DEVICE_BYTES: u64 = 40 * MIB;
 
-/// A disk's content as the offline tools see it.
-struct Image<'a>(&'a DiskImage);
-
-impl ReadBlocks for Image<'_> {
-    fn block_count(&self) -> u64 {
-        DEVICE_BYTES / 4096
-    }
-
-    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> io::Result<()> {
-        self.0.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 fn check(image: &DiskImage) -> Report {
-    verify(Image(image), Options::default(), &mut |_, _| {})
+    verify(
+        image.blocks(DEVICE_BYTES),
+        Options::default(),
+        &mut |_, _| {},
+    )
 }
 
 fn assert_clean(image: &DiskImage, what: &str) -> Report {
@@ -342,7 +332,7 @@ fn live_blocks(image: &DiskImage) -> Vec<u64> {
             if block == self.1 {
                 return Err(io::Error::other("left out"));
             }
-            Image(self.0).read(block, into)
+            self.0.blocks(DEVICE_BYTES).read(block, into)
         }
     }
     let stored: Vec<u64> = image.stored_in(0, DEVICE_BYTES / 4096).collect();
@@ -360,7 +350,8 @@ fn live_blocks(image: &DiskImage) -> Vec<u64> {
 }
 
 fn image_ring(image: &DiskImage) -> std::ops::Range<u64> {
-    let opened = flagstone_device::offline::Image::open(Image(image)).expect("a device");
+    let opened =
+        flagstone_device::offline::Image::open(image.blocks(DEVICE_BYTES)).expect("a device");
     let first = opened.geometry.ring_block(0, 0).0;
     first..first + u64::from(opened.geometry.ring_blocks)
 }

@@ -6,32 +6,21 @@ use flagstone_device::engine::{
     format_device,
 };
 use flagstone_device::offline::verify::{Options, verify};
-use flagstone_device::offline::{BlockBytes, ReadBlocks};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
     DiskConfig, DiskImage, Fault, Injection, IoKind, Rng, SimDisk, SimPlatform, World,
 };
-use flagstone_types::BlockNo;
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 const DEVICE_BYTES: u64 = 800 * MIB;
 
-struct Source<'a>(&'a DiskImage);
-
-impl ReadBlocks for Source<'_> {
-    fn block_count(&self) -> u64 {
-        DEVICE_BYTES / BLOCK
-    }
-
-    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> std::io::Result<()> {
-        self.0.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 fn assert_clean(image: &DiskImage, what: &str) {
-    let report = verify(Source(image), Options { fast: true }, &mut |_, _| {});
+    let report = verify(
+        image.blocks(DEVICE_BYTES),
+        Options { fast: true },
+        &mut |_, _| {},
+    );
     assert!(report.is_clean(), "{what}:\n{}", report.words());
 }
 

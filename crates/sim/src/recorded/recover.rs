@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flagstone_device::engine::{
     DvolInfo, Engine, EngineOptions, Handle, OpenError, Piece, join_all,
 };
-use flagstone_device::offline::{BlockBytes, ReadBlocks, verify};
-use flagstone_types::{BLOCK_SIZE, BlockNo, ChainHash};
+use flagstone_device::offline::verify;
+use flagstone_types::ChainHash;
 
 use super::client_log::ClientLog;
 use super::expected::{Progress, SnapshotProgress};
@@ -74,25 +74,8 @@ pub fn check_image(
     Ok(())
 }
 
-struct Blocks<'a> {
-    image: &'a DiskImage,
-    count: u64,
-}
-
-impl ReadBlocks for Blocks<'_> {
-    fn block_count(&self) -> u64 {
-        self.count
-    }
-
-    fn read(&self, block: BlockNo, into: &mut BlockBytes) -> std::io::Result<()> {
-        self.image.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 fn check_offline(image: &DiskImage, size_bytes: u64) -> Result<(), String> {
-    let count = size_bytes / BLOCK_SIZE;
-    let blocks = Blocks { image, count };
+    let blocks = image.blocks(size_bytes);
     let report = verify::verify(&blocks, verify::Options { fast: false }, &mut |_, _| {});
     match report.is_clean() {
         true => Ok(()),

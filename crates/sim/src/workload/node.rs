@@ -9,10 +9,10 @@ use std::future::Future;
 use std::rc::Rc;
 
 use flagstone_device::engine::{DvolError, Engine, OpenError, format_device};
-use flagstone_device::offline::{ReadBlocks, verify};
+use flagstone_device::offline::verify;
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Awaited, promise};
-use flagstone_types::{BLOCK_SIZE, BlockNo};
+use flagstone_types::BLOCK_SIZE;
 
 use super::client::{Client, Shared, flush_errors};
 use super::history::ObjectKey;
@@ -22,7 +22,6 @@ use super::plan::{FaultClass, Plan};
 use super::query_ops::bytes_of;
 use super::resolve::Restart;
 use crate::disk::SimDisk;
-use crate::image::DiskImage;
 use crate::platform::SimPlatform;
 use crate::rng::Rng;
 use crate::world::{CrashPoint, RunEnd, World};
@@ -271,34 +270,10 @@ fn check_refusal(context: &Context, error: &OpenError) {
     }
 }
 
-/// The blocks of an image, as the offline checker wants them.
-struct Blocks<'a> {
-    image: &'a DiskImage,
-    count: u64,
-}
-
-impl ReadBlocks for Blocks<'_> {
-    fn block_count(&self) -> u64 {
-        self.count
-    }
-
-    fn read(
-        &self,
-        block: BlockNo,
-        into: &mut flagstone_device::offline::BlockBytes,
-    ) -> std::io::Result<()> {
-        self.image.read(block.offset_bytes(), into);
-        Ok(())
-    }
-}
-
 /// What `flagstone verify` says about the disk as it is now. An error if it is not well.
-pub(crate) fn verify_image(plan: &Plan, disk: &SimDisk) -> Result<verify::Report, String> {
+pub(crate) fn verify_image(disk: &SimDisk) -> Result<verify::Report, String> {
     let image = disk.visible_image();
-    let blocks = Blocks {
-        image: &image,
-        count: plan.device_blocks(),
-    };
+    let blocks = image.blocks(disk.size_bytes());
     let report = verify::verify(&blocks, verify::Options { fast: false }, &mut |_, _| {});
     if report.is_clean() {
         Ok(report)
@@ -311,7 +286,7 @@ fn check_image(context: &Context, when: &str) {
     if context.plan.faults == FaultClass::Broken {
         return;
     }
-    if let Err(what) = verify_image(&context.plan, &context.disk) {
+    if let Err(what) = verify_image(&context.disk) {
         context
             .model
             .borrow_mut()
@@ -510,7 +485,7 @@ async fn clear(context: &Context, engines: &Engines) {
     if context.plan.faults == FaultClass::Broken {
         return;
     }
-    match verify_image(&context.plan, &context.disk) {
+    match verify_image(&context.disk) {
         Err(what) => {
             let what = format!("after deleting everything the check of the device finds:\n{what}");
             context.model.borrow_mut().fail(what);

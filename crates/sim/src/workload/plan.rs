@@ -5,7 +5,6 @@
 use std::ops::RangeInclusive;
 
 use flagstone_device::engine::{EngineOptions, FormatOptions};
-use flagstone_types::BLOCK_SIZE;
 use flagstone_types::unit::SEGMENT_SIZE;
 
 use super::scenes::Scene;
@@ -190,11 +189,6 @@ impl Plan {
             trace_events_kept: 0,
             ..WorldConfig::new(seed).cores(self.cores)
         }
-    }
-
-    /// Blocks of the device.
-    pub fn device_blocks(&self) -> u64 {
-        self.device_bytes / BLOCK_SIZE
     }
 }
 

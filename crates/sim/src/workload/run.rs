@@ -63,7 +63,7 @@ pub fn run(plan: Plan) -> Report {
         model.borrow_mut().count(format!("life ended: {ended:?}"));
         end(&disk, &model, ended, &mut after);
         if plan.faults != FaultClass::Broken
-            && let Err(what) = verify_image(&plan, &disk)
+            && let Err(what) = verify_image(&disk)
         {
             let what = format!("after {ended:?} the check of the device finds:\n{what}");
             model.borrow_mut().fail(what);

@@ -195,9 +195,9 @@ impl Stage {
     }
 
     /// Ends the life and looks at the disk. False if something is wrong with it.
-    fn end(&self, plan: &Plan, ended: Ended, rng: &mut Rng) -> bool {
+    fn end(&self, ended: Ended, rng: &mut Rng) -> bool {
         end(&self.disk, &self.model, ended, rng);
-        if let Err(what) = verify_image(plan, &self.disk) {
+        if let Err(what) = verify_image(&self.disk) {
             let what = format!("after {ended:?} the check of the device finds:\n{what}");
             self.model.borrow_mut().fail(what);
         }
@@ -207,7 +207,7 @@ impl Stage {
     /// The process was killed, and the next one crashes while it recovers, or soon after. Gives the
     /// hash of that.
     fn recover_in_vain(&self, plan: &Rc<Plan>, rng: &mut Rng) -> u64 {
-        if !self.end(plan, Ended::Killed, rng) {
+        if !self.end(Ended::Killed, rng) {
             return 0;
         }
         let moments = [
@@ -225,7 +225,7 @@ impl Stage {
 
     /// Ends the life, starts the next one and has it do a little. Gives the hash of that.
     fn go_on(&self, plan: &Rc<Plan>, ended: Ended, mut rng: Rng) -> u64 {
-        if self.has_failed() || !self.end(plan, ended, &mut rng) {
+        if self.has_failed() || !self.end(ended, &mut rng) {
             return 0;
         }
         self.live_on(plan, 3, None, Some(aftermath()))
