@@ -9,6 +9,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
 
+use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
 use super::read::gather;
@@ -27,6 +28,11 @@ pub const SIZE_MAX_BYTES: u64 = (1 << 63) - BLOCK_SIZE;
 
 /// Behind the last block that a dvol can have: its address space is larger than its size may be.
 const DVOL_END: VBlock = VBlock(u64::MAX / BLOCK_SIZE);
+
+/// Snapshots that are deleted in one unit, at most; and while the next checkpoint has no room for the
+/// pages of the catalogue that so many may lie in.
+const LAYERS_PER_UNIT: usize = 1000;
+const LAYERS_PER_UNIT_FULL: usize = 16;
 
 /// What a new dvol shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +63,7 @@ impl<P: Platform> Engine<P> {
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
         let promise = Promise::new(reserved_blocks, 0, 0);
         let _pledge = inner.pledge([(NO_SLOT, promise)]).await?;
+        inner.clear_way(NO_SLOT, 1, Purpose::Changing).await?;
         let slot = inner.choose_slots(1)?[0];
         let record = CatalogueRecord {
             reserved_blocks,
@@ -201,6 +208,8 @@ impl<P: Platform> Engine<P> {
         let _pledge = inner
             .pledge_anew(dvols.iter().map(|(h, _)| (*h, *h)))
             .await?;
+        let pages = 2 * dvols.len() as u64;
+        inner.clear_way(NO_SLOT, pages, Purpose::Changing).await?;
         let layer_slots = inner.choose_slots(dvols.len())?;
         let created_ns = inner.platform.wall_clock_ns();
         let mut records = Vec::new();
@@ -247,6 +256,7 @@ impl<P: Platform> Engine<P> {
             (source.slot, promise(again)),
         ];
         let _pledge = inner.pledge(wanted).await?;
+        inner.clear_way(NO_SLOT, 3, Purpose::Changing).await?;
         let size = source_record.size_bytes.max(new.size_bytes);
         let mut records = Vec::new();
         let mut slots = vec![source.slot];
@@ -305,8 +315,6 @@ impl<P: Platform> Engine<P> {
             return Err(DvolError::Invalid);
         }
         let _pledge = inner.pledge_anew([(dvol, to)]).await?;
-        let discard_slot = inner.choose_slots(1)?[0];
-        let head = inner.next_layer(0)?.0;
         let end = VBlock(flagstone_types::unit::VBLOCKS_MAX);
         // Alone on the whole dvol: what is under way ends before, what comes later sees the
         // snapshot.
@@ -314,6 +322,9 @@ impl<P: Platform> Engine<P> {
             .range_locks(dvol.slot)
             .take(VBlock(0)..end, true)
             .await;
+        inner.clear_way(dvol.slot, 3, Purpose::Changing).await?;
+        let discard_slot = inner.choose_slots(1)?[0];
+        let head = inner.next_layer(0)?.0;
         let lsn = inner.take_lsn(dvol)?;
         let slots = vec![dvol.slot, to.slot, discard_slot];
         let (slot, to, size_bytes) = (dvol.slot, to.slot, target.size_bytes);
@@ -354,13 +365,26 @@ impl<P: Platform> Engine<P> {
             .take(VBlock(0)..end, true)
             .await;
         let mut result = Ok(());
-        // A unit fits a group: many snapshots are several units, the dvol itself comes last.
-        for part in layers.chunks(1000) {
+        // A unit fits a group, and a checkpoint has room for its pages of the catalogue: many
+        // snapshots are several units, the dvol itself comes last.
+        let part_max = match inner.is_clear(dvol.slot, LAYERS_PER_UNIT as u64, Purpose::Giving) {
+            true => LAYERS_PER_UNIT,
+            false => LAYERS_PER_UNIT_FULL,
+        };
+        for part in layers.chunks(part_max) {
+            let pages = part.len() as u64;
+            result = result.and(inner.clear_way(dvol.slot, pages, Purpose::Giving).await);
+            if result.is_err() {
+                break;
+            }
             let records = part
                 .iter()
                 .map(|&slot| Record::DeleteLayer { slot })
                 .collect();
-            result = result.and(inner.commit_admin(records, part.to_vec()).await);
+            result = inner.commit_admin(records, part.to_vec()).await;
+        }
+        if result.is_ok() {
+            result = inner.clear_way(dvol.slot, 1, Purpose::Giving).await;
         }
         if result.is_ok() {
             let record = Record::DeleteDvol { slot: dvol.slot };
@@ -383,7 +407,10 @@ impl<P: Platform> Engine<P> {
         }
         inner.closing.borrow_mut().insert(layer.slot);
         let record = Record::DeleteLayer { slot: layer.slot };
-        let result = inner.commit_admin(vec![record], vec![layer.slot]).await;
+        let mut result = inner.clear_way(layer.slot, 1, Purpose::Giving).await;
+        if result.is_ok() {
+            result = inner.commit_admin(vec![record], vec![layer.slot]).await;
+        }
         inner.forget(&[layer.slot]);
         result
     }
@@ -419,6 +446,7 @@ impl<P: Platform> Inner<P> {
         handle: Handle,
         change: impl FnOnce(&mut CatalogueRecord) -> Result<(), DvolError>,
     ) -> Result<(), DvolError> {
+        self.clear_way(handle.slot, 1, Purpose::Giving).await?;
         self.resolve(handle)?;
         let mut record = self.record(handle)?;
         change(&mut record)?;

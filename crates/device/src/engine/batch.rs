@@ -9,10 +9,12 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockNo, Lsn, Slot, VBlock};
 use smallvec::SmallVec;
 
+use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
 use super::locks::RangeLock;
 use super::read::{Pieces, gather};
+use super::segments::NO_SLOT;
 use super::spacing::Over;
 use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_blocks, map_record_bytes};
 use super::{Engine, Inner, Stability};
@@ -371,8 +373,13 @@ impl<P: Platform> Inner<P> {
                 }
             }
         }
-        // All of them are there, or the blocks go back: one may have been deleted meanwhile.
-        if let Some(error) = prepared.iter().find_map(|p| self.resolve(p.handle).err()) {
+        // The next checkpoint has room for what all of them may make dirty, and all of them are there,
+        // or the blocks go back: one may have been deleted meanwhile.
+        let cleared = self.clear_way_for(&prepared).await;
+        if let Some(error) = cleared
+            .err()
+            .or_else(|| prepared.iter().find_map(|p| self.resolve(p.handle).err()))
+        {
             self.return_blocks(runs_of.iter().flatten().flat_map(|run| run.blocks()));
             return Err(error);
         }
@@ -425,6 +432,20 @@ impl<P: Platform> Inner<P> {
         };
         self.finish_submitted(submitted, writes).await?;
         Ok(lsns)
+    }
+
+    async fn clear_way_for(self: &Rc<Self>, parts: &[Prepared]) -> Result<(), DvolError> {
+        let due = |part: &Prepared| match part.data {
+            Some(_) => self.nodes_due(part.handle.slot, part.count),
+            None => self.nodes_due_unmapping(part.handle.slot),
+        };
+        let more = parts.iter().map(|part| due(part) + 1).sum();
+        let purpose = match parts.iter().any(|part| part.data.is_some()) {
+            true => Purpose::Writing,
+            false => Purpose::Changing,
+        };
+        let slot = parts.first().map_or(NO_SLOT, |part| part.handle.slot);
+        self.clear_way(slot, more, purpose).await
     }
 
     /// Checks the changes and widens parts of blocks to whole ones.

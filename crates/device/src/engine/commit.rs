@@ -120,7 +120,9 @@ impl<P: Platform> Inner<P> {
         if body.len() > BODY_MAX_BYTES {
             return Err(DvolError::Invalid);
         }
-        let (unit, answer) = new_unit(records, slots, stable, blocks);
+        let due = self.due_for(&records, &slots);
+        self.due_ahead.set(self.due_ahead.get() + due);
+        let (unit, answer) = new_unit(records, slots, stable, blocks, due);
         self.enqueue(&unit, &body);
         if body.capacity() <= SCRATCH_MAX_BYTES {
             self.scratch_body.replace(body);
@@ -137,7 +139,7 @@ impl<P: Platform> Inner<P> {
         for record in &records {
             record.encode(false, &mut body);
         }
-        let (unit, answer) = new_unit(records, SmallVec::new(), false, Vec::new());
+        let (unit, answer) = new_unit(records, SmallVec::new(), false, Vec::new(), 0);
         self.commit.borrow_mut().pending += 1;
         self.journal.borrow_mut().add_abort(unit.clone(), &body);
         self.signals.journal.notify();
@@ -353,6 +355,9 @@ impl<P: Platform> Inner<P> {
                 self.check_misfit()
             }
         };
+        // What it has made dirty is counted by now.
+        self.due_ahead
+            .set(self.due_ahead.get().saturating_sub(unit.due));
         let mut commit = self.commit.borrow_mut();
         commit.pending = commit.pending.saturating_sub(1);
         let alone = commit.is_idle();
@@ -615,6 +620,7 @@ fn new_unit(
     slots: SmallVec<[Slot; 2]>,
     stable: bool,
     blocks: Vec<BlockNo>,
+    due: u64,
 ) -> (
     Rc<Unit>,
     flagstone_platform::sync::Awaited<Result<(), DvolError>>,
@@ -630,6 +636,7 @@ fn new_unit(
         slots,
         stable,
         blocks,
+        due,
         seq: 0.into(),
         index: 0.into(),
         data: data.into(),

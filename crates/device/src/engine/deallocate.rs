@@ -11,6 +11,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
 
+use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
 use super::{Engine, Inner, Stability};
@@ -146,6 +147,8 @@ impl<P: Platform> Inner<P> {
         while from < range.end {
             let end = self.unmap_part_end(handle.slot, from..range.end).await?;
             self.load_range(handle.slot, from..end).await?;
+            let more = self.nodes_due_unmapping(handle.slot) + 1;
+            self.clear_way(handle.slot, more, Purpose::Changing).await?;
             self.check_running()?;
             let lsn = self.take_lsn(handle)?;
             let ranges = vec![(from, end.0 - from.0)];

@@ -12,6 +12,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Lsn, Slot, VBlock, unit::VBLOCKS_MAX};
 
 use super::Inner;
+use super::due::Purpose;
 use super::error::DvolError;
 use crate::format::catalogue::CatalogueRecord;
 use crate::format::record::Record;
@@ -183,12 +184,18 @@ impl<P: Platform> Inner<P> {
             // A checkpoint under way must not lose its nodes, and one that is due comes first: there
             // is room for so many new nodes and no more.
             let checkpointed = self.signals.checkpointed.wait();
+            let more = step as u64 * self.nodes_due_unmapping(slot) + 1;
             let is_due = self.state.borrow().dirty_nodes() > nodes_max;
             if is_due || self.checkpoint_is_under_way() {
                 if is_due {
                     self.request_checkpoint();
                 }
                 checkpointed.await;
+                continue;
+            }
+            // They take no data blocks, but of nodes that a snapshot has they leave copies.
+            if !self.has_way(slot, more, Purpose::Changing) {
+                self.clear_way(slot, more, Purpose::Changing).await?;
                 continue;
             }
             let pass = self.gate.enter();

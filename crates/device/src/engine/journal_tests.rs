@@ -22,6 +22,7 @@ fn unit(data: DataState) -> Rc<Unit> {
         slots: Default::default(),
         stable: false,
         blocks: vec![BlockNo(1)],
+        due: 0,
         seq: 0.into(),
         index: 0.into(),
         data: data.into(),

@@ -14,6 +14,7 @@ mod chain;
 mod checkpoint;
 mod commit;
 mod deallocate;
+mod due;
 mod error;
 mod flusher;
 mod forget;
@@ -119,6 +120,10 @@ struct Inner<P: Platform> {
     admin: Budget,
     /// Only one task opens a segment at a time.
     opening: Budget,
+    /// Whose turn it is to wait for room at the next checkpoint.
+    way: Budget,
+    /// Blocks that units on their way may have due at the next checkpoint.
+    due_ahead: Cell<u64>,
     /// Slots chosen by operations that are not applied yet.
     chosen_slots: RefCell<BTreeSet<u32>>,
     /// Blocks that the administrative operation under way is about to promise, by slot.

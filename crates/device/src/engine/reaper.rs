@@ -10,6 +10,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, Slot};
 use smallvec::SmallVec;
 
+use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
 use super::{Engine, Inner};
@@ -135,6 +136,7 @@ impl<P: Platform> Inner<P> {
     /// One step of reaping.
     async fn reap_once(self: &Rc<Self>, slot: Slot) -> Result<(), DvolError> {
         self.settle_before_reaping(slot).await?;
+        self.clear_way(slot, 2, Purpose::Giving).await?;
         let to = self.next_reap_cursor(slot).await?;
         // The step itself must find everything it needs in memory.
         let record = Record::Reap { slot, to };

@@ -198,6 +198,8 @@ impl<P: Platform> Engine<P> {
             freed: RefCell::default(),
             admin: Budget::new(1),
             opening: Budget::new(1),
+            way: Budget::new(1),
+            due_ahead: 0.into(),
             chosen_slots: RefCell::default(),
             pledged: RefCell::default(),
             changes: 0.into(),

@@ -2,7 +2,8 @@
 //!
 //! Three kinds of asking, each allowed to go deeper: new data stops where reservations and the
 //! reserve for checkpoints begin; data of dvols with a reservation may use what is reserved for
-//! them; checkpoints (so deallocation and deletion too) may use everything.
+//! them; checkpoints may use everything. That those find enough, whatever takes no data blocks, is
+//! seen to by [`due`](super::due).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::Inner;
 use super::bitmaps::{read_bitmap, take_bitmap};
+use super::due::Purpose;
 use super::error::DvolError;
 use super::segments::NO_SLOT;
 use crate::format::record::Record;
@@ -86,9 +88,9 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Blocks that may still be taken for new data, beyond what is promised to anybody. What the next
-    /// checkpoint will take for nodes is as good as taken.
+    /// checkpoint will take for nodes is as good as taken, and so is what units on their way may add.
     pub(super) fn available(&self) -> u64 {
-        let nodes = self.state.borrow().dirty_nodes() as u64;
+        let nodes = self.state.borrow().dirty_nodes() as u64 + self.due_ahead.get();
         let kept = self.checkpoint_reserve() + self.overwrite_reserve() + nodes;
         let promised = self.promised(NO_SLOT).blocks();
         self.open_blocks().saturating_sub(kept + promised)
@@ -131,6 +133,8 @@ impl<P: Platform> Inner<P> {
     ) -> Result<SmallVec<[BlockRun; 2]>, DvolError> {
         let mut waits = 0;
         let mut has_sought = false;
+        let mut is_cleared = false;
+        let more = count + self.nodes_due(slot, count) + 1;
         loop {
             self.check_running()?;
             if !self.has_room(slot, count, over) {
@@ -139,11 +143,18 @@ impl<P: Platform> Inner<P> {
                 }
                 self.gain_space(waits).await?;
                 waits += 1;
+                is_cleared = false;
+                continue;
+            }
+            if !is_cleared && !self.is_clear(slot, more, Purpose::Writing) {
+                self.clear_way(slot, more, Purpose::Writing).await?;
+                is_cleared = true;
                 continue;
             }
             // Other journals may take every segment that nobody owns yet: what a checkpoint needs
             // must be in segments of this one before it is needed.
             if self.needs_more(slot, count) {
+                is_cleared = false;
                 match self.open_more(slot, count).await {
                     Ok(()) => continue,
                     Err(DvolError::NoSpace) if waits < SPACE_WAITS_MAX && self.may_gain_space() => {
@@ -157,6 +168,7 @@ impl<P: Platform> Inner<P> {
             // While that waits, the node may be stopping and others may take what there is.
             if !has_sought && self.seek_long_run(count).await {
                 has_sought = true;
+                is_cleared = false;
                 continue;
             }
             let mut runs = Vec::new();

@@ -27,6 +27,8 @@ pub(super) struct Unit {
     pub stable: bool,
     /// Blocks handed out for its data.
     pub blocks: Vec<BlockNo>,
+    /// Blocks that it may have due at the next checkpoint.
+    pub due: u64,
     /// The group it is in, once that is closed; zero before.
     pub seq: Cell<u64>,
     /// Its place in that group.

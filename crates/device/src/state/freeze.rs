@@ -103,14 +103,12 @@ impl State {
         for retired in self.retired.iter().filter(|r| r.location().is_none()) {
             retired.abandon(&self.map_stats);
         }
-        let pages: BTreeSet<u32> = self
-            .dirty_slots
-            .iter()
-            .map(|s| s / per_page(TableKind::Catalogue))
-            .collect();
+        let pages = self.dirty_pages.clone();
         let index = index_of(&pages);
         let maps: Vec<Map> = self.dirty_maps();
-        let node_count: usize = maps.iter().map(DirtyWalk::count).sum();
+        // Clones share nodes that are not written yet: each is written once, not with every map.
+        let in_maps: usize = maps.iter().map(DirtyWalk::count).sum();
+        let node_count = in_maps.min(self.map_stats.dirty_nodes());
         let certain = node_count + pages.len() + index.len();
         let segment_pages_max = self.segment_page_count();
         let possible = segment_pages_max + segment_pages_max.div_ceil(PAGES_PER_INDEX);
@@ -303,6 +301,7 @@ impl State {
             })
             .collect();
         self.dirty_slots.clear();
+        self.dirty_pages.clear();
         self.dirty_nodes = 0;
         Frozen {
             maps,

@@ -20,6 +20,7 @@ use std::rc::Rc;
 use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot, VBlock};
 
 use crate::format::catalogue::{CatalogueRecord, FLAG_HIDDEN, RecordKind};
+use crate::format::table::TableKind;
 use crate::planted::{Bug, planted};
 use crate::space::Pool;
 use crate::v2p::{Entry, EntryKind, EvictState, Key, Map, MapStats, Retired};
@@ -106,6 +107,8 @@ pub struct State {
     /// Memory for what a change displaces; empty between changes.
     scratch_displaced: Vec<Entry>,
     dirty_slots: BTreeSet<u32>,
+    /// Pages of the catalogue that hold those.
+    dirty_pages: BTreeSet<u32>,
     /// Nodes that became dirty since the last freeze: at least as many as a freeze will write.
     dirty_nodes: usize,
     /// Nodes that no map refers to once the next checkpoint is done.
@@ -134,6 +137,7 @@ impl State {
             full_of_tombstones: BTreeSet::new(),
             scratch_displaced: Vec::new(),
             dirty_slots: BTreeSet::new(),
+            dirty_pages: BTreeSet::new(),
             dirty_nodes: 0,
             retired: Vec::new(),
             released_segments: BTreeSet::new(),
@@ -265,6 +269,16 @@ impl State {
             .map(|(slot, _)| slot)
     }
 
+    /// Slots up to the last one that was ever in use since the start.
+    pub fn slot_count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Pages of the catalogue that a freeze would have to write.
+    pub fn dirty_pages(&self) -> usize {
+        self.dirty_pages.len()
+    }
+
     /// Nodes that a freeze would have to write, at most.
     pub fn dirty_nodes(&self) -> usize {
         self.dirty_nodes
@@ -285,7 +299,10 @@ impl State {
     }
 
     fn touch(&mut self, slot: Slot) {
-        self.dirty_slots.insert(slot.0);
+        if self.dirty_slots.insert(slot.0) {
+            let per_page = TableKind::Catalogue.records_per_page() as u32;
+            self.dirty_pages.insert(slot.0 / per_page);
+        }
         self.note_reservation(slot);
     }
 

@@ -79,6 +79,6 @@ pub use evict::EvictState;
 pub use map::{Map, Mapping};
 pub use reap::{Exclusive, FreeRule, ReapStep, Reaping, exclusive_count, reap_step};
 pub use slot::Missing;
-pub use split::{nodes_copied_max, nodes_max, nodes_min};
+pub use split::{nodes_changed_max, nodes_copied_max, nodes_max, nodes_min, nodes_unmapped_max};
 pub use stats::MapStats;
 pub use walk::{DirtyNode, DirtyWalk};

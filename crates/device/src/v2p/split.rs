@@ -39,6 +39,27 @@ pub fn nodes_copied_max(entries: u64, writes: u64) -> u64 {
     levels(entries).map(|nodes| nodes.min(writes)).sum()
 }
 
+/// Nodes that writing `count` consecutive blocks makes dirty, at most, in a map whose root is on
+/// `root_level`. On each level those that the range lies in, which is one if it is one block, and
+/// one more, since a node may be split or merged with a neighbour; above them perhaps a new root.
+pub fn nodes_changed_max(root_level: u8, count: u64) -> u64 {
+    let beside = 1 + u64::from(count > 1);
+    let mut nodes = count;
+    let mut all = 1;
+    for _ in 0..=root_level {
+        nodes = nodes.div_ceil(ENTRIES_MIN) + beside;
+        all += nodes;
+    }
+    all
+}
+
+/// The same for deallocating a range of any length: what lies within goes, what the two ends lie in
+/// stays.
+pub fn nodes_unmapped_max(root_level: u8) -> u64 {
+    let ends = 1 + u64::from(root_level > 0);
+    ends * nodes_changed_max(root_level, 1)
+}
+
 /// How to spread entries over nodes.
 #[derive(Clone, Copy)]
 pub(super) enum Pack {
