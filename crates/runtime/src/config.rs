@@ -12,9 +12,8 @@ pub struct RuntimeConfig {
     /// The CPUs to pin to, one per core, in this order. Empty: those the process may use.
     pub cpus: Vec<usize>,
     /// How long an idle core may look for work before it sleeps, in microseconds. It does so only
-    /// where experience says that work comes within that time. 0: it sleeps at once.
-    ///
-    /// [`idle_polling_by_kernel`](crate::idle_polling_by_kernel) says where it is of no use.
+    /// where experience says that work comes within that time. 0: it sleeps at once. Shorter than what
+    /// a device or the next request takes is worse than nothing: it is spent, and the core sleeps all the same.
     pub spin_max_us: u32,
     /// Reads and writes of devices in flight up to which an idle core looks for work. With more of
     /// them it sleeps at once: their completions gather meanwhile, and cost less together.
@@ -46,7 +45,7 @@ impl Default for RuntimeConfig {
             cores: 1,
             pin: true,
             cpus: Vec::new(),
-            spin_max_us: 50,
+            spin_max_us: 100,
             spin_depth: 4,
             ring_entries: 256,
             submit_batch: 8,

@@ -50,6 +50,6 @@ pub use io_stats::{DeviceIoStats, IoKindStats, IoStats};
 pub use mailbox::{CoreRemote, Message, Refused};
 pub use net::{UringListener, UringStream};
 pub use platform::UringPlatform;
-pub use probe::{KernelSupport, RingError, idle_polling_by_kernel};
+pub use probe::{KernelSupport, RingError};
 pub use runtime::{CoreHandle, Runtime, StartError, block_on};
 pub use trace::TraceFile;

@@ -36,14 +36,6 @@ pub struct KernelSupport {
     pub ring_fallocate: bool,
 }
 
-/// True if the kernel itself looks for work before it halts an idle CPU, as guests of a hypervisor do
-/// with the `haltpoll` driver. Waking a core then costs little, and a core that looks for work as well
-/// only takes the CPU from others. (`docs/decisions/2026-11-21-flush-and-spin.md`)
-pub fn idle_polling_by_kernel() -> bool {
-    let driver = fs::read_to_string("/sys/devices/system/cpu/cpuidle/current_driver");
-    driver.is_ok_and(|name| name.trim() == "haltpoll")
-}
-
 impl fmt::Display for KernelSupport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [

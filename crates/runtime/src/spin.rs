@@ -46,7 +46,7 @@ const HISTORY_BITS: u32 = 3;
 const CELLS: usize = 1 << HISTORY_BITS;
 
 /// Most idle periods that a cell lets pass between attempts. At a thousand fruitless idle periods a
-/// second and 50 us for each attempt, attempts take less than a thousandth of the core.
+/// second and 100 us for each attempt, attempts take less than two thousandths of the core.
 const SKIP_MAX: u32 = 63;
 
 /// About what being woken takes, in nanoseconds: a period in which the core slept at once belongs to

@@ -121,8 +121,8 @@ impl Report {
         let _ = writeln!(
             page,
             "- who spins: fio sleeps between completions; the libnbd client (FUA points) {spin}; \
-             the peers sleep; Flagstone's cores sleep where the kernel polls before it halts a CPU \
-             (see idle driver), elsewhere they spin up to 50 us first\n"
+             the peers sleep; Flagstone's cores look for work for up to 100 us where experience says that it \
+             comes by then, with up to four transfers in flight, and sleep otherwise\n"
         );
         let _ = writeln!(page, "![ratios to the raw file]({picture})\n");
         self.goals(&mut page);

@@ -4,7 +4,7 @@
 //! measure alternatives beside each other (`cargo xtask bench block --variant`); what they were found
 //! to do is in `docs/decisions/2026-11-21-flush-and-spin.md`.
 
-use flagstone_runtime::{FlushMethod, RuntimeConfig, idle_polling_by_kernel};
+use flagstone_runtime::{FlushMethod, RuntimeConfig};
 
 /// How the cores run and how they flush.
 pub(super) struct Tuning {
@@ -16,15 +16,12 @@ pub(super) struct Tuning {
 
 /// Settings for `cores` cores on this machine.
 pub(super) fn sensible(cores: usize) -> Tuning {
-    let mut config = RuntimeConfig {
+    let config = RuntimeConfig {
         cores,
         // With fewer cores than CPUs the scheduler brings a core to where its work arrives.
         pin: cores >= std::thread::available_parallelism().map_or(1, usize::from),
         ..RuntimeConfig::default()
     };
-    if idle_polling_by_kernel() {
-        config.spin_max_us = 0;
-    }
     Tuning {
         runtime: config,
         flush: FlushMethod::default(),
