@@ -363,12 +363,62 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Write;
+    use std::sync::Arc;
     use std::sync::mpsc::{self, RecvTimeoutError};
     use std::thread;
 
     use super::*;
+    use crate::sys::eventfd;
 
     extern "C" fn do_nothing(_signal: i32) {}
+
+    /// Starts reading an eventfd.
+    fn read_event(driver: &Driver, event: &Arc<File>) {
+        let request = Request::Doorbell {
+            event: event.clone(),
+            word: Box::new(0),
+        };
+        driver.start(request, false, &Counters::default());
+    }
+
+    /// Takes what has completed; how much that was.
+    fn take_completed(driver: &Driver) -> usize {
+        let mut reaped = [Reaped::default(); REAP_MAX];
+        let count = driver.reap(&mut reaped, &Counters::default());
+        for &one in &reaped[..count] {
+            drop(driver.complete(one));
+        }
+        count
+    }
+
+    /// What the core waits for may be the completion of an entry that did not fit into the ring.
+    #[test]
+    fn entries_behind_the_ring_are_submitted_before_the_core_waits() {
+        let (sender, receiver) = mpsc::channel();
+        let core = thread::Builder::new().spawn(move || {
+            let pool = BufferPool::with_arena(0);
+            let driver = Driver::new(2, &KernelUse::default(), &pool).expect("there is a ring");
+            let [quiet, ready] = [(); 2].map(|()| Arc::new(File::from(eventfd().unwrap())));
+            for _ in 0..6 {
+                read_event(&driver, &quiet);
+            }
+            read_event(&driver, &ready);
+            (&*ready).write_all(&1u64.to_ne_bytes()).unwrap();
+            let counters = Counters::default();
+            driver.enter(Patience::Endless, &counters).unwrap();
+            sender.send(take_completed(&driver)).unwrap();
+            while driver.ops.in_flight() > 0 {
+                (&*quiet).write_all(&1u64.to_ne_bytes()).unwrap();
+                driver.enter(Patience::Ns(1_000_000), &counters).unwrap();
+                take_completed(&driver);
+            }
+        });
+        let completed = receiver.recv_timeout(Duration::from_secs(60));
+        assert_eq!(completed, Ok(1), "the last one is submitted");
+        core.unwrap().join().unwrap();
+    }
 
     /// Somebody attaches a debugger, say, while the core waits.
     #[test]
