@@ -26,7 +26,9 @@ impl<P: Platform> Engine<P> {
     /// Gives the range's space back; it reads as zeros afterwards. A hole stays one, also where the
     /// range has only a part of the block; a part of a block that is mapped is written as zeros. Not
     /// one unit: if there is no room for such a part, it stays as it was, and the rest is done all
-    /// the same before `NoSpace` is returned. [decibel 4.1: vol_deallocate]
+    /// the same before `NoSpace` is returned. Whole blocks are refused with it only where no checkpoint
+    /// would find room for copies of nodes (`due`); what was done before is then as durable as was
+    /// asked for. [decibel 4.1: vol_deallocate]
     pub async fn deallocate(
         &self,
         handle: Handle,
@@ -40,21 +42,24 @@ impl<P: Platform> Engine<P> {
         let first_whole = offset_bytes.next_multiple_of(BLOCK_SIZE);
         let end_whole = end - end % BLOCK_SIZE;
         if (first_whole, end_whole) == (offset_bytes, end) {
-            return inner
+            let done = inner
                 .unmap_bytes(handle, offset_bytes..end, stability)
                 .await;
+            // Only the last unit of a large range asks for a flush, and it may have been refused.
+            if done == Err(DvolError::NoSpace) && stability == Stability::Stable {
+                self.flush().await?;
+            }
+            return done;
         }
         let done = if first_whole > end_whole {
             // Within one block.
             inner.clear_part(handle, offset_bytes..end).await
         } else {
             let whole = first_whole..end_whole;
-            inner
-                .unmap_bytes(handle, whole, Stability::Unstable)
-                .await?;
+            let whole = inner.unmap_bytes(handle, whole, Stability::Unstable).await;
             let head = inner.clear_part(handle, offset_bytes..first_whole).await;
             let tail = inner.clear_part(handle, end_whole..end).await;
-            head.and(tail)
+            whole.and(head).and(tail)
         };
         // Also what was done beside a part that there was no room for. And what made a block a hole
         // may not be on stable media yet.

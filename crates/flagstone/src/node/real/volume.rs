@@ -201,8 +201,9 @@ impl Volume for RealVolume {
             .engine
             .deallocate(self.handle, offset_bytes, len_bytes, stability)
             .await;
-        // All whole blocks have been given back. For the parts at the ends, which would have to be
-        // written, it is advice. [nbd "NBD_CMD_TRIM"]
+        // What could be done has been, as durable as was asked for. For the rest (parts at the ends,
+        // which would have to be written; nodes that a snapshot has, which would have to be copied) it
+        // is advice. [nbd "NBD_CMD_TRIM"]
         let result = match result {
             Err(DvolError::NoSpace) => Ok(()),
             result => result,
