@@ -148,6 +148,26 @@ fn whole_blocks_make_room_for_the_parts_beside_them() {
     });
 }
 
+/// A volume is cut off within a block: what lies behind makes room for the zeros, and a hole stays one.
+#[test]
+fn a_full_device_lets_volumes_shrink_to_any_byte() {
+    run(&new_disk(), |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let holes = create(&engine, "holes").await;
+        let full = create(&engine, "full").await;
+        fill(&engine, full).await;
+        let size = mapped(&engine, full);
+        assert_eq!(engine.resize(holes, 5000).await, Ok(()));
+        assert_eq!(mapped(&engine, holes), 0);
+        assert_eq!(engine.resize(full, size - 2 * BLOCK + 5).await, Ok(()));
+        assert_eq!(mapped(&engine, full), size - BLOCK);
+        engine.resize(full, size).await.expect("grows");
+        let tail = read(&engine, full, size - 2 * BLOCK, 2 * BLOCK).await;
+        assert_eq!(tail[..BLOCK as usize], sevens_but(5..4096));
+        assert!(tail[BLOCK as usize..].iter().all(|&byte| byte == 0));
+    });
+}
+
 /// A snapshot keeps what is given back, so there is no room for the parts. They stay as they were;
 /// the rest is done all the same, and as durable as was asked for.
 #[test]

@@ -494,17 +494,18 @@ impl<P: Platform> Inner<P> {
         end_bytes: u64,
         old_end_bytes: u64,
     ) -> Result<(), DvolError> {
-        let part = end_bytes % BLOCK_SIZE;
-        if part != 0 {
-            let last = VBlock::containing(end_bytes);
-            let zeros = self.platform.buffers().zeros((BLOCK_SIZE - part) as usize);
-            self.write_part(handle, last..VBlock(last.0 + 1), end_bytes, &zeros)
-                .await?;
-        }
+        // First, so that what is given back is there for the zeros.
         let first = VBlock(end_bytes.div_ceil(BLOCK_SIZE));
         let end = VBlock(old_end_bytes.div_ceil(BLOCK_SIZE));
         if first < end {
             self.unmap(handle, first..end, Stability::Stable).await?;
+        }
+        let part = end_bytes % BLOCK_SIZE;
+        let last = VBlock::containing(end_bytes)..first;
+        // A hole stays one: zeros would take space.
+        if part != 0 && self.has_mapped(handle.slot, last.clone()).await? {
+            let zeros = self.platform.buffers().zeros((BLOCK_SIZE - part) as usize);
+            self.write_part(handle, last, end_bytes, &zeros).await?;
         }
         Ok(())
     }

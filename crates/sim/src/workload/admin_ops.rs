@@ -6,7 +6,7 @@
 use flagstone_device::engine::{CreateDvol, DvolError, Handle};
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch};
 
-use super::client::{Client, Extent, effect_on};
+use super::client::{Client, Extent};
 use super::content::Effect;
 use super::history::ObjectKey;
 use super::model::{Field, Life, Object, Part};
@@ -336,12 +336,11 @@ impl Client {
     fn shrink_part(&self, key: ObjectKey, new: u64, old: u64) -> Part {
         let mut effects = Vec::new();
         if !new.is_multiple_of(BLOCK_SIZE) {
-            let vblock = new / BLOCK_SIZE;
-            let extent = Extent {
-                offset: new,
-                len: (vblock + 1) * BLOCK_SIZE - new,
+            let effect = Effect::UnmapPart {
+                start: (new % BLOCK_SIZE) as u16,
+                end: BLOCK_SIZE as u16,
             };
-            effects.push((vblock, effect_on(extent, vblock, 0, 0)));
+            effects.push((new / BLOCK_SIZE, effect));
         }
         let gone = new.div_ceil(BLOCK_SIZE)..old.div_ceil(BLOCK_SIZE);
         let wide = (!gone.is_empty()).then_some((gone, Effect::Unmap));
