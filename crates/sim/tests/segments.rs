@@ -14,6 +14,7 @@ use flagstone_sim::{
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 const DEVICE_BYTES: u64 = 800 * MIB;
+const SEGMENT: u64 = 128 * MIB;
 
 fn assert_clean(image: &DiskImage, what: &str) {
     let report = verify(
@@ -26,12 +27,19 @@ fn assert_clean(image: &DiskImage, what: &str) {
 
 /// Opens both journals.
 async fn open(platform: &SimPlatform, disk: &SimDisk) -> [Engine<SimPlatform>; 2] {
+    open_with(platform, disk, EngineOptions::default()).await
+}
+
+async fn open_with(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    options: EngineOptions,
+) -> [Engine<SimPlatform>; 2] {
     let device = platform.open(disk);
     let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
     let (superblock, shared) = prepared.expect("has a superblock");
     let one = |journal| {
         let (device, shared, superblock) = (device.clone(), shared.clone(), superblock.clone());
-        let options = EngineOptions::default();
         Engine::open(
             platform.clone(),
             device,
@@ -286,4 +294,41 @@ fn what_is_written_beside_a_promise_takes_nothing_of_it() {
         second.stop().await.expect("stops");
     });
     assert_clean(&disk.stable_image(), "stopped");
+}
+
+/// The record that a journal has taken a segment lay in the group that was still open when the segment
+/// was given back: the root left the segment out, and the chain behind it began by taking it. After a
+/// crash two journals owned it, and neither could be opened.
+#[test]
+fn a_segment_is_not_given_back_before_the_record_that_took_it_is_behind_the_root() {
+    let disk = formatted();
+    let image = run(&disk, |platform, disk| async move {
+        let ahead = EngineOptions {
+            prewrite_segments: true,
+            ..EngineOptions::default()
+        };
+        let [first, second] = open_with(&platform, &disk, ahead).await;
+        // While the fourth segment is being written ahead, the others become empty.
+        let fourth = 3 * SEGMENT..4 * SEGMENT;
+        let delay = Fault::Delay { ns: 100_000_000 };
+        let slow = Injection::next(delay).times(2).within(fourth);
+        disk.inject(slow.only(IoKind::Write));
+        let dvol = create(&first, "first", 0).await;
+        assert_eq!(fill(&first, dvol, 350, 1).await, 350);
+        first.delete(dvol, false).await.expect("deletes");
+        platform.sleep_ns(2_000_000_000).await;
+        let released = first.counters().segments_released.get();
+        assert_eq!(released, 2, "it comes after the others");
+        let other = create(&second, "second", 0).await;
+        assert_eq!(fill(&second, other, 250, 2).await, 250);
+        second.flush().await.expect("flushes");
+        disk.crash_images().nothing_survives()
+    });
+    assert_clean(&image, "crashed");
+    let disk = SimDisk::from_image(image, DiskConfig::new(DEVICE_BYTES));
+    run(&disk, |platform, disk| async move {
+        for engine in open(&platform, &disk).await {
+            engine.stop().await.expect("stops");
+        }
+    });
 }

@@ -46,7 +46,7 @@ use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
-use flagstone_types::{BlockNo, Lsn, Slot};
+use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot};
 
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
@@ -118,6 +118,8 @@ struct Inner<P: Platform> {
     freed: RefCell<Vec<BlockNo>>,
     /// One administrative operation at a time: they choose slots and layer numbers.
     admin: Budget,
+    /// Segments taken, with the units that say so, as long as those may be in an open group.
+    segments_taking: RefCell<BTreeMap<SegmentNo, Rc<Unit>>>,
     /// Only one task opens a segment at a time.
     opening: Budget,
     /// Whose turn it is to wait for room at the next checkpoint.

@@ -197,6 +197,7 @@ impl<P: Platform> Engine<P> {
             locks: RefCell::default(),
             freed: RefCell::default(),
             admin: Budget::new(1),
+            segments_taking: RefCell::default(),
             opening: Budget::new(1),
             way: Budget::new(1),
             due_ahead: 0.into(),

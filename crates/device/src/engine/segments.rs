@@ -76,6 +76,9 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Empty segments that this journal can do without, the highest first.
+    ///
+    /// None whose record of being taken is in a group that is still open: the root leaves the segment
+    /// out, but the chain behind that root would begin by taking it.
     fn spare_segments(&self) -> Vec<SegmentNo> {
         // There may be nobody else to have them.
         if self.geometry.journal_count == 1 {
@@ -84,8 +87,13 @@ impl<P: Platform> Inner<P> {
         let (open, unloaded) = self.own_open_blocks();
         let needed = self.kept_from(NO_SLOT) + OPEN_BLOCKS_LOW;
         let mut left = (open + unloaded).saturating_sub(needed);
+        let mut taking = self.segments_taking.borrow_mut();
+        taking.retain(|_, unit| unit.seq.get() == 0);
         let state = self.state.borrow();
-        let empty = state.pool.segments().filter(|(_, s)| s.is_untouched());
+        let empty = state.pool.segments().filter(|(no, s)| {
+            let is_recorded = !taking.contains_key(no);
+            s.is_untouched() && is_recorded
+        });
         let mut empty: Vec<(SegmentNo, u64)> = empty.map(|(no, s)| (no, s.capacity())).collect();
         empty.drain(..EMPTY_KEPT.min(empty.len()));
         let spare = empty.into_iter().rev().filter(|&(_, capacity)| {

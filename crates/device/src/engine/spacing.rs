@@ -282,7 +282,9 @@ impl<P: Platform> Inner<P> {
         }
         let mut records = SmallVec::new();
         records.push(Record::ReserveSegment { segment });
-        self.submit(records, SmallVec::new(), false, Vec::new())?;
+        let submitted = self.submit(records, SmallVec::new(), false, Vec::new())?;
+        let mut taking = self.segments_taking.borrow_mut();
+        taking.insert(segment, submitted.unit);
         Ok(())
     }
 
