@@ -99,7 +99,7 @@ impl<P: Platform> Inner<P> {
         let left = match purpose {
             Purpose::Giving => 0,
             Purpose::Changing if has_reservations() => {
-                let kept = self.promised(slot).blocks() + OVERWRITE_PART_BLOCKS;
+                let kept = self.promised_and_held(slot).blocks() + OVERWRITE_PART_BLOCKS;
                 self.checkpoint_reserve() + kept
             }
             Purpose::Changing | Purpose::Writing => GIVING_RESERVE,

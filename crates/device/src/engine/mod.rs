@@ -130,6 +130,8 @@ struct Inner<P: Platform> {
     chosen_slots: RefCell<BTreeSet<u32>>,
     /// Blocks that the administrative operation under way is about to promise, by slot.
     pledged: RefCell<BTreeMap<u32, crate::state::Promise>>,
+    /// What is pledged lies in segments of this journal.
+    pledge_held: Cell<bool>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

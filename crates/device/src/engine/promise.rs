@@ -24,6 +24,7 @@ pub(super) struct Pledge<P: Platform> {
 impl<P: Platform> Drop for Pledge<P> {
     fn drop(&mut self) {
         self.inner.pledged.borrow_mut().clear();
+        self.inner.pledge_held.set(false);
     }
 }
 
@@ -50,6 +51,7 @@ impl<P: Platform> Inner<P> {
             self.gain_space(waits).await?;
         }
         let must_hold = more(self) > 0;
+        self.pledge_held.set(!must_hold);
         *self.pledged.borrow_mut() = wanted;
         let pledge = Pledge {
             inner: self.clone(),
@@ -82,6 +84,15 @@ impl<P: Platform> Inner<P> {
         let own = pledged.remove(&without.0).unwrap_or_default();
         let others = self.state.borrow().promised(without);
         others.and(own).and(self.not_promised(&pledged))
+    }
+
+    /// The same as far as it lies in segments of this journal: without what is pledged until all of
+    /// that has been taken. A change that counted it before would itself have to take segments for it.
+    pub(super) fn promised_and_held(&self, without: Slot) -> Promise {
+        match self.pledge_held.get() {
+            true => self.promised(without),
+            false => self.state.borrow().promised(without),
+        }
     }
 
     /// How much more than what is promised already these are.

@@ -203,6 +203,7 @@ impl<P: Platform> Engine<P> {
             due_ahead: 0.into(),
             chosen_slots: RefCell::default(),
             pledged: RefCell::default(),
+            pledge_held: false.into(),
             changes: 0.into(),
             changes_kept: 0.into(),
             closing: RefCell::default(),

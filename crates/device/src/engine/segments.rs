@@ -38,7 +38,7 @@ impl<P: Platform> Inner<P> {
                 slot.is_some_and(|s| s.record.reserved_blocks > 0),
             )
         };
-        let promised = self.promised(slot);
+        let promised = self.promised_and_held(slot);
         let promised = match (has_reservations, is_reserved) {
             (_, true) => promised.data,
             (true, false) => promised.blocks() + self.overwrite_reserve(),
@@ -47,22 +47,32 @@ impl<P: Platform> Inner<P> {
         self.checkpoint_reserve() + promised
     }
 
+    /// Blocks that must lie in segments of this journal for all that is promised and pledged.
+    fn to_be_held(&self) -> u64 {
+        let promised = self.promised(NO_SLOT).blocks();
+        self.checkpoint_reserve() + self.overwrite_reserve() + promised
+    }
+
     /// Takes segments until all that is promised and pledged lies in segments of this journal: it
     /// must be there even if other journals take everything else.
+    ///
+    /// That can take minutes. So whoever else needs a segment gets it in between, and what is pledged
+    /// counts for others ([`Inner::promised_and_held`]) only when this is done.
     pub(super) async fn hold(self: &Rc<Self>) -> Result<(), DvolError> {
-        let _turn = self.opening.take(1).await;
-        loop {
-            self.check_running()?;
+        let is_held = || {
             let (open, unloaded) = self.own_open_blocks();
-            let kept = self.checkpoint_reserve()
-                + self.overwrite_reserve()
-                + self.promised(NO_SLOT).blocks();
-            if open + unloaded >= kept {
-                return Ok(());
-            }
+            open + unloaded >= self.to_be_held()
+        };
+        while !is_held() {
+            let _turn = self.opening.take(1).await;
+            self.check_running()?;
             // Written ahead, too: a promise must not end where the filesystem of a sparse file is full.
-            self.open_segment().await?;
+            if !is_held() {
+                self.open_segment().await?;
+            }
         }
+        self.pledge_held.set(true);
+        Ok(())
     }
 
     /// Takes a first segment. A journal without one can't make checkpoints, so it must not have
@@ -85,7 +95,12 @@ impl<P: Platform> Inner<P> {
             return Vec::new();
         }
         let (open, unloaded) = self.own_open_blocks();
-        let needed = self.kept_from(NO_SLOT) + OPEN_BLOCKS_LOW;
+        // What was taken for a pledge is not given back before the rest of it is there.
+        let needed = match self.pledged.borrow().is_empty() {
+            true => self.kept_from(NO_SLOT),
+            false => self.to_be_held(),
+        };
+        let needed = needed + OPEN_BLOCKS_LOW;
         let mut left = (open + unloaded).saturating_sub(needed);
         let mut taking = self.segments_taking.borrow_mut();
         taking.retain(|_, unit| unit.seq.get() == 0);

@@ -228,6 +228,11 @@ impl<P: Platform> Inner<P> {
     /// a time: whoever has waited for its turn looks first whether the one before has opened enough.
     async fn open_more(self: &Rc<Self>, slot: Slot, count: u64) -> Result<(), DvolError> {
         let _turn = self.opening.take(1).await;
+        self.open_next(slot, count).await
+    }
+
+    /// The same for whoever has the turn.
+    async fn open_next(self: &Rc<Self>, slot: Slot, count: u64) -> Result<(), DvolError> {
         self.check_running()?;
         if !self.needs_more(slot, count) {
             return Ok(());
@@ -358,11 +363,16 @@ impl<P: Platform> Inner<P> {
             && self.needs_more(NO_SLOT, OPEN_BLOCKS_LOW)
     }
 
-    /// Opens more blocks ahead of need, so that requests seldom wait for it.
+    /// Opens more blocks ahead of need, so that requests seldom wait for it. Not if somebody is at it
+    /// already: checkpoints would wait for that.
     pub(super) async fn keep_blocks_open(self: &Rc<Self>) {
-        if self.is_low_on_blocks() && !self.shared.is_fenced() && !self.stopping.get() {
+        if self.is_low_on_blocks()
+            && !self.shared.is_fenced()
+            && !self.stopping.get()
+            && let Some(_turn) = self.opening.try_take(1)
+        {
             // Failing is fine: whoever needs a block will try again and say so.
-            let _ = self.open_more(NO_SLOT, OPEN_BLOCKS_LOW).await;
+            let _ = self.open_next(NO_SLOT, OPEN_BLOCKS_LOW).await;
         }
     }
 }
