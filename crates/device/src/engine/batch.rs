@@ -376,7 +376,9 @@ impl<P: Platform> Inner<P> {
         // The next checkpoint has room for what all of them may make dirty, and all of them are there,
         // or the blocks go back: one may have been deleted meanwhile.
         let cleared = self.clear_way_for(&prepared).await;
+        // While nodes were being loaded, the last checkpoint may have been made: nobody would answer.
         if let Some(error) = cleared
+            .and_then(|()| self.check_running())
             .err()
             .or_else(|| prepared.iter().find_map(|p| self.resolve(p.handle).err()))
         {

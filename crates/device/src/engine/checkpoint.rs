@@ -122,7 +122,8 @@ impl<P: Platform> Inner<P> {
         self.signals.checkpoint_wanted.notify();
     }
 
-    /// Waits for a checkpoint that begins after this call.
+    /// Waits for a checkpoint that begins after this call. `Stopping` if none does: behind the last one,
+    /// which may fail, there is no other.
     pub(super) async fn checkpoint_now(&self) -> Result<(), DvolError> {
         let target = self.checkpoints_started.get() + 1;
         let failed = self.checkpoints_failed.get();
@@ -134,6 +135,9 @@ impl<P: Platform> Inner<P> {
             }
             if self.checkpoints_failed.get() > failed {
                 return Err(DvolError::NoSpace);
+            }
+            if self.checkpointer_off.get() {
+                return Err(DvolError::Stopping);
             }
             signal.await;
         }
@@ -193,6 +197,8 @@ impl<P: Platform> Inner<P> {
             signal.await;
         }
         self.checkpointer_off.set(true);
+        // Whoever waits for another one need not wait for the end of this.
+        self.signals.checkpointed.notify();
         self.flush_now().await?;
         self.checkpoint(true).await
     }

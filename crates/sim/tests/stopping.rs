@@ -1,0 +1,123 @@
+//! Stopping in order beside other work: it ends, everybody is answered, and nothing is answered that the
+//! last checkpoint does not have.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::rc::Rc;
+
+use flagstone_device::engine::{
+    Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Stability,
+    format_device, join_all,
+};
+use flagstone_platform::IoBuf;
+use flagstone_sim::{
+    DiskConfig, Fault, Injection, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves,
+};
+
+const BLOCK: u64 = 4096;
+const SIZE: u64 = 1 << 30;
+
+/// Virtual time in which a run must come to its end.
+const LIMIT_NS: u64 = 600_000_000_000;
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+async fn open(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions::default();
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+    opened.await.expect("opens").0
+}
+
+/// Runs a test with an engine on a fresh disk, which has the dvol `v` with 600 blocks of sevens. It
+/// must end in time.
+fn run<F: Future<Output = ()> + 'static>(
+    test: impl FnOnce(SimPlatform, SimDisk, Engine<SimPlatform>) -> F + 'static,
+) {
+    let disk = SimDisk::new(DiskConfig::new(64 << 20));
+    let world = World::new(1);
+    let platform = world.platform(0);
+    let is_over = Rc::new(Cell::new(false));
+    let told = is_over.clone();
+    world.spawn(0, async move {
+        let options = FormatOptions {
+            journal_count: 1,
+            ..FormatOptions::for_size(disk.size_bytes())
+        };
+        let formatted = format_device(&platform, &platform.open(&disk), options).await;
+        formatted.expect("formats");
+        let engine = open(&platform, &disk).await;
+        let new = CreateDvol {
+            name: "v".into(),
+            id: None,
+            size_bytes: SIZE,
+            reserved_bytes: 0,
+        };
+        let dvol = engine.create(new).await.expect("creates");
+        let data = IoBuf::copy_of(&vec![7; 600 * BLOCK as usize]);
+        let write = engine.write(dvol, 0, data, Stability::Unstable);
+        write.await.expect("writes");
+        test(platform, disk, engine).await;
+        told.set(true);
+    });
+    world.run_for(LIMIT_NS);
+    assert!(is_over.get(), "has not come to its end");
+}
+
+/// Whoever waited for a checkpoint, the reaper or a write on a full device, waited for ever when the
+/// last one failed, or had begun: and the stop waits for the reaper.
+#[test]
+fn nobody_waits_for_a_checkpoint_behind_the_last_one() {
+    for (fails, asks_first) in [(true, true), (true, false), (false, true), (false, false)] {
+        run(move |_, disk, engine| async move {
+            if fails {
+                let leaves = WriteErrorLeaves::Old;
+                disk.inject(Injection::next(Fault::WriteError { leaves }).times(1_000_000));
+            }
+            let (stopping, asking) = (engine.clone(), engine.clone());
+            let stop: Work = Box::pin(async move {
+                let stopped = stopping.stop().await;
+                assert_eq!(stopped.is_err(), fails, "{stopped:?}");
+            });
+            let ask: Work = Box::pin(async move {
+                // Whether the last one was what it asked for, is no matter.
+                let _ = asking.checkpoint().await;
+            });
+            let both = if asks_first { [ask, stop] } else { [stop, ask] };
+            join_all(both).await;
+        });
+    }
+}
+
+/// It loaded a node while the last checkpoint was made, and came after it. Nobody wrote its record any
+/// more, and it was never answered.
+#[test]
+fn deallocations_that_come_behind_the_last_checkpoint_are_refused() {
+    run(|platform, disk, engine| async move {
+        engine.stop().await.expect("stops");
+        // Nothing of its map is in memory now.
+        let engine = open(&platform, &disk).await;
+        let handle = engine.dvol("v").expect("is there").handle;
+        let slow = Fault::Delay { ns: 1_000_000_000 };
+        disk.inject(Injection::next(slow).only(IoKind::Read));
+        let batch = Batch {
+            conditions: Vec::new(),
+            changes: vec![Change::Deallocate {
+                handle,
+                offset_bytes: 0,
+                len_bytes: 4 * BLOCK,
+            }],
+        };
+        let stopping = engine.clone();
+        let work: [Work; 2] = [
+            Box::pin(async move {
+                let done = engine.commit(batch, Stability::Stable).await;
+                assert_eq!(done, Err(DvolError::Stopping));
+            }),
+            Box::pin(async move { stopping.stop().await.expect("stops") }),
+        ];
+        join_all(work).await;
+    });
+}
