@@ -192,6 +192,38 @@ fn growing_shows_zeros_after_a_shrinking_that_was_left() {
     }
 }
 
+/// Only growing gave back what an interrupted shrinking had left: shrinking once more, or to the same
+/// size, did not touch it, and it could not be had without making the dvol larger.
+#[test]
+fn shrinking_again_gives_back_what_an_earlier_shrinking_left() {
+    for end in [3 * BLOCK, 3 * BLOCK + 512] {
+        for again in [end, end - 512] {
+            let disk = new_disk();
+            let world = World::new(1);
+            let platform = world.platform(0);
+            world.block_on(0, async move {
+                let engine = begin(&platform, &disk).await;
+                let dvol = engine.create(named("v")).await.expect("creates");
+                for at in 0..8 {
+                    write(&engine, dvol, at * BLOCK, 7).await;
+                }
+                // It is left while it loads what is mapped there.
+                let engine = reopen(engine, &platform, &disk).await;
+                let shrunk = || engine.size_of(dvol) == Ok(end);
+                let left = leave_when(engine.resize(dvol, end), shrunk).await;
+                assert_eq!(left, None, "it has not given back yet");
+                let mapped = || engine.dvol("v").expect("is there").mapped_bytes;
+                assert_eq!(mapped(), 8 * BLOCK, "or this shows nothing");
+                engine.resize(dvol, again).await.expect("shrinks");
+                let size = again.next_multiple_of(BLOCK);
+                assert_eq!(mapped(), size, "{end}, then {again}");
+                engine.resize(dvol, SIZE).await.expect("grows");
+                assert_eq!(first_byte(&engine, dvol, again).await, Ok(0));
+            });
+        }
+    }
+}
+
 /// Growing wrote zeros into the block of the old end because something was left behind it; that block
 /// took no space before. (Seed 150 of the simulator.)
 #[test]

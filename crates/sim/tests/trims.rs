@@ -168,6 +168,43 @@ fn a_full_device_lets_volumes_shrink_to_any_byte() {
     });
 }
 
+/// A shrinking is left before it has given anything back. What it left is needed for the zeros of the
+/// part of a block in front of it, whatever the next size is.
+#[test]
+fn a_full_device_lets_a_shrinking_that_was_left_be_ended() {
+    for grows in [true, false] {
+        run(&new_disk(), move |platform, disk| async move {
+            let engine = formatted(&platform, &disk).await;
+            let full = create(&engine, "full").await;
+            fill(&engine, full).await;
+            let size = mapped(&engine, full);
+            let end = size - 2 * BLOCK + 5;
+            // It is left while it loads what is mapped there.
+            engine.stop().await.expect("stops");
+            let engine = open(&platform, &disk).await;
+            let mut shrinking = Box::pin(engine.resize(full, end));
+            std::future::poll_fn(|cx| {
+                let is_over = shrinking.as_mut().poll(cx).is_ready();
+                assert!(!is_over, "it is left before it has given back");
+                match engine.size_of(full) == Ok(end) {
+                    true => std::task::Poll::Ready(()),
+                    false => std::task::Poll::Pending,
+                }
+            })
+            .await;
+            drop(shrinking);
+            assert_eq!(mapped(&engine, full), size, "or this shows nothing");
+            let next = if grows { size } else { end };
+            assert_eq!(engine.resize(full, next).await, Ok(()), "grows: {grows}");
+            assert_eq!(mapped(&engine, full), size - BLOCK);
+            engine.resize(full, size).await.expect("grows");
+            let tail = read(&engine, full, size - 2 * BLOCK, 2 * BLOCK).await;
+            assert_eq!(tail[..BLOCK as usize], sevens_but(5..4096));
+            assert!(tail[BLOCK as usize..].iter().all(|&byte| byte == 0));
+        });
+    }
+}
+
 /// A snapshot keeps what is given back, so there is no room for the parts. They stay as they were;
 /// the rest is done all the same, and as durable as was asked for.
 #[test]

@@ -82,7 +82,8 @@ impl<P: Platform> Engine<P> {
     }
 
     /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good: growing
-    /// shows zeros there, also if a crash came in between.
+    /// shows zeros there, also if a crash came in between. If that was left half done, by a crash or
+    /// with `NoSpace`, the next resize does it, also one to the same size.
     pub async fn resize(&self, handle: Handle, size_bytes: u64) -> Result<(), DvolError> {
         let inner = &self.inner;
         inner.resolve(handle)?;
@@ -105,8 +106,8 @@ impl<P: Platform> Engine<P> {
         let work = async move {
             let old_size = inner.resolve(handle)?.size_bytes;
             if size_bytes > old_size {
-                // A crash may have kept an earlier shrinking from its end.
-                inner.clear_left_behind(handle, old_size).await?;
+                // Before anybody can see it.
+                inner.clear_behind(handle, old_size, old_size).await?;
             }
             inner
                 .change_record(handle, |record| {
@@ -116,7 +117,7 @@ impl<P: Platform> Engine<P> {
                 .await?;
             // Giving back takes its time, and others need not wait for that.
             drop(turn);
-            if size_bytes < old_size {
+            if size_bytes <= old_size {
                 inner.clear_behind(handle, size_bytes, old_size).await?;
             }
             Ok(())
@@ -458,36 +459,9 @@ impl<P: Platform> Inner<P> {
         self.commit_admin(vec![record], vec![handle.slot]).await
     }
 
-    /// What an interrupted shrinking has left behind `end_bytes`, if anything, is given back. The
-    /// caller has that range to itself.
-    async fn clear_left_behind(
-        self: &Rc<Self>,
-        handle: Handle,
-        end_bytes: u64,
-    ) -> Result<(), DvolError> {
-        let behind = VBlock(end_bytes.div_ceil(BLOCK_SIZE));
-        let part = (end_bytes % BLOCK_SIZE) as usize;
-        if part != 0 {
-            let last = VBlock::containing(end_bytes);
-            let pieces = self
-                .read_blocks(handle.slot, last..VBlock(last.0 + 1))
-                .await?;
-            let block = gather(self, &pieces, BLOCK_SIZE as usize);
-            // Zeros need not be written: the block may take no space, and is to stay so.
-            if block[part..].iter().any(|&byte| byte != 0) {
-                self.clear_behind(handle, end_bytes, behind.offset_bytes())
-                    .await?;
-            }
-        }
-        if self.has_mapped(handle.slot, behind..DVOL_END).await? {
-            self.unmap(handle, behind..DVOL_END, Stability::Stable)
-                .await?;
-        }
-        Ok(())
-    }
-
-    /// Gives back what lies between `end_bytes` and `old_end_bytes`. The caller has everything from
-    /// the block of `end_bytes` on to itself.
+    /// Gives back what lies behind `end_bytes`, where the dvol ended at `old_end_bytes`. The caller has
+    /// everything from the block of `end_bytes` on to itself. Behind the old end, too: an earlier
+    /// shrinking may have been kept from its own end by a crash, or for want of space.
     async fn clear_behind(
         self: &Rc<Self>,
         handle: Handle,
@@ -496,15 +470,25 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), DvolError> {
         // First, so that what is given back is there for the zeros.
         let first = VBlock(end_bytes.div_ceil(BLOCK_SIZE));
-        let end = VBlock(old_end_bytes.div_ceil(BLOCK_SIZE));
-        if first < end {
-            self.unmap(handle, first..end, Stability::Stable).await?;
+        let shrinks = end_bytes < old_end_bytes;
+        let loses_blocks = first < VBlock(old_end_bytes.div_ceil(BLOCK_SIZE));
+        if loses_blocks || self.has_mapped(handle.slot, first..DVOL_END).await? {
+            self.unmap(handle, first..DVOL_END, Stability::Stable)
+                .await?;
         }
-        let part = end_bytes % BLOCK_SIZE;
+        let part = (end_bytes % BLOCK_SIZE) as usize;
         let last = VBlock::containing(end_bytes)..first;
         // A hole stays one: zeros would take space.
-        if part != 0 && self.has_mapped(handle.slot, last.clone()).await? {
-            let zeros = self.platform.buffers().zeros((BLOCK_SIZE - part) as usize);
+        if part == 0 || !self.has_mapped(handle.slot, last.clone()).await? {
+            return Ok(());
+        }
+        let has_rest = shrinks || {
+            let pieces = self.read_blocks(handle.slot, last.clone()).await?;
+            let block = gather(self, &pieces, BLOCK_SIZE as usize);
+            block[part..].iter().any(|&byte| byte != 0)
+        };
+        if has_rest {
+            let zeros = self.platform.buffers().zeros(BLOCK_SIZE as usize - part);
             self.write_part(handle, last, end_bytes, &zeros).await?;
         }
         Ok(())
