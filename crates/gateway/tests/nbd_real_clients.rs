@@ -1,6 +1,7 @@
 //! Stock clients against the gateway on the real platform, over loopback TCP and a Unix socket.
 //!
-//! A client that is not installed is skipped, and said so; CI installs them all.
+//! A client that is not installed is skipped, and said so. CI installs them all, and with
+//! `FLAGSTONE_REQUIRE_TOOLS` set, as there, a missing one is a failure.
 
 mod node;
 
@@ -36,6 +37,10 @@ impl Drop for TempDir {
 fn installed(tool: &str) -> bool {
     let found = Command::new(tool).arg("--version").output().is_ok();
     if !found {
+        assert!(
+            std::env::var_os("FLAGSTONE_REQUIRE_TOOLS").is_none(),
+            "{tool} is not installed; ./.ci/test installs it"
+        );
         eprintln!("skipped: {tool} is not installed");
     }
     found

@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         drop(listener);
         std::fs::remove_file(&path).unwrap();
-        let long = Path::new("/tmp").join("x".repeat(120));
+        let long = std::env::temp_dir().join("x".repeat(120));
         assert_eq!(
             listen_unix(&long, 0o600).unwrap_err().kind(),
             io::ErrorKind::InvalidInput

@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::process::Command;
 
 use common::{Random, TempDir, all, kernels, pattern, run};
 use flagstone_platform::record::IoEvent;
@@ -565,10 +566,58 @@ fn a_record_holds_what_the_device_was_asked_for() {
     assert_eq!(events.len(), 12);
 }
 
-/// With `FLAGSTONE_TEST_BLOCK_DEVICE` naming a block device that may be overwritten.
+/// A block device over a file of its own, until it is dropped.
+struct LoopDevice {
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl LoopDevice {
+    /// `None` where this process may not have one: without root, and in most containers.
+    fn attach(size_bytes: u64) -> Option<LoopDevice> {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/loop-control")
+            .ok()?;
+        let folder = TempDir::new();
+        let file = device_file(&folder, size_bytes);
+        let losetup = Command::new("/usr/sbin/losetup")
+            .args(["--find", "--show"])
+            .arg(&file)
+            .output()
+            .expect("Debian's mount package has losetup");
+        let errors = String::from_utf8_lossy(&losetup.stderr).into_owned();
+        assert!(losetup.status.success(), "losetup: {errors}");
+        let path = String::from_utf8(losetup.stdout).unwrap();
+        Some(LoopDevice {
+            path: PathBuf::from(path.trim()),
+            _folder: folder,
+        })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let mut losetup = Command::new("/usr/sbin/losetup");
+        let detached = losetup.arg("--detach").arg(&self.path).status();
+        if !detached.is_ok_and(|status| status.success()) {
+            eprintln!("{} is still attached", self.path.display());
+        }
+    }
+}
+
+/// On a loop device, for which it takes root; or on the block device that `FLAGSTONE_TEST_BLOCK_DEVICE`
+/// names, which is overwritten.
 #[test]
 fn a_block_device_works() {
-    let Some(path) = std::env::var_os("FLAGSTONE_TEST_BLOCK_DEVICE") else {
+    let named = std::env::var_os("FLAGSTONE_TEST_BLOCK_DEVICE").map(PathBuf::from);
+    let own = match &named {
+        Some(_) => None,
+        None => LoopDevice::attach(64 * MIB),
+    };
+    let Some(path) = named.or_else(|| own.as_ref().map(|own| own.path.clone())) else {
+        eprintln!("skipped: no loop device may be had here, and none is named");
         return;
     };
     let _lock = lock_device(&path).unwrap();

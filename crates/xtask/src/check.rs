@@ -5,7 +5,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::forward::SimArguments;
-use crate::fuzz::Fuzzers;
 use crate::steps::{Counts, Steps};
 use crate::{e2e, forward, fuzz, repo, tidy};
 
@@ -16,8 +15,6 @@ const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
 const SIM_SEEDS: u64 = 1000;
 /// How many seeds of each scene.
 const SCENE_SEEDS: u64 = 100;
-/// How long CI fuzzes each decoder.
-const FUZZ_SECONDS: u32 = 20;
 
 /// Format, lints, house style, unit tests. Under two minutes on a warm tree.
 pub(crate) fn check(root: &Path) -> bool {
@@ -34,7 +31,8 @@ pub(crate) fn check(root: &Path) -> bool {
 /// Unit, integration and documentation tests of the named packages, or of all.
 pub(crate) fn test(root: &Path, packages: &[String]) -> bool {
     let mut steps = Steps::new();
-    all_tests(root, &mut steps, packages);
+    let command = test_command(root, packages);
+    steps.run_tests("tests", command, STEP_LIMIT);
     steps.finish()
 }
 
@@ -42,10 +40,13 @@ pub(crate) fn test(root: &Path, packages: &[String]) -> bool {
 pub(crate) fn ci(root: &Path) -> bool {
     let mut steps = Steps::new();
     lint(root, &mut steps);
-    all_tests(root, &mut steps, &[]);
+    // Here all tools are installed, and a test that skips for want of one shows nothing.
+    let mut tests = test_command(root, &[]);
+    tests.env("FLAGSTONE_REQUIRE_TOOLS", "1");
+    steps.run_tests("tests", tests, STEP_LIMIT);
     model(root, &mut steps);
     sim(root, &mut steps);
-    fuzz(root, &mut steps);
+    steps.run("fuzz", || fuzz::ci(root));
     if let Err(error) = e2e::add_ci_steps(root, &mut steps) {
         steps.run("e2e", || Err(error));
     }
@@ -96,27 +97,13 @@ fn sim(root: &Path, steps: &mut Steps) {
         ("sim, planted bugs", SimArguments::bugs()),
     ];
     for (name, arguments) in runs {
-        steps.run(name, || forward::sim(root, &arguments).map(Counts::one));
+        steps.run(name, || {
+            forward::sim_within(root, &arguments, STEP_LIMIT).map(Counts::one)
+        });
     }
 }
 
-/// Every decoder for a while.
-fn fuzz(root: &Path, steps: &mut Steps) {
-    steps.run("fuzz", || {
-        let fuzzers = Fuzzers::build(root)?;
-        let mut counts = Counts::default();
-        for name in fuzz::targets(root)? {
-            let found = fuzzers.fuzz(&name, FUZZ_SECONDS);
-            if let Err(error) = &found {
-                println!("{error:#}");
-            }
-            counts.add(Counts::one(found.is_ok()));
-        }
-        Ok(counts)
-    });
-}
-
-fn all_tests(root: &Path, steps: &mut Steps, packages: &[String]) {
+fn test_command(root: &Path, packages: &[String]) -> Command {
     let mut command = cargo(root, &["test", "--no-fail-fast"]);
     if packages.is_empty() {
         command.arg("--workspace");
@@ -124,7 +111,7 @@ fn all_tests(root: &Path, steps: &mut Steps, packages: &[String]) {
     for package in packages {
         command.args(["--package", package]);
     }
-    steps.run_tests("tests", command, STEP_LIMIT);
+    command
 }
 
 fn cargo(root: &Path, arguments: &[&str]) -> Command {

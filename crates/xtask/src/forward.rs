@@ -132,15 +132,24 @@ impl SimArguments {
 
 /// Runs the simulator. A failure prints as its last line how to repeat it. True if all went well.
 pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
+    let run_time = arguments
+        .minutes
+        .map_or(SIM_LIMIT, |m| Duration::from_secs(m * 60));
+    sim_within(root, arguments, run_time)
+}
+
+/// The same with a limit for the run, building excepted.
+pub(crate) fn sim_within(
+    root: &Path,
+    arguments: &SimArguments,
+    run_time: Duration,
+) -> Result<bool> {
     let features = match arguments.bugs {
         true => &["--features", "planted-bugs"][..],
         false => &[],
     };
     let mut command = release_run(root, "flagstone-sim", features);
     command.args(arguments.words());
-    let run_time = arguments
-        .minutes
-        .map_or(SIM_LIMIT, |m| Duration::from_secs(m * 60));
     let mut replay = None;
     let good = run_limited(command, run_time + BUILD_LIMIT, |line| {
         if line.trim_start().starts_with(REPLAY) {

@@ -8,13 +8,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::repo;
-use crate::steps::run_limited;
+use crate::steps::{Counts, read_limited, run_limited};
 
 /// Counters for every edge, and comparisons reported to the fuzzer.
 const COVERAGE_FLAGS: &str = "--cfg fuzzing -Awarnings -Cpasses=sancov-module \
@@ -28,6 +30,15 @@ const INPUT_BYTES_MAX: u32 = 16 << 10;
 /// One input that takes longer than this is a finding.
 const INPUT_SECONDS_MAX: u32 = 20;
 const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// How much longer than told a fuzzer may run before it is killed: reading what it has learned
+/// counts on top, and so does its last input.
+const STOP_LIMIT: Duration = Duration::from_secs(120);
+/// What a hostile client can send without being anybody gets the longest time in CI.
+const CI_SECONDS: [(&str, u32); 2] = [("nbd_negotiation", 60), ("nbd_requests", 60)];
+/// The other decoders.
+const CI_SECONDS_OTHERS: u32 = 20;
+/// So many fuzzers run beside each other in CI, which has two processors.
+const CI_AT_ONCE: usize = 2;
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -124,14 +135,12 @@ impl Fuzzers {
             .arg(format!("-max_len={INPUT_BYTES_MAX}"))
             .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
             .args(["-verbosity=0", "-print_final_stats=1"]);
-        // It ends by itself: its time and that of each input are bounded above.
-        let output = fuzzer
-            .output()
-            .with_context(|| format!("starting fuzzer {name}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let said: Vec<&str> = text.lines().collect();
-        if !output.status.success() {
-            println!("{text}");
+        let mut said = Vec::new();
+        let limit = Duration::from_secs(u64::from(seconds)) + STOP_LIMIT;
+        let good = read_limited(fuzzer, limit, |line| said.push(line.to_owned()))
+            .with_context(|| format!("fuzzing {name}"))?;
+        if !good {
+            println!("{}", said.join("\n"));
             let kept = said
                 .iter()
                 .find_map(|line| line.split_once("Test unit written to "));
@@ -165,6 +174,42 @@ impl Fuzzers {
     }
 }
 
+/// What CI does: every decoder for a while, some at a time. How many were clean and how many not.
+pub(crate) fn ci(root: &Path) -> Result<Counts> {
+    let fuzzers = Fuzzers::build(root)?;
+    let mut waiting = targets(root)?;
+    // The longest first, which are taken from the end.
+    waiting.sort_by_key(|name| ci_seconds(name));
+    let waiting = Mutex::new(waiting);
+    let counts = Mutex::new(Counts::default());
+    let next = || lock(&waiting).pop();
+    thread::scope(|scope| {
+        for _ in 0..CI_AT_ONCE {
+            scope.spawn(|| {
+                while let Some(name) = next() {
+                    let found = fuzzers.fuzz(&name, ci_seconds(&name));
+                    if let Err(error) = &found {
+                        println!("{error:#}");
+                    }
+                    lock(&counts).add(Counts::one(found.is_ok()));
+                }
+            });
+        }
+    });
+    let counts = *lock(&counts);
+    Ok(counts)
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long CI fuzzes a target.
+fn ci_seconds(name: &str) -> u32 {
+    let own = CI_SECONDS.iter().find(|(target, _)| *target == name);
+    own.map_or(CI_SECONDS_OTHERS, |(_, seconds)| *seconds)
+}
+
 /// The compiler's name for this machine.
 fn host(root: &Path) -> Result<String> {
     let mut rustc = repo::command(root, "rustc");
@@ -172,4 +217,18 @@ fn host(root: &Path) -> Result<String> {
     let text = repo::output(rustc)?;
     let line = text.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(line.context("rustc named no host")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_with_a_time_of_their_own_exist() {
+        let root = repo::root().expect("inside the repository");
+        let targets = targets(&root).expect("listed");
+        for (name, _) in CI_SECONDS {
+            assert!(targets.iter().any(|target| target == name), "{name}");
+        }
+    }
 }

@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -190,6 +193,45 @@ pub(crate) fn signal(pid: u32, name: &str) -> Result<()> {
 pub(crate) fn kill_tree(pid: u32) {
     for each in tree(pid).into_iter().rev() {
         // It may have ended by itself meanwhile.
+        let _ = signal(each, "KILL");
+    }
+}
+
+/// Kills a process and its descendants unless [`Watchdog::end`] comes first.
+pub(crate) struct Watchdog {
+    ended: mpsc::Sender<()>,
+    thread: JoinHandle<bool>,
+}
+
+impl Watchdog {
+    /// Waits that long before it kills.
+    pub(crate) fn start(pid: u32, limit: Duration) -> Watchdog {
+        Watchdog::with(limit, move || kill_tree(pid))
+    }
+
+    /// Waits that long before it does something else.
+    pub(crate) fn with(limit: Duration, bite: impl FnOnce() + Send + 'static) -> Watchdog {
+        let (ended, wait_for_end) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            let late = wait_for_end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            if late {
+                bite();
+            }
+            late
+        });
+        Watchdog { ended, thread }
+    }
+
+    /// Calls it off. True if it was too late.
+    pub(crate) fn end(self) -> bool {
+        drop(self.ended);
+        self.thread.join().unwrap_or(false)
+    }
+}
+
+/// Kills everything that this process has started.
+pub(crate) fn kill_children() {
+    for each in tree(std::process::id()).into_iter().skip(1).rev() {
         let _ = signal(each, "KILL");
     }
 }

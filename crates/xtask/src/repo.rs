@@ -3,13 +3,19 @@
 //! Works on a tree without git metadata as well, so that a source archive can be checked.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 use std::{env, fs};
 
 use anyhow::{Context, Result, bail};
 
+use crate::process::Watchdog;
+
 /// Folders that hold nothing we wrote.
 const SKIPPED_FOLDERS: [&str; 4] = ["target", ".git", "flagstone-data", "node_modules"];
+
+/// A command of a test that has not ended by then hangs. Building in release mode is the longest.
+const OUTPUT_LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// How much of a failed command's output goes into a message.
 const MESSAGE_LINES_MAX: usize = 30;
@@ -88,12 +94,29 @@ pub(crate) fn has_program(name: &str) -> bool {
         .any(|folder| folder.join(name).is_file())
 }
 
-/// Standard output of a command that must succeed, trimmed.
-pub(crate) fn output(mut command: Command) -> Result<String> {
+/// Standard output of a command that must succeed within a limit that nothing here comes near, trimmed.
+pub(crate) fn output(command: Command) -> Result<String> {
+    output_within(command, OUTPUT_LIMIT)
+}
+
+fn output_within(mut command: Command, limit: Duration) -> Result<String> {
     let shown = format!("{command:?}");
-    let output = command
-        .output()
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .with_context(|| format!("starting {shown}"))?;
+    let watchdog = Watchdog::start(child.id(), limit);
+    let output = child.wait_with_output();
+    let late = watchdog.end();
+    let output = output.with_context(|| format!("waiting for {shown}"))?;
+    if late {
+        bail!(
+            "{shown} took longer than {} s and was killed",
+            limit.as_secs_f64()
+        );
+    }
     if !output.status.success() {
         // Some tools explain themselves on one stream, some on the other.
         let (said, errors) = (tail(&output.stdout), tail(&output.stderr));
@@ -107,4 +130,17 @@ fn tail(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<&str> = text.trim().lines().collect();
     lines[lines.len().saturating_sub(MESSAGE_LINES_MAX)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_hangs_is_killed_with_its_children() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60; true"]);
+        let error = output_within(command, Duration::from_millis(50)).expect_err("too slow");
+        assert!(format!("{error}").contains("took longer"), "{error}");
+    }
 }

@@ -5,14 +5,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::process;
+use crate::process::Watchdog;
 
 /// Passed and failed tests of one step. A step that isn't a test run counts as one test.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -128,6 +125,18 @@ impl Steps {
 /// Runs a command, echoes its standard output, and hands each line to `see`. Kills the command
 /// with all its children when it takes longer than `limit`. True if it succeeded.
 pub(crate) fn run_limited(
+    command: Command,
+    limit: Duration,
+    mut see: impl FnMut(&str),
+) -> Result<bool> {
+    read_limited(command, limit, |line| {
+        println!("{line}");
+        see(line);
+    })
+}
+
+/// The same without an echo.
+pub(crate) fn read_limited(
     mut command: Command,
     limit: Duration,
     mut see: impl FnMut(&str),
@@ -143,30 +152,15 @@ pub(crate) fn run_limited(
         .take()
         .context("the child's output was asked for above")?;
 
-    let pid = child.id();
-    let timed_out = Arc::new(AtomicBool::new(false));
-    let (ended, wait_for_end) = mpsc::channel::<()>();
-    let watchdog = {
-        let timed_out = Arc::clone(&timed_out);
-        thread::spawn(move || {
-            if wait_for_end.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                timed_out.store(true, Ordering::SeqCst);
-                process::kill_tree(pid);
-            }
-        })
-    };
+    let watchdog = Watchdog::start(child.id(), limit);
     for line in BufReader::new(stdout).split(b'\n') {
         let line = line.with_context(|| format!("reading the output of {shown}"))?;
-        let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        see(&line);
+        see(&String::from_utf8_lossy(&line));
     }
     let status = child
         .wait()
         .with_context(|| format!("waiting for {shown}"))?;
-    drop(ended);
-    let _ = watchdog.join();
-    if timed_out.load(Ordering::SeqCst) {
+    if watchdog.end() {
         bail!(
             "{shown} took longer than {} s and was killed",
             limit.as_secs()

@@ -1,5 +1,5 @@
 //! A Linux guest small enough to boot under emulation in seconds: Debian's cloud kernel, busybox,
-//! and an init of ours. Both packages are downloaded once, into the build folder.
+//! and an init of ours. `.ci/guest` downloads both packages once, into the build folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// Prepares the guest, downloading its two packages unless that was done before.
+    /// Prepares the guest from its two packages.
     pub(super) fn prepare(root: &Path) -> Result<Guest> {
         ensure!(
             repo::has_program("qemu-system-x86_64"),
@@ -57,7 +57,7 @@ impl Guest {
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let unpacked = dir.join("unpacked");
         if !unpacked.join("bin/busybox").is_file() {
-            download(&dir, &unpacked)?;
+            unpack(root, &dir, &unpacked)?;
         }
         let kernel = only_entry(&unpacked.join("boot"), "vmlinuz-")?;
         let modules = only_entry(&unpacked.join("lib/modules"), "")?.join("kernel/drivers");
@@ -112,30 +112,15 @@ impl Guest {
     }
 }
 
-fn download(dir: &Path, unpacked: &Path) -> Result<()> {
-    let mut depends = Command::new("apt-cache");
-    depends.args(["depends", "linux-image-cloud-amd64"]);
-    let text = repo::output(depends).context("asking apt for the guest's kernel")?;
-    let kernel = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("Depends: "));
-    let kernel = kernel.context("apt knows no linux-image-cloud-amd64; run apt-get update")?;
-    let mut download = Command::new("apt-get");
-    download
-        .current_dir(dir)
-        .args(["download", "--quiet", kernel, "busybox-static"]);
-    repo::output(download).context("downloading the guest's packages")?;
-    for entry in fs::read_dir(dir)
-        .context("listing the guest's packages")?
-        .flatten()
-    {
-        if entry
-            .path()
-            .extension()
-            .is_some_and(|extension| extension == "deb")
-        {
+/// Has the packages downloaded, unless that was done before, and unpacks them.
+fn unpack(root: &Path, dir: &Path, unpacked: &Path) -> Result<()> {
+    repo::output(repo::command(root, "./.ci/guest")).context("fetching the guest's packages")?;
+    let entries = fs::read_dir(dir).context("listing the guest's packages")?;
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
             let mut unpack = Command::new("dpkg");
-            unpack.arg("-x").arg(entry.path()).arg(unpacked);
+            unpack.arg("-x").arg(&path).arg(unpacked);
             repo::output(unpack)?;
         }
     }

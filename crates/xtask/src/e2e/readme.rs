@@ -23,7 +23,8 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
         "the README says `{second}`, which .ci/run doesn't run"
     );
 
-    // As typed, but on ports and in a folder of our own, and built into the folder that already has the libraries.
+    // As typed, but on ports and in a folder of our own, and built into the folder that already has
+    // the libraries of others. Our own are built once more, since they are the clone's.
     let words: Vec<&str> = first.split_ascii_whitespace().collect();
     let (program, rest) = words.split_first().context("the first command is empty")?;
     let (nbd, api) = (free_port()?, free_port()?);
@@ -59,15 +60,8 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     daemon.stop().map(|_| ())
 }
 
-/// A tree with nothing in it but what is committed: this one if it is so, as in CI, else a clone.
+/// A tree with nothing in it but what is committed.
 fn clean_tree(scene: &Scene) -> Result<PathBuf> {
-    let mut status = Command::new("git");
-    status
-        .current_dir(&scene.root)
-        .args(["status", "--porcelain"]);
-    if repo::output(status)?.is_empty() {
-        return Ok(scene.root.clone());
-    }
     let clone = scene.dir.join("clone");
     let mut git = Command::new("git");
     git.args(["clone", "--quiet", "--no-hardlinks"])
