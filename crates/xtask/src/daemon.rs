@@ -23,6 +23,13 @@ use crate::{process, repo};
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take to stop once asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Warnings that a test asks for.
+const EXPECTED: [&str; 2] = [
+    // After a kill, while a client that comes back at once holds the port.
+    "is in use: waiting up to",
+    // With `FLAGSTONE_RECORD`.
+    "everything written is copied there, which is slow",
+];
 const POLL: Duration = Duration::from_millis(5);
 
 /// Where ports for servers are looked for: below those that the kernel gives to clients, which might
@@ -292,6 +299,15 @@ impl Node {
             "flagstone ended with {status}; its log is {}",
             log.display()
         );
+        let text =
+            fs::read_to_string(&log).with_context(|| format!("reading {}", log.display()))?;
+        let complaints = complaints(&text);
+        ensure!(
+            complaints.is_empty(),
+            "nothing was wrong with the machine, but {} says\n  {}",
+            log.display(),
+            complaints.join("\n  ")
+        );
         Ok(())
     }
 
@@ -336,6 +352,18 @@ impl Node {
     }
 }
 
+/// Warnings and errors in a node's log that a test didn't bring about on purpose.
+fn complaints(log: &str) -> Vec<&str> {
+    log.lines()
+        .filter(|line| {
+            // The time, then the level.
+            let level = line.split_ascii_whitespace().nth(1);
+            matches!(level, Some("WARN" | "ERROR"))
+        })
+        .filter(|line| !EXPECTED.iter().any(|expected| line.contains(expected)))
+        .collect()
+}
+
 /// Builds the release binary and returns its path.
 pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     let mut cargo = repo::cargo(root);
@@ -343,4 +371,20 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
     let status = cargo.status().context("starting cargo")?;
     ensure!(status.success(), "the release build of flagstone failed");
     Ok(repo::target_dir(root).join("release/flagstone"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_and_errors_are_complaints_unless_they_were_asked_for() {
+        let log = "2026-11-22T05:48:53.5Z  INFO a::b: recovered WARN=0\n\
+                   2026-11-22T05:48:53.5Z  WARN a::b: a read of the device failed\n\
+                   2026-11-22T05:48:53.5Z  WARN a::b: everything written is copied there, which is slow\n\
+                   2026-11-22T05:48:53.5Z ERROR a::b: fenced\n";
+        let found = complaints(log);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].ends_with("failed") && found[1].ends_with("fenced"));
+    }
 }

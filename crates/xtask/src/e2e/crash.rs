@@ -3,10 +3,11 @@
 //! Three things run when the node dies: writers that know what a crash may lose (`load`), fio
 //! overwriting blocks that carry their own checksum and place, and a user who takes and deletes
 //! snapshots. After each crash the device is verified offline, the node restarted, and all three
-//! are held to what they were told. Killing a process loses nothing that the kernel has, so this
+//! are held to what they were told. The node has one core and two in turn, so that journals change
+//! their owner, and volumes on both. Killing a process loses nothing that the kernel has, so this
 //! tests recovery and answers, not flushes; those are the simulator's and the crash images' part.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::load::{Random, Writer};
+use super::nbd::Connection;
 use super::scene::{Scene, find_strings};
 use crate::daemon::{Node, NodeOptions};
 use crate::repo;
@@ -25,18 +27,21 @@ const FIO_BYTES: u64 = 128 << 20;
 /// The user deletes the oldest of so many.
 const SNAPSHOTS_KEPT: usize = 4;
 /// The node lives this long, at least and at most, before it is killed.
-const LIFE_MS: (u64, u64) = (150, 2_000);
+const LIFE_MS: (u64, u64) = (100, 1_200);
+/// What the writers write to, half of them each; one on each core while there are two.
+const VOLUMES: [&str; 2] = ["data", "other"];
+/// So much of each snapshot is read after each crash.
+const SNAPSHOT_READ_BYTES: usize = 8 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
-    let mut node = scene.node("8G", 1)?;
-    node.run(&[
-        "volume",
-        "create",
-        "data",
-        "--size",
-        &(WRITERS * REGION_BYTES).to_string(),
-    ])?;
+    let mut node = scene.node("8G", 2)?;
+    for (core, volume) in VOLUMES.iter().enumerate() {
+        let (size, core) = ((WRITERS * REGION_BYTES).to_string(), core.to_string());
+        let words = ["volume", "create", volume, "--size", &size, "--core", &core];
+        node.run(&words)?;
+    }
     node.run(&["volume", "create", "fio", "--size", &FIO_BYTES.to_string()])?;
     // From here on every block of this volume carries a checksum and its place.
     fio(
@@ -62,11 +67,13 @@ pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
         let said = node
             .verify()
             .with_context(|| format!("verify after crash {round}"))?;
+        // The journals of two cores go to one, and the other way round.
+        node.options.cores = 1 + round % 2;
         let took = node
             .restart()
             .with_context(|| format!("restart after crash {round}"))?;
         for (index, writer) in writers.iter_mut().enumerate() {
-            let check = writer.check(node.nbd_port, "data");
+            let check = writer.check(node.nbd_port, VOLUMES[index % 2]);
             check.with_context(|| format!("crash {round}, writer {index}, seed {seed}"))?;
         }
         let read = ["--rw=read", "--bs=64k", "--verify=crc32c"];
@@ -75,7 +82,8 @@ pub(super) fn run(scene: &Scene, rounds: u32, seed: u64) -> Result<()> {
             .with_context(|| format!("snapshots after crash {round}"))?;
         let answered = writers.iter().map(|writer| writer.answered).sum::<u64>() - answered;
         println!(
-            "crash {round}: after {life} ms and {answered} answers; ready again in {} ms; {}",
+            "crash {round}: after {life} ms and {answered} answers; ready again with {} of 2 cores in {} ms; {}",
+            node.options.cores,
             took.as_millis(),
             said.lines().last().unwrap_or_default()
         );
@@ -99,7 +107,8 @@ fn one_life(
     let outcome = thread::scope(|scope| {
         let mut running: Vec<_> = writers
             .iter_mut()
-            .map(|writer| scope.spawn(move || writer.run(port, "data")))
+            .enumerate()
+            .map(|(index, writer)| scope.spawn(move || writer.run(port, VOLUMES[index % 2])))
             .collect();
         running.push(scope.spawn(|| user.act_until(&commands, &killed)));
         thread::sleep(life);
@@ -166,6 +175,8 @@ struct User {
     present: BTreeSet<String>,
     /// A command was sent and its answer hasn't come.
     uncertain: BTreeSet<String>,
+    /// What each held when it was first looked at, which it must hold for ever.
+    contents: BTreeMap<String, Vec<u8>>,
 }
 
 impl User {
@@ -199,7 +210,7 @@ impl User {
         Ok(())
     }
 
-    /// What was answered is so; nothing else is there.
+    /// What was answered is so; nothing else is there; what is there has not changed.
     fn check(&mut self, node: &Node) -> Result<()> {
         let listed: BTreeSet<String> =
             find_strings(&node.json(&["snapshot", "list", "data"])?, "name")
@@ -219,6 +230,17 @@ impl User {
                 "{name} is there, though its deletion was answered or nobody made it"
             );
         }
+        for name in &listed {
+            let mut found = vec![0; SNAPSHOT_READ_BYTES];
+            let mut connection = Connection::open(node.nbd_port, name)?;
+            for (index, piece) in found.chunks_mut(READ_BYTES).enumerate() {
+                connection.read((index * READ_BYTES) as u64, piece)?;
+            }
+            connection.disconnect();
+            let known = self.contents.entry(name.clone()).or_insert(found.clone());
+            ensure!(*known == found, "{name} doesn't hold any more what it held");
+        }
+        self.contents.retain(|name, _| listed.contains(name));
         self.present = listed;
         self.uncertain.clear();
         Ok(())

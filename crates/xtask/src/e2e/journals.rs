@@ -1,7 +1,6 @@
 //! A restart with journals as full as they can be: checkpoints are held back, clients write until
 //! the rings take nothing more, the node is killed.
 
-use std::io::{Read, Write};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,46 +8,47 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::many::recovered;
-use super::nbd::{Connection, request};
+use super::nbd::Connection;
 use super::scene::{Scene, find_number};
 use crate::daemon::Node;
 use crate::{process, repo};
 
 /// As many as a device of this size has journals: each core has its volumes in one of them.
 const CORES: u32 = 8;
-const SIZE: &str = "20G";
-const VOLUME_BLOCKS: u64 = 1 << 16;
+/// What the clients have mapped at the end, whatever the number of volumes: half a million blocks.
+const MAPPED_BLOCKS: u64 = 1 << 19;
 const BLOCK_BYTES: u32 = 4096;
-const COMMAND_WRITE: u16 = 1;
-const COMMAND_FLUSH: u16 = 3;
-/// Requests sent in one go. Many at a time make groups with many records, the densest journal.
+/// The fillers write behind what others look at.
+const FILLED_FROM: u64 = 512 << 20;
+/// Clients of each core. Many requests at a time make groups with many records, the densest journal.
+const WRITERS_PER_CORE: usize = 2;
+/// Requests that a client sends before it waits for the answers.
 const BURST: u64 = 64;
-/// Bursts between flushes. What an overwrite has freed is used again after a flush.
+/// Bursts of a client between flushes. What an overwrite has freed is used again after a flush.
 const FLUSH_EVERY: u64 = 32;
+/// Bursts to a volume before a client goes on to its next.
+const BURSTS_PER_VISIT: u64 = 2;
 /// The rings are full when they have not grown for so long.
 const QUIET: Duration = Duration::from_secs(3);
-const FILL_TIME_MAX: Duration = Duration::from_secs(240);
+const FILL_TIME_MAX: Duration = Duration::from_secs(300);
 /// Of the rings. A ring keeps room for what recovery itself may have to write.
 const FULL_PERCENT_MIN: u64 = 80;
 
-/// Fills the rings, kills the node, and prints how long it takes until it serves again.
-pub(super) fn run(scene: &Scene) -> Result<()> {
-    let mut node = scene.node(SIZE, CORES)?;
-    for index in 0..CORES {
-        let core = index.to_string();
-        let words = ["volume", "create", &name(index), "--size", "1G"];
-        node.run(&[&words[..], &["--core", &core]].concat())?;
+/// Fills the rings of a device of this size, kills the node, and prints how long it takes until it
+/// serves again.
+pub(super) fn run(scene: &Scene, size: &str) -> Result<()> {
+    let mut node = scene.node_on_sparse_file(size, CORES)?;
+    let mut volumes = Vec::new();
+    for core in 0..CORES {
+        let name = format!("volume-{core}");
+        let words = ["volume", "create", &name, "--size", "10G"];
+        node.run(&[&words[..], &["--core", &core.to_string()]].concat())?;
+        volumes.push(vec![name]);
     }
-    node.stop()?;
-    let held = ("FLAGSTONE_TUNING".into(), "checkpoints=held".into());
-    node.options.environment.push(held);
-    node.restart()?;
-    let used_bytes = fill(&mut node)?;
-    node.options.environment.clear();
+    fill_and_kill(&mut node, &volumes)?;
     let took = node.restart()?;
     println!(
-        "restart with {:.1} MiB of journals to be replayed: {} ms, {} MiB resident",
-        used_bytes as f64 / f64::from(1 << 20),
+        "restart with these journals: {} ms, {} MiB resident",
         took.as_millis(),
         process::tree_resident_bytes(node.pid()?) >> 20
     );
@@ -62,61 +62,60 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-fn name(index: u32) -> String {
-    format!("volume-{index}")
-}
-
-/// Writes to all volumes until the rings are full, and kills the node. Bytes of the rings in use.
-fn fill(node: &mut Node) -> Result<u64> {
+/// Starts the running node again with checkpoints held back, writes to these volumes, listed by
+/// core, until the rings are full, and kills it. The next start is an ordinary one.
+pub(super) fn fill_and_kill(node: &mut Node, volumes: &[Vec<String>]) -> Result<()> {
+    node.stop()?;
+    let held = ("FLAGSTONE_TUNING".into(), "checkpoints=held".into());
+    node.options.environment.push(held);
+    node.restart()?;
     let port = node.nbd_port;
-    thread::scope(|scope| {
-        for index in 0..CORES {
-            scope.spawn(move || write_without_end(port, index));
+    let count: usize = volumes.iter().map(Vec::len).sum();
+    let blocks_each = (MAPPED_BLOCKS / count as u64).max(BURST);
+    let filled = thread::scope(|scope| {
+        for names in volumes {
+            for writer in 0..WRITERS_PER_CORE {
+                // Ends with the node, in the middle of something.
+                scope.spawn(move || drop(write_without_end(port, names, writer, blocks_each)));
+            }
         }
-        let result = wait_until_full(node);
-        // The writers end with it.
+        let filled = wait_until_full(node);
         node.kill()?;
-        result
-    })
+        filled
+    });
+    node.options.environment.clear();
+    filled
 }
 
-/// Random blocks, seldom flushed, many requests at a time, until the node is gone.
-fn write_without_end(port: u16, index: u32) -> Result<()> {
-    let mut stream = Connection::open(port, &name(index))?.into_stream();
-    let mut answers = stream.try_clone().context("a second handle")?;
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            let mut reply = [0; 16 * 64];
-            while matches!(answers.read(&mut reply), Ok(count) if count > 0) {}
-        });
-        let mut state = u64::from(index) + 1;
-        let data = [index as u8; BLOCK_BYTES as usize];
-        for round in 0.. {
-            let mut bytes = Vec::new();
-            for step in 0..BURST {
+/// Random blocks, seldom flushed, many requests at a time, to one volume after the other.
+fn write_without_end(port: u16, names: &[String], writer: usize, blocks_each: u64) -> Result<()> {
+    let mut state = writer as u64 + 1;
+    let data = [writer as u8 + 1; BLOCK_BYTES as usize];
+    let mut bursts: u64 = 0;
+    let skip = names.len() * writer / WRITERS_PER_CORE;
+    for name in names.iter().cycle().skip(skip) {
+        let mut connection = Connection::open(port, name)?;
+        for _ in 0..BURSTS_PER_VISIT {
+            let mut places = Vec::new();
+            for _ in 0..BURST {
                 state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1);
-                let block = (state >> 33) % VOLUME_BLOCKS;
-                let handle = round * BURST + step;
-                let offset = block * u64::from(BLOCK_BYTES);
-                bytes.extend(request(0, COMMAND_WRITE, handle, offset, BLOCK_BYTES));
-                bytes.extend(data);
+                let block = (state >> 33) % blocks_each;
+                places.push(FILLED_FROM + block * u64::from(BLOCK_BYTES));
             }
-            if round % FLUSH_EVERY == 0 {
-                bytes.extend(request(0, COMMAND_FLUSH, u64::MAX, 0, 0));
-            }
-            if stream.write_all(&bytes).is_err() {
-                break;
+            connection.write_many(&places, &data)?;
+            bursts += 1;
+            if bursts.is_multiple_of(FLUSH_EVERY) {
+                connection.flush()?;
             }
         }
-        // Ends the reader, too.
-        let _ = stream.shutdown(std::net::Shutdown::Both);
-    });
+        connection.disconnect();
+    }
     Ok(())
 }
 
-fn wait_until_full(node: &Node) -> Result<u64> {
+fn wait_until_full(node: &Node) -> Result<()> {
     let started = Instant::now();
     let (mut most, mut grown) = (0, Instant::now());
     loop {
@@ -127,12 +126,15 @@ fn wait_until_full(node: &Node) -> Result<u64> {
             (most, grown) = (used, Instant::now());
         }
         if grown.elapsed() >= QUIET {
+            let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
             println!(
-                "{used} of {all} bytes of journals are full after {:.0} s",
+                "{:.1} of {:.1} MiB of journals are full after {:.0} s",
+                mib(used),
+                mib(all),
                 started.elapsed().as_secs_f64()
             );
             ensure!(used * 100 >= all * FULL_PERCENT_MIN, "that is not full");
-            return Ok(used);
+            return Ok(());
         }
         ensure!(
             started.elapsed() < FILL_TIME_MAX,

@@ -1,12 +1,12 @@
 //! Thousands of volumes: creating, listing, restarting, and idling with them.
 
 use std::fs;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::journals;
 use super::nbd::Connection;
 use super::scene::{Scene, find_strings};
 use crate::daemon::Node;
@@ -18,81 +18,85 @@ const IDLE_CORES_MAX: f64 = 0.02;
 const IDLE_WATCH: Duration = Duration::from_secs(20);
 /// Clients that are connected and ask for nothing.
 const IDLE_CLIENTS: usize = 32;
-/// Clients that fill the journals before a crash, for how long, and with how many writes to a
-/// volume before they go on to the next.
-const FILLERS: usize = 8;
-const FILL_TIME: Duration = Duration::from_secs(10);
-const WRITES_PER_VISIT: u64 = 16;
+/// What empty volumes may take of the node's memory: so much each, which is about twice what they
+/// take, and what creating any at all needs.
+const VOLUME_MEMORY_MAX: u64 = 2500;
+const CREATION_MEMORY_MAX: u64 = 16 << 20;
+/// What a node may take that has just replayed full journals, with up to 512 MiB of rings: the maps
+/// that the replay has made, above all. They are let go of after its checkpoint.
+const REPLAY_MEMORY_MAX: u64 = 3 << 30;
 /// Some volumes are written, so that a restart has mappings to recover.
 const WRITTEN_EVERY: usize = 10;
 
-/// Creates `count` volumes, writes some, lists them, and restarts after a stop and after a crash.
-pub(super) fn volumes(scene: &Scene, count: usize) -> Result<()> {
-    let mut node = scene.node("20G", 1)?;
+/// How many volumes on what, and how soon they must be back.
+pub(super) struct Many {
+    pub(super) count: usize,
+    pub(super) device_size: String,
+    /// As many as the device has journals, so that all of them are in use.
+    pub(super) cores: usize,
+    /// How long a restart may take.
+    pub(super) restart_max: Duration,
+}
+
+/// Creates volumes, writes some, lists them, and restarts after a stop and after a kill with every
+/// journal full.
+pub(super) fn volumes(scene: &Scene, many: &Many) -> Result<()> {
+    let count = many.count;
+    let mut node = scene.node_on_sparse_file(&many.device_size, many.cores as u32)?;
     let empty = process::tree_resident_bytes(node.pid()?);
-    create(&node, count)?;
+    create(&node, count, many.cores)?;
     let created = process::tree_resident_bytes(node.pid()?);
+    let taken = created.saturating_sub(empty);
     println!(
         "resident memory: {} MiB empty, {} MiB with {count} volumes ({} bytes each)",
         empty >> 20,
         created >> 20,
-        created.saturating_sub(empty) / count as u64
+        taken / count as u64
+    );
+    let bound = CREATION_MEMORY_MAX + count as u64 * VOLUME_MEMORY_MAX;
+    ensure!(
+        taken <= bound,
+        "{count} empty volumes take {taken} bytes; the bound is {bound}"
     );
     list(&node, count)?;
     write_some(&node, count)?;
 
     node.stop()?;
-    println!(
-        "restart after a clean stop: {} ms",
-        node.restart()?.as_millis()
-    );
+    restart(&mut node, many, "a clean stop")?;
     list(&node, count)?;
 
-    let written = fill_journals(&mut node, count)?;
+    let by_core: Vec<Vec<String>> = (0..many.cores)
+        .map(|core| (core..count).step_by(many.cores).map(name).collect())
+        .collect();
+    journals::fill_and_kill(&mut node, &by_core)?;
     println!("{}", node.verify()?);
-    let took = node.restart()?;
-    println!(
-        "restart after a crash under {written} small writes all over the volumes: {} ms, {} MiB resident",
-        took.as_millis(),
-        process::tree_resident_bytes(node.pid()?) >> 20
-    );
+    restart(&mut node, many, "a kill with full journals")?;
     println!("{}", recovered(&node)?);
     list(&node, count)?;
     check_some(&node, count)?;
     node.stop()
 }
 
-/// Small writes to as many volumes as possible, so that the journals are as full as they get, and
-/// then a kill in the middle of it. Returns how many writes were answered.
-fn fill_journals(node: &mut Node, count: usize) -> Result<u64> {
-    let answered = AtomicU64::new(0);
-    let port = node.nbd_port;
-    write_some(node, count)?;
-    thread::scope(|scope| {
-        for writer in 0..FILLERS {
-            let answered = &answered;
-            scope.spawn(move || {
-                // Ends when the node is gone.
-                for index in (writer..count).step_by(FILLERS).cycle() {
-                    let Ok(mut connection) = Connection::open(port, &name(index)) else {
-                        return;
-                    };
-                    for step in 0..WRITES_PER_VISIT {
-                        // Behind what `check_some` looks at.
-                        let at = (1 << 30) + (index as u64 + step * 1000) * 4096;
-                        if connection.write(at, &content(index), false).is_err() {
-                            return;
-                        }
-                        answered.fetch_add(1, Ordering::Relaxed);
-                    }
-                    connection.disconnect();
-                }
-            });
-        }
-        thread::sleep(FILL_TIME);
-        node.kill()
-    })?;
-    Ok(answered.load(Ordering::Relaxed))
+/// Restarts the node and holds it to its time and memory.
+fn restart(node: &mut Node, many: &Many, after: &str) -> Result<()> {
+    let took = node.restart()?;
+    let resident = process::tree_resident_bytes(node.pid()?);
+    println!(
+        "restart with {} volumes after {after}: {} ms, {} MiB resident",
+        many.count,
+        took.as_millis(),
+        resident >> 20
+    );
+    ensure!(
+        took <= many.restart_max,
+        "the restart after {after} took {took:?}; the bound is {:?}",
+        many.restart_max
+    );
+    ensure!(
+        resident <= REPLAY_MEMORY_MAX,
+        "the node has {resident} bytes resident after {after}; the bound is {REPLAY_MEMORY_MAX}"
+    );
+    Ok(())
 }
 
 /// What the node's log says of its last recovery, journals with nothing to replay left out.
@@ -106,8 +110,8 @@ pub(super) fn recovered(node: &Node) -> Result<String> {
 
 /// Watches the CPU of a node with `count` volumes and a few silent clients.
 pub(super) fn idle(scene: &Scene, count: usize) -> Result<()> {
-    let mut node = scene.node("20G", 1)?;
-    create(&node, count)?;
+    let mut node = scene.node("4G", 1)?;
+    create(&node, count, 1)?;
     let mut clients = Vec::new();
     for index in 0..IDLE_CLIENTS.min(count) {
         clients.push(Connection::open(node.nbd_port, &name(index))?);
@@ -131,15 +135,17 @@ fn name(index: usize) -> String {
     format!("volume-{index:05}")
 }
 
-/// A few users at once, each with the command line.
-fn create(node: &Node, count: usize) -> Result<()> {
+/// A few users at once, each with the command line. Volumes go round the cores.
+fn create(node: &Node, count: usize, cores: usize) -> Result<()> {
     let started = Instant::now();
     thread::scope(|scope| {
         let creators: Vec<_> = (0..CREATORS)
             .map(|creator| {
                 scope.spawn(move || -> Result<()> {
                     for index in (creator..count).step_by(CREATORS) {
-                        node.run(&["volume", "create", &name(index), "--size", "10G"])?;
+                        let core = (index % cores).to_string();
+                        let words = ["volume", "create", &name(index), "--size", "10G"];
+                        node.run(&[&words[..], &["--core", &core]].concat())?;
                     }
                     Ok(())
                 })

@@ -16,15 +16,20 @@ mod many;
 mod nbd;
 mod readme;
 mod scene;
+mod space;
 mod vm;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::daemon;
+use crate::process::{self, Watchdog};
 use crate::steps::{Counts, Steps};
 use scene::Scene;
 
@@ -57,23 +62,52 @@ pub(crate) struct Scale {
     /// `volumes`: how many.
     #[arg(long, default_value_t = 10_000)]
     volumes: usize,
+    /// `volumes` and `journals`: the device, which has eight journals from 8G on. From 32G on their
+    /// rings are the largest there are.
+    #[arg(long, default_value = "20G")]
+    device_size: String,
+    /// `volumes`: how many journals a device of that size has.
+    #[arg(long, default_value_t = 8)]
+    journals: usize,
+    /// `volumes`: the longest that a restart may take. The default is for a quiet machine.
+    #[arg(long, default_value_t = 5_000)]
+    restart_ms: u64,
     /// Seeds the tests' choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 impl Scale {
+    fn many(&self) -> many::Many {
+        many::Many {
+            count: self.volumes,
+            device_size: self.device_size.clone(),
+            cores: self.journals,
+            restart_max: Duration::from_millis(self.restart_ms),
+        }
+    }
+
     /// What fits into a CI run.
     fn for_ci() -> Scale {
         Scale {
-            crashes: 20,
+            crashes: 50,
             images: 2_500,
             machines: 2,
             volumes: 2_000,
+            // 64 MiB of journals, which take about a second. Other work may slow that down, but
+            // not tenfold.
+            device_size: "4G".to_owned(),
+            journals: 4,
+            restart_ms: 10_000,
             seed: 1,
         }
     }
 }
+
+/// A scenario that isn't over by then hangs. By hand, the longest take some five minutes.
+const SCENARIO_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// How long it may take to notice that all its processes were killed.
+const SCENARIO_END_LIMIT: Duration = Duration::from_secs(120);
 
 struct Scenario {
     name: &'static str,
@@ -83,7 +117,7 @@ struct Scenario {
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 9] = [
+const SCENARIOS: [Scenario; 11] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -116,15 +150,27 @@ const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "volumes",
-        about: "thousands of volumes: create, list, restart after stop and crash",
+        about: "thousands of volumes: create, list, restart after a stop and a kill with full journals",
         in_ci: true,
-        run: |scene, scale| many::volumes(scene, scale.volumes),
+        run: |scene, scale| many::volumes(scene, &scale.many()),
     },
     Scenario {
         name: "journals",
         about: "how long a restart takes after a kill with every journal full",
         in_ci: false,
-        run: |scene, _| journals::run(scene),
+        run: |scene, scale| journals::run(scene, &scale.device_size),
+    },
+    Scenario {
+        name: "space",
+        about: "what one volume gives back another core's can use within seconds",
+        in_ci: true,
+        run: |scene, _| space::given_back(scene),
+    },
+    Scenario {
+        name: "terabytes",
+        about: "a volume of 16 TiB: both ends written, killed, read back, verified",
+        in_ci: true,
+        run: |scene, _| space::terabytes(scene),
     },
     Scenario {
         name: "idle",
@@ -145,7 +191,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
     if arguments.list {
         for scenario in &SCENARIOS {
             let ci = if scenario.in_ci { "in CI" } else { "not in CI" };
-            println!("{:<9} {:<10} {}", scenario.name, ci, scenario.about);
+            println!("{:<10} {:<10} {}", scenario.name, ci, scenario.about);
         }
         return Ok(true);
     }
@@ -197,19 +243,49 @@ fn add_steps(
         steps.run(&format!("e2e {}", scenario.name), || {
             let scene = Scene::new(root, &binary, scenario.name)?;
             let started = Instant::now();
-            (scenario.run)(&scene, scale).with_context(|| {
+            let over = Arc::new(AtomicBool::new(false));
+            let watchdog = watch(scenario.name, Arc::clone(&over));
+            let outcome = (scenario.run)(&scene, scale);
+            over.store(true, Ordering::SeqCst);
+            let late = watchdog.end();
+            outcome.with_context(|| {
                 format!(
                     "scenario {} (its files are in {})",
                     scenario.name,
                     scene.dir.display()
                 )
             })?;
+            ensure!(
+                !late,
+                "scenario {} took longer than {} s",
+                scenario.name,
+                SCENARIO_LIMIT.as_secs()
+            );
             report_time(scenario.name, started.elapsed());
             scene.remove()?;
             Ok(Counts::one(true))
         });
     }
     Ok(())
+}
+
+/// Ends a scenario that hangs: the servers and clients it has started are killed, so that whoever
+/// waits for them goes on with an error. If even that doesn't end it (`over`), this program does.
+fn watch(name: &'static str, over: Arc<AtomicBool>) -> Watchdog {
+    Watchdog::with(SCENARIO_LIMIT, move || {
+        let limit = SCENARIO_LIMIT.as_secs();
+        println!("{name}: not over after {limit} s; killing what it has started");
+        let killed = Instant::now();
+        while !over.load(Ordering::SeqCst) {
+            process::kill_children();
+            if killed.elapsed() > SCENARIO_END_LIMIT {
+                println!("{name}: hangs even so");
+                println!("0 passed, 1 failed");
+                std::process::exit(1);
+            }
+            thread::sleep(Duration::from_secs(1));
+        }
+    })
 }
 
 fn report_time(name: &str, took: Duration) {

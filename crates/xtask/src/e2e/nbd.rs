@@ -204,6 +204,35 @@ impl Connection {
         self.receive()
     }
 
+    /// Sends a write of `data` to each of these places at once, then waits for all the answers.
+    pub(super) fn write_many(&mut self, offsets_bytes: &[u64], data: &[u8]) -> Result<(), Failure> {
+        let broken = |error: std::io::Error| Failure::Broken(error.into());
+        let mut bytes = Vec::new();
+        for offset_bytes in offsets_bytes {
+            self.handle += 1;
+            let length = data.len() as u32;
+            bytes.extend(request(
+                0,
+                Command::Write as u16,
+                self.handle,
+                *offset_bytes,
+                length,
+            ));
+            bytes.extend(data);
+        }
+        self.stream.write_all(&bytes).map_err(broken)?;
+        for _ in offsets_bytes {
+            // In any order.
+            let mut reply = [0; 16];
+            self.stream.read_exact(&mut reply).map_err(broken)?;
+            match u32_at(&reply, 4) {
+                0 => {}
+                error => return Err(Failure::Refused(error)),
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a range read as zeros; with `fua` the answer promises that it is stable.
     pub(super) fn change(
         &mut self,

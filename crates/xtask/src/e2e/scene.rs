@@ -39,14 +39,33 @@ impl Scene {
 
     /// Starts a node on a new device in this scene's folder.
     pub(super) fn node(&self, size: &str, cores: u32) -> Result<Node> {
-        Node::start(NodeOptions {
+        Node::start(self.options(size, cores))
+    }
+
+    /// The same on a file that takes only the space of what is written to it.
+    pub(super) fn node_on_sparse_file(&self, size: &str, cores: u32) -> Result<Node> {
+        let options = self.options(size, cores);
+        fs::create_dir_all(&options.dir)
+            .with_context(|| format!("creating {}", options.dir.display()))?;
+        let device = options.dir.join("device.img");
+        let mut truncate = Command::new("truncate");
+        truncate.args(["--size", size]).arg(&device);
+        repo::output(truncate)?;
+        let mut format = Command::new(&self.binary);
+        format.args(["device", "format"]).arg(&device);
+        repo::output(format)?;
+        Node::start(options)
+    }
+
+    fn options(&self, size: &str, cores: u32) -> NodeOptions {
+        NodeOptions {
             binary: self.binary.clone(),
             dir: self.dir.join("node"),
             size: size.to_owned(),
             cores,
             arguments: Vec::new(),
             environment: Vec::new(),
-        })
+        }
     }
 
     /// Runs a stock tool that must succeed; returns what it printed.
