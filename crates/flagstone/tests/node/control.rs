@@ -119,6 +119,54 @@ fn a_volume_shrinks_only_if_that_is_meant() {
     );
 }
 
+/// Somebody makes it larger while somebody else asks for a size that was larger, too, when it was
+/// looked at. By the time it was changed, that was a shrinking nobody had consented to.
+#[test]
+fn a_volume_that_grows_meanwhile_is_not_shrunk() {
+    let scene = Scene::new();
+    for round in 0..20 {
+        let name = format!("disk-{round}");
+        scene.create(&name, 4 * MIB).expect("created");
+        let sizes = [16 * MIB, 8 * MIB];
+        let results = scene.ask_all(|node| {
+            let resize = |size| node.resize_volume(name.clone(), size, false);
+            sizes.map(resize).into()
+        });
+        results[0].as_ref().expect("grown");
+        let after = scene.show(&name).expect("is there");
+        assert_eq!(after.size_bytes, 16 * MIB, "{:?}", results[1]);
+    }
+}
+
+/// The last block can't be read, so the part of it behind the new end can't be made zeros. The size is
+/// the new one by then, and what was reserved for the old one is free again.
+#[test]
+fn a_shrinking_that_fails_half_way_takes_the_reservation_along() {
+    let scene = Scene::new();
+    create_reserved(&scene, "disk", 16 * MIB).expect("created");
+    let mut client = scene.attach("disk");
+    let content = [0xc7; 4096];
+    assert_eq!(client.write(4 * MIB, &content), 0);
+    let image = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(scene.device_path())
+        .expect("opened");
+    let mut found = [0; 4096];
+    let size = image.metadata().expect("described").len();
+    let at = (0..size).step_by(4096).find(|&at| {
+        image.read_exact_at(&mut found, at).expect("read");
+        found == content
+    });
+    let at = at.expect("it was written");
+    image.write_all_at(&[0; 8], at).expect("written");
+    let failed = resize(&scene, 4 * MIB + 512, true);
+    assert_eq!(kind(failed), Some(NodeErrorKind::Corrupt));
+    let after = scene.show("disk").expect("is there");
+    assert_eq!(after.size_bytes, 4 * MIB + 512);
+    assert_eq!(after.reserved_bytes, 4 * MIB + 4096);
+}
+
 /// What is reserved in full stays so.
 #[test]
 fn a_full_reservation_goes_with_the_size() {

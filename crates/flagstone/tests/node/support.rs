@@ -61,7 +61,7 @@ pub(crate) struct Scene {
     pub(crate) node: Arc<dyn Node>,
     tcp: SocketAddr,
     runtime: tokio::runtime::Runtime,
-    _folder: Folder,
+    folder: Folder,
     is_stopped: bool,
 }
 
@@ -104,7 +104,7 @@ impl Scene {
             tcp: info.nbd_addresses[0].parse().expect("an address"),
             node,
             runtime,
-            _folder: folder,
+            folder: folder,
             is_stopped: false,
         })
     }
@@ -115,6 +115,20 @@ impl Scene {
         asked: impl FnOnce(&dyn Node) -> NodeFuture<'_, T>,
     ) -> Result<T, NodeError> {
         self.runtime.block_on(asked(&*self.node))
+    }
+
+    /// Asks the node for several things at the same time.
+    pub(crate) fn ask_all<T>(
+        &self,
+        asked: impl FnOnce(&dyn Node) -> Vec<NodeFuture<'_, T>>,
+    ) -> Vec<Result<T, NodeError>> {
+        let all = flagstone_device::engine::join_all(asked(&*self.node));
+        self.runtime.block_on(all)
+    }
+
+    /// The file of its device.
+    pub(crate) fn device_path(&self) -> PathBuf {
+        self.folder.path.join("device.img")
     }
 
     /// Creates an empty volume.

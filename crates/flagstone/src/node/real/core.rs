@@ -8,6 +8,7 @@ use std::rc::Rc;
 use flagstone_device::engine::{Engine, Handle, LayerInfo};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
+use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{CoreRemote, IoStats, UringListener, UringPlatform, UringStream};
 use flagstone_types::{DvolId, Lsn};
@@ -43,6 +44,8 @@ pub(super) struct CoreNode {
     remotes: RefCell<Vec<CoreRemote>>,
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
+    /// Of each volume whose size was changed: one at a time does that.
+    sizing: RefCell<BTreeMap<DvolId, Rc<Budget>>>,
     stopping: Cell<bool>,
     /// How long a stop waits for what is in flight to be answered, in nanoseconds.
     stop_grace_ns: u64,
@@ -71,6 +74,7 @@ impl CoreNode {
             remotes: RefCell::default(),
             nbd: RefCell::default(),
             counters: RefCell::default(),
+            sizing: RefCell::default(),
             stopping: Cell::new(false),
             stop_grace_ns: share.stop_grace_ns,
         });
@@ -163,6 +167,13 @@ impl CoreNode {
         self.counters.borrow_mut().entry(id).or_default().clone()
     }
 
+    /// The turns of those who change a volume's size.
+    pub(super) fn sizing(&self, id: DvolId) -> Rc<Budget> {
+        let mut sizing = self.sizing.borrow_mut();
+        let turns = sizing.entry(id).or_insert_with(|| Rc::new(Budget::new(1)));
+        turns.clone()
+    }
+
     /// Volumes of which there are counters.
     #[cfg(test)]
     pub(super) fn counted_volumes(&self) -> usize {
@@ -193,6 +204,7 @@ impl CoreNode {
     /// A volume was deleted: its counters go, with the last client that is still attached to it.
     pub(super) fn forget(&self, id: DvolId) {
         self.counters.borrow_mut().remove(&id);
+        self.sizing.borrow_mut().remove(&id);
     }
 
     /// Copies of all volumes' counters.

@@ -10,6 +10,7 @@ mod errors;
 mod names;
 mod opening;
 mod recording;
+mod resize;
 mod start;
 mod tuning;
 mod volume;
@@ -300,47 +301,6 @@ impl RealNode {
         self.show(&new_name).await
     }
 
-    async fn resize(
-        &self,
-        name: String,
-        size_bytes: u64,
-        allow_data_loss: bool,
-    ) -> Result<VolumeInfo, NodeError> {
-        let doing = format!("resizing volume '{name}' to {size_bytes} bytes");
-        let target = self.target(&name, &doing)?;
-        check_size(size_bytes, &doing)?;
-        let before = self.show(&name).await?;
-        if size_bytes < before.size_bytes && !allow_data_loss {
-            let found = format!(
-                "it has {} bytes; what lies behind the new end would be lost",
-                before.size_bytes
-            );
-            return Err(NodeError::new(NodeErrorKind::Refused, doing, found)
-                .next("pass --allow-data-loss if that is what you want"));
-        }
-        let place = target.place;
-        let keep_full = before.reserve == Reservation::Full;
-        let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
-            let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-            let grows = size_bytes > before.size_bytes;
-            if keep_full && grows {
-                engine.set_reserved(dvol, size_bytes).await?;
-            }
-            engine.resize(dvol, size_bytes).await?;
-            if keep_full && !grows {
-                engine.set_reserved(dvol, size_bytes).await?;
-            }
-            Ok(())
-        });
-        match resized.await {
-            Ok(()) => self.show(&name).await,
-            Err(error) => {
-                let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, size_bytes);
-                Err(self.with_space_of(error, &target, wanted).await)
-            }
-        }
-    }
-
     async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
         let doing = format!("deleting volume '{name}'");
         let target = self.target(&name, &doing)?;
@@ -559,6 +519,8 @@ impl Node for RealNode {
                 &doing,
                 move |core, engine, dvol, layer| async move {
                     let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                    let sizing = core.sizing(dvol.id);
+                    let _turn = sizing.take(1).await;
                     engine.roll_back(dvol, layer).await?;
                     let what = "rolled back under its clients: they read the snapshot from now on";
                     core.tell_of_attached(dvol.id, &named, what);
