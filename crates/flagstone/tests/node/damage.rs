@@ -1,6 +1,7 @@
 //! Devices that can't be opened: what is said, at once, and that nothing else comes to harm.
 
 use std::fs::{File, OpenOptions};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -93,8 +94,18 @@ fn block(file: &File, place: BlockNo) -> Vec<u8> {
 
 /// A node that has started, or why not. Never waits for ever.
 fn start(devices: &[(&str, &Path)], cores: usize) -> Result<Arc<dyn Node>, NodeError> {
+    start_at("127.0.0.1:0".parse().expect("an address"), devices, cores)
+}
+
+/// The same with an address for NBD.
+fn start_at(
+    nbd: SocketAddr,
+    devices: &[(&str, &Path)],
+    cores: usize,
+) -> Result<Arc<dyn Node>, NodeError> {
     let mut options = options(PathBuf::new());
     options.cores = Some(cores);
+    options.nbd = Some(nbd);
     options.devices = devices
         .iter()
         .map(|(name, path)| DeviceOptions {
@@ -229,6 +240,27 @@ fn another_device_is_stopped_in_order() {
     }
     bad.mend(&before);
     assert_eq!(volumes(&devices), ["bad0", "bad1", "good0", "good1"]);
+}
+
+/// The device is open by the time its clients can't be listened for: it was dropped as it was, and
+/// recovered at the next start.
+#[test]
+fn a_device_of_a_node_that_can_not_listen_is_stopped_in_order() {
+    let folder = Folder::new();
+    let image = used(folder.path.join("device.img"), "disk");
+    let other = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let taken = other.local_addr().expect("its address");
+    for cores in [1, 2] {
+        let incarnation = image.root(0).incarnation;
+        let refused = start_at(taken, &[("main", &image.path)], cores).err();
+        let refused = refused.expect("the port is taken");
+        assert_eq!(refused.kind.exit(), Exit::Busy, "{refused}");
+        for journal in 0..JOURNALS {
+            let root = image.root(journal);
+            assert!(root.clean, "journal {journal}");
+            assert!(root.incarnation > incarnation, "it was open");
+        }
+    }
 }
 
 #[test]

@@ -153,7 +153,7 @@ pub(super) fn open_all(
 }
 
 /// Stops what has been opened, in order.
-fn stop_all(runtime: &Runtime) {
+pub(super) fn stop_all(runtime: &Runtime) {
     let mut waiting = Vec::new();
     for core in runtime.cores() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);

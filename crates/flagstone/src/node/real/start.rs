@@ -3,16 +3,19 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
-use flagstone_runtime::{FlushMethod, Runtime, UringListener, UringPlatform, lock_device};
+use flagstone_runtime::{
+    CoreRemote, FlushMethod, Runtime, UringListener, UringPlatform, lock_device,
+};
 
 use super::core::current;
 use super::names::Names;
-use super::opening::{Prepared, open_all, open_error, open_file};
+use super::opening::{Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
 use super::{Device, RealNode, describe, tuning};
 use crate::node::{
@@ -114,17 +117,11 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         .iter()
         .map(|core| core.remote().clone())
         .collect();
-    let (nbd_tcp, nbd_unix) = listen(&runtime, &options)?;
+    let (nbd_tcp, nbd_unix) = serve(&runtime, &remotes, &options).inspect_err(|_| {
+        // A journal that is open and not stopped in order is recovered at the next start.
+        stop_all(&runtime);
+    })?;
     let notices = notices(&runtime);
-    for remote in &remotes {
-        let all = remotes.clone();
-        let set = remote.call(move |_| {
-            if let Some(core) = current() {
-                core.set_remotes(all);
-            }
-        });
-        wait_for(set, "connecting the cores")?;
-    }
     let scrubs = vec![ScrubStatus::default(); devices.len()];
     Ok(Arc::new(RealNode {
         runtime: Mutex::new(Some(runtime)),
@@ -238,11 +235,29 @@ fn prepare(
     Ok(found)
 }
 
+/// Connects the cores, and has them serve clients.
+fn serve(
+    runtime: &Runtime,
+    remotes: &[CoreRemote],
+    options: &NodeOptions,
+) -> Result<(Vec<SocketAddr>, Option<PathBuf>), NodeError> {
+    for remote in remotes {
+        let all = remotes.to_vec();
+        let set = remote.call(move |_| {
+            if let Some(core) = current() {
+                core.set_remotes(all);
+            }
+        });
+        wait_for(set, "connecting the cores")?;
+    }
+    listen(runtime, options)
+}
+
 /// Binds the gateways' sockets; core 0 accepts and hands connections over.
 fn listen(
     runtime: &Runtime,
     options: &NodeOptions,
-) -> Result<(Vec<SocketAddr>, Option<std::path::PathBuf>), NodeError> {
+) -> Result<(Vec<SocketAddr>, Option<PathBuf>), NodeError> {
     let mut addresses = Vec::new();
     if let Some(address) = options.nbd {
         let doing = format!("listening for NBD clients on {address}");
