@@ -131,6 +131,40 @@ fn what_is_not_there_is_called_what_it_is() {
     }
 }
 
+/// Volumes are spread over the cores. Where those are that were named, and how to have them together.
+#[test]
+fn volumes_that_have_no_instant_in_common_are_named() {
+    let scene = Scene::with_two_cores();
+    for name in ["data", "log"] {
+        scene.create(name, 8 * MIB).expect("created");
+    }
+    let both = || vec![snapshot("data@t"), snapshot("log@t")];
+    let error = scene
+        .ask(|node| node.create_snapshots(both()))
+        .expect_err("they are apart");
+    is_plain(&error, NodeErrorKind::InvalidArgument);
+    for words in [
+        "'data' belongs to core 0",
+        "'log' belongs to core 1",
+        "device 'main'",
+    ] {
+        assert!(error.found.contains(words), "{words}: {error}");
+    }
+    assert!(error.next_step.contains("--core N"), "{error}");
+    // That is the way out.
+    let spec = VolumeSpec {
+        name: "log-2".to_owned(),
+        size_bytes: 8 * MIB,
+        reserve: Reservation::None,
+        device: None,
+        core: Some(0),
+    };
+    scene.ask(|node| node.create_volume(spec)).expect("created");
+    let both = vec![snapshot("data@t"), snapshot("log-2@t")];
+    let taken = scene.ask(|node| node.create_snapshots(both));
+    assert_eq!(taken.expect("taken").len(), 2);
+}
+
 /// The device has one journal, the node one core or two: volumes are core 0's.
 #[test]
 fn cores_that_can_own_a_volume_are_named() {

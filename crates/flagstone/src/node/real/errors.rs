@@ -185,6 +185,22 @@ pub(super) fn no_such_core(asked: u32, cores: usize, journals: usize, doing: &st
     NodeError::new(NodeErrorKind::NotFound, doing, found).next(next)
 }
 
+/// Volumes that can't have their snapshots in one instant: with what owns each.
+pub(super) fn apart(owners: &[(String, String)], doing: &str) -> NodeError {
+    let each: Vec<String> = owners
+        .iter()
+        .map(|(volume, owner)| format!("'{volume}' belongs to {owner}"))
+        .collect();
+    let found = format!(
+        "one instant is to be had for the volumes of one journal only: {}",
+        each.join("; ")
+    );
+    NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
+        "name those of each owner in a command of their own; volumes that shall have their snapshots in \
+         one instant have to be made on one core (`flagstone volume create --core N`)",
+    )
+}
+
 pub(super) fn no_such_volume(name: &str, doing: &str) -> NodeError {
     NodeError::new(
         NodeErrorKind::NotFound,

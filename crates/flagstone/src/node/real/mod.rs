@@ -30,7 +30,7 @@ use flagstone_types::DvolId;
 
 use self::core::{CoreNode, current};
 use self::errors::{
-    Wanted, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
+    Wanted, apart, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
     no_such_volume, node_error, taken,
 };
 use self::names::{Names, Place};
@@ -361,12 +361,11 @@ impl RealNode {
             .iter()
             .any(|p| (p.core, p.engine) != (first.core, first.engine))
         {
-            return Err(NodeError::new(
-                NodeErrorKind::InvalidArgument,
-                doing,
-                "the volumes are owned by different cores or lie on different devices",
-            )
-            .next("take one snapshot for each core and device"));
+            let mut owners = Vec::new();
+            for (part, place) in wanted.iter().zip(&places) {
+                owners.push((part.volume.clone(), self.owner_of(*place, &doing).await?));
+            }
+            return Err(apart(&owners, &doing));
         }
         let ids = places.iter().map(|place| place.id);
         let volumes: Vec<(DvolId, String)> = ids
@@ -410,6 +409,24 @@ impl RealNode {
             infos.push(self.show_one_snapshot(snapshot).await?);
         }
         Ok(infos)
+    }
+
+    /// What owns the volumes of a place, in words.
+    async fn owner_of(&self, place: Place, doing: &str) -> Result<String, NodeError> {
+        let found = self
+            .on_core(place.core, doing, move |core| async move {
+                let owned = core.engines.get(place.engine);
+                owned.map(|owned| (owned.device, owned.engine.journal_no()))
+            })
+            .await?;
+        let Some((device, journal)) = found else {
+            return Ok(format!("core {}", place.core));
+        };
+        let device = &self.devices[device].name;
+        Ok(format!(
+            "core {}, journal {journal} of device '{device}'",
+            place.core
+        ))
     }
 
     /// Runs `work` with a snapshot's volume and its own handle.
