@@ -132,7 +132,7 @@ pub trait Volume: Clone + 'static {
     ) -> impl Future<Output = Result<(), VolumeError>>;
 
     /// Makes the range read as zeros. With `keep_allocated` later writes to it can't run out of
-    /// space.
+    /// space. A gateway asks for large ranges of those in parts.
     fn write_zeroes(
         &self,
         offset_bytes: u64,

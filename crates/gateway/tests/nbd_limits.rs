@@ -7,7 +7,7 @@ use std::rc::Rc;
 use flagstone_gateway::nbd::{CloseReason, NbdLimits, NbdServer, Outcome};
 use flagstone_platform::{Platform, Stream};
 use support::client::*;
-use support::memory::{MemoryDirectory, MemoryVolume};
+use support::memory::{Call, MemoryDirectory, MemoryVolume};
 use support::stage::Stage;
 use support::stream::Link;
 use support::world::World;
@@ -215,6 +215,7 @@ fn a_disconnect_waits_for_what_is_in_flight() {
         volume.release();
         assert_eq!(client.answer_to(write).await.result, Ok(()));
         assert_eq!(client.take(1).await, None, "closed after the last reply");
+        volume.world.sleep_ns(1000).await;
     });
     assert_eq!(end.get(), Some(CloseReason::Finished));
     assert_eq!(stage.volume.memory.bytes.borrow()[..4], *b"late");
@@ -247,6 +248,69 @@ fn a_lost_connection_waits_for_its_operations() {
         assert!(noted.get().is_some());
     });
     assert_eq!(stage.volume.memory.running.get(), 0);
+}
+
+/// Zeros that take space can be asked for as far as the volume goes, in as many requests as may be in
+/// flight. They went on being written for somebody who had long left, and kept its place.
+#[test]
+fn zeros_are_not_written_for_who_has_left() {
+    for says_good_bye in [true, false] {
+        let world = World::new(3);
+        let volume = MemoryVolume::new(&world, 64 << 20);
+        let directory = MemoryDirectory::with("disk", &volume);
+        let server = NbdServer::new(world.clone(), directory, NbdLimits::default());
+        // A minute for the volume.
+        volume.memory.zeros_ns.set(1_000_000_000);
+        let (near, far) = Link::default().connect();
+        let serving = server.clone();
+        world.spawn(async move { drop(serving.serve_connection(far).await) });
+        let asking = world.clone();
+        world.run(async move {
+            let mut client = Client::attach(near, Mode::Simple, "disk", &[])
+                .await
+                .expect("attached");
+            for _ in 0..64 {
+                client.submit(ZEROES, NO_HOLE, 0, 64 << 20).await;
+            }
+            asking.sleep_ns(1_000_000_000).await;
+            assert_eq!(volume.memory.running.get(), 64);
+            if says_good_bye {
+                client.submit(DISC, 0, 0, 0).await;
+            }
+            client.stream.shutdown();
+            asking.sleep_ns(10_000_000_000).await;
+            assert_eq!(volume.memory.running.get(), 0);
+            assert_eq!(server.counters().connections, 0);
+        });
+    }
+}
+
+/// In parts, of which none ends within a block.
+#[test]
+fn many_zeros_are_written_for_who_stays() {
+    let stage = Stage::new(3);
+    let (stream, _) = stage.connect(Link::default());
+    let volume = stage.volume.clone();
+    stage.world.run(async move {
+        let mut client = Client::attach(stream, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        let ones = vec![1; 8 << 20];
+        assert_eq!(client.write(FUA, 0, &ones).await.result, Ok(()));
+        let len = (8 << 20) - 1000;
+        let zeroed = client.submit(ZEROES, NO_HOLE | FUA, 500, len).await;
+        assert_eq!(client.answer_to(zeroed).await.result, Ok(()));
+        let stable = volume.memory.stable.borrow();
+        let end = 500 + len as usize;
+        assert!(stable[500..end].iter().all(|&byte| byte == 0));
+        assert!(stable[..500].iter().chain(&stable[end..]).all(|&b| b == 1));
+        for call in volume.memory.calls.borrow().iter() {
+            if let Call::WriteZeroes(offset, len, ..) = call {
+                assert!(*offset == 500 || offset.is_multiple_of(4096));
+                assert!(*len <= 4 << 20, "{len}");
+            }
+        }
+    });
 }
 
 #[test]

@@ -131,6 +131,7 @@ pub(crate) struct Connection<P: Platform, V> {
     in_flight: Cell<u32>,
     in_flight_peak: Cell<u32>,
     closing: Cell<bool>,
+    left: Cell<bool>,
     end: Cell<Option<TransmissionEnd>>,
     pub(crate) sending: Progress,
     pub(crate) receiving: Progress,
@@ -166,6 +167,7 @@ impl<P: Platform, V> Connection<P, V> {
             in_flight: Cell::new(0),
             in_flight_peak: Cell::new(0),
             closing: Cell::new(false),
+            left: Cell::new(false),
             end: Cell::new(None),
             sending: Progress::default(),
             receiving: Progress::default(),
@@ -374,9 +376,20 @@ impl<P: Platform, V> Connection<P, V> {
         }
     }
 
+    /// The client is not there any more: nobody waits for what goes on.
+    pub(crate) fn leave(&self) {
+        self.left.set(true);
+    }
+
+    /// True once nobody waits for replies.
+    pub(crate) fn is_left(&self) -> bool {
+        self.left.get()
+    }
+
     /// Closes at once: replies can't be sent any more.
     pub(crate) fn abort(&self, end: TransmissionEnd) {
         self.close(end);
+        self.leave();
         self.stream.shutdown();
     }
 

@@ -10,7 +10,7 @@ use super::admit::{
 };
 use super::connection::{Charge, Connection, Job, Ticket, TransmissionEnd, ensure_watched};
 use super::errors::Refusal;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Progress};
 use super::outbox::{Address, Body};
 use super::wire::{RawRequest, command, decode_request};
 use super::work::{STATUS_CHARGE_BYTES, STATUS_ONE_CHARGE_BYTES, payload_buffer, spawn_worker};
@@ -18,6 +18,9 @@ use crate::volume::Volume;
 
 /// Requests taken without a pause before other connections of the core get their turn.
 const REQUESTS_IN_A_ROW_MAX: u32 = 64;
+
+/// What a client may say behind its last request, in bytes, before it counts as gone.
+const AFTERWORD_BYTES_MAX: usize = 64 << 10;
 
 /// Why the reader stops.
 enum Stop {
@@ -33,7 +36,8 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Runs until the client leaves or must be made to leave. Returns why.
+/// Runs until the client has left or its connection is shut down, which the writer does once all is
+/// answered. Returns why no more requests were taken.
 pub(crate) async fn read_requests<P: Platform, V: Volume>(
     connection: &Rc<Connection<P, V>>,
     unread: &[u8],
@@ -50,6 +54,11 @@ pub(crate) async fn read_requests<P: Platform, V: Volume>(
         Stop::Broken => TransmissionEnd::Broken,
     };
     connection.receiving.busy.set(false);
+    connection.close(end);
+    if end != TransmissionEnd::Broken {
+        reader.see_it_leave().await;
+    }
+    connection.leave();
     connection.shared.counters.borrow_mut().receives += reader.inbox.receives();
     end
 }
@@ -73,6 +82,13 @@ impl<P: Platform, V: Volume> Reader<'_, P, V> {
                 return stop;
             }
         }
+    }
+
+    /// Who has said good-bye, or has to go, may leave before everything is answered.
+    async fn see_it_leave(&mut self) {
+        let progress = Progress::default();
+        // The end, an error or more than there can be to say: it is all the same.
+        let _ = self.inbox.skip(AFTERWORD_BYTES_MAX, &progress).await;
     }
 
     async fn next_request(&mut self) -> Result<RawRequest, Stop> {

@@ -341,8 +341,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         ));
         place.replace(Live::Transmitting(connection.clone()));
         spawn_writer(&connection);
-        let end = read_requests(&connection, &agreement.unread).await;
-        connection.close(end);
+        read_requests(&connection, &agreement.unread).await;
         connection.tasks_ended().await;
         connection.end()
     }

@@ -12,7 +12,7 @@ use super::contexts::{CONTEXTS_MAX, ContextKind, ContextSet, StatusExtent};
 use super::errors::{Errno, Refusal, refusal_of};
 use super::outbox::{Address, Body};
 use super::wire::{ChunkHeader, EXTENDED_REPLY_BYTES, ReplyMode, chunk};
-use crate::volume::{Payload, Piece, Volume, VolumeError};
+use crate::volume::{Payload, Piece, Stability, Volume, VolumeError};
 
 /// Extents in one context's part of a `BLOCK_STATUS` reply. Clients ask again from where it ends.
 const STATUS_EXTENTS_MAX: usize = 4096;
@@ -29,6 +29,10 @@ const _: () = assert!(
     (EXTENDED_REPLY_BYTES + 8 + 16) * CONTEXTS_MAX <= STATUS_ONE_CHARGE_BYTES as usize,
     "a reply with one extent of each context fits the smallest buffer"
 );
+
+/// Bytes of zeros that take space which are written in one go. Between two of these it is seen whether
+/// the client is still there: one request can be for as many as the volume has.
+const ZEROS_STEP_BYTES: u64 = 4 << 20;
 
 const BROKEN_VOLUME: Refusal = Refusal::new(Errno::Io, "the volume returned a wrong length");
 
@@ -106,9 +110,14 @@ async fn change<P: Platform, V: Volume>(
             stability,
         } => {
             fast_zero = fast;
-            volume
-                .write_zeroes(offset_bytes, len_bytes, keep_allocated, stability)
-                .await
+            match keep_allocated {
+                true => write_zeros(connection, offset_bytes, len_bytes, stability).await,
+                false => {
+                    volume
+                        .write_zeroes(offset_bytes, len_bytes, false, stability)
+                        .await
+                }
+            }
         }
         Work::Read { .. } | Work::BlockStatus { .. } => Err(VolumeError::Unsupported),
     };
@@ -118,6 +127,37 @@ async fn change<P: Platform, V: Volume>(
             let error = gone_or(connection, error);
             Body::Failed(refusal_of(error, command, fast_zero), None)
         }
+    }
+}
+
+/// Writes zeros that take space, for as long as somebody is there to be told of it.
+async fn write_zeros<P: Platform, V: Volume>(
+    connection: &Connection<P, V>,
+    offset_bytes: u64,
+    len_bytes: u64,
+    stability: Stability,
+) -> Result<(), VolumeError> {
+    let volume = &connection.volume;
+    let (mut at, end) = (offset_bytes, offset_bytes + len_bytes);
+    let in_one = len_bytes <= ZEROS_STEP_BYTES;
+    while at < end {
+        if connection.is_left() {
+            return Err(VolumeError::Gone);
+        }
+        let (next, stability) = match in_one {
+            true => (end, stability),
+            // No block lies in two of them.
+            false => (
+                end.min((at / ZEROS_STEP_BYTES + 1) * ZEROS_STEP_BYTES),
+                Stability::Unstable,
+            ),
+        };
+        volume.write_zeroes(at, next - at, true, stability).await?;
+        at = next;
+    }
+    match stability {
+        Stability::Stable if !in_one => volume.flush().await,
+        _ => Ok(()),
     }
 }
 

@@ -45,6 +45,8 @@ pub struct Memory {
     pub calls: RefCell<Vec<Call>>,
     /// Operations take a random time.
     pub slow: Cell<bool>,
+    /// What writing a MiB of zeros that take space takes.
+    pub zeros_ns: Cell<u64>,
     /// While true, operations wait.
     pub held: Cell<bool>,
     pub released: Signal,
@@ -90,6 +92,7 @@ impl MemoryVolume {
                 failures: RefCell::default(),
                 calls: RefCell::default(),
                 slow: Cell::new(false),
+                zeros_ns: Cell::new(0),
                 held: Cell::new(false),
                 released: Signal::new(),
                 running: Cell::new(0),
@@ -304,6 +307,10 @@ impl Volume for MemoryVolume {
     ) -> Result<(), VolumeError> {
         let call = Call::WriteZeroes(offset_bytes, len_bytes, keep_allocated, stability);
         let _running = self.begin(call).await?;
+        if keep_allocated && self.memory.zeros_ns.get() > 0 {
+            let pause_ns = self.memory.zeros_ns.get() * (len_bytes >> 20);
+            self.world.sleep_ns(pause_ns).await;
+        }
         self.change(offset_bytes, len_bytes, Some(keep_allocated))?;
         self.zero(offset_bytes, len_bytes);
         self.persist(offset_bytes, len_bytes, stability);
