@@ -113,3 +113,50 @@ fn others_go_on_while_space_is_being_reserved() {
         join_all(work).await;
     });
 }
+
+/// Writes until no more than this is left for dvols without a reservation. Where it ended.
+async fn fill_but(engine: &Engine<SimPlatform>, dvol: Handle, left: u64) -> u64 {
+    let mut at = 0;
+    loop {
+        let space = engine.space();
+        let count = (space.open_bytes - space.kept_bytes).saturating_sub(left) / MIB;
+        for _ in 0..count {
+            write(engine, dvol, at, MIB).await.expect("writes");
+            at += MIB;
+        }
+        engine.flush().await.expect("flushes");
+        // What is being taken ahead of need is there by then.
+        engine.platform().sleep_ns(1_000_000_000).await;
+        if count == 0 {
+            return at;
+        }
+    }
+}
+
+/// A segment that was just being written ahead was nobody's any more and not yet the journal's: others
+/// were told that there was no space.
+#[test]
+fn a_segment_that_is_being_taken_counts_as_room() {
+    in_slow_world(640 * MIB, |platform, engine| async move {
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let at = fill_but(&engine, greedy, 190 * MIB).await;
+        let (reserving, is_over) = (engine.clone(), Rc::new(Cell::new(false)));
+        let told = is_over.clone();
+        let work: Work = [
+            Box::pin(async move {
+                let reserved = reserving.create(named("reserved", 100 * MIB)).await;
+                reserved.expect("there is room");
+                told.set(true);
+            }),
+            Box::pin(async move {
+                platform.sleep_ns(1_000_000).await;
+                assert!(!is_over.get(), "it takes its time");
+                for n in 0..80 {
+                    let written = write(&engine, greedy, at + n * MIB, MIB).await;
+                    assert_eq!(written, Ok(()), "{n}: {:?}", engine.space());
+                }
+            }),
+        ];
+        join_all(work).await;
+    });
+}

@@ -120,6 +120,8 @@ struct Inner<P: Platform> {
     admin: Budget,
     /// Segments taken, with the units that say so, as long as those may be in an open group.
     segments_taking: RefCell<BTreeMap<SegmentNo, Rc<Unit>>>,
+    /// Blocks of the segment that is just being written ahead.
+    blocks_being_taken: Cell<u64>,
     /// Only one task opens a segment at a time.
     opening: Budget,
     /// Whose turn it is to wait for room at the next checkpoint.

@@ -198,6 +198,7 @@ impl<P: Platform> Engine<P> {
             freed: RefCell::default(),
             admin: Budget::new(1),
             segments_taking: RefCell::default(),
+            blocks_being_taken: 0.into(),
             opening: Budget::new(1),
             way: Budget::new(1),
             due_ahead: 0.into(),

@@ -5,6 +5,7 @@
 //! them; checkpoints may use everything. That those find enough, whatever takes no data blocks, is
 //! seen to by [`due`](super::due).
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -43,6 +44,29 @@ const LONG_RUN_SPARE: u64 = 8;
 /// Open blocks in the pool below which the next segment is prepared.
 pub(super) const OPEN_BLOCKS_LOW: u64 = 8192;
 
+/// Has the blocks of a segment count as open while it is being written ahead.
+struct Taking<'a> {
+    blocks_being_taken: &'a Cell<u64>,
+    blocks: u64,
+}
+
+impl<'a> Taking<'a> {
+    fn new(blocks_being_taken: &'a Cell<u64>, blocks: u64) -> Taking<'a> {
+        blocks_being_taken.set(blocks_being_taken.get() + blocks);
+        Taking {
+            blocks_being_taken,
+            blocks,
+        }
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        let all = self.blocks_being_taken.get();
+        self.blocks_being_taken.set(all - self.blocks);
+    }
+}
+
 impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
     pub(super) fn dirty_nodes_max(&self) -> usize {
@@ -71,7 +95,12 @@ impl<P: Platform> Inner<P> {
     pub(super) fn open_blocks(&self) -> u64 {
         let state = self.state.borrow();
         let own = state.pool.open_blocks() + state.pool.unloaded_free_blocks();
-        own + self.shared.free_blocks()
+        own + self.not_owned_yet()
+    }
+
+    /// Blocks in segments that nobody owns, and in the one that this journal is just taking.
+    pub(super) fn not_owned_yet(&self) -> u64 {
+        self.shared.free_blocks() + self.blocks_being_taken.get()
     }
 
     /// Blocks of this journal's own segments that can be handed out: at once, and after loading
@@ -255,11 +284,15 @@ impl<P: Platform> Inner<P> {
             self.host_full.set(false);
             return Err(DvolError::NoSpace);
         };
-        if self.options.prewrite_segments
-            && let Err(error) = self.prewrite(segment).await
-        {
-            self.shared.release(segment);
-            return Err(error);
+        if self.options.prewrite_segments {
+            let blocks = self.geometry.segment_capacity_blocks(segment);
+            let taking = Taking::new(&self.blocks_being_taken, blocks);
+            let written = self.prewrite(segment).await;
+            drop(taking);
+            if let Err(error) = written {
+                self.shared.release(segment);
+                return Err(error);
+            }
         }
         self.reserve(segment)
     }
