@@ -10,6 +10,7 @@ use flagstone_device::engine::{
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Fault, Injection, IoKind, SimDisk, SimPlatform, World};
 
+const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 1 << 30;
 
@@ -67,6 +68,17 @@ fn named(name: &str, reserved_bytes: u64) -> CreateDvol {
 
 fn bytes(count: u64) -> IoBuf {
     IoBuf::copy_of(&vec![7; count as usize])
+}
+
+/// Fills the device, down to the last block that is to be had.
+async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, from: u64) -> u64 {
+    let mut at = from;
+    for piece in [64, 1] {
+        while let Ok(()) = write(engine, dvol, at, piece * BLOCK).await {
+            at += piece * BLOCK;
+        }
+    }
+    at
 }
 
 async fn write(
@@ -158,5 +170,44 @@ fn a_segment_that_is_being_taken_counts_as_room() {
             }),
         ];
         join_all(work).await;
+    });
+}
+
+/// What was promised was worked out before the blocks for it were taken. What the dvol gave back
+/// meanwhile others wrote to, though it was promised once the reservation was made.
+#[test]
+fn what_a_dvol_gives_back_while_space_is_being_reserved_is_promised_too() {
+    in_slow_world(640 * MIB, |platform, engine| async move {
+        let dvol = engine.create(named("dvol", 0)).await.expect("creates");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let (filler, is_over) = (engine.clone(), Rc::new(Cell::new(false)));
+        for at in (0..80 * MIB).step_by(MIB as usize) {
+            write(&engine, dvol, at, MIB).await.expect("writes");
+        }
+        let mut at = fill_but(&engine, greedy, 190 * MIB).await;
+        let (reserving, told) = (engine.clone(), is_over.clone());
+        let work: Work = [
+            Box::pin(async move {
+                let reserved = reserving.set_reserved(dvol, 250 * MIB).await;
+                reserved.expect("there is room");
+                told.set(true);
+            }),
+            Box::pin(async move {
+                platform.sleep_ns(1_000_000).await;
+                let trimmed = engine.deallocate(dvol, 0, 80 * MIB, Stability::Stable);
+                trimmed.await.expect("deallocates");
+                engine.flush().await.expect("flushes");
+                while !is_over.get() {
+                    at = fill(&engine, greedy, at).await;
+                    platform.sleep_ns(100_000_000).await;
+                }
+                fill(&engine, greedy, at).await;
+            }),
+        ];
+        join_all(work).await;
+        for at in (0..250 * MIB).step_by(MIB as usize) {
+            let written = write(&filler, dvol, at, MIB).await;
+            assert_eq!(written, Ok(()), "at {at}: {:?}", filler.space());
+        }
     });
 }

@@ -71,6 +71,7 @@ use flusher::Flusher;
 use gate::ReadGate;
 use journal::Journal;
 use locks::RangeLocks;
+use promise::Pledged;
 use unit::Unit;
 
 /// What a client wants to be true when a change is answered.
@@ -130,8 +131,8 @@ struct Inner<P: Platform> {
     due_ahead: Cell<u64>,
     /// Slots chosen by operations that are not applied yet.
     chosen_slots: RefCell<BTreeSet<u32>>,
-    /// Blocks that the administrative operation under way is about to promise, by slot.
-    pledged: RefCell<BTreeMap<u32, crate::state::Promise>>,
+    /// What the administrative operation under way is about to reserve, by slot.
+    pledged: RefCell<BTreeMap<u32, Pledged>>,
     /// What is pledged lies in segments of this journal.
     pledge_held: Cell<bool>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
