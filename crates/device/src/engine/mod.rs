@@ -42,11 +42,12 @@ mod write;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
-use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot};
+use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
 
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
@@ -135,6 +136,8 @@ struct Inner<P: Platform> {
     pledged: RefCell<BTreeMap<u32, Pledged>>,
     /// What is pledged lies in segments of this journal.
     pledge_held: Cell<bool>,
+    /// Ranges of batches for which blocks have been handed out and no unit is submitted yet.
+    batched: RefCell<Vec<(Slot, Range<VBlock>)>>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

@@ -205,6 +205,7 @@ impl<P: Platform> Engine<P> {
             chosen_slots: RefCell::default(),
             pledged: RefCell::default(),
             pledge_held: false.into(),
+            batched: RefCell::default(),
             changes: 0.into(),
             changes_kept: 0.into(),
             closing: RefCell::default(),

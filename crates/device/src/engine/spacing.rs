@@ -28,7 +28,7 @@ pub(super) const SPACE_WAITS_MAX: usize = 4;
 /// What is written to the blocks that are taken.
 #[derive(Clone, Copy)]
 pub(super) enum Over<'a> {
-    /// Whole blocks of this range, whose nodes are in memory.
+    /// Whole blocks of this range.
     Blocks(&'a Range<VBlock>),
     /// A part of a block that stays.
     Delta,
@@ -146,11 +146,39 @@ impl<P: Platform> Inner<P> {
             Over::Blocks(range) => {
                 let goes = state.owned_in(slot, range.clone());
                 let promised = state.promised_to(slot).data;
+                let promised = promised.saturating_sub(self.growth_on_way(slot));
                 count.saturating_sub(goes).saturating_sub(promised)
             }
         };
         drop(state);
         grows == 0 || available >= grows
+    }
+
+    /// Blocks of those handed out to `slot` for changes that are not applied yet which it will have more
+    /// then: they are still counted as promised.
+    fn growth_on_way(&self, slot: Slot) -> u64 {
+        let state = self.state.borrow();
+        let grows = |start: VBlock, count: u64| {
+            let range = start..VBlock(start.0 + count);
+            count.saturating_sub(state.owned_in(slot, range))
+        };
+        let of = |record: &Record| match record {
+            Record::Map { slot: of, runs, .. } if *of == slot => {
+                let each = runs.iter();
+                each.map(|run| grows(run.start, run.blocks.len() as u64))
+                    .sum()
+            }
+            Record::Delta { slot: of, .. } if *of == slot => 1,
+            _ => 0,
+        };
+        let commit = self.commit.borrow();
+        let units = commit.units_of(slot).flat_map(|unit| &unit.records);
+        let batched = self.batched.borrow();
+        let batched = batched.iter().filter(|(of, _)| *of == slot);
+        units.map(of).sum::<u64>()
+            + batched
+                .map(|(_, range)| grows(range.start, range.end.0 - range.start.0))
+                .sum::<u64>()
     }
 
     /// Blocks for `slot`'s data. Waits for freed blocks if that helps.
@@ -165,6 +193,10 @@ impl<P: Platform> Inner<P> {
         let mut is_cleared = false;
         let more = count + self.nodes_due(slot, count) + 1;
         loop {
+            // The nodes it is asked about may have been let go while this waited.
+            if let Over::Blocks(range) = over {
+                self.load_range(slot, range.clone()).await?;
+            }
             self.check_running()?;
             if !self.has_room(slot, count, over) {
                 if waits == SPACE_WAITS_MAX || !self.may_gain_space() {
