@@ -61,11 +61,6 @@ impl Commit {
         self.queues.get(&slot)?.back()
     }
 
-    /// Units of a slot that are not applied, in order.
-    pub(super) fn units_of(&self, slot: Slot) -> impl Iterator<Item = &Rc<Unit>> {
-        self.queues.get(&slot).into_iter().flatten()
-    }
-
     fn push(&mut self, slot: Slot, unit: Rc<Unit>) {
         let queue = self.queues.entry(slot);
         let queue = queue.or_insert_with(|| self.spare_queues.pop().unwrap_or_default());
@@ -353,6 +348,10 @@ impl<P: Platform> Inner<P> {
                     state.apply(record, &self.geometry, &mut effects);
                 }
                 drop(state);
+                if matches!(unit.records[..], [Record::Reap { .. }]) {
+                    let reaped = &self.counters.reaped_blocks;
+                    reaped.set(reaped.get() + effects.freed.len() as u64);
+                }
                 self.handle_effects(&mut effects);
                 if effects.freed.capacity() * size_of::<BlockNo>() <= SCRATCH_MAX_BYTES {
                     self.scratch_effects.replace(effects);

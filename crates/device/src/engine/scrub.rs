@@ -153,6 +153,12 @@ impl<P: Platform> Inner<P> {
                 let Some(found) = state.slot(slot).filter(|s| s.record.layer == layer) else {
                     return Ok(());
                 };
+                // What the reaper has passed is given back, the nodes of its map, too: they may
+                // hold anything by now.
+                from = from.max(found.reaped_below());
+                if from >= end {
+                    return Ok(());
+                }
                 let looked = found.map.lookup(from..end, STEP_ENTRIES, &mut entries);
                 looked.map(|()| {
                     let last = (entries.len() >= STEP_ENTRIES).then(|| entries.last());

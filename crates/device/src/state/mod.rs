@@ -64,6 +64,16 @@ impl SlotState {
         self.record.flags & FLAG_HIDDEN != 0
     }
 
+    /// The first block of the map that the reaper has not passed: what lies before it, data and
+    /// nodes that this layer had for itself, is given back.
+    pub fn reaped_below(&self) -> VBlock {
+        let cursor = self.record.reap_cursor;
+        match cursor.is_delta() {
+            true => VBlock(cursor.vblock().0 + 1),
+            false => cursor.vblock(),
+        }
+    }
+
     /// True for a dvol.
     pub fn is_dvol(&self) -> bool {
         self.record.kind == RecordKind::Dvol
@@ -241,14 +251,15 @@ impl State {
         !self.slot(slot).is_none_or(is_reaped) && entry.birth > self.needed_up_to(slot, entry.key)
     }
 
-    /// Entries with a block in `range` of `slot`'s map that are its own: what an overwrite frees. None
-    /// if not all of its nodes are in memory.
+    /// Entries with a block in `range` of `slot`'s map that are its own: what an overwrite frees. The
+    /// nodes are in memory; of what is not, everything counts.
     pub fn owned_in(&self, slot: Slot, range: Range<VBlock>) -> u64 {
         let mut entries = Vec::new();
         let found = self.slot(slot);
+        let all = range.end.0.saturating_sub(range.start.0);
         match found.map(|s| s.map.lookup(range, usize::MAX, &mut entries)) {
             Some(Ok(())) => {}
-            _ => return 0,
+            _ => return all,
         }
         let has_block = |e: &&Entry| matches!(e.kind, EntryKind::Data | EntryKind::Delta);
         let own = entries.iter().filter(has_block);
