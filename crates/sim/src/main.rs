@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flagstone_sim::CrashMoment;
-use flagstone_sim::workload::{Crash, Plan, Scene, crash_script, run, whole_script};
+use flagstone_sim::workload::{Crash, Plan, Scene, Script, crash_script, run, whole_script};
 
 const USAGE: &str = "expected one of
     --seed S              one seed, with its story
@@ -22,7 +22,8 @@ const USAGE: &str = "expected one of
     --planted FILE        each bug that a file lists, with what notices it
     --bug NAME --seeds N  the first seeds that notice a bug
     --bug NAME --script   the first crashes of the script that do
-and --quiet; with --scene NAME seeds are those of that scene";
+and --quiet; with --scene NAME seeds are those of that scene, with --all-faults their disks have all
+kinds of faults at once";
 
 /// What to run.
 #[derive(Default)]
@@ -33,6 +34,7 @@ struct Words {
     /// Seeds are those of this scene, or with `scenes` of each.
     scene: Option<Scene>,
     scenes: bool,
+    all_faults: bool,
     quiet: bool,
     kept: Option<String>,
     script: bool,
@@ -62,7 +64,7 @@ fn main() -> ExitCode {
         Words {
             crash: Some(crash), ..
         } => one_crash(*crash),
-        Words { script: true, .. } => script(&words),
+        Words { script: true, .. } => scripts(&words),
         Words { scenes: true, .. } => scenes(&words),
         _ => seeds(&words, words.scene),
     };
@@ -84,6 +86,7 @@ fn seeds(words: &Words, scene: Option<Scene>) -> bool {
         .minutes
         .map(|m| Clock::now().after(Duration::from_secs(m * 60)));
     let mut tally: BTreeMap<String, u64> = BTreeMap::new();
+    let mut classes: BTreeMap<String, u64> = BTreeMap::new();
     let (mut passed, mut failed) = (0, Vec::new());
     let alone = words.count == 1 && words.minutes.is_none();
     for seed in words.from.. {
@@ -94,7 +97,13 @@ fn seeds(words: &Words, scene: Option<Scene>) -> bool {
         if over {
             break;
         }
-        if one(seed, scene, alone, words.quiet, &mut tally) {
+        let plan = match scene {
+            Some(scene) => Plan::of_scene(scene, seed),
+            None if words.all_faults => Plan::of_all_faults(seed),
+            None => Plan::of(seed),
+        };
+        *classes.entry(format!("{:?}", plan.faults)).or_insert(0) += 1;
+        if one(plan, alone, words.quiet, &mut tally) {
             passed += 1;
         } else {
             failed.push(seed);
@@ -104,30 +113,27 @@ fn seeds(words: &Words, scene: Option<Scene>) -> bool {
         println!("{count:>8} {what}");
     }
     for seed in &failed {
-        println!("{}", replay(*seed, scene));
+        println!("{}", replay(*seed, scene, words.all_faults));
     }
+    let classes: Vec<String> = classes.iter().map(|(c, n)| format!("{n} {c}")).collect();
+    println!("seeds by the class of their faults: {}", classes.join(", "));
     println!("{passed} seeds passed, {} failed", failed.len());
     failed.is_empty()
 }
 
 /// How to repeat a seed.
-fn replay(seed: u64, scene: Option<Scene>) -> String {
-    let scene = scene.map_or(String::new(), |s| format!(" -- --scene {}", s.name()));
-    format!("replay: cargo xtask sim --seed {seed}{scene}")
+fn replay(seed: u64, scene: Option<Scene>, all_faults: bool) -> String {
+    let more = match scene {
+        Some(scene) => format!(" -- --scene {}", scene.name()),
+        None if all_faults => " -- --all-faults".to_owned(),
+        None => String::new(),
+    };
+    format!("replay: cargo xtask sim --seed {seed}{more}")
 }
 
-/// Runs a seed and tells how it went.
-fn one(
-    seed: u64,
-    scene: Option<Scene>,
-    alone: bool,
-    quiet: bool,
-    tally: &mut BTreeMap<String, u64>,
-) -> bool {
-    let plan = match scene {
-        Some(scene) => Plan::of_scene(scene, seed),
-        None => Plan::of(seed),
-    };
+/// Runs a seed's plan and tells how it went.
+fn one(plan: Plan, alone: bool, quiet: bool, tally: &mut BTreeMap<String, u64>) -> bool {
+    let seed = plan.seed;
     if alone {
         println!("{plan:?}");
     }
@@ -176,7 +182,7 @@ fn kept(file: &str) -> bool {
     let lines = lines_of(file);
     for line in &lines {
         let good = match line.parse() {
-            Ok(seed) => one(seed, None, false, true, &mut BTreeMap::new()),
+            Ok(seed) => one(Plan::of(seed), false, true, &mut BTreeMap::new()),
             Err(_) => {
                 println!("{file}: not a seed: {line}");
                 false
@@ -197,9 +203,18 @@ const MOMENTS: [CrashMoment; 3] = [
     CrashMoment::Completed,
 ];
 
-/// Crashes the script everywhere.
-fn script(words: &Words) -> bool {
-    let whole = whole_script();
+/// Crashes the scripts everywhere.
+fn scripts(words: &Words) -> bool {
+    let mut good = true;
+    for which in Script::ALL {
+        println!("script {}", which.name());
+        good &= script(words, which);
+    }
+    good
+}
+
+fn script(words: &Words, which: Script) -> bool {
+    let whole = whole_script(which);
     for (what, count) in &whole.tally {
         println!("{count:>8} {what}");
     }
@@ -215,7 +230,7 @@ fn script(words: &Words) -> bool {
     for change in (0..whole.changes).step_by(words.every as usize) {
         for moment in MOMENTS {
             tried += words.outcomes;
-            match crash_script(change, moment, 0..words.outcomes) {
+            match crash_script(which, change, moment, 0..words.outcomes) {
                 Ok(Some(_)) => {}
                 Ok(None) => {
                     failed += 1;
@@ -235,7 +250,7 @@ fn script(words: &Words) -> bool {
 
 fn one_crash(crash: Crash) -> bool {
     let outcomes = crash.outcome..crash.outcome + 1;
-    match crash_script(crash.change, crash.moment, outcomes) {
+    match crash_script(crash.script, crash.change, crash.moment, outcomes) {
         Ok(Some(hash)) => {
             println!("crash {crash}: {hash:016x}");
             true
@@ -263,6 +278,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Words, String> {
         match word.as_str() {
             "--quiet" => parsed.quiet = true,
             "--script" => parsed.script = true,
+            "--all-faults" => parsed.all_faults = true,
             _ => {
                 let value = words.next().ok_or_else(|| word.clone())?;
                 let number = value.parse().map_err(|_| word.clone());

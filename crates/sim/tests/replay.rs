@@ -1,7 +1,7 @@
 //! The same seed is the same run: in another world, on another thread, at another time.
 
 use flagstone_sim::CrashMoment;
-use flagstone_sim::workload::{Plan, Report, crash_script, run, whole_script};
+use flagstone_sim::workload::{Plan, Report, Script, crash_script, run, whole_script};
 
 /// Seeds of all kinds: with and without faults, one core and two, short lives and long.
 const SEEDS: [u64; 12] = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144];
@@ -41,12 +41,12 @@ fn a_seed_has_one_trace() {
 }
 
 #[test]
-fn the_script_has_one_trace() {
-    let run = || {
-        let whole = whole_script();
+fn a_script_has_one_trace() {
+    let run = |script| {
+        let whole = whole_script(script);
         assert_eq!(whole.failure, None);
         let middle = whole.changes / 2;
-        let crashed = crash_script(middle, CrashMoment::InFlight, 0..4);
+        let crashed = crash_script(script, middle, CrashMoment::InFlight, 0..4);
         (
             whole.changes,
             whole.hash,
@@ -55,5 +55,7 @@ fn the_script_has_one_trace() {
                 .expect("the script gets that far"),
         )
     };
-    assert_eq!(run(), elsewhere(run));
+    for script in Script::ALL {
+        assert_eq!(run(script), elsewhere(move || run(script)));
+    }
 }

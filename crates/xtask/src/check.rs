@@ -11,7 +11,7 @@ use crate::{e2e, forward, fuzz, repo, tidy};
 /// No single step may hang a CI run for longer.
 const STEP_LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// How many seeds CI simulates.
+/// How many seeds CI simulates, and how many more with all faults at once.
 const SIM_SEEDS: u64 = 1000;
 /// How many seeds of each scene.
 const SCENE_SEEDS: u64 = 100;
@@ -92,6 +92,7 @@ fn sim(root: &Path, steps: &mut Steps) {
     let runs = [
         ("sim, kept seeds", SimArguments::kept()),
         ("sim, seeds", SimArguments::seeds(SIM_SEEDS)),
+        ("sim, all faults", SimArguments::all_faults(SIM_SEEDS)),
         ("sim, scenes", SimArguments::scenes(SCENE_SEEDS)),
         ("sim, script", SimArguments::script()),
         ("sim, planted bugs", SimArguments::bugs()),

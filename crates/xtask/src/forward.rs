@@ -55,7 +55,7 @@ pub(crate) struct SimArguments {
     /// Plant each known bug in the engine; each must be noticed.
     #[arg(long)]
     bugs: bool,
-    /// Further arguments for the simulator, after `--`, such as `--from S` or `--outcomes K`.
+    /// Further arguments for the simulator, after `--`, such as `--from S`, `--all-faults` or `--outcomes K`.
     #[arg(last = true)]
     rest: Vec<String>,
 }
@@ -64,6 +64,15 @@ impl SimArguments {
     pub(crate) fn seeds(count: u64) -> SimArguments {
         SimArguments {
             seeds: Some(count),
+            ..SimArguments::default()
+        }
+    }
+
+    /// So many seeds whose disks have all kinds of faults at once.
+    pub(crate) fn all_faults(count: u64) -> SimArguments {
+        SimArguments {
+            seeds: Some(count),
+            rest: vec!["--all-faults".to_owned(), "--quiet".to_owned()],
             ..SimArguments::default()
         }
     }

@@ -8,7 +8,7 @@
 //! Modules in reading order: `content` (which write a byte comes from), `history` (what one block
 //! may hold), `model` (dvols, LSNs, names, sizes), `resolve` (judging a restart), `client` and its
 //! operations, `node` (one life), [`plan`](Plan) and `run` (a seed), [`scenes`](Scene) (straight to
-//! one kind of trouble), `script` and `sweep` (everything once, crashed everywhere).
+//! one kind of trouble), `script`, `script_full` and `sweep` (everything once, crashed everywhere).
 
 mod admin_ops;
 mod client;
@@ -26,10 +26,11 @@ mod resolve;
 mod run;
 mod scenes;
 mod script;
+mod script_full;
 mod sweep;
 mod upkeep_ops;
 
 pub use plan::{FaultClass, Plan, Style};
 pub use run::{Report, run};
 pub use scenes::Scene;
-pub use sweep::{Crash, Whole, crash_script, whole_script};
+pub use sweep::{Crash, Script, Whole, crash_script, whole_script};

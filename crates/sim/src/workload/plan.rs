@@ -29,6 +29,10 @@ pub enum FaultClass {
     Fencing,
     /// The disk breaks its contract.
     Broken,
+    /// Everything within the contract at once: operations take long or fail, flushes often.
+    Mixed,
+    /// Everything there is at once: the same, and the contract is broken.
+    Hostile,
 }
 
 /// What the clients are like.
@@ -89,6 +93,17 @@ impl Plan {
             12..16 => FaultClass::Failing,
             16..18 => FaultClass::Fencing,
             _ => FaultClass::Broken,
+        };
+        Plan::with_faults(seed, faults)
+    }
+
+    /// The plan of a seed with all kinds of faults at once: two in three of them within the contract.
+    /// The seed means the same run as in [`Plan::of`] but for the faults.
+    pub fn of_all_faults(seed: u64) -> Plan {
+        let mut rng = Rng::stream(seed, 107);
+        let faults = match rng.below(3) {
+            0..2 => FaultClass::Mixed,
+            _ => FaultClass::Hostile,
         };
         Plan::with_faults(seed, faults)
     }
@@ -161,10 +176,12 @@ impl Plan {
 
     /// True if operations may fail because the disk does.
     pub fn may_fail(&self) -> bool {
-        matches!(
-            self.faults,
-            FaultClass::Failing | FaultClass::Fencing | FaultClass::Broken
-        )
+        !matches!(self.faults, FaultClass::None | FaultClass::Sluggish)
+    }
+
+    /// True if the disk may break its contract.
+    pub fn may_break(&self) -> bool {
+        matches!(self.faults, FaultClass::Broken | FaultClass::Hostile)
     }
 
     /// True if volumes may forget their past without a rollback.
@@ -206,6 +223,11 @@ fn faults_of(class: FaultClass, rng: &mut Rng) -> FaultConfig {
             no_space: base.no_space * scale,
             ..base
         },
+        FaultClass::Mixed => mixed(scale),
+        FaultClass::Hostile => FaultConfig {
+            broken: BrokenFaults::all(0.001 * scale),
+            ..mixed(scale)
+        },
         FaultClass::Fencing => FaultConfig {
             flush_error: 0.01 * scale,
             ..FaultConfig::sluggish()
@@ -214,6 +236,18 @@ fn faults_of(class: FaultClass, rng: &mut Rng) -> FaultConfig {
             broken: BrokenFaults::all(0.001 * scale),
             ..FaultConfig::default()
         },
+    }
+}
+
+/// Everything within the contract.
+fn mixed(scale: f64) -> FaultConfig {
+    let base = FaultConfig::failing();
+    FaultConfig {
+        read_error: base.read_error * scale,
+        write_error: base.write_error * scale,
+        flush_error: base.flush_error * scale,
+        no_space: base.no_space * scale,
+        ..base
     }
 }
 

@@ -19,7 +19,7 @@ use flagstone_device::planted::{Bug, plant};
 use super::plan::Plan;
 use super::run::run;
 use super::scenes::Scene;
-use super::sweep::{Crash, crash_script, whole_script};
+use super::sweep::{Crash, Script, crash_script, whole_script};
 use crate::world::CrashMoment;
 
 /// Tried for a bug that no listed run notices: so many seeds of each scene, then so many seeds, then
@@ -124,13 +124,14 @@ fn crashes(every: u64) -> impl Iterator<Item = Crash> {
     let at = move |change| {
         moments.into_iter().flat_map(move |moment| {
             (0..OUTCOMES).map(move |outcome| Crash {
+                script: Script::Everything,
                 change,
                 moment,
                 outcome,
             })
         })
     };
-    let changes = (0..whole_script().changes).step_by(every as usize);
+    let changes = (0..whole_script(Script::Everything).changes).step_by(every as usize);
     changes.flat_map(at)
 }
 
@@ -150,7 +151,7 @@ fn wrong(by: By) -> Option<String> {
         By::Scene(scene, seed) => run(Plan::of_scene(scene, seed)).failure,
         By::Crash(crash) => {
             let outcomes = crash.outcome..crash.outcome + 1;
-            let result = crash_script(crash.change, crash.moment, outcomes);
+            let result = crash_script(crash.script, crash.change, crash.moment, outcomes);
             result.err().map(|(_, what)| what)
         }
     };
@@ -221,7 +222,12 @@ fn parse(line: &str) -> Result<(Bug, Vec<By>), String> {
 fn check_one(bug: Bug, runs: &[By], tell: &(dyn Fn(String) + Sync)) -> bool {
     let name = bug.name();
     if let Some(caught) = runs.iter().find_map(|&by| notice(bug, by)) {
-        tell(format!("{name} {}: {}", caught.by, caught.line()));
+        // The first is the one that docs/verification.md names.
+        let late = match runs.first() {
+            Some(first) if *first != caught.by => format!(" (not by {first}: list it first)"),
+            _ => String::new(),
+        };
+        tell(format!("{name} {}{late}: {}", caught.by, caught.line()));
         return true;
     }
     let scenes = Scene::ALL

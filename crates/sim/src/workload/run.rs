@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::client::Shared;
 use super::model::{Ended, Model};
 use super::node::{Life, LifePlan, Load, end, format, live, verify_image};
-use super::plan::{FaultClass, Plan, Style};
+use super::plan::{Plan, Style};
 use super::scenes::Scene;
 use crate::disk::SimDisk;
 use crate::rng::{Rng, split_mix};
@@ -62,7 +62,7 @@ pub fn run(plan: Plan) -> Report {
         };
         model.borrow_mut().count(format!("life ended: {ended:?}"));
         end(&disk, &model, ended, &mut after);
-        if plan.faults != FaultClass::Broken
+        if !plan.may_break()
             && let Err(what) = verify_image(&disk)
         {
             let what = format!("after {ended:?} the check of the device finds:\n{what}");

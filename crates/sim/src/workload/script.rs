@@ -131,6 +131,7 @@ async fn everything(a: &mut Client, b: &mut Client) {
     a.look_around().await;
     join(a.checkpoint(), b.write_extent(v, blocks(5, 9), 0, Unstable)).await;
     a.write_extent(w, blocks(0, 2), 0, Unstable).await;
+    a.count_counters();
 }
 
 /// Stable and unstable, whole blocks and parts, over blocks, deltas and nothing.

@@ -1,4 +1,4 @@
-//! The script with a crash at each of its writes and flushes, and several outcomes of each.
+//! The scripts with a crash at each of its writes and flushes, and several outcomes of each.
 //!
 //! The script runs up to the crash, always in the same way. Then each outcome goes on with a disk and
 //! a model of its own: the offline check, recovery (which one of the outcomes interrupts), a look at
@@ -18,6 +18,7 @@ use super::model::{Ended, Model};
 use super::node::{Life, LifePlan, Load, end, format, live, verify_image};
 use super::plan::{FaultClass, Plan, Style};
 use super::script::{aftermath, script};
+use super::script_full::full_script;
 use crate::disk::{DiskConfig, Latency, SimDisk};
 use crate::image::Fill;
 use crate::rng::{Rng, split_mix};
@@ -26,9 +27,47 @@ use crate::world::{Counting, CrashMoment, CrashPoint};
 /// A recovery makes about so many writes and flushes.
 const RECOVERY_CHANGES: u64 = 16;
 
+/// Which script is crashed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Script {
+    /// Every operation, on a device with room.
+    Everything,
+    /// A full device, an idle one, and deallocations that are forgotten.
+    Full,
+}
+
+impl Script {
+    /// All of them.
+    pub const ALL: [Script; 2] = [Script::Everything, Script::Full];
+
+    /// What a person calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Script::Everything => "everything",
+            Script::Full => "full",
+        }
+    }
+
+    fn load(self) -> Load {
+        match self {
+            Script::Everything => script(),
+            Script::Full => full_script(),
+        }
+    }
+
+    fn plan(self) -> Plan {
+        match self {
+            Script::Everything => plan(),
+            Script::Full => full_plan(),
+        }
+    }
+}
+
 /// When a crash happens, and what comes of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Crash {
+    /// Of which script.
+    pub script: Script,
     /// Before which write, flush or discard, in it, or after it, counted from zero.
     pub change: u64,
     /// Which of these.
@@ -41,10 +80,14 @@ pub struct Crash {
 impl fmt::Display for Crash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Crash {
+            script,
             change,
             moment,
             outcome,
         } = self;
+        if *script != Script::Everything {
+            write!(f, "{}:", script.name())?;
+        }
         let moment = match moment {
             CrashMoment::Before => "before",
             CrashMoment::InFlight => "inflight",
@@ -58,11 +101,17 @@ impl std::str::FromStr for Crash {
     type Err = String;
 
     fn from_str(words: &str) -> Result<Crash, String> {
-        let wrong = || format!("expected CHANGE:before|inflight|completed:OUTCOME, not {words}");
-        let mut parts = words.split(':');
+        let wrong =
+            || format!("expected [full:]CHANGE:before|inflight|completed:OUTCOME, not {words}");
+        let (script, rest) = match words.strip_prefix("full:") {
+            Some(rest) => (Script::Full, rest),
+            None => (Script::Everything, words),
+        };
+        let mut parts = rest.split(':');
         let mut next = || parts.next().ok_or_else(wrong);
         let number = |word: &str| word.parse().map_err(|_| wrong());
         Ok(Crash {
+            script,
             change: number(next()?)?,
             moment: match next()? {
                 "before" => CrashMoment::Before,
@@ -88,11 +137,11 @@ pub struct Whole {
     pub tally: std::collections::BTreeMap<String, u64>,
 }
 
-/// Runs the script from end to end, stops the node in order and looks at what is there.
-pub fn whole_script() -> Whole {
-    let plan = Rc::new(plan());
+/// Runs a script from end to end, stops the node in order and looks at what is there.
+pub fn whole_script(script: Script) -> Whole {
+    let plan = Rc::new(script.plan());
     let stage = Stage::new(&plan);
-    let life = stage.run(&plan, None);
+    let life = stage.run(&plan, script, None);
     let mut hash = life.hash;
     if !stage.has_failed() {
         hash = split_mix(hash ^ stage.go_on(&plan, Ended::Stopped, life.rng));
@@ -106,23 +155,25 @@ pub fn whole_script() -> Whole {
     }
 }
 
-/// Crashes the script at one change and tries `outcomes` of what comes of it. Gives the hash of all
+/// Crashes a script at one change and tries `outcomes` of what comes of it. Gives the hash of all
 /// that happened; nothing if the script is over before it; or what was wrong, with the crash that
 /// shows it.
 pub fn crash_script(
+    script: Script,
     change: u64,
     moment: CrashMoment,
     outcomes: Range<u64>,
 ) -> Result<Option<u64>, (Crash, String)> {
-    let plan = Rc::new(plan());
+    let plan = Rc::new(script.plan());
     let stage = Stage::new(&plan);
     let point = CrashPoint {
         nth: change,
         counting: Counting::Changes,
         moment,
     };
-    let life = stage.run(&plan, Some(point));
+    let life = stage.run(&plan, script, Some(point));
     let crash = |outcome| Crash {
+        script,
         change,
         moment,
         outcome,
@@ -181,13 +232,13 @@ impl Stage {
         self.model.borrow().failure.is_some()
     }
 
-    fn run(&self, plan: &Rc<Plan>, crash: Option<CrashPoint>) -> Life {
+    fn run(&self, plan: &Rc<Plan>, script: Script, crash: Option<CrashPoint>) -> Life {
         let life = LifePlan {
             number: 1,
             variant: 0,
             crash,
             crash_later: None,
-            load: Some(script()),
+            load: Some(script.load()),
             stop: true,
             clear: false,
         };
@@ -255,7 +306,30 @@ impl Stage {
     }
 }
 
-/// The node that the script runs on: two journals on two cores, a small ring, maps that are hardly
+/// The node that the other script runs on: one journal on the smallest device, that remembers few
+/// deallocations and makes a checkpoint when nothing has happened for two milliseconds.
+fn full_plan() -> Plan {
+    let device_bytes = 16 << 20;
+    let plan = plan();
+    Plan {
+        cores: 1,
+        journals: 1,
+        device_bytes,
+        options: EngineOptions {
+            tombstones_max: 4,
+            idle_ns: 2_000_000,
+            ..plan.options
+        },
+        disk: DiskConfig {
+            latency: plan.disk.latency.clone(),
+            ..DiskConfig::new(device_bytes).fill(Fill::Noise(2))
+        },
+        fills_up: true,
+        ..plan
+    }
+}
+
+/// The node that the script of everything runs on: two journals on two cores, a small ring, maps that are hardly
 /// cached, blocks that are reused at once.
 fn plan() -> Plan {
     let mut disk = DiskConfig::new(SEGMENT_SIZE + (20 << 20)).fill(Fill::Noise(1));

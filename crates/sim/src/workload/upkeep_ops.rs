@@ -78,6 +78,15 @@ impl Client {
         }
     }
 
+    /// Counts what the engine has done by itself.
+    pub(crate) fn count_counters(&self) {
+        for (name, value) in self.engine.counters().list() {
+            if value > 0 {
+                self.model.borrow_mut().count(format!("counter {name}"));
+            }
+        }
+    }
+
     pub(crate) async fn wait_until_reaped(&mut self) {
         let result = self.engine.wait_until_reaped().await;
         self.count("wait_until_reaped", &result);

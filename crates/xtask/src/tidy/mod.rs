@@ -2,6 +2,7 @@
 
 mod arrows;
 mod citations;
+mod planted;
 mod shape;
 mod source;
 mod words;
@@ -46,6 +47,7 @@ impl Finding {
 /// Checks the whole repository and prints what it finds. Counts as one test.
 pub(crate) fn run(root: &Path) -> Result<Counts> {
     let mut findings = arrows::check(root)?;
+    findings.extend(planted::check(root)?);
     let keys = citations::known_keys(root)?;
     for path in repo::files(root)? {
         if !is_text(&path) {
