@@ -4,13 +4,15 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
-    join_all,
+    Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability,
+    format_device, join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Fault, Injection, IoKind, SimDisk, SimPlatform, World};
 
+const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
+const DEVICE_BYTES: u64 = 64 * MIB;
 const SIZE: u64 = 1 << 30;
 
 type Work = [std::pin::Pin<Box<dyn Future<Output = ()>>>; 2];
@@ -32,6 +34,20 @@ async fn begin(
     let platform = platform.clone();
     let opened = Engine::open(platform, device, shared, superblock, 0, options);
     opened.await.expect("opens").0
+}
+
+fn in_world<F: Future<Output = ()> + 'static>(
+    device_bytes: u64,
+    options: EngineOptions,
+    test: impl FnOnce(SimPlatform, Engine<SimPlatform>) -> F + 'static,
+) {
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let disk = SimDisk::new(DiskConfig::new(device_bytes));
+        let engine = begin(&platform, &disk, options).await;
+        test(platform, engine).await;
+    });
 }
 
 /// On 800 MiB that are written ahead, which takes its time from `slow_from` on.
@@ -67,6 +83,17 @@ fn named(name: &str, reserved_bytes: u64) -> CreateDvol {
 
 fn bytes(count: u64) -> IoBuf {
     IoBuf::copy_of(&vec![7; count as usize])
+}
+
+/// Fills the device, down to the last block that is to be had.
+async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, from: u64) -> u64 {
+    let mut at = from;
+    for piece in [64, 1] {
+        while let Ok(()) = write(engine, dvol, at, piece * BLOCK).await {
+            at += piece * BLOCK;
+        }
+    }
+    at
 }
 
 async fn write(
@@ -111,5 +138,183 @@ fn others_go_on_while_space_is_being_reserved() {
             }),
         ];
         join_all(work).await;
+    });
+}
+
+/// Writes until no more than this is left for dvols without a reservation. Where it ended.
+async fn fill_but(engine: &Engine<SimPlatform>, dvol: Handle, left: u64) -> u64 {
+    let mut at = 0;
+    loop {
+        let space = engine.space();
+        let count = (space.open_bytes - space.kept_bytes).saturating_sub(left) / MIB;
+        for _ in 0..count {
+            write(engine, dvol, at, MIB).await.expect("writes");
+            at += MIB;
+        }
+        engine.flush().await.expect("flushes");
+        // What is being taken ahead of need is there by then.
+        engine.platform().sleep_ns(1_000_000_000).await;
+        if count == 0 {
+            return at;
+        }
+    }
+}
+
+/// A segment that was just being written ahead was nobody's any more and not yet the journal's: others
+/// were told that there was no space.
+#[test]
+fn a_segment_that_is_being_taken_counts_as_room() {
+    in_slow_world(640 * MIB, |platform, engine| async move {
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let at = fill_but(&engine, greedy, 190 * MIB).await;
+        let (reserving, is_over) = (engine.clone(), Rc::new(Cell::new(false)));
+        let told = is_over.clone();
+        let work: Work = [
+            Box::pin(async move {
+                let reserved = reserving.create(named("reserved", 100 * MIB)).await;
+                reserved.expect("there is room");
+                told.set(true);
+            }),
+            Box::pin(async move {
+                platform.sleep_ns(1_000_000).await;
+                assert!(!is_over.get(), "it takes its time");
+                for n in 0..80 {
+                    let written = write(&engine, greedy, at + n * MIB, MIB).await;
+                    assert_eq!(written, Ok(()), "{n}: {:?}", engine.space());
+                }
+            }),
+        ];
+        join_all(work).await;
+    });
+}
+
+/// What was promised was worked out before the blocks for it were taken. What the dvol gave back
+/// meanwhile others wrote to, though it was promised once the reservation was made.
+#[test]
+fn what_a_dvol_gives_back_while_space_is_being_reserved_is_promised_too() {
+    in_slow_world(640 * MIB, |platform, engine| async move {
+        let dvol = engine.create(named("dvol", 0)).await.expect("creates");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        let (filler, is_over) = (engine.clone(), Rc::new(Cell::new(false)));
+        for at in (0..80 * MIB).step_by(MIB as usize) {
+            write(&engine, dvol, at, MIB).await.expect("writes");
+        }
+        let mut at = fill_but(&engine, greedy, 190 * MIB).await;
+        let (reserving, told) = (engine.clone(), is_over.clone());
+        let work: Work = [
+            Box::pin(async move {
+                let reserved = reserving.set_reserved(dvol, 250 * MIB).await;
+                reserved.expect("there is room");
+                told.set(true);
+            }),
+            Box::pin(async move {
+                platform.sleep_ns(1_000_000).await;
+                let trimmed = engine.deallocate(dvol, 0, 80 * MIB, Stability::Stable);
+                trimmed.await.expect("deallocates");
+                engine.flush().await.expect("flushes");
+                while !is_over.get() {
+                    at = fill(&engine, greedy, at).await;
+                    platform.sleep_ns(100_000_000).await;
+                }
+                fill(&engine, greedy, at).await;
+            }),
+        ];
+        join_all(work).await;
+        for at in (0..250 * MIB).step_by(MIB as usize) {
+            let written = write(&filler, dvol, at, MIB).await;
+            assert_eq!(written, Ok(()), "at {at}: {:?}", filler.space());
+        }
+    });
+}
+
+/// A device that is full but for the `promised` blocks that may still be written to the first dvol. The
+/// second one has all that is reserved for it.
+async fn full_but_for(engine: &Engine<SimPlatform>, promised: u64) -> (Handle, Handle) {
+    let dvol = engine.create(named("dvol", promised * BLOCK)).await;
+    let other = engine.create(named("other", 8 * MIB)).await;
+    let other = other.expect("creates");
+    write(engine, other, 0, 8 * MIB).await.expect("writes");
+    let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+    fill(engine, greedy, 0).await;
+    engine.flush().await.expect("flushes");
+    (dvol.expect("creates"), other)
+}
+
+/// What is kept for overwrites is there.
+async fn assert_can_be_overwritten(engine: &Engine<SimPlatform>, dvol: Handle) {
+    for at in (0..8 * MIB).step_by(MIB as usize) {
+        let again = write(engine, dvol, at, MIB).await;
+        assert_eq!(again, Ok(()), "at {at}: {:?}", engine.space());
+    }
+    let trimmed = engine.deallocate(dvol, 0, MIB, Stability::Stable);
+    trimmed.await.expect("deallocates");
+}
+
+/// Writes under way at the same time each counted what was left of the promise as theirs, and took
+/// the blocks kept for overwrites for good: those of others, and trims, were refused.
+#[test]
+fn writes_at_the_same_time_share_what_is_promised() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |_, engine| async move {
+            let (dvol, other) = full_but_for(&engine, 8).await;
+            let each = (0..40).map(|n| write(&engine, dvol, n * MIB, 8 * BLOCK));
+            let written = join_all(each).await;
+            assert_eq!(written.iter().filter(|w| w.is_ok()).count(), 1);
+            assert_can_be_overwritten(&engine, other).await;
+        },
+    );
+}
+
+/// The same of the parts of a batch.
+#[test]
+fn the_parts_of_a_batch_share_what_is_promised() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |_, engine| async move {
+            let (dvol, other) = full_but_for(&engine, 8).await;
+            let write = |n: u64| Change::Write {
+                handle: dvol,
+                offset_bytes: n * MIB,
+                data: bytes(8 * BLOCK),
+                meta: 0,
+            };
+            let batch = Batch {
+                changes: (0..30).map(write).collect(),
+                ..Batch::default()
+            };
+            let refused = engine.commit(batch, Stability::Unstable).await;
+            assert_eq!(refused.map(drop), Err(DvolError::NoSpace));
+            let batch = Batch {
+                changes: vec![write(0)],
+                ..Batch::default()
+            };
+            let fits = engine.commit(batch, Stability::Unstable).await;
+            fits.expect("is reserved");
+            assert_can_be_overwritten(&engine, other).await;
+        },
+    );
+}
+
+/// A write that waited for room forgot which of its blocks the dvol had: the checkpoint it waited for
+/// let their nodes go, and what is not in memory counted as the dvol's own.
+#[test]
+fn a_write_that_waits_takes_no_more_than_is_promised() {
+    let options = EngineOptions {
+        map_cache_bytes: 0,
+        ..EngineOptions::default()
+    };
+    in_world(DEVICE_BYTES, options, |_, engine| async move {
+        let (dvol, other) = full_but_for(&engine, 8).await;
+        write(&engine, dvol, 0, 8 * BLOCK)
+            .await
+            .expect("is reserved");
+        for n in 1..5 {
+            let written = write(&engine, dvol, 64 * n * BLOCK, 64 * BLOCK).await;
+            assert_eq!(written, Err(DvolError::NoSpace), "{n}");
+        }
+        assert_can_be_overwritten(&engine, other).await;
     });
 }

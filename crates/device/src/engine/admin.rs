@@ -12,6 +12,7 @@ use smallvec::{SmallVec, smallvec};
 use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
+use super::promise::{Content, Pledged};
 use super::read::gather;
 use super::segments::NO_SLOT;
 use super::{Engine, Inner, Stability};
@@ -20,7 +21,6 @@ use crate::format::catalogue::{
 };
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
-use crate::state::Promise;
 use crate::v2p::Key;
 
 /// Largest size of a dvol in bytes. NBD clients and the Linux kernel keep offsets in signed 64 bits.
@@ -61,8 +61,8 @@ impl<P: Platform> Engine<P> {
         inner.settle_down().await?;
         let id = new.id.unwrap_or_else(|| inner.random_id());
         let reserved_blocks = new.reserved_bytes.div_ceil(BLOCK_SIZE);
-        let promise = Promise::new(reserved_blocks, 0, 0);
-        let _pledge = inner.pledge([(NO_SLOT, promise)]).await?;
+        let wanted = Pledged::new(reserved_blocks, Content::Empty);
+        let _pledge = inner.pledge([(NO_SLOT, wanted)]).await?;
         inner.clear_way(NO_SLOT, 1, Purpose::Changing).await?;
         let slot = inner.choose_slots(1)?[0];
         let record = CatalogueRecord {
@@ -147,8 +147,8 @@ impl<P: Platform> Engine<P> {
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
         inner.resolve(handle)?;
-        let promise = inner.promise_if_reserved(handle, blocks)?;
-        let _pledge = inner.pledge([(handle.slot, promise)]).await?;
+        let wanted = Pledged::new(blocks, Content::AsItIs);
+        let _pledge = inner.pledge([(handle.slot, wanted)]).await?;
         inner
             .change_record(handle, |record| {
                 record.reserved_blocks = blocks;
@@ -251,10 +251,10 @@ impl<P: Platform> Engine<P> {
             Some(_) => 0,
             None => source_record.reserved_blocks,
         };
-        let promise = |reserved| Promise::new(reserved, 0, source_record.mapped_blocks);
+        let pledged = |reserved| Pledged::new(reserved, Content::SharedWith(source.slot));
         let wanted = [
-            (NO_SLOT, promise(reserved_blocks)),
-            (source.slot, promise(again)),
+            (NO_SLOT, pledged(reserved_blocks)),
+            (source.slot, pledged(again)),
         ];
         let _pledge = inner.pledge(wanted).await?;
         inner.clear_way(NO_SLOT, 3, Purpose::Changing).await?;
@@ -582,14 +582,6 @@ impl<P: Platform> Inner<P> {
             .slot(handle.slot)
             .map(|s| s.record.clone())
             .ok_or(DvolError::NotFound)
-    }
-
-    /// What would be promised to a dvol if so much were reserved for it.
-    fn promise_if_reserved(&self, handle: Handle, blocks: u64) -> Result<Promise, DvolError> {
-        let record = self.record(handle)?;
-        let inherited = record.inherited_blocks;
-        let own = record.mapped_blocks.saturating_sub(inherited);
-        Ok(Promise::new(blocks, own, inherited))
     }
 
     fn check_new_name(&self, name: &str) -> Result<(), DvolError> {

@@ -93,6 +93,39 @@ pub struct Batch {
     pub changes: Vec<Change>,
 }
 
+/// Notes what a batch has blocks for, as long as no unit says so.
+struct Batched<'a, P: Platform> {
+    inner: &'a Inner<P>,
+    ranges: Vec<(Slot, Range<VBlock>)>,
+}
+
+impl<'a, P: Platform> Batched<'a, P> {
+    fn new(inner: &'a Inner<P>) -> Batched<'a, P> {
+        Batched {
+            inner,
+            ranges: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, slot: Slot, range: Range<VBlock>) {
+        let mut batched = self.inner.batched.borrow_mut();
+        batched.push((slot, range.clone()));
+        self.ranges.push((slot, range));
+    }
+}
+
+impl<P: Platform> Drop for Batched<'_, P> {
+    fn drop(&mut self) {
+        let mut batched = self.inner.batched.borrow_mut();
+        for range in &self.ranges {
+            // One that is equal is as good.
+            if let Some(at) = batched.iter().position(|other| other == range) {
+                batched.swap_remove(at);
+            }
+        }
+    }
+}
+
 impl<P: Platform> Engine<P> {
     /// Carries a batch out. Returns, for each change, the LSN it got.
     pub async fn commit(&self, batch: Batch, stability: Stability) -> Result<Vec<Lsn>, DvolError> {
@@ -357,6 +390,7 @@ impl<P: Platform> Inner<P> {
             let end = VBlock(part.first.0 + part.count);
             self.load_range(part.handle.slot, part.first..end).await?;
         }
+        let mut batched = Batched::new(self);
         let mut runs_of = Vec::new();
         for part in &prepared {
             let blocks = part.first..VBlock(part.first.0 + part.count);
@@ -366,7 +400,10 @@ impl<P: Platform> Inner<P> {
                 None => Ok(SmallVec::new()),
             };
             match runs {
-                Ok(runs) => runs_of.push(runs),
+                Ok(runs) => {
+                    runs_of.push(runs);
+                    batched.add(part.handle.slot, blocks);
+                }
                 Err(error) => {
                     self.return_blocks(runs_of.iter().flatten().flat_map(|run| run.blocks()));
                     return Err(error);
@@ -432,6 +469,7 @@ impl<P: Platform> Inner<P> {
                 return Err(error);
             }
         };
+        drop(batched);
         self.finish_submitted(submitted, writes).await?;
         Ok(lsns)
     }

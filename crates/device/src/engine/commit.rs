@@ -61,6 +61,11 @@ impl Commit {
         self.queues.get(&slot)?.back()
     }
 
+    /// Units of a slot that are not applied, in order.
+    pub(super) fn units_of(&self, slot: Slot) -> impl Iterator<Item = &Rc<Unit>> {
+        self.queues.get(&slot).into_iter().flatten()
+    }
+
     fn push(&mut self, slot: Slot, unit: Rc<Unit>) {
         let queue = self.queues.entry(slot);
         let queue = queue.or_insert_with(|| self.spare_queues.pop().unwrap_or_default());

@@ -135,7 +135,7 @@ impl<P: Platform> Inner<P> {
             if self.has_way(slot, more, purpose) {
                 return Ok(());
             }
-            if self.shared.free_blocks() > 0 && self.open_for_way(slot, more, purpose).await {
+            if self.not_owned_yet() > 0 && self.open_for_way(slot, more, purpose).await {
                 continue;
             }
             if waits == SPACE_WAITS_MAX || !self.may_gain_space() {

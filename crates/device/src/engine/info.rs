@@ -81,7 +81,8 @@ pub struct SpaceInfo {
     pub used_bytes: u64,
     /// Segments owned by this journal.
     pub owned_segments: u64,
-    /// Neither used nor waiting to be reusable: in this journal's segments and in free ones.
+    /// Neither used nor waiting to be reusable: in this journal's segments, in the one it is just
+    /// taking, and in free ones.
     pub open_bytes: u64,
     /// In segments that no journal owns.
     pub unowned_bytes: u64,
@@ -305,7 +306,7 @@ impl<P: Platform> Engine<P> {
             owned_segments: state.pool.segments().count() as u64,
             open_bytes: (state.pool.open_blocks()
                 + state.pool.unloaded_free_blocks()
-                + inner.shared.free_blocks())
+                + inner.not_owned_yet())
                 * BLOCK_SIZE,
             unowned_bytes: inner.shared.free_blocks() * BLOCK_SIZE,
             kept_bytes: (inner.checkpoint_reserve() + inner.overwrite_reserve() + reserved)

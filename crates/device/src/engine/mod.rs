@@ -42,11 +42,12 @@ mod write;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
-use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot};
+use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
 
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
@@ -71,6 +72,7 @@ use flusher::Flusher;
 use gate::ReadGate;
 use journal::Journal;
 use locks::RangeLocks;
+use promise::Pledged;
 use unit::Unit;
 
 /// What a client wants to be true when a change is answered.
@@ -120,6 +122,8 @@ struct Inner<P: Platform> {
     admin: Budget,
     /// Segments taken, with the units that say so, as long as those may be in an open group.
     segments_taking: RefCell<BTreeMap<SegmentNo, Rc<Unit>>>,
+    /// Blocks of the segment that is just being written ahead.
+    blocks_being_taken: Cell<u64>,
     /// Only one task opens a segment at a time.
     opening: Budget,
     /// Whose turn it is to wait for room at the next checkpoint.
@@ -128,10 +132,12 @@ struct Inner<P: Platform> {
     due_ahead: Cell<u64>,
     /// Slots chosen by operations that are not applied yet.
     chosen_slots: RefCell<BTreeSet<u32>>,
-    /// Blocks that the administrative operation under way is about to promise, by slot.
-    pledged: RefCell<BTreeMap<u32, crate::state::Promise>>,
+    /// What the administrative operation under way is about to reserve, by slot.
+    pledged: RefCell<BTreeMap<u32, Pledged>>,
     /// What is pledged lies in segments of this journal.
     pledge_held: Cell<bool>,
+    /// Ranges of batches for which blocks have been handed out and no unit is submitted yet.
+    batched: RefCell<Vec<(Slot, Range<VBlock>)>>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

@@ -14,7 +14,50 @@ use super::Inner;
 use super::error::DvolError;
 use super::info::Handle;
 use super::spacing::SPACE_WAITS_MAX;
-use crate::state::Promise;
+use crate::state::{Promise, State};
+
+/// What is to be reserved for a dvol. How many blocks that takes follows from records as they are at
+/// each moment: while segments are taken for it, clients write and trim.
+#[derive(Clone, Copy)]
+pub(super) struct Pledged {
+    reserved_blocks: u64,
+    content: Content,
+}
+
+/// What a dvol will have when what is pledged is promised.
+#[derive(Clone, Copy)]
+pub(super) enum Content {
+    /// Nothing.
+    Empty,
+    /// What it has now.
+    AsItIs,
+    /// What this slot has now, and nothing of it is its own.
+    SharedWith(Slot),
+}
+
+impl Pledged {
+    pub(super) fn new(reserved_blocks: u64, content: Content) -> Pledged {
+        Pledged {
+            reserved_blocks,
+            content,
+        }
+    }
+
+    fn promise(&self, slot: Slot, state: &State) -> Promise {
+        let record = |slot| state.slot(slot).map(|s| &s.record);
+        let reserved = self.reserved_blocks;
+        match self.content {
+            Content::Empty => Promise::new(reserved, 0, 0),
+            Content::AsItIs => record(slot).map_or_else(Promise::default, |record| {
+                Promise::if_reserved(record, reserved)
+            }),
+            Content::SharedWith(slot) => {
+                let inherited = record(slot).map_or(0, |record| record.mapped_blocks);
+                Promise::new(reserved, 0, inherited)
+            }
+        }
+    }
+}
 
 /// Blocks pledged until the operation under way, of which there is one at a time, is over.
 pub(super) struct Pledge<P: Platform> {
@@ -29,16 +72,16 @@ impl<P: Platform> Drop for Pledge<P> {
 }
 
 impl<P: Platform> Inner<P> {
-    /// Sees to it that each of these slots can be promised so much, and keeps it until the pledge is
+    /// Sees to it that so much can be reserved for each of these slots, and keeps it until the pledge is
     /// dropped. The caller has the turn of administrative operations.
     pub(super) async fn pledge(
         self: &Rc<Self>,
-        wanted: impl IntoIterator<Item = (Slot, Promise)>,
+        wanted: impl IntoIterator<Item = (Slot, Pledged)>,
     ) -> Result<Pledge<P>, DvolError> {
         let wanted = wanted
             .into_iter()
-            .filter(|(_, promise)| promise.blocks() > 0);
-        let wanted = wanted.map(|(slot, promise)| (slot.0, promise)).collect();
+            .filter(|(_, pledged)| pledged.reserved_blocks > 0);
+        let wanted = wanted.map(|(slot, pledged)| (slot.0, pledged)).collect();
         let more = |inner: &Self| inner.not_promised(&wanted).blocks();
         for waits in 0.. {
             self.check_running()?;
@@ -72,8 +115,8 @@ impl<P: Platform> Inner<P> {
         let mut wanted = Vec::new();
         for (dvol, content) in dvols {
             let reserved = self.record(dvol)?.reserved_blocks;
-            let inherited = self.record(content)?.mapped_blocks;
-            wanted.push((dvol.slot, Promise::new(reserved, 0, inherited)));
+            let content = Content::SharedWith(content.slot);
+            wanted.push((dvol.slot, Pledged::new(reserved, content)));
         }
         self.pledge(wanted).await
     }
@@ -81,8 +124,10 @@ impl<P: Platform> Inner<P> {
     /// What is set aside for dvols that do not use it yet, but for what is promised to `without`.
     pub(super) fn promised(&self, without: Slot) -> Promise {
         let mut pledged = self.pledged.borrow().clone();
-        let own = pledged.remove(&without.0).unwrap_or_default();
-        let others = self.state.borrow().promised(without);
+        let state = self.state.borrow();
+        let own = pledged.remove(&without.0);
+        let own = own.map_or_else(Promise::default, |p| p.promise(without, &state));
+        let others = state.promised(without);
         others.and(own).and(self.not_promised(&pledged))
     }
 
@@ -96,11 +141,11 @@ impl<P: Platform> Inner<P> {
     }
 
     /// How much more than what is promised already these are.
-    fn not_promised(&self, wanted: &BTreeMap<u32, Promise>) -> Promise {
+    fn not_promised(&self, wanted: &BTreeMap<u32, Pledged>) -> Promise {
         let state = self.state.borrow();
-        let more = |(&slot, promise): (&u32, &Promise)| {
+        let more = |(&slot, pledged): (&u32, &Pledged)| {
             let promised = state.promised_to(Slot(slot));
-            promise.beyond(promised)
+            pledged.promise(Slot(slot), &state).beyond(promised)
         };
         wanted
             .iter()

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::Inner;
 use super::error::DvolError;
-use super::spacing::OPEN_BLOCKS_LOW;
+use super::spacing::{OPEN_BLOCKS_LOW, SPACE_WAITS_MAX};
 use crate::format::record::Record;
 use crate::state::Effects;
 
@@ -63,12 +63,23 @@ impl<P: Platform> Inner<P> {
             let (open, unloaded) = self.own_open_blocks();
             open + unloaded >= self.to_be_held()
         };
+        let mut waits = 0;
         while !is_held() {
-            let _turn = self.opening.take(1).await;
+            let turn = self.opening.take(1).await;
             self.check_running()?;
+            if is_held() {
+                break;
+            }
             // Written ahead, too: a promise must not end where the filesystem of a sparse file is full.
-            if !is_held() {
-                self.open_segment().await?;
+            let opened = self.open_segment().await;
+            drop(turn);
+            let is_full = opened == Err(DvolError::NoSpace) && !self.host_full.get();
+            if is_full && waits < SPACE_WAITS_MAX && self.may_gain_space() {
+                // It is there, but a checkpoint under way has it, or it has just been freed.
+                self.gain_space(waits).await?;
+                waits += 1;
+            } else {
+                opened?;
             }
         }
         self.pledge_held.set(true);

@@ -5,6 +5,7 @@
 //! them; checkpoints may use everything. That those find enough, whatever takes no data blocks, is
 //! seen to by [`due`](super::due).
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -27,7 +28,7 @@ pub(super) const SPACE_WAITS_MAX: usize = 4;
 /// What is written to the blocks that are taken.
 #[derive(Clone, Copy)]
 pub(super) enum Over<'a> {
-    /// Whole blocks of this range, whose nodes are in memory.
+    /// Whole blocks of this range.
     Blocks(&'a Range<VBlock>),
     /// A part of a block that stays.
     Delta,
@@ -42,6 +43,29 @@ const LONG_RUN_SPARE: u64 = 8;
 
 /// Open blocks in the pool below which the next segment is prepared.
 pub(super) const OPEN_BLOCKS_LOW: u64 = 8192;
+
+/// Has the blocks of a segment count as open while it is being written ahead.
+struct Taking<'a> {
+    blocks_being_taken: &'a Cell<u64>,
+    blocks: u64,
+}
+
+impl<'a> Taking<'a> {
+    fn new(blocks_being_taken: &'a Cell<u64>, blocks: u64) -> Taking<'a> {
+        blocks_being_taken.set(blocks_being_taken.get() + blocks);
+        Taking {
+            blocks_being_taken,
+            blocks,
+        }
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        let all = self.blocks_being_taken.get();
+        self.blocks_being_taken.set(all - self.blocks);
+    }
+}
 
 impl<P: Platform> Inner<P> {
     /// Nodes that may be dirty before a checkpoint begins.
@@ -71,7 +95,12 @@ impl<P: Platform> Inner<P> {
     pub(super) fn open_blocks(&self) -> u64 {
         let state = self.state.borrow();
         let own = state.pool.open_blocks() + state.pool.unloaded_free_blocks();
-        own + self.shared.free_blocks()
+        own + self.not_owned_yet()
+    }
+
+    /// Blocks in segments that nobody owns, and in the one that this journal is just taking.
+    pub(super) fn not_owned_yet(&self) -> u64 {
+        self.shared.free_blocks() + self.blocks_being_taken.get()
     }
 
     /// Blocks of this journal's own segments that can be handed out: at once, and after loading
@@ -117,11 +146,39 @@ impl<P: Platform> Inner<P> {
             Over::Blocks(range) => {
                 let goes = state.owned_in(slot, range.clone());
                 let promised = state.promised_to(slot).data;
+                let promised = promised.saturating_sub(self.growth_on_way(slot));
                 count.saturating_sub(goes).saturating_sub(promised)
             }
         };
         drop(state);
         grows == 0 || available >= grows
+    }
+
+    /// Blocks of those handed out to `slot` for changes that are not applied yet which it will have more
+    /// then: they are still counted as promised.
+    fn growth_on_way(&self, slot: Slot) -> u64 {
+        let state = self.state.borrow();
+        let grows = |start: VBlock, count: u64| {
+            let range = start..VBlock(start.0 + count);
+            count.saturating_sub(state.owned_in(slot, range))
+        };
+        let of = |record: &Record| match record {
+            Record::Map { slot: of, runs, .. } if *of == slot => {
+                let each = runs.iter();
+                each.map(|run| grows(run.start, run.blocks.len() as u64))
+                    .sum()
+            }
+            Record::Delta { slot: of, .. } if *of == slot => 1,
+            _ => 0,
+        };
+        let commit = self.commit.borrow();
+        let units = commit.units_of(slot).flat_map(|unit| &unit.records);
+        let batched = self.batched.borrow();
+        let batched = batched.iter().filter(|(of, _)| *of == slot);
+        units.map(of).sum::<u64>()
+            + batched
+                .map(|(_, range)| grows(range.start, range.end.0 - range.start.0))
+                .sum::<u64>()
     }
 
     /// Blocks for `slot`'s data. Waits for freed blocks if that helps.
@@ -136,6 +193,10 @@ impl<P: Platform> Inner<P> {
         let mut is_cleared = false;
         let more = count + self.nodes_due(slot, count) + 1;
         loop {
+            // The nodes it is asked about may have been let go while this waited.
+            if let Over::Blocks(range) = over {
+                self.load_range(slot, range.clone()).await?;
+            }
             self.check_running()?;
             if !self.has_room(slot, count, over) {
                 if waits == SPACE_WAITS_MAX || !self.may_gain_space() {
@@ -255,11 +316,15 @@ impl<P: Platform> Inner<P> {
             self.host_full.set(false);
             return Err(DvolError::NoSpace);
         };
-        if self.options.prewrite_segments
-            && let Err(error) = self.prewrite(segment).await
-        {
-            self.shared.release(segment);
-            return Err(error);
+        if self.options.prewrite_segments {
+            let blocks = self.geometry.segment_capacity_blocks(segment);
+            let taking = Taking::new(&self.blocks_being_taken, blocks);
+            let written = self.prewrite(segment).await;
+            drop(taking);
+            if let Err(error) = written {
+                self.shared.release(segment);
+                return Err(error);
+            }
         }
         self.reserve(segment)
     }

@@ -251,15 +251,14 @@ impl State {
         !self.slot(slot).is_none_or(is_reaped) && entry.birth > self.needed_up_to(slot, entry.key)
     }
 
-    /// Entries with a block in `range` of `slot`'s map that are its own: what an overwrite frees. The
-    /// nodes are in memory; of what is not, everything counts.
+    /// Entries with a block in `range` of `slot`'s map that are its own: what an overwrite frees. None
+    /// if not all of its nodes are in memory.
     pub fn owned_in(&self, slot: Slot, range: Range<VBlock>) -> u64 {
         let mut entries = Vec::new();
         let found = self.slot(slot);
-        let all = range.end.0.saturating_sub(range.start.0);
         match found.map(|s| s.map.lookup(range, usize::MAX, &mut entries)) {
             Some(Ok(())) => {}
-            _ => return all,
+            _ => return 0,
         }
         let has_block = |e: &&Entry| matches!(e.kind, EntryKind::Data | EntryKind::Delta);
         let own = entries.iter().filter(has_block);

@@ -40,9 +40,14 @@ impl Promise {
     }
 
     pub(super) fn of(record: &CatalogueRecord) -> Promise {
+        Promise::if_reserved(record, record.reserved_blocks)
+    }
+
+    /// For a dvol with this record if so many blocks were reserved for it.
+    pub fn if_reserved(record: &CatalogueRecord, reserved: u64) -> Promise {
         let inherited = record.inherited_blocks;
         let own = record.mapped_blocks.saturating_sub(inherited);
-        Promise::new(record.reserved_blocks, own, inherited)
+        Promise::new(reserved, own, inherited)
     }
 
     /// Data and nodes.
