@@ -72,11 +72,13 @@ fn what_is_in_flight_is_bounded() {
 
 #[test]
 fn payload_in_flight_is_bounded_for_each_and_for_all() {
-    // Own part 16 KiB; a connection's limit and everyone's limit are raised to one largest request.
+    // Own part 16 KiB; a connection's limit, everyone's limit and what there is for single requests are
+    // raised to one largest request.
     let limits = NbdLimits {
         own_payload_bytes: 16 << 10,
         payload_bytes_max: 0,
         shared_payload_bytes: 0,
+        single_payload_bytes: 0,
         ..NbdLimits::default()
     };
     let stage = Stage::with_limits(4, limits);
@@ -101,18 +103,19 @@ fn payload_in_flight_is_bounded_for_each_and_for_all() {
             one.submit(READ, 0, 0, 8 << 20).await;
         }
         volume.world.sleep_ns(1_000_000).await;
-        assert_eq!(volume.memory.running.get(), 4, "32 MiB of reads");
-        // The other connection's small requests go on; a large one has to wait.
-        for _ in 0..3 {
+        let running = || volume.memory.running.get();
+        assert_eq!(running(), 5, "32 MiB of reads, and a single one");
+        // The other connection's small requests go on, one as a single one; then they have to wait.
+        for _ in 0..4 {
             two.submit(READ, 0, 0, 8 << 10).await;
         }
         volume.world.sleep_ns(1_000_000).await;
-        assert_eq!(volume.memory.running.get(), 6, "its own 16 KiB");
+        assert_eq!(running(), 8, "its own 16 KiB, and a single one");
         volume.release();
         for _ in 0..6 {
             assert_eq!(one.answer().await.expect("an answer").data.len(), 8 << 20);
         }
-        for _ in 0..3 {
+        for _ in 0..4 {
             assert_eq!(two.answer().await.expect("an answer").data.len(), 8 << 10);
         }
     });
@@ -137,12 +140,13 @@ fn no_connection_takes_everything_that_is_shared() {
             clients.push(client.await.expect("attached"));
         }
         volume.memory.held.set(true);
-        for (running, client) in [4, 8].into_iter().zip(&mut clients) {
+        for (running, client) in [5, 10].into_iter().zip(&mut clients) {
             for _ in 0..8 {
                 client.submit(READ, 0, 0, 8 << 20).await;
             }
             volume.world.sleep_ns(1_000_000).await;
-            assert_eq!(volume.memory.running.get(), running, "32 MiB for each");
+            let found = volume.memory.running.get();
+            assert_eq!(found, running, "32 MiB for each, and a single one");
         }
         volume.release();
         for client in &mut clients {
@@ -248,6 +252,49 @@ fn a_lost_connection_waits_for_its_operations() {
         assert!(noted.get().is_some());
     });
     assert_eq!(stage.volume.memory.running.get(), 0);
+}
+
+/// Eight that take no answers hold everything that is shared. Requests larger than what an honest client
+/// has for itself waited for that, and everything behind them.
+#[test]
+fn who_holds_what_is_shared_stops_no_large_request() {
+    let stage = Stage::new(4);
+    let hogs = [(); 8].map(|()| stage.connect(Link::default()).0);
+    let (honest, _) = stage.connect(Link::default());
+    let volume = stage.volume.clone();
+    stage.world.run(async move {
+        let mut attached = Vec::new();
+        for hog in hogs {
+            let mut hog = Client::attach(hog, Mode::Simple, "disk", &[])
+                .await
+                .expect("attached");
+            for _ in 0..64 {
+                hog.submit(READ, 0, 0, 8 << 20).await;
+            }
+            attached.push(hog);
+        }
+        let mut honest = Client::attach(honest, Mode::Simple, "disk", &[])
+            .await
+            .expect("attached");
+        volume.world.sleep_ns(1_000_000_000).await;
+        let reads = volume.memory.calls.borrow().len();
+        assert!(reads >= 8 * 8, "{reads}: they hold all that is shared");
+        let began = volume.world.now();
+        for round in 0..10 {
+            let lens = [2 << 20, 8 << 20, 4096];
+            for len in lens {
+                honest.submit(READ, 0, 0, len).await;
+            }
+            for len in lens {
+                let answer = honest.answer().await.expect("an answer");
+                assert_eq!(answer.data.len() as u64, len, "round {round}");
+            }
+            let ones = vec![1; 2 << 20];
+            assert_eq!(honest.write(0, 0, &ones).await.result, Ok(()));
+        }
+        let took_ns = volume.world.now().since(began);
+        assert!(took_ns < 1_000_000_000, "virtual time: {took_ns} ns");
+    });
 }
 
 /// Zeros that take space can be asked for as far as the volume goes, in as many requests as may be in

@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) counters: RefCell<NbdCounters>,
     /// Payload beyond what connections have for themselves.
     pub(crate) payload: Budget,
+    /// Payload of which each connection has one request at a time.
+    pub(crate) singles: Budget,
 }
 
 /// What a request in flight holds. Dropped when its reply was sent.
@@ -123,6 +125,8 @@ pub(crate) struct Connection<P: Platform, V> {
     slots: Budget,
     own_payload: Budget,
     payload: Budget,
+    /// One request at a time is among the singles.
+    single: Budget,
     jobs: RefCell<VecDeque<Job>>,
     workers: RefCell<Workers>,
     replies: RefCell<VecDeque<Reply>>,
@@ -160,6 +164,7 @@ impl<P: Platform, V> Connection<P, V> {
             slots: Budget::new(u64::from(limits.requests_in_flight_max)),
             own_payload: Budget::new(limits.own_payload_bytes),
             payload: Budget::new(limits.payload_bytes_max),
+            single: Budget::new(1),
             jobs: RefCell::default(),
             workers: RefCell::default(),
             replies: RefCell::default(),
@@ -203,14 +208,18 @@ impl<P: Platform, V> Connection<P, V> {
         }
     }
 
+    /// Memory that all share. Some may hold what is for many requests for as long as they like; of what
+    /// is for single ones, nobody has more than one.
     async fn shared_memory(&self, payload_bytes: u64) -> Memory {
-        // The connection's own limit first: waiting for it holds nothing that others need.
-        let share = self.payload.take(payload_bytes).await;
-        let all = self.shared.payload.take(payload_bytes).await;
-        Memory::Shared {
-            _share: share,
-            _all: all,
-        }
+        let (many, all) = (&self.payload, &self.shared.payload);
+        let mut many = pin!(both(many, payload_bytes, all, payload_bytes));
+        let (one, singles) = (&self.single, &self.shared.singles);
+        let mut single = pin!(both(one, 1, singles, payload_bytes));
+        poll_fn(|cx| match many.as_mut().poll(cx) {
+            Poll::Pending => single.as_mut().poll(cx),
+            ready => ready,
+        })
+        .await
     }
 
     /// Requests whose replies are not sent yet.
@@ -403,6 +412,16 @@ impl<P: Platform, V> Connection<P, V> {
         while self.tasks.get() > 0 {
             self.task_ended.wait().await;
         }
+    }
+}
+
+/// The connection's own limit first: waiting for it holds nothing that others need.
+async fn both(mine: &Budget, amount: u64, all: &Budget, payload_bytes: u64) -> Memory {
+    let share = mine.take(amount).await;
+    let all = all.take(payload_bytes).await;
+    Memory::Shared {
+        _share: share,
+        _all: all,
     }
 }
 

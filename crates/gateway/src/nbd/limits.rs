@@ -23,6 +23,9 @@ pub struct NbdLimits {
     pub payload_bytes_max: u64,
     /// Payload in flight of all connections of the core beyond their own parts, in bytes.
     pub shared_payload_bytes: u64,
+    /// Payload in flight, in bytes, of requests that are each the only one of their connection here, of
+    /// all connections of the core. Large requests go on although a few have used up the shared part.
+    pub single_payload_bytes: u64,
     /// A connection on which nothing moves for this long in the middle of a message, in either
     /// direction, is closed. In milliseconds; exact to a quarter of it.
     pub stall_ms: u64,
@@ -41,6 +44,7 @@ impl Default for NbdLimits {
             own_payload_bytes: 1 << 20,
             payload_bytes_max: 64 << 20,
             shared_payload_bytes: 512 << 20,
+            single_payload_bytes: 512 << 20,
             stall_ms: 60_000,
         }
     }
@@ -58,6 +62,7 @@ impl NbdLimits {
         self.requests_in_flight_max = self.requests_in_flight_max.max(1);
         self.payload_bytes_max = self.payload_bytes_max.max(one_request);
         self.shared_payload_bytes = self.shared_payload_bytes.max(one_request);
+        self.single_payload_bytes = self.single_payload_bytes.max(one_request);
         self.stall_ms = self.stall_ms.max(4);
         self
     }

@@ -98,6 +98,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
             limits,
             counters: RefCell::default(),
             payload: Budget::new(limits.shared_payload_bytes),
+            singles: Budget::new(limits.single_payload_bytes),
         };
         NbdServer {
             inner: Rc::new(Inner {
