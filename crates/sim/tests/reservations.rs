@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
-    join_all,
+    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability,
+    format_device, join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
@@ -175,6 +175,50 @@ fn what_is_about_to_be_promised_is_given_to_nobody() {
             }),
         ];
         join_all(work).await;
+    });
+}
+
+/// Larger than what is kept for overwrites, and beginning and ending within blocks: of those, only
+/// writes of whole blocks were cut into parts. The blocks at the edges keep their metadata, also where
+/// the last part is one block.
+#[test]
+fn a_large_overwrite_may_begin_and_end_within_blocks_on_a_full_device() {
+    in_world(1, |_, engine| async move {
+        let dvol = engine.create(named("reserved", 16 * MIB)).await;
+        let dvol = dvol.expect("creates");
+        let written = engine.write_ex(dvol, 0, bytes(16 * MIB), 9, Stability::Stable);
+        written.await.expect("writes");
+        let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+        fill(&engine, greedy, 0).await;
+        engine.flush().await.expect("flushes");
+        let count = 3 * 1024 + 1;
+        let len = (count - 1) * BLOCK;
+        let written = engine.write(
+            dvol,
+            5,
+            IoBuf::copy_of(&vec![8; len as usize]),
+            Stability::Stable,
+        );
+        written.await.expect("is reserved");
+        let (pieces, metas) = engine.read_ex(dvol, 0, count * BLOCK).await.expect("reads");
+        let mut found = Vec::new();
+        for piece in pieces {
+            match piece {
+                Piece::Data(data) => found.extend_from_slice(&data),
+                Piece::Zeros(count) => found.resize(found.len() + count as usize, 0),
+            }
+        }
+        let end = 5 + len as usize;
+        assert!(found[5..end].iter().all(|&byte| byte == 8));
+        assert!(
+            found[..5]
+                .iter()
+                .chain(&found[end..])
+                .all(|&byte| byte == 7)
+        );
+        let (last, middle) = metas.split_last().expect("there are some");
+        assert_eq!((middle[0], *last), (9, 9), "of the edges");
+        assert!(middle[1..].iter().all(|&meta| meta == 0));
     });
 }
 

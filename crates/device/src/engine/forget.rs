@@ -162,6 +162,7 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), DvolError> {
         let _turn = self.admin.take(1).await;
         self.check_running()?;
+        self.clear_way(slot, 1, Purpose::Giving).await?;
         let mut record = self.dvol_in(slot)?;
         if record.id != id {
             return Err(DvolError::NotFound);

@@ -61,6 +61,15 @@ impl Metas {
         }
     }
 
+    /// That of a part of `count` blocks.
+    fn of_part(self, part: Range<usize>, count: usize) -> Metas {
+        Metas {
+            given: self.given,
+            first: self.of(part.start, count),
+            last: self.of(part.end - 1, count),
+        }
+    }
+
     /// That of block `index` of `count`.
     pub(super) fn of(&self, index: usize, count: usize) -> u64 {
         match index {
@@ -176,16 +185,9 @@ impl<P: Platform> Inner<P> {
         self.check_change(handle, offset_bytes, len)?;
         if whole {
             let metas = Metas::all(meta);
-            return match self
-                .write_whole(handle, first, data.clone(), metas, stability)
-                .await
-            {
-                Err(DvolError::NoSpace) if self.is_reserved(handle) => {
-                    self.write_in_parts(handle, first, &data, metas, stability)
-                        .await
-                }
-                result => result,
-            };
+            return self
+                .write_blocks(handle, first, data, metas, stability)
+                .await;
         }
         let within_one = blocks.end.0 - blocks.start.0 == 1;
         // A delta takes a block and gives none back: on a full device a reserved dvol does without.
@@ -197,8 +199,30 @@ impl<P: Platform> Inner<P> {
         let (widened, metas) = self
             .widen(handle.slot, blocks, offset_bytes, &data, meta)
             .await?;
-        self.write_whole(handle, first, widened, metas, stability)
+        drop(data);
+        self.write_blocks(handle, first, widened, metas, stability)
             .await
+    }
+
+    /// Writes whole blocks as one unit; on a full device those of a reserved dvol in parts.
+    async fn write_blocks(
+        self: &Rc<Self>,
+        handle: Handle,
+        first: VBlock,
+        data: IoBuf,
+        metas: Metas,
+        stability: Stability,
+    ) -> Result<Lsn, DvolError> {
+        match self
+            .write_whole(handle, first, data.clone(), metas, stability)
+            .await
+        {
+            Err(DvolError::NoSpace) if self.is_reserved(handle) => {
+                self.write_in_parts(handle, first, &data, metas, stability)
+                    .await
+            }
+            result => result,
+        }
     }
 
     async fn write_whole(
@@ -259,11 +283,14 @@ impl<P: Platform> Inner<P> {
         metas: Metas,
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
-        let part_bytes = (OVERWRITE_PART_BLOCKS * BLOCK_SIZE) as usize;
+        let block_bytes = BLOCK_SIZE as usize;
+        let count = data.len() / block_bytes;
         let mut lsn = Lsn::ZERO;
-        for at in (0..data.len()).step_by(part_bytes) {
-            let part = data.slice(at..data.len().min(at + part_bytes));
-            let start = VBlock(first.0 + at as u64 / BLOCK_SIZE);
+        for at in (0..count).step_by(OVERWRITE_PART_BLOCKS as usize) {
+            let end = count.min(at + OVERWRITE_PART_BLOCKS as usize);
+            let part = data.slice(at * block_bytes..end * block_bytes);
+            let start = VBlock(first.0 + at as u64);
+            let metas = metas.of_part(at..end, count);
             lsn = self
                 .write_whole(handle, start, part, metas, stability)
                 .await?;
