@@ -25,6 +25,9 @@ pub struct RuntimeConfig {
     /// runs out of ready tasks submits what there is. Few: devices get their work while the core goes
     /// on. Many: fewer system calls.
     pub submit_batch: u32,
+    /// Whether a device that answers nothing before it has nothing left to do gets its transfers in
+    /// waves: the next ones when it has answered those before. Such devices are recognised.
+    pub waves: bool,
     /// Memory of each core's buffer pool that the kernel is told of once, instead of looking its
     /// pages up for each transfer, in bytes. It counts as locked memory; where the limit of locked
     /// memory doesn't allow it, as much as it allows is registered, and transfers from other memory
@@ -49,6 +52,7 @@ impl Default for RuntimeConfig {
             spin_depth: 4,
             ring_entries: 256,
             submit_batch: 8,
+            waves: true,
             registered_bytes: 8 << 20,
             mailbox_max: 1024,
             stop_wait_ms: 30_000,

@@ -140,7 +140,7 @@ impl Core {
         helper_cpus: Vec<usize>,
     ) -> Result<Rc<Core>, RingError> {
         let buffers = BufferPool::with_arena(config.registered_bytes);
-        let driver = Driver::new(config.ring_entries, &config.kernel, &buffers)?;
+        let driver = Driver::new(config.ring_entries, &config.kernel, &buffers, config.waves)?;
         if driver.support().msg_ring {
             shared.offer_ring(driver.ring_fd());
         }
@@ -262,6 +262,8 @@ impl Core {
     /// Nothing is ready: submits, then looks for work or sleeps until there is some.
     fn idle(&self) {
         let deadline = self.timers.borrow_mut().next_deadline();
+        let release = self.driver.release_at_ns().map(Time);
+        let deadline = deadline.into_iter().chain(release).min();
         let wait = match (self.driver.ops.transfers(), self.driver.ops.flushes()) {
             (0, 0) => Wait::Others,
             (0, _) => Wait::Flush,
@@ -367,13 +369,17 @@ impl Core {
                 self.read_clock();
             }
             for &one in &reaped[..count] {
-                if let Some(completion) = self.driver.complete(one) {
+                if let Some(completion) = self.driver.complete(one, self.clock_ns()) {
                     self.hand_on(completion);
                 }
             }
             if count < REAP_MAX {
-                return;
+                break;
             }
+        }
+        // The device has nothing to do: before the answers are dealt with, it gets what was held.
+        if self.driver.release(|| self.clock_ns()) {
+            self.enter(Patience::None);
         }
     }
 

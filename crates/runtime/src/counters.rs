@@ -80,6 +80,8 @@ counters! {
     /// Nanoseconds spent neither looking for work nor asleep. Brought up to date when the core goes
     /// idle and when it looks at its timers, so it lags behind a little.
     busy_ns,
+    /// Device transfers that were held until the device had answered those before them.
+    held,
     /// Times the core slept.
     sleeps,
     /// Times the core woke a sleeping core: through its ring or an eventfd.

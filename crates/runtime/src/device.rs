@@ -22,7 +22,10 @@ mod create;
 mod flush;
 mod lock;
 mod open;
+#[cfg(test)]
+mod waves_tests;
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -33,6 +36,7 @@ use std::sync::Arc;
 
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf};
+use io_uring::squeue;
 
 pub use self::create::{Fill, HostRoom, create_device_file, host_room};
 pub use self::flush::FlushMethod;
@@ -46,6 +50,7 @@ use crate::pace::FlushPace;
 use crate::platform::UringPlatform;
 use crate::sys;
 use crate::trace::{Trace, TraceFile};
+use crate::waves::Waves;
 
 /// Offsets, lengths and sizes are multiples of this, in bytes, on every device.
 const SECTOR_BYTES: u64 = 512;
@@ -104,6 +109,10 @@ pub(crate) struct DeviceFile {
     /// How quick its flushes were.
     pace: FlushPace,
     io: IoStats,
+    /// Which transfers are held until the device has answered others.
+    pub(crate) waves: RefCell<Waves>,
+    /// Entries of those that are held, in order.
+    pub(crate) held: RefCell<Vec<squeue::Entry>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -160,7 +169,8 @@ impl UringDevice {
     }
 
     /// The same device, whose writes, flushes and discards are recorded from now on. An operation
-    /// is submitted when it is handed to the kernel, and completed when its user is told.
+    /// is submitted when it is handed to the kernel, or held for a moment instead (`waves.rs`), and
+    /// completed when its user is told.
     pub fn record_to(self, trace: TraceFile) -> UringDevice {
         UringDevice {
             trace: Trace::to(trace),

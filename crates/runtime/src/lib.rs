@@ -39,6 +39,7 @@ mod sys;
 mod timer;
 mod trace;
 mod waker;
+mod waves;
 
 pub use config::{KernelUse, RuntimeConfig};
 pub use counters::CoreCounters;

@@ -178,6 +178,14 @@ impl Flight {
     pub(crate) fn is_transfer(&self) -> bool {
         self.is_device() && !matches!(self.owned, Owned::Nothing)
     }
+
+    /// The device, if this is a transfer.
+    pub(crate) fn transfer_of(&self) -> Option<&Rc<DeviceFile>> {
+        match &self.held {
+            Held::Device(file) if self.is_transfer() => Some(file),
+            _ => None,
+        }
+    }
 }
 
 /// A scattered send: the buffers and what describes them to the kernel. Reused.
@@ -574,6 +582,13 @@ impl Ops {
             (true, true) => Some(&self.transfers),
             (true, false) => Some(&self.flushes),
         }
+    }
+
+    /// The device of a transfer in flight; `None` for all other operations.
+    pub(crate) fn transfer_of(&self, key: OpKey) -> Option<Rc<DeviceFile>> {
+        let slots = self.slots.borrow();
+        let flight = slots.get(key.slot())?.flight.as_ref()?;
+        flight.transfer_of().cloned()
     }
 
     /// The operations in flight that may never complete by themselves: all but those to devices.

@@ -14,6 +14,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr;
+use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_platform::BufferPool;
@@ -23,8 +24,10 @@ use io_uring::{EnterFlags, IoUring, opcode, squeue};
 
 use crate::config::KernelUse;
 use crate::counters::Counters;
+use crate::device::DeviceFile;
 use crate::op::{Completion, Flight, IGNORED_USER_DATA, OpKey, Ops, Request};
 use crate::probe::{KernelSupport, OpenRing, RingError, open_ring};
+use crate::sys::monotonic_ns;
 
 /// Registering less memory than this is not worth it, in bytes.
 const REGISTERED_MIN_BYTES: usize = 64 << 10;
@@ -61,6 +64,11 @@ pub(crate) struct Driver {
     gathered: Cell<usize>,
     /// Those of them that are transfers to or from a device.
     transfers: Cell<usize>,
+    /// Devices some of whose transfers are held.
+    holding: RefCell<Vec<Rc<DeviceFile>>>,
+    /// Some that were held were queued.
+    released: Cell<bool>,
+    waves: bool,
 }
 
 struct Ring {
@@ -85,6 +93,7 @@ impl Driver {
         entries: u32,
         allowed: &KernelUse,
         pool: &BufferPool,
+        waves: bool,
     ) -> Result<Driver, RingError> {
         let OpenRing { uring, mut support } = open_ring(entries, allowed)?;
         let mut free_files = Vec::new();
@@ -113,6 +122,9 @@ impl Driver {
             registered,
             gathered: Cell::new(0),
             transfers: Cell::new(0),
+            holding: RefCell::default(),
+            released: Cell::new(false),
+            waves,
         })
     }
 
@@ -128,18 +140,67 @@ impl Driver {
     /// poll for its result.
     pub(crate) fn start(&self, request: Request, claimed: bool, counters: &Counters) -> OpKey {
         let (flight, entry) = request.prepare(&self.registered);
-        let is_transfer = flight.is_transfer();
+        let device = flight.transfer_of().cloned();
         let key = self.ops.insert(flight, claimed);
-        if let Some(entry) = entry {
-            self.gathered.set(self.gathered.get() + 1);
-            self.transfers
-                .set(self.transfers.get() + usize::from(is_transfer));
-            counters.sqes.add(1);
-            self.ring
-                .borrow_mut()
-                .queue(entry.user_data(key.user_data()));
+        let Some(entry) = entry else {
+            return key;
+        };
+        let entry = entry.user_data(key.user_data());
+        counters.sqes.add(1);
+        if let Some(device) = &device
+            && self.waves
+            && !device.waves.borrow_mut().admit(monotonic_ns)
+        {
+            counters.held.add(1);
+            let mut held = device.held.borrow_mut();
+            held.push(entry);
+            if held.len() == 1 {
+                self.holding.borrow_mut().push(device.clone());
+            }
+            return key;
         }
+        self.gathered.set(self.gathered.get() + 1);
+        self.transfers
+            .set(self.transfers.get() + usize::from(device.is_some()));
+        self.ring.borrow_mut().queue(entry);
         key
+    }
+
+    /// Queues what was held of a device's transfers.
+    fn release_to(&self, device: &Rc<DeviceFile>) {
+        self.released.set(true);
+        self.holding
+            .borrow_mut()
+            .retain(|holding| !Rc::ptr_eq(holding, device));
+        let mut held = device.held.borrow_mut();
+        self.gathered.set(self.gathered.get() + held.len());
+        self.transfers.set(self.transfers.get() + held.len());
+        let mut ring = self.ring.borrow_mut();
+        for entry in held.drain(..) {
+            ring.queue(entry);
+        }
+    }
+
+    /// Queues transfers that have been held for too long. True if these, or others since this was
+    /// last called, are no longer held and wait for `enter`.
+    pub(crate) fn release(&self, now_ns: impl FnOnce() -> u64) -> bool {
+        if !self.holding.borrow().is_empty() {
+            let now_ns = now_ns();
+            let is_overdue = |d: &&Rc<DeviceFile>| d.waves.borrow_mut().is_overdue(now_ns);
+            let overdue: Vec<_> = {
+                let holding = self.holding.borrow();
+                holding.iter().filter(is_overdue).cloned().collect()
+            };
+            overdue.iter().for_each(|device| self.release_to(device));
+        }
+        self.released.take()
+    }
+
+    /// When the first held transfers will be overdue.
+    pub(crate) fn release_at_ns(&self) -> Option<u64> {
+        let holding = self.holding.borrow();
+        let times = holding.iter().map(|d| d.waves.borrow().release_at_ns());
+        times.flatten().min()
     }
 
     /// Asks the kernel to cancel an operation; it completes all the same, perhaps with ECANCELED.
@@ -217,15 +278,20 @@ impl Driver {
         count
     }
 
-    /// Finishes an operation. `None` for completions that nobody is interested in.
-    pub(crate) fn complete(&self, reaped: Reaped) -> Option<Completion> {
+    /// Finishes an operation. `None` for completions that nobody is interested in. What was held until
+    /// then waits for `enter` afterwards.
+    pub(crate) fn complete(&self, reaped: Reaped, now_ns: u64) -> Option<Completion> {
         if reaped.user_data == IGNORED_USER_DATA {
             return None;
         }
-        Some(
-            self.ops
-                .complete(OpKey::from_user_data(reaped.user_data), reaped.result),
-        )
+        let key = OpKey::from_user_data(reaped.user_data);
+        if self.waves
+            && let Some(device) = self.ops.transfer_of(key)
+            && device.waves.borrow_mut().answered(now_ns)
+        {
+            self.release_to(&device);
+        }
+        Some(self.ops.complete(key, reaped.result))
     }
 
     /// Gives up waiting for an operation; see [`Ops::abandon`].
@@ -388,7 +454,7 @@ mod tests {
         let mut reaped = [Reaped::default(); REAP_MAX];
         let count = driver.reap(&mut reaped, &Counters::default());
         for &one in &reaped[..count] {
-            drop(driver.complete(one));
+            drop(driver.complete(one, 0));
         }
         count
     }
@@ -399,7 +465,8 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let core = thread::Builder::new().spawn(move || {
             let pool = BufferPool::with_arena(0);
-            let driver = Driver::new(2, &KernelUse::default(), &pool).expect("there is a ring");
+            let driver =
+                Driver::new(2, &KernelUse::default(), &pool, true).expect("there is a ring");
             let [quiet, ready] = [(); 2].map(|()| Arc::new(File::from(eventfd().unwrap())));
             for _ in 0..6 {
                 read_event(&driver, &quiet);
@@ -440,7 +507,7 @@ mod tests {
             }
         });
         let pool = BufferPool::with_arena(0);
-        let driver = Driver::new(8, &KernelUse::default(), &pool).expect("there is a ring");
+        let driver = Driver::new(8, &KernelUse::default(), &pool, true).expect("there is a ring");
         let results: Vec<_> = (0..50)
             .map(|_| driver.enter(Patience::Ns(5_000_000), &Counters::default()))
             .collect();

@@ -50,6 +50,8 @@ pub(super) fn open_device(
         direct,
         id,
         pace: FlushPace::default(),
+        waves: Default::default(),
+        held: Default::default(),
         io: IoStats::default(),
     };
     core.device_opened(id);

@@ -41,6 +41,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             ("spin_depth", _) => config.spin_depth = number()?,
             ("submit_batch", _) => config.submit_batch = number()?,
             ("registered_mib", _) => config.registered_bytes = (number()? as usize) << 20,
+            ("waves", "yes" | "no") => config.waves = value == "yes",
             ("pin", "yes" | "no") => config.pin = value == "yes",
             ("checkpoints", "held") => tuning.hold_checkpoints = true,
             ("flush", "ring") => tuning.flush = FlushMethod::RingFsync,
@@ -50,7 +51,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             _ => {
                 return Err(wrong(
                     "spin_us, spin_depth, submit_batch or registered_mib with a number, \
-                     pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
+                     waves=yes|no, pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
                 ));
             }
         }
