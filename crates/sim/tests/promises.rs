@@ -318,3 +318,155 @@ fn a_write_that_waits_takes_no_more_than_is_promised() {
         assert_can_be_overwritten(&engine, other).await;
     });
 }
+
+/// What several clients do at the same time, each again and again; how often that was refused.
+async fn refused<F: Future<Output = Result<(), DvolError>>>(
+    clients: u64,
+    rounds: u64,
+    change: impl Fn(u64) -> F,
+) -> usize {
+    let each = (0..clients).map(|client| {
+        let change = &change;
+        async move {
+            let (mut at, mut refused) = (client, 0);
+            for _ in 0..rounds {
+                at = (at * 1_103_515_245 + 12345) % (1 << 31);
+                refused += usize::from(change(at >> 8).await.is_err());
+            }
+            refused
+        }
+    });
+    join_all(each).await.into_iter().sum()
+}
+
+const PIECE: u64 = 32 * BLOCK;
+const PIECES: u64 = 8 * MIB / PIECE;
+
+/// Four times as many blocks as are kept for overwrites were wanted at the same time. Those that waited
+/// looked again only a few times, and others that came later got what was free then.
+#[test]
+fn overwrites_wait_for_each_other() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |_, engine| async move {
+            let (_, other) = full_but_for(&engine, 0).await;
+            let whole = |n: u64| write(&engine, other, n % PIECES * PIECE, PIECE);
+            assert_eq!(refused(32, 40, whole).await, 0, "{:?}", engine.space());
+            let parts = |n: u64| write(&engine, other, n % PIECES * PIECE + 512, PIECE);
+            let parts = |n: u64| parts(n % (PIECES - 1));
+            assert_eq!(refused(32, 20, parts).await, 0, "{:?}", engine.space());
+            let small = |n: u64| write(&engine, other, n % (8 * MIB / BLOCK) * BLOCK + 512, 512);
+            assert_eq!(refused(64, 40, small).await, 0, "{:?}", engine.space());
+            assert_can_be_overwritten(&engine, other).await;
+        },
+    );
+}
+
+/// The parts of a batch take their blocks one after the other: each of several batches had some of what
+/// the others waited for.
+#[test]
+fn batches_of_overwrites_wait_for_each_other() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |_, engine| async move {
+            let (_, other) = full_but_for(&engine, 0).await;
+            let batch = |n: u64| {
+                let place = |part: u64| (n + part * 7) % PIECES * PIECE;
+                let part = |part: u64| Change::Write {
+                    handle: other,
+                    offset_bytes: place(part),
+                    data: bytes(PIECE),
+                    meta: 0,
+                };
+                let changes = (0..5).map(part).collect();
+                let batch = Batch {
+                    changes,
+                    ..Batch::default()
+                };
+                let engine = engine.clone();
+                async move { engine.commit(batch, Stability::Unstable).await.map(drop) }
+            };
+            assert_eq!(refused(16, 20, batch).await, 0, "{:?}", engine.space());
+            assert_can_be_overwritten(&engine, other).await;
+        },
+    );
+}
+
+/// A future that is dropped after so long.
+async fn given_up(
+    platform: &SimPlatform,
+    after_ns: u64,
+    work: impl Future<Output = Result<(), DvolError>>,
+) {
+    let (mut work, mut over) = (Box::pin(work), Box::pin(platform.sleep_ns(after_ns)));
+    std::future::poll_fn(|cx| {
+        let is_over = over.as_mut().poll(cx).is_ready() || work.as_mut().poll(cx).is_ready();
+        match is_over {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+}
+
+/// Clients that go away while they wait for their turn, or have it, keep nobody waiting.
+#[test]
+fn overwrites_that_are_given_up_keep_nobody_waiting() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |platform, engine| async move {
+            let (_, other) = full_but_for(&engine, 0).await;
+            let change = |n: u64| {
+                let work = write(&engine, other, n % PIECES * PIECE, PIECE);
+                let platform = platform.clone();
+                async move {
+                    if !n.is_multiple_of(3) {
+                        return work.await;
+                    }
+                    given_up(&platform, n % 1000 * 1000, work).await;
+                    Ok(())
+                }
+            };
+            assert_eq!(refused(32, 40, change).await, 0, "{:?}", engine.space());
+            assert_can_be_overwritten(&engine, other).await;
+        },
+    );
+}
+
+/// What waits for its turn ends with the engine, in order or not.
+#[test]
+fn overwrites_that_wait_end_with_the_engine() {
+    for (fails, end) in [(false, DvolError::Stopping), (true, DvolError::Fenced)] {
+        let world = World::new(1);
+        let platform = world.platform(0);
+        world.block_on(0, async move {
+            let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
+            let engine = begin(&platform, &disk, EngineOptions::default()).await;
+            let (_, other) = full_but_for(&engine, 0).await;
+            let ended = Rc::new(std::cell::RefCell::new(Vec::new()));
+            let (writing, stopping, results) = (engine.clone(), engine.clone(), ended.clone());
+            let work: Work = [
+                Box::pin(async move {
+                    let each = (0..32).map(|n| write(&writing, other, n * PIECE, PIECE));
+                    results.replace(join_all(each).await);
+                }),
+                Box::pin(async move {
+                    if fails {
+                        disk.inject(Injection::next(Fault::FlushError));
+                    } else {
+                        stopping.stop().await.expect("stops");
+                    }
+                }),
+            ];
+            join_all(work).await;
+            let ended = ended.take();
+            assert_eq!(ended.len(), 32);
+            let of = |end| ended.iter().filter(|e| **e == end).count();
+            assert!(of(Err(end)) > 0, "some were waiting");
+            assert_eq!(of(Ok(())) + of(Err(end)), 32, "{ended:?}");
+        });
+    }
+}

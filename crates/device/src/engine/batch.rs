@@ -13,6 +13,7 @@ use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
 use super::locks::RangeLock;
+use super::overwrites::Turn;
 use super::read::{Pieces, gather};
 use super::segments::NO_SLOT;
 use super::spacing::Over;
@@ -392,11 +393,15 @@ impl<P: Platform> Inner<P> {
         }
         let mut batched = Batched::new(self);
         let mut runs_of = Vec::new();
+        let mut turn = Turn::default();
         for part in &prepared {
             let blocks = part.first..VBlock(part.first.0 + part.count);
             let over = Over::Blocks(&blocks);
             let runs = match part.data {
-                Some(_) => self.take_blocks(part.handle.slot, part.count, over).await,
+                Some(_) => {
+                    self.take_blocks(part.handle.slot, part.count, over, &mut turn)
+                        .await
+                }
                 None => Ok(SmallVec::new()),
             };
             match runs {
@@ -469,7 +474,7 @@ impl<P: Platform> Inner<P> {
                 return Err(error);
             }
         };
-        drop(batched);
+        drop((batched, turn));
         self.finish_submitted(submitted, writes).await?;
         Ok(lsns)
     }

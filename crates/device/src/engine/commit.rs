@@ -85,6 +85,12 @@ impl Commit {
         }
     }
 
+    /// True if a unit that data blocks were handed out for is on its way.
+    pub(super) fn has_data(&self) -> bool {
+        let has_blocks = |unit: &Rc<Unit>| !unit.blocks.is_empty();
+        self.queues.values().flatten().any(has_blocks)
+    }
+
     /// True if a unit in a group up to `seq` is not applied yet.
     pub(super) fn has_pending_up_to(&self, seq: u64) -> bool {
         let up_to = |u: &Rc<Unit>| u.seq.get() != 0 && u.seq.get() <= seq;

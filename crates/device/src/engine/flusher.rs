@@ -30,6 +30,8 @@ pub(super) struct Flusher {
     covered: Cell<u64>,
     /// Value of `written` when the last flush began.
     began_at: Cell<u64>,
+    /// Blocks were freed before the flush under way, and can be used again after it.
+    frees: Cell<bool>,
     /// What clients do with flushes, as far as it is known.
     habit: FlushHabit,
 }
@@ -93,6 +95,12 @@ impl Flusher {
         (runs && covers_all).then(|| self.started.get())
     }
 
+    /// The flush under way, if it is what freed blocks wait for.
+    pub(super) fn freeing(&self) -> Option<u64> {
+        let runs = self.started.get() > self.done.get();
+        (runs && self.frees.get()).then(|| self.started.get())
+    }
+
     /// True if nothing was written since the last successful flush began.
     pub(super) fn is_clean(&self) -> bool {
         self.written.get() == self.covered.get()
@@ -116,7 +124,7 @@ impl<P: Platform> Inner<P> {
         self.wait_for_flush(ticket).await
     }
 
-    async fn wait_for_flush(&self, ticket: u64) -> Result<(), DvolError> {
+    pub(super) async fn wait_for_flush(&self, ticket: u64) -> Result<(), DvolError> {
         while !self.flusher.is_done(ticket) {
             let signal = self.signals.flushed.wait();
             if self.shared.is_fenced() {
@@ -201,6 +209,7 @@ impl<P: Platform> Inner<P> {
             self.flusher.began_at.set(written);
             let settled = self.journal.borrow_mut().settle();
             let freed = std::mem::take(&mut *self.freed.borrow_mut());
+            self.flusher.frees.set(!freed.is_empty());
             self.counters.flushes.set(self.counters.flushes.get() + 1);
             if self.flush_device().await.is_err() {
                 self.fence("a flush failed");

@@ -28,6 +28,7 @@ mod load;
 mod locks;
 mod mappings;
 mod options;
+mod overwrites;
 mod pieces;
 mod promise;
 mod query;
@@ -128,6 +129,8 @@ struct Inner<P: Platform> {
     opening: Budget,
     /// Whose turn it is to wait for room at the next checkpoint.
     way: Budget,
+    /// Whose turn it is to take blocks that are kept for overwrites.
+    overwrites: Budget,
     /// Blocks that units on their way may have due at the next checkpoint.
     due_ahead: Cell<u64>,
     /// Slots chosen by operations that are not applied yet.

@@ -201,6 +201,7 @@ impl<P: Platform> Engine<P> {
             blocks_being_taken: 0.into(),
             opening: Budget::new(1),
             way: Budget::new(1),
+            overwrites: Budget::new(1),
             due_ahead: 0.into(),
             chosen_slots: RefCell::default(),
             pledged: RefCell::default(),

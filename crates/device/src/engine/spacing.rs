@@ -17,6 +17,7 @@ use super::Inner;
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::due::Purpose;
 use super::error::DvolError;
+use super::overwrites::Turn;
 use super::segments::NO_SLOT;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
@@ -32,6 +33,18 @@ pub(super) enum Over<'a> {
     Blocks(&'a Range<VBlock>),
     /// A part of a block that stays.
     Delta,
+}
+
+/// What there is for a write.
+enum Room {
+    /// Enough of what is promised to nobody.
+    Free,
+    /// Enough with what is promised to the dvol and what is kept for overwrites.
+    Kept,
+    /// The same, but others that overwrite have it and will give it back.
+    Lent,
+    /// Not enough.
+    None,
 }
 
 /// Blocks of one part of an overwrite on a full device.
@@ -130,15 +143,24 @@ impl<P: Platform> Inner<P> {
     /// What is reserved for a dvol it may always take. An overwrite of what is its own takes blocks
     /// from the reserve for overwrites, and gives as many back; nothing else may take those for good.
     pub(super) fn has_room(&self, slot: Slot, count: u64, over: Over<'_>) -> bool {
+        matches!(self.room(slot, count, over), Room::Free | Room::Kept)
+    }
+
+    /// Where `slot` may take `count` blocks from now, to write to what `over` says.
+    fn room(&self, slot: Slot, count: u64, over: Over<'_>) -> Room {
         let available = self.available();
+        if available >= count {
+            return Room::Free;
+        }
         let is_reserved = |s: &crate::state::SlotState| s.record.reserved_blocks > 0;
-        if available >= count || !self.state.borrow().slot(slot).is_some_and(is_reserved) {
-            return available >= count;
+        if !self.state.borrow().slot(slot).is_some_and(is_reserved) {
+            return Room::None;
         }
         // The nodes promised to others are a bound, which new data has left alone.
         let kept = self.checkpoint_reserve() + self.promised(slot).data;
-        if self.open_blocks() < kept + count {
-            return false;
+        let is_there = self.open_blocks() >= kept + count;
+        if !is_there && count > self.overwrite_reserve() {
+            return Room::None;
         }
         let state = self.state.borrow();
         let grows = match over {
@@ -151,7 +173,11 @@ impl<P: Platform> Inner<P> {
             }
         };
         drop(state);
-        grows == 0 || available >= grows
+        match is_there {
+            _ if grows > available => Room::None,
+            true => Room::Kept,
+            false => Room::Lent,
+        }
     }
 
     /// Blocks of those handed out to `slot` for changes that are not applied yet which it will have more
@@ -181,12 +207,14 @@ impl<P: Platform> Inner<P> {
                 .sum::<u64>()
     }
 
-    /// Blocks for `slot`'s data. Waits for freed blocks if that helps.
+    /// Blocks for `slot`'s data. Waits for freed blocks if that helps. Who needs those that are kept for
+    /// overwrites takes them in `turn`, and keeps the turn until a unit has them.
     pub(super) async fn take_blocks(
         self: &Rc<Self>,
         slot: Slot,
         count: u64,
         over: Over<'_>,
+        turn: &mut Turn,
     ) -> Result<SmallVec<[BlockRun; 2]>, DvolError> {
         let mut waits = 0;
         let mut has_sought = false;
@@ -198,14 +226,27 @@ impl<P: Platform> Inner<P> {
                 self.load_range(slot, range.clone()).await?;
             }
             self.check_running()?;
-            if !self.has_room(slot, count, over) {
-                if waits == SPACE_WAITS_MAX || !self.may_gain_space() {
-                    return Err(DvolError::NoSpace);
+            match self.room(slot, count, over) {
+                Room::Kept | Room::Lent if turn.is_none() => {
+                    *turn = Some(self.overwrites.take(1).await);
+                    is_cleared = false;
+                    continue;
                 }
-                self.gain_space(waits).await?;
-                waits += 1;
-                is_cleared = false;
-                continue;
+                Room::Free | Room::Kept => {}
+                Room::Lent => {
+                    self.wait_for_lent(&mut waits).await?;
+                    is_cleared = false;
+                    continue;
+                }
+                Room::None => {
+                    if waits == SPACE_WAITS_MAX || !self.may_gain_space() {
+                        return Err(DvolError::NoSpace);
+                    }
+                    self.gain_space(waits).await?;
+                    waits += 1;
+                    is_cleared = false;
+                    continue;
+                }
             }
             if !is_cleared && !self.is_clear(slot, more, Purpose::Writing) {
                 self.clear_way(slot, more, Purpose::Writing).await?;

@@ -194,7 +194,11 @@ impl<P: Platform> Inner<P> {
         let has_room = !self.is_reserved(handle) || self.has_room(handle.slot, 1, Over::Delta);
         if within_one && has_room && meta == 0 && self.takes_delta(handle.slot, first).await? {
             let at = (offset_bytes - first.offset_bytes()) as u16;
-            return self.write_delta(handle, first, at, &data, stability).await;
+            match self.write_delta(handle, first, at, &data, stability).await {
+                // Others have taken what there was.
+                Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
+                result => return result,
+            }
         }
         let (widened, metas) = self
             .widen(handle.slot, blocks, offset_bytes, &data, meta)
@@ -241,7 +245,7 @@ impl<P: Platform> Inner<P> {
         let blocks = first..VBlock(first.0 + count);
         self.load_range(slot, blocks.clone()).await?;
         let over = Over::Blocks(&blocks);
-        let runs = self.take_blocks(slot, count, over).await?;
+        let runs = self.take_blocks(slot, count, over, &mut None).await?;
         let mapped = map_blocks(&runs, &data, metas);
         let mut writes = SmallVec::<[DataWrite; 2]>::new();
         let mut at = 0;
@@ -392,7 +396,7 @@ impl<P: Platform> Inner<P> {
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
-        let runs = self.take_blocks(slot, 1, Over::Delta).await?;
+        let runs = self.take_blocks(slot, 1, Over::Delta, &mut None).await?;
         let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
         let at = usize::from(offset_bytes);
         buf.bytes_mut().fill(0);
