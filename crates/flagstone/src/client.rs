@@ -14,12 +14,19 @@ use serde::de::DeserializeOwned;
 
 use crate::api::problem::{PROBLEM_TYPE, Problem};
 use crate::exit::Exit;
+use crate::wait;
 
 /// How long to wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long to wait for the next bytes of an answer: longer than the API lets its clients wait.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// How often to try again while nothing has reached the node, and how long to pause before: twice as
+/// long each time. One and a half seconds in all.
+const RETRIES: u32 = 6;
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(400);
 
 /// Bytes of an answer's head.
 const HEAD_BYTES_MAX: u64 = 64 << 10;
@@ -34,6 +41,8 @@ pub struct Client {
     address: String,
     /// Where the address came from, for messages: "--api", "./flagstone-data/node.json".
     origin: String,
+    /// How often a request that has not reached the node is tried again.
+    retries: u32,
 }
 
 /// Why a request has no good answer.
@@ -86,6 +95,10 @@ impl ClientError {
     /// What can be done about it; may be empty.
     pub fn next_step(&self) -> &str {
         match self {
+            ClientError::NotReachable { source, .. } if is_cut(source.kind()) => {
+                "the node may have ended, or there are more connections to its API than it takes; a \
+                 change may have happened all the same: look before you try again"
+            }
             ClientError::NotReachable { .. } => {
                 "is it running? `flagstone dev` starts one; --dir or --api says which one is meant"
             }
@@ -108,7 +121,14 @@ impl Client {
         Client {
             address: address.into(),
             origin: origin.into(),
+            retries: RETRIES,
         }
+    }
+
+    /// The same, but it fails at once if nobody listens.
+    pub fn without_retries(mut self) -> Client {
+        self.retries = 0;
+        self
     }
 
     /// Gets a value.
@@ -196,7 +216,6 @@ impl Client {
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
-        let mut stream = self.connect()?;
         let mut head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\
              Accept: application/json, {PROBLEM_TYPE}, text/plain\r\n",
@@ -211,12 +230,36 @@ impl Client {
         head += "\r\n";
         let mut message = head.into_bytes();
         message.extend_from_slice(body.unwrap_or_default());
+        let (stream, sent) = self.deliver(&message)?;
         // A server that refuses a request early closes its side; its answer is worth more than the
         // broken pipe.
-        let sent = stream.write_all(&message);
         match read_answer(&mut BufReader::new(stream)) {
             Ok(answer) => Ok(answer),
             Err(error) => Err(sent.err().unwrap_or(error)),
+        }
+    }
+
+    /// Connects and sends. As long as no byte of the message was taken it can't have had an effect, and
+    /// is tried again; after that never.
+    fn deliver(&self, message: &[u8]) -> io::Result<(TcpStream, io::Result<()>)> {
+        let mut pause = RETRY_PAUSE;
+        let mut left = self.retries;
+        loop {
+            let begun = self.connect().and_then(|mut stream| {
+                let taken = stream.write(message)?;
+                Ok((stream, taken))
+            });
+            match begun {
+                Ok((mut stream, taken)) => {
+                    let sent = stream.write_all(message.get(taken..).unwrap_or_default());
+                    return Ok((stream, sent));
+                }
+                Err(error) if left > 0 && is_passing(error.kind()) => {}
+                Err(error) => return Err(error),
+            }
+            left -= 1;
+            wait::pause(pause);
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
     }
 
@@ -234,6 +277,24 @@ impl Client {
         }
         Err(last)
     }
+}
+
+/// The connection ended while it was used.
+fn is_cut(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind as Io;
+    matches!(
+        kind,
+        Io::ConnectionReset | Io::ConnectionAborted | Io::BrokenPipe | Io::UnexpectedEof
+    )
+}
+
+/// What a node that starts, or has many clients, answers to a connection.
+fn is_passing(kind: io::ErrorKind) -> bool {
+    is_cut(kind)
+        || matches!(
+            kind,
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::Interrupted
+        )
 }
 
 /// Says "no answer in time" where the system says "resource temporarily unavailable".
@@ -431,6 +492,68 @@ mod tests {
             let kind = read(text).err().map(|error| error.kind());
             assert_eq!(kind, Some(io::ErrorKind::InvalidData), "{text:?}");
         }
+    }
+
+    /// As while a node starts.
+    #[test]
+    fn a_refused_connection_is_tried_again() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            // Bound and not listening: the port is ours, and connections to it are refused.
+            let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+            let any = "127.0.0.1:0".parse().expect("an address");
+            socket.bind(any).expect("bound");
+            let address = socket.local_addr().expect("bound").to_string();
+            let hasty = Client::new(address.clone(), "the test").without_retries();
+            let mut patient = Client::new(address, "the test");
+            patient.retries = 200;
+            let asked =
+                move |client: Client| tokio::task::spawn_blocking(move || client.get_text("/"));
+            let refused = asked(hasty)
+                .await
+                .expect("no panic")
+                .expect_err("nobody listens");
+            assert!(
+                refused.next_step().starts_with("is it running?"),
+                "{refused}"
+            );
+            let patient = asked(patient);
+            tokio::time::sleep(RETRY_PAUSE).await;
+            let listener = socket.listen(1).expect("listening");
+            let (stream, _) = listener.accept().await.expect("accepted");
+            let mut stream = stream.into_std().expect("a stream");
+            stream.set_nonblocking(false).expect("blocking");
+            let mut reader = BufReader::new(stream.try_clone().expect("cloned"));
+            while !read_line(&mut reader).expect("a line").is_empty() {}
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            stream.write_all(answer).expect("answered");
+            assert_eq!(patient.await.expect("no panic").expect("answered"), "ok");
+        });
+    }
+
+    #[test]
+    fn what_was_sent_is_never_sent_again() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound").to_string();
+        let client = Client::new(address, "the test");
+        let calling =
+            std::thread::Builder::new().spawn(move || client.call("POST", "/v1/node/stop"));
+        let (stream, _) = listener.accept().expect("accepted");
+        let mut reader = BufReader::new(stream);
+        while !read_line(&mut reader).expect("a line").is_empty() {}
+        drop(reader);
+        let result = calling.expect("a thread").join().expect("no panic");
+        let error = result.expect_err("closed without an answer");
+        assert!(
+            error.next_step().contains("more connections"),
+            "{}",
+            error.next_step()
+        );
+        listener.set_nonblocking(true).expect("not blocking");
+        let again = listener.accept().map(drop).map_err(|error| error.kind());
+        assert_eq!(again, Err(io::ErrorKind::WouldBlock));
     }
 
     #[test]

@@ -225,7 +225,7 @@ async fn wait_until_ready(api: SocketAddr, stop: &StopSwitch) -> anyhow::Result<
         .trim_start_matches("nbd://")
         .trim_end_matches('/')
         .to_string();
-    let client = Client::new(address, "the node itself");
+    let client = Client::new(address, "the node itself").without_retries();
     for _ in 0..READY_TRIES {
         let client = client.clone();
         let asked = tokio::task::spawn_blocking(move || client.get_text("/readyz"));

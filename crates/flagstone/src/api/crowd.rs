@@ -2,12 +2,15 @@
 //!
 //! A connection that has not sent a whole request costs whoever opened it nothing, so it must not
 //! keep others out: when a new one finds no place, the one that has waited longest for its client
-//! is dropped. Those whose request is being worked on are never dropped.
+//! is dropped. Those whose request is being worked on are never dropped, and nobody is before its
+//! client has had some time: what it sends may be on its way, and so may an answer to it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// The connections that wait for their clients, in the order in which they began to.
 #[derive(Default)]
@@ -16,7 +19,7 @@ pub(super) struct Crowd(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     next: u64,
-    by_age: BTreeMap<u64, Arc<Notify>>,
+    by_age: BTreeMap<u64, (Instant, Arc<Notify>)>,
 }
 
 impl Crowd {
@@ -35,10 +38,16 @@ impl Crowd {
         member
     }
 
-    /// Has the connection that waits longest end. False if none waits.
-    pub(super) fn drop_oldest(&self) -> bool {
-        let oldest = self.lock().by_age.pop_first();
-        oldest.inspect(|(_, leave)| leave.notify_one()).is_some()
+    /// Has the connection that waits longest end. False if none has waited for `waited_min`.
+    pub(super) fn drop_oldest(&self, waited_min: Duration) -> bool {
+        let mut waiting = self.lock();
+        let oldest = waiting.by_age.first_entry();
+        let Some(oldest) = oldest.filter(|oldest| oldest.get().0.elapsed() >= waited_min) else {
+            return false;
+        };
+        let (_, leave) = oldest.remove();
+        leave.notify_one();
+        true
     }
 }
 
@@ -56,7 +65,8 @@ impl Member {
         let mut waiting = self.crowd.lock();
         let place = waiting.next;
         waiting.next += 1;
-        waiting.by_age.insert(place, self.leave.clone());
+        let entry = (Instant::now(), self.leave.clone());
+        waiting.by_age.insert(place, entry);
         *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     }
 
@@ -97,14 +107,15 @@ mod tests {
         third.waits();
         let places = || -> Vec<u64> { crowd.lock().by_age.keys().copied().collect() };
         assert_eq!(places(), [1, 3]);
-        assert!(crowd.drop_oldest());
+        assert!(!crowd.drop_oldest(Duration::from_secs(3600)), "too early");
+        assert!(crowd.drop_oldest(Duration::ZERO));
         assert_eq!(
             places(),
             [3],
             "the second, which waited longer than the third"
         );
         drop(third);
-        assert!(!crowd.drop_oldest(), "the first works");
+        assert!(!crowd.drop_oldest(Duration::ZERO), "the first works");
         drop((first, second));
     }
 }

@@ -49,8 +49,10 @@ pub mod requests {
 #[derive(Clone, Copy, Debug)]
 pub struct ApiLimits {
     /// Connections served at a time. For one more, that which has waited longest for its client is
-    /// dropped; if all are at work, it waits.
+    /// dropped; if all are at work, or none has waited long, it waits.
     pub connections_max: usize,
+    /// How long a connection waits for its client before it is dropped for another.
+    pub give_way_after: Duration,
     /// How long a connection may take to send a request's head, or stay idle.
     pub head_timeout: Duration,
     /// How long a request may take to send its body.
@@ -73,6 +75,7 @@ impl Default for ApiLimits {
     fn default() -> ApiLimits {
         ApiLimits {
             connections_max: 64,
+            give_way_after: Duration::from_millis(500),
             head_timeout: Duration::from_secs(5),
             body_timeout: Duration::from_secs(10),
             call_timeout: Duration::from_secs(60),

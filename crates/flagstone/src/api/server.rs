@@ -145,7 +145,7 @@ async fn accept_connections(
     loop {
         match listener.accept().await {
             Ok((stream, _peer)) => {
-                let Some(slot) = slot_for(slots, &crowd).await else {
+                let Some(slot) = slot_for(slots, &crowd, limits.give_way_after).await else {
                     return; // Closed, which nobody does.
                 };
                 let (router, stop, member) = (router.clone(), stop.clone(), crowd.join());
@@ -169,15 +169,20 @@ async fn accept_connections(
 }
 
 /// A place for a new connection: a free one, else that of the connection that has waited longest
-/// for its client. If all are at work, the first that ends or begins to wait makes room.
-async fn slot_for(slots: &Arc<Semaphore>, crowd: &Crowd) -> Option<OwnedSemaphorePermit> {
-    /// How often to look for one that has begun to wait.
+/// for its client, and long enough. Otherwise the first that ends makes room. Until then nobody else is
+/// accepted: the kernel keeps those who come.
+async fn slot_for(
+    slots: &Arc<Semaphore>,
+    crowd: &Crowd,
+    waited_min: Duration,
+) -> Option<OwnedSemaphorePermit> {
+    /// How often to look for one that has waited long enough.
     const LOOK_AGAIN: Duration = Duration::from_millis(10);
     if let Ok(slot) = slots.clone().try_acquire_owned() {
         return Some(slot);
     }
     loop {
-        let leaving = crowd.drop_oldest();
+        let leaving = crowd.drop_oldest(waited_min);
         let slot = slots.clone().acquire_owned();
         match leaving {
             true => return slot.await.ok(),

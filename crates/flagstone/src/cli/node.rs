@@ -117,6 +117,7 @@ fn info(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
 
 /// A local node holds its folder's lock to its last moment; of others the API is all we see.
 fn wait_until_stopped(target: &TargetArgs, client: &Client) -> anyhow::Result<()> {
+    let client = client.clone().without_retries();
     for _ in 0..STOP_TRIES {
         let is_stopped = match target.dir() {
             Some(dir) => !DirLock::is_held(&dir),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flagstone::api::problem::Problem;
 
-use crate::support::{Served, read_to_end, serve, serve_with};
+use crate::support::{Served, pause, read_to_end, serve, serve_with};
 
 #[test]
 fn web_pages_are_refused() {
@@ -194,6 +194,7 @@ fn connections_that_say_nothing_end() {
 fn a_whole_request_finds_a_place_among_silent_clients() {
     let served = serve_with(|limits| {
         limits.connections_max = 4;
+        limits.give_way_after = Duration::from_millis(10);
         limits.head_timeout = Duration::from_secs(3600);
         limits.body_timeout = Duration::from_secs(3600);
     });
@@ -210,6 +211,27 @@ fn a_whole_request_finds_a_place_among_silent_clients() {
     }
     for _ in 0..8 {
         is_alive(&served);
+    }
+}
+
+/// More honest clients than places, all of which connect before any has sent its request.
+#[test]
+fn a_crowd_of_clients_waits_for_its_turn() {
+    let served = serve_with(|limits| {
+        limits.connections_max = 4;
+        limits.give_way_after = Duration::from_secs(3600);
+    });
+    let mut clients: Vec<TcpStream> = (0..32).map(|_| served.connect()).collect();
+    // Who is dropped for another that comes is so before long.
+    pause(100);
+    for stream in &mut clients {
+        let request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        // Fails if it was dropped; then there is no answer either.
+        let _ = stream.write_all(request);
+    }
+    for (number, stream) in clients.iter_mut().enumerate() {
+        let answer = read_to_end(stream);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{number}: {answer:?}");
     }
 }
 
