@@ -367,9 +367,15 @@ impl Config {
             true => io::read_to_string(io::stdin()),
             false => std::fs::read_to_string(path),
         };
-        let text = text.map_err(|error| ConfigError {
-            message: format!("reading the configuration {origin}: {error}"),
-            exit: NodeErrorKind::of_io(&error).exit(),
+        let text = text.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => ConfigError::new(format!(
+                "reading the configuration {origin}: expected UTF-8 text, and it is something else; \
+                 `flagstone config example` prints what one looks like"
+            )),
+            _ => ConfigError {
+                message: format!("reading the configuration {origin}: {error}"),
+                exit: NodeErrorKind::of_io(&error).exit(),
+            },
         })?;
         Config::parse(&text, &origin)
     }

@@ -306,3 +306,21 @@ fn the_example_passes_the_check() {
         );
     }
 }
+
+#[test]
+fn a_configuration_that_is_no_text_is_wrong_usage() {
+    let dir = TempDir::new("notext");
+    let path = dir.path().join("config");
+    fs::write(&path, [0x7f, b'E', 0xff, 0xfe]).expect("written");
+    for args in [
+        format!("config check {}", path.display()),
+        "config check".to_owned(),
+        format!("serve --config {}", path.display()),
+    ] {
+        let mut command = binary();
+        command.args(args.split_whitespace());
+        command.stdin(File::open(&path).expect("there"));
+        let checked = ran(command.output().expect("the binary starts"));
+        fails(&checked, Exit::Usage, "expected UTF-8 text");
+    }
+}
