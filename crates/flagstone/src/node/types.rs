@@ -319,7 +319,7 @@ pub struct NodeInfo {
     pub nbd_addresses: Vec<String>,
     /// Where NBD clients connect (Unix socket).
     pub nbd_unix: Option<String>,
-    /// What a person should know: kernel features that are missing, limits that are low.
+    /// What a person should know: kernel features that are missing, cores that have nothing to do.
     pub notices: Vec<String>,
 }
 

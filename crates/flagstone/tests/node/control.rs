@@ -301,3 +301,19 @@ fn on_a_full_device_a_trim_of_parts_of_blocks_succeeds() {
         assert_eq!(client.call_with(0, command, hole, 9000), 0);
     }
 }
+
+/// Without a word the second core would have nothing to do.
+#[test]
+fn a_device_for_one_core_is_told_of() {
+    for (cores, is_told) in [(1, false), (2, true)] {
+        let scene = Scene::with(|options| options.cores = Some(cores));
+        let info = scene.ask(|node| node.info()).expect("its description");
+        let is_of_journals = |notice: &&String| notice.contains("'main' has one journal");
+        let told = info.notices.iter().find(is_of_journals);
+        assert_eq!(told.is_some(), is_told, "{:?}", info.notices);
+        assert!(
+            told.is_none_or(|notice| notice.contains("from 1G on")),
+            "{told:?}"
+        );
+    }
+}

@@ -121,7 +121,12 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         // A journal that is open and not stopped in order is recovered at the next start.
         stop_all(&runtime);
     })?;
-    let notices = notices(&runtime);
+    let mut notices = notices(&runtime);
+    notices.extend(
+        devices
+            .iter()
+            .filter_map(|device| one_journal(device, cores)),
+    );
     let scrubs = vec![ScrubStatus::default(); devices.len()];
     Ok(Arc::new(RealNode {
         runtime: Mutex::new(Some(runtime)),
@@ -289,6 +294,18 @@ fn listen(
 
 fn address_error(doing: &str, error: &io::Error) -> NodeError {
     NodeError::of_io(doing, error).next("choose another address, or port 0")
+}
+
+/// A volume belongs to a journal, and a journal to a core.
+fn one_journal(device: &Device, cores: usize) -> Option<String> {
+    (device.journal_count == 1 && cores > 1).then(|| {
+        format!(
+            "device '{}' has one journal, so all its volumes live on core 0, and the node has {cores} \
+             cores: format a larger one (`--size` of `dev`; from 1G on a device gets 4 journals, from 8G on \
+             8), or give --cores 1",
+            device.name
+        )
+    })
 }
 
 /// What a person should know of this machine.
