@@ -337,15 +337,16 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         Reservation::Full => format!("full, {}", bytes(info.reserved_bytes)),
         Reservation::Bytes(_) => bytes(info.reserved_bytes),
     };
-    output.card(&[
+    let mut rows = vec![
         ("name", info.name.clone()),
         ("export", info.export_url.clone()),
         ("size", bytes(info.size_bytes)),
         ("mapped", bytes(info.mapped_bytes)),
-        (
-            "exclusive",
-            info.exclusive_bytes.map_or("unknown".to_string(), bytes),
-        ),
+    ];
+    if let Some(exclusive_bytes) = info.exclusive_bytes {
+        rows.push(("exclusive", bytes(exclusive_bytes)));
+    }
+    rows.extend([
         ("reserved", reserve),
         ("snapshots", info.snapshot_count.to_string()),
         ("connections", info.connection_count.to_string()),
@@ -359,6 +360,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("id", info.id.clone()),
         ("lsn", info.lsn.to_string()),
         ("epoch", info.epoch.to_string()),
-    ])?;
+    ]);
+    output.card(&rows)?;
     Ok(())
 }

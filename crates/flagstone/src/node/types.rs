@@ -113,7 +113,7 @@ pub struct VolumeInfo {
     pub size_bytes: u64,
     /// Bytes of it that are mapped, shared ones included.
     pub mapped_bytes: u64,
-    /// Bytes on the device that only this volume's current state uses, if the node knows.
+    /// Bytes on the device that only this volume's current state uses; null if the node doesn't know.
     pub exclusive_bytes: Option<u64>,
     /// Space kept free for it.
     pub reserve: Reservation,

@@ -338,6 +338,28 @@ fn corruption_found_by_a_scrub_is_an_exit_code() {
 }
 
 #[test]
+fn what_a_volume_has_for_itself_is_left_out_if_nobody_knows() {
+    let served = serve();
+    good(&served, "volume create a --size 1G");
+    assert!(good(&served, "volume show a").contains("\nexclusive "));
+    for volume in served
+        .node
+        .state
+        .lock()
+        .expect("not poisoned")
+        .volumes
+        .values_mut()
+    {
+        volume.exclusive_bytes = None;
+    }
+    assert!(!good(&served, "volume show a").contains("exclusive"));
+    assert_eq!(
+        json(&served, "volume show a")["exclusive_bytes"],
+        Value::Null
+    );
+}
+
+#[test]
 fn ten_thousand_volumes_are_listed() {
     let served = serve();
     {
