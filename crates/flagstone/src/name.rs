@@ -51,6 +51,12 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
 
 /// For the command line: a checked name.
 pub fn parse_name(text: &str) -> Result<String, NameError> {
+    if let Ok(snapshot) = text.parse::<SnapshotRef>() {
+        return Err(NameError(format!(
+            "'{snapshot}' is not a name: it stands for a snapshot; `flagstone snapshot show {snapshot}` \
+             shows it, and `flagstone snapshot --help` says what else can be done with snapshots"
+        )));
+    }
     check_name(text)?;
     Ok(text.to_string())
 }

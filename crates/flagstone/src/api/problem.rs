@@ -72,7 +72,9 @@ impl ApiError {
     }
 
     fn invalid(doing: &str, found: impl Into<String>) -> ApiError {
-        NodeError::new(NodeErrorKind::InvalidArgument, doing, found).into()
+        NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+            .next("see /openapi.json for what the request takes")
+            .into()
     }
 }
 
@@ -137,7 +139,8 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
             }
             Err(_) => {
                 let found = "it did not arrive in time";
-                let error = NodeError::new(NodeErrorKind::Unavailable, READING_BODY, found);
+                let error = NodeError::new(NodeErrorKind::Unavailable, READING_BODY, found)
+                    .next("send it at once, and as long as its head says");
                 return Err(ApiError::with_status(StatusCode::REQUEST_TIMEOUT, error));
             }
         };
@@ -152,7 +155,8 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
 }
 
 fn too_long(found: String) -> ApiError {
-    let error = NodeError::new(NodeErrorKind::InvalidArgument, READING_BODY, found);
+    let error = NodeError::new(NodeErrorKind::InvalidArgument, READING_BODY, found)
+        .next("send a shorter one, and all of it");
     ApiError::with_status(StatusCode::PAYLOAD_TOO_LARGE, error)
 }
 

@@ -55,7 +55,12 @@ impl LeadingArgs {
             Some((_, option)) => Err(Failure {
                 exit: Exit::Usage,
                 message: format!("`flagstone {command}` takes no {option}"),
-                next_step: format!("leave it out; see `flagstone {command} --help`"),
+                next_step: match option {
+                    "-o" => format!("leave it out; see `flagstone {command} --help`"),
+                    _ => format!(
+                        "leave it out: this command needs no node; see `flagstone {command} --help`"
+                    ),
+                },
             }),
         }
     }

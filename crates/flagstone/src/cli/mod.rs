@@ -141,7 +141,8 @@ Getting started:
 Finding the node:
   Commands read DIR/node.json, which a node writes while it serves. DIR is --dir, else the
   environment variable FLAGSTONE_DIR, else ./flagstone-data. --api ADDR:PORT needs no folder.
-  Both, and -o, can stand in front of the command or behind it.
+  Both, and -o, can stand in front of the command or behind it. Commands that need no node
+  (inspect, verify, config, completions, openapi) take neither --dir nor --api.
 
 Sizes:
   512M, 20G, 1.5T, or a number of bytes. Units are binary: 1K is 1024 bytes.

@@ -68,6 +68,7 @@ fn wrong_lines_are_refused_with_a_hint() {
             "none, full or a size",
         ),
         ("flagstone volume clone v@ w", "is not a name"),
+        ("flagstone volume show v@s", "flagstone snapshot show v@s"),
         ("flagstone volume delete", "<NAMES>"),
         ("flagstone snapshot rename v s", "VOLUME@SNAPSHOT"),
         ("flagstone snapshot rename v@s t@u", "is not a name"),
@@ -139,12 +140,14 @@ fn options_in_front_of_the_command() {
         ("flagstone --api foo dev", "write ADDRESS:PORT"),
         ("flagstone -o json dev", "`flagstone dev` takes no -o"),
         ("flagstone --dir d inspect x", "takes no --dir"),
+        ("flagstone --dir d verify x", "needs no node"),
         ("flagstone --api a:1 verify x", "takes no --api"),
         ("flagstone -o json config example", "takes no -o"),
     ] {
         let refused = taken(line).expect_err(line);
         assert_eq!(refused.exit, Exit::Usage, "{line}");
-        assert!(refused.message.contains(words), "{line}: {refused}");
+        let said = format!("{}; {}", refused.message, refused.next_step);
+        assert!(said.contains(words), "{line}: {said}");
     }
 }
 

@@ -281,6 +281,32 @@ fn what_is_no_request_is_answered_with_a_problem() {
 }
 
 #[test]
+fn a_wrong_field_is_answered_with_what_to_do() {
+    let served = serve();
+    let bodies = [
+        r#"{"name":"a"}"#,
+        r#"{"name":"a","size_bytes":"x"}"#,
+        r#"{"name":"a","size_bytes":1,"colour":"red"}"#,
+        r#"{"name":"a@b","size_bytes":1}"#,
+        "{",
+    ];
+    for body in bodies {
+        let answer = served.raw(
+            format!(
+                "POST /v1/volumes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+                 Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            )
+            .as_bytes(),
+        );
+        assert_status(&answer, 400);
+        let (_, problem) = answer.split_once("\r\n\r\n").expect("a head");
+        let problem: Problem = serde_json::from_str(problem).expect("a problem");
+        assert!(!problem.next_step.is_empty(), "{body}: {}", problem.detail);
+    }
+}
+
+#[test]
 fn a_stop_does_not_wait_for_silent_clients() {
     let mut served = serve_with(|limits| {
         limits.drain_timeout = Duration::from_millis(200);
