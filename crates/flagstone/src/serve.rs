@@ -110,7 +110,10 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
         .context("starting the thread that serves the API")?;
     runtime.block_on(async {
         let mut signals = Signals::catch().context("catching SIGTERM and SIGINT")?;
-        let listener = ApiListener::bind(api_options(&plan.config)).await?;
+        let listener = tokio::select! {
+            opened = sockets::open_api(api_options(&plan.config)) => opened?,
+            number = signals.next() => exit_at_once(number),
+        };
         tokio::select! {
             checked = sockets::check(&options) => checked?,
             number = signals.next() => exit_at_once(number),

@@ -1,6 +1,6 @@
-//! Whether the gateways' sockets can be opened, tried before anything is made.
+//! The API's socket, and whether those of the gateways can be opened, before anything is made.
 //!
-//! The cores open them for good once the node has started. A program that takes an address between
+//! The cores open theirs for good once the node has started. A program that takes an address between
 //! the two is noticed then.
 
 use std::fs;
@@ -11,6 +11,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::api::{ApiListener, ApiOptions, BindError};
 use crate::node::{NodeError, NodeErrorKind, NodeOptions};
 
 /// How long an address may be taken by a node that has ended. Its sockets are closed by the kernel only
@@ -18,10 +19,26 @@ use crate::node::{NodeError, NodeErrorKind, NodeOptions};
 const TRIES: u32 = 60;
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Opens the API's socket, when it becomes free if it is in use.
+pub(super) async fn open_api(options: ApiOptions) -> Result<ApiListener, BindError> {
+    let place = options.address.to_string();
+    let is_taken = |error: &BindError| match error {
+        BindError::Address(_, error) => error.kind() == io::ErrorKind::AddrInUse,
+        BindError::Remote(_) => false,
+    };
+    wait_for(&place, TRIES, is_taken, async || {
+        ApiListener::bind(options.clone()).await
+    })
+    .await
+}
+
 /// Fails as starting the node would.
 pub(super) async fn check(options: &NodeOptions) -> Result<(), NodeError> {
     if let Some(address) = options.nbd {
-        let waited = wait_for(&address.to_string(), TRIES, || check_tcp(address)).await;
+        let waited = wait_for(&address.to_string(), TRIES, is_in_use, async || {
+            check_tcp(address)
+        })
+        .await;
         waited.map_err(|error| {
             let doing = format!("listening for NBD clients on {address}");
             NodeError::of_io(doing, &error).next("choose another address with --nbd, or port 0")
@@ -29,7 +46,7 @@ pub(super) async fn check(options: &NodeOptions) -> Result<(), NodeError> {
     }
     if let Some(path) = &options.nbd_unix {
         let place = path.display().to_string();
-        let waited = wait_for(&place, TRIES, || check_unix(path)).await;
+        let waited = wait_for(&place, TRIES, is_in_use, async || check_unix(path)).await;
         waited.map_err(|error| {
             let doing = format!("listening for NBD clients on {}", path.display());
             NodeError::of_io(doing, &error)
@@ -44,10 +61,15 @@ pub(super) async fn check(options: &NodeOptions) -> Result<(), NodeError> {
 }
 
 /// Tries to listen until the place is free, at most `tries` times more.
-async fn wait_for(place: &str, tries: u32, listen: impl Fn() -> io::Result<()>) -> io::Result<()> {
+async fn wait_for<T, E>(
+    place: &str,
+    tries: u32,
+    is_taken: impl Fn(&E) -> bool,
+    listen: impl AsyncFn() -> Result<T, E>,
+) -> Result<T, E> {
     for tried in 0..tries {
-        match listen() {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+        match listen().await {
+            Err(error) if is_taken(&error) => {}
             done => return done,
         }
         if tried == 0 {
@@ -56,7 +78,11 @@ async fn wait_for(place: &str, tries: u32, listen: impl Fn() -> io::Result<()>) 
         }
         tokio::time::sleep(PAUSE).await;
     }
-    listen()
+    listen().await
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrInUse
 }
 
 fn check_tcp(address: SocketAddr) -> io::Result<()> {
@@ -112,16 +138,30 @@ mod tests {
                 tokio::time::sleep(PAUSE * 2).await;
                 drop(listener);
             };
-            let waiting = wait_for("it", TRIES, || check_tcp(address));
+            let waiting =
+                async { wait_for("it", TRIES, is_in_use, async || check_tcp(address)).await };
             let (checked, ()) = tokio::join!(waiting, freeing);
             checked.expect("it is free now");
         });
     }
 
     #[test]
+    fn that_of_the_api_is_waited_for_too() {
+        let (listener, address) = taken();
+        block_on(async move {
+            let freeing = async {
+                tokio::time::sleep(PAUSE * 2).await;
+                drop(listener);
+            };
+            let (opened, ()) = tokio::join!(open_api(ApiOptions::on(address)), freeing);
+            assert_eq!(opened.expect("it is free now").address(), address);
+        });
+    }
+
+    #[test]
     fn an_address_that_stays_taken_is_refused() {
         let (_listener, address) = taken();
-        let waiting = wait_for("it", 2, || check_tcp(address));
+        let waiting = wait_for("it", 2, is_in_use, async || check_tcp(address));
         let error = block_on(waiting).expect_err("is taken");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
