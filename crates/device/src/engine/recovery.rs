@@ -60,6 +60,8 @@ pub enum OpenError {
     },
     /// No room for the checkpoint that ends recovery.
     NoSpace,
+    /// The same, and the free blocks of these segments are not known, because their bitmaps are damaged.
+    NoSpaceKnown(Vec<SegmentNo>),
     /// Another journal of the device can't be opened, and this one is of no use without it. Nothing
     /// is wrong with this one.
     OtherJournal,
@@ -82,6 +84,15 @@ impl fmt::Display for OpenError {
                 write!(f, "{what}, {block}, does not match its checksum")
             }
             OpenError::NoSpace => f.write_str("no blocks are left for the recovery's checkpoint"),
+            OpenError::NoSpaceKnown(segments) => {
+                let numbers: Vec<String> = segments.iter().map(|s| s.0.to_string()).collect();
+                write!(
+                    f,
+                    "no blocks are left for the recovery's checkpoint, because which are free is not \
+                     known where a bitmap is damaged: that of segment {}",
+                    numbers.join(", of segment ")
+                )
+            }
             OpenError::OtherJournal => f.write_str("another journal can't be opened"),
         }
     }
@@ -234,7 +245,7 @@ impl<P: Platform> Engine<P> {
         let engine = Engine {
             inner: Rc::new(inner),
         };
-        let lost = engine.inner.state.borrow().pool.lost_segments() as u64;
+        let lost = engine.inner.state.borrow().pool.lost_segments().count() as u64;
         engine.inner.counters.bitmaps_lost.set(lost);
         engine.finish_recovery().await?;
         engine.start_tasks();
@@ -262,7 +273,10 @@ impl<P: Platform> Engine<P> {
             .checkpoint(false)
             .await
             .map_err(|error| match error {
-                super::DvolError::NoSpace => OpenError::NoSpace,
+                super::DvolError::NoSpace => {
+                    let lost = self.inner.state.borrow().pool.lost_segments().collect();
+                    no_space(lost)
+                }
                 super::DvolError::Corrupt => OpenError::Damaged {
                     what: "a segment's bitmap",
                     block: BlockNo(0),
@@ -279,6 +293,13 @@ impl<P: Platform> Engine<P> {
         let superblock = read_superblock(platform, device).await?;
         let geometry = Geometry::checked(&superblock).map_err(OpenError::Format)?;
         Ok((superblock, DeviceShared::new(geometry)))
+    }
+}
+
+fn no_space(lost: Vec<SegmentNo>) -> OpenError {
+    match lost.is_empty() {
+        true => OpenError::NoSpace,
+        false => OpenError::NoSpaceKnown(lost),
     }
 }
 

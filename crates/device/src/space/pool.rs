@@ -277,8 +277,9 @@ impl Pool {
     }
 
     /// Segments whose bitmaps were found damaged.
-    pub fn lost_segments(&self) -> usize {
-        self.segments.values().filter(|s| s.lost).count()
+    pub fn lost_segments(&self) -> impl Iterator<Item = SegmentNo> {
+        let lost = self.segments.iter().filter(|(_, state)| state.lost);
+        lost.map(|(segment, _)| *segment)
     }
 
     /// A segment's bitmap could not be read: others are tried first, until

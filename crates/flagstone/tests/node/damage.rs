@@ -14,7 +14,7 @@ use flagstone_device::format::geometry::Geometry;
 use flagstone_device::format::root::Root;
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::format::table::{BlockPtr, TableKind, decode_index};
-use flagstone_types::BlockNo;
+use flagstone_types::{BlockNo, SegmentNo};
 
 use crate::support::{Folder, options};
 
@@ -37,8 +37,14 @@ struct Image {
 
 impl Image {
     fn format(path: PathBuf) -> Image {
+        let image = Image::of_size(path, DEVICE_BYTES);
+        assert_eq!(image.geometry.journal_count, JOURNALS);
+        image
+    }
+
+    fn of_size(path: PathBuf, size_bytes: u64) -> Image {
         let format = FormatOptions {
-            size_bytes: Some(DEVICE_BYTES),
+            size_bytes: Some(size_bytes),
             force: false,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
@@ -46,7 +52,6 @@ impl Image {
         let file = opened.expect("it is there");
         let superblock = Superblock::decode(&block(&file, BlockNo(0))).expect("a superblock");
         let geometry = Geometry::checked(&superblock).expect("a geometry");
-        assert_eq!(geometry.journal_count, JOURNALS);
         Image {
             path,
             file,
@@ -144,8 +149,14 @@ fn with_node<T>(
 /// A device with a volume in each of its first two journals.
 fn used(path: PathBuf, name: &str) -> Image {
     let image = Image::format(path);
+    create(&image, name, 2);
+    image
+}
+
+/// A volume on each of the first cores.
+fn create(image: &Image, name: &str, cores: u32) {
     with_node(&[("main", &image.path)], async |node| {
-        for core in 0..2 {
+        for core in 0..cores {
             node.create_volume(VolumeSpec {
                 name: format!("{name}{core}"),
                 size_bytes: 1 << 20,
@@ -157,7 +168,6 @@ fn used(path: PathBuf, name: &str) -> Image {
         }
         Ok(())
     });
-    image
 }
 
 fn volumes(devices: &[(&str, &Path)]) -> Vec<String> {
@@ -217,6 +227,24 @@ fn a_journal_that_can_not_be_read_is_said_at_once() {
         }
     }
     assert_eq!(volumes(&[("main", &image.path)]), ["disk0", "disk1"]);
+}
+
+/// A device of one segment, whose free blocks nobody knows then: that is damage, and not a full device.
+#[test]
+fn a_damaged_bitmap_that_leaves_no_room_is_damage() {
+    let folder = Folder::new();
+    let image = Image::of_size(folder.path.join("device.img"), 64 << 20);
+    let devices: [(&str, &Path); 1] = [("main", &image.path)];
+    create(&image, "disk", 1);
+    let before = image.damage(&image.geometry.bitmap_slots(SegmentNo(0)));
+    let refused = start(&devices, 1).err().expect("it can't be opened");
+    assert_eq!(refused.kind.exit(), Exit::Corrupt, "{refused}");
+    let bitmap = "a bitmap is damaged: that of segment 0";
+    assert!(refused.found.contains(bitmap), "{refused}");
+    let next = format!("flagstone verify {}", image.path.display());
+    assert!(refused.next_step.contains(&next), "{refused}");
+    image.mend(&before);
+    assert_eq!(volumes(&devices), ["disk0"]);
 }
 
 /// The other device is open by then: it is stopped, not dropped.

@@ -57,7 +57,7 @@ fn advice(device: &DeviceOptions, error: &OpenError) -> (NodeErrorKind, String) 
             NodeErrorKind::Corrupt,
             "check the device and its path".to_owned(),
         ),
-        OpenError::Format(_) | OpenError::Damaged { .. } => (
+        OpenError::Format(_) | OpenError::Damaged { .. } | OpenError::NoSpaceKnown(_) => (
             NodeErrorKind::Corrupt,
             format!(
                 "keep a copy of {path}, see with `flagstone verify {path}` what else is wrong, and \
