@@ -221,7 +221,7 @@ impl<P: Platform> Inner<P> {
         let mut is_cleared = false;
         let more = count + self.nodes_due(slot, count) + 1;
         loop {
-            // The nodes it is asked about may have been let go while this waited.
+            // What is asked below needs them, and they may be let go while this waits.
             if let Over::Blocks(range) = over {
                 self.load_range(slot, range.clone()).await?;
             }
@@ -395,6 +395,7 @@ impl<P: Platform> Inner<P> {
         records.push(Record::ReserveSegment { segment });
         let submitted = self.submit(records, SmallVec::new(), false, Vec::new())?;
         let mut taking = self.segments_taking.borrow_mut();
+        taking.retain(|_, unit| unit.seq.get() == 0);
         taking.insert(segment, submitted.unit);
         Ok(())
     }

@@ -243,7 +243,6 @@ impl<P: Platform> Inner<P> {
             return Err(DvolError::Invalid);
         }
         let blocks = first..VBlock(first.0 + count);
-        self.load_range(slot, blocks.clone()).await?;
         let over = Over::Blocks(&blocks);
         let runs = self.take_blocks(slot, count, over, &mut None).await?;
         let mapped = map_blocks(&runs, &data, metas);
