@@ -470,3 +470,37 @@ fn overwrites_that_wait_end_with_the_engine() {
         });
     }
 }
+
+/// A trim leaves some of what is kept for overwrites alone, which overwrites under way had taken.
+#[test]
+fn trims_wait_for_overwrites() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |_, engine| async move {
+            let (_, other) = full_but_for(&engine, 0).await;
+            let change = |n: u64| {
+                let engine = engine.clone();
+                async move {
+                    let at = n / 16 % PIECES * PIECE;
+                    match n % 16 {
+                        0..2 => {
+                            let trim = engine.deallocate(other, at, PIECE, Stability::Unstable);
+                            trim.await.map(drop)
+                        }
+                        2 => {
+                            let hole = SIZE / 2 + at;
+                            let trim = engine.deallocate(other, hole, PIECE, Stability::Stable);
+                            trim.await.map(drop)
+                        }
+                        3 => engine.checkpoint().await,
+                        4 => write(&engine, other, at % (7 * MIB), MIB).await,
+                        _ => write(&engine, other, at, PIECE).await,
+                    }
+                }
+            };
+            assert_eq!(refused(60, 100, change).await, 0, "{:?}", engine.space());
+            assert_can_be_overwritten(&engine, other).await;
+        },
+    );
+}

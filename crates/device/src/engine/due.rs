@@ -122,6 +122,30 @@ impl<P: Platform> Inner<P> {
         more: u64,
         purpose: Purpose,
     ) -> Result<(), DvolError> {
+        match self.clear_way_beside(slot, more, purpose).await {
+            Err(DvolError::NoSpace) if purpose == Purpose::Changing => {}
+            result => return result,
+        }
+        // Overwrites may have some of what it leaves alone, and give it back. Others take no more of it
+        // while this has the turn; who writes has it before it comes here, so it is not taken above.
+        let _turn = self.overwrites.take(1).await;
+        let mut waits = SPACE_WAITS_MAX - 1;
+        loop {
+            self.check_running()?;
+            if self.has_way(slot, more, purpose) {
+                return Ok(());
+            }
+            self.wait_for_lent(&mut waits).await?;
+        }
+    }
+
+    /// The same while others overwrite.
+    async fn clear_way_beside(
+        self: &Rc<Self>,
+        slot: Slot,
+        more: u64,
+        purpose: Purpose,
+    ) -> Result<(), DvolError> {
         if self.is_clear(slot, more, purpose) {
             return Ok(());
         }
