@@ -3,6 +3,7 @@
 mod foreign;
 mod format;
 mod image;
+mod room;
 
 use std::path::Path;
 
@@ -20,11 +21,13 @@ pub use format::format;
 /// A device to be formatted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FormatOptions {
-    /// Its size in bytes. A file is created or extended (sparsely) to it; `None` takes the size
-    /// that the file or block device has.
+    /// Its size in bytes. A file is created or extended to it; `None` takes the size that the file
+    /// or block device has.
     pub size_bytes: Option<u64>,
     /// Format although it is not blank: whatever it holds is lost.
     pub force: bool,
+    /// Of a file, set aside only superblocks and journals; the rest takes space as it is written.
+    pub sparse: bool,
 }
 
 /// A device that was formatted.
@@ -38,6 +41,9 @@ pub struct FormatReport {
     pub format_version: u32,
     /// Number of its segments.
     pub segments: u64,
+    /// What the user should know of it; left out if there is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// What `inspect` shows.

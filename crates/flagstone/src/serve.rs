@@ -373,6 +373,7 @@ impl NewDevice {
         let options = FormatOptions {
             size_bytes: Some(size_bytes),
             force: false,
+            sparse: false,
         };
         let report = format(&unfinished, &options).map_err(|mut error| {
             error.doing = doing;
@@ -385,6 +386,9 @@ impl NewDevice {
                 .next_for(NodeErrorKind::InvalidArgument, "give another --size")
                 .next_for(NodeErrorKind::NoSpace, smaller)
         })?;
+        if let Some(warning) = &report.warning {
+            tracing::warn!("{warning}");
+        }
         let made = NewDevice {
             image,
             pending: dir.join(DEMO_PENDING),

@@ -45,7 +45,7 @@ pub use config::{KernelUse, RuntimeConfig};
 pub use counters::CoreCounters;
 pub use device::{
     DeviceLock, DeviceOptions, DirectIo, Fill, FlushMethod, HostRoom, UringDevice,
-    create_device_file, host_room, lock_device, lock_device_shared,
+    create_device_file, host_room, lock_device, lock_device_shared, set_aside,
 };
 pub use io_stats::{DeviceIoStats, IoKindStats, IoStats};
 pub use mailbox::{CoreRemote, Message, Refused};

@@ -169,9 +169,10 @@ pub(crate) fn drop_cached_pages(fd: impl AsFd) {
     unsafe { libc::posix_fadvise(fd.as_fd().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
-/// Allocates the blocks of the first `len_bytes` of a regular file without writing them.
-pub(crate) fn preallocate(fd: impl AsFd, len_bytes: u64) -> io::Result<()> {
-    let (offset, len) = signed_range(0, len_bytes)?;
+/// Allocates the blocks of a range of a regular file without writing them. What it holds stays; what
+/// is beyond the file's end is added to it.
+pub(crate) fn preallocate(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+    let (offset, len) = signed_range(offset_bytes, len_bytes)?;
     // SAFETY: no pointers are involved.
     check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), 0, offset, len) }).map(drop)
 }

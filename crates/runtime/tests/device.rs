@@ -8,7 +8,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::Command;
@@ -18,7 +18,7 @@ use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_runtime::{
     DeviceOptions, DirectIo, Fill, FlushMethod, IoKindStats, RuntimeConfig, TraceFile, UringDevice,
-    UringPlatform, create_device_file, lock_device, lock_device_shared,
+    UringPlatform, create_device_file, lock_device, lock_device_shared, set_aside,
 };
 
 const MIB: u64 = 1 << 20;
@@ -405,6 +405,22 @@ fn device_files_are_made_once_and_filled_as_told() {
     }
     assert!(create_device_file(dir.path("odd"), 1000, Fill::Sparse).is_err());
     assert!(!dir.path("odd").exists());
+}
+
+#[test]
+fn ranges_of_a_file_are_set_aside_and_keep_what_they_hold() {
+    let dir = TempDir::new();
+    let path = dir.path("file");
+    create_device_file(&path, 8 * MIB, Fill::Sparse).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(b"kept", MIB).unwrap();
+    assert!(set_aside(&path, &[0..2 * MIB, MIB..MIB, 7 * MIB..8 * MIB]).unwrap());
+    let metadata = fs::metadata(&path).unwrap();
+    let stored = metadata.blocks() * 512;
+    assert!((3 * MIB..8 * MIB).contains(&stored), "{stored}");
+    assert_eq!(metadata.len(), 8 * MIB);
+    let found = fs::read(&path).unwrap();
+    assert_eq!(&found[MIB as usize..MIB as usize + 4], b"kept");
 }
 
 /// Registered memory is used while there is some, other memory beyond, and both at once.

@@ -583,12 +583,9 @@ impl<P: Platform> Inner<P> {
             .offset_bytes();
         let mut buf = self.platform.buffers().take(group.bytes.len());
         buf.bytes_mut().copy_from_slice(&group.bytes);
-        if self
-            .write_with_retries(at, buf, JOURNAL_WRITE_TRIES)
-            .await
-            .is_err()
-        {
-            self.fence("a journal group could not be written");
+        let written = self.write_with_retries(at, buf, JOURNAL_WRITE_TRIES).await;
+        if let Err(error) = written {
+            self.fence_for("a journal group could not be written", &error);
             return;
         }
         if !planted(Bug::FlushForgetsJournal) {

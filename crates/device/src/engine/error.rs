@@ -70,3 +70,34 @@ impl fmt::Display for DvolError {
 }
 
 impl std::error::Error for DvolError {}
+
+/// What the log adds to a write that failed for want of space: the device itself reuses what it has, so
+/// it is what holds the device that is full. Empty for other errors.
+pub(super) fn cause_of(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    match error.kind() {
+        StorageFull | QuotaExceeded => {
+            ", since the filesystem that holds the device file (or what a thin block device is made \
+             of) is full: make room there before the restart"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_filesystem_is_named_and_nothing_else_is() {
+        // ENOSPC and EDQUOT; EIO is the device's own.
+        for (number, is_full) in [(28, true), (122, true), (5, false)] {
+            let cause = cause_of(&std::io::Error::from_raw_os_error(number));
+            assert_eq!(
+                cause.contains("filesystem that holds the device file"),
+                is_full
+            );
+            assert_eq!(cause.is_empty(), !is_full);
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Formatting a device, and finding out whether it is formatted.
 
 use std::io;
+use std::ops::Range;
 
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockNo, ChainHash, DeviceId};
@@ -59,6 +60,24 @@ pub async fn format_device<P: Platform>(
     write(device, BlockNo(0), &encoded).await?;
     device.flush().await.map_err(OpenError::Io)?;
     Ok(superblock)
+}
+
+/// The bytes of a device formatted with `options` that no segment has: superblocks, roots, and rings.
+/// What is written to them can't go elsewhere, so a write that fails there fences the device.
+pub fn fixed_areas(options: FormatOptions) -> Result<[Range<u64>; 2], OpenError> {
+    let superblock = Superblock {
+        device_id: DeviceId(0),
+        generation: 1,
+        block_count: options.size_bytes / BLOCK_SIZE,
+        journal_count: options.journal_count,
+        ring_blocks: options.ring_blocks,
+        created_ns: 0,
+        compatible: 0,
+        incompatible: 0,
+    };
+    let geometry = Geometry::checked(&superblock).map_err(OpenError::Format)?;
+    let end = geometry.data_end.offset_bytes();
+    Ok([0..geometry.data_start.offset_bytes(), end..end + BLOCK_SIZE])
 }
 
 /// Reads the superblock: of its two copies the one with the higher generation.

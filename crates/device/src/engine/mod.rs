@@ -58,7 +58,7 @@ use crate::state::{Effects, State};
 pub use admin::{CreateDvol, SIZE_MAX_BYTES};
 pub use batch::{Batch, Change, Condition};
 pub use error::DvolError;
-pub use format::{format_device, read_superblock};
+pub use format::{fixed_areas, format_device, read_superblock};
 pub use info::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
 pub use join::join_all;
 pub use options::{EngineOptions, FormatOptions};
@@ -295,6 +295,12 @@ impl<P: Platform> Inner<P> {
         }
         self.shared.fence();
         self.fail_all(DvolError::Fenced);
+    }
+
+    /// Fences the device for a write that failed. If what holds the device is full, a restart alone
+    /// changes nothing: the log says what does.
+    fn fence_for(&self, why: &str, error: &std::io::Error) {
+        self.fence(&format!("{why} ({error}){}", error::cause_of(error)));
     }
 
     /// What a failed write is to whoever asked for it. A sparse file's filesystem may be full, or what a

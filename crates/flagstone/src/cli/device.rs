@@ -54,6 +54,7 @@ enum DeviceCommand {
     #[command(after_help = "\
 Examples:
   flagstone device format /data/flagstone.img:100G     creates a file, its space set aside
+  flagstone device format ./disk.img --sparse          a file that is there, and grows as it is written
   flagstone device format /dev/nvme0n1                 takes the whole disk
   flagstone serve --device /data/flagstone.img")]
     Format {
@@ -63,6 +64,10 @@ Examples:
         /// Format although it is not blank: whatever it holds is lost
         #[arg(long)]
         force: bool,
+        /// Set aside only superblocks and journals of a file, not all of it. It grows as it is
+        /// written, and once its filesystem is full, writes fail that need new space
+        #[arg(long)]
+        sparse: bool,
     },
 }
 
@@ -72,8 +77,17 @@ pub(super) fn run(
     output: &mut Output<'_>,
 ) -> anyhow::Result<Exit> {
     let client = match &args.command {
-        DeviceCommand::Format { device, force } => {
-            return format(backend, device, *force, output);
+        DeviceCommand::Format {
+            device,
+            force,
+            sparse,
+        } => {
+            let options = FormatOptions {
+                size_bytes: device.size.map(|size| size.0),
+                force: *force,
+                sparse: *sparse,
+            };
+            return format(backend, device, &options, output);
         }
         _ => args.target.client()?,
     };
@@ -92,14 +106,10 @@ pub(super) fn run(
 fn format(
     backend: Backend,
     device: &DeviceConfig,
-    force: bool,
+    options: &FormatOptions,
     output: &mut Output<'_>,
 ) -> anyhow::Result<Exit> {
-    let options = FormatOptions {
-        size_bytes: device.size.map(|size| size.0),
-        force,
-    };
-    let report = (backend.format)(&device.path, &options)?;
+    let report = (backend.format)(&device.path, options)?;
     let sentence = format!(
         "formatted {} ({}, {}, format version {})",
         device.path.display(),
@@ -108,6 +118,9 @@ fn format(
         report.format_version
     );
     output.outcome(&report, &sentence)?;
+    if let Some(warning) = &report.warning {
+        output.sentence(&format!("warning: {warning}"))?;
+    }
     Ok(Exit::Ok)
 }
 

@@ -40,7 +40,7 @@ fn promised_lines_are_read() {
         "flagstone snapshot create a s",
         "flagstone snapshot delete a@s a@t",
         "flagstone snapshot list v",
-        "flagstone device format p.img:10G --force",
+        "flagstone device format p.img:10G --force --sparse",
         "flagstone device scrub d --wait",
         "flagstone node stop --no-wait",
         "flagstone node metrics --no-volumes",

@@ -1,7 +1,8 @@
 //! Formatting a device.
 //!
 //! Order: everything that can be refused is refused before anything is written, and a file that was
-//! made for this is removed again if it comes to nothing.
+//! made for this is removed again if it comes to nothing. A file is set aside on its filesystem before
+//! anything is written to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -18,6 +19,7 @@ use flagstone_runtime::{
 };
 use flagstone_types::{BLOCK_SIZE, SEGMENT_SIZE};
 
+use super::room::make_room;
 use super::{FormatOptions, FormatReport, foreign};
 use crate::node::{NodeError, NodeErrorKind};
 use crate::size;
@@ -28,7 +30,7 @@ const WIPED_BYTES: u64 = 1 << 20;
 
 /// Writes an empty device. Unless `force` is set it has to be blank: `AlreadyExists` if there is a
 /// Flagstone device, `Refused` if there is anything else. `Busy`, forced or not, if a node serves
-/// it or it is mounted. Nothing is changed then.
+/// it or it is mounted; `NoSpace` if a file can't be set aside. Nothing is changed then.
 pub fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, NodeError> {
     let doing = format!("formatting {}", path.display());
     let failed = |kind, found: String| NodeError::new(kind, doing.clone(), found);
@@ -45,7 +47,7 @@ pub fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, Node
                 .next("name a size, as in PATH:20G, to create it"),
         );
     };
-    create_device_file(path, size_bytes - size_bytes % BLOCK_SIZE, Fill::Reserve).map_err(
+    create_device_file(path, size_bytes - size_bytes % BLOCK_SIZE, Fill::Sparse).map_err(
         |error| {
             NodeError::of_io(&*doing, &error).next_for(
                 NodeErrorKind::NoSpace,
@@ -56,9 +58,11 @@ pub fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, Node
             )
         },
     )?;
-    let formatted = lock_device(path)
-        .map_err(io_failed)
-        .and_then(|_lock| write(path, options, &doing));
+    let formatted = lock_device(path).map_err(io_failed).and_then(|_lock| {
+        let warning = make_room(path, size_bytes, options.sparse, &doing)?;
+        let report = write(path, options, &doing)?;
+        Ok(FormatReport { warning, ..report })
+    });
     if formatted.is_err() {
         // The error matters more than whether the remains can be removed.
         let _ = fs::remove_file(path);
@@ -109,11 +113,13 @@ fn format_existing(
         }
         Some(_) => {}
     }
-    grow_file(path, options.size_bytes).map_err(io_failed)?;
+    let device_bytes = options.size_bytes.unwrap_or(size_bytes);
+    let warning = make_room(path, device_bytes, options.sparse, doing)?;
     if !content.is_blank() {
         wipe_ends(path).map_err(io_failed)?;
     }
-    write(path, options, doing)
+    let report = write(path, options, doing)?;
+    Ok(FormatReport { warning, ..report })
 }
 
 fn check_size(doing: &str, size_bytes: u64) -> Result<(), NodeError> {
@@ -132,21 +138,6 @@ fn check_size(doing: &str, size_bytes: u64) -> Result<(), NodeError> {
 fn size_of(path: &Path) -> io::Result<u64> {
     // Metadata knows the size of files only.
     File::open(path)?.seek(SeekFrom::End(0))
-}
-
-/// Makes an existing file at least as long as asked for; leaves block devices alone.
-fn grow_file(path: &Path, size_bytes: Option<u64>) -> io::Result<()> {
-    let metadata = fs::metadata(path)?;
-    if let Some(size) = size_bytes
-        && metadata.is_file()
-        && metadata.len() < size
-    {
-        OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .set_len(size - size % BLOCK_SIZE)?;
-    }
-    Ok(())
 }
 
 /// Makes the first and the last MiB zero.
@@ -202,5 +193,6 @@ async fn write_on_core(
         size_bytes,
         format_version: FORMAT_VERSION,
         segments: size_bytes.div_ceil(SEGMENT_SIZE),
+        warning: None,
     })
 }

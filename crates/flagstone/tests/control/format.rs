@@ -1,11 +1,13 @@
 //! `flagstone device format` by the real binary: only what is blank is formatted.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
 use flagstone::exit::Exit;
+use flagstone_device::engine;
+use flagstone_runtime::host_room;
 
 use crate::cli::{Ran, binary, fails, ran};
 use crate::support::TempDir;
@@ -118,6 +120,87 @@ fn force_leaves_nothing_of_what_it_was_at_the_ends() {
     for (offset, was) in parts {
         assert_eq!(bytes_at(&path, offset, was.len()), vec![0; was.len()]);
     }
+}
+
+/// Bytes that the filesystem has set aside for a file.
+fn stored_bytes(path: &str) -> u64 {
+    fs::metadata(path).expect("there").blocks() * 512
+}
+
+#[test]
+fn a_file_that_was_sparse_is_set_aside() {
+    let dir = TempDir::new("set-aside");
+    let path = image(&dir, &[]);
+    assert!(stored_bytes(&path) < SIZE);
+    let formatted = format(&[&path]);
+    assert_eq!(formatted.exit, 0, "{}", formatted.err);
+    assert!(!formatted.out.contains("warning"), "{}", formatted.out);
+    assert!(stored_bytes(&path) >= SIZE, "{}", stored_bytes(&path));
+    let larger = SIZE + (32 << 20);
+    let path = image(&dir, &[]);
+    assert_eq!(format(&[&format!("{path}:{larger}")]).exit, 0);
+    assert!(stored_bytes(&path) >= larger, "{}", stored_bytes(&path));
+    // Of a device that is smaller than the file, the device.
+    let path = image(&dir, &[]);
+    assert_eq!(format(&[&format!("{path}:{}", SIZE / 2)]).exit, 0);
+    let stored = stored_bytes(&path);
+    assert!((SIZE / 2..SIZE).contains(&stored), "{stored}");
+    let path = dir.path().join("new.img").display().to_string();
+    assert_eq!(format(&[&format!("{path}:{SIZE}")]).exit, 0);
+    assert!(stored_bytes(&path) >= SIZE, "{}", stored_bytes(&path));
+}
+
+#[test]
+fn a_file_that_stays_sparse_has_its_journals_set_aside() {
+    let dir = TempDir::new("sparse");
+    let path = image(&dir, &[]);
+    let size: u64 = 2 << 30;
+    let layout = engine::FormatOptions::for_size(size);
+    let rings = u64::from(layout.journal_count) * u64::from(layout.ring_blocks) * 4096;
+    assert!(layout.journal_count > 1 && rings > 16 << 20, "{rings}");
+    let new = dir.path().join("new.img").display().to_string();
+    for path in [path, new] {
+        let formatted = format(&[&format!("{path}:{size}"), "--sparse"]);
+        assert_eq!(formatted.exit, 0, "{}", formatted.err);
+        let stored = stored_bytes(&path);
+        assert!((rings..2 * rings).contains(&stored), "{stored}");
+        // Where the rings are: all of the beginning, and the second superblock.
+        let data_start = engine::fixed_areas(layout).expect("valid")[0].end;
+        assert!(data_start > rings && data_start < stored, "{data_start}");
+    }
+}
+
+#[test]
+fn a_file_without_room_on_its_filesystem_is_refused_and_kept() {
+    let dir = TempDir::new("no-room");
+    let path = image(&dir, &[]);
+    let room = host_room(&path).expect("looked").expect("a file");
+    let too_large = 2 * room.free_bytes + (64 << 30);
+    for (name, bytes) in [("as it is", too_large), ("grown", SIZE)] {
+        let file = File::options().write(true).open(&path).expect("there");
+        file.set_len(bytes).expect("sparse");
+        let before = fs::metadata(&path).expect("there");
+        let asked = match name {
+            "grown" => format!("{path}:{too_large}"),
+            _ => path.clone(),
+        };
+        let refused = format(&[&asked]);
+        fails(
+            &refused,
+            Exit::NoSpace,
+            "the filesystem of the file is too full",
+        );
+        for words in ["pass --sparse", &format!("({too_large} bytes)"), "are free"] {
+            assert!(refused.err.contains(words), "{name}: {}", refused.err);
+        }
+        let after = fs::metadata(&path).expect("there");
+        let seen = |m: &fs::Metadata| (m.len(), m.blocks(), m.mtime(), m.mtime_nsec());
+        assert_eq!(seen(&after), seen(&before), "{name}");
+    }
+    let new = dir.path().join("new.img");
+    let asked = format!("{}:{too_large}", new.display());
+    fails(&format(&[&asked]), Exit::NoSpace, "pass --sparse");
+    assert!(!new.exists());
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn format(path: &Path, options: &FormatOptions) -> Result<FormatReport, NodeErro
         size_bytes: options.size_bytes.expect("dev says a size"),
         format_version: 1,
         segments: 8,
+        warning: None,
     })
 }
 

@@ -46,6 +46,7 @@ impl Image {
         let format = FormatOptions {
             size_bytes: Some(size_bytes),
             force: false,
+            sparse: false,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
         let opened = OpenOptions::new().read(true).write(true).open(&path);

@@ -90,6 +90,7 @@ impl Scene {
         let format = FormatOptions {
             size_bytes: Some(device_bytes),
             force: false,
+            sparse: false,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
         let mut options = options(path);

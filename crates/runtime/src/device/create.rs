@@ -1,7 +1,8 @@
-//! New device files.
+//! New device files, and the room that device files have.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -77,12 +78,27 @@ pub fn host_room(path: impl AsRef<Path>) -> io::Result<Option<HostRoom>> {
     }))
 }
 
+/// Sets ranges of a regular file aside on its filesystem and makes that durable; what they hold stays.
+/// `false` if the filesystem can't do that: nothing is changed then. If one range fails, those before
+/// it may have been set aside. Blocks; not for a core's thread.
+pub fn set_aside(path: impl AsRef<Path>, ranges: &[Range<u64>]) -> io::Result<bool> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        match sys::preallocate(&file, range.start, range.end - range.start) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => return Ok(false),
+            done => done?,
+        }
+    }
+    file.sync_all()?;
+    Ok(true)
+}
+
 fn fill_file(mut file: &File, size_bytes: u64, fill: Fill) -> io::Result<()> {
     file.set_len(size_bytes)?;
     match fill {
         Fill::Sparse => {}
         Fill::Reserve if size_bytes == 0 => {}
-        Fill::Reserve => sys::preallocate(file, size_bytes)?,
+        Fill::Reserve => sys::preallocate(file, 0, size_bytes)?,
         Fill::Zeros => {
             let zeros = vec![0; FILL_CHUNK_BYTES];
             let mut left = size_bytes;

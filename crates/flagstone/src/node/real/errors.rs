@@ -245,7 +245,8 @@ pub(super) fn node_error(error: DvolError, doing: &str) -> NodeError {
         DvolError::Busy => (NodeErrorKind::Busy, "try again"),
         DvolError::Fenced => (
             NodeErrorKind::Fenced,
-            "see the log for the failed write, then restart the node",
+            "see the log for the failed write (if the filesystem that holds the device file is full, \
+             make room there), then restart the node",
         ),
         DvolError::Stopping => (NodeErrorKind::Unavailable, ""),
         DvolError::Corrupt => (

@@ -43,6 +43,7 @@ fn counters_go_with_the_volume_and_its_last_client() {
     let format = FormatOptions {
         size_bytes: Some(64 << 20),
         force: true,
+        sparse: false,
     };
     crate::offline::format(&path, &format).unwrap();
     let node = start_node(options(path.clone())).unwrap();
@@ -105,6 +106,7 @@ fn of_two_volumes_of_one_name_both_can_be_renamed() {
         let format = FormatOptions {
             size_bytes: Some(64 << 20),
             force: true,
+            sparse: false,
         };
         crate::offline::format(&path, &format).unwrap();
         let mut alone = options(path);
@@ -171,6 +173,7 @@ fn whoever_asks_may_leave_before_the_answer() {
     let format = FormatOptions {
         size_bytes: Some(64 << 20),
         force: true,
+        sparse: false,
     };
     crate::offline::format(&path, &format).unwrap();
     let node = start_node(options(path.clone())).unwrap();
