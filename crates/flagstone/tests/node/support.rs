@@ -105,7 +105,7 @@ impl Scene {
             tcp: info.nbd_addresses[0].parse().expect("an address"),
             node,
             runtime,
-            folder: folder,
+            folder,
             is_stopped: false,
         })
     }
