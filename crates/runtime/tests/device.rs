@@ -280,6 +280,17 @@ fn a_read_only_device_does_not_change() {
     });
 }
 
+/// What `attempt` gives in the end. Another test may just be starting a program: until that runs, it
+/// holds a copy of every lock of this process.
+#[expect(clippy::disallowed_methods, reason = "no platform runs here")]
+fn within_seconds<T>(attempt: impl Fn() -> Option<T>) -> T {
+    let attempts = (0..1_000).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        attempt()
+    });
+    attempts.expect("somebody else holds the lock")
+}
+
 #[test]
 fn a_device_is_locked_once() {
     let dir = TempDir::new();
@@ -294,19 +305,11 @@ fn a_device_is_locked_once() {
     );
     assert!(lock_device_shared(&path).is_err());
     drop(lock);
-    // Another test may just be starting a program: until that runs, it holds a copy of the lock.
-    let first = (0..1_000).find_map(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        lock_device_shared(&path).ok()
-    });
-    let readers = [first.unwrap(), lock_device_shared(&path).unwrap()];
+    let first = within_seconds(|| lock_device_shared(&path).ok());
+    let readers = [first, lock_device_shared(&path).unwrap()];
     assert!(lock_device(&path).is_err());
     drop(readers);
-    let last = (0..1_000).find_map(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-        lock_device(&path).ok()
-    });
-    drop(last.unwrap());
+    drop(within_seconds(|| lock_device(&path).ok()));
     assert!(lock_device(dir.path("missing")).is_err());
     assert_eq!(
         lock_device(dir.path("")).err().unwrap().kind(),

@@ -1,40 +1,22 @@
 //! What is reserved, and what is about to be, while others write at the same time.
 
+#[path = "support/engine.rs"]
+mod engine_support;
+
 use std::cell::Cell;
 use std::rc::Rc;
 
+use engine_support::{BLOCK, SIZE, begin, bytes, fill, named, write};
 use flagstone_device::engine::{
-    Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability,
-    format_device, join_all,
+    Batch, Change, DvolError, Engine, EngineOptions, Handle, Stability, join_all,
 };
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::Platform;
 use flagstone_sim::{DiskConfig, Fault, Injection, IoKind, SimDisk, SimPlatform, World};
 
-const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const DEVICE_BYTES: u64 = 64 * MIB;
-const SIZE: u64 = 1 << 30;
 
 type Work = [std::pin::Pin<Box<dyn Future<Output = ()>>>; 2];
-
-async fn begin(
-    platform: &SimPlatform,
-    disk: &SimDisk,
-    options: EngineOptions,
-) -> Engine<SimPlatform> {
-    let format = FormatOptions {
-        journal_count: 1,
-        ..FormatOptions::for_size(disk.size_bytes())
-    };
-    let device = platform.open(disk);
-    let formatted = format_device(platform, &device, format).await;
-    let superblock = formatted.expect("formats");
-    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
-    let shared = prepared.expect("has a superblock").1;
-    let platform = platform.clone();
-    let opened = Engine::open(platform, device, shared, superblock, 0, options);
-    opened.await.expect("opens").0
-}
 
 fn in_world<F: Future<Output = ()> + 'static>(
     device_bytes: u64,
@@ -70,40 +52,6 @@ fn in_slow_world<F: Future<Output = ()> + 'static>(
         disk.inject(slow.only(IoKind::Write));
         test(platform, engine).await;
     });
-}
-
-fn named(name: &str, reserved_bytes: u64) -> CreateDvol {
-    CreateDvol {
-        name: name.into(),
-        id: None,
-        size_bytes: SIZE,
-        reserved_bytes,
-    }
-}
-
-fn bytes(count: u64) -> IoBuf {
-    IoBuf::copy_of(&vec![7; count as usize])
-}
-
-/// Fills the device, down to the last block that is to be had.
-async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, from: u64) -> u64 {
-    let mut at = from;
-    for piece in [64, 1] {
-        while let Ok(()) = write(engine, dvol, at, piece * BLOCK).await {
-            at += piece * BLOCK;
-        }
-    }
-    at
-}
-
-async fn write(
-    engine: &Engine<SimPlatform>,
-    dvol: Handle,
-    at: u64,
-    len: u64,
-) -> Result<(), DvolError> {
-    let write = engine.write(dvol, at, bytes(len), Stability::Unstable);
-    write.await.map(drop)
 }
 
 /// What was about to be promised counted as missing for every write, and all of them waited until the

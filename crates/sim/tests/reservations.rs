@@ -1,35 +1,22 @@
 //! What is reserved for a dvol can really be written on a full device, whatever was done to the dvol
 //! and to others before.
 
+#[path = "support/engine.rs"]
+mod engine_support;
+
 use std::cell::Cell;
 use std::rc::Rc;
 
+use engine_support::{BLOCK, SIZE, begin, bytes, fill, named, write};
 use flagstone_device::engine::{
-    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability,
-    format_device, join_all,
+    DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability, format_device,
+    join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
 
-const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const DEVICE_BYTES: u64 = 64 * MIB;
-const SIZE: u64 = 1 << 30;
-
-async fn begin(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
-    let options = FormatOptions {
-        journal_count: 1,
-        ..FormatOptions::for_size(disk.size_bytes())
-    };
-    let device = platform.open(disk);
-    let formatted = format_device(platform, &device, options).await;
-    let superblock = formatted.expect("formats");
-    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
-    let shared = prepared.expect("has a superblock").1;
-    let options = EngineOptions::default();
-    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
-    opened.await.expect("opens").0
-}
 
 fn in_world<F: Future<Output = ()> + 'static>(
     seed: u64,
@@ -47,43 +34,9 @@ fn in_world_of<F: Future<Output = ()> + 'static>(
     let platform = world.platform(0);
     world.block_on(0, async move {
         let disk = SimDisk::new(DiskConfig::new(device_bytes));
-        let engine = begin(&platform, &disk).await;
+        let engine = begin(&platform, &disk, EngineOptions::default()).await;
         test(platform, engine).await;
     });
-}
-
-fn named(name: &str, reserved_bytes: u64) -> CreateDvol {
-    CreateDvol {
-        name: name.into(),
-        id: None,
-        size_bytes: SIZE,
-        reserved_bytes,
-    }
-}
-
-fn bytes(count: u64) -> IoBuf {
-    IoBuf::copy_of(&vec![7; count as usize])
-}
-
-/// Fills the device, down to the last block that is to be had.
-async fn fill(engine: &Engine<SimPlatform>, dvol: Handle, from: u64) -> u64 {
-    let mut at = from;
-    for piece in [64, 1] {
-        while let Ok(()) = write(engine, dvol, at, piece * BLOCK).await {
-            at += piece * BLOCK;
-        }
-    }
-    at
-}
-
-async fn write(
-    engine: &Engine<SimPlatform>,
-    dvol: Handle,
-    at: u64,
-    len: u64,
-) -> Result<(), DvolError> {
-    let write = engine.write(dvol, at, bytes(len), Stability::Unstable);
-    write.await.map(drop)
 }
 
 /// Bytes that may be written to dvols without a reservation.
