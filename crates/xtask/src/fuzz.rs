@@ -34,9 +34,9 @@ const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// counts on top, and so does its last input.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 /// What a hostile client can send without being anybody gets the longest time in CI.
-const CI_SECONDS: [(&str, u32); 2] = [("nbd_negotiation", 60), ("nbd_requests", 60)];
+const CI_SECONDS: [(&str, u32); 2] = [("nbd_negotiation", 45), ("nbd_requests", 45)];
 /// The other decoders.
-const CI_SECONDS_OTHERS: u32 = 20;
+const CI_SECONDS_OTHERS: u32 = 15;
 /// So many fuzzers run beside each other in CI, which has two processors.
 const CI_AT_ONCE: usize = 2;
 

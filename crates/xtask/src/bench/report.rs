@@ -39,6 +39,8 @@ pub(super) struct Report {
     pub(super) points: Vec<Point>,
     pub(super) results: Results,
     pub(super) rounds: u32,
+    /// Points measured again, because the hypervisor withheld CPU time.
+    pub(super) repeats: u32,
     pub(super) seconds: u32,
     pub(super) size_bytes: u64,
     pub(super) spin: bool,
@@ -76,7 +78,7 @@ impl Report {
             .collect();
         let value = json!({
             "setting": self.setting.to_json(), "command": self.command,
-            "rounds": self.rounds, "seconds_per_point": self.seconds,
+            "rounds": self.rounds, "repeats": self.repeats, "seconds_per_point": self.seconds,
             "size_bytes": self.size_bytes, "libnbd_client_spins": self.spin,
             "targets": targets, "samples": samples,
         });
@@ -105,10 +107,13 @@ impl Report {
         let _ = writeln!(
             page,
             "Median over {} round(s), {} s a point, targets alternating within each point, on {} MiB \
-             written in full beforehand. Client and server share the machine.\n",
+             written in full beforehand. Client and server share the machine. {} time(s) a point was \
+             measured again on all targets, whatever it gave, since the hypervisor had withheld more than \
+             a twentieth of a core.\n",
             self.rounds,
             self.seconds,
-            self.size_bytes >> 20
+            self.size_bytes >> 20,
+            self.repeats
         );
         for (name, value) in &setting.facts {
             let _ = writeln!(page, "- {name}: {value}");
