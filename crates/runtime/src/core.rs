@@ -452,7 +452,8 @@ impl Core {
             self.enter(Patience::Ns(1_000_000));
             self.reap(false);
             self.take_helped();
-            let now_ns = monotonic_ns();
+            // Also for transfers that are held: nothing else may look at the clock any more.
+            let now_ns = self.read_clock();
             if now_ns >= report_ns {
                 report_ns = now_ns + STOP_REPORT_NS;
                 tracing::warn!(

@@ -33,7 +33,8 @@ const TOGETHER_PART: u64 = 4;
 /// (a sector that is hard to read, a device that hangs) would stop all others.
 pub(crate) const HOLD_MAX_NS: u64 = 20_000_000;
 
-/// One core's transfers of one device.
+/// The transfers of one opening of a device. A core opens a device once for each of its journals there:
+/// what goes through the others is not seen here.
 #[derive(Default)]
 pub(crate) struct Waves {
     /// Transfers that the device has.

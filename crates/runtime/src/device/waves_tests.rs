@@ -161,3 +161,19 @@ fn a_core_that_stops_writes_what_is_held() {
     assert!(held.unwrap() > 0);
     check(&scratch.0);
 }
+
+/// Nothing else looks at the clock by then.
+#[test]
+fn a_core_that_stops_writes_what_is_held_although_one_answer_is_missing() {
+    let scratch = Scratch::new("stop-missing");
+    let path = scratch.0.clone();
+    let held = block_on(&config(), move |platform| async move {
+        let device = open(&platform, &path);
+        assert!(device.file.waves.borrow_mut().admit(sys::monotonic_ns));
+        let mut cx = Context::from_waker(Waker::noop());
+        drop(start_writes(&platform, &device, &mut cx));
+        platform.counters().held
+    });
+    assert!(held.unwrap() > 0);
+    check(&scratch.0);
+}
