@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{NodeError, NodeErrorKind, PageQuery, Reservation, VolumeInfo, VolumeSpec};
 
-use crate::client::{ENOSPC, NO_HOLE, READ, TRIM, ZEROES};
+use crate::client::{ENOSPC, FLUSH, NO_HOLE, READ, TRIM, ZEROES};
 use crate::support::Scene;
 
 const MIB: u64 = 1 << 20;
@@ -256,6 +256,53 @@ fn a_device_with_a_broken_journal_is_refused() {
             assert_eq!(kind(broken(journal, cores)), Some(NodeErrorKind::Corrupt));
         }
     }
+}
+
+/// All of it was what it had been when it was looked at.
+#[test]
+fn all_of_a_volume_that_grows_meanwhile_is_reserved() {
+    let scene = Scene::new();
+    for round in 0..20 {
+        let name = format!("disk-{round}");
+        scene.create(&name, 4096).expect("created");
+        let results = scene.ask_all(|node| {
+            vec![
+                node.resize_volume(name.clone(), MIB, false),
+                node.set_reservation(name.clone(), Reservation::Full),
+            ]
+        });
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+        assert_eq!(scene.show(&name).expect("is there").reserved_bytes, MIB);
+    }
+}
+
+/// The larger size is promised before the volume gets it; what came of that failed, and the promise stayed.
+#[test]
+fn what_was_promised_for_a_growing_that_failed_is_given_back() {
+    let scene = Scene::new();
+    create_reserved(&scene, "disk", MIB + 512).expect("created");
+    let mut client = scene.attach("disk");
+    assert_eq!(client.write(MIB, &[0xc7; 512]), 0);
+    assert_eq!(client.call(FLUSH, 0, 0).0, 0);
+    let before = scene.show("disk").expect("is there");
+    // What lies behind the old end in its block is to be zeros, and the block can't be read.
+    let bytes = std::fs::read(scene.device_path()).expect("read");
+    let is_last = |block: &[u8]| block[..512].iter().all(|&byte| byte == 0xc7);
+    let last = bytes.chunks_exact(4096).position(is_last);
+    let device = std::fs::File::options()
+        .write(true)
+        .open(scene.device_path())
+        .expect("opened");
+    let place = last.expect("was written") as u64 * 4096;
+    device.write_all_at(&[0xc8; 1], place).expect("damaged");
+    device.sync_all().expect("on the media");
+    assert_eq!(
+        kind(resize(&scene, 2 * MIB, false)),
+        Some(NodeErrorKind::Corrupt)
+    );
+    let after = scene.show("disk").expect("is there");
+    assert_eq!(after.size_bytes, before.size_bytes);
+    assert_eq!(after.reserved_bytes, before.reserved_bytes);
 }
 
 /// A full device is told apart from a broken one, and zeros that shall keep their space do.

@@ -556,25 +556,7 @@ impl Node for RealNode {
     }
 
     fn set_reservation(&self, name: String, reserve: Reservation) -> NodeFuture<'_, VolumeInfo> {
-        Box::pin(async move {
-            let doing = format!("reserving space for volume '{name}'");
-            let target = self.target(&name, &doing)?;
-            let size = self.show(&name).await?.size_bytes;
-            let bytes = reserved_bytes(reserve, size);
-            check_reservation(bytes, size, &doing)?;
-            let place = target.place;
-            let reserved = self.on_volume(&target, &doing, move |core, dvol| async move {
-                let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                engine.set_reserved(dvol, bytes).await
-            });
-            match reserved.await {
-                Ok(()) => self.show(&name).await,
-                Err(error) => {
-                    let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, bytes);
-                    Err(self.with_space_of(error, &target, wanted).await)
-                }
-            }
-        })
+        Box::pin(self.reserve(name, reserve))
     }
 
     fn create_snapshots(&self, snapshots: Vec<SnapshotRef>) -> NodeFuture<'_, Vec<SnapshotInfo>> {

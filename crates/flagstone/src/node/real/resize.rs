@@ -1,9 +1,9 @@
-//! Changing a volume's size, and with it what is reserved for the volume.
+//! Changing a volume's size, and what is reserved for the volume.
 
 use flagstone_device::engine::{DvolError, DvolInfo};
 
-use super::errors::{Wanted, check_size};
-use super::{NodeError, NodeErrorKind, RealNode, VolumeInfo};
+use super::errors::{Wanted, check_reservation, check_size};
+use super::{NodeError, NodeErrorKind, RealNode, Reservation, VolumeInfo, reserved_bytes};
 
 /// What came of it.
 enum Resized {
@@ -34,15 +34,21 @@ impl RealNode {
                 return Ok(Resized::WouldShrink(before.size_bytes));
             }
             let is_full = before.reserved_bytes > 0 && before.reserved_bytes >= before.size_bytes;
-            if is_full && size_bytes > before.size_bytes {
+            let grows = size_bytes > before.size_bytes;
+            if is_full && grows {
                 engine.set_reserved(dvol, size_bytes).await?;
             }
             let resized = engine.resize(dvol, size_bytes).await;
-            // Also if what lies behind the new end could not be given back: the size is the new one
-            // by then.
             let is_new = engine.size_of(dvol) == Ok(size_bytes);
-            if is_full && size_bytes <= before.size_bytes && is_new {
-                resized.and(engine.set_reserved(dvol, size_bytes).await)?;
+            let reserved_bytes = match (grows, is_new) {
+                // Nobody could ever use what was promised for the larger size.
+                (true, false) if is_full => Some(before.reserved_bytes),
+                // Also if what lies behind the new end could not be given back.
+                (false, true) if is_full => Some(size_bytes),
+                _ => None,
+            };
+            if let Some(bytes) = reserved_bytes {
+                resized.and(engine.set_reserved(dvol, bytes).await)?;
             } else {
                 resized?;
             }
@@ -58,6 +64,38 @@ impl RealNode {
             }
             Err(error) => {
                 let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, size_bytes);
+                Err(self.with_space_of(error, &target, wanted).await)
+            }
+        }
+    }
+
+    pub(super) async fn reserve(
+        &self,
+        name: String,
+        reserve: Reservation,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("reserving space for volume '{name}'");
+        let target = self.target(&name, &doing)?;
+        let size = self.show(&name).await?.size_bytes;
+        let bytes = reserved_bytes(reserve, size);
+        check_reservation(bytes, size, &doing)?;
+        let place = target.place;
+        let is_full = reserve == Reservation::Full;
+        let reserved = self.on_volume(&target, &doing, move |core, dvol| async move {
+            let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+            // All of it is what it has now: nobody changes its size meanwhile.
+            let sizing = core.sizing(dvol.id);
+            let _turn = sizing.take(1).await;
+            let bytes = match is_full {
+                true => engine.size_of(dvol)?,
+                false => bytes,
+            };
+            engine.set_reserved(dvol, bytes).await
+        });
+        match reserved.await {
+            Ok(()) => self.show(&name).await,
+            Err(error) => {
+                let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, bytes);
                 Err(self.with_space_of(error, &target, wanted).await)
             }
         }
