@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -72,11 +72,48 @@ impl NodeFile {
     }
 }
 
-/// Held while a node serves a folder. Removes the node's file when dropped.
+/// Held while a node serves a folder. Removes the node's file when dropped, and unless the node has
+/// started ([`DirLock::keep`]) the folder and the lock, too, as far as it has made them.
 #[derive(Debug)]
 pub struct DirLock {
     dir: PathBuf,
+    // Before the file: the lock's name goes while the lock is held.
+    made: Made,
     _file: File,
+}
+
+/// What was made for a node that has not started yet.
+#[derive(Debug, Default)]
+struct Made {
+    /// The lock, once it is held.
+    lock: Option<PathBuf>,
+    /// The deepest first.
+    folders: Vec<PathBuf>,
+}
+
+impl Made {
+    /// Makes the folder and those it is in.
+    fn make(&mut self, dir: &Path) -> io::Result<()> {
+        let is_missing = |at: &&Path| !at.as_os_str().is_empty() && !at.exists();
+        let missing: Vec<_> = dir.ancestors().take_while(is_missing).collect();
+        if !missing.is_empty() {
+            self.folders = missing.into_iter().map(Path::to_path_buf).collect();
+        }
+        fs::create_dir_all(dir)
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // The error that is on its way matters more than whether this succeeds.
+        if let Some(lock) = &self.lock {
+            let _ = fs::remove_file(lock);
+        }
+        for folder in &self.folders {
+            // One that has something in it by now stays.
+            let _ = fs::remove_dir(folder);
+        }
+    }
 }
 
 impl DirLock {
@@ -87,17 +124,26 @@ impl DirLock {
         if fs::metadata(dir).is_ok_and(|found| !found.is_dir()) {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        fs::create_dir_all(dir)?;
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(dir.join(LOCK_FILE))?;
+        let (mut made, path) = (Made::default(), dir.join(LOCK_FILE));
         let (mut tries, mut waiting) = (1, Some(waiting));
-        loop {
+        let file = loop {
+            // Each time: another node that does not start takes away what it has made.
+            made.make(dir)?;
+            let (file, is_new) = match open_lock(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < LOCK_TRIES => {
+                    tries += 1;
+                    continue;
+                }
+                opened => opened?,
+            };
             match file.try_lock() {
-                Ok(()) => break,
+                Ok(()) if is_at(&file, &path) => {
+                    made.lock = is_new.then_some(path);
+                    break file;
+                }
+                // Taken away between the two: that is nobody's lock any more.
+                Ok(()) if tries < LOCK_TRIES => {}
+                Ok(()) => return Err(io::ErrorKind::WouldBlock.into()),
                 Err(TryLockError::WouldBlock) if tries < LOCK_TRIES => {
                     if let Some(waiting) = waiting.take() {
                         waiting(NodeFile::read(dir).ok().map(|node| node.pid));
@@ -108,13 +154,20 @@ impl DirLock {
                 Err(TryLockError::Error(error)) => return Err(error),
             }
             tries += 1;
-        }
+        };
         // Whoever wrote it is gone, or we wouldn't have the lock.
         let _ = fs::remove_file(dir.join(NODE_FILE));
         Ok(DirLock {
             dir: dir.to_path_buf(),
+            made,
             _file: file,
         })
+    }
+
+    /// The node has started: folder and lock stay when it ends.
+    pub fn keep(&mut self) {
+        self.made.lock = None;
+        self.made.folders.clear();
     }
 
     /// True if some node serves `dir`.
@@ -124,6 +177,23 @@ impl DirLock {
         };
         matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
     }
+}
+
+/// Opens the lock, or makes it; true if it was made.
+fn open_lock(path: &Path) -> io::Result<(File, bool)> {
+    let mut open = OpenOptions::new();
+    open.write(true).mode(0o600);
+    match open.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok((open.open(path)?, false)),
+        made => Ok((made?, true)),
+    }
+}
+
+/// True if `path` still names this file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |found: fs::Metadata| (found.dev(), found.ino());
+    let (file, named) = (file.metadata().map(id), fs::metadata(path).map(id));
+    matches!((file, named), (Ok(file), Ok(named)) if file == named)
 }
 
 impl Drop for DirLock {
@@ -151,7 +221,8 @@ mod tests {
     fn one_node_per_folder_and_its_file_goes_with_it() {
         let dir = std::env::temp_dir().join(format!("flagstone-node-file-{}", std::process::id()));
         let free = |_| panic!("nothing to wait for");
-        let lock = DirLock::take(&dir, free).expect("a new folder");
+        let mut lock = DirLock::take(&dir, free).expect("a new folder");
+        lock.keep();
         assert!(DirLock::is_held(&dir));
         sample(1).write(&dir).expect("written");
         let mut told = Vec::new();
@@ -174,5 +245,33 @@ mod tests {
         assert!(!dir.join(NODE_FILE).exists());
         drop(lock);
         fs::remove_dir_all(&dir).expect("cleaned up");
+    }
+
+    #[test]
+    fn what_was_made_for_a_node_that_does_not_start_goes_again() {
+        let top =
+            std::env::temp_dir().join(format!("flagstone-not-started-{}", std::process::id()));
+        let dir = top.join("deep").join("dir");
+        let free = |_| panic!("nothing to wait for");
+        drop(DirLock::take(&dir, free).expect("new folders"));
+        assert!(!top.exists());
+        // What was there before stays, and what has come since.
+        fs::create_dir(&top).expect("made");
+        let lock = DirLock::take(&dir, free).expect("two new folders");
+        fs::write(top.join("deep").join("file"), "").expect("made");
+        drop(lock);
+        assert!(!dir.exists() && top.join("deep").join("file").exists());
+        fs::remove_dir_all(&top).expect("cleaned up");
+    }
+
+    /// It must not get the lock that the one before has taken away.
+    #[test]
+    fn who_waits_for_a_node_that_does_not_start_has_the_folder_to_itself() {
+        let dir = std::env::temp_dir().join(format!("flagstone-next-{}", std::process::id()));
+        let first = DirLock::take(&dir, |_| panic!("nothing to wait for")).expect("a new folder");
+        let next = DirLock::take(&dir, |_| drop(first)).expect("free by then");
+        assert!(DirLock::is_held(&dir));
+        drop(next);
+        assert!(!dir.exists(), "made again by the second");
     }
 }

@@ -102,7 +102,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
     let mut options = plan.config.node_options()?;
     options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
     options.tuning = std::env::var(TUNING_VARIABLE).ok();
-    let _lock = DirLock::take(&dir, |pid| tell_of_waiting(&dir, pid))
+    let mut lock = DirLock::take(&dir, |pid| tell_of_waiting(&dir, pid))
         .map_err(|error| lock_error(&dir, error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -130,6 +130,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             // Nothing is served yet, and a crash is something the device recovers from.
             number = signals.next() => exit_at_once(number),
         };
+        lock.keep();
         if let Some(made) = made {
             made.keep(out);
         }
@@ -397,6 +398,7 @@ impl NewDevice {
         };
         fs::write(&made.pending, "").context("noting that the first volume is missing")?;
         fs::rename(&unfinished, &made.image)
+            .inspect_err(|_| drop(fs::remove_file(&unfinished)))
             .with_context(|| format!("moving the new device to {}", made.image.display()))?;
         File::open(dir)
             .and_then(|d| d.sync_all())

@@ -20,10 +20,16 @@ fn flagstone(args: &str) -> Ran {
     ran(command.output().expect("the binary starts"))
 }
 
-/// Nothing that the next try would take for a device.
+/// Nothing that the next try would take for a device, nor anything else.
 #[track_caller]
 fn left_nothing(dir: &Path) {
-    for name in ["device.img", "device.img.new", "demo.pending", "node.json"] {
+    for name in [
+        "device.img",
+        "device.img.new",
+        "demo.pending",
+        "node.json",
+        "node.lock",
+    ] {
         assert!(!dir.join(name).exists(), "{name} was left behind");
     }
 }
@@ -92,6 +98,11 @@ fn sizes_that_do_not_work_are_named_with_the_option() {
         large.err
     );
     left_nothing(dir.path());
+    // Nor the folder, if there was none.
+    let new = dir.path().join("new");
+    let small = flagstone(&format!("dev --dir {} {ANY_PORT} --size 1M", new.display()));
+    fails(&small, Exit::Usage, "expected at least 16 MiB");
+    assert!(!new.exists());
 }
 
 /// As after a start that was interrupted.
