@@ -65,7 +65,8 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Whether `line` holds `word` other than in the middle of a longer path: `proc/work/` is fine.
+/// Whether `line` holds `word` other than in the middle of a longer path, where it is but the name of a
+/// folder.
 fn stands_alone(line: &str, word: &str) -> bool {
     let inside_path = |at: usize| {
         word.starts_with('/')
