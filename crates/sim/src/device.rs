@@ -29,7 +29,7 @@ use crate::world::CrashMoment;
 /// Linux's number for "input/output error".
 const EIO: i32 = 5;
 /// Linux's number for "no space left on device".
-const ENOSPC: i32 = 28;
+pub(crate) const ENOSPC: i32 = 28;
 /// Linux's number for "operation not supported".
 const EOPNOTSUPP: i32 = 95;
 
@@ -395,7 +395,10 @@ fn finish_write(
             };
             (survival, Err(os_error(EIO)))
         }
-        (_, Some(cut)) => (Survival::Before(cut), Err(os_error(ENOSPC))),
+        (_, Some(cut)) => {
+            let error = os_error(state.config.full_error);
+            (Survival::Before(cut), Err(error))
+        }
         _ => survival_of(state, rng, (offset_bytes, len_bytes), dropped),
     };
     if result.is_err() {

@@ -12,6 +12,7 @@ use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 
 use crate::crash::{CrashImages, draw_survivals};
+use crate::device::ENOSPC;
 use crate::executor::Inner;
 use crate::fault::{Fault, FaultConfig, FaultRecord, Injection, IoKind, Plan, draw_plan, inject};
 use crate::image::{DiskImage, Fill, PAGE_BYTES, SECTOR_BYTES};
@@ -74,6 +75,8 @@ pub struct DiskConfig {
     pub faults: FaultConfig,
     /// Space there really is, as under a sparse file: writes that need more fail with "no space".
     pub stored_max_bytes: Option<u64>,
+    /// The number of the error that such writes fail with: ENOSPC, or EDQUOT as where a quota is used up.
+    pub full_error: i32,
 }
 
 impl DiskConfig {
@@ -85,6 +88,7 @@ impl DiskConfig {
             latency: Latency::default(),
             faults: FaultConfig::default(),
             stored_max_bytes: None,
+            full_error: ENOSPC,
         }
     }
 

@@ -258,6 +258,29 @@ fn nothing_is_promised_of_a_file_that_cannot_grow() {
     });
 }
 
+/// A quota that is used up is no failing device: clients are told that there is no space.
+#[test]
+fn a_quota_that_is_used_up_is_no_space() {
+    const EDQUOT: i32 = 122;
+    let disk = SimDisk::new(DiskConfig {
+        full_error: EDQUOT,
+        ..DiskConfig::new(300 * MIB)
+    });
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let options = EngineOptions {
+            prewrite_segments: true,
+            ..EngineOptions::default()
+        };
+        let engine = begin(&platform, &disk, options).await;
+        disk.set_stored_max_bytes(Some(60 * MIB));
+        let small = engine.create(named("small", 0)).await;
+        assert_eq!(small, Err(DvolError::NoSpace));
+        assert!(engine.space().host_full, "the device has room");
+    });
+}
+
 /// Reserves as much as there is to be had.
 async fn reserve_all(engine: &Engine<SimPlatform>, dvol: Handle) -> u64 {
     let mut blocks = left(engine) / BLOCK;

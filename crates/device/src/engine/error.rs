@@ -71,16 +71,21 @@ impl fmt::Display for DvolError {
 
 impl std::error::Error for DvolError {}
 
-/// What the log adds to a write that failed for want of space: the device itself reuses what it has, so
-/// it is what holds the device that is full. Empty for other errors.
-pub(super) fn cause_of(error: &std::io::Error) -> &'static str {
+/// True if a write failed for want of space: the device itself reuses what it has, so it is what holds
+/// the device that is full, or a quota on that.
+pub(super) fn is_full(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-    match error.kind() {
-        StorageFull | QuotaExceeded => {
+    matches!(error.kind(), StorageFull | QuotaExceeded)
+}
+
+/// What the log adds to a write that failed for want of space. Empty for other errors.
+pub(super) fn cause_of(error: &std::io::Error) -> &'static str {
+    match is_full(error) {
+        true => {
             ", since the filesystem that holds the device file (or what a thin block device is made \
              of) is full: make room there before the restart"
         }
-        _ => "",
+        false => "",
     }
 }
 

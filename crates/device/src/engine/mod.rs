@@ -306,7 +306,7 @@ impl<P: Platform> Inner<P> {
     /// What a failed write is to whoever asked for it. A sparse file's filesystem may be full, or what a
     /// thin block device is made of: for a client that is as if the device were. Operators are told.
     fn write_failure(&self, error: &std::io::Error) -> DvolError {
-        if error.kind() != std::io::ErrorKind::StorageFull {
+        if !error::is_full(error) {
             return DvolError::Device;
         }
         if !self.host_full.replace(true) {
