@@ -452,3 +452,35 @@ fn trims_wait_for_overwrites() {
         },
     );
 }
+
+/// What a batch deallocates was taken for what its writes have had of the promise.
+#[test]
+fn a_batch_that_deallocates_can_write_what_is_promised() {
+    in_world(
+        DEVICE_BYTES,
+        EngineOptions::default(),
+        |_, engine| async move {
+            let reserved = engine.create(named("reserved", 4 * MIB)).await;
+            let reserved = reserved.expect("creates");
+            let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+            fill(&engine, greedy, 0).await;
+            let hole = Change::Deallocate {
+                handle: reserved,
+                offset_bytes: SIZE / 2,
+                len_bytes: 8 * MIB,
+            };
+            let write = Change::Write {
+                handle: reserved,
+                offset_bytes: 0,
+                data: bytes(MIB),
+                meta: 0,
+            };
+            let batch = Batch {
+                changes: vec![hole, write],
+                ..Batch::default()
+            };
+            let done = engine.commit(batch, Stability::Unstable).await;
+            assert_eq!(done.map(drop), Ok(()), "{:?}", engine.space());
+        },
+    );
+}

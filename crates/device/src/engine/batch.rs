@@ -407,7 +407,10 @@ impl<P: Platform> Inner<P> {
             match runs {
                 Ok(runs) => {
                     runs_of.push(runs);
-                    batched.add(part.handle.slot, blocks);
+                    // What is deallocated takes none of what is promised.
+                    if part.data.is_some() {
+                        batched.add(part.handle.slot, blocks);
+                    }
                 }
                 Err(error) => {
                     self.return_blocks(runs_of.iter().flatten().flat_map(|run| run.blocks()));
