@@ -9,9 +9,10 @@ use flagstone_types::{BLOCK_SIZE, BlockNo, ChainHash, DeviceId};
 use super::options::FormatOptions;
 use super::recovery::OpenError;
 use crate::format::FormatError;
+use crate::format::bytes::is_sealed;
 use crate::format::geometry::Geometry;
 use crate::format::root::Root;
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{MAGIC, Superblock};
 
 /// Writes an empty Flagstone device over whatever is there. Durable when it returns.
 pub async fn format_device<P: Platform>(
@@ -80,14 +81,40 @@ pub fn fixed_areas(options: FormatOptions) -> Result<[Range<u64>; 2], OpenError>
     Ok([0..geometry.data_start.offset_bytes(), end..end + BLOCK_SIZE])
 }
 
+/// A device's superblock, and which of its copies are damaged.
+pub(super) struct Found {
+    pub(super) superblock: Superblock,
+    pub(super) damaged: Vec<BlockNo>,
+}
+
+/// A copy of the superblock that is of no use.
+struct Unusable {
+    error: OpenError,
+    /// It can't be read, or is not what was written: not one that another release has written.
+    is_damaged: bool,
+}
+
 /// Reads the superblock: of its two copies the one with the higher generation.
 pub async fn read_superblock<P: Platform>(
     platform: &P,
     device: &P::Device,
 ) -> Result<Superblock, OpenError> {
+    let found = find_superblock(platform, device).await?;
+    Ok(found.superblock)
+}
+
+/// The same, with what is to be rewritten.
+pub(super) async fn find_superblock<P: Platform>(
+    platform: &P,
+    device: &P::Device,
+) -> Result<Found, OpenError> {
+    let mut damaged = Vec::new();
     let (first, first_error) = match read_copy(platform, device, BlockNo(0)).await {
         Ok(superblock) => (Some(superblock), None),
-        Err(error) => (None, Some(error)),
+        Err(unusable) => {
+            damaged.extend(unusable.is_damaged.then_some(BlockNo(0)));
+            (None, Some(unusable.error))
+        }
     };
     // Where the second copy lies is known from the first. Without it, the device's end is the only
     // guess; and if the device grew and the first is from before, it is there as well.
@@ -111,16 +138,48 @@ pub async fn read_superblock<P: Platform>(
                 });
                 newest = newer.or(Some(second));
             }
-            Err(error) if known == Some(place) => {
+            Err(unusable) if known == Some(place) => {
+                let error = unusable.error;
                 tracing::warn!("the second superblock, {place}, is damaged ({error})");
+                damaged.extend(unusable.is_damaged.then_some(place));
             }
             Err(_) => {}
         }
     }
-    match (newest, first_error) {
-        (Some(superblock), _) => within(device, superblock),
-        (None, Some(error)) => Err(error),
-        (None, None) => Err(OpenError::Format(FormatError::new("no superblock"))),
+    let superblock = match (newest, first_error) {
+        (Some(superblock), _) => within(device, superblock)?,
+        (None, Some(error)) => return Err(error),
+        (None, None) => return Err(OpenError::Format(FormatError::new("no superblock"))),
+    };
+    // Where another one, which does not hold, has its second copy, this one may have data.
+    let places = [0, superblock.block_count - 1].map(BlockNo);
+    damaged.retain(|place| places.contains(place));
+    Ok(Found {
+        superblock,
+        damaged,
+    })
+}
+
+/// Rewrites damaged copies of the superblock, so that the next damage does not meet the last one.
+/// Durable with the next flush. Where that fails the other copy still is there: the device goes on.
+pub(super) async fn rewrite_copies<D: BlockDevice>(
+    device: &D,
+    superblock: &Superblock,
+    copies: Vec<BlockNo>,
+) {
+    for place in copies {
+        let id = superblock.device_id;
+        match write(device, place, &superblock.encode()).await {
+            Ok(()) => tracing::warn!(
+                device = %id,
+                "the copy of the superblock in {place} was damaged; it is rewritten from the other copy"
+            ),
+            Err(error) => tracing::warn!(
+                device = %id,
+                "the copy of the superblock in {place} is damaged and can't be rewritten ({error}); the \
+                 other copy is all there is: move the volumes to another device"
+            ),
+        }
     }
 }
 
@@ -128,11 +187,12 @@ async fn read_copy<P: Platform>(
     platform: &P,
     device: &P::Device,
     at: BlockNo,
-) -> Result<Superblock, OpenError> {
-    let bytes = read_again(platform, device, at)
-        .await
-        .map_err(OpenError::Io)?;
-    Superblock::decode(&bytes).map_err(OpenError::Format)
+) -> Result<Superblock, Unusable> {
+    let unusable = |error, is_damaged| Unusable { error, is_damaged };
+    let bytes = read_again(platform, device, at).await;
+    let bytes = bytes.map_err(|error| unusable(OpenError::Io(error), true))?;
+    let is_whole = bytes.starts_with(&MAGIC) && is_sealed(&bytes);
+    Superblock::decode(&bytes).map_err(|error| unusable(OpenError::Format(error), !is_whole))
 }
 
 fn within<D: BlockDevice>(device: &D, superblock: Superblock) -> Result<Superblock, OpenError> {

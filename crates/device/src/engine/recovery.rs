@@ -16,7 +16,7 @@ use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo, 
 
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
-use super::format::{read_again, read_superblock};
+use super::format::{Found, find_superblock, read_again, rewrite_copies};
 use super::info::EngineCounters;
 use super::journal::{Journal, Position};
 use super::mappings::final_mappings;
@@ -262,6 +262,9 @@ impl<P: Platform> Engine<P> {
             }
             self.inner.platform.sleep_ns(1_000_000).await;
         }
+        // Not before all journals have shown that they are this superblock's.
+        let damaged = self.inner.shared.take_damaged_superblocks();
+        rewrite_copies(&self.inner.device, &self.inner.superblock, damaged).await;
         // What was read may still be in a volatile cache (the process died, the machine did not).
         // The checkpoint reuses blocks that the chain freed, so the chain must be durable first.
         if !planted(Bug::RecoveryFlushSkipped) {
@@ -290,9 +293,14 @@ impl<P: Platform> Engine<P> {
         platform: &P,
         device: &P::Device,
     ) -> Result<(Superblock, DeviceShared), OpenError> {
-        let superblock = read_superblock(platform, device).await?;
+        let Found {
+            superblock,
+            damaged,
+        } = find_superblock(platform, device).await?;
         let geometry = Geometry::checked(&superblock).map_err(OpenError::Format)?;
-        Ok((superblock, DeviceShared::new(geometry)))
+        let shared = DeviceShared::new(geometry);
+        shared.set_damaged_superblocks(damaged);
+        Ok((superblock, shared))
     }
 }
 

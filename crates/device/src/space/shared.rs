@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flagstone_types::SegmentNo;
+use flagstone_types::{BlockNo, SegmentNo};
 
 use crate::format::geometry::Geometry;
 
@@ -27,6 +27,8 @@ struct Inner {
     fenced: AtomicBool,
     /// Flushes that have begun and not ended, on any core.
     flushes: Mutex<Flushes>,
+    /// Copies of the superblock that are damaged and not rewritten yet.
+    damaged_superblocks: Mutex<Vec<BlockNo>>,
 }
 
 #[derive(Default)]
@@ -52,6 +54,7 @@ impl DeviceShared {
                 given_up: AtomicBool::new(false),
                 fenced: AtomicBool::new(false),
                 flushes: Mutex::default(),
+                damaged_superblocks: Mutex::default(),
                 geometry,
             }),
         }
@@ -126,6 +129,21 @@ impl DeviceShared {
     /// Blocks in segments that nobody owns.
     pub fn free_blocks(&self) -> u64 {
         self.inner.free_blocks.load(Ordering::Acquire)
+    }
+
+    /// Notes the copies of the superblock that are damaged.
+    pub fn set_damaged_superblocks(&self, copies: Vec<BlockNo>) {
+        *self.damaged_superblocks() = copies;
+    }
+
+    /// The copies of the superblock that the caller has to rewrite: those that are damaged, once.
+    pub fn take_damaged_superblocks(&self) -> Vec<BlockNo> {
+        std::mem::take(&mut self.damaged_superblocks())
+    }
+
+    fn damaged_superblocks(&self) -> MutexGuard<'_, Vec<BlockNo>> {
+        let copies = &self.inner.damaged_superblocks;
+        copies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fences the device: nothing is acknowledged from now on, on any core, until the node has

@@ -93,7 +93,10 @@ impl Kind {
     fn advice(self) -> &'static str {
         match self {
             Kind::Device => "check that this is the right file or device, and that it is complete",
-            Kind::Superblock => "copy the device away; the other copy is used as long as it lasts",
+            Kind::Superblock => {
+                "start a node on it: that rewrites it from the other copy; if the log says that it can't, copy \
+                 the volumes to another device"
+            }
             Kind::Root => "don't start a node on it before the device has been copied away",
             Kind::Table | Kind::Node => "copy what can be read to another device",
             Kind::Data => {
