@@ -13,6 +13,12 @@
 //! The two are told apart by how the answers to several requests come: close together after a long
 //! silence, or spread over the time. The judgement is made anew with every wave.
 //!
+//! Whether holding pays is another question. If a wave takes the device the longer the more is in it, it
+//! does. If most of the time is the same for one transfer as for thirty, because the host's own disk is far
+//! away, half a wave takes as long as a whole one and holding halves the rate; and the same disk is now like
+//! this and now like that. So both are tried, a few milliseconds each in turn, and what answers more is kept
+//! for a while (`Trial`).
+//!
 //! No clock and no I/O here: the caller says what time it is, in nanoseconds.
 
 /// Fewer transfers than this neither wait nor say anything about the device.
@@ -33,6 +39,77 @@ const TOGETHER_PART: u64 = 4;
 /// (a sector that is hard to read, a device that hangs) would stop all others.
 pub(crate) const HOLD_MAX_NS: u64 = 20_000_000;
 
+/// Transfers of one window of a trial; before it, as many of [`SETTLE`] are not counted, since they are from
+/// the window before.
+const WINDOW: u32 = 256;
+const SETTLE: u32 = 64;
+/// Windows of a trial: holding and not holding in turn, twice.
+const TRIAL_WINDOWS: u32 = 4;
+/// Windows until the next trial.
+const KEEP_WINDOWS: u32 = 96;
+/// The other way has to be better by this part to be taken.
+const BETTER_PART: u64 = 20;
+
+/// Finds out whether holding pays.
+#[derive(Default)]
+struct Trial {
+    /// What was found, or is believed until something is.
+    free_is_better: bool,
+    /// Windows since the trial began, the present one not included.
+    windows: u32,
+    /// Transfers answered in the present window, those that don't count included.
+    count: u32,
+    began_ns: u64,
+    /// The shortest window of each way.
+    held_ns: Option<u64>,
+    free_ns: Option<u64>,
+}
+
+impl Trial {
+    /// Whether transfers are held at the moment.
+    fn holds(&self) -> bool {
+        match self.windows {
+            0..TRIAL_WINDOWS => self.windows.is_multiple_of(2),
+            _ => !self.free_is_better,
+        }
+    }
+
+    fn handle_answer(&mut self, now_ns: u64) {
+        self.count += 1;
+        if self.count == SETTLE {
+            self.began_ns = now_ns;
+        }
+        if self.count < SETTLE + WINDOW {
+            return;
+        }
+        let took_ns = now_ns.saturating_sub(self.began_ns);
+        let shortest = match self.holds() {
+            true => &mut self.held_ns,
+            false => &mut self.free_ns,
+        };
+        // Not the mean: whatever else happens on the machine only makes windows longer.
+        *shortest = Some(shortest.map_or(took_ns, |ns| ns.min(took_ns)));
+        self.count = 0;
+        self.windows += 1;
+        if self.windows == TRIAL_WINDOWS {
+            self.decide();
+        } else if self.windows == TRIAL_WINDOWS + KEEP_WINDOWS {
+            (self.windows, self.held_ns, self.free_ns) = (0, None, None);
+        }
+    }
+
+    fn decide(&mut self) {
+        let (Some(held_ns), Some(free_ns)) = (self.held_ns.take(), self.free_ns.take()) else {
+            return;
+        };
+        let is_better = |one: u64, other: u64| one < other - other / BETTER_PART;
+        self.free_is_better = match self.free_is_better {
+            false => is_better(free_ns, held_ns),
+            true => !is_better(held_ns, free_ns),
+        };
+    }
+}
+
 /// The transfers of one opening of a device. A core opens a device once for each of its journals there:
 /// what goes through the others is not seen here.
 #[derive(Default)]
@@ -46,7 +123,9 @@ pub(crate) struct Waves {
     began_ns: u64,
     first_answer_ns: Option<u64>,
     score: u8,
-    holding: bool,
+    /// It answers in waves.
+    recognised: bool,
+    trial: Trial,
 }
 
 impl Waves {
@@ -55,7 +134,7 @@ impl Waves {
     pub(crate) fn learnt() -> Waves {
         Waves {
             score: SCORE_MAX,
-            holding: true,
+            recognised: true,
             ..Waves::default()
         }
     }
@@ -63,7 +142,8 @@ impl Waves {
     /// True if one more transfer goes to the device now; false if it is held.
     pub(crate) fn admit(&mut self, now_ns: impl FnOnce() -> u64) -> bool {
         let answering = self.first_answer_ns.is_some();
-        if self.holding && self.in_device > 0 && (self.in_device >= WAVE_MIN || answering) {
+        let holding = self.recognised && self.trial.holds();
+        if holding && self.in_device > 0 && (self.in_device >= WAVE_MIN || answering) {
             self.held += 1;
             return false;
         }
@@ -83,6 +163,9 @@ impl Waves {
     /// they all go to the device now.
     pub(crate) fn answered(&mut self, now_ns: u64) -> bool {
         self.in_device = self.in_device.saturating_sub(1);
+        if self.recognised {
+            self.trial.handle_answer(now_ns);
+        }
         let first_ns = *self.first_answer_ns.get_or_insert(now_ns);
         if self.in_device > 0 {
             return false;
@@ -104,7 +187,7 @@ impl Waves {
             return false;
         }
         self.score = 0;
-        self.holding = false;
+        self.recognised = false;
         self.release(now_ns)
     }
 
@@ -130,16 +213,19 @@ impl Waves {
             true => (self.score + 1).min(SCORE_MAX),
             false => self.score.saturating_sub(SCORE_STEP_DOWN),
         };
-        if self.score >= SCORE_ON {
-            self.holding = true;
+        if self.score >= SCORE_ON && !self.recognised {
+            self.recognised = true;
+            self.trial = Trial::default();
         } else if self.score <= SCORE_OFF {
-            self.holding = false;
+            self.recognised = false;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     /// Asks for `count` transfers at `now_ns`; how many the device gets.
@@ -232,6 +318,124 @@ mod tests {
             answer(&mut waves, 3, wave * 100_000 + 80_000);
         }
         assert_eq!(ask(&mut waves, 8, 200_000_000), 8);
+    }
+
+    /// A device that takes a while for a wave, and something more for each transfer in it; and what core
+    /// and client do for each answer, one after the other. Nanoseconds.
+    struct Load {
+        wave_ns: u64,
+        each_ns: u64,
+        core_ns: u64,
+        /// They deal with all answers that have come, and only then ask again.
+        in_batches: bool,
+    }
+
+    /// A client with 32 transfers outstanding, until so many are answered: nanoseconds for each.
+    fn drive(mut waves: Waves, load: &Load, answers: u64) -> u64 {
+        let mut asking: VecDeque<u64> = (0..32).collect();
+        let (mut held, mut inside, mut done_ns) = (0, 0, 0);
+        let (mut now, mut core_free_ns, mut answered) = (0, 0, 0);
+        while answered < answers {
+            if let Some(&at_ns) = asking.front()
+                && (inside == 0 || at_ns < done_ns)
+            {
+                asking.pop_front();
+                now = at_ns.max(now);
+                if !waves.admit(|| now) {
+                    held += 1;
+                    continue;
+                }
+                if inside == 0 {
+                    done_ns = now + load.wave_ns;
+                }
+                inside += 1;
+                done_ns += load.each_ns;
+                continue;
+            }
+            now = done_ns;
+            let count = std::mem::take(&mut inside);
+            let batch_ns = core_free_ns.max(now) + count * load.core_ns;
+            for _ in 0..count {
+                if waves.answered(now) {
+                    inside = std::mem::take(&mut held);
+                    done_ns = now + load.wave_ns + inside * load.each_ns;
+                }
+                core_free_ns = core_free_ns.max(now) + load.core_ns;
+                asking.push_back(if load.in_batches {
+                    batch_ns
+                } else {
+                    core_free_ns
+                });
+                answered += 1;
+            }
+        }
+        now / answered
+    }
+
+    /// One that has made up its mind, for the next 96 windows.
+    fn decided(free_is_better: bool) -> Waves {
+        Waves {
+            trial: Trial {
+                free_is_better,
+                windows: TRIAL_WINDOWS,
+                ..Trial::default()
+            },
+            ..Waves::learnt()
+        }
+    }
+
+    #[test]
+    fn what_answers_more_is_kept() {
+        let (mut better_held, mut better_free) = (0, 0);
+        let grid = [0, 50, 200, 700].into_iter().flat_map(|wave_us| {
+            let costs = [2, 10, 20]
+                .into_iter()
+                .flat_map(|e| [2, 10, 25].map(|c| (e, c)));
+            costs.flat_map(move |(each, core)| [false, true].map(|b| (wave_us, each, core, b)))
+        });
+        for (wave_us, each_us, core_us, in_batches) in grid {
+            let load = Load {
+                wave_ns: wave_us * 1_000,
+                each_ns: each_us * 1_000,
+                core_ns: core_us * 1_000,
+                in_batches,
+            };
+            let held = drive(decided(false), &load, 20_000);
+            let free = drive(decided(true), &load, 20_000);
+            let tried = drive(Waves::learnt(), &load, 200_000);
+            let best = held.min(free);
+            assert!(
+                tried <= best + best / 10,
+                "{wave_us} + {each_us} us, core {core_us} us, batches {in_batches}: {held} ns held, {free} \
+                 not, {tried} tried"
+            );
+            better_held += u32::from(held + held / 10 < free);
+            better_free += u32::from(free + free / 10 < held);
+        }
+        assert!(
+            better_held >= 3 && better_free >= 3,
+            "{better_held} and {better_free}"
+        );
+    }
+
+    #[test]
+    fn a_device_that_becomes_slow_to_begin_is_noticed_and_one_that_recovers_too() {
+        let mut trial = Trial::default();
+        let mut now = 0;
+        let mut windows = |trial: &mut Trial, count: u32, held_us: u64, free_us: u64| {
+            for _ in 0..count * (SETTLE + WINDOW) {
+                now += 1_000 * if trial.holds() { held_us } else { free_us };
+                trial.handle_answer(now);
+            }
+        };
+        windows(&mut trial, TRIAL_WINDOWS + 1, 10, 10);
+        assert!(trial.holds(), "as good, and that is how it begins");
+        windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 20, 10);
+        assert!(!trial.holds());
+        windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 10);
+        assert!(!trial.holds(), "as good, and that is how it is now");
+        windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 12);
+        assert!(trial.holds());
     }
 
     #[test]
