@@ -7,9 +7,9 @@
 //! costs nothing.
 //!
 //! Strictness, where the standard leaves room: a boolean other than 0 and 1 is refused (Linux takes
-//! all but 0 for true; no client sends such). Padding must be there, but its bytes may be anything,
-//! as with Linux: there are clients that don't clear it. What stands behind the last argument is
-//! ignored, as with Linux. Padding that we write is zeros.
+//! all but 0 for true; no client is known to send such). Padding must be there, but its bytes may be
+//! anything, as with Linux: nothing depends on them. What stands behind the last argument is ignored,
+//! as with Linux. Padding that we write is zeros.
 
 use std::fmt;
 use std::ops::Range;
@@ -135,7 +135,7 @@ pub fn padding(len_bytes: usize) -> &'static [u8] {
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Length of the record; `bytes` may be fewer, never more.
+    /// Length of the record. `bytes` may be fewer, or more: those of the next one are never read.
     record_bytes: usize,
 }
 
@@ -148,9 +148,8 @@ impl<'a> Reader<'a> {
     /// At the start of a record of `record_bytes`, of which `bytes` have been received so far. So
     /// the head of a WRITE can be read before its payload is received into a place of its own.
     pub fn head(bytes: &'a [u8], record_bytes: usize) -> Reader<'a> {
-        let at_hand = bytes.len().min(record_bytes);
         Reader {
-            bytes: &bytes[..at_hand],
+            bytes,
             at: 0,
             record_bytes,
         }

@@ -5,9 +5,12 @@ mod nfs_oracle;
 mod nfs_support;
 
 use flagstone_gateway::nfs3::wire::Procedure;
-use flagstone_gateway::nfs3::wire::args::Arguments;
-use flagstone_gateway::rpc::call::{AuthSys, Call, Credential, Groups, put_call};
+use flagstone_gateway::nfs3::wire::args::{Arguments, WRITE_HEAD_BYTES_MAX};
+use flagstone_gateway::rpc::call::{
+    AuthSys, CALL_HEADER_BYTES_MAX, Call, Credential, Groups, decode_call, put_call,
+};
 use flagstone_gateway::rpc::program;
+use flagstone_gateway::rpc::record::{RecordLimits, RecordMachine, begin_record, finish_record};
 use flagstone_gateway::xdr::{Reader, Writer, XdrError};
 use nfs_oracle::calls::Pieces;
 use nfs_support::Rng;
@@ -63,6 +66,44 @@ fn largest_lengths_never_panic() {
         }
     }
     assert!(refused > 1000, "only {refused} were refused");
+}
+
+/// A driver that has received the first part of a record knows where the payload of a WRITE will be.
+#[test]
+fn a_payload_is_located_before_it_is_received() {
+    for seed in 0..MESSAGES {
+        let mut rng = Rng(seed);
+        let pieces = Pieces::random(&mut rng);
+        let mut stream = Vec::new();
+        let at = begin_record(&mut stream);
+        let call = Call {
+            xid: 1,
+            program: program::NFS,
+            version: 3,
+            procedure: Procedure::Write as u32,
+            credential: Credential::None,
+        };
+        put_call(&mut Writer::new(&mut stream), &call);
+        stream.extend(pieces.bytes(Procedure::Write));
+        finish_record(&mut stream, at, 0);
+
+        let mut machine = RecordMachine::new(RecordLimits {
+            record_bytes_max: 1 << 20,
+            fragments_max: 1,
+        });
+        let (header, record) = stream.split_first_chunk().expect("a header");
+        machine.handle_header(*header).expect("within limits");
+        let record_bytes = machine.record_bytes().expect("the last fragment") as usize;
+        let at_hand = record_bytes.min(CALL_HEADER_BYTES_MAX + WRITE_HEAD_BYTES_MAX);
+        let mut head = Reader::head(&record[..at_hand], record_bytes);
+        let found = decode_call(&mut head).expect("a call");
+        assert_eq!(found, call);
+        let Ok(Arguments::Write(write)) = Arguments::decode(Procedure::Write, &mut head) else {
+            panic!("seed {seed}: a WRITE");
+        };
+        assert_eq!(&record[write.payload], pieces.payload());
+        assert_eq!(head.left_bytes(), 0);
+    }
 }
 
 /// A call of any program as one record.

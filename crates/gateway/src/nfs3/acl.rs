@@ -120,17 +120,8 @@ impl<'a> RawAcl<'a> {
     /// A number of entries, and the entries behind a number of their own. `None` unless the entries
     /// are `wanted`; they are there all the same. [nfsacl "secattr"]
     fn decode(record: &mut Reader<'a>, wanted: bool) -> Result<Option<RawAcl<'a>>, XdrError> {
-        let at = record.position();
         let count = record.u32()?;
         let what = "entries of an ACL";
-        if count > ENTRIES_MAX {
-            return Err(XdrError::TooLong {
-                what,
-                at,
-                max: ENTRIES_MAX,
-                found: count,
-            });
-        }
         let at = record.position();
         let mut each = record.clone();
         let entries = record.elements(what, ENTRIES_MAX, ENTRY_BYTES)?;

@@ -192,10 +192,10 @@ pub fn begin_record(out: &mut Vec<u8>) -> usize {
     at
 }
 
-/// Fills in the header at `at`. The record is all of `out` behind it and `payload_bytes` more, which
-/// are sent from another place.
-pub fn finish_record(out: &mut [u8], at: usize, payload_bytes: usize) {
-    let len_bytes = out.len() - at - HEADER_BYTES + payload_bytes;
+/// Fills in the header at `at`. The record is all of `out` behind it and `further_bytes`, which are
+/// sent from another place: the payload of a READ and its padding, or none.
+pub fn finish_record(out: &mut [u8], at: usize, further_bytes: usize) {
+    let len_bytes = out.len() - at - HEADER_BYTES + further_bytes;
     let len_bytes = u32::try_from(len_bytes).expect("we send no record of 2 GiB");
     assert!(len_bytes <= FRAGMENT_BYTES_MAX);
     let header = (LAST_FRAGMENT | len_bytes).to_be_bytes();

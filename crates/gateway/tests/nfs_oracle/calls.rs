@@ -50,6 +50,11 @@ impl Pieces {
         }
     }
 
+    /// Of a WRITE.
+    pub fn payload(&self) -> &[u8] {
+        &self.bytes
+    }
+
     fn place(&self) -> Place<'_> {
         Place {
             directory: RawHandle(&self.file),
