@@ -48,9 +48,22 @@ pub struct CreateDvol {
     pub reserved_bytes: u64,
 }
 
+/// What the layer above keeps with a dvol. The device layer doesn't look at it. A layer has what its dvol
+/// had when it was taken, a clone begins with zeros.
+pub type Attributes = [u8; ATTRIBUTE_BYTES];
+
 impl<P: Platform> Engine<P> {
     /// Creates an empty dvol.
     pub async fn create(&self, new: CreateDvol) -> Result<Handle, DvolError> {
+        self.create_with(new, [0; ATTRIBUTE_BYTES]).await
+    }
+
+    /// Creates an empty dvol that has attributes from the beginning.
+    pub async fn create_with(
+        &self,
+        new: CreateDvol,
+        attributes: Attributes,
+    ) -> Result<Handle, DvolError> {
         let inner = &self.inner;
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
@@ -67,6 +80,7 @@ impl<P: Platform> Engine<P> {
         let slot = inner.choose_slots(1)?[0];
         let record = CatalogueRecord {
             reserved_blocks,
+            attributes,
             ..inner.new_record(&new.name, id, new.size_bytes, inner.next_layer(0)?)
         };
         let record = Record::CreateDvol {
@@ -79,6 +93,19 @@ impl<P: Platform> Engine<P> {
             id,
             layer: None,
         })
+    }
+
+    /// Replaces a dvol's attributes.
+    pub async fn set_attributes(
+        &self,
+        handle: Handle,
+        attributes: Attributes,
+    ) -> Result<(), DvolError> {
+        self.update(handle, |record| {
+            record.attributes = attributes;
+            Ok(())
+        })
+        .await
     }
 
     /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good: growing

@@ -227,6 +227,23 @@ impl<P: Platform> Engine<P> {
         let metas = self.inner.metas(handle, range).await?;
         Ok((pieces, metas))
     }
+
+    /// The tenant's metadata of each block that the range touches; zero where nothing is mapped.
+    pub async fn metas_of(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<Vec<u64>, DvolError> {
+        self.inner.resolve(handle)?;
+        let metas = self
+            .inner
+            .metas(handle, blocks_of(offset_bytes, len_bytes)?)
+            .await?;
+        // As in a read: its slot may have been given away while map nodes were loaded.
+        self.inner.resolve(handle)?;
+        Ok(metas)
+    }
 }
 
 impl Batch {

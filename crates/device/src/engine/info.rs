@@ -5,6 +5,7 @@ use std::cell::Cell;
 use flagstone_platform::{BlockDevice, Platform};
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
 
+use super::admin::Attributes;
 use super::error::DvolError;
 use super::segments::NO_SLOT;
 use super::{Engine, Inner};
@@ -252,6 +253,20 @@ impl<P: Platform> Engine<P> {
             origin: origin_of(&state, record),
             snapshot_count: state.layers_of(record.id).count(),
         }
+    }
+
+    /// What the layer above keeps with a dvol or layer.
+    pub fn attributes_of(&self, handle: Handle) -> Result<Attributes, DvolError> {
+        self.inner.resolve(handle)?;
+        self.inner.record(handle).map(|record| record.attributes)
+    }
+
+    /// Bytes that a dvol has mapped, and bytes that are set aside for it, of what has been applied.
+    pub fn usage_of(&self, handle: Handle) -> Result<(u64, u64), DvolError> {
+        self.inner.resolve(handle)?;
+        let record = self.inner.record(handle)?;
+        let (mapped, reserved) = (record.mapped_blocks, record.reserved_blocks);
+        Ok((mapped * BLOCK_SIZE, reserved * BLOCK_SIZE))
     }
 
     /// Name of the dvol with this id, if this journal has it.

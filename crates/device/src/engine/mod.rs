@@ -55,7 +55,7 @@ use crate::format::superblock::Superblock;
 use crate::space::DeviceShared;
 use crate::state::{Effects, State};
 
-pub use admin::{CreateDvol, SIZE_MAX_BYTES};
+pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
 pub use batch::{Batch, Change, Condition};
 pub use error::DvolError;
 pub use format::{fixed_areas, format_device, read_superblock};

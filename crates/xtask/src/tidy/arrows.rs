@@ -13,11 +13,12 @@ use super::Finding;
 use crate::repo;
 
 /// Each crate and the crates of ours that it may depend on, lowest first.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("types", &[]),
     ("model", &[]),
     ("platform", &["types"]),
     ("device", &["types", "platform"]),
+    ("pagestore", &["types", "platform", "device"]),
     ("gateway", &["types", "platform"]),
     ("runtime", &["types", "platform"]),
     ("sim", &["types", "model", "platform", "device", "gateway"]),

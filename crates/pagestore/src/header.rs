@@ -1,0 +1,121 @@
+//! The store's own dvol: one block that says which slots may be given.
+//!
+//! A slot must never be given twice, or a stale page could pass for the one that was read. Instead of
+//! writing the last slot down with every commit, a range of them is taken at each start, and noted before
+//! the first is given. What is left of the range at the end is never used.
+
+use flagstone_device::engine::{Attributes, CreateDvol, Engine, Handle, Piece, Stability};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::{BLOCK_SIZE, ChainHash};
+
+use crate::commit::StoreError;
+
+/// Name of the dvol. One in each journal.
+pub(crate) const HEADER_DVOL: &str = ".pagestore";
+/// First byte of its attributes.
+const ATTRIBUTE_KIND_HEADER: u8 = 2;
+const MAGIC: [u8; 8] = *b"FSPSTORE";
+const VERSION: u32 = 1;
+/// Slots of one start.
+const SLOTS_PER_START: u64 = 1 << 44;
+const SEAL_AT: usize = BLOCK_SIZE as usize - 8;
+
+/// What the block says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Header {
+    /// No slot above this has been given.
+    pub(crate) slot_limit: u64,
+}
+
+impl Header {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; BLOCK_SIZE as usize];
+        out[0..8].copy_from_slice(&MAGIC);
+        out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        out[16..24].copy_from_slice(&self.slot_limit.to_le_bytes());
+        let seal = ChainHash::of(&out[..SEAL_AT]).0;
+        out[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
+        out
+    }
+
+    /// `None` if the bytes are no header of this version.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Header> {
+        let long = |at: usize| {
+            let part = bytes.get(at..at + 8)?;
+            Some(u64::from_le_bytes(part.try_into().ok()?))
+        };
+        let fits = bytes.len() == BLOCK_SIZE as usize
+            && bytes[0..8] == MAGIC
+            && bytes[8..16] == [1, 0, 0, 0, 0, 0, 0, 0]
+            && long(SEAL_AT) == Some(ChainHash::of(&bytes[..SEAL_AT]).0);
+        let slot_limit = long(16)?;
+        fits.then_some(Header { slot_limit })
+    }
+}
+
+/// Finds the header, or makes it, and takes a range of slots: the first is behind its start.
+pub(crate) async fn take_slots<P: Platform>(
+    engine: &Engine<P>,
+) -> Result<std::ops::Range<u64>, StoreError> {
+    let handle = match engine.dvol(HEADER_DVOL) {
+        Some(found) => found.handle,
+        None => create(engine).await?,
+    };
+    let mut bytes = Vec::new();
+    for piece in engine.read(handle, 0, BLOCK_SIZE).await? {
+        match piece {
+            Piece::Data(data) => bytes.extend_from_slice(&data),
+            Piece::Zeros(len) => bytes.resize(bytes.len() + len as usize, 0),
+        }
+    }
+    let is_new = bytes.iter().all(|&byte| byte == 0);
+    let last = match Header::decode(&bytes) {
+        Some(header) => header.slot_limit,
+        // A crash came between creating it and the first write.
+        None if is_new => 0,
+        None => return Err(StoreError::Corrupt),
+    };
+    let slot_limit = last
+        .checked_add(SLOTS_PER_START)
+        .ok_or(StoreError::NoSpace)?;
+    let data = IoBuf::copy_of(&Header { slot_limit }.encode());
+    engine.write(handle, 0, data, Stability::Stable).await?;
+    Ok(last..slot_limit)
+}
+
+async fn create<P: Platform>(engine: &Engine<P>) -> Result<Handle, StoreError> {
+    let mut attributes: Attributes = [0; _];
+    attributes[0] = ATTRIBUTE_KIND_HEADER;
+    attributes[1] = VERSION as u8;
+    let new = CreateDvol {
+        name: HEADER_DVOL.to_owned(),
+        id: None,
+        size_bytes: BLOCK_SIZE,
+        reserved_bytes: BLOCK_SIZE,
+    };
+    Ok(engine.create_with(new, attributes).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_is_read_back_and_every_flipped_bit_noticed() {
+        let header = Header {
+            slot_limit: 0x0102_0304_0506_0708,
+        };
+        let bytes = header.encode();
+        assert_eq!(
+            &bytes[..24],
+            b"FSPSTORE\x01\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01"
+        );
+        assert_eq!(Header::decode(&bytes), Some(header));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::decode(&flipped), None, "bit {bit}");
+        }
+        assert_eq!(Header::decode(&bytes[..100]), None);
+    }
+}

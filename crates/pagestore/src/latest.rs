@@ -1,0 +1,157 @@
+//! What has been committed and is not durable yet: the newest version of each page, and the blocks that
+//! were freed. A group of it at a time is on its way to the device.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use flagstone_platform::IoBuf;
+
+use crate::pointer::PageSlot;
+
+/// An extent (by its position among the open ones) and a page of it.
+pub(crate) type Key = (usize, u64);
+
+/// The newest version of a page.
+#[derive(Clone)]
+pub(crate) struct Version {
+    /// What was written together with it, as one piece.
+    whole: IoBuf,
+    /// Where in that it begins.
+    at: usize,
+    /// Names the piece.
+    run: u64,
+    pub(crate) slot: PageSlot,
+    /// The group it becomes durable with.
+    pub(crate) group: u64,
+}
+
+/// What is known of a page without asking the device.
+pub(crate) enum Known<'a> {
+    /// Its newest version.
+    Version(&'a Version),
+    /// Nothing is in it since its block was freed in this group, which is not durable.
+    Empty(u64),
+}
+
+/// See the module's page.
+#[derive(Default)]
+pub(crate) struct LatestPages {
+    pages: BTreeMap<Key, Version>,
+    /// Freed blocks, and the group of the last time.
+    freed: BTreeMap<(usize, u64), u64>,
+    runs: u64,
+}
+
+/// Consecutive pages that were written in one piece.
+pub(crate) struct Run {
+    pub(crate) extent: usize,
+    pub(crate) pages: Range<u64>,
+    pub(crate) data: IoBuf,
+    pub(crate) slot: PageSlot,
+}
+
+impl Version {
+    /// Its bytes, without copying them.
+    pub(crate) fn bytes(&self, page_bytes: usize) -> IoBuf {
+        self.whole.slice(self.at..self.at + page_bytes)
+    }
+}
+
+impl LatestPages {
+    /// The newest of a page, if it is not the durable one. `block` is the block it is in.
+    pub(crate) fn get(&self, key: Key, block: u64) -> Option<Known<'_>> {
+        if let Some(version) = self.pages.get(&key) {
+            return Some(Known::Version(version));
+        }
+        let group = self.freed.get(&(key.0, block))?;
+        Some(Known::Empty(*group))
+    }
+
+    /// Writes consecutive pages.
+    pub(crate) fn write(
+        &mut self,
+        first: Key,
+        whole: IoBuf,
+        page_bytes: usize,
+        slot: PageSlot,
+        group: u64,
+    ) {
+        self.runs += 1;
+        for (index, at) in (0..whole.len()).step_by(page_bytes).enumerate() {
+            let version = Version {
+                whole: whole.clone(),
+                at,
+                run: self.runs,
+                slot,
+                group,
+            };
+            self.pages
+                .insert((first.0, first.1 + index as u64), version);
+        }
+    }
+
+    /// Empties a block.
+    pub(crate) fn free(&mut self, extent: usize, block: u64, pages: Range<u64>, group: u64) {
+        for page in pages {
+            self.pages.remove(&(extent, page));
+        }
+        self.freed.insert((extent, block), group);
+    }
+
+    /// What the pages written in a group are, piece by piece. Pages that a later write replaced are not
+    /// among them.
+    pub(crate) fn runs_of(&self, group: u64, page_bytes: impl Fn(usize) -> usize) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut last = None;
+        for (&(extent, page), version) in &self.pages {
+            if version.group != group {
+                continue;
+            }
+            let size = page_bytes(extent);
+            let goes_on = last == Some((extent, page, version.run));
+            match runs.last_mut().filter(|_| goes_on) {
+                Some(run) => {
+                    let begin = version.at - (run.pages.end - run.pages.start) as usize * size;
+                    run.data = version.whole.slice(begin..version.at + size);
+                    run.pages.end = page + 1;
+                }
+                None => runs.push(Run {
+                    extent,
+                    pages: page..page + 1,
+                    data: version.bytes(size),
+                    slot: version.slot,
+                }),
+            }
+            last = Some((extent, page + 1, version.run));
+        }
+        runs
+    }
+
+    /// Blocks freed in a group.
+    pub(crate) fn freed_in(&self, group: u64) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let of_group = self.freed.iter().filter(move |(_, freed)| **freed == group);
+        of_group.map(|(key, _)| *key)
+    }
+
+    /// Pages among these that have a version that isn't durable.
+    pub(crate) fn written(
+        &self,
+        extent: usize,
+        pages: Range<u64>,
+    ) -> impl Iterator<Item = u64> + '_ {
+        let range = self.pages.range((extent, pages.start)..(extent, pages.end));
+        range.map(|(key, _)| key.1)
+    }
+
+    /// A group is durable: what is newest of it is what the device has.
+    pub(crate) fn handle_durable(&mut self, group: u64) {
+        self.pages.retain(|_, version| version.group > group);
+        self.freed.retain(|_, freed| *freed > group);
+    }
+
+    /// Nothing of it has happened.
+    pub(crate) fn clear(&mut self) {
+        self.pages.clear();
+        self.freed.clear();
+    }
+}

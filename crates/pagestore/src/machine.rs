@@ -1,0 +1,573 @@
+//! The store without its I/O: what is committed, in which group, and what each group writes.
+//!
+//! A commit is decided in one step, against what was committed before it, durable or not, so commits never
+//! wait for each other. It joins the *open* group. One group at a time is *on its way* to the device, as one
+//! atomic batch; the next follows when it is durable. So whatever a commit was built on is durable before it
+//! or with it, a page that many commits changed is written once, and one flush serves all of them.
+//!
+//! If a group can't be made durable, everything that isn't durable is forgotten, what was built on it
+//! included, and the *epoch* rises.
+//!
+//! Invariants: a group's changes don't overlap; tables in memory are as after all commits; a slot is never
+//! given twice; `Extent::mapped` is never below what the device will have mapped.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use flagstone_device::engine::{Change, Handle};
+use flagstone_platform::IoBuf;
+use flagstone_types::BLOCK_SIZE;
+
+use crate::commit::{Commit, CommitError, Committed, PARTS_MAX, StoreError, Ticket};
+use crate::extent::Extent;
+use crate::latest::{Key, Known, LatestPages};
+use crate::pointer::{BlockPtr, ExtentId, PagePtr, PageSlot};
+use crate::table::{BlockEntry, place_of};
+
+/// Changes of one group, at most, counted generously: one batch of the device layer takes 1,024.
+const GROUP_CHANGES_MAX: usize = 960;
+/// Bytes of one group, at most, and of one commit.
+const GROUP_BYTES_MAX: usize = 8 << 20;
+/// Epochs whose end is remembered.
+const EPOCHS_MAX: usize = 256;
+
+/// Slots of pages as the device has them, for pages of which nothing newer is known.
+pub(crate) type DeviceSlots = BTreeMap<Key, PageSlot>;
+
+/// Why a commit can't be decided yet, or not at all.
+pub(crate) enum Refused {
+    /// For good.
+    For(CommitError),
+    /// The open group is full: when it has been closed.
+    GroupFull,
+    /// This page of a table has to be loaded.
+    NeedsTable(usize, u64),
+    /// The slot of a page has to be looked up.
+    NeedsSlot,
+    /// So many blocks of the device have to be set aside for this extent.
+    NeedsSpace(usize, u64),
+}
+
+/// A group on its way.
+pub(crate) struct Closed {
+    pub(crate) group: u64,
+    pub(crate) changes: Vec<Change>,
+}
+
+/// See the module's page.
+pub(crate) struct Machine {
+    extents: Vec<Extent>,
+    by_id: BTreeMap<ExtentId, usize>,
+    latest: LatestPages,
+    /// Pages of tables that the open group changes.
+    open_tables: BTreeMap<(usize, u64), ()>,
+    open_changes: usize,
+    open_bytes: usize,
+    /// Number of the open group; the first is 1.
+    open: u64,
+    flying: Option<u64>,
+    /// Every group up to this one is durable, or lost.
+    settled: u64,
+    epoch: u64,
+    /// The last groups that became durable in epochs that have ended.
+    ended: VecDeque<(u64, u64)>,
+    last_slot: u64,
+    slot_limit: u64,
+    /// Rises whenever the device gets newer pages: what was looked up before may be old.
+    pub(crate) lookups: u64,
+    /// Set when nothing can be committed any more.
+    pub(crate) dead: Option<StoreError>,
+}
+
+impl Machine {
+    /// A store without extents, whose slots are above `slots.start` and below `slots.end`.
+    pub(crate) fn new(slots: std::ops::Range<u64>) -> Machine {
+        Machine {
+            extents: Vec::new(),
+            by_id: BTreeMap::new(),
+            latest: LatestPages::default(),
+            open_tables: BTreeMap::new(),
+            open_changes: 0,
+            open_bytes: 0,
+            open: 1,
+            flying: None,
+            settled: 0,
+            epoch: 0,
+            ended: VecDeque::new(),
+            last_slot: slots.start,
+            slot_limit: slots.end,
+            lookups: 0,
+            dead: None,
+        }
+    }
+
+    pub(crate) fn add_extent(&mut self, extent: Extent) {
+        self.by_id.insert(extent.id, self.extents.len());
+        self.extents.push(extent);
+    }
+
+    pub(crate) fn index_of(&self, id: ExtentId) -> Result<usize, StoreError> {
+        self.by_id.get(&id).copied().ok_or(StoreError::NoExtent(id))
+    }
+
+    pub(crate) fn extent(&self, index: usize) -> &Extent {
+        &self.extents[index]
+    }
+
+    pub(crate) fn extent_mut(&mut self, index: usize) -> &mut Extent {
+        &mut self.extents[index]
+    }
+
+    pub(crate) fn extent_count(&self) -> usize {
+        self.extents.len()
+    }
+
+    pub(crate) fn extent_ids(&self) -> impl Iterator<Item = ExtentId> + '_ {
+        self.by_id.keys().copied()
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The newest of a page, if the device doesn't have it.
+    pub(crate) fn latest(&self, index: usize, page: u64) -> Option<Known<'_>> {
+        let block = self.extents[index].geometry.block_of(page);
+        self.latest.get((index, page), block)
+    }
+
+    /// The ticket of what is in a group.
+    pub(crate) fn ticket(&self, group: u64) -> Ticket {
+        Ticket {
+            epoch: self.epoch,
+            group,
+        }
+    }
+
+    /// Whether what a ticket stands for is durable, can be durable yet, or is lost.
+    pub(crate) fn state_of(&self, ticket: Ticket) -> Result<bool, StoreError> {
+        if ticket.group == 0 {
+            return Ok(true);
+        }
+        if ticket.epoch == self.epoch {
+            return match (ticket.group <= self.settled, self.dead) {
+                (true, _) => Ok(true),
+                (false, Some(error)) => Err(error),
+                (false, None) => Ok(false),
+            };
+        }
+        let end = self.ended.iter().find(|(epoch, _)| *epoch == ticket.epoch);
+        match end {
+            Some((_, durable)) if ticket.group <= *durable => Ok(true),
+            _ => Err(self.dead.unwrap_or(StoreError::Lost)),
+        }
+    }
+
+    /// Whether a pointer may be used. [fss 3: checked on every access]
+    pub(crate) fn admits(&self, index: usize, ptr: &PagePtr) -> Result<bool, Refused> {
+        let extent = &self.extents[index];
+        let block = extent.geometry.block_of(ptr.page);
+        match extent.entry(block) {
+            Some(entry) => Ok(entry.admits(ptr)),
+            None => Err(Refused::NeedsTable(index, place_of(block).0)),
+        }
+    }
+
+    /// Decides a commit. `found` are slots as the device has them, looked up when `lookups` was what it
+    /// is now.
+    pub(crate) fn commit(
+        &mut self,
+        commit: &Commit,
+        found: &DeviceSlots,
+    ) -> Result<Committed, Refused> {
+        if let Some(error) = self.dead {
+            return Err(Refused::For(error.into()));
+        }
+        self.check_shape(commit)?;
+        self.check_blocks(commit)?;
+        let new_pages = self.check_pages(commit, found)?;
+        self.check_space(commit, &new_pages)?;
+        if self.last_slot + 1 >= self.slot_limit {
+            // After years of commits: the next start has new ones.
+            return Err(Refused::For(StoreError::Stopping.into()));
+        }
+        Ok(self.apply(commit, &new_pages))
+    }
+
+    fn locate(&self, ptr: &PagePtr) -> Result<usize, Refused> {
+        let index = self
+            .index_of(ptr.extent)
+            .map_err(|error| Refused::For(error.into()))?;
+        match self.extents[index].contains(ptr) {
+            true => Ok(index),
+            false => Err(invalid("a page beyond its extent")),
+        }
+    }
+
+    fn check_shape(&self, commit: &Commit) -> Result<(), Refused> {
+        if commit.parts() > PARTS_MAX {
+            return Err(invalid("more than fifteen parts"));
+        }
+        let mut bytes = 0;
+        let mut written: Vec<(usize, std::ops::Range<u64>)> = Vec::new();
+        for write in &commit.writes {
+            let index = self.locate(&write.ptr)?;
+            if write.data.len() as u64 != self.extents[index].geometry.page_bytes() {
+                return Err(invalid("a page of another length than its extent's"));
+            }
+            written.push((index, write.ptr.page..write.ptr.page + 1));
+            bytes += write.data.len();
+        }
+        for range in &commit.ranges {
+            let index = self.locate(&range.first)?;
+            let geometry = self.extents[index].geometry;
+            let (len, first) = (range.data.len() as u64, range.first.page);
+            let count = len / geometry.page_bytes();
+            if count == 0 || len % geometry.page_bytes() != 0 {
+                return Err(invalid("a range that is not whole pages"));
+            }
+            if first % geometry.pages_per_block() + count > geometry.pages_per_block() {
+                return Err(invalid("a range that leaves its block"));
+            }
+            written.push((index, first..first + count));
+            bytes += range.data.len();
+        }
+        if bytes > GROUP_BYTES_MAX {
+            return Err(invalid("more than 8 MiB"));
+        }
+        written.sort_by_key(|(index, pages)| (*index, pages.start));
+        let overlap = |pair: &[(usize, std::ops::Range<u64>)]| {
+            pair[0].0 == pair[1].0 && pair[0].1.end > pair[1].1.start
+        };
+        if written.windows(2).any(overlap) {
+            return Err(invalid("a page written twice"));
+        }
+        let pages: usize = written
+            .iter()
+            .map(|(_, p)| (p.end - p.start) as usize)
+            .sum();
+        let changes = self.open_changes + 2 * pages + 2 * PARTS_MAX;
+        let is_full = changes > GROUP_CHANGES_MAX || self.open_bytes + bytes > GROUP_BYTES_MAX;
+        if is_full && self.has_open() {
+            return Err(Refused::GroupFull);
+        }
+        if 2 * pages + 2 * PARTS_MAX > GROUP_CHANGES_MAX {
+            return Err(invalid("more pages than one group has"));
+        }
+        Ok(())
+    }
+
+    /// The blocks to allocate are free, the others those of their pointers.
+    fn check_blocks(&self, commit: &Commit) -> Result<(), Refused> {
+        let mut seen = Vec::new();
+        for (ptr, is_allocation) in commit.blocks() {
+            let index = self.locate(&ptr.0)?;
+            let extent = &self.extents[index];
+            let block = extent.geometry.block_of(ptr.0.page);
+            if extent.first_page(block) != ptr.0.page {
+                return Err(invalid(
+                    "a block's pointer that is not that of its first page",
+                ));
+            }
+            if seen.contains(&(index, block)) {
+                return Err(invalid("a block allocated, freed or sealed twice"));
+            }
+            seen.push((index, block));
+            let Some(entry) = extent.entry(block) else {
+                return Err(Refused::NeedsTable(index, place_of(block).0));
+            };
+            let is_free = !entry.generation.is_allocated();
+            let fits_next = ptr.0.generation == entry.generation.next() && !ptr.0.read_only;
+            match is_allocation {
+                true if is_free && fits_next => {}
+                true => return Err(Refused::For(CommitError::Taken(ptr))),
+                false if entry.admits(&ptr.0) => {}
+                false => return Err(Refused::For(CommitError::NotOwner(ptr.0))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Every page is theirs and has the slot it should. Returns the pages that don't take space yet, as
+    /// blocks of the device for each extent.
+    fn check_pages(
+        &self,
+        commit: &Commit,
+        found: &DeviceSlots,
+    ) -> Result<BTreeMap<usize, u64>, Refused> {
+        let mut new_blocks = BTreeMap::new();
+        for (ptr, slot) in &commit.checks {
+            self.check_page(commit, ptr, Some(*slot), false, found)?;
+        }
+        for write in &commit.writes {
+            let (index, now) =
+                self.check_page(commit, &write.ptr, Some(write.slot), true, found)?;
+            if now == PageSlot(0) {
+                *new_blocks.entry(index).or_default() += self.extents[index].device_blocks(1);
+            }
+        }
+        for range in &commit.ranges {
+            let index = self.locate(&range.first)?;
+            let page_bytes = self.extents[index].geometry.page_bytes();
+            for number in 0..range.data.len() as u64 / page_bytes {
+                let ptr = range.first.with_page(range.first.page + number);
+                let (_, now) = self.check_page(commit, &ptr, None, true, found)?;
+                if now == PageSlot(0) {
+                    *new_blocks.entry(index).or_default() += self.extents[index].device_blocks(1);
+                }
+            }
+        }
+        Ok(new_blocks)
+    }
+
+    fn check_page(
+        &self,
+        commit: &Commit,
+        ptr: &PagePtr,
+        expected: Option<PageSlot>,
+        is_written: bool,
+        found: &DeviceSlots,
+    ) -> Result<(usize, PageSlot), Refused> {
+        let index = self.locate(ptr)?;
+        let geometry = &self.extents[index].geometry;
+        let first = geometry.block_of(ptr.page) * geometry.pages_per_block();
+        let block = BlockPtr(ptr.with_page(first));
+        if is_written && (commit.frees.contains(&block) || commit.seals.contains(&block)) {
+            return Err(invalid("a page written in a block that is freed or sealed"));
+        }
+        let now = if commit.allocates.contains(&block) {
+            // Whatever lay there was freed: its pages are empty.
+            PageSlot(0)
+        } else {
+            if !self.admits(index, ptr)? || (is_written && ptr.read_only) {
+                return Err(Refused::For(CommitError::NotOwner(*ptr)));
+            }
+            match self.latest(index, ptr.page) {
+                Some(Known::Version(version)) => version.slot,
+                Some(Known::Empty(_)) => PageSlot(0),
+                None => match found.get(&(index, ptr.page)) {
+                    Some(slot) => *slot,
+                    None => return Err(Refused::NeedsSlot),
+                },
+            }
+        };
+        match expected {
+            Some(slot) if slot != now => Err(Refused::For(CommitError::Conflict(*ptr))),
+            _ => Ok((index, now)),
+        }
+    }
+
+    /// Everything that will be written has been set aside.
+    fn check_space(
+        &self,
+        commit: &Commit,
+        new_blocks: &BTreeMap<usize, u64>,
+    ) -> Result<(), Refused> {
+        let mut needed = new_blocks.clone();
+        for (ptr, _) in commit.blocks() {
+            let index = self.locate(&ptr.0)?;
+            let extent = &self.extents[index];
+            if extent.entry_takes_space(extent.geometry.block_of(ptr.0.page)) {
+                *needed.entry(index).or_default() += 1;
+            }
+        }
+        for (index, blocks) in needed {
+            if !self.extents[index].has_room_for(blocks) {
+                return Err(Refused::NeedsSpace(index, blocks));
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, commit: &Commit, new_blocks: &BTreeMap<usize, u64>) -> Committed {
+        self.last_slot += 1;
+        let (slot, group) = (PageSlot(self.last_slot), self.open);
+        for (&index, &blocks) in new_blocks {
+            self.extents[index].note_new(blocks);
+        }
+        for ptr in &commit.frees {
+            let (index, block) = self.set_entry(ptr, |entry| entry.freed());
+            let extent = &self.extents[index];
+            let first = extent.first_page(block);
+            let pages = first..first + extent.geometry.pages_per_block();
+            self.latest.free(index, block, pages, group);
+            self.open_changes += 1;
+        }
+        for ptr in &commit.seals {
+            self.set_entry(ptr, |entry| BlockEntry {
+                read_only: true,
+                ..entry
+            });
+        }
+        for ptr in &commit.allocates {
+            self.set_entry(ptr, |entry| entry.allocated_to(ptr.0.owner));
+        }
+        for write in &commit.writes {
+            self.write(write.ptr, write.data.clone(), slot, group);
+        }
+        for range in &commit.ranges {
+            self.write(range.first, range.data.clone(), slot, group);
+        }
+        Committed {
+            slot,
+            ticket: self.ticket(group),
+        }
+    }
+
+    fn write(&mut self, first: PagePtr, data: IoBuf, slot: PageSlot, group: u64) {
+        let index = self.by_id[&first.extent];
+        let page_bytes = self.extents[index].geometry.page_bytes() as usize;
+        // A write in the middle of an earlier one or of a freed block cuts that in two.
+        self.open_changes += 2 * (data.len() / page_bytes);
+        self.open_bytes += data.len();
+        self.latest
+            .write((index, first.page), data, page_bytes, slot, group);
+    }
+
+    fn set_entry(
+        &mut self,
+        ptr: &BlockPtr,
+        change: impl Fn(BlockEntry) -> BlockEntry,
+    ) -> (usize, u64) {
+        let index = self.by_id[&ptr.0.extent];
+        let extent = &mut self.extents[index];
+        let block = extent.geometry.block_of(ptr.0.page);
+        let entry = extent.entry(block).expect("looked at before");
+        let blocks = extent.set_entry(block, change(entry));
+        extent.note_new(blocks);
+        if self
+            .open_tables
+            .insert((index, place_of(block).0), ())
+            .is_none()
+        {
+            self.open_changes += 1;
+            self.open_bytes += BLOCK_SIZE as usize;
+        }
+        (index, block)
+    }
+
+    fn has_open(&self) -> bool {
+        self.open_changes > 0
+    }
+
+    /// Whether nothing waits for the device.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flying.is_none() && !self.has_open()
+    }
+
+    /// Puts the open group on its way, if there is something in it and none is.
+    pub(crate) fn close(&mut self) -> Option<Closed> {
+        if self.flying.is_some() || !self.has_open() || self.dead.is_some() {
+            return None;
+        }
+        let group = self.open;
+        let mut changes = Vec::with_capacity(self.open_changes);
+        for (index, page) in std::mem::take(&mut self.open_tables).into_keys() {
+            let extent = &self.extents[index];
+            let mut data = IoBuf::zeroed(BLOCK_SIZE as usize);
+            let table = extent.table(page).expect("changed, so it is loaded");
+            table.encode(data.bytes_mut());
+            let offset = extent.geometry.table_offset(page);
+            changes.push(write(extent.handle, offset, data, 1));
+        }
+        self.deallocate_freed(group, &mut changes);
+        let page_bytes = |index: usize| self.extents[index].geometry.page_bytes() as usize;
+        for run in self.latest.runs_of(group, page_bytes) {
+            let extent = &self.extents[run.extent];
+            let offset = extent.geometry.page_offset(run.pages.start);
+            changes.push(write(extent.handle, offset, run.data, run.slot.0));
+        }
+        for extent in &mut self.extents {
+            extent.handle_closed();
+        }
+        (self.open_changes, self.open_bytes) = (0, 0);
+        self.flying = Some(group);
+        self.open += 1;
+        Some(Closed { group, changes })
+    }
+
+    /// What is left of freed blocks between the pages that were written since.
+    fn deallocate_freed(&self, group: u64, changes: &mut Vec<Change>) {
+        for (index, block) in self.latest.freed_in(group) {
+            let extent = &self.extents[index];
+            let first = extent.first_page(block);
+            let end = first + extent.geometry.pages_per_block();
+            let mut from = first;
+            for page in self.latest.written(index, first..end).chain([end]) {
+                if page > from {
+                    changes.push(Change::Deallocate {
+                        handle: extent.handle,
+                        offset_bytes: extent.geometry.page_offset(from),
+                        len_bytes: (page - from) * extent.geometry.page_bytes(),
+                    });
+                }
+                from = page + 1;
+            }
+        }
+    }
+
+    /// The group on its way is durable. `usage` is what the device layer says of a dvol.
+    pub(crate) fn handle_durable(&mut self, usage: impl Fn(Handle) -> Option<(u64, u64)>) {
+        let Some(group) = self.flying.take() else {
+            return;
+        };
+        self.settled = group;
+        self.lookups += 1;
+        self.latest.handle_durable(group);
+        for extent in &mut self.extents {
+            if let Some(usage) = usage(extent.handle) {
+                extent.handle_durable(usage);
+            }
+        }
+    }
+
+    /// The group on its way has not happened, and nothing that came after it.
+    pub(crate) fn handle_lost(
+        &mut self,
+        error: StoreError,
+        usage: impl Fn(Handle) -> Option<(u64, u64)>,
+    ) {
+        self.ended.push_back((self.epoch, self.settled));
+        if self.ended.len() > EPOCHS_MAX {
+            self.ended.pop_front();
+        }
+        self.epoch += 1;
+        self.lookups += 1;
+        self.settled = self.open;
+        self.open += 1;
+        self.flying = None;
+        self.latest.clear();
+        self.open_tables.clear();
+        (self.open_changes, self.open_bytes) = (0, 0);
+        if matches!(error, StoreError::Fenced | StoreError::Stopping) {
+            self.dead = Some(error);
+        }
+        for extent in &mut self.extents {
+            extent.handle_lost(usage(extent.handle).unwrap_or_default());
+        }
+    }
+}
+
+impl Commit {
+    /// The blocks it allocates (true), frees or seals.
+    fn blocks(&self) -> impl Iterator<Item = (BlockPtr, bool)> + '_ {
+        let others = self
+            .frees
+            .iter()
+            .chain(&self.seals)
+            .map(|ptr| (*ptr, false));
+        self.allocates.iter().map(|ptr| (*ptr, true)).chain(others)
+    }
+}
+
+fn invalid(what: &'static str) -> Refused {
+    Refused::For(CommitError::Invalid(what))
+}
+
+fn write(handle: Handle, offset_bytes: u64, data: IoBuf, meta: u64) -> Change {
+    Change::Write {
+        handle,
+        offset_bytes,
+        data,
+        meta,
+    }
+}

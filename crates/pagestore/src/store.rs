@@ -1,0 +1,650 @@
+//! The store: the machine with its I/O. One for each journal, owned by the journal's core.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use flagstone_device::engine::{
+    Batch, CreateDvol, Engine, Piece, Pieces, Stability as DeviceStability,
+};
+use flagstone_platform::sync::{Budget, Signal};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::BLOCK_SIZE;
+use tracing::{error, warn};
+
+use crate::commit::{Commit, CommitError, Committed, ReadError, StoreError, Ticket};
+use crate::extent::Extent;
+use crate::geometry::Geometry;
+use crate::header;
+use crate::latest::{Key, Known};
+use crate::machine::{Closed, DeviceSlots, Machine, Refused};
+use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
+use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, next_pointer};
+
+/// Set aside for a new extent.
+const FIRST_RESERVE_BYTES: u64 = 1 << 20;
+/// One commit in so many fails for nothing, where failures are injected. [fss 3]
+const INJECTED_ONE_IN: u64 = 500;
+
+/// How to run a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreOptions {
+    /// One commit with conditions in so many is refused with [`CommitError::Conflict`] though nothing has
+    /// changed, so that what to do then is done every day. Zero: none. [fss 3]
+    pub injected_one_in: u64,
+}
+
+impl Default for StoreOptions {
+    /// Failures are injected in every build but a release.
+    fn default() -> StoreOptions {
+        StoreOptions {
+            injected_one_in: match cfg!(debug_assertions) {
+                true => INJECTED_ONE_IN,
+                false => 0,
+            },
+        }
+    }
+}
+
+/// A page that was read.
+#[derive(Clone, Debug)]
+pub struct PageRead {
+    /// All of it; zeros if it was never written.
+    pub data: IoBuf,
+    /// Its version, for a commit that depends on it.
+    pub slot: PageSlot,
+    /// When it survives power loss. Whoever is told of what was read has to wait for that.
+    pub ticket: Ticket,
+}
+
+/// A store. A cheap handle, used by one core.
+pub struct Store<P: Platform> {
+    inner: Rc<Inner<P>>,
+}
+
+impl<P: Platform> Clone for Store<P> {
+    fn clone(&self) -> Self {
+        Store {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+struct Inner<P: Platform> {
+    platform: P,
+    engine: Engine<P>,
+    options: StoreOptions,
+    machine: RefCell<Machine>,
+    /// Blocks that somebody is about to allocate.
+    claimed: RefCell<BTreeSet<(usize, u64)>>,
+    /// One at a time changes what is set aside.
+    space_turn: Budget,
+    /// Something was committed, or the store is stopping.
+    work: Signal,
+    /// A group became durable or was lost.
+    settled: Signal,
+    stopping: Cell<bool>,
+    /// Names this life of the store.
+    life: u64,
+}
+
+/// A free block that nobody else will be offered while this lives.
+pub struct Claim<P: Platform> {
+    inner: Rc<Inner<P>>,
+    key: (usize, u64),
+    /// To be allocated by a commit.
+    pub ptr: BlockPtr,
+}
+
+impl<P: Platform> Drop for Claim<P> {
+    fn drop(&mut self) {
+        self.inner.claimed.borrow_mut().remove(&self.key);
+    }
+}
+
+impl<P: Platform> Store<P> {
+    /// Opens the store of an engine's journal with all its extents; makes one where there is none.
+    pub async fn open(
+        platform: P,
+        engine: Engine<P>,
+        options: StoreOptions,
+    ) -> Result<Store<P>, StoreError> {
+        let slots = header::take_slots(&engine).await?;
+        let life = slots.start;
+        let mut machine = Machine::new(slots);
+        for info in engine.dvols() {
+            let attributes = engine.attributes_of(info.handle)?;
+            if let Ok((id, geometry)) = Geometry::of_attributes(&attributes) {
+                let mut extent = Extent::new(id, info.handle, geometry);
+                extent.set_usage((info.mapped_bytes, info.reserved_bytes));
+                machine.add_extent(extent);
+            }
+        }
+        let inner = Rc::new(Inner {
+            platform: platform.clone(),
+            engine,
+            options,
+            machine: RefCell::new(machine),
+            claimed: RefCell::default(),
+            space_turn: Budget::new(1),
+            work: Signal::new(),
+            settled: Signal::new(),
+            stopping: Cell::new(false),
+            life,
+        });
+        platform.spawn(inner.clone().carry_out_groups());
+        Ok(Store { inner })
+    }
+
+    /// Finishes what has been committed and stops. The engine is stopped by whoever opened it.
+    pub async fn stop(&self) {
+        let inner = &self.inner;
+        inner.stopping.set(true);
+        inner.work.notify();
+        loop {
+            let settled = inner.settled.wait();
+            let is_over = {
+                let machine = inner.machine.borrow();
+                machine.is_idle() || machine.dead.is_some()
+            };
+            if is_over {
+                break;
+            }
+            settled.await;
+        }
+    }
+
+    /// Changes whenever commits that somebody could have seen have been lost: with each start, and when a
+    /// group could not be made durable. NFS calls it the write verifier. [rfc1813 3.3.7]
+    pub fn verifier(&self) -> u64 {
+        self.inner.life ^ self.inner.machine.borrow().epoch()
+    }
+
+    /// The extents here.
+    pub fn extents(&self) -> Vec<ExtentId> {
+        self.inner.machine.borrow().extent_ids().collect()
+    }
+
+    /// The shape of one.
+    pub fn geometry(&self, id: ExtentId) -> Result<Geometry, StoreError> {
+        let machine = self.inner.machine.borrow();
+        let index = machine.index_of(id)?;
+        Ok(machine.extent(index).geometry)
+    }
+
+    /// Creates an extent. Its id must not have been used before. Durable when this returns.
+    pub async fn create_extent(&self, id: ExtentId, geometry: Geometry) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let size_bytes = geometry.dvol_bytes();
+        let new = CreateDvol {
+            name: format!(".extent-{:016x}", id.0),
+            id: None,
+            size_bytes,
+            reserved_bytes: FIRST_RESERVE_BYTES.min(size_bytes),
+        };
+        let handle = inner
+            .engine
+            .create_with(new, geometry.attributes(id))
+            .await?;
+        let mut extent = Extent::new(id, handle, geometry);
+        extent.set_usage(inner.engine.usage_of(handle)?);
+        inner.machine.borrow_mut().add_extent(extent);
+        Ok(())
+    }
+
+    /// Reads a page.
+    pub async fn read(&self, ptr: PagePtr) -> Result<PageRead, ReadError> {
+        let inner = &self.inner;
+        let (index, geometry) = inner.check_pointer(&ptr, 1)?;
+        let page_bytes = geometry.page_bytes();
+        inner.check_owner(index, &ptr).await?;
+        if let Some(read) = inner.read_latest(index, ptr.page, page_bytes) {
+            return Ok(read);
+        }
+        let handle = inner.machine.borrow().extent(index).handle;
+        let offset = geometry.page_offset(ptr.page);
+        let found = inner.engine.read_ex(handle, offset, page_bytes).await;
+        let (pieces, metas) = found.map_err(StoreError::from)?;
+        // The block may have been freed meanwhile; then it may hold what is not theirs.
+        inner.check_owner(index, &ptr).await?;
+        let slot = one_slot(&metas).ok_or(StoreError::Corrupt)?;
+        Ok(PageRead {
+            data: inner.join(pieces, page_bytes as usize),
+            slot,
+            ticket: Ticket::default(),
+        })
+    }
+
+    /// Reads bytes of one block, from `offset_bytes` behind the beginning of the page of `first`. Each page
+    /// is as it was at one instant; to see several as they were at the same one, keep writers away.
+    pub async fn read_range(
+        &self,
+        first: PagePtr,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<(Pieces, Ticket), ReadError> {
+        let inner = &self.inner;
+        let page_bytes = inner.check_pointer(&first, 1)?.1.page_bytes();
+        let pages = match offset_bytes.checked_add(len_bytes) {
+            Some(end) if len_bytes > 0 => offset_bytes / page_bytes..end.div_ceil(page_bytes),
+            _ => return Err(ReadError::OutOfRange(first)),
+        };
+        let (index, geometry) = inner.check_pointer(&first, pages.end)?;
+        inner.check_owner(index, &first).await?;
+        let mut ticket = Ticket::default();
+        let (mut pieces, mut page) = (Pieces::new(), pages.start);
+        while page < pages.end {
+            if let Some(read) = inner.read_latest(index, first.page + page, page_bytes) {
+                ticket = self.later(ticket, read.ticket);
+                pieces.push(Piece::Data(read.data));
+                page += 1;
+                continue;
+            }
+            let is_on_device = |page: &u64| {
+                let machine = inner.machine.borrow();
+                machine.latest(index, first.page + page).is_none()
+            };
+            let end = (page..pages.end).take_while(is_on_device).count() as u64 + page;
+            let handle = inner.machine.borrow().extent(index).handle;
+            let offset = geometry.page_offset(first.page + page);
+            let found = inner
+                .engine
+                .read(handle, offset, (end - page) * page_bytes)
+                .await;
+            pieces.extend(found.map_err(StoreError::from)?);
+            page = end;
+        }
+        inner.check_owner(index, &first).await?;
+        let skip = offset_bytes - pages.start * page_bytes;
+        Ok((trim(pieces, skip, len_bytes), ticket))
+    }
+
+    /// Names a free block of an extent that nobody else is offered, to be allocated by a commit. `NoSpace`
+    /// if there is none.
+    pub async fn claim(&self, id: ExtentId, owner: OwnerId) -> Result<Claim<P>, StoreError> {
+        let inner = &self.inner;
+        let index = inner.machine.borrow().index_of(id)?;
+        let geometry = inner.machine.borrow().extent(index).geometry;
+        let from = inner.machine.borrow().extent(index).search_from;
+        let table_pages = geometry.table_pages();
+        let first_page = from / ENTRIES_PER_TABLE_PAGE;
+        // The page in which the last search ended comes twice: from there on, and its beginning.
+        for turn in 0..=table_pages {
+            let table_page = (first_page + turn) % table_pages;
+            let skip = if turn == 0 {
+                from % ENTRIES_PER_TABLE_PAGE
+            } else {
+                0
+            };
+            inner.load_table(index, table_page).await?;
+            if let Some(claim) = inner.claim_in(index, table_page, skip as usize, owner, id) {
+                return Ok(claim);
+            }
+        }
+        Err(StoreError::NoSpace)
+    }
+
+    /// Commits all of it or nothing. Others see it when this returns; durable it is when its ticket is.
+    /// [fss 3: multi-page store-conditional]
+    pub async fn commit(&self, commit: &Commit) -> Result<Committed, CommitError> {
+        let inner = &self.inner;
+        if let Some(ptr) = inner.injected(commit) {
+            return Err(CommitError::Conflict(ptr));
+        }
+        loop {
+            let lookups = inner.machine.borrow().lookups;
+            let found = inner.look_up(commit).await?;
+            if inner.machine.borrow().lookups != lookups {
+                continue;
+            }
+            let settled = inner.settled.wait();
+            let decided = inner.machine.borrow_mut().commit(commit, &found);
+            match decided {
+                Ok(committed) => {
+                    inner.work.notify();
+                    return Ok(committed);
+                }
+                Err(Refused::For(error)) => return Err(error),
+                Err(Refused::GroupFull) => settled.await,
+                Err(Refused::NeedsTable(index, page)) => inner.load_table(index, page).await?,
+                // Its newest version became durable while others were looked up.
+                Err(Refused::NeedsSlot) => {}
+                Err(Refused::NeedsSpace(index, blocks)) => inner.set_aside(index, blocks).await?,
+            }
+        }
+    }
+
+    /// Waits until what a ticket stands for survives power loss, or is lost.
+    pub async fn wait(&self, ticket: Ticket) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        loop {
+            let settled = inner.settled.wait();
+            let state = inner.machine.borrow().state_of(ticket);
+            match state {
+                Ok(true) => return Ok(()),
+                Ok(false) => settled.await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The ticket for both.
+    pub fn later(&self, one: Ticket, other: Ticket) -> Ticket {
+        if one.epoch == other.epoch || one.group == 0 || other.group == 0 {
+            return if one.group >= other.group { one } else { other };
+        }
+        let (old, new) = if one.epoch < other.epoch {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        match self.inner.machine.borrow().state_of(old) {
+            Ok(_) => new,
+            Err(_) => old,
+        }
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    fn check_pointer(&self, ptr: &PagePtr, count: u64) -> Result<(usize, Geometry), ReadError> {
+        let machine = self.machine.borrow();
+        if let Some(error) = machine.dead.filter(|error| *error == StoreError::Stopping) {
+            return Err(error.into());
+        }
+        let index = machine.index_of(ptr.extent)?;
+        let geometry = machine.extent(index).geometry;
+        let in_block = ptr.page % geometry.pages_per_block();
+        if ptr.page >= geometry.page_count() || count > geometry.pages_per_block() - in_block {
+            return Err(ReadError::OutOfRange(*ptr));
+        }
+        Ok((index, geometry))
+    }
+
+    async fn check_owner(&self, index: usize, ptr: &PagePtr) -> Result<(), ReadError> {
+        loop {
+            let admitted = self.machine.borrow().admits(index, ptr);
+            match admitted {
+                Ok(true) => return Ok(()),
+                Err(Refused::NeedsTable(index, page)) => self.load_table(index, page).await?,
+                _ => return Err(ReadError::NotOwner(*ptr)),
+            }
+        }
+    }
+
+    /// A page that isn't durable as it is.
+    fn read_latest(&self, index: usize, page: u64, page_bytes: u64) -> Option<PageRead> {
+        let machine = self.machine.borrow();
+        match machine.latest(index, page)? {
+            Known::Version(version) => Some(PageRead {
+                data: version.bytes(page_bytes as usize),
+                slot: version.slot,
+                ticket: machine.ticket(version.group),
+            }),
+            Known::Empty(group) => Some(PageRead {
+                data: IoBuf::zeroed(page_bytes as usize),
+                slot: PageSlot(0),
+                ticket: machine.ticket(group),
+            }),
+        }
+    }
+
+    async fn load_table(&self, index: usize, table_page: u64) -> Result<(), StoreError> {
+        let (handle, offset, count) = {
+            let machine = self.machine.borrow();
+            let extent = machine.extent(index);
+            if extent.table(table_page).is_some() {
+                return Ok(());
+            }
+            let offset = extent.geometry.table_offset(table_page);
+            (extent.handle, offset, extent.entries_of(table_page))
+        };
+        let lookups = self.machine.borrow().lookups;
+        let pieces = self.engine.read(handle, offset, BLOCK_SIZE).await?;
+        let is_mapped = !matches!(pieces.first(), Some(Piece::Zeros(_)));
+        let bytes = self.join(pieces, BLOCK_SIZE as usize);
+        let Some(page) = TablePage::decode(&bytes, count, is_mapped) else {
+            error!(
+                "opening page {table_page} of the table of extent {:#x}: its bytes are not what the \
+                 format says; nothing of its blocks is read or written",
+                self.machine.borrow().extent(index).id.0
+            );
+            return Err(StoreError::Corrupt);
+        };
+        let mut machine = self.machine.borrow_mut();
+        // Otherwise it may be older than what has become durable (or was lost) meanwhile.
+        if machine.lookups == lookups {
+            machine.extent_mut(index).put_table(table_page, page);
+        }
+        Ok(())
+    }
+
+    fn claim_in(
+        self: &Rc<Self>,
+        index: usize,
+        table_page: u64,
+        skip: usize,
+        owner: OwnerId,
+        id: ExtentId,
+    ) -> Option<Claim<P>> {
+        let mut machine = self.machine.borrow_mut();
+        let extent = machine.extent_mut(index);
+        let count = extent.entries_of(table_page) as usize;
+        let first = table_page * ENTRIES_PER_TABLE_PAGE;
+        let page = extent
+            .table(table_page)
+            .filter(|page| page.free_count > 0)?;
+        let mut claimed = self.claimed.borrow_mut();
+        let free = page
+            .free_from(skip, count)
+            .find(|entry| !claimed.contains(&(index, first + *entry as u64)))?;
+        let (block, entry) = (first + free as u64, page.get(free));
+        extent.search_from = (block + 1) % extent.geometry.block_count();
+        claimed.insert((index, block));
+        let place = PagePtr {
+            extent: id,
+            page: extent.first_page(block),
+            owner,
+            generation: entry.generation,
+            read_only: false,
+        };
+        Some(Claim {
+            inner: self.clone(),
+            key: (index, block),
+            ptr: next_pointer(place, &entry, owner),
+        })
+    }
+
+    fn injected(&self, commit: &Commit) -> Option<PagePtr> {
+        let checked = commit.checks.first().map(|(ptr, _)| *ptr);
+        let ptr = checked.or_else(|| commit.writes.first().map(|write| write.ptr))?;
+        let one_in = self.options.injected_one_in;
+        (one_in > 0 && self.platform.random_u64().is_multiple_of(one_in)).then_some(ptr)
+    }
+
+    /// The slots of a commit's pages as the device has them, where nothing newer is known.
+    async fn look_up(&self, commit: &Commit) -> Result<DeviceSlots, CommitError> {
+        let mut found = DeviceSlots::new();
+        for (ptr, _) in &commit.checks {
+            self.look_up_pages(ptr, 1, &mut found).await?;
+        }
+        for write in &commit.writes {
+            self.look_up_pages(&write.ptr, 1, &mut found).await?;
+        }
+        for range in &commit.ranges {
+            let index = self.machine.borrow().index_of(range.first.extent)?;
+            let page_bytes = self.machine.borrow().extent(index).geometry.page_bytes();
+            let count = range.data.len() as u64 / page_bytes;
+            self.look_up_pages(&range.first, count, &mut found).await?;
+        }
+        Ok(found)
+    }
+
+    async fn look_up_pages(
+        &self,
+        first: &PagePtr,
+        count: u64,
+        found: &mut DeviceSlots,
+    ) -> Result<(), CommitError> {
+        let (index, handle, geometry) = {
+            let machine = self.machine.borrow();
+            let index = machine.index_of(first.extent)?;
+            let extent = machine.extent(index);
+            (index, extent.handle, extent.geometry)
+        };
+        let end = first.page.saturating_add(count).min(geometry.page_count());
+        let is_known = |page: u64| self.machine.borrow().latest(index, page).is_some();
+        if (first.page..end).all(is_known) {
+            return Ok(());
+        }
+        let (offset, len) = (geometry.page_offset(first.page), end - first.page);
+        let metas = self
+            .engine
+            .metas_of(handle, offset, len * geometry.page_bytes())
+            .await;
+        let metas = metas.map_err(StoreError::from)?;
+        let per_page = (geometry.page_bytes() / BLOCK_SIZE) as usize;
+        for (page, metas) in (first.page..end).zip(metas.chunks(per_page)) {
+            let slot = one_slot(metas).ok_or(StoreError::Corrupt)?;
+            let key: Key = (index, page);
+            found.insert(key, slot);
+        }
+        Ok(())
+    }
+
+    /// Has space set aside for an extent, ahead of need if it can be had.
+    async fn set_aside(&self, index: usize, blocks: u64) -> Result<(), StoreError> {
+        let _turn = self.space_turn.take(1).await;
+        let (handle, (wanted, needed)) = {
+            let machine = self.machine.borrow();
+            let extent = machine.extent(index);
+            if extent.has_room_for(blocks) {
+                return Ok(());
+            }
+            (extent.handle, extent.wanted_bytes(blocks))
+        };
+        let mut done = self.engine.set_reserved(handle, wanted).await;
+        if done.is_err() && needed < wanted {
+            done = self.engine.set_reserved(handle, needed).await;
+        }
+        done?;
+        let usage = self.engine.usage_of(handle)?;
+        self.machine.borrow_mut().extent_mut(index).set_usage(usage);
+        Ok(())
+    }
+
+    /// Gives back what is set aside and far more than is needed. Failing costs nothing but space.
+    async fn give_back(&self) {
+        let count = self.machine.borrow().extent_count();
+        for index in 0..count {
+            let Some(_turn) = self.space_turn.try_take(1) else {
+                return;
+            };
+            let (handle, bytes) = {
+                let mut machine = self.machine.borrow_mut();
+                let extent = machine.extent_mut(index);
+                match extent.give_back_surplus() {
+                    Some(bytes) => (extent.handle, bytes),
+                    None => continue,
+                }
+            };
+            let done = self.engine.set_reserved(handle, bytes).await;
+            if let (Ok(()), Ok(usage)) = (done, self.engine.usage_of(handle)) {
+                self.machine.borrow_mut().extent_mut(index).set_usage(usage);
+            }
+        }
+    }
+
+    /// Puts groups on their way, one after the other, until the store is stopped.
+    async fn carry_out_groups(self: Rc<Self>) {
+        loop {
+            let work = self.work.wait();
+            let closed = self.machine.borrow_mut().close();
+            let Some(Closed { group, changes }) = closed else {
+                if self.stopping.get() {
+                    self.machine
+                        .borrow_mut()
+                        .dead
+                        .get_or_insert(StoreError::Stopping);
+                    self.settled.notify();
+                    return;
+                }
+                // Nobody waits for it, and commits need not either: what they see is lowered already.
+                self.give_back().await;
+                if self.machine.borrow().is_idle() && !self.stopping.get() {
+                    work.await;
+                }
+                continue;
+            };
+            let batch = Batch {
+                conditions: Vec::new(),
+                changes,
+            };
+            let done = self.engine.commit(batch, DeviceStability::Stable).await;
+            let usage = |handle| self.engine.usage_of(handle).ok();
+            match done {
+                Ok(_) => self.machine.borrow_mut().handle_durable(usage),
+                Err(error) => {
+                    warn!(
+                        "group {group} of the page store has not happened, nor what came after it: {error}"
+                    );
+                    self.machine.borrow_mut().handle_lost(error.into(), usage);
+                }
+            }
+            self.settled.notify();
+        }
+    }
+
+    /// All of it in one buffer.
+    fn join(&self, mut pieces: Pieces, len: usize) -> IoBuf {
+        if pieces.len() == 1
+            && let Some(Piece::Data(data)) = pieces.pop()
+        {
+            return data;
+        }
+        let mut out = IoBuf::zeroed(len);
+        let bytes = out.bytes_mut();
+        let mut at = 0;
+        for piece in pieces {
+            match piece {
+                Piece::Data(data) => {
+                    bytes[at..at + data.len()].copy_from_slice(&data);
+                    at += data.len();
+                }
+                Piece::Zeros(len) => at += len as usize,
+            }
+        }
+        out
+    }
+}
+
+/// The slot of a page, if its blocks agree on one.
+fn one_slot(metas: &[u64]) -> Option<PageSlot> {
+    let first = *metas.first()?;
+    metas
+        .iter()
+        .all(|meta| *meta == first)
+        .then_some(PageSlot(first))
+}
+
+/// The bytes from `skip` on, `len` of them.
+fn trim(pieces: Pieces, mut skip: u64, mut len: u64) -> Pieces {
+    let mut out = Pieces::new();
+    for piece in pieces {
+        let size = match &piece {
+            Piece::Data(data) => data.len() as u64,
+            Piece::Zeros(size) => *size,
+        };
+        let begin = skip.min(size);
+        let end = size.min(begin + len);
+        skip -= begin;
+        len -= end - begin;
+        if begin == end {
+            continue;
+        }
+        out.push(match piece {
+            Piece::Data(data) => Piece::Data(data.narrow(begin as usize..end as usize)),
+            Piece::Zeros(_) => Piece::Zeros(end - begin),
+        });
+    }
+    out
+}
