@@ -6,7 +6,7 @@ use flagstone_device::engine::Handle;
 use flagstone_types::BLOCK_SIZE;
 
 use crate::geometry::Geometry;
-use crate::pointer::{ExtentId, PagePtr};
+use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr};
 use crate::table::{BlockEntry, ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 
 /// Space is set aside ahead of need in steps of an eighth of what is written, within these bounds, in
@@ -123,6 +123,25 @@ impl Extent {
     pub(crate) fn entry(&self, block: u64) -> Option<BlockEntry> {
         let (table_page, index) = place_of(block);
         self.tables.get(&table_page).map(|page| page.get(index))
+    }
+
+    /// A block's pointer, if it is allocated. `None` if that page of the table is not loaded.
+    pub(crate) fn block_ptr(&self, block: u64) -> Option<Option<BlockPtr>> {
+        let entry = self.entry(block)?;
+        let ptr = BlockPtr(PagePtr {
+            extent: self.id,
+            page: self.first_page(block),
+            owner: OwnerId(entry.owner),
+            generation: entry.generation,
+            read_only: entry.read_only,
+        });
+        Some(entry.generation.is_allocated().then_some(ptr))
+    }
+
+    /// Allocated blocks of one page of the table, if it is loaded.
+    pub(crate) fn allocated_in(&self, table_page: u64) -> Option<u64> {
+        let page = self.tables.get(&table_page)?;
+        Some(self.entries_of(table_page) - page.free_count)
     }
 
     /// Changes an entry whose page is loaded. Returns the blocks of the device that takes.

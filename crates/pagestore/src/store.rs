@@ -19,7 +19,7 @@ use crate::header;
 use crate::latest::{Key, Known};
 use crate::machine::{Closed, DeviceSlots, Machine, Refused};
 use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
-use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, next_pointer};
+use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, next_pointer, place_of};
 
 /// Set aside for a new extent.
 const FIRST_RESERVE_BYTES: u64 = 1 << 20;
@@ -113,8 +113,7 @@ impl<P: Platform> Store<P> {
         let life = slots.start;
         let mut machine = Machine::new(slots);
         for info in engine.dvols() {
-            let attributes = engine.attributes_of(info.handle)?;
-            if let Ok((id, geometry)) = Geometry::of_attributes(&attributes) {
+            if let Ok((id, geometry)) = Geometry::of_attributes(&info.attributes) {
                 let mut extent = Extent::new(id, info.handle, geometry);
                 extent.set_usage((info.mapped_bytes, info.reserved_bytes));
                 machine.add_extent(extent);
@@ -170,6 +169,40 @@ impl<P: Platform> Store<P> {
         let machine = self.inner.machine.borrow();
         let index = machine.index_of(id)?;
         Ok(machine.extent(index).geometry)
+    }
+
+    /// The pointer of a block, if it is allocated.
+    pub async fn block(&self, id: ExtentId, block: u64) -> Result<Option<BlockPtr>, StoreError> {
+        let inner = &self.inner;
+        let index = inner.machine.borrow().index_of(id)?;
+        if block >= inner.machine.borrow().extent(index).geometry.block_count() {
+            return Ok(None);
+        }
+        loop {
+            let found = inner.machine.borrow().extent(index).block_ptr(block);
+            match found {
+                Some(found) => return Ok(found),
+                None => inner.load_table(index, place_of(block).0).await?,
+            }
+        }
+    }
+
+    /// How many blocks of an extent are allocated. Reads its whole table.
+    pub async fn allocated_blocks(&self, id: ExtentId) -> Result<u64, StoreError> {
+        let inner = &self.inner;
+        let index = inner.machine.borrow().index_of(id)?;
+        let table_pages = inner.machine.borrow().extent(index).geometry.table_pages();
+        let mut count = 0;
+        for page in 0..table_pages {
+            loop {
+                let in_page = inner.machine.borrow().extent(index).allocated_in(page);
+                match in_page {
+                    Some(in_page) => break count += in_page,
+                    None => inner.load_table(index, page).await?,
+                }
+            }
+        }
+        Ok(count)
     }
 
     /// Creates an extent. Its id must not have been used before. Durable when this returns.

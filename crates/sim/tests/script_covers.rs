@@ -18,8 +18,9 @@ const OTHER_NAMES: [(&str, &str); 3] = [
     ("write_ex", "write"),
 ];
 
-/// Not operations: each life of a run opens journals, and each that ends in order stops them.
-const OF_EVERY_LIFE: [&str; 3] = ["open", "prepare", "stop"];
+/// Not operations: each life of a run opens journals, each that ends in order stops them, and each look at
+/// everything asks for metadata with data and without.
+const OF_EVERY_LIFE: [&str; 4] = ["open", "prepare", "stop", "metas_of"];
 
 /// Counts of damage, which scripts without faults don't meet; the gauge of a checkpoint's time, which
 /// goes with `checkpoints`; the scrub in the background, which begins after hours; and segments that

@@ -46,6 +46,8 @@ pub struct DvolInfo {
     pub epoch: Epoch,
     /// True if clients can't change it.
     pub read_only: bool,
+    /// What the layer above keeps with it.
+    pub attributes: Attributes,
     /// For a clone: whose layer it stands on, below snapshots of its own, and that layer's name. The name
     /// is empty if the dvol was cloned as it was, or the snapshot has been deleted since.
     pub origin: Option<(DvolId, String)>,
@@ -250,15 +252,10 @@ impl<P: Platform> Engine<P> {
             lsn: record.lsn,
             epoch: record.epoch,
             read_only: record.flags & FLAG_READ_ONLY != 0,
+            attributes: record.attributes,
             origin: origin_of(&state, record),
             snapshot_count: state.layers_of(record.id).count(),
         }
-    }
-
-    /// What the layer above keeps with a dvol or layer.
-    pub fn attributes_of(&self, handle: Handle) -> Result<Attributes, DvolError> {
-        self.inner.resolve(handle)?;
-        self.inner.record(handle).map(|record| record.attributes)
     }
 
     /// Bytes that a dvol has mapped, and bytes that are set aside for it, of what has been applied.

@@ -109,13 +109,23 @@ impl Client {
         let id = self.new_id();
         let mut object = Object::new(self.journal, id, &name, size_bytes);
         object.reserved = Field::new(reserved_bytes);
+        // Some have attributes from the beginning, and others none.
+        let attributes = [id.0 as u8 % 3; _];
+        object.attributes = Field::new(attributes);
         let new = CreateDvol {
             name,
             id: Some(id),
             size_bytes,
             reserved_bytes,
         };
-        let work = async |client: &mut Client| client.engine.create(new).await;
+        let work = async |client: &mut Client| {
+            if attributes[0] == 0 {
+                return client.engine.create(new).await;
+            }
+            let created = client.engine.create_with(new, attributes).await;
+            client.count("create_with", &created);
+            created
+        };
         self.make(object, None, is_taken, work).await
     }
 
@@ -446,6 +456,22 @@ impl Client {
             if before == Ok(()) {
                 self.fail("an older epoch was accepted");
             }
+        }
+    }
+
+    pub(crate) async fn set_attributes(&mut self, key: ObjectKey, handle: Handle, byte: u8) {
+        let attributes = [byte; _];
+        self.model.borrow_mut().objects[key].attributes.next = Some(attributes);
+        let result = self.engine.set_attributes(handle, attributes).await;
+        self.count("set_attributes", &result);
+        let uncertain = match result {
+            Err(error) => self.admin_error("set_attributes", Some(key), error),
+            Ok(()) => false,
+        };
+        if !uncertain {
+            self.model.borrow_mut().objects[key]
+                .attributes
+                .end(result.is_ok());
         }
     }
 

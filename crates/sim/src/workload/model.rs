@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use flagstone_device::engine::Handle;
+use flagstone_device::engine::{Attributes, Handle};
 use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::content::{BLOCK, Effect, Span, Tag, Value, describe};
@@ -80,6 +80,7 @@ pub(crate) struct Object {
     pub(crate) reserved: Field<u64>,
     pub(crate) epoch: Field<u32>,
     pub(crate) read_only: Field<bool>,
+    pub(crate) attributes: Field<Attributes>,
     /// Blocks that a client ever changed. All others are untouched.
     pub(crate) blocks: BTreeMap<u64, History>,
     wide: Vec<Wide>,
@@ -188,6 +189,7 @@ impl Object {
             reserved: Field::new(0),
             epoch: Field::new(0),
             read_only: Field::new(false),
+            attributes: Field::new([0; _]),
             blocks: BTreeMap::new(),
             wide: Vec::new(),
             forgotten: Vec::new(),

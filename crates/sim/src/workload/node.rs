@@ -375,6 +375,14 @@ async fn read_all(
             let read = async || engine.read_ex(handle, offset, end - offset).await;
             match with_tries(read).await {
                 Ok((pieces, metas)) => {
+                    let only =
+                        with_tries(async || engine.metas_of(handle, offset, end - offset).await);
+                    if only.await.is_ok_and(|only| only != metas) {
+                        let title = model.borrow().objects[key].title();
+                        model
+                            .borrow_mut()
+                            .fail(format!("{title} has other metadata without its data"));
+                    }
                     let bytes = bytes_of(&pieces);
                     for (index, part) in bytes.chunks(BLOCK_SIZE as usize).enumerate() {
                         let vblock = run.start + index as u64;

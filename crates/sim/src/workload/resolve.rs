@@ -72,6 +72,12 @@ impl Model {
             "read-only flag",
             &mut wrong,
         );
+        settle_field(
+            &mut object.attributes,
+            &info.attributes,
+            "attributes",
+            &mut wrong,
+        );
         if info.lsn.0 < object.lsn_durable {
             let lsn = show_lsn(object.lsn_durable);
             wrong.push(format!("is at LSN {} though {lsn} was durable", info.lsn));

@@ -316,6 +316,7 @@ async fn settings(a: &mut Client, v: ObjectKey, w: ObjectKey) {
         a.set_epoch(v, v_handle, 2).await;
         a.write_extent(v, blocks(1, 1), 0, Unstable).await;
         a.set_read_only(v, v_handle).await;
+        a.set_attributes(w, w_handle, 7).await;
     }
 }
 

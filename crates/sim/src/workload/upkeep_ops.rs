@@ -26,6 +26,7 @@ impl Client {
                     && object.reserved.may_be(&info.reserved_bytes)
                     && object.epoch.may_be(&info.epoch.0)
                     && object.read_only.may_be(&info.read_only)
+                    && object.attributes.may_be(&info.attributes)
                     && object.life != Life::Gone;
                 if !fits {
                     wrong.push(format!(
