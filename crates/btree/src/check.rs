@@ -1,0 +1,141 @@
+//! Walking the whole tree and looking at everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flagstone_pagestore::{BlockPtr, PagePtr};
+use flagstone_platform::Platform;
+
+use crate::error::{TreeError, Tried};
+use crate::pages::BlockPage;
+use crate::tree::{Found, Tree};
+
+/// What a tree is made of.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TreeReport {
+    /// Keys.
+    pub keys: u64,
+    /// Pages at each height, leaves first.
+    pub pages: Vec<u64>,
+    /// Blocks of the page store.
+    pub blocks: u64,
+    /// Bytes in use in leaves.
+    pub leaf_bytes: u64,
+}
+
+struct Walk<'a, P: Platform> {
+    tree: &'a Tree<P>,
+    report: TreeReport,
+    used: BTreeMap<BlockPtr, u64>,
+    /// The page met last at each height, and what it says its right neighbour is.
+    last: BTreeMap<u8, (PagePtr, Option<PagePtr>)>,
+    seen: BTreeSet<PagePtr>,
+}
+
+impl<P: Platform> Tree<P> {
+    /// Looks at every page: heights, fences, links, and that each block knows which of its pages are in use.
+    /// Nobody may change the tree meanwhile.
+    pub async fn check(&self) -> Result<TreeReport, TreeError> {
+        let mut walk = Walk {
+            tree: self,
+            report: TreeReport::default(),
+            used: BTreeMap::new(),
+            last: BTreeMap::new(),
+            seen: BTreeSet::new(),
+        };
+        let root = walk.read(self.root()).await?;
+        let node = root.node();
+        if !node.low().is_empty() || node.high().is_some() {
+            return Err(TreeError::Damaged(
+                root.ptr,
+                "a root that is not for all keys",
+            ));
+        }
+        walk.report.pages = vec![0; usize::from(node.height()) + 1];
+        walk.visit(root).await?;
+        for (ptr, next) in walk.last.values() {
+            if next.is_some() {
+                return Err(TreeError::Damaged(
+                    *ptr,
+                    "a right neighbour of the last page",
+                ));
+            }
+        }
+        walk.check_blocks().await?;
+        Ok(walk.report)
+    }
+}
+
+impl<P: Platform> Walk<'_, P> {
+    async fn read(&self, ptr: PagePtr) -> Result<Found, TreeError> {
+        self.tree.read_page(ptr).await.map_err(|error| match error {
+            Tried::For(error) => error,
+            Tried::Stale => TreeError::Damaged(ptr, "there should be a page, and is none"),
+        })
+    }
+
+    async fn visit(&mut self, page: Found) -> Result<(), TreeError> {
+        let node = page.node();
+        let damaged = |what| Err(TreeError::Damaged(page.ptr, what));
+        if !self.seen.insert(page.ptr) {
+            return damaged("a page that is in the tree twice");
+        }
+        let block = self.tree.block_of(page.ptr);
+        *self.used.entry(block).or_insert(1) |= 1 << (page.ptr.page - block.0.page);
+        self.report.pages[usize::from(node.height())] += 1;
+        let before = self.last.insert(node.height(), (page.ptr, node.next()));
+        let links = before.map_or((None, Some(page.ptr)), |(ptr, next)| (Some(ptr), next));
+        if page.ptr != self.tree.root() && links != (node.prev(), Some(page.ptr)) {
+            return damaged("neighbours that do not know each other");
+        }
+        if node.height() == 0 {
+            self.report.keys += node.count() as u64;
+            self.report.leaf_bytes += node.used_bytes() as u64;
+            return Ok(());
+        }
+        if node.count() == 0 || node.key(0) != node.low() {
+            return damaged("an inner page whose first child does not begin where it does");
+        }
+        for index in 0..node.count() {
+            let Some(ptr) = node.child(index) else {
+                return damaged("a child that leads nowhere");
+            };
+            let child = self.read(ptr).await?;
+            let end = match index + 1 < node.count() {
+                true => Some(node.key(index + 1)),
+                false => node.high().map(<[u8]>::to_vec),
+            };
+            let below = child.node();
+            if below.height() + 1 != node.height()
+                || below.low() != node.key(index)
+                || below.high() != end.as_deref()
+            {
+                return damaged("a child that is not what it should be");
+            }
+            Box::pin(self.visit(child)).await?;
+        }
+        Ok(())
+    }
+
+    async fn check_blocks(&mut self) -> Result<(), TreeError> {
+        for (block, used) in &self.used {
+            let damaged = TreeError::Damaged(block.0, "a block that does not know its pages");
+            let read = self.tree.store().read(block.0).await.map_err(|_| damaged)?;
+            if BlockPage::decode(&read.data) != Some(BlockPage { used: *used }) {
+                return Err(damaged);
+            }
+        }
+        self.report.blocks = self.used.len() as u64;
+        let allocated = self
+            .tree
+            .store()
+            .allocated_blocks(self.tree.extent())
+            .await?;
+        match allocated == self.report.blocks {
+            true => Ok(()),
+            false => Err(TreeError::Damaged(
+                self.tree.root(),
+                "blocks of its extent that are allocated and not the tree's",
+            )),
+        }
+    }
+}
