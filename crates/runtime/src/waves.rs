@@ -39,16 +39,19 @@ const TOGETHER_PART: u64 = 4;
 /// (a sector that is hard to read, a device that hangs) would stop all others.
 pub(crate) const HOLD_MAX_NS: u64 = 20_000_000;
 
-/// Transfers of one window of a trial; before it, as many of [`SETTLE`] are not counted, since they are from
-/// the window before.
-const WINDOW: u32 = 256;
-const SETTLE: u32 = 64;
+/// A window of a trial has at least so many waves and answers. The first waves of it are not counted, since
+/// what is in them was asked for in the window before.
+const WINDOW_WAVES: u32 = 16;
+const WINDOW_ANSWERS: u64 = 256;
+const SETTLE_WAVES: u32 = 2;
 /// Windows of a trial: holding and not holding in turn, twice.
 const TRIAL_WINDOWS: u32 = 4;
 /// Windows until the next trial.
 const KEEP_WINDOWS: u32 = 96;
 /// The other way has to be better by this part to be taken.
 const BETTER_PART: u64 = 20;
+/// A device that nobody has asked for anything for so long says nothing about either way, in nanoseconds.
+const PAUSE_NS: u64 = 5_000_000;
 
 /// Finds out whether holding pays.
 #[derive(Default)]
@@ -57,16 +60,19 @@ struct Trial {
     free_is_better: bool,
     /// Windows since the trial began, the present one not included.
     windows: u32,
-    /// Transfers answered in the present window, those that don't count included.
-    count: u32,
+    /// Of the present window: waves, those that don't count included, and answers that count.
+    waves: u32,
+    answers: u64,
     began_ns: u64,
-    /// The shortest window of each way.
-    held_ns: Option<u64>,
-    free_ns: Option<u64>,
+    /// The last wave's end.
+    ended_ns: u64,
+    /// What an answer took in the better window of each way, in 16ths of a nanosecond.
+    held_cost: Option<u64>,
+    free_cost: Option<u64>,
 }
 
 impl Trial {
-    /// Whether transfers are held at the moment.
+    /// Whether transfers are held at the moment. Changes only when a wave has ended.
     fn holds(&self) -> bool {
         match self.windows {
             0..TRIAL_WINDOWS => self.windows.is_multiple_of(2),
@@ -74,38 +80,54 @@ impl Trial {
         }
     }
 
-    fn handle_answer(&mut self, now_ns: u64) {
-        self.count += 1;
-        if self.count == SETTLE {
-            self.began_ns = now_ns;
+    /// The device is asked again after it had nothing to do.
+    fn handle_begin(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.ended_ns) > PAUSE_NS {
+            self.waves = 0;
         }
-        if self.count < SETTLE + WINDOW {
+    }
+
+    /// The device has answered all it had.
+    fn handle_end(&mut self, now_ns: u64, answers: u32) {
+        self.ended_ns = now_ns;
+        if answers < WAVE_MIN {
+            // Not as many clients as that: the window begins anew.
+            self.waves = 0;
             return;
         }
-        let took_ns = now_ns.saturating_sub(self.began_ns);
-        let shortest = match self.holds() {
-            true => &mut self.held_ns,
-            false => &mut self.free_ns,
+        self.waves += 1;
+        if self.waves <= SETTLE_WAVES {
+            (self.began_ns, self.answers) = (now_ns, 0);
+            return;
+        }
+        self.answers += u64::from(answers);
+        if self.waves < SETTLE_WAVES + WINDOW_WAVES || self.answers < WINDOW_ANSWERS {
+            return;
+        }
+        let cost = now_ns.saturating_sub(self.began_ns).saturating_mul(16) / self.answers;
+        let least = match self.holds() {
+            true => &mut self.held_cost,
+            false => &mut self.free_cost,
         };
-        // Not the mean: whatever else happens on the machine only makes windows longer.
-        *shortest = Some(shortest.map_or(took_ns, |ns| ns.min(took_ns)));
-        self.count = 0;
+        // Not the mean: whatever else happens on the machine only makes it more.
+        *least = Some(least.map_or(cost, |other| other.min(cost)));
+        self.waves = 0;
         self.windows += 1;
         if self.windows == TRIAL_WINDOWS {
             self.decide();
         } else if self.windows == TRIAL_WINDOWS + KEEP_WINDOWS {
-            (self.windows, self.held_ns, self.free_ns) = (0, None, None);
+            (self.windows, self.held_cost, self.free_cost) = (0, None, None);
         }
     }
 
     fn decide(&mut self) {
-        let (Some(held_ns), Some(free_ns)) = (self.held_ns.take(), self.free_ns.take()) else {
+        let (Some(held), Some(free)) = (self.held_cost.take(), self.free_cost.take()) else {
             return;
         };
         let is_better = |one: u64, other: u64| one < other - other / BETTER_PART;
         self.free_is_better = match self.free_is_better {
-            false => is_better(free_ns, held_ns),
-            true => !is_better(held_ns, free_ns),
+            false => is_better(free, held),
+            true => !is_better(held, free),
         };
     }
 }
@@ -120,7 +142,11 @@ pub(crate) struct Waves {
     held: u32,
     /// Most transfers that the device has had at a time in this wave.
     size: u32,
+    /// Transfers answered since the device had nothing.
+    answers: u32,
     began_ns: u64,
+    /// Since when the first of those that wait does.
+    held_since_ns: u64,
     first_answer_ns: Option<u64>,
     score: u8,
     /// It answers in waves.
@@ -144,14 +170,22 @@ impl Waves {
         let answering = self.first_answer_ns.is_some();
         let holding = self.recognised && self.trial.holds();
         if holding && self.in_device > 0 && (self.in_device >= WAVE_MIN || answering) {
+            if self.held == 0 {
+                self.held_since_ns = now_ns();
+            }
             self.held += 1;
             return false;
         }
         if self.in_device == 0 {
-            self.begin(now_ns());
+            let now_ns = now_ns();
+            self.trial.handle_begin(now_ns);
+            self.begin(now_ns);
         } else if answering {
-            // It has answered some, and gets more before it has answered the others.
-            self.judge(false);
+            // It has answered some, and gets more before it has answered the others. While nothing is held
+            // on purpose, that is to be expected of any device.
+            if !self.recognised {
+                self.judge(false);
+            }
             self.begin(now_ns());
         }
         self.in_device += 1;
@@ -163,9 +197,7 @@ impl Waves {
     /// they all go to the device now.
     pub(crate) fn answered(&mut self, now_ns: u64) -> bool {
         self.in_device = self.in_device.saturating_sub(1);
-        if self.recognised {
-            self.trial.handle_answer(now_ns);
-        }
+        self.answers += 1;
         let first_ns = *self.first_answer_ns.get_or_insert(now_ns);
         if self.in_device > 0 {
             return false;
@@ -173,12 +205,16 @@ impl Waves {
         let spread_ns = now_ns.saturating_sub(first_ns);
         let took_ns = now_ns.saturating_sub(self.began_ns);
         self.judge(spread_ns.saturating_mul(TOGETHER_PART) <= took_ns);
+        let answers = std::mem::take(&mut self.answers);
+        if self.recognised {
+            self.trial.handle_end(now_ns, answers);
+        }
         self.release(now_ns)
     }
 
     /// When those that wait have waited long enough. `None` if nobody waits.
     pub(crate) fn release_at_ns(&self) -> Option<u64> {
-        (self.held > 0).then(|| self.began_ns.saturating_add(HOLD_MAX_NS))
+        (self.held > 0).then(|| self.held_since_ns.saturating_add(HOLD_MAX_NS))
     }
 
     /// True if those that wait have waited long enough: they all go to the device now.
@@ -213,9 +249,8 @@ impl Waves {
             true => (self.score + 1).min(SCORE_MAX),
             false => self.score.saturating_sub(SCORE_STEP_DOWN),
         };
-        if self.score >= SCORE_ON && !self.recognised {
+        if self.score >= SCORE_ON {
             self.recognised = true;
-            self.trial = Trial::default();
         } else if self.score <= SCORE_OFF {
             self.recognised = false;
         }
@@ -328,11 +363,13 @@ mod tests {
         core_ns: u64,
         /// They deal with all answers that have come, and only then ask again.
         in_batches: bool,
+        /// Transfers that the client has outstanding.
+        depth: u64,
     }
 
-    /// A client with 32 transfers outstanding, until so many are answered: nanoseconds for each.
+    /// Until so many are answered: nanoseconds for each.
     fn drive(mut waves: Waves, load: &Load, answers: u64) -> u64 {
-        let mut asking: VecDeque<u64> = (0..32).collect();
+        let mut asking: VecDeque<u64> = (0..load.depth).collect();
         let (mut held, mut inside, mut done_ns) = (0, 0, 0);
         let (mut now, mut core_free_ns, mut answered) = (0, 0, 0);
         while answered < answers {
@@ -393,8 +430,10 @@ mod tests {
                 .flat_map(|e| [2, 10, 25].map(|c| (e, c)));
             costs.flat_map(move |(each, core)| [false, true].map(|b| (wave_us, each, core, b)))
         });
-        for (wave_us, each_us, core_us, in_batches) in grid {
+        let grid = grid.flat_map(|(w, e, c, b)| [8, 32, 100].map(|depth| (w, e, c, b, depth)));
+        for (wave_us, each_us, core_us, in_batches, depth) in grid {
             let load = Load {
+                depth,
                 wave_ns: wave_us * 1_000,
                 each_ns: each_us * 1_000,
                 core_ns: core_us * 1_000,
@@ -406,7 +445,7 @@ mod tests {
             let best = held.min(free);
             assert!(
                 tried <= best + best / 10,
-                "{wave_us} + {each_us} us, core {core_us} us, batches {in_batches}: {held} ns held, {free} \
+                "{wave_us} + {each_us} us, core {core_us} us, batches {in_batches}, depth {depth}: {held} ns held, {free} \
                  not, {tried} tried"
             );
             better_held += u32::from(held + held / 10 < free);
@@ -423,9 +462,9 @@ mod tests {
         let mut trial = Trial::default();
         let mut now = 0;
         let mut windows = |trial: &mut Trial, count: u32, held_us: u64, free_us: u64| {
-            for _ in 0..count * (SETTLE + WINDOW) {
-                now += 1_000 * if trial.holds() { held_us } else { free_us };
-                trial.handle_answer(now);
+            for _ in 0..count * (SETTLE_WAVES + WINDOW_WAVES) {
+                now += 16_000 * if trial.holds() { held_us } else { free_us };
+                trial.handle_end(now, 16);
             }
         };
         windows(&mut trial, TRIAL_WINDOWS + 1, 10, 10);
@@ -436,6 +475,34 @@ mod tests {
         assert!(!trial.holds(), "as good, and that is how it is now");
         windows(&mut trial, KEEP_WINDOWS + TRIAL_WINDOWS, 10, 12);
         assert!(trial.holds());
+    }
+
+    #[test]
+    fn little_to_do_and_pauses_decide_nothing() {
+        let mut trial = Trial::default();
+        let mut now = 0;
+        for wave in 0..10_000_u64 {
+            // A pause in every tenth, and few transfers in every seventh.
+            now += 100_000;
+            if wave % 10 == 0 {
+                now += 2 * PAUSE_NS;
+            }
+            trial.handle_begin(now);
+            now += 50_000;
+            trial.handle_end(now, if wave % 7 == 0 { WAVE_MIN - 1 } else { 20 });
+        }
+        assert_eq!(trial.windows, 0);
+    }
+
+    /// Nobody waits for long because the next one is let through: the time counts from when the first began
+    /// to wait.
+    #[test]
+    fn what_is_held_waits_no_longer_because_others_pass() {
+        let (mut waves, now) = in_waves(12);
+        assert_eq!(ask(&mut waves, 5, now), 4);
+        assert!(!answer(&mut waves, 3, now + 100_000));
+        assert_eq!(ask(&mut waves, 3, now + HOLD_MAX_NS - 1), 0);
+        assert_eq!(waves.release_at_ns(), Some(now + HOLD_MAX_NS));
     }
 
     #[test]
