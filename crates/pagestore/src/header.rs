@@ -7,6 +7,7 @@
 use flagstone_device::engine::{Attributes, CreateDvol, Engine, Handle, Piece, Stability};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, ChainHash};
+use tracing::error;
 
 use crate::commit::StoreError;
 
@@ -54,12 +55,22 @@ impl Header {
 }
 
 /// Finds the header, or makes it, and takes a range of slots: the first is behind its start.
+///
+/// If there are extents and it is gone, or is no header, nobody knows which slots were given.
 pub(crate) async fn take_slots<P: Platform>(
     engine: &Engine<P>,
+    has_extents: bool,
 ) -> Result<std::ops::Range<u64>, StoreError> {
     let handle = match engine.dvol(HEADER_DVOL) {
-        Some(found) => found.handle,
-        None => create(engine).await?,
+        Some(found) if found.attributes == attributes() => found.handle,
+        None if !has_extents => create(engine).await?,
+        _ => {
+            error!(
+                "opening the page store: the dvol {HEADER_DVOL} is missing or is another one, though there are \
+                 extents; nothing of them is read or written"
+            );
+            return Err(StoreError::Corrupt);
+        }
     };
     let mut bytes = Vec::new();
     for piece in engine.read(handle, 0, BLOCK_SIZE).await? {
@@ -72,7 +83,7 @@ pub(crate) async fn take_slots<P: Platform>(
     let last = match Header::decode(&bytes) {
         Some(header) => header.slot_limit,
         // A crash came between creating it and the first write.
-        None if is_new => 0,
+        None if is_new && !has_extents => 0,
         None => return Err(StoreError::Corrupt),
     };
     let slot_limit = last
@@ -83,17 +94,21 @@ pub(crate) async fn take_slots<P: Platform>(
     Ok(last..slot_limit)
 }
 
-async fn create<P: Platform>(engine: &Engine<P>) -> Result<Handle, StoreError> {
+fn attributes() -> Attributes {
     let mut attributes: Attributes = [0; _];
     attributes[0] = ATTRIBUTE_KIND_HEADER;
     attributes[1] = VERSION as u8;
+    attributes
+}
+
+async fn create<P: Platform>(engine: &Engine<P>) -> Result<Handle, StoreError> {
     let new = CreateDvol {
         name: HEADER_DVOL.to_owned(),
         id: None,
         size_bytes: BLOCK_SIZE,
         reserved_bytes: BLOCK_SIZE,
     };
-    Ok(engine.create_with(new, attributes).await?)
+    Ok(engine.create_with(new, attributes()).await?)
 }
 
 #[cfg(test)]

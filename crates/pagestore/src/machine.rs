@@ -20,13 +20,17 @@ use flagstone_types::BLOCK_SIZE;
 use crate::commit::{Commit, CommitError, Committed, PARTS_MAX, StoreError, Ticket};
 use crate::extent::Extent;
 use crate::latest::{Key, Known, LatestPages};
-use crate::pointer::{BlockPtr, ExtentId, PagePtr, PageSlot};
+use crate::pointer::{BlockPtr, ExtentId, Generation, PagePtr, PageSlot};
 use crate::table::{BlockEntry, place_of};
 
 /// Changes of one group, at most, counted generously: one batch of the device layer takes 1,024.
 const GROUP_CHANGES_MAX: usize = 960;
-/// Bytes of one group, at most, and of one commit.
-const GROUP_BYTES_MAX: usize = 8 << 20;
+/// Bytes of one group, at most, and of one commit; on a small device a 256th of it, since the device layer keeps
+/// a 64th for overwrites.
+const GROUP_BYTES: std::ops::RangeInclusive<usize> = 512 << 10..=8 << 20;
+/// Changes that one write can make of those that are there: its own, and two where it cuts a longer one and
+/// a freed block.
+const CHANGES_PER_WRITE: usize = 3;
 /// Epochs whose end is remembered.
 const EPOCHS_MAX: usize = 256;
 
@@ -72,6 +76,11 @@ pub(crate) struct Machine {
     ended: VecDeque<(u64, u64)>,
     last_slot: u64,
     slot_limit: u64,
+    group_bytes_max: usize,
+    /// Generations given to blocks by commits that aren't durable, and their groups.
+    given: BTreeMap<(usize, u64), (Generation, u64)>,
+    /// Generations that were given by commits which were lost. Somebody may still have pointers with them.
+    spent: BTreeMap<(usize, u64), Generation>,
     /// Rises whenever the device gets newer pages: what was looked up before may be old.
     pub(crate) lookups: u64,
     /// Set when nothing can be committed any more.
@@ -79,8 +88,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A store without extents, whose slots are above `slots.start` and below `slots.end`.
-    pub(crate) fn new(slots: std::ops::Range<u64>) -> Machine {
+    /// A store without extents on a device of this size, whose slots are above `slots.start` and below
+    /// `slots.end`.
+    pub(crate) fn new(slots: std::ops::Range<u64>, capacity_bytes: u64) -> Machine {
+        let part = usize::try_from(capacity_bytes / 256).unwrap_or(usize::MAX);
         Machine {
             extents: Vec::new(),
             by_id: BTreeMap::new(),
@@ -95,6 +106,9 @@ impl Machine {
             ended: VecDeque::new(),
             last_slot: slots.start,
             slot_limit: slots.end,
+            group_bytes_max: part.clamp(*GROUP_BYTES.start(), *GROUP_BYTES.end()),
+            given: BTreeMap::new(),
+            spent: BTreeMap::new(),
             lookups: 0,
             dead: None,
         }
@@ -231,8 +245,8 @@ impl Machine {
             written.push((index, first..first + count));
             bytes += range.data.len();
         }
-        if bytes > GROUP_BYTES_MAX {
-            return Err(invalid("more than 8 MiB"));
+        if bytes > self.group_bytes_max {
+            return Err(invalid("more bytes than one group has"));
         }
         written.sort_by_key(|(index, pages)| (*index, pages.start));
         let overlap = |pair: &[(usize, std::ops::Range<u64>)]| {
@@ -241,19 +255,12 @@ impl Machine {
         if written.windows(2).any(overlap) {
             return Err(invalid("a page written twice"));
         }
-        let pages: usize = written
-            .iter()
-            .map(|(_, p)| (p.end - p.start) as usize)
-            .sum();
-        let changes = self.open_changes + 2 * pages + 2 * PARTS_MAX;
-        let is_full = changes > GROUP_CHANGES_MAX || self.open_bytes + bytes > GROUP_BYTES_MAX;
-        if is_full && self.has_open() {
-            return Err(Refused::GroupFull);
+        let changes = self.open_changes + CHANGES_PER_WRITE * written.len() + 2 * PARTS_MAX;
+        let is_full = changes > GROUP_CHANGES_MAX || self.open_bytes + bytes > self.group_bytes_max;
+        match is_full && self.has_open() {
+            true => Err(Refused::GroupFull),
+            false => Ok(()),
         }
-        if 2 * pages + 2 * PARTS_MAX > GROUP_CHANGES_MAX {
-            return Err(invalid("more pages than one group has"));
-        }
-        Ok(())
     }
 
     /// The blocks to allocate are free, the others those of their pointers.
@@ -276,7 +283,8 @@ impl Machine {
                 return Err(Refused::NeedsTable(index, place_of(block).0));
             };
             let is_free = !entry.generation.is_allocated();
-            let fits_next = ptr.0.generation == entry.generation.next() && !ptr.0.read_only;
+            let next = self.next_generation(index, block, entry.generation);
+            let fits_next = ptr.0.generation == next && !ptr.0.read_only;
             match is_allocation {
                 true if is_free && fits_next => {}
                 true => return Err(Refused::For(CommitError::Taken(ptr))),
@@ -385,7 +393,7 @@ impl Machine {
             self.extents[index].note_new(blocks);
         }
         for ptr in &commit.frees {
-            let (index, block) = self.set_entry(ptr, |entry| entry.freed());
+            let (index, block) = self.set_entry(ptr, |_, next| BlockEntry::freed(next));
             let extent = &self.extents[index];
             let first = extent.first_page(block);
             let pages = first..first + extent.geometry.pages_per_block();
@@ -393,13 +401,13 @@ impl Machine {
             self.open_changes += 1;
         }
         for ptr in &commit.seals {
-            self.set_entry(ptr, |entry| BlockEntry {
+            self.set_entry(ptr, |entry, _| BlockEntry {
                 read_only: true,
                 ..entry
             });
         }
         for ptr in &commit.allocates {
-            self.set_entry(ptr, |entry| entry.allocated_to(ptr.0.owner));
+            self.set_entry(ptr, |_, next| BlockEntry::allocated_to(ptr.0.owner, next));
         }
         for write in &commit.writes {
             self.write(write.ptr, write.data.clone(), slot, group);
@@ -407,17 +415,38 @@ impl Machine {
         for range in &commit.ranges {
             self.write(range.first, range.data.clone(), slot, group);
         }
+        // What only depends on others is durable when they are.
+        let group = match self.has_open() {
+            true => group,
+            false => self.flying.unwrap_or(self.settled),
+        };
         Committed {
             slot,
             ticket: self.ticket(group),
         }
     }
 
+    /// The generation that a block gets with its next allocation or deallocation: one that nobody was given
+    /// before, by commits that were lost either.
+    pub(crate) fn next_generation(&self, index: usize, block: u64, now: Generation) -> Generation {
+        let next = now.next();
+        match self.spent.get(&(index, block)) {
+            Some(spent) if !next.is_above(*spent) => {
+                let above = spent.next();
+                if above.is_allocated() == next.is_allocated() {
+                    above
+                } else {
+                    above.next()
+                }
+            }
+            _ => next,
+        }
+    }
+
     fn write(&mut self, first: PagePtr, data: IoBuf, slot: PageSlot, group: u64) {
         let index = self.by_id[&first.extent];
         let page_bytes = self.extents[index].geometry.page_bytes() as usize;
-        // A write in the middle of an earlier one or of a freed block cuts that in two.
-        self.open_changes += 2 * (data.len() / page_bytes);
+        self.open_changes += CHANGES_PER_WRITE;
         self.open_bytes += data.len();
         self.latest
             .write((index, first.page), data, page_bytes, slot, group);
@@ -426,13 +455,16 @@ impl Machine {
     fn set_entry(
         &mut self,
         ptr: &BlockPtr,
-        change: impl Fn(BlockEntry) -> BlockEntry,
+        change: impl Fn(BlockEntry, Generation) -> BlockEntry,
     ) -> (usize, u64) {
         let index = self.by_id[&ptr.0.extent];
+        let block = self.extents[index].geometry.block_of(ptr.0.page);
+        let entry = self.extents[index].entry(block).expect("looked at before");
+        let entry = change(entry, self.next_generation(index, block, entry.generation));
+        self.given
+            .insert((index, block), (entry.generation, self.open));
         let extent = &mut self.extents[index];
-        let block = extent.geometry.block_of(ptr.0.page);
-        let entry = extent.entry(block).expect("looked at before");
-        let blocks = extent.set_entry(block, change(entry));
+        let blocks = extent.set_entry(block, entry);
         extent.note_new(blocks);
         if self
             .open_tables
@@ -513,6 +545,7 @@ impl Machine {
         self.settled = group;
         self.lookups += 1;
         self.latest.handle_durable(group);
+        self.given.retain(|_, (_, given_in)| *given_in > group);
         for extent in &mut self.extents {
             if let Some(usage) = usage(extent.handle) {
                 extent.handle_durable(usage);
@@ -536,6 +569,10 @@ impl Machine {
         self.open += 1;
         self.flying = None;
         self.latest.clear();
+        for (key, (generation, _)) in std::mem::take(&mut self.given) {
+            // Only what was given later can be above what was spent before.
+            self.spent.insert(key, generation);
+        }
         self.open_tables.clear();
         (self.open_changes, self.open_bytes) = (0, 0);
         if matches!(error, StoreError::Fenced | StoreError::Stopping) {

@@ -21,6 +21,11 @@ impl Generation {
         Generation(self.0.wrapping_add(1))
     }
 
+    /// Whether it comes later, if they are not further apart than two thousand million.
+    pub(crate) fn is_above(self, other: Generation) -> bool {
+        self.0.wrapping_sub(other.0).cast_signed() > 0
+    }
+
     /// Whether a block of this generation is somebody's.
     pub fn is_allocated(self) -> bool {
         self.0 % 2 == 1

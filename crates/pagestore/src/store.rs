@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    Batch, CreateDvol, Engine, Piece, Pieces, Stability as DeviceStability,
+    Batch, CreateDvol, DvolError, Engine, Piece, Pieces, Stability as DeviceStability,
 };
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_platform::{IoBuf, Platform};
@@ -19,7 +19,7 @@ use crate::header;
 use crate::latest::{Key, Known};
 use crate::machine::{Closed, DeviceSlots, Machine, Refused};
 use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
-use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, next_pointer, place_of};
+use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 
 /// Set aside for a new extent.
 const FIRST_RESERVE_BYTES: u64 = 1 << 20;
@@ -79,6 +79,8 @@ struct Inner<P: Platform> {
     claimed: RefCell<BTreeSet<(usize, u64)>>,
     /// One at a time changes what is set aside.
     space_turn: Budget,
+    /// The turn of those who found the open group full.
+    crowd: Budget,
     /// Something was committed, or the store is stopping.
     work: Signal,
     /// A group became durable or was lost.
@@ -109,9 +111,14 @@ impl<P: Platform> Store<P> {
         engine: Engine<P>,
         options: StoreOptions,
     ) -> Result<Store<P>, StoreError> {
-        let slots = header::take_slots(&engine).await?;
+        let is_extent = |attributes| Geometry::of_attributes(attributes).is_ok();
+        let has_extents = engine
+            .dvols()
+            .iter()
+            .any(|info| is_extent(&info.attributes));
+        let slots = header::take_slots(&engine, has_extents).await?;
         let life = slots.start;
-        let mut machine = Machine::new(slots);
+        let mut machine = Machine::new(slots, engine.space().capacity_bytes);
         for info in engine.dvols() {
             if let Ok((id, geometry)) = Geometry::of_attributes(&info.attributes) {
                 let mut extent = Extent::new(id, info.handle, geometry);
@@ -126,6 +133,7 @@ impl<P: Platform> Store<P> {
             machine: RefCell::new(machine),
             claimed: RefCell::default(),
             space_turn: Budget::new(1),
+            crowd: Budget::new(1),
             work: Signal::new(),
             settled: Signal::new(),
             stopping: Cell::new(false),
@@ -142,10 +150,7 @@ impl<P: Platform> Store<P> {
         inner.work.notify();
         loop {
             let settled = inner.settled.wait();
-            let is_over = {
-                let machine = inner.machine.borrow();
-                machine.is_idle() || machine.dead.is_some()
-            };
+            let is_over = inner.machine.borrow().dead.is_some();
             if is_over {
                 break;
             }
@@ -236,11 +241,28 @@ impl<P: Platform> Store<P> {
         }
         let handle = inner.machine.borrow().extent(index).handle;
         let offset = geometry.page_offset(ptr.page);
-        let found = inner.engine.read_ex(handle, offset, page_bytes).await;
-        let (pieces, metas) = found.map_err(StoreError::from)?;
+        let metas = async || {
+            let found = inner.engine.metas_of(handle, offset, page_bytes).await;
+            found.map_err(StoreError::from)
+        };
+        let (pieces, slot) = loop {
+            // No lock: readers don't wait for each other, and no commit waits for a slow read. A slot is never
+            // given twice, so what is read between two looks at the same slot belongs to it.
+            let lookups = inner.machine.borrow().lookups;
+            let before = metas().await?;
+            let found = inner.engine.read(handle, offset, page_bytes).await;
+            let pieces = found.map_err(StoreError::from)?;
+            let is_same = metas().await? == before;
+            match one_slot(&before) {
+                Some(slot) if is_same => break (pieces, slot),
+                None if is_same && inner.machine.borrow().lookups == lookups => {
+                    return Err(StoreError::Corrupt.into());
+                }
+                _ => {}
+            }
+        };
         // The block may have been freed meanwhile; then it may hold what is not theirs.
         inner.check_owner(index, &ptr).await?;
-        let slot = one_slot(&metas).ok_or(StoreError::Corrupt)?;
         Ok(PageRead {
             data: inner.join(pieces, page_bytes as usize),
             slot,
@@ -309,7 +331,15 @@ impl<P: Platform> Store<P> {
             } else {
                 0
             };
-            inner.load_table(index, table_page).await?;
+            while inner
+                .machine
+                .borrow()
+                .extent(index)
+                .table(table_page)
+                .is_none()
+            {
+                inner.load_table(index, table_page).await?;
+            }
             if let Some(claim) = inner.claim_in(index, table_page, skip as usize, owner, id) {
                 return Ok(claim);
             }
@@ -324,12 +354,23 @@ impl<P: Platform> Store<P> {
         if let Some(ptr) = inner.injected(commit) {
             return Err(CommitError::Conflict(ptr));
         }
+        // Those who found the open group full go first, in their order.
+        let is_crowded = inner.crowd.free() == 0;
+        let mut turn = if is_crowded {
+            Some(inner.crowd.take(1).await)
+        } else {
+            None
+        };
         loop {
+            if inner.stopping.get() {
+                return Err(StoreError::Stopping.into());
+            }
             let lookups = inner.machine.borrow().lookups;
             let found = inner.look_up(commit).await?;
             if inner.machine.borrow().lookups != lookups {
                 continue;
             }
+            let found = found.ok_or(StoreError::Corrupt)?;
             let settled = inner.settled.wait();
             let decided = inner.machine.borrow_mut().commit(commit, &found);
             match decided {
@@ -338,6 +379,7 @@ impl<P: Platform> Store<P> {
                     return Ok(committed);
                 }
                 Err(Refused::For(error)) => return Err(error),
+                Err(Refused::GroupFull) if turn.is_none() => turn = Some(inner.crowd.take(1).await),
                 Err(Refused::GroupFull) => settled.await,
                 Err(Refused::NeedsTable(index, page)) => inner.load_table(index, page).await?,
                 // Its newest version became durable while others were looked up.
@@ -431,7 +473,7 @@ impl<P: Platform> Inner<P> {
             let offset = extent.geometry.table_offset(table_page);
             (extent.handle, offset, extent.entries_of(table_page))
         };
-        let lookups = self.machine.borrow().lookups;
+        let epoch = self.machine.borrow().epoch();
         let pieces = self.engine.read(handle, offset, BLOCK_SIZE).await?;
         let is_mapped = !matches!(pieces.first(), Some(Piece::Zeros(_)));
         let bytes = self.join(pieces, BLOCK_SIZE as usize);
@@ -444,8 +486,9 @@ impl<P: Platform> Inner<P> {
             return Err(StoreError::Corrupt);
         };
         let mut machine = self.machine.borrow_mut();
-        // Otherwise it may be older than what has become durable (or was lost) meanwhile.
-        if machine.lookups == lookups {
+        // While it isn't loaded no commit can change it. If commits were lost meanwhile it may have been
+        // loaded and changed before that.
+        if machine.epoch() == epoch {
             machine.extent_mut(index).put_table(table_page, page);
         }
         Ok(())
@@ -460,7 +503,7 @@ impl<P: Platform> Inner<P> {
         id: ExtentId,
     ) -> Option<Claim<P>> {
         let mut machine = self.machine.borrow_mut();
-        let extent = machine.extent_mut(index);
+        let extent = machine.extent(index);
         let count = extent.entries_of(table_page) as usize;
         let first = table_page * ENTRIES_PER_TABLE_PAGE;
         let page = extent
@@ -471,19 +514,20 @@ impl<P: Platform> Inner<P> {
             .free_from(skip, count)
             .find(|entry| !claimed.contains(&(index, first + *entry as u64)))?;
         let (block, entry) = (first + free as u64, page.get(free));
-        extent.search_from = (block + 1) % extent.geometry.block_count();
         claimed.insert((index, block));
-        let place = PagePtr {
+        let ptr = BlockPtr(PagePtr {
             extent: id,
             page: extent.first_page(block),
             owner,
-            generation: entry.generation,
+            generation: machine.next_generation(index, block, entry.generation),
             read_only: false,
-        };
+        });
+        let extent = machine.extent_mut(index);
+        extent.search_from = (block + 1) % extent.geometry.block_count();
         Some(Claim {
             inner: self.clone(),
             key: (index, block),
-            ptr: next_pointer(place, &entry, owner),
+            ptr,
         })
     }
 
@@ -494,22 +538,24 @@ impl<P: Platform> Inner<P> {
         (one_in > 0 && self.platform.random_u64().is_multiple_of(one_in)).then_some(ptr)
     }
 
-    /// The slots of a commit's pages as the device has them, where nothing newer is known.
-    async fn look_up(&self, commit: &Commit) -> Result<DeviceSlots, CommitError> {
+    /// The slots of a commit's pages as the device has them, where nothing newer is known. `None` if a page
+    /// seems to have several: it is damaged, if nothing has changed meanwhile.
+    async fn look_up(&self, commit: &Commit) -> Result<Option<DeviceSlots>, CommitError> {
         let mut found = DeviceSlots::new();
+        let mut is_whole = true;
         for (ptr, _) in &commit.checks {
-            self.look_up_pages(ptr, 1, &mut found).await?;
+            is_whole &= self.look_up_pages(ptr, 1, &mut found).await?;
         }
         for write in &commit.writes {
-            self.look_up_pages(&write.ptr, 1, &mut found).await?;
+            is_whole &= self.look_up_pages(&write.ptr, 1, &mut found).await?;
         }
         for range in &commit.ranges {
             let index = self.machine.borrow().index_of(range.first.extent)?;
             let page_bytes = self.machine.borrow().extent(index).geometry.page_bytes();
             let count = range.data.len() as u64 / page_bytes;
-            self.look_up_pages(&range.first, count, &mut found).await?;
+            is_whole &= self.look_up_pages(&range.first, count, &mut found).await?;
         }
-        Ok(found)
+        Ok(is_whole.then_some(found))
     }
 
     async fn look_up_pages(
@@ -517,7 +563,7 @@ impl<P: Platform> Inner<P> {
         first: &PagePtr,
         count: u64,
         found: &mut DeviceSlots,
-    ) -> Result<(), CommitError> {
+    ) -> Result<bool, CommitError> {
         let (index, handle, geometry) = {
             let machine = self.machine.borrow();
             let index = machine.index_of(first.extent)?;
@@ -527,7 +573,7 @@ impl<P: Platform> Inner<P> {
         let end = first.page.saturating_add(count).min(geometry.page_count());
         let is_known = |page: u64| self.machine.borrow().latest(index, page).is_some();
         if (first.page..end).all(is_known) {
-            return Ok(());
+            return Ok(true);
         }
         let (offset, len) = (geometry.page_offset(first.page), end - first.page);
         let metas = self
@@ -537,11 +583,13 @@ impl<P: Platform> Inner<P> {
         let metas = metas.map_err(StoreError::from)?;
         let per_page = (geometry.page_bytes() / BLOCK_SIZE) as usize;
         for (page, metas) in (first.page..end).zip(metas.chunks(per_page)) {
-            let slot = one_slot(metas).ok_or(StoreError::Corrupt)?;
+            let Some(slot) = one_slot(metas) else {
+                return Ok(false);
+            };
             let key: Key = (index, page);
             found.insert(key, slot);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Has space set aside for an extent, ahead of need if it can be had.
@@ -555,9 +603,20 @@ impl<P: Platform> Inner<P> {
             }
             (extent.handle, extent.wanted_bytes(blocks))
         };
-        let mut done = self.engine.set_reserved(handle, wanted).await;
-        if done.is_err() && needed < wanted {
-            done = self.engine.set_reserved(handle, needed).await;
+        let settled = self.settled.wait();
+        let is_idle = self.machine.borrow().is_idle();
+        let size_bytes = self.machine.borrow().extent(index).geometry.dvol_bytes();
+        let mut done = Err(DvolError::NoSpace);
+        if needed <= size_bytes {
+            done = self.engine.set_reserved(handle, wanted).await;
+            if done.is_err() && needed < wanted {
+                done = self.engine.set_reserved(handle, needed).await;
+            }
+        }
+        if done == Err(DvolError::NoSpace) && !is_idle {
+            // What is on its way may give back what is missing, or count twice so far.
+            settled.await;
+            return Ok(());
         }
         done?;
         let usage = self.engine.usage_of(handle)?;
@@ -566,7 +625,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Gives back what is set aside and far more than is needed. Failing costs nothing but space.
-    async fn give_back(&self) {
+    async fn give_back(self: Rc<Self>) {
         let count = self.machine.borrow().extent_count();
         for index in 0..count {
             let Some(_turn) = self.space_turn.try_take(1) else {
@@ -601,18 +660,24 @@ impl<P: Platform> Inner<P> {
                     self.settled.notify();
                     return;
                 }
-                // Nobody waits for it, and commits need not either: what they see is lowered already.
-                self.give_back().await;
-                if self.machine.borrow().is_idle() && !self.stopping.get() {
-                    work.await;
+                if self.machine.borrow().dead.is_none() {
+                    self.platform.spawn(self.clone().give_back());
                 }
+                work.await;
                 continue;
             };
             let batch = Batch {
                 conditions: Vec::new(),
                 changes,
             };
-            let done = self.engine.commit(batch, DeviceStability::Stable).await;
+            let mut done = self
+                .engine
+                .commit(batch.clone(), DeviceStability::Stable)
+                .await;
+            if matches!(done, Err(DvolError::Device | DvolError::NoSpace)) {
+                // Everybody's work is in it, and the attempt that failed has left nothing behind.
+                done = self.engine.commit(batch, DeviceStability::Stable).await;
+            }
             let usage = |handle| self.engine.usage_of(handle).ok();
             match done {
                 Ok(_) => self.machine.borrow_mut().handle_durable(usage),

@@ -2,7 +2,7 @@
 
 use flagstone_types::BLOCK_SIZE;
 
-use crate::pointer::{BlockPtr, Generation, OwnerId, PagePtr};
+use crate::pointer::{Generation, OwnerId, PagePtr};
 
 /// Bytes of an entry: owner u64, generation u32, flags u32.
 const ENTRY_BYTES: usize = 16;
@@ -28,20 +28,20 @@ impl BlockEntry {
             && self.read_only == ptr.read_only
     }
 
-    /// What it becomes when it is given to somebody.
-    pub(crate) fn allocated_to(&self, owner: OwnerId) -> BlockEntry {
+    /// What a block becomes when it is given to somebody.
+    pub(crate) fn allocated_to(owner: OwnerId, generation: Generation) -> BlockEntry {
         BlockEntry {
             owner: owner.0,
-            generation: self.generation.next(),
+            generation,
             read_only: false,
         }
     }
 
-    /// What it becomes when it is given back.
-    pub(crate) fn freed(&self) -> BlockEntry {
+    /// What a block becomes when it is given back.
+    pub(crate) fn freed(generation: Generation) -> BlockEntry {
         BlockEntry {
             owner: 0,
-            generation: self.generation.next(),
+            generation,
             read_only: false,
         }
     }
@@ -136,17 +136,6 @@ pub(crate) fn place_of(block: u64) -> (u64, usize) {
     (page, index as usize)
 }
 
-/// What a block's pointer would be if it were given to `owner` next.
-pub(crate) fn next_pointer(first_page: PagePtr, entry: &BlockEntry, owner: OwnerId) -> BlockPtr {
-    let next = entry.allocated_to(owner);
-    BlockPtr(PagePtr {
-        owner,
-        generation: next.generation,
-        read_only: false,
-        ..first_page
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,7 +143,7 @@ mod tests {
 
     #[test]
     fn entries_admit_only_what_fits_exactly() {
-        let entry = BlockEntry::default().allocated_to(OwnerId(7));
+        let entry = BlockEntry::allocated_to(OwnerId(7), Generation(1));
         let ptr = PagePtr {
             extent: ExtentId(1),
             page: 0,
@@ -175,8 +164,7 @@ mod tests {
             read_only: true,
             ..ptr
         }));
-        let freed = entry.freed();
-        assert_eq!(freed.generation, Generation(2));
+        let freed = BlockEntry::freed(Generation(2));
         assert!(!freed.admits(&PagePtr {
             generation: Generation(2),
             owner: OwnerId(0),
@@ -189,7 +177,7 @@ mod tests {
         let mut bytes = vec![0; BLOCK_SIZE as usize];
         let mut page = TablePage::decode(&bytes, 200, false).expect("zeros are an empty table");
         assert_eq!(page.free_count, 200);
-        page.set(3, BlockEntry::default().allocated_to(OwnerId(9)));
+        page.set(3, BlockEntry::allocated_to(OwnerId(9), Generation(1)));
         page.set(
             4,
             BlockEntry {
@@ -225,12 +213,12 @@ mod tests {
     #[test]
     fn setting_twice_counts_once() {
         let mut page = TablePage::decode(&[0; 4096], 256, false).expect("zeros");
-        let taken = BlockEntry::default().allocated_to(OwnerId(9));
+        let taken = BlockEntry::allocated_to(OwnerId(9), Generation(1));
         page.set(0, taken);
         page.set(0, taken);
         assert_eq!(page.free_count, 255);
-        page.set(0, taken.freed());
-        page.set(0, taken.freed());
+        page.set(0, BlockEntry::freed(Generation(2)));
+        page.set(0, BlockEntry::freed(Generation(2)));
         assert_eq!(page.free_count, 256);
     }
 }

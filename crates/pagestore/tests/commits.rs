@@ -16,6 +16,9 @@ use flagstone_sim::{
 };
 use support::*;
 
+/// Where data lies on a device of 64 MiB with one journal.
+const DATA: std::ops::Range<u64> = 259 * 4096..64 * MIB;
+
 fn in_world<F: Future<Output = ()> + 'static>(
     test: impl FnOnce(SimPlatform, SimDisk) -> F + 'static,
 ) {
@@ -454,12 +457,23 @@ fn what_could_not_be_made_durable_has_not_happened() {
         let kept = kept.expect("commits");
         store.wait(kept.ticket).await.expect("durable");
         let verifier = store.verifier();
-        // The data of the next group can't be written: the group is given up, the store goes on.
+        // If the data of a group can't be written, the group is given up, and the store goes on.
+        let failing = Fault::WriteError {
+            leaves: WriteErrorLeaves::Old,
+        };
+        // Once is nothing: what has failed is tried again.
+        disk.inject(Injection::next(failing).only(IoKind::Write).within(DATA));
+        let kept = store
+            .commit(&one(page_write(block, kept.slot, 1, 4096)))
+            .await;
+        let kept = kept.expect("commits");
+        store.wait(kept.ticket).await.expect("durable");
+        assert_eq!(store.verifier(), verifier);
         disk.inject(
-            Injection::next(Fault::WriteError {
-                leaves: WriteErrorLeaves::Old,
-            })
-            .only(IoKind::Write),
+            Injection::next(failing)
+                .only(IoKind::Write)
+                .within(DATA)
+                .times(2),
         );
         let lost = store
             .commit(&one(page_write(block, kept.slot, 2, 4096)))
@@ -654,5 +668,200 @@ fn a_damaged_table_opens_nothing() {
             .commit(&one(page_write(block, PageSlot(0), 1, 4096)))
             .await;
         assert_eq!(write, Err(StoreError::Corrupt.into()));
+    });
+}
+
+#[test]
+fn what_only_depends_on_others_is_durable_when_they_are() {
+    in_world(|platform, disk| async move {
+        let (_, store) = begin(&platform, &disk).await;
+        let block = allocate(&store, SMALL, ALICE).await.0;
+        let check = |slot: PageSlot| Commit {
+            checks: vec![(block, slot)],
+            ..Commit::default()
+        };
+        let idle = store.commit(&check(PageSlot(0))).await.expect("commits");
+        store
+            .wait(idle.ticket)
+            .await
+            .expect("nothing is on its way");
+        let write = store
+            .commit(&one(page_write(block, PageSlot(0), 1, 4096)))
+            .await;
+        let write = write.expect("commits");
+        let after = store.commit(&check(write.slot)).await.expect("commits");
+        assert_eq!(after.ticket, write.ticket);
+        platform.yield_now().await;
+        let on_its_way = store.commit(&check(write.slot)).await.expect("commits");
+        assert_eq!(on_its_way.ticket, write.ticket);
+        store.wait(on_its_way.ticket).await.expect("durable");
+    });
+}
+
+/// A pointer to a block whose allocation was lost must not be one to the block's next life.
+#[test]
+fn a_pointer_of_what_was_lost_is_no_use() {
+    in_world(|platform, disk| async move {
+        let (_, store) = begin(&platform, &disk).await;
+        allocate(&store, SMALL, BOB).await;
+        let lost = store.claim(SMALL, ALICE).await.expect("has one").ptr;
+        let take = Commit {
+            allocates: vec![lost],
+            ..Commit::default()
+        };
+        let failing = Fault::WriteError {
+            leaves: WriteErrorLeaves::Old,
+        };
+        disk.inject(
+            Injection::next(failing)
+                .only(IoKind::Write)
+                .within(DATA)
+                .times(2),
+        );
+        let committed = store.commit(&take).await.expect("commits");
+        assert_eq!(store.wait(committed.ticket).await, Err(StoreError::Lost));
+        let mut pointers = Vec::new();
+        for _ in 0..small().block_count() - 1 {
+            let claim = store.claim(SMALL, ALICE).await.expect("has one");
+            let take = Commit {
+                allocates: vec![claim.ptr],
+                ..Commit::default()
+            };
+            store.commit(&take).await.expect("commits");
+            pointers.push(claim.ptr);
+        }
+        let again = pointers
+            .iter()
+            .find(|ptr| ptr.0.page == lost.0.page)
+            .expect("it is free");
+        assert_eq!(
+            (lost.0.generation, again.0.generation),
+            (Generation(1), Generation(3))
+        );
+        assert_eq!(
+            store.read(lost.0).await.map(drop),
+            Err(ReadError::NotOwner(lost.0))
+        );
+        let commit = one(page_write(lost.0, PageSlot(0), 1, 4096));
+        assert_eq!(
+            store.commit(&commit).await,
+            Err(CommitError::NotOwner(lost.0))
+        );
+        // And what is freed after that has a generation above it, too.
+        let free = Commit {
+            frees: vec![*again],
+            ..Commit::default()
+        };
+        let freed = store.commit(&free).await.expect("commits");
+        store.wait(freed.ticket).await.expect("durable");
+        let next = store.claim(SMALL, ALICE).await.expect("has one").ptr;
+        assert_eq!(
+            (next.0.page, next.0.generation),
+            (lost.0.page, Generation(5))
+        );
+    });
+}
+
+#[test]
+fn more_than_one_group_can_hold_takes_several() {
+    in_world(|platform, disk| async move {
+        let (_, store) = begin(&platform, &disk).await;
+        let done = Rc::new(Cell::new(0));
+        let before = disk.counts();
+        // Each a quarter of what a group takes on such a device.
+        for _ in 0..16 {
+            let block = allocate(&store, LARGE, ALICE).await.0;
+            for byte in 0..2 {
+                let (store, done) = (store.clone(), done.clone());
+                platform.spawn(async move {
+                    let range = Commit {
+                        ranges: vec![RangeWrite {
+                            first: block,
+                            data: filled(byte + 1, 64 << 10),
+                        }],
+                        ..Commit::default()
+                    };
+                    let committed = store.commit(&range).await.expect("commits");
+                    store.wait(committed.ticket).await.expect("durable");
+                    done.set(done.get() + 1);
+                });
+            }
+        }
+        while done.get() < 32 {
+            platform.sleep_ns(1_000_000).await;
+        }
+        let flushes = disk.counts().flushes - before.flushes;
+        assert!(flushes >= 16 + 4, "{flushes}");
+    });
+}
+
+#[test]
+fn a_store_that_stops_takes_nothing_more() {
+    in_world(|platform, disk| async move {
+        let (engine, store) = begin(&platform, &disk).await;
+        let block = allocate(&store, SMALL, ALICE).await.0;
+        let last = store
+            .commit(&one(page_write(block, PageSlot(0), 1, 4096)))
+            .await;
+        let last = last.expect("commits");
+        let other = store.clone();
+        let refused = Rc::new(Cell::new(false));
+        let seen = refused.clone();
+        platform.spawn(async move {
+            // As busy clients do, without end.
+            for byte in 0..100_000_u32 {
+                let range = Commit {
+                    ranges: vec![RangeWrite {
+                        first: block,
+                        data: filled(byte as u8, 4096),
+                    }],
+                    ..Commit::default()
+                };
+                match other.commit(&range).await {
+                    Ok(committed) => drop(other.wait(committed.ticket).await),
+                    Err(error) => {
+                        assert_eq!(error, CommitError::Store(StoreError::Stopping));
+                        seen.set(true);
+                        return;
+                    }
+                }
+            }
+        });
+        platform.sleep_ns(3_000_000).await;
+        store.stop().await;
+        assert_eq!(store.wait(last.ticket).await, Ok(()));
+        platform.sleep_ns(3_000_000).await;
+        assert!(refused.get());
+        // Slots go on above those that were given.
+        let store = open_store(&platform, &engine, 0).await;
+        let read = store.read(block).await.expect("readable");
+        let next = store
+            .commit(&one(page_write(block, read.slot, 1, 4096)))
+            .await;
+        assert!(next.expect("commits").slot.0 > read.slot.0 + (1 << 43));
+    });
+}
+
+#[test]
+fn a_store_without_its_header_opens_nothing() {
+    in_world(|platform, disk| async move {
+        let (engine, store) = begin(&platform, &disk).await;
+        store.stop().await;
+        let header = engine.dvol(".pagestore").expect("is there").handle;
+        engine.set_attributes(header, [0; _]).await.expect("sets");
+        let options = StoreOptions { injected_one_in: 0 };
+        let open = async || {
+            let opened =
+                flagstone_pagestore::Store::open(platform.clone(), engine.clone(), options);
+            opened.await.map(drop)
+        };
+        assert_eq!(
+            open().await,
+            Err(StoreError::Corrupt),
+            "another dvol of that name"
+        );
+        engine.delete(header, false).await.expect("deletes");
+        assert_eq!(open().await, Err(StoreError::Corrupt), "none");
+        assert!(engine.dvol(".pagestore").is_none(), "and none is made");
     });
 }
