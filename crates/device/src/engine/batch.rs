@@ -495,6 +495,14 @@ impl<P: Platform> Inner<P> {
             }
         };
         drop((batched, turn));
+        let parts = prepared.iter().map(|part| {
+            let end = VBlock(part.first.0 + part.count);
+            (part.handle.slot, part.first..end)
+        });
+        let _under_way = match stability {
+            Stability::Unstable => self.note_loose(parts),
+            Stability::Stable => None,
+        };
         self.finish_submitted(submitted, writes).await?;
         Ok(lsns)
     }

@@ -26,6 +26,7 @@ mod join;
 mod journal;
 mod load;
 mod locks;
+mod loose;
 mod mappings;
 mod options;
 mod overwrites;
@@ -141,6 +142,8 @@ struct Inner<P: Platform> {
     pledge_held: Cell<bool>,
     /// Ranges of batches for which blocks have been handed out and no unit is submitted yet.
     batched: RefCell<Vec<(Slot, Range<VBlock>)>>,
+    /// Units of several blocks that a crash may still take back.
+    loose: loose::LooseUnits,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

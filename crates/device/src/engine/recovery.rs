@@ -218,6 +218,7 @@ impl<P: Platform> Engine<P> {
             pledged: RefCell::default(),
             pledge_held: false.into(),
             batched: RefCell::default(),
+            loose: Default::default(),
             changes: 0.into(),
             changes_kept: 0.into(),
             closing: RefCell::default(),

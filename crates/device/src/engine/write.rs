@@ -267,6 +267,10 @@ impl<P: Platform> Inner<P> {
             lsn,
             runs: vec![map_run],
         };
+        let _under_way = match stability {
+            Stability::Unstable => self.note_loose([(slot, blocks.clone())]),
+            Stability::Stable => None,
+        };
         self.commit_with_data(record, slot, writes, stability)
             .await?;
         Ok(lsn)
@@ -458,6 +462,7 @@ impl<P: Platform> Inner<P> {
             false => SmallVec::from_slice(&[first, last]),
         };
         for edge in edges.into_iter().filter(|&edge| is_part(edge)) {
+            self.settle_loose(slot, edge).await?;
             let pieces = self.read_blocks(slot, edge..VBlock(edge.0 + 1)).await?;
             let block = gather(self, &pieces, BLOCK_SIZE as usize);
             let at = ((edge.0 - first.0) * BLOCK_SIZE) as usize;
