@@ -158,6 +158,9 @@ impl<P: Platform> Transaction<P> {
         for page in &pages {
             self.change(page, &mut commit, &mut sparse).await?;
         }
+        // A page may be the condition of several ranges.
+        commit.checks.sort_unstable();
+        commit.checks.dedup();
         if commit.parts() > PARTS_MAX {
             return Err(TreeError::TooLarge("more than fifteen pages").into());
         }

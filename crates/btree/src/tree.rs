@@ -109,6 +109,12 @@ impl<P: Platform> Tree<P> {
         let geometry = store.geometry(extent)?;
         check_geometry(&geometry)?;
         let claim = store.claim(extent, owner).await?;
+        if claim.ptr.0.page != 0 {
+            return Err(TreeError::Damaged(
+                claim.ptr.0,
+                "an extent that had blocks before its tree",
+            ));
+        }
         let tree = Tree::new(platform, store, geometry, claim.ptr, options);
         let mut header = IoBuf::zeroed(tree.page_bytes());
         BlockPage { used: 0b11 }.encode(header.bytes_mut());

@@ -122,6 +122,30 @@ fn a_range_that_was_empty_has_to_stay_so() {
 }
 
 #[test]
+fn a_page_that_many_ranges_depend_on_is_one_part() {
+    in_world(64, |platform, disk| async move {
+        let (_, tree) = begin(&platform, &disk).await;
+        let mut tx = tree.begin();
+        for n in 0..20_u8 {
+            assert_eq!(tx.first(&[n], &[n, 1]).await, Ok(None));
+        }
+        tx.put(b"k", b"v").expect("fits");
+        tx.commit().await.expect("one page in all");
+        // And an extent with a block in use can't get a tree: its root would not be found again.
+        let store = tree.store().clone();
+        let claim = store.claim(OTHERS, OWNER).await.expect("has one");
+        let commit = flagstone_pagestore::Commit {
+            allocates: vec![claim.ptr],
+            ..Default::default()
+        };
+        store.commit(&commit).await.expect("commits");
+        let options = flagstone_btree::TreeOptions::default();
+        let created = flagstone_btree::Tree::create(platform, store, OTHERS, OWNER, options).await;
+        assert!(matches!(created.map(drop), Err(TreeError::Damaged(..))));
+    });
+}
+
+#[test]
 fn pages_that_are_not_the_trees_change_with_it() {
     in_world(64, |platform, disk| async move {
         let (_, tree) = begin(&platform, &disk).await;

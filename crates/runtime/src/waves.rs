@@ -197,7 +197,8 @@ impl Waves {
     /// they all go to the device now.
     pub(crate) fn answered(&mut self, now_ns: u64) -> bool {
         self.in_device = self.in_device.saturating_sub(1);
-        self.answers += 1;
+        // Of a device that is never empty they are never taken.
+        self.answers = self.answers.saturating_add(1);
         let first_ns = *self.first_answer_ns.get_or_insert(now_ns);
         if self.in_device > 0 {
             return false;

@@ -20,6 +20,9 @@ use super::error::DvolError;
 /// Ranges remembered of one dvol. Beyond, one that has them all takes their place.
 const RANGES_MAX: usize = 128;
 
+/// Dvols remembered before those that are flushed are looked for and forgotten.
+const DVOLS_BEFORE_CLEANING: usize = 1024;
+
 /// Under way: no flush covers it yet.
 const UNDER_WAY: u64 = u64::MAX;
 
@@ -34,6 +37,8 @@ struct Loose {
 #[derive(Default)]
 pub(super) struct LooseUnits {
     units: RefCell<BTreeMap<Slot, Vec<Loose>>>,
+    /// Dvols that were left when it was last done.
+    left: Cell<usize>,
 }
 
 /// While it lives the unit is under way.
@@ -61,6 +66,14 @@ impl<P: Platform> Inner<P> {
         }
         let ticket = Rc::new(Cell::new(UNDER_WAY));
         let mut units = self.loose.units.borrow_mut();
+        // Those that nobody writes to any more. Twice as many as were left, so each pays for a few.
+        if units.len() > DVOLS_BEFORE_CLEANING.max(2 * self.loose.left.get()) {
+            units.retain(|_, of_slot| {
+                of_slot.retain(|unit| !self.flusher.is_done(unit.ticket.get()));
+                !of_slot.is_empty()
+            });
+            self.loose.left.set(units.len());
+        }
         for (slot, blocks) in parts {
             let of_slot = units.entry(slot).or_default();
             of_slot.retain(|unit| !self.flusher.is_done(unit.ticket.get()));
