@@ -181,8 +181,13 @@ fn kept(file: &str) -> bool {
     let mut failed = 0;
     let lines = lines_of(file);
     for line in &lines {
-        let good = match line.parse() {
-            Ok(seed) => one(Plan::of(seed), false, true, &mut BTreeMap::new()),
+        // As a failure prints it: `S`, or `S -- --all-faults`.
+        let (seed, plan): (&str, fn(u64) -> Plan) = match line.strip_suffix(" -- --all-faults") {
+            Some(seed) => (seed, Plan::of_all_faults),
+            None => (line, Plan::of),
+        };
+        let good = match seed.parse() {
+            Ok(seed) => one(plan(seed), false, true, &mut BTreeMap::new()),
             Err(_) => {
                 println!("{file}: not a seed: {line}");
                 false

@@ -317,11 +317,13 @@ impl Client {
         } else {
             Vec::new()
         };
-        self.model.borrow_mut().objects[key].size.next = Some(new);
+        self.model.borrow_mut().objects[key].size.begin(new);
         let change = self.begin(format!("resize from {old} to {new}"), parts, true, false);
         let result = self.engine.resize(handle, new).await;
         self.count("resize", &result);
         let is_open = result.is_err();
+        let is_uncertain = matches!(result, Err(DvolError::Fenced | DvolError::Stopping))
+            || is_open && self.is_over;
         if let Err(error) = result {
             let object = change.parts.is_empty().then_some(key);
             if let Some(object) = object {
@@ -329,13 +331,13 @@ impl Client {
             }
         }
         self.end(change, Some(result.map(|()| None)), false, &[]);
-        if is_open {
+        if is_uncertain {
+            // Both sizes stay possible until the restart: the engine may say the new one already
+            // while the record of it never arrives.
+        } else if is_open {
             // In parts: the size may be the new one.
             if let Ok(size) = self.engine.size_of(handle) {
-                let mut model = self.model.borrow_mut();
-                let field = &mut model.objects[key].size;
-                field.now = size;
-                field.next = field.next.filter(|_| self.is_over);
+                self.model.borrow_mut().objects[key].size = Field::new(size);
             }
         } else {
             self.model.borrow_mut().objects[key].size.end(true);
@@ -383,7 +385,9 @@ impl Client {
         if !self.occupy(&[key]) {
             return;
         }
-        self.model.borrow_mut().objects[key].name.next = Some(name.clone());
+        self.model.borrow_mut().objects[key]
+            .name
+            .begin(name.clone());
         let result = self.engine.rename(handle, &name).await;
         self.count("rename", &result);
         let uncertain = match result {
@@ -421,7 +425,7 @@ impl Client {
     }
 
     pub(crate) async fn set_reserved(&mut self, key: ObjectKey, handle: Handle, bytes: u64) {
-        self.model.borrow_mut().objects[key].reserved.next = Some(bytes);
+        self.model.borrow_mut().objects[key].reserved.begin(bytes);
         let result = self.engine.set_reserved(handle, bytes).await;
         self.count("set_reserved", &result);
         let uncertain = match result {
@@ -439,7 +443,7 @@ impl Client {
     pub(crate) async fn set_epoch(&mut self, key: ObjectKey, handle: Handle, more: u32) {
         let now = self.model.borrow().objects[key].epoch.now;
         let epoch = now + more;
-        self.model.borrow_mut().objects[key].epoch.next = Some(epoch);
+        self.model.borrow_mut().objects[key].epoch.begin(epoch);
         let result = self.engine.set_epoch(handle, Epoch(epoch)).await;
         self.count("set_epoch", &result);
         let uncertain = match result {
@@ -461,7 +465,9 @@ impl Client {
 
     pub(crate) async fn set_attributes(&mut self, key: ObjectKey, handle: Handle, byte: u8) {
         let attributes = [byte; _];
-        self.model.borrow_mut().objects[key].attributes.next = Some(attributes);
+        self.model.borrow_mut().objects[key]
+            .attributes
+            .begin(attributes);
         let result = self.engine.set_attributes(handle, attributes).await;
         self.count("set_attributes", &result);
         let uncertain = match result {
@@ -476,7 +482,7 @@ impl Client {
     }
 
     pub(crate) async fn set_read_only(&mut self, key: ObjectKey, handle: Handle) {
-        self.model.borrow_mut().objects[key].read_only.next = Some(true);
+        self.model.borrow_mut().objects[key].read_only.begin(true);
         let result = self.engine.set_read_only(handle, true).await;
         self.count("set_read_only", &result);
         if let Err(error) = result {
@@ -491,7 +497,7 @@ impl Client {
         if write.is_ok() {
             self.fail("a read-only dvol was written to");
         }
-        self.model.borrow_mut().objects[key].read_only.next = Some(false);
+        self.model.borrow_mut().objects[key].read_only.begin(false);
         let result = self.engine.set_read_only(handle, false).await;
         match result {
             Ok(()) => self.model.borrow_mut().objects[key].read_only.end(true),

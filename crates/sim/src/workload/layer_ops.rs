@@ -193,7 +193,7 @@ impl Client {
         }
         let size = self.model.borrow().objects[layer].size.now;
         let parts = vec![self.rollback_part(dvol, layer)];
-        self.model.borrow_mut().objects[dvol].size.next = Some(size);
+        self.model.borrow_mut().objects[dvol].size.begin(size);
         let title = self.model.borrow().objects[layer].title();
         let change = self.begin(format!("roll back to {title}"), parts, true, true);
         self.model.borrow_mut().objects[dvol].has_gap = true;

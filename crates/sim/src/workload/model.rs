@@ -18,28 +18,36 @@ use super::history::{Entry, History, ObjectKey, Op, OpId, Outcome, State};
 #[derive(Clone, Debug)]
 pub(crate) struct Field<T> {
     pub(crate) now: T,
-    pub(crate) next: Option<T>,
+    /// What operations would make it that are under way, or that broke off: until the restart each
+    /// of them may have happened or not.
+    next: Vec<T>,
 }
 
 impl<T: PartialEq + Clone + std::fmt::Debug> Field<T> {
     pub(crate) fn new(now: T) -> Field<T> {
-        Field { now, next: None }
+        let next = Vec::new();
+        Field { now, next }
     }
 
     pub(crate) fn may_be(&self, value: &T) -> bool {
-        self.now == *value || self.next.as_ref() == Some(value)
+        self.candidates().any(|candidate| candidate == value)
     }
 
     pub(crate) fn candidates(&self) -> impl Iterator<Item = &T> {
         std::iter::once(&self.now).chain(&self.next)
     }
 
-    /// The change under way has happened, or not.
+    /// An operation begins that makes it `next`. Whoever does not know how it ended never ends it.
+    pub(crate) fn begin(&mut self, next: T) {
+        self.next.push(next);
+    }
+
+    /// The change begun last has happened, or not.
     pub(crate) fn end(&mut self, happened: bool) {
-        if let Some(next) = self.next.take()
+        if let Some(next) = self.next.pop()
             && happened
         {
-            self.now = next;
+            *self = Field::new(next);
         }
     }
 }
@@ -864,4 +872,32 @@ pub(crate) fn holds(value: &Value, at: u64, part: &[u8]) -> bool {
 /// An LSN as epoch and counter.
 pub(crate) fn show_lsn(lsn: u64) -> String {
     flagstone_types::Lsn(lsn).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Field;
+
+    /// Seed 993 with all faults: a resize broke off, then a roll back, and the restart found the
+    /// resize.
+    #[test]
+    fn every_change_that_broke_off_stays_possible() {
+        let mut field = Field::new(1);
+        field.begin(2);
+        field.begin(3);
+        assert!((1..=3).all(|value| field.may_be(&value)) && !field.may_be(&4));
+        field.begin(4);
+        field.end(false);
+        assert!((1..=3).all(|value| field.may_be(&value)) && !field.may_be(&4));
+    }
+
+    /// What a later change that was carried out replaced is not there again.
+    #[test]
+    fn a_change_that_happened_is_all_there_is() {
+        let mut field = Field::new(1);
+        field.begin(2);
+        field.begin(3);
+        field.end(true);
+        assert_eq!(field.candidates().collect::<Vec<_>>(), [&3]);
+    }
 }

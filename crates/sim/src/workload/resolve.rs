@@ -354,8 +354,7 @@ fn settle_field<T: PartialEq + Clone + std::fmt::Debug>(
     wrong: &mut Vec<String>,
 ) {
     if field.may_be(found) {
-        field.now = found.clone();
-        field.next = None;
+        *field = super::model::Field::new(found.clone());
     } else {
         wrong.push(format!(
             "has the {what} {found:?}, but may only have {field:?}"
