@@ -1,0 +1,135 @@
+//! What is known of a file beside its content.
+
+/// A moment of the wall clock, as the server's clock or a client has it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Timestamp {
+    /// Seconds since 1970, before it negative.
+    pub seconds: i64,
+    /// Of the second begun, below a thousand million.
+    pub nanoseconds: u32,
+}
+
+impl Timestamp {
+    /// From the platform's clock.
+    pub fn from_ns(ns: u64) -> Timestamp {
+        Timestamp {
+            seconds: (ns / 1_000_000_000).cast_signed(),
+            nanoseconds: (ns % 1_000_000_000) as u32,
+        }
+    }
+}
+
+/// What a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FileKind {
+    /// Bytes.
+    Regular,
+    /// Names.
+    Directory,
+    /// A path that clients follow.
+    SymbolicLink,
+    /// A block device of the client's.
+    BlockDevice {
+        /// Which driver.
+        major: u32,
+        /// Which of its devices.
+        minor: u32,
+    },
+    /// A character device of the client's.
+    CharacterDevice {
+        /// Which driver.
+        major: u32,
+        /// Which of its devices.
+        minor: u32,
+    },
+    /// A socket of the client's.
+    Socket,
+    /// A named pipe of the client's.
+    Pipe,
+}
+
+/// Everything about a file but its content and its names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// What it is.
+    pub kind: FileKind,
+    /// Permissions, set-user, set-group and sticky: the lower twelve bits.
+    pub mode: u32,
+    /// Names it has; of a directory, two and one for each directory in it.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes: of content, of the link's target, of a directory what its names take.
+    pub size_bytes: u64,
+    /// Bytes of the device that its content takes.
+    pub used_bytes: u64,
+    /// Number of the file in its filesystem, never given twice.
+    pub number: u64,
+    /// When it was last read, as far as that is kept: it is set by clients, not by reading.
+    pub accessed: Timestamp,
+    /// When its content was changed.
+    pub modified: Timestamp,
+    /// When anything of it was changed. Never goes back, and differs after each change.
+    pub changed: Timestamp,
+}
+
+/// What a client compares to see whether anybody else changed a file meanwhile. [rfc1813 2.5, wcc_attr]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Before {
+    /// Bytes.
+    pub size_bytes: u64,
+    /// When its content was changed.
+    pub modified: Timestamp,
+    /// When anything of it was changed.
+    pub changed: Timestamp,
+}
+
+impl From<&Attributes> for Before {
+    fn from(attributes: &Attributes) -> Before {
+        Before {
+            size_bytes: attributes.size_bytes,
+            modified: attributes.modified,
+            changed: attributes.changed,
+        }
+    }
+}
+
+/// A file just before and just after an operation, with nothing of others between. [rfc1813 2.6, wcc_data]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Changes {
+    /// Before.
+    pub before: Before,
+    /// After.
+    pub after: Attributes,
+}
+
+/// What a time is set to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SetTime {
+    /// Left as it is.
+    #[default]
+    Keep,
+    /// The server's clock. Whoever may write to the file may do that; the others only its owner.
+    Now,
+    /// This.
+    To(Timestamp),
+}
+
+/// What is to be set of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttributes {
+    /// Permissions, set-user, set-group and sticky.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Bytes: cut, or extended with zeros.
+    pub size_bytes: Option<u64>,
+    /// When it was last read.
+    pub accessed: SetTime,
+    /// When its content was changed.
+    pub modified: SetTime,
+}

@@ -1,0 +1,84 @@
+//! Why an operation on a file failed.
+
+use std::fmt;
+
+/// Why an operation failed. Nothing has changed. A gateway has one table from these to its status codes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FileError {
+    /// There is no such name.
+    NotFound,
+    /// The file is gone, or there never was one of this number.
+    Stale,
+    /// Only the owner, or root, may do that.
+    NotOwner,
+    /// The permissions don't allow it.
+    Denied,
+    /// The name is there already.
+    Exists,
+    /// It should be a directory.
+    NotDirectory,
+    /// It should not be a directory.
+    IsDirectory,
+    /// The directory has names in it.
+    NotEmpty,
+    /// The name is longer than [`crate::NAME_MAX_BYTES`], or the target than [`crate::TARGET_MAX_BYTES`].
+    NameTooLong,
+    /// An argument makes no sense: an empty name or one with a slash or a zero byte, a directory into
+    /// itself, a billion nanoseconds.
+    Invalid,
+    /// The kind of file doesn't have that, or it can't be made that way.
+    Unsupported,
+    /// Beyond the largest file.
+    TooLarge,
+    /// More names of one file than there may be.
+    TooManyLinks,
+    /// The condition was not met: the file was changed since. [rfc1813 3.3.2, guard]
+    NotSame,
+    /// The listing's cookie is none of this directory.
+    BadCookie,
+    /// The device has no room.
+    NoSpace,
+    /// The filesystem's quota is used up.
+    Quota,
+    /// A snapshot, or a filesystem that is read-only.
+    ReadOnly,
+    /// Too much at once, or others are in the way: the same again, later.
+    Later,
+    /// Stored bytes don't match their checksum or their format. Never answered with data.
+    Corrupt,
+    /// The device failed.
+    Device,
+    /// The node is stopping, or the device is fenced after a failed flush.
+    Stopping,
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FileError::NotFound => "there is no such name",
+            FileError::Stale => "the file is gone",
+            FileError::NotOwner => "only the owner may do that",
+            FileError::Denied => "the permissions do not allow it",
+            FileError::Exists => "the name is there already",
+            FileError::NotDirectory => "it is not a directory",
+            FileError::IsDirectory => "it is a directory",
+            FileError::NotEmpty => "the directory is not empty",
+            FileError::NameTooLong => "the name is too long",
+            FileError::Invalid => "an argument makes no sense",
+            FileError::Unsupported => "a file of this kind can't do that",
+            FileError::TooLarge => "beyond the largest file",
+            FileError::TooManyLinks => "the file has too many names",
+            FileError::NotSame => "the file was changed meanwhile",
+            FileError::BadCookie => "the cookie is none of this directory",
+            FileError::NoSpace => "the device is full",
+            FileError::Quota => "the filesystem's quota is used up",
+            FileError::ReadOnly => "the filesystem is read-only",
+            FileError::Later => "others are in the way, try again later",
+            FileError::Corrupt => "stored bytes do not match their checksum or format",
+            FileError::Device => "the device failed the operation",
+            FileError::Stopping => "the node is stopping, or its device is fenced",
+        })
+    }
+}
+
+impl std::error::Error for FileError {}
