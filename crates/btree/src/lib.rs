@@ -21,7 +21,7 @@ mod tree;
 pub use check::TreeReport;
 pub use error::TreeError;
 pub use node::NodeError;
-pub use transaction::{Part, Transaction};
+pub use transaction::{Counters, Part, Transaction, decode_counters, encode_counters};
 pub use tree::{Entries, KEY_MAX_BYTES, Read, Tree, TreeOptions, VALUE_MAX_BYTES};
 
 /// Gives bytes to everything that reads pages of a tree, for a fuzzer. Panics if a page that was read is not

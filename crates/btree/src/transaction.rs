@@ -36,6 +36,35 @@ pub enum Part {
     Seal(BlockPtr),
 }
 
+/// Numbers that transactions add to, wrapping around: little-endian in a value of 32 bytes.
+pub type Counters = [i64; 4];
+const COUNTERS_BYTES: usize = size_of::<Counters>();
+
+/// Counters as a value.
+pub fn encode_counters(counters: &Counters) -> [u8; COUNTERS_BYTES] {
+    let mut out = [0; COUNTERS_BYTES];
+    for (bytes, counter) in out.chunks_exact_mut(8).zip(counters) {
+        bytes.copy_from_slice(&counter.to_le_bytes());
+    }
+    out
+}
+
+/// Reads them back. `None` if it is no value of counters.
+pub fn decode_counters(value: &[u8]) -> Option<Counters> {
+    let value: &[u8; COUNTERS_BYTES] = value.try_into().ok()?;
+    Some(std::array::from_fn(|index| {
+        i64::from_le_bytes(std::array::from_fn(|i| value[index * 8 + i]))
+    }))
+}
+
+fn sum(value: Option<&[u8]>, deltas: &Counters) -> [u8; COUNTERS_BYTES] {
+    let mut counters = value.and_then(decode_counters).unwrap_or_default();
+    for (counter, delta) in counters.iter_mut().zip(deltas) {
+        *counter = counter.wrapping_add(*delta);
+    }
+    encode_counters(&counters)
+}
+
 /// What a range began with when it was read: the first key in it and its value.
 type First = Option<(Vec<u8>, Vec<u8>)>;
 
@@ -45,6 +74,7 @@ pub struct Transaction<P: Platform> {
     reads: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     ranges: Vec<(Vec<u8>, Vec<u8>, First)>,
     writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    counts: BTreeMap<Vec<u8>, Counters>,
     parts: Commit,
     ticket: Ticket,
 }
@@ -56,6 +86,7 @@ impl<P: Platform> Transaction<P> {
             reads: BTreeMap::new(),
             ranges: Vec::new(),
             writes: BTreeMap::new(),
+            counts: BTreeMap::new(),
             parts: Commit::default(),
             ticket: Ticket::default(),
         }
@@ -109,6 +140,18 @@ impl<P: Platform> Transaction<P> {
         Ok(())
     }
 
+    /// Adds to the counters that a key's value is, whatever they are by then: transactions that count at the
+    /// same key don't disturb each other. A key that is not there, or whose value has another length, counts as
+    /// zeros. Not for a key that it reads or gives a value.
+    pub fn count(&mut self, key: &[u8], deltas: Counters) -> Result<(), TreeError> {
+        check_key(key)?;
+        let counters = self.counts.entry(key.to_vec()).or_default();
+        for (counter, delta) in counters.iter_mut().zip(deltas) {
+            *counter = counter.wrapping_add(delta);
+        }
+        Ok(())
+    }
+
     /// Adds something that is not the tree's.
     pub fn add(&mut self, part: Part) {
         match part {
@@ -124,7 +167,7 @@ impl<P: Platform> Transaction<P> {
     /// Makes all changes at once, or none. Others see them when this returns; they are durable when the
     /// ticket is, and so is everything that was read.
     pub async fn commit(self) -> Result<Committed, TreeError> {
-        let keys = self.writes.len() + self.parts.parts();
+        let keys = self.writes.len() + self.counts.len() + self.parts.parts();
         if keys > PARTS_MAX {
             return Err(TreeError::TooLarge("more than fifteen keys and parts"));
         }
@@ -141,7 +184,8 @@ impl<P: Platform> Transaction<P> {
 
     async fn try_commit(&self) -> Result<Committed, Tried> {
         let mut pages: Vec<Found> = Vec::new();
-        for key in self.reads.keys().chain(self.writes.keys()) {
+        let keys = self.reads.keys().chain(self.writes.keys());
+        for key in keys.chain(self.counts.keys()) {
             if !pages.iter().any(|page| page.node().owns(key, 0)) {
                 let page = self.tree.find(key, 0).await?;
                 if pages.iter().any(|other| other.ptr == page.ptr) {
@@ -237,12 +281,22 @@ impl<P: Platform> Transaction<P> {
         let to = node
             .high()
             .map_or(Bound::Unbounded, |high| Bound::Excluded(high.to_vec()));
-        let changes: Vec<(&[u8], Option<&[u8]>)> = self
+        let counted: Vec<(&[u8], [u8; COUNTERS_BYTES])> = self
+            .counts
+            .range::<Vec<u8>, _>((from.clone(), to.clone()))
+            .map(|(key, deltas)| (key.as_slice(), sum(node.get(key), deltas)))
+            .collect();
+        let counted = counted
+            .iter()
+            .map(|(key, value)| (*key, Some(value.as_slice())));
+        let mut changes: Vec<(&[u8], Option<&[u8]>)> = self
             .writes
             .range::<Vec<u8>, _>((from, to))
             .map(|(key, value)| (key.as_slice(), value.as_deref()))
+            .chain(counted)
             .filter(|(key, value)| node.get(key) != *value)
             .collect();
+        changes.sort_unstable();
         if changes.is_empty() {
             commit.checks.push((page.ptr, page.slot));
             return Ok(());

@@ -6,7 +6,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_btree::{KEY_MAX_BYTES, Part, TreeError, TreeReport, VALUE_MAX_BYTES};
+use flagstone_btree::{
+    KEY_MAX_BYTES, Part, TreeError, TreeReport, VALUE_MAX_BYTES, decode_counters,
+};
 use flagstone_pagestore::{CommitError, PageSlot, PageWrite};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{Rng, SimDisk, SimPlatform, World};
@@ -68,6 +70,33 @@ fn a_transaction_is_all_or_nothing_and_depends_on_what_it_read() {
         put(&tree, b"b", b"theirs").await;
         tx.commit().await.expect("commits");
         assert_eq!(get(&tree, b"b").await, Some(b"blind".to_vec()));
+    });
+}
+
+#[test]
+fn transactions_that_count_at_one_key_do_not_disturb_each_other() {
+    in_world(64, |platform, disk| async move {
+        let (_, tree) = begin(&platform, &disk).await;
+        let (mut a, mut b) = (tree.begin(), tree.begin());
+        for (tx, deltas) in [(&mut a, [1, -2, 3, i64::MAX]), (&mut b, [10, -20, 0, 1])] {
+            tx.get(b"read by both").await.expect("readable");
+            tx.count(b"counted", deltas).expect("fits");
+            tx.count(b"counted", [0, 0, 100, 0]).expect("fits");
+        }
+        put(&tree, b"countee", b"a neighbour in the page").await;
+        a.put(b"a", b"").expect("fits");
+        b.put(b"d", b"").expect("fits");
+        a.commit().await.expect("commits");
+        b.commit().await.expect("commits");
+        let value = get(&tree, b"counted").await.expect("is there");
+        assert_eq!(decode_counters(&value), Some([11, -22, 203, i64::MIN]));
+        // All or nothing holds for counting, too.
+        let mut tx = tree.begin();
+        tx.get(b"a").await.expect("readable");
+        tx.count(b"counted", [5; 4]).expect("fits");
+        put(&tree, b"a", b"theirs").await;
+        assert_eq!(tx.commit().await.map(drop), Err(TreeError::Conflict));
+        assert_eq!(get(&tree, b"counted").await, Some(value));
     });
 }
 
