@@ -61,7 +61,8 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes: of content, of the link's target, of a directory what its names take.
+    /// Bytes: of content, of the link's target, of a directory for each name (but `.` and `..`) its length and
+    /// [`crate::NAME_SIZE_BYTES`].
     pub size_bytes: u64,
     /// Bytes of the device that its content takes.
     pub used_bytes: u64,
@@ -71,7 +72,7 @@ pub struct Attributes {
     pub accessed: Timestamp,
     /// When its content was changed.
     pub modified: Timestamp,
-    /// When anything of it was changed. Never goes back, and differs after each change.
+    /// When anything of it was changed. Later after each change, though the clock stand still or go back.
     pub changed: Timestamp,
 }
 
@@ -111,22 +112,25 @@ pub enum SetTime {
     /// Left as it is.
     #[default]
     Keep,
-    /// The server's clock. Whoever may write to the file may do that; the others only its owner.
+    /// The server's clock. The owner may do that, and whoever may write to the file; others are
+    /// [`crate::FileError::Denied`].
     Now,
-    /// This.
+    /// This. Only the owner may.
     To(Timestamp),
 }
 
-/// What is to be set of a file.
+/// What is to be set of a file. Owner and group are set before the mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SetAttributes {
-    /// Permissions, set-user, set-group and sticky.
+    /// Permissions, set-user, set-group and sticky. Further bits are ignored. Set-group is cleared if the caller
+    /// is neither root nor in the file's group.
     pub mode: Option<u32>,
-    /// Owner.
+    /// Owner. Only root may change it.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group. Its owner may give a file to a group that the owner is in.
     pub gid: Option<u32>,
-    /// Bytes: cut, or extended with zeros.
+    /// Bytes: cut, or extended with zeros. Who may write may do that. Counts as a change of the content, also if
+    /// it is the size already.
     pub size_bytes: Option<u64>,
     /// When it was last read.
     pub accessed: SetTime,

@@ -9,7 +9,7 @@ pub enum FileError {
     NotFound,
     /// The file is gone, or there never was one of this number.
     Stale,
-    /// Only the owner, or root, may do that.
+    /// Only the owner, or root, may do that: or root alone, such as giving a file away.
     NotOwner,
     /// The permissions don't allow it.
     Denied,
@@ -23,18 +23,19 @@ pub enum FileError {
     NotEmpty,
     /// The name is longer than [`crate::NAME_MAX_BYTES`], or the target than [`crate::TARGET_MAX_BYTES`].
     NameTooLong,
-    /// An argument makes no sense: an empty name or one with a slash or a zero byte, a directory into
-    /// itself, a billion nanoseconds.
+    /// An argument makes no sense: an empty name or one with a slash or a zero byte, `.` or `..` where only a
+    /// name of its own will do, a directory into itself, a billion nanoseconds. Or the file is neither a
+    /// directory nor of the kind that the operation is for.
     Invalid,
-    /// The kind of file doesn't have that, or it can't be made that way.
+    /// It can't be made that way: a regular file, a directory or a symbolic link as something special.
     Unsupported,
     /// Beyond the largest file.
     TooLarge,
-    /// More names of one file than there may be.
+    /// More than [`crate::LINKS_MAX`] names of one file.
     TooManyLinks,
     /// The condition was not met: the file was changed since. [rfc1813 3.3.2, guard]
     NotSame,
-    /// The listing's cookie is none of this directory.
+    /// The listing's cookie is none that this directory ever gave.
     BadCookie,
     /// The device has no room.
     NoSpace,
@@ -65,7 +66,7 @@ impl fmt::Display for FileError {
             FileError::NotEmpty => "the directory is not empty",
             FileError::NameTooLong => "the name is too long",
             FileError::Invalid => "an argument makes no sense",
-            FileError::Unsupported => "a file of this kind can't do that",
+            FileError::Unsupported => "a file of this kind can't be made that way",
             FileError::TooLarge => "beyond the largest file",
             FileError::TooManyLinks => "the file has too many names",
             FileError::NotSame => "the file was changed meanwhile",

@@ -17,6 +17,12 @@ use crate::error::FileError;
 pub const NAME_MAX_BYTES: usize = 255;
 /// The longest target of a symbolic link, in bytes.
 pub const TARGET_MAX_BYTES: usize = 4096;
+/// Most names of one file. Directories in a directory are not bounded by it.
+pub const LINKS_MAX: u32 = 65_000;
+/// What a name adds to the size of its directory beside its length.
+pub const NAME_SIZE_BYTES: u64 = 16;
+/// Answers that are kept of each client, for calls that come once more. See [`Token`].
+pub const ANSWERS_KEPT: usize = 1024;
 
 /// A filesystem of this system, never given twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -70,7 +76,12 @@ impl Node {
 }
 
 /// Names a call of a client, so that the same call that comes once more is answered as it was the first time,
-/// by whichever gateway and after whatever restart.
+/// by whichever gateway and after whatever restart: with the same attributes, whatever has happened since, and
+/// though it would fail now.
+///
+/// [`Files::make`], [`Files::remove`], [`Files::remove_directory`], [`Files::rename`], [`Files::link`] and
+/// [`Files::set_attributes`] with a guard look at it. Of each client the last [`ANSWERS_KEPT`] answers are
+/// kept. A failure isn't one of them: it has changed nothing, so the call is simply done again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token {
     /// Which client.
@@ -153,12 +164,14 @@ pub struct Written {
 /// How a regular file is made. [rfc1813 3.3.8]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Creation {
-    /// If it is there already, it is taken (and cut, if the attributes have a size).
+    /// If it is there already and a regular file, it is taken; if the attributes have a size, that is set, and
+    /// nothing else of them. Anything else of that name: [`FileError::Exists`].
     Unchecked,
     /// If it is there already, [`FileError::Exists`].
     Guarded,
-    /// If it is there already and was made with the same number, it is taken. No attributes are set: the
-    /// client does that next. The number takes the place of the times until somebody sets them.
+    /// If it is there already and was made with the same number, it is taken; otherwise
+    /// [`FileError::Exists`]. No attributes are set: the client does that next. The number is kept beside the
+    /// attributes until any of them is set or the content is changed.
     Exclusive(u64),
 }
 
@@ -171,7 +184,7 @@ pub enum New<'a> {
     Directory,
     /// A symbolic link with this target: 1 to [`TARGET_MAX_BYTES`] bytes without a zero.
     SymbolicLink(&'a [u8]),
-    /// A device, socket or pipe of the client's. Devices only by root.
+    /// A device, socket or pipe of the client's. Devices only by root: [`FileError::NotOwner`].
     Special(crate::FileKind),
 }
 
@@ -193,14 +206,16 @@ pub struct Cookie(pub u64);
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// For going on behind it. Stays the name's as long as the name is there, and is given to no other name
-    /// of the directory afterwards.
+    /// For going on behind it. Stays the name's as long as the name is there, also if another file gets it by
+    /// [`Files::rename`], and is given to no other name of the directory afterwards. New names come behind all
+    /// that there are. A listing can be continued behind a name that is gone.
     pub cookie: Cookie,
     /// The name; `.` and `..` come first.
     pub name: Vec<u8>,
     /// What has it.
     pub node: Node,
-    /// Its attributes, if they were asked for and it is still there.
+    /// Its attributes, if they were asked for, it is still there, and the caller may look up names in the
+    /// directory: without them a gateway gives no handle either.
     pub attributes: Option<Attributes>,
 }
 
@@ -228,13 +243,29 @@ pub struct Space {
 
 /// An open filesystem. A cheap handle, used by one core.
 ///
-/// Every operation checks permissions: root may do everything; whoever owns a file may read and write it
-/// whatever its mode says, since the client has checked that when the file was opened [rfc1813 4.4]; who may
-/// execute a file may read it. Names are 1 to 255 bytes without a slash and without a zero; `.` and `..` can
-/// be looked up and nothing else. Whatever changes something is answered when that survives power loss, but
-/// for [`Files::write`]; whatever only looks is answered when what was seen survives it.
+/// Every operation checks permissions. Root may do everything (but executes no file that nobody may). Whoever
+/// owns a regular file may read it, write to it and set its size whatever its mode says, since the client has
+/// checked that when the file was opened [rfc1813 4.4]; who may execute a regular file may read it. To look up,
+/// make, rename or remove a name takes the execute permission of the directory, to change its names the write
+/// permission as well, to list it the read permission; in a sticky directory only who owns the name's file or the
+/// directory may take a name away or put another file in its place ([`FileError::NotOwner`]). Reading
+/// attributes and links' targets takes none.
 ///
-/// An operation on a snapshot that would change something is [`FileError::ReadOnly`].
+/// A write or a change of size by others than root clears set-user and set-group, and so does any change of
+/// owner or group, but of a directory.
+///
+/// Names are 1 to 255 bytes without a slash and without a zero; `.` and `..` can be looked up and nothing else.
+/// Whatever changes something is answered when that survives power loss, but for [`Files::write`]; whatever only
+/// looks is answered when what was seen survives it.
+///
+/// What would change something, or commit, is [`FileError::ReadOnly`] on a snapshot, which goes before all other
+/// errors. Then come arguments that make no sense, then the answer that is kept for the token, then
+/// [`FileError::Stale`], [`FileError::NotDirectory`] and the permission to look up; then whether the name is there
+/// ([`FileError::NotFound`], [`FileError::Exists`]); then the permission to change, and last what is said of the
+/// operation.
+///
+/// What is read or written must be a regular file: a directory is [`FileError::IsDirectory`], anything else
+/// [`FileError::Invalid`].
 pub trait Files: Clone + 'static {
     /// Which it is.
     fn id(&self) -> FilesystemId;
@@ -251,7 +282,9 @@ pub trait Files: Clone + 'static {
     /// Attributes of a file.
     fn attributes(&self, node: Node) -> impl Future<Output = Result<Attributes, FileError>>;
 
-    /// Which of the things wanted somebody may do.
+    /// Which of the things wanted the mode lets somebody do, which clients ask when they open a file: what an
+    /// owner may do in spite of the mode, and reading what may be executed, are not counted. `lookup` and
+    /// `delete` are for directories alone, `execute` for all others. Nothing may be changed in a snapshot.
     fn access(
         &self,
         caller: &Caller,
@@ -267,7 +300,7 @@ pub trait Files: Clone + 'static {
         name: &[u8],
     ) -> impl Future<Output = Result<Found, FileError>>;
 
-    /// A symbolic link's target.
+    /// A symbolic link's target. Anything else is [`FileError::Invalid`].
     fn read_link(
         &self,
         caller: &Caller,
@@ -283,7 +316,8 @@ pub trait Files: Clone + 'static {
         len_bytes: u32,
     ) -> impl Future<Output = Result<FileRead, FileError>>;
 
-    /// Writes to a regular file, and extends it if need be. All of it, or nothing.
+    /// Writes to a regular file, and extends it if need be. All of it, or nothing. Without any bytes nothing
+    /// changes.
     fn write(
         &self,
         caller: &Caller,
@@ -293,14 +327,15 @@ pub trait Files: Clone + 'static {
         stability: Stability,
     ) -> impl Future<Output = Result<Written, FileError>>;
 
-    /// Makes all earlier writes to a file durable.
+    /// Makes all earlier writes to a file durable. For those who may write to it.
     fn commit(
         &self,
         caller: &Caller,
         node: Node,
     ) -> impl Future<Output = Result<Written, FileError>>;
 
-    /// Sets attributes, all or none; with a guard only if the file was last changed then.
+    /// Sets attributes, all or none; with a guard only if the file was last changed then, which is looked at
+    /// before the permissions. With nothing to set nothing changes.
     fn set_attributes(
         &self,
         caller: &Caller,
@@ -310,7 +345,9 @@ pub trait Files: Clone + 'static {
     ) -> impl Future<Output = Result<Changes, FileError>>;
 
     /// Makes something under a new name. What isn't in `set`: the caller is the owner; the group is the
-    /// directory's if that has set-group, otherwise the caller's; a directory in one with set-group has it, too.
+    /// directory's if that has set-group, otherwise the caller's; the mode is 0600, of a directory 0700, of a
+    /// symbolic link 0777; the times are now. What is in it must be what the caller might set of a file of the
+    /// caller's; a size only counts for a regular file. A directory in one with set-group has it, too.
     fn make(
         &self,
         caller: &Caller,
@@ -320,7 +357,7 @@ pub trait Files: Clone + 'static {
         set: SetAttributes,
     ) -> impl Future<Output = Result<Created, FileError>>;
 
-    /// Takes a name away that isn't a directory's. A file without names is gone.
+    /// Takes a name away that isn't a directory's ([`FileError::IsDirectory`]). A file without names is gone.
     fn remove(
         &self,
         caller: &Caller,
@@ -338,7 +375,9 @@ pub trait Files: Clone + 'static {
 
     /// Gives something another name, in the same or another directory. What has that name already is
     /// replaced, if it may be removed: a directory only by a directory and if it is empty, others only by others.
-    /// Two names of one file stay both. Returns how both directories changed.
+    /// Two names of one file stay both, and nothing changes. A directory into itself or below is
+    /// [`FileError::Invalid`], before the permissions to change; into another directory takes its write
+    /// permission, too, as its `..` changes. Returns how both directories changed.
     fn rename(
         &self,
         caller: &Caller,
@@ -346,7 +385,7 @@ pub trait Files: Clone + 'static {
         to: (Node, &[u8]),
     ) -> impl Future<Output = Result<(Changes, Changes), FileError>>;
 
-    /// Gives a file that isn't a directory a further name.
+    /// Gives a file that isn't a directory ([`FileError::IsDirectory`], before the name) a further name.
     fn link(
         &self,
         caller: &Caller,
@@ -355,7 +394,9 @@ pub trait Files: Clone + 'static {
         name: &[u8],
     ) -> impl Future<Output = Result<(Attributes, Changes), FileError>>;
 
-    /// Lists a directory behind a cookie: at most `count` entries, with attributes if wanted.
+    /// Lists a directory behind a cookie: at most `count` entries, with attributes if wanted. A name that
+    /// is there from the first part of a listing to the last is in it exactly once, whatever else comes and goes
+    /// meanwhile.
     fn list(
         &self,
         caller: &Caller,

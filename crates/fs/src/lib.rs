@@ -14,12 +14,13 @@ mod attributes;
 mod error;
 mod files;
 pub mod memory;
+mod permissions;
 
 pub use attributes::{Attributes, Before, Changes, FileKind, SetAttributes, SetTime, Timestamp};
 pub use error::FileError;
 pub use files::{
-    AccessMask, Caller, Cookie, Created, Creation, Entry, FileId, FileRead, Files, FilesystemId,
-    Found, Listing, NAME_MAX_BYTES, New, Node, SnapshotNumber, Space, Stability, TARGET_MAX_BYTES,
-    Token, Written,
+    ANSWERS_KEPT, AccessMask, Caller, Cookie, Created, Creation, Entry, FileId, FileRead, Files,
+    FilesystemId, Found, LINKS_MAX, Listing, NAME_MAX_BYTES, NAME_SIZE_BYTES, New, Node,
+    SnapshotNumber, Space, Stability, TARGET_MAX_BYTES, Token, Written,
 };
 pub use flagstone_device::engine::{Piece, Pieces};
