@@ -1,62 +1,94 @@
-//! The filesystem in memory, which others are compared with.
+//! The filesystem in memory keeps the promises of [`flagstone_fs::Files`], so that others can be compared with it.
+
+mod conformance;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
-use flagstone_fs::{
-    Caller, Cookie, Creation, FileError, Files, New, Node, Piece, SetAttributes, Stability,
-};
-use flagstone_platform::IoBuf;
-use flagstone_sim::World;
+use flagstone_fs::{FileError, Files, Node, SnapshotNumber};
+use flagstone_sim::{SimPlatform, World};
+
+use conformance::{Client, Snapshots, conformance_tests};
+
+type Memory = MemoryFiles<SimPlatform>;
+
+impl Snapshots for Memory {
+    async fn snapshot(&self) -> SnapshotNumber {
+        MemoryFiles::snapshot(self)
+    }
+}
+
+fn run<T: Future<Output = ()> + 'static>(test: impl FnOnce(Memory) -> T) {
+    run_with(MemoryOptions::default(), test);
+}
+
+fn run_with<T: Future<Output = ()> + 'static>(
+    options: MemoryOptions,
+    test: impl FnOnce(Memory) -> T,
+) {
+    let world = World::new(1);
+    let files = MemoryFiles::new(world.platform(0), options);
+    world.block_on(0, test(files));
+}
+
+conformance_tests! { crate::run }
+
+conformance_tests! { crate::run:
+    snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
+}
 
 #[test]
-fn a_snapshot_stays_as_it_was() {
-    let world = World::new(1);
-    let platform = world.platform(0);
-    world.block_on(0, async move {
-        let fs = MemoryFiles::new(platform, MemoryOptions::default());
-        let (caller, root) = (Caller::default(), Node::live(fs.root()));
-        let new = New::File(Creation::Guarded);
-        let made = fs.make(&caller, root, b"a", new, SetAttributes::default());
-        let file = made.await.expect("makes").node;
-        let first = IoBuf::copy_of(b"first");
-        let written = fs.write(&caller, file, 4090, first.clone(), Stability::Stable);
-        assert_eq!(
-            written.await.expect("writes").changes.after.size_bytes,
-            4095
-        );
-        let at = fs.snapshot();
-        let write = fs.write(
-            &caller,
-            file,
-            4090,
-            IoBuf::copy_of(b"other"),
-            Stability::Stable,
-        );
-        write.await.expect("writes");
-        fs.remove(&caller, root, b"a").await.expect("removes");
-        assert_eq!(fs.attributes(file).await, Err(FileError::Stale));
-        let old = Node { at, ..root };
-        let found = fs.lookup(&caller, old, b"a").await.expect("is there");
-        assert_eq!(found.node, Node { at, ..file });
-        let read = fs
-            .read(&caller, found.node, 4000, 9000)
+fn a_file_has_so_many_names_and_no_more() {
+    run(conformance::links::so_many_names_and_no_more);
+}
+
+#[test]
+fn a_deleted_snapshot_is_stale() {
+    run(|fs| async move {
+        let root = Client::root(&fs);
+        let (first, second) = (fs.snapshot(), fs.snapshot());
+        fs.delete_snapshot(first);
+        let at = |at| Node { at, ..root.top() };
+        assert_eq!(fs.attributes(at(first)).await, Err(FileError::Stale));
+        root.get(at(second)).await;
+    });
+}
+
+#[test]
+fn no_more_is_written_than_there_is_room() {
+    let options = MemoryOptions {
+        capacity_bytes: 3 * 4096,
+        ..MemoryOptions::default()
+    };
+    run_with(options, |fs| async move {
+        let root = Client::root(&fs);
+        let top = root.top();
+        let file = root.file(top, "file").await.expect("makes");
+        let other = root.file(top, "other").await.expect("makes");
+        root.write(file, 0, &[1; 8192]).await.expect("fits");
+        let before = root.get(other).await;
+        let written = root.write(other, 4095, &[2; 2]).await;
+        assert_eq!(written, Err(FileError::NoSpace));
+        assert_eq!(root.get(other).await, before);
+        root.write(other, 4094, &[2; 2]).await.expect("fits");
+        root.write(file, 100, &[3; 1000])
             .await
-            .expect("readable");
-        assert!(read.is_end);
-        let [Piece::Data(bytes)] = &read.pieces[..] else {
-            panic!("one block was written");
-        };
-        assert_eq!(bytes[..90], [0; 90]);
-        assert_eq!(bytes[90..], first[..]);
-        let listed = fs
-            .list(&caller, old, Cookie(2), 9, true)
-            .await
-            .expect("lists");
-        assert_eq!(listed.entries.len(), 1);
-        let write = fs
-            .write(&caller, found.node, 0, first, Stability::Stable)
-            .await;
-        assert_eq!(write.map(drop), Err(FileError::ReadOnly));
-        fs.delete_snapshot(at);
-        assert_eq!(fs.attributes(old).await, Err(FileError::Stale));
+            .expect("it has the blocks");
+        let space = fs.space().await.expect("knows");
+        assert_eq!((space.total_bytes, space.free_bytes), (3 * 4096, 0));
+        root.set(file, conformance::size(4096)).await.expect("cuts");
+        root.remove(top, "other").await.expect("removes");
+        let space = fs.space().await.expect("knows");
+        assert_eq!(space.free_bytes, 2 * 4096);
+    });
+}
+
+#[test]
+fn a_verifier_that_is_set_is_told() {
+    run(|fs| async move {
+        let root = Client::root(&fs);
+        let file = root.file(root.top(), "file").await.expect("makes");
+        let first = root.write(file, 0, b"x").await.expect("writes").verifier;
+        fs.set_verifier(first + 1);
+        let committed = fs.commit(&root.caller, file).await.expect("commits");
+        assert_eq!(committed.verifier, first + 1);
     });
 }
