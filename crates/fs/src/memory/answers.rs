@@ -15,7 +15,7 @@ pub(super) enum Answer {
 }
 
 /// Of each client the last ones, oldest first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
     by_client: BTreeMap<u64, VecDeque<(u64, Answer)>>,
 }

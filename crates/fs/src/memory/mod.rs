@@ -36,6 +36,8 @@ pub struct MemoryOptions {
     pub size_max_bytes: u64,
     /// What all files may take together, in blocks of 4 KiB.
     pub capacity_bytes: u64,
+    /// An operation waits up to so long before it happens, and as long before it is answered.
+    pub delay_max_ns: u64,
 }
 
 impl Default for MemoryOptions {
@@ -45,6 +47,7 @@ impl Default for MemoryOptions {
             secret: *b"a secret of test",
             size_max_bytes: 1 << 60,
             capacity_bytes: 1 << 40,
+            delay_max_ns: 0,
         }
     }
 }
@@ -98,6 +101,20 @@ impl<P: Platform> MemoryFiles<P> {
         number
     }
 
+    /// Another filesystem that is as this one is now, and goes its own way from here on, on this or another
+    /// platform: what a restart finds.
+    pub fn fork(&self, platform: &P) -> MemoryFiles<P> {
+        let inner = &self.inner;
+        MemoryFiles {
+            inner: Rc::new(Inner {
+                platform: platform.clone(),
+                options: inner.options.clone(),
+                verifier: inner.verifier.clone(),
+                state: RefCell::new(inner.state.borrow().clone()),
+            }),
+        }
+    }
+
     /// Forgets a snapshot. What handles name in it is stale then.
     pub fn delete_snapshot(&self, number: SnapshotNumber) {
         let mut state = self.inner.state.borrow_mut();
@@ -114,13 +131,25 @@ impl<P: Platform> MemoryFiles<P> {
         Timestamp::from_ns(self.inner.platform.wall_clock_ns())
     }
 
-    /// Lets others go first, as an operation that waits for a device does, then looks.
+    /// Lets others go first, as an operation that waits for a device does.
+    async fn wait(&self) {
+        let inner = &self.inner;
+        inner.platform.yield_now().await;
+        if inner.options.delay_max_ns > 0 {
+            let delay_ns = inner.platform.random_u64() % inner.options.delay_max_ns;
+            inner.platform.sleep_ns(delay_ns).await;
+        }
+    }
+
+    /// Waits, looks, and waits once more.
     async fn look<T>(
         &self,
         act: impl FnOnce(&State) -> Result<T, FileError>,
     ) -> Result<T, FileError> {
-        self.inner.platform.yield_now().await;
-        act(&self.inner.state.borrow())
+        self.wait().await;
+        let seen = act(&self.inner.state.borrow());
+        self.wait().await;
+        seen
     }
 
     /// The same, then changes.
@@ -128,8 +157,10 @@ impl<P: Platform> MemoryFiles<P> {
         &self,
         act: impl FnOnce(&mut State, Timestamp) -> Result<T, FileError>,
     ) -> Result<T, FileError> {
-        self.inner.platform.yield_now().await;
-        act(&mut self.inner.state.borrow_mut(), self.now())
+        self.wait().await;
+        let done = act(&mut self.inner.state.borrow_mut(), self.now());
+        self.wait().await;
+        done
     }
 
     /// The same, unless the call was answered before: then that is the answer.

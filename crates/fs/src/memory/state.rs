@@ -80,7 +80,7 @@ impl Names {
 
 pub(super) type Inodes = BTreeMap<FileId, Inode>;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct State {
     pub(super) live: Inodes,
     pub(super) snapshots: BTreeMap<SnapshotNumber, Inodes>,

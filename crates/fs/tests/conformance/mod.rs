@@ -4,17 +4,22 @@
 //! gives it to a test, and lists the tests with [`conformance_tests`]. Each begins with a filesystem
 //! that has a topmost directory of root's with mode 0755 and nothing in it.
 
-#![allow(dead_code)] // Each test binary uses its part.
+#![allow(dead_code, unused_imports, unused_macros)] // Each test binary uses its part.
 
 pub(crate) mod attributes;
+pub(crate) mod calls;
 pub(crate) mod content;
+pub(crate) mod histories;
+pub(crate) mod judge;
 pub(crate) mod links;
 pub(crate) mod listings;
+pub(crate) mod matching;
 pub(crate) mod names;
 pub(crate) mod permissions;
 pub(crate) mod renames;
 pub(crate) mod snapshots;
 pub(crate) mod tokens;
+pub(crate) mod trees;
 
 use flagstone_fs::{
     Attributes, Before, Caller, Changes, Cookie, Creation, Entry, FileError, Files, New, Node,

@@ -1,0 +1,192 @@
+//! Everything that can be reached in a filesystem: that it is whole, and the same as in another.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flagstone_fs::{
+    Attributes, Cookie, Entry, FileKind, Files, NAME_SIZE_BYTES, Node, SnapshotNumber,
+};
+
+use super::Client;
+use super::matching::{Matching, difference};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Inside {
+    Bytes(Vec<u8>),
+    Target(Vec<u8>),
+    Names(Vec<Entry>),
+    Nothing,
+}
+
+/// What there is at a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Found {
+    node: Node,
+    attributes: Attributes,
+    inside: Inside,
+}
+
+/// A filesystem's whole tree, by path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Tree {
+    found: BTreeMap<Vec<u8>, Found>,
+}
+
+/// Contents are read up to here, and their ends.
+const READ_MAX_BYTES: u32 = 4 << 20;
+
+/// Walks everything by listing, looking up and reading, as root, and checks that all of that fits together: link
+/// counts, sizes of directories, `..`, and, of files as they are now, that there are no others. Nobody may change
+/// anything meanwhile.
+pub(crate) async fn walk<F: Files>(fs: &F, at: SnapshotNumber) -> Tree {
+    let root = Client::root(fs);
+    let top = Node { at, ..root.top() };
+    let mut tree = Tree {
+        found: BTreeMap::new(),
+    };
+    let mut ahead = vec![(Vec::new(), top, top)];
+    while let Some((path, node, parent)) = ahead.pop() {
+        let attributes = root.get(node).await;
+        let inside = match attributes.kind {
+            FileKind::Directory => {
+                let entries = root.list_behind(node, Cookie(0), 17).await;
+                let entries = entries.expect("root may list");
+                check_entries(&root, node, parent, &attributes, &entries).await;
+                for entry in &entries[2..] {
+                    let path = [&path[..], b"/", &entry.name].concat();
+                    ahead.push((path, entry.node, node));
+                }
+                Inside::Names(entries)
+            }
+            FileKind::Regular => {
+                let mut bytes = root.read(node, 0, READ_MAX_BYTES).await.expect("readable");
+                let behind = attributes
+                    .size_bytes
+                    .saturating_sub(u64::from(READ_MAX_BYTES));
+                if behind > 0 {
+                    let start = attributes.size_bytes - behind.min(4096);
+                    bytes.extend(root.read(node, start, 4096).await.expect("readable"));
+                }
+                Inside::Bytes(bytes)
+            }
+            FileKind::SymbolicLink => {
+                let target = root.fs.read_link(&root.caller, node).await;
+                let (target, _) = target.expect("is a link");
+                assert_eq!(attributes.size_bytes, target.len() as u64, "{path:?}");
+                Inside::Target(target)
+            }
+            _ => Inside::Nothing,
+        };
+        let found = Found {
+            node,
+            attributes,
+            inside,
+        };
+        let other = tree.found.insert(path, found);
+        assert!(other.is_none(), "a name is in a directory once");
+    }
+    tree.check_links();
+    if at == SnapshotNumber::LIVE {
+        let files: BTreeSet<Node> = tree.found.values().map(|found| found.node).collect();
+        let space = fs.space().await.expect("knows");
+        assert_eq!(space.files, files.len() as u64, "nothing else is there");
+    }
+    tree
+}
+
+async fn check_entries<F: Files>(
+    root: &Client<F>,
+    node: Node,
+    parent: Node,
+    attributes: &Attributes,
+    entries: &[Entry],
+) {
+    assert_eq!((&entries[0].name[..], entries[0].node), (&b"."[..], node));
+    assert_eq!(
+        (&entries[1].name[..], entries[1].node),
+        (&b".."[..], parent)
+    );
+    let (mut size_bytes, mut links) = (0, 2);
+    for entry in entries {
+        let found = root.lookup(node, &entry.name).await;
+        assert_eq!(found, Ok(entry.node), "what is listed can be looked up");
+        let listed = entry.attributes.expect("root may have them");
+        assert_eq!(listed, root.get(entry.node).await);
+    }
+    for entry in &entries[2..] {
+        size_bytes += entry.name.len() as u64 + NAME_SIZE_BYTES;
+        links += u32::from(entry.node.file.file == 0);
+    }
+    let expected = (attributes.size_bytes, attributes.links);
+    assert_eq!((size_bytes, links), expected, "{node:?}");
+}
+
+impl Tree {
+    /// How many names there are, the topmost directory counted.
+    pub(crate) fn len(&self) -> usize {
+        self.found.len()
+    }
+
+    fn check_links(&self) {
+        let mut names: BTreeMap<Node, u32> = BTreeMap::new();
+        for found in self.found.values() {
+            *names.entry(found.node).or_default() += 1;
+        }
+        for (path, found) in &self.found {
+            let count = names[&found.node];
+            match found.attributes.kind {
+                FileKind::Directory => assert_eq!(count, 1, "{path:?}"),
+                _ => assert_eq!(count, found.attributes.links, "{path:?}"),
+            }
+        }
+    }
+
+    /// Fails, with what it was, if the trees differ.
+    pub(crate) fn compare(&self, other: &Tree, matching: &mut Matching) -> Result<(), String> {
+        let paths = |tree: &Tree| -> Vec<String> {
+            let paths = tree.found.keys();
+            let paths = paths.map(|path| String::from_utf8_lossy(path).into_owned());
+            paths.collect()
+        };
+        if !self.found.keys().eq(other.found.keys()) {
+            return Err(format!("{:?}, expected {:?}", paths(self), paths(other)));
+        }
+        for ((path, left), right) in self.found.iter().zip(other.found.values()) {
+            let compared = Tree::compare_one(left, right, matching);
+            compared.map_err(|what| format!("{}: {what}", String::from_utf8_lossy(path)))?;
+        }
+        Ok(())
+    }
+
+    fn compare_one(left: &Found, right: &Found, matching: &mut Matching) -> Result<(), String> {
+        matching.found(
+            &flagstone_fs::Found {
+                node: left.node,
+                attributes: left.attributes,
+            },
+            &flagstone_fs::Found {
+                node: right.node,
+                attributes: right.attributes,
+            },
+        )?;
+        match (&left.inside, &right.inside) {
+            (Inside::Bytes(left), Inside::Bytes(right)) if left != right => {
+                Err(difference(left, right))
+            }
+            (Inside::Bytes(_), Inside::Bytes(_)) => Ok(()),
+            (Inside::Names(of_left), Inside::Names(of_right)) => {
+                for (of_left, of_right) in of_left.iter().zip(of_right) {
+                    if of_left.name != of_right.name {
+                        let (of_left, of_right) = (&of_left.name, &of_right.name);
+                        return Err(format!("listed {of_left:?}, expected {of_right:?}"));
+                    }
+                    matching.entry(left.node.file, of_left, of_right)?;
+                }
+                Ok(())
+            }
+            (of_left, of_right) if of_left != of_right => {
+                Err(format!("{of_left:?}, expected {of_right:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
