@@ -1,13 +1,18 @@
-//! Protocol servers. Thin: decode, call one function of [`volume::Volume`], encode.
+//! Protocol servers. Thin: decode, call one function of a volume or a filesystem, encode.
 //!
 //! Promises: a gateway keeps no state that matters; what it answers as stable is stable; bytes from
 //! a client never make it panic, and one client can't hurt another.
 //!
-//! Read first: [`volume`], then `nbd`. Of NFS there are the codecs only: [`xdr`], [`rpc`], [`nfs3`].
+//! Read first: [`volume`], then `nbd`. NFS: [`nfs3`] over [`rpc`] over [`xdr`], on [`flagstone_fs::Files`].
+//! What servers share: `inbox` (bytes in), `gathered` (bytes out), `window` (what may be in flight), `stall`.
 //! Protocol pages: `docs/protocols/nbd.md`, `docs/protocols/nfs3.md`.
 
+mod gathered;
+mod inbox;
 pub mod nbd;
 pub mod nfs3;
 pub mod rpc;
+mod stall;
 pub mod volume;
+mod window;
 pub mod xdr;

@@ -181,6 +181,7 @@ fn run(seed: u64) {
         capacity: 4 << 20,
         portion_max,
         seed,
+        ..Link::default()
     };
     let (near, far) = link.connect();
     let serving = server.clone();

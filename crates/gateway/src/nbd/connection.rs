@@ -12,49 +12,27 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use flagstone_platform::sync::{Budget, Share, Signal};
+use flagstone_platform::sync::Signal;
 use flagstone_platform::{IoBuf, Platform, Stream, Time};
 
 use super::admit::{Command, Work};
 use super::contexts::Context;
 use super::counters::NbdCounters;
-use super::inbox::Progress;
 use super::limits::NbdLimits;
 use super::outbox::{Address, Body};
 use super::wire::ReplyMode;
+use crate::stall::{Progress, STALL_TICKS, Stall};
+use crate::window::{Charge, SharedMemory, Window};
 
 /// What all connections of one server share.
 pub(crate) struct Shared {
     pub(crate) limits: NbdLimits,
     pub(crate) counters: RefCell<NbdCounters>,
-    /// Payload beyond what connections have for themselves.
-    pub(crate) payload: Budget,
-    /// Payload of which each connection has one request at a time.
-    pub(crate) singles: Budget,
-}
-
-/// What a request in flight holds. Dropped when its reply was sent.
-pub(crate) struct Charge {
-    _slot: Share,
-    memory: Memory,
-}
-
-enum Memory {
-    None,
-    Own { _share: Share },
-    Shared { _share: Share, _all: Share },
-}
-
-impl Charge {
-    /// Gives the memory back while the reply is still to be sent.
-    pub(crate) fn release_memory(&mut self) {
-        self.memory = Memory::None;
-    }
+    pub(crate) memory: SharedMemory,
 }
 
 /// What a reply needs of its request.
@@ -122,11 +100,7 @@ pub(crate) struct Connection<P: Platform, V> {
     pub(crate) mode: ReplyMode,
     pub(crate) contexts: Vec<Context>,
     pub(crate) shared: Rc<Shared>,
-    slots: Budget,
-    own_payload: Budget,
-    payload: Budget,
-    /// One request at a time is among the singles.
-    single: Budget,
+    window: Window,
     jobs: RefCell<VecDeque<Job>>,
     workers: RefCell<Workers>,
     replies: RefCell<VecDeque<Reply>>,
@@ -161,10 +135,7 @@ impl<P: Platform, V> Connection<P, V> {
             mode,
             contexts,
             shared,
-            slots: Budget::new(u64::from(limits.requests_in_flight_max)),
-            own_payload: Budget::new(limits.own_payload_bytes),
-            payload: Budget::new(limits.payload_bytes_max),
-            single: Budget::new(1),
+            window: Window::new(&limits.window()),
             jobs: RefCell::default(),
             workers: RefCell::default(),
             replies: RefCell::default(),
@@ -184,42 +155,7 @@ impl<P: Platform, V> Connection<P, V> {
 
     /// Waits until one more request with `payload_bytes` of memory fits.
     pub(crate) async fn charge(&self, payload_bytes: u64) -> Charge {
-        let slot = self.slots.take(1).await;
-        let memory = if payload_bytes == 0 {
-            Memory::None
-        } else if let Some(share) = self.own_payload.try_take(payload_bytes) {
-            Memory::Own { _share: share }
-        } else if payload_bytes > self.shared.limits.own_payload_bytes {
-            self.shared_memory(payload_bytes).await
-        } else {
-            // Others may hold what is shared for as long as they like: what this connection has for
-            // itself comes back whatever they do.
-            let mut own = pin!(self.own_payload.take(payload_bytes));
-            let mut shared = pin!(self.shared_memory(payload_bytes));
-            poll_fn(|cx| match own.as_mut().poll(cx) {
-                Poll::Ready(share) => Poll::Ready(Memory::Own { _share: share }),
-                Poll::Pending => shared.as_mut().poll(cx),
-            })
-            .await
-        };
-        Charge {
-            _slot: slot,
-            memory,
-        }
-    }
-
-    /// Memory that all share. Some may hold what is for many requests for as long as they like; of what
-    /// is for single ones, nobody has more than one.
-    async fn shared_memory(&self, payload_bytes: u64) -> Memory {
-        let (many, all) = (&self.payload, &self.shared.payload);
-        let mut many = pin!(both(many, payload_bytes, all, payload_bytes));
-        let (one, singles) = (&self.single, &self.shared.singles);
-        let mut single = pin!(both(one, 1, singles, payload_bytes));
-        poll_fn(|cx| match many.as_mut().poll(cx) {
-            Poll::Pending => single.as_mut().poll(cx),
-            ready => ready,
-        })
-        .await
+        self.window.charge(&self.shared.memory, payload_bytes).await
     }
 
     /// Requests whose replies are not sent yet.
@@ -415,16 +351,6 @@ impl<P: Platform, V> Connection<P, V> {
     }
 }
 
-/// The connection's own limit first: waiting for it holds nothing that others need.
-async fn both(mine: &Budget, amount: u64, all: &Budget, payload_bytes: u64) -> Memory {
-    let share = mine.take(amount).await;
-    let all = all.take(payload_bytes).await;
-    Memory::Shared {
-        _share: share,
-        _all: all,
-    }
-}
-
 /// Counts a task of a connection for as long as it lives.
 pub(crate) struct TaskGuard<P: Platform, V>(pub(crate) Rc<Connection<P, V>>);
 
@@ -441,9 +367,6 @@ impl<P: Platform, V> Drop for TaskGuard<P, V> {
         self.0.task_ended.notify();
     }
 }
-
-/// How often the watch looks within the stall limit.
-const STALL_TICKS: u32 = 4;
 
 /// Sees to it that a watch looks at the connection now and then, as long as it is in use. The data
 /// path pays one flag for it and reads no clock.
@@ -477,25 +400,4 @@ pub(crate) fn ensure_watched<P: Platform, V: 'static>(connection: &Rc<Connection
             }
         }
     });
-}
-
-/// One direction as the watch remembers it.
-#[derive(Default)]
-struct Stall {
-    steps: u64,
-    ticks: u32,
-}
-
-impl Stall {
-    /// True if nothing has moved for too long.
-    fn look(&mut self, progress: &Progress) -> bool {
-        let steps = progress.steps.get();
-        if !progress.busy.get() || steps != self.steps {
-            self.steps = steps;
-            self.ticks = 0;
-            return false;
-        }
-        self.ticks += 1;
-        self.ticks >= STALL_TICKS
-    }
 }

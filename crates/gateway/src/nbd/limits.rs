@@ -2,6 +2,7 @@
 
 use super::options::NegotiationLimits;
 use super::wire::PAYLOAD_MAX_BYTES;
+use crate::window::WindowLimits;
 
 /// Limits of one core's NBD server. The defaults suit a core with some hundred clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +55,15 @@ impl NbdLimits {
     /// Time for one question of the negotiation, in nanoseconds.
     pub(crate) fn negotiation_ns(&self) -> u64 {
         self.negotiation_ms.saturating_mul(1_000_000)
+    }
+
+    /// What one connection may have in flight.
+    pub(crate) fn window(&self) -> WindowLimits {
+        WindowLimits {
+            calls: self.requests_in_flight_max,
+            own_bytes: self.own_payload_bytes,
+            shared_bytes: self.payload_bytes_max,
+        }
     }
 
     /// These limits, raised where the largest request could never be served.

@@ -11,15 +11,14 @@
 //! Pure: [`wire`] (byte layouts), [`options`] (negotiation machine), [`admit`] (what a request may
 //! do), [`contexts`] (metadata contexts), [`errors`] (the table of error numbers). Driving them:
 //! `session` (connections of a core), `negotiate` (negotiation, hand-over), `connection` (what the
-//! tasks of a connection share), `receive` and `inbox` (requests in), `work` (volume calls), `outbox`
-//! and `transmit` (replies out).
+//! tasks of a connection share), `receive` (requests in), `work` (volume calls), `outbox` and `transmit`
+//! (replies out). Beside them, for all protocols: `inbox`, `window`, `stall`.
 
 pub mod admit;
 mod connection;
 pub mod contexts;
 pub mod counters;
 pub mod errors;
-mod inbox;
 pub mod limits;
 mod negotiate;
 pub mod options;

@@ -1,31 +1,13 @@
 //! Replies to bytes: headers share small buffers, payload is sent from where it is.
 //!
-//! Many replies become one list of buffers, so that one call to the socket sends them all. Headers
-//! that follow each other without payload between them become one buffer.
-
-use std::collections::VecDeque;
+//! How they are gathered for the socket: [`crate::gathered`].
 
 use flagstone_platform::{BufferPool, IoBuf};
 
 use super::errors::Refusal;
 use super::wire::{ChunkHeader, ReplyMode, chunk, put_simple_reply};
+use crate::gathered::{Gathered, HEADER_MAX_BYTES};
 use crate::volume::{Payload, Piece};
-
-/// A buffer of headers, in bytes: over a hundred read replies or 256 acknowledgements.
-const HEADERS_BYTES: usize = 4096;
-
-/// The most that one header with its fixed fields and message takes, in bytes.
-const HEADER_MAX_BYTES: usize = 256;
-
-/// Buffers handed to the socket in one call. The kernel takes 1,024.
-const GROUP_BUFFERS_MAX: usize = 256;
-
-/// Bytes handed to the socket in one call: also the least that must get through within the stall
-/// limit, so not too many.
-const GROUP_BYTES_MAX: usize = 4 << 20;
-
-/// A piece of payload in one buffer, in bytes, so that groups can be kept small.
-const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// What a reply says.
 #[derive(Debug)]
@@ -54,40 +36,33 @@ pub(crate) struct Address {
     pub(crate) is_read: bool,
 }
 
-enum Item {
-    /// This range of the current header buffer.
-    Headers(usize, usize),
-    Payload(IoBuf),
-}
-
 /// Gathers replies. See the module's page.
 pub(crate) struct Outbox {
     mode: ReplyMode,
-    buffers: BufferPool,
-    headers: Option<IoBuf>,
-    headers_used: usize,
-    items: Vec<Item>,
-    sealed: VecDeque<IoBuf>,
-    gathered_bytes: usize,
+    gathered: Gathered,
 }
 
 impl Outbox {
     pub(crate) fn new(mode: ReplyMode, buffers: BufferPool) -> Outbox {
         Outbox {
             mode,
-            buffers,
-            headers: None,
-            headers_used: 0,
-            items: Vec::new(),
-            sealed: VecDeque::new(),
-            gathered_bytes: 0,
+            gathered: Gathered::new(buffers),
         }
     }
 
     /// True once there is enough for one call to the socket.
     pub(crate) fn is_full(&self) -> bool {
-        self.gathered_bytes >= GROUP_BYTES_MAX
-            || self.sealed.len() + self.items.len() >= GROUP_BUFFERS_MAX
+        self.gathered.is_full()
+    }
+
+    /// Moves the next buffers to send into `group`. False if there are none.
+    pub(crate) fn take_group(&mut self, group: &mut Vec<IoBuf>) -> bool {
+        self.gathered.take_group(group)
+    }
+
+    /// Forgets everything gathered.
+    pub(crate) fn clear(&mut self) {
+        self.gathered.clear();
     }
 
     /// Adds a reply.
@@ -102,13 +77,14 @@ impl Outbox {
                 dont_fragment,
             } => match self.mode {
                 ReplyMode::Simple => {
-                    self.put_headers(|out| put_simple_reply(out, address.cookie, 0));
+                    self.gathered
+                        .put_headers(|out| put_simple_reply(out, address.cookie, 0));
                     self.push_contiguous(payload);
                 }
                 _ if dont_fragment => self.push_whole(address, payload, offset_bytes, len_bytes),
                 _ => self.push_fragments(address, payload, offset_bytes),
             },
-            Body::Encoded(bytes) => self.push_payload(bytes),
+            Body::Encoded(bytes) => self.gathered.push_payload(bytes),
         }
     }
 
@@ -121,7 +97,8 @@ impl Outbox {
             ReplyMode::Extended => false,
         };
         if simple {
-            self.put_headers(|out| put_simple_reply(out, address.cookie, 0));
+            self.gathered
+                .put_headers(|out| put_simple_reply(out, address.cookie, 0));
         } else {
             self.put_chunk(address, chunk::DONE, chunk::NONE, 0, |_| 0);
         }
@@ -131,7 +108,8 @@ impl Outbox {
     fn push_failed(&mut self, address: &Address, refusal: Refusal, at: Option<u64>) {
         let errno = refusal.errno.number();
         if !self.mode.is_chunked() {
-            self.put_headers(|out| put_simple_reply(out, address.cookie, errno));
+            self.gathered
+                .put_headers(|out| put_simple_reply(out, address.cookie, errno));
             return;
         }
         let message = refusal.message.as_bytes();
@@ -186,7 +164,8 @@ impl Outbox {
                     };
                     let len: usize = run.iter().map(|buf| buf.len()).sum();
                     self.put_data_header(address, flags, offset_bytes, len);
-                    run.into_iter().for_each(|buf| self.push_payload(buf));
+                    run.into_iter()
+                        .for_each(|buf| self.gathered.push_payload(buf));
                     offset_bytes += len as u64;
                 }
             }
@@ -206,14 +185,8 @@ impl Outbox {
     fn push_contiguous(&mut self, payload: Payload) {
         for piece in payload {
             match piece {
-                Piece::Data(buf) => self.push_payload(buf),
-                Piece::Zeros(mut zeros) => {
-                    while zeros > 0 {
-                        let len = zeros.min(PIECE_BYTES_MAX as u64);
-                        self.push_payload(self.buffers.zeros(len as usize));
-                        zeros -= len;
-                    }
-                }
+                Piece::Data(buf) => self.gathered.push_payload(buf),
+                Piece::Zeros(zeros) => self.gathered.push_zeros(zeros),
             }
         }
     }
@@ -251,83 +224,10 @@ impl Outbox {
             request_offset_bytes: address.request_offset_bytes,
             payload_bytes: payload_bytes as u32,
         };
-        self.put_headers(|out| {
+        self.gathered.put_headers(|out| {
             let len = header.put(mode, out);
             len + put_fields(&mut out[len..])
         });
-    }
-
-    /// Lets `put` write at most [`HEADER_MAX_BYTES`] and return how much it wrote.
-    fn put_headers(&mut self, put: impl FnOnce(&mut [u8]) -> usize) {
-        if self.headers_used + HEADER_MAX_BYTES > HEADERS_BYTES {
-            self.seal();
-        }
-        let buffers = &self.buffers;
-        let headers = self
-            .headers
-            .get_or_insert_with(|| buffers.take(HEADERS_BYTES));
-        let start = self.headers_used;
-        let written = put(&mut headers.bytes_mut()[start..start + HEADER_MAX_BYTES]);
-        self.headers_used += written;
-        self.gathered_bytes += written;
-        match self.items.last_mut() {
-            Some(Item::Headers(_, end)) if *end == start => *end += written,
-            _ => self.items.push(Item::Headers(start, start + written)),
-        }
-    }
-
-    fn push_payload(&mut self, buf: IoBuf) {
-        self.gathered_bytes += buf.len();
-        if buf.len() <= PIECE_BYTES_MAX {
-            self.items.push(Item::Payload(buf));
-            return;
-        }
-        let mut start = 0;
-        while start < buf.len() {
-            let end = buf.len().min(start + PIECE_BYTES_MAX);
-            self.items.push(Item::Payload(buf.slice(start..end)));
-            start = end;
-        }
-    }
-
-    /// From here on the header buffer is shared by what is to be sent, and never written again.
-    fn seal(&mut self) {
-        let headers = self.headers.take();
-        self.headers_used = 0;
-        for item in self.items.drain(..) {
-            match (item, &headers) {
-                (Item::Payload(buf), _) => self.sealed.push_back(buf),
-                (Item::Headers(start, end), Some(headers)) => {
-                    self.sealed.push_back(headers.slice(start..end));
-                }
-                (Item::Headers(..), None) => debug_assert!(false, "headers without a buffer"),
-            }
-        }
-    }
-
-    /// Moves the next buffers to send into `group`. False if there are none.
-    pub(crate) fn take_group(&mut self, group: &mut Vec<IoBuf>) -> bool {
-        self.seal();
-        group.clear();
-        let mut bytes = 0;
-        while let Some(next) = self.sealed.front() {
-            let full = group.len() >= GROUP_BUFFERS_MAX || bytes + next.len() > GROUP_BYTES_MAX;
-            if full && !group.is_empty() {
-                break;
-            }
-            bytes += next.len();
-            group.extend(self.sealed.pop_front());
-        }
-        self.gathered_bytes -= bytes;
-        !group.is_empty()
-    }
-
-    /// Forgets everything gathered.
-    pub(crate) fn clear(&mut self) {
-        self.items.clear();
-        self.sealed.clear();
-        self.headers_used = 0;
-        self.gathered_bytes = 0;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Golden bytes of replies, and how they are grouped.
 
 use super::*;
+use crate::gathered::{GROUP_BUFFERS_MAX, GROUP_BYTES_MAX};
 use crate::nbd::errors::Errno;
 use smallvec::smallvec;
 

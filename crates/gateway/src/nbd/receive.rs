@@ -8,13 +8,15 @@ use flagstone_platform::{IoBuf, Platform};
 use super::admit::{
     Admission, Command, ExportView, STATUS_PAYLOAD_MAX_BYTES, Work, admit, admit_status,
 };
-use super::connection::{Charge, Connection, Job, Ticket, TransmissionEnd, ensure_watched};
+use super::connection::{Connection, Job, Ticket, TransmissionEnd, ensure_watched};
 use super::errors::Refusal;
-use super::inbox::{Inbox, Progress};
 use super::outbox::{Address, Body};
 use super::wire::{RawRequest, command, decode_request};
-use super::work::{STATUS_CHARGE_BYTES, STATUS_ONE_CHARGE_BYTES, payload_buffer, spawn_worker};
+use super::work::{STATUS_CHARGE_BYTES, STATUS_ONE_CHARGE_BYTES, spawn_worker};
+use crate::inbox::{Inbox, payload_buffer};
+use crate::stall::Progress;
 use crate::volume::Volume;
+use crate::window::Charge;
 
 /// Requests taken without a pause before other connections of the core get their turn.
 const REQUESTS_IN_A_ROW_MAX: u32 = 64;

@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use flagstone_platform::sync::{Budget, Signal};
+use flagstone_platform::sync::Signal;
 use flagstone_platform::{Platform, Stream, Time};
 
 use super::connection::{Connection, Shared, TransmissionEnd};
@@ -22,6 +22,7 @@ use super::options::Agreement;
 use super::receive::read_requests;
 use super::transmit::spawn_writer;
 use crate::volume::VolumeDirectory;
+use crate::window::SharedMemory;
 
 /// Why a connection is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,8 +98,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         let shared = Shared {
             limits,
             counters: RefCell::default(),
-            payload: Budget::new(limits.shared_payload_bytes),
-            singles: Budget::new(limits.single_payload_bytes),
+            memory: SharedMemory::new(limits.shared_payload_bytes, limits.single_payload_bytes),
         };
         NbdServer {
             inner: Rc::new(Inner {

@@ -4,10 +4,11 @@ use std::rc::Rc;
 
 use flagstone_platform::{IoBuf, Platform, Stream};
 
-use super::connection::{Charge, Connection, Reply, TaskGuard, TransmissionEnd};
+use super::connection::{Connection, Reply, TaskGuard, TransmissionEnd};
 use super::counters::NbdCounters;
 use super::outbox::{Body, Outbox};
 use crate::volume::Volume;
+use crate::window::Charge;
 
 /// Starts the writer.
 pub(crate) fn spawn_writer<P: Platform, V: Volume>(connection: &Rc<Connection<P, V>>) {

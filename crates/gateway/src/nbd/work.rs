@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use flagstone_platform::buf::BUFFER_ALIGN;
 use flagstone_platform::{IoBuf, Platform};
+
 use flagstone_types::BLOCK_SIZE;
 
 use super::admit::{Command, Work};
@@ -352,20 +352,6 @@ fn encode_status<P: Platform, V: Volume>(
         }
     }
     buf.narrow(0..at)
-}
-
-/// A buffer for a write's payload and where its view begins. The view begins at the same offset
-/// from an aligned address as the write from a block, so that whole blocks are aligned in memory
-/// and need no copy on their way to the device.
-pub(crate) fn payload_buffer<P: Platform>(
-    platform: &P,
-    offset_bytes: u64,
-    len_bytes: u32,
-) -> (IoBuf, usize) {
-    const { assert!(BUFFER_ALIGN as u64 == BLOCK_SIZE) };
-    let start = (offset_bytes % BLOCK_SIZE) as usize;
-    let end = start + len_bytes as usize;
-    (platform.buffers().take(end).narrow(start..end), start)
 }
 
 #[cfg(test)]

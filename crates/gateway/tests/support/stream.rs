@@ -94,6 +94,8 @@ pub struct MemoryStream {
     output: Rc<RefCell<Pipe>>,
     /// Handles of this end, for tests of hand-over.
     handles: Rc<()>,
+    /// What this end says of the other one.
+    peer: &'static str,
 }
 
 /// How a pair of streams behaves.
@@ -104,6 +106,8 @@ pub struct Link {
     /// See [`Pipe::portion_max`].
     pub portion_max: usize,
     pub seed: u64,
+    /// Who the first end is to the second one.
+    pub peer: &'static str,
 }
 
 impl Default for Link {
@@ -112,6 +116,7 @@ impl Default for Link {
             capacity: 256 << 10,
             portion_max: usize::MAX,
             seed: 0,
+            peer: "memory",
         }
     }
 }
@@ -125,11 +130,13 @@ impl Link {
             input: back.clone(),
             output: there.clone(),
             handles: Rc::default(),
+            peer: "memory",
         };
         let right = MemoryStream {
             input: there,
             output: back,
             handles: Rc::default(),
+            peer: self.peer,
         };
         (left, right)
     }
@@ -222,6 +229,6 @@ impl Stream for MemoryStream {
     }
 
     fn peer(&self) -> String {
-        "memory".to_owned()
+        self.peer.to_owned()
     }
 }

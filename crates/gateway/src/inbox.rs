@@ -1,14 +1,17 @@
-//! The receiving side of a connection: a buffer in front of the socket.
+//! The receiving side of a connection of any protocol: a buffer in front of the socket.
 //!
 //! One read of the socket brings as many requests as have arrived. A small payload is copied out of
 //! the buffer; of a large one only the beginning is, the rest is received straight into its
 //! destination. The buffer is small while a connection is quiet, since a waiting read holds on to
 //! it, and grows while reads fill it.
 
-use std::cell::Cell;
 use std::io;
 
-use flagstone_platform::{BufferPool, IoBuf, Stream};
+use flagstone_platform::buf::BUFFER_ALIGN;
+use flagstone_platform::{BufferPool, IoBuf, Platform, Stream};
+use flagstone_types::BLOCK_SIZE;
+
+use crate::stall::Progress;
 
 /// A payload of which at least this much is missing is received directly. Below, it is cheaper to
 /// copy and to receive the next requests together with it.
@@ -22,21 +25,6 @@ const SIZES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
 
 /// Reads in a row that left the buffer nearly empty before a smaller one is taken.
 const SMALL_READS_MAX: u32 = 32;
-
-/// What the stall watch sees of one direction of a connection.
-#[derive(Default)]
-pub(crate) struct Progress {
-    /// In the middle of a message.
-    pub(crate) busy: Cell<bool>,
-    /// Grows with each piece that got through.
-    pub(crate) steps: Cell<u64>,
-}
-
-impl Progress {
-    pub(crate) fn step(&self) {
-        self.steps.set(self.steps.get().wrapping_add(1));
-    }
-}
 
 /// A buffered stream. See the module's page.
 pub(crate) struct Inbox<S> {
@@ -225,4 +213,18 @@ impl<S: Stream> Inbox<S> {
             progress.step();
         }
     }
+}
+
+/// A buffer for a write's payload and where its view begins. The view begins at the same offset
+/// from an aligned address as the write from a block, so that whole blocks are aligned in memory
+/// and need no copy on their way to the device.
+pub(crate) fn payload_buffer<P: Platform>(
+    platform: &P,
+    offset_bytes: u64,
+    len_bytes: u32,
+) -> (IoBuf, usize) {
+    const { assert!(BUFFER_ALIGN as u64 == BLOCK_SIZE) };
+    let start = (offset_bytes % BLOCK_SIZE) as usize;
+    let end = start + len_bytes as usize;
+    (platform.buffers().take(end).narrow(start..end), start)
 }
