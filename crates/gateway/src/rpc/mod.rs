@@ -7,6 +7,7 @@
 pub mod call;
 pub mod record;
 pub mod reply;
+pub mod server;
 
 /// The version of RPC itself.
 pub const RPC_VERSION: u32 = 2;
