@@ -4,6 +4,7 @@ mod conformance;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
 use flagstone_fs::{FileError, Files, Node, SnapshotNumber};
+use flagstone_platform::Platform;
 use flagstone_sim::{SimPlatform, World};
 
 use conformance::{Client, Snapshots, conformance_tests};
@@ -90,5 +91,23 @@ fn a_verifier_that_is_set_is_told() {
         fs.set_verifier(first + 1);
         let committed = fs.commit(&root.caller, file).await.expect("commits");
         assert_eq!(committed.verifier, first + 1);
+    });
+}
+
+#[test]
+fn what_is_changed_is_changed_later_though_the_clock_goes_back() {
+    let (world, later) = (World::new(1), World::new(2));
+    let platform = world.platform(0);
+    world.block_on(0, platform.sleep_ns(3_600_000_000_000));
+    assert!(later.platform(0).wall_clock_ns() < platform.wall_clock_ns());
+    let fs = MemoryFiles::new(platform, MemoryOptions::default());
+    let on = fs.clone();
+    world.block_on(0, async move {
+        let root = Client::root(&on);
+        root.file(root.top(), "file").await.expect("makes");
+    });
+    let fs = fs.fork(&later.platform(0));
+    later.block_on(0, async move {
+        conformance::attributes::changed_is_later_after_each_change_of(&fs, "file").await;
     });
 }

@@ -73,8 +73,15 @@ fn times_of(time: Timestamp) -> SetAttributes {
 
 pub(crate) async fn changed_is_later_after_each_change<F: Files>(fs: F) {
     let root = Client::root(&fs);
+    root.file(root.top(), "file").await.expect("makes");
+    changed_is_later_after_each_change_of(&fs, "file").await;
+}
+
+/// For a filesystem whose clock has just been put back, too. It has a file of that name at the top.
+pub(crate) async fn changed_is_later_after_each_change_of<F: Files>(fs: &F, name: &str) {
+    let root = Client::root(fs);
     let top = root.top();
-    let file = root.file(top, "file").await.expect("makes");
+    let file = root.lookup(top, name).await.expect("is there");
     let mut last = root.get(file).await;
     for n in 0..60 {
         let name = format!("n{}", n / 4);

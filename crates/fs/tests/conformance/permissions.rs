@@ -168,6 +168,8 @@ async fn try_names<F: Files>(
         root.file(play, "out").await.expect("makes");
         let renamed = client.rename((play, "out"), (directory, "file")).await;
         assert_eq!(renamed.map(drop), expected, "replace in {what}");
+        let renamed = client.rename((play, "out"), (directory, "new")).await;
+        assert_eq!(renamed.map(drop), expected, "rename to {what}");
         root.remove(play, "out").await.expect("removes");
     } else {
         let back = client.rename((play, "out"), (directory, "file")).await;
