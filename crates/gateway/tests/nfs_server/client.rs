@@ -314,7 +314,7 @@ impl<S: Stream> Client<S> {
         true
     }
 
-    /// The next reply and its number; `None` if the server has closed.
+    /// The next reply and its number; `None` if the server has closed, or the connection broke.
     pub async fn receive(&self) -> Option<(u32, Reply)> {
         if !self.need(4).await {
             return None;
@@ -322,7 +322,9 @@ impl<S: Stream> Client<S> {
         let mark = words(&self.received.borrow()[..4])[0];
         assert!(mark & 1 << 31 != 0, "one fragment");
         let len = (mark & !(1 << 31)) as usize;
-        assert!(self.need(4 + len).await, "a whole record");
+        if !self.need(4 + len).await {
+            return None;
+        }
         let mut received = self.received.borrow_mut();
         let record: Vec<u8> = received.drain(..4 + len).skip(4).collect();
         drop(received);

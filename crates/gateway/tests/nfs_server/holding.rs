@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 
 use flagstone_fs::{
@@ -10,6 +12,8 @@ use flagstone_fs::{
 };
 use flagstone_platform::IoBuf;
 use flagstone_platform::sync::Signal;
+
+pub type Pause = Pin<Box<dyn Future<Output = ()>>>;
 
 #[derive(Default)]
 pub struct Control {
@@ -22,7 +26,9 @@ pub struct Control {
     begun: RefCell<BTreeMap<&'static str, u32>>,
     running: Cell<u32>,
     running_max: Cell<u32>,
-    /// Payload of the last write: length, offset of its memory from a page, and whether anybody else has it.
+    /// What each operation waits for first.
+    pub pause: RefCell<Option<Box<dyn Fn() -> Pause>>>,
+    /// Payload of the last write: length, and offset of its memory from a page.
     pub last_write: Cell<(usize, usize)>,
 }
 
@@ -78,6 +84,10 @@ impl<F> Holding<F> {
         let most = control.running_max.get().max(control.running.get());
         control.running_max.set(most);
         let running = Running(control);
+        let pause = control.pause.borrow().as_ref().map(|pause| pause());
+        if let Some(pause) = pause {
+            pause.await;
+        }
         while *control.held.borrow() == Some(name) {
             control.released.wait().await;
         }
