@@ -108,6 +108,27 @@ fn bytes_in_flight_are_bounded_for_each_and_for_all() {
     });
 }
 
+/// An answer may be promised more room than a connection can ever have: it doesn't wait for ever.
+#[test]
+fn a_large_answer_is_waited_for_no_longer_than_possible() {
+    let limits = RpcLimits {
+        record: RecordLimits {
+            record_bytes_max: 1000,
+            fragments_max: 8,
+        },
+        connection_bytes_max: 0,
+        shared_bytes: 0,
+        single_bytes: 0,
+        ..RpcLimits::default()
+    };
+    run_with(60, limits, |scene| async move {
+        let client = scene.connect();
+        client.send((MOUNT, 3, 5), &Args::new()).await;
+        scene.world.sleep_ns(1_000_000_000).await;
+        assert!(client.stream.unread_bytes() > 0, "no answer");
+    });
+}
+
 /// Who takes no answers is cut off after a while, and holds no more than its window until then.
 #[test]
 fn a_client_that_takes_no_answers_is_cut_off() {

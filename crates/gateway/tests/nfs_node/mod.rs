@@ -9,9 +9,9 @@ use std::sync::mpsc;
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
 use flagstone_fs::{FileError, Files, Node};
 use flagstone_gateway::nfs3::{
-    Clients, Export, Exports, Listed, NfsCounters, NfsOptions, NfsService, Squash,
+    Clients, Export, Exports, Listed, NfsCounters, NfsOptions, NfsService, Portmapper, Squash,
 };
-use flagstone_gateway::rpc::server::{RpcLimits, RpcServer};
+use flagstone_gateway::rpc::server::{RpcLimits, RpcServer, Service};
 use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{Runtime, RuntimeConfig, UringListener, UringPlatform};
 
@@ -54,8 +54,15 @@ pub struct NfsNode {
 
 impl NfsNode {
     /// Exports an empty filesystem as `/data` at `address`; port 0 takes a free one. Whoever calls from
-    /// here may do everything.
+    /// this machine may do everything.
     pub fn start(address: &str) -> NfsNode {
+        let local = ["127.0.0.0/8", "::1"];
+        let networks = local.map(|text| text.parse().expect("a network"));
+        NfsNode::start_with(address, None, Clients::Only(networks.to_vec()))
+    }
+
+    /// The same for these clients, and with a portmapper at another address.
+    pub fn start_with(address: &str, portmapper: Option<&str>, clients: Clients) -> NfsNode {
         let config = RuntimeConfig {
             cores: 1,
             pin: false,
@@ -64,12 +71,21 @@ impl NfsNode {
         let (sender, receiver) = mpsc::channel();
         let runtime = Runtime::start(&config, |_| {
             let (sender, address) = (sender.clone(), address.to_owned());
+            let portmapper = portmapper.map(str::to_owned);
+            let clients = clients.clone();
             move |platform: UringPlatform| {
                 let listener = UringListener::bind_tcp(&platform, address).expect("an address");
+                if let Some(portmapper) = portmapper {
+                    let known = UringListener::bind_tcp(&platform, portmapper);
+                    let port = port_of(&listener.local_address());
+                    let limits = RpcLimits::default();
+                    let server = RpcServer::new(platform.clone(), Portmapper { port }, limits);
+                    accept(&platform, known.expect("an address"), server);
+                }
                 sender
                     .send(listener.local_address())
                     .expect("somebody waits");
-                serve(&platform, listener);
+                serve(&platform, listener, clients);
             }
         });
         let runtime = runtime.expect("the runtime starts");
@@ -79,8 +95,7 @@ impl NfsNode {
 
     /// The port.
     pub fn port(&self) -> u16 {
-        let (_, port) = self.address.rsplit_once(':').expect("a port");
-        port.parse().expect("a number")
+        port_of(&self.address)
     }
 
     pub fn counters(&self) -> NfsCounters {
@@ -98,15 +113,19 @@ impl NfsNode {
     }
 }
 
-fn serve(platform: &UringPlatform, listener: UringListener) {
+fn port_of(address: &str) -> u16 {
+    let (_, port) = address.rsplit_once(':').expect("a port");
+    port.parse().expect("a number")
+}
+
+fn serve(platform: &UringPlatform, listener: UringListener, clients: Clients) {
     let files = MemoryFiles::new(platform.clone(), MemoryOptions::default());
-    let networks = ["127.0.0.0/8", "::1"];
     let export = Export {
         number: 1,
         path: b"/data".to_vec(),
         root: Node::live(files.root()),
         files,
-        clients: Clients::Only(networks.map(|text| text.parse().expect(text)).to_vec()),
+        clients,
         read_only: false,
         squash: Squash::None,
         anonymous: (65534, 65534),
@@ -115,6 +134,14 @@ fn serve(platform: &UringPlatform, listener: UringListener) {
     let service = NfsService::new(platform.clone(), exports, NfsOptions::default());
     let server = RpcServer::new(platform.clone(), service, RpcLimits::default());
     SERVER.set(Some(server.clone()));
+    accept(platform, listener, server);
+}
+
+fn accept<S: Service>(
+    platform: &UringPlatform,
+    listener: UringListener,
+    server: RpcServer<UringPlatform, S>,
+) {
     let spawner = platform.clone();
     platform.spawn(async move {
         while let Ok(stream) = listener.accept().await {

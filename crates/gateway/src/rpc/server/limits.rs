@@ -13,6 +13,9 @@ pub(crate) const HEAD_BYTES: usize = CALL_HEADER_BYTES_MAX + WRITE_HEAD_BYTES_MA
 /// those of RENAME. What a client sends behind is received and forgotten.
 pub const RECORD_KEPT_BYTES: usize = 16 << 10;
 
+/// What a call takes while it is carried out, besides what it came with and what it answers, in bytes: its task.
+pub(crate) const TASK_BYTES: u64 = 4096;
+
 /// The most payload of one call, in bytes.
 pub const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
 
@@ -70,7 +73,7 @@ impl RpcLimits {
 
     /// The most one call is charged with: a whole record, and an answer with the largest payload.
     pub(crate) fn call_bytes_max(&self) -> u64 {
-        u64::from(self.record.record_bytes_max) + u64::from(PAYLOAD_BYTES_MAX)
+        TASK_BYTES + u64::from(self.record.record_bytes_max) + u64::from(PAYLOAD_BYTES_MAX)
     }
 
     /// These limits, raised where the largest call could never be served.

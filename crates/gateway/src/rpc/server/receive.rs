@@ -6,7 +6,7 @@ use std::rc::Rc;
 use flagstone_platform::{IoBuf, Platform, Time};
 
 use super::connection::{Connection, Reply, TaskGuard, ensure_watched};
-use super::limits::{HEAD_BYTES, RECORD_KEPT_BYTES};
+use super::limits::{HEAD_BYTES, RECORD_KEPT_BYTES, TASK_BYTES};
 use super::service::{Plan, Request, Service};
 use super::session::CloseReason;
 use crate::inbox::{Inbox, payload_buffer};
@@ -153,6 +153,8 @@ impl<P: Platform, S: Service> Reader<'_, P, S> {
         let receiving = &self.connection.receiving;
         receiving.busy.set(false);
         self.connection.waiting.set(true);
+        // What a service says of its answers must not keep a call waiting for ever.
+        let bytes = bytes.min(self.connection.shared.limits.call_bytes_max());
         let charge = self.connection.charge(bytes).await;
         self.connection.waiting.set(false);
         if self.connection.is_closing() {
@@ -197,7 +199,7 @@ impl<P: Platform, S: Service> Reader<'_, P, S> {
         };
         let place = plan.payload;
         let payload_bytes = place.as_ref().map_or(0, |place| place.range.len());
-        let charged = kept as u64 + payload_bytes as u64 + plan.answer_bytes;
+        let charged = TASK_BYTES + kept as u64 + payload_bytes as u64 + plan.answer_bytes;
         let charge = self.charge(charged).await?;
         self.need(kept).await?;
         let mut head = self.connection.take_spare();
