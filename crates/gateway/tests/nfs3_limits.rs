@@ -378,3 +378,13 @@ fn random_and_damaged_calls() {
         });
     }
 }
+
+/// The same with calls whose handles are right.
+#[test]
+fn random_arguments_of_right_files() {
+    for seed in 0..400 {
+        let mut rng = Rng(seed);
+        let bytes: Vec<u8> = (0..400).map(|_| rng.next() as u8).collect();
+        nfs_server::cases::calls(seed, &bytes);
+    }
+}

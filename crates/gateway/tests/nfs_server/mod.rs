@@ -1,8 +1,11 @@
 //! What the tests of the NFS server stand on: a client that reads the protocol's bytes by itself, a
 //! filesystem that can be made to wait and to fail, and exports.
+//!
+//! The fuzz target `nfs3_server` includes this module as well.
 // Each test file uses a part of it, and none is a library.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod cases;
 pub mod client;
 pub mod holding;
 
