@@ -111,6 +111,37 @@ fn suspect_units_are_left_out_whole_and_in_turn() {
     );
 }
 
+/// A part of a block goes with the block that it was written over. Over what that block had replaced, it would
+/// displace the part that lies there, which is durable.
+#[test]
+fn a_part_is_left_out_with_the_block_below_it() {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let dvol = builder.create(0, "first", None);
+    let records = [
+        builder.data(0, dvol, 0, 1, 0),
+        builder.delta(0, dvol, 0, (0, 100)),
+    ];
+    for record in records {
+        builder.unit(0, vec![record]);
+    }
+    builder.flush();
+    let block = builder.data(0, dvol, 0, 1, 0);
+    let (lost, _) = block.new_blocks().next().expect("one block");
+    builder.unit(0, vec![block]);
+    let part = builder.delta(0, dvol, 0, (200, 300));
+    builder.unit(0, vec![part]);
+    let counts = |image: &Overlay<Zeros>| {
+        let counts = assert_clean(image, "a part over a suspect block").counts;
+        (counts.dropped_units, counts.data_blocks)
+    };
+    let mut image = builder.image.clone();
+    assert_eq!(counts(&image), (0, 1));
+    image.put(lost, &[]);
+    assert_eq!(counts(&image), (2, 1), "both");
+}
+
 /// An aborted unit is left out although its data is there, wherever the watermark stands.
 #[test]
 fn aborted_units_never_happened() {

@@ -341,3 +341,51 @@ fn a_write_that_a_crash_takes_back_leaves_no_copy_of_a_part() {
     }
     assert!(whole > 20 && gone > 20, "{whole} whole, {gone} gone");
 }
+
+/// A block and a part of it were written and flushed. Then the block again, and a part of it, both without a
+/// flush. After a crash in which the block had not arrived, the last part lay over the first block, in place of
+/// the part that had been flushed. (Scene `copies`, seed 37.)
+#[test]
+fn a_part_that_was_flushed_is_there_whatever_was_written_over_it() {
+    let (mut newer, mut dropped) = (0, 0);
+    for seed in 0..200 {
+        let disk = new_disk();
+        let world = World::new(seed);
+        let (platform, on) = (world.platform(0), disk.clone());
+        world.block_on(0, async move {
+            format(&platform, &on).await;
+            let (engine, _) = open(&platform, &on).await;
+            let dvol = engine.create(named("a")).await.expect("creates");
+            let part = |byte: u8| IoBuf::copy_of(&[byte; 512]);
+            let writes = [
+                (0, block_of(1), Stability::Stable),
+                (512, part(2), Stability::Stable),
+                (0, block_of(3), Stability::Unstable),
+                (2048, part(4), Stability::Unstable),
+            ];
+            for (at, data, stability) in writes {
+                let write = engine.write(dvol, at, data, stability);
+                write.await.expect("writes");
+            }
+        });
+        let mut rng = world.crash();
+        disk.power_loss(&mut rng);
+        let world = World::new(seed + 1000);
+        let platform = world.platform(0);
+        let (report, found) = world.block_on(0, async move {
+            let (engine, report) = open(&platform, &disk).await;
+            let dvol = engine.dvol("a").expect("is there").handle;
+            let pieces = engine.read(dvol, 0, BLOCK).await.expect("readable");
+            let Piece::Data(data) = &pieces[0] else {
+                panic!("what was stable is gone");
+            };
+            (report, [0, 512, 2048].map(|at| data[at]))
+        });
+        // The last write is not there without the one before it.
+        let possible = [[1, 2, 1], [3, 3, 3], [3, 3, 4]];
+        assert!(possible.contains(&found), "seed {seed}: {found:?}");
+        newer += usize::from(found[0] == 3);
+        dropped += usize::from(report.dropped == 2);
+    }
+    assert!(newer > 10 && dropped > 10, "{newer} and {dropped}");
+}

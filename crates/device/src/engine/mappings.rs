@@ -4,6 +4,7 @@
 //! reused since, and the unit it belongs to may have mapped other places, too, which must not go with it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use flagstone_types::{BlockChecksum, BlockNo, Slot, VBlock};
 
@@ -78,6 +79,48 @@ pub(super) fn final_mappings(
     }
     let superseded = superseded.into_iter();
     last.into_values().chain(superseded).collect()
+}
+
+/// Units that write a part of a block over it, each with the unit that mapped the block. Blocks that were
+/// mapped before the chain are left out: nothing takes those back.
+pub(super) fn parts_over(chain: &Chain, aborted: &BTreeSet<usize>) -> Vec<(usize, usize)> {
+    let mut blocks: BTreeMap<(Slot, VBlock), usize> = BTreeMap::new();
+    let mut parts = Vec::new();
+    let units = chain.units.iter().enumerate();
+    for (index, unit) in units.filter(|(index, _)| !aborted.contains(index)) {
+        for record in &unit.records {
+            match record {
+                Record::Map { slot, runs, .. } => {
+                    for run in runs {
+                        let mapped = (run.start.0..).take(run.blocks.len());
+                        blocks.extend(mapped.map(|vblock| ((*slot, VBlock(vblock)), index)));
+                    }
+                }
+                Record::Delta { slot, vblock, .. } => {
+                    parts.extend(blocks.get(&(*slot, *vblock)).map(|&under| (index, under)));
+                }
+                Record::Unmap { slot, ranges, .. } => {
+                    for &(start, count) in ranges {
+                        let end = VBlock(start.0 + count);
+                        forget_blocks(&mut blocks, (*slot, start)..(*slot, end));
+                    }
+                }
+                // What the slot maps from here on was durable before.
+                Record::Rollback { slot, .. } | Record::CreateDvol { slot, .. } => {
+                    forget_blocks(&mut blocks, (*slot, VBlock(0))..(*slot, VBlock(u64::MAX)));
+                }
+                _ => {}
+            }
+        }
+    }
+    parts
+}
+
+fn forget_blocks(blocks: &mut BTreeMap<(Slot, VBlock), usize>, range: Range<(Slot, VBlock)>) {
+    let gone: Vec<_> = blocks.range(range).map(|(place, _)| *place).collect();
+    for place in gone {
+        blocks.remove(&place);
+    }
 }
 
 fn forget_mappings(last: &mut LastMappings, slot: Slot, start: VBlock, count: u64) {
@@ -155,9 +198,8 @@ mod tests {
         }
     }
 
-    /// The unit and block of each final mapping, in the order of blocks.
-    fn last_of<const N: usize>(units: [Vec<Record>; N], skip: &[usize]) -> Vec<(usize, u64)> {
-        let chain = Chain {
+    fn chain_of<const N: usize>(units: [Vec<Record>; N]) -> Chain {
+        Chain {
             units: units
                 .into_iter()
                 .map(|records| FoundUnit { seq: 1, records })
@@ -170,7 +212,12 @@ mod tests {
             watermark: 0,
             groups: 1,
             places: Vec::new(),
-        };
+        }
+    }
+
+    /// The unit and block of each final mapping, in the order of blocks.
+    fn last_of<const N: usize>(units: [Vec<Record>; N], skip: &[usize]) -> Vec<(usize, u64)> {
+        let chain = chain_of(units);
         let skip = skip.iter().copied().collect();
         let found = final_mappings(&chain, &skip);
         let mut found: Vec<_> = found
@@ -218,6 +265,37 @@ mod tests {
         );
         let gone = vec![unmap(DVOL, 0)];
         assert_eq!(last_of([first, parts, gone], &[]), [(0, 101), (1, 104)]);
+    }
+
+    #[test]
+    fn a_part_is_of_the_block_that_it_was_written_over() {
+        let rollback = Record::Rollback {
+            slot: OTHER,
+            to: LAYER,
+            discard_slot: Slot(4),
+            head: 9,
+            lsn: Lsn(2),
+            size_bytes: 4096,
+        };
+        let parts = vec![
+            delta(DVOL, 0, 110),
+            delta(DVOL, 1, 111),
+            delta(OTHER, 0, 112),
+        ];
+        let chain = chain_of([
+            vec![map(DVOL, 0, 100), map(OTHER, 0, 101), map(OTHER, 1, 102)],
+            parts.clone(),
+            vec![map(DVOL, 0, 103), unmap(OTHER, 1)],
+            vec![map(DVOL, 0, 104)],
+            parts,
+            vec![delta(OTHER, 1, 113)],
+            vec![rollback],
+            vec![delta(OTHER, 0, 114)],
+        ]);
+        let all = [(1, 0), (1, 0), (4, 3), (4, 0)];
+        assert_eq!(parts_over(&chain, &BTreeSet::new()), all);
+        let aborted = BTreeSet::from([1, 3]);
+        assert_eq!(parts_over(&chain, &aborted), [(4, 2), (4, 0)]);
     }
 
     #[test]

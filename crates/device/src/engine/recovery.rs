@@ -19,7 +19,7 @@ use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
 use super::format::{Found, find_superblock, read_again, rewrite_copies};
 use super::info::EngineCounters;
 use super::journal::{Journal, Position};
-use super::mappings::final_mappings;
+use super::mappings::{final_mappings, parts_over};
 use super::options::EngineOptions;
 use super::pieces;
 use super::{Engine, Inner, Signals};
@@ -648,7 +648,8 @@ impl<P: Platform> Loader<'_, P> {
         Ok(())
     }
 
-    /// Units that must not be applied: aborted ones, and suspects whose data is not there.
+    /// Units that must not be applied: aborted ones, suspects whose data is not there, and parts that were
+    /// written over blocks of those.
     async fn units_to_skip(
         &self,
         chain: &Chain,
@@ -665,6 +666,7 @@ impl<P: Platform> Loader<'_, P> {
             .filter(|&i| chain.units[i].seq > chain.watermark && !skip.contains(&i))
             .collect();
         report.suspects = suspects.len() as u64;
+        let parts = parts_over(chain, &skip);
         // `None`: it can't be read.
         let mut checked: BTreeMap<BlockNo, Option<BlockChecksum>> = BTreeMap::new();
         loop {
@@ -694,6 +696,11 @@ impl<P: Platform> Loader<'_, P> {
             }
             report.dropped += bad.len() as u64;
             skip.extend(bad);
+            // Else the part would lie over what the block had replaced, and displace what lies there.
+            for (part, under) in &parts {
+                let goes = skip.contains(under);
+                report.dropped += u64::from(goes && skip.insert(*part));
+            }
             if planted(Bug::NoFixpoint) {
                 return Ok(skip);
             }

@@ -40,6 +40,12 @@ pub(super) struct Replay {
     pub(super) next_layer: u32,
 }
 
+/// Over which block each record of a unit that writes a part of one was written, if over any.
+type Under = BTreeMap<(usize, usize), Option<BlockNo>>;
+
+/// For each block that a suspect unit was given last, that unit and the checksum it expects.
+type Finals = BTreeMap<BlockNo, (usize, BlockChecksum)>;
+
 struct FoundUnit {
     seq: u64,
     /// First block of its group.
@@ -68,9 +74,14 @@ pub(super) fn replay<R: ReadBlocks>(
     }
     let aborted = aborted(&units);
     let mut skip = aborted.clone();
+    let mut under = Under::new();
     loop {
         let mut state = load(image, root, before)?;
-        let finals = apply_all(image, ring, &units, &skip, &mut state)?;
+        let (finals, moved) = apply_all(image, ring, &units, &skip, &mut state, &mut under)?;
+        if !moved.is_empty() {
+            skip.extend(moved);
+            continue;
+        }
         let bad = failing(image, &units, &finals, &state, findings);
         if bad.is_empty() {
             let applied = (units.len() - skip.len()) as u64;
@@ -124,22 +135,24 @@ fn aborted(units: &[FoundUnit]) -> BTreeSet<usize> {
     aborted
 }
 
-/// Applies the units that hold. Returns, for each block that a suspect unit was given last, that
-/// unit and the checksum it expects.
+/// Applies the units that hold. Returns which was given each block last, and the units that write a part of
+/// a block over another one than when all units were applied (noted the first time): the one they belong to
+/// is left out.
 fn apply_all<R: ReadBlocks>(
     image: &Image<R>,
     ring: &Ring,
     units: &[FoundUnit],
     skip: &BTreeSet<usize>,
     state: &mut State,
-) -> Result<BTreeMap<BlockNo, (usize, BlockChecksum)>, Fault> {
-    let mut finals = BTreeMap::new();
+    under: &mut Under,
+) -> Result<(Finals, Vec<usize>), Fault> {
+    let (mut finals, mut moved) = (Finals::new(), Vec::new());
     for (index, unit) in units
         .iter()
         .enumerate()
         .filter(|(index, _)| !skip.contains(index))
     {
-        for record in &unit.records {
+        for (number, record) in unit.records.iter().enumerate() {
             let wrong = |what: &dyn std::fmt::Display| {
                 Fault::new(unit.at, format!("group {}: {what}", unit.seq))
             };
@@ -151,6 +164,13 @@ fn apply_all<R: ReadBlocks>(
                 missing
                     .fill_from(&bytes[..])
                     .map_err(|e| Fault::format(missing.block(), e))?;
+            }
+            if let Record::Delta { slot, vblock, .. } = record {
+                let found = state.slot(*slot).and_then(|s| s.map.get(*vblock).ok());
+                let block = found.and_then(|mapping| Some(mapping.data()?.block));
+                if *under.entry((index, number)).or_insert(block) != block {
+                    moved.push(index);
+                }
             }
             state.apply(record, &image.geometry, &mut Effects::default());
             if let Some(misfit) = state.pool.misfit() {
@@ -164,14 +184,14 @@ fn apply_all<R: ReadBlocks>(
             }
         }
     }
-    Ok(finals)
+    Ok((finals, moved))
 }
 
 /// Suspect units with a final mapping whose data is not there.
 fn failing<R: ReadBlocks>(
     image: &Image<R>,
     units: &[FoundUnit],
-    finals: &BTreeMap<BlockNo, (usize, BlockChecksum)>,
+    finals: &Finals,
     state: &State,
     findings: &mut Findings,
 ) -> BTreeSet<usize> {
