@@ -96,11 +96,15 @@ pub enum Bug {
     PartsNotLocked,
     /// Conditions are checked before the batch has its ranges for itself.
     ConditionsNotLocked,
+    /// A part of a block is copied though a crash may still take back the write it is of.
+    CopyBeforeFlush,
+    /// Recovery keeps a part that was written over a block which it leaves out.
+    PartOutlivesBlock,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 44] = [
+    pub const ALL: [Bug; 46] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -145,6 +149,8 @@ impl Bug {
         Bug::ChecksumIgnored,
         Bug::PartsNotLocked,
         Bug::ConditionsNotLocked,
+        Bug::CopyBeforeFlush,
+        Bug::PartOutlivesBlock,
     ];
 
     /// Its name on the command line: words joined by hyphens.

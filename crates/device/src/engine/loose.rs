@@ -16,6 +16,7 @@ use flagstone_types::{Slot, VBlock};
 
 use super::Inner;
 use super::error::DvolError;
+use crate::planted::{Bug, planted};
 
 /// Ranges remembered of one dvol. Beyond, one that has them all takes their place.
 const RANGES_MAX: usize = 128;
@@ -103,7 +104,7 @@ impl<P: Platform> Inner<P> {
             }
             is_loose
         };
-        match is_loose {
+        match is_loose && !planted(Bug::CopyBeforeFlush) {
             true => self.flush_now().await,
             false => Ok(()),
         }

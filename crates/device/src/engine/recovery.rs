@@ -698,7 +698,7 @@ impl<P: Platform> Loader<'_, P> {
             skip.extend(bad);
             // Else the part would lie over what the block had replaced, and displace what lies there.
             for (part, under) in &parts {
-                let goes = skip.contains(under);
+                let goes = skip.contains(under) && !planted(Bug::PartOutlivesBlock);
                 report.dropped += u64::from(goes && skip.insert(*part));
             }
             if planted(Bug::NoFixpoint) {

@@ -169,11 +169,12 @@ impl History {
         let mut found = Vec::new();
         for order in orders(&entries, ops) {
             // What survives, and beside it what could be seen before the crash: a write of a part of
-            // a block may bring along what was there when it came.
-            let mut states: Vec<(State, Value)> = self
+            // a block may bring along what was there when it came. Then it shows the changes that were
+            // to be seen there, and whether they are there as a whole is asked of their other blocks.
+            let mut states: Vec<(State, State)> = self
                 .base_states()
                 .into_iter()
-                .map(|s| (s.clone(), s.value))
+                .map(|s| (s.clone(), s))
                 .collect();
             for (index, entry) in order.iter().enumerate() {
                 if passing {
@@ -264,39 +265,44 @@ impl History {
     }
 }
 
-/// What a crash may make of one change.
+/// What a crash may make of one change: what is left, and what was to be seen before it.
 fn crash_steps(
     state: &State,
-    live: &Value,
+    live: &State,
     entry: &Entry,
     op: &Op,
-    next: &mut Vec<(State, Value)>,
+    next: &mut Vec<(State, State)>,
 ) {
     let may_be_lost = !op.durable && !op.kept;
     let may_never_have_been = op.outcome != Outcome::Done;
     let may_have_been = op.outcome != Outcome::Failed;
-    if entry.effect.leaves_no_trace(live) {
+    if entry.effect.leaves_no_trace(&live.value) {
         // There is nothing of it that could be lost or found. But when it is durable, so is the hole
         // that it saw.
-        let left = if op.durable { live } else { &state.value };
-        next.push((state.with(left.clone(), entry), live.clone()));
+        let left = if op.durable { live } else { state };
+        let seen = live.with(live.value.clone(), entry);
+        next.push((left.with(left.value.clone(), entry), seen));
         return;
     }
-    for seen in entry.effect.apply(live, entry.lsn) {
-        let live_then = if may_have_been { &seen } else { live };
-        for value in entry
+    for seen in entry.effect.apply(&live.value, entry.lsn) {
+        let seen = live.with(seen, entry);
+        let live_then = match may_have_been {
+            true => seen.clone(),
+            false => live.without(entry),
+        };
+        let survived = entry
             .effect
-            .apply_after_crash(&state.value, live, entry.lsn)
-        {
+            .apply_after_crash(&state.value, &live.value, entry.lsn);
+        for value in survived {
             next.push((state.with(value, entry), live_then.clone()));
         }
-        next.push((state.with(seen.clone(), entry), live_then.clone()));
         if may_be_lost && may_have_been {
             next.push((state.without(entry), seen.clone()));
         }
+        next.push((seen, live_then));
     }
     if may_be_lost && may_never_have_been {
-        next.push((state.without(entry), live.clone()));
+        next.push((state.without(entry), live.without(entry)));
     }
 }
 
@@ -486,6 +492,24 @@ mod tests {
             5,
             "also before all of them"
         );
+    }
+
+    /// A copy of a part of a change is of all of it, and its other blocks have to agree.
+    #[test]
+    fn what_was_copied_is_shown() {
+        let ops = [op(1, Some(2), false), op(3, Some(4), false)];
+        let entries = vec![
+            whole(0, 10, Span::exactly(1)),
+            part(1, 11, Span::exactly(2)),
+        ];
+        let states = history(entries).after_crash(&ops, false);
+        let shown = |under| {
+            let content = Content::whole(under).patched(0, 8, 11);
+            let found = states.iter().filter(|s| s.value.content == content);
+            found.map(|s| s.shows.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(10), [[(0, true), (1, true)]]);
+        assert_eq!(shown(0), [[(0, false), (1, true)]]);
     }
 
     fn unmap(op: OpId, lsn: u64) -> Entry {

@@ -49,11 +49,14 @@ pub enum Scene {
     Fences,
     /// Deallocations are forgotten while others ask what has changed, just above the floor.
     Floor,
+    /// Unstable writes of parts of several blocks lie over each other, and the power fails after a few
+    /// groups: what a write copied of another one, and what is left of that one, has to fit.
+    Copies,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 8] = [
+    pub const ALL: [Scene; 9] = [
         Scene::Barrier,
         Scene::Reuse,
         Scene::Overwrites,
@@ -62,6 +65,7 @@ impl Scene {
         Scene::Slots,
         Scene::Fences,
         Scene::Floor,
+        Scene::Copies,
     ];
 
     /// Its name on the command line.
@@ -99,6 +103,7 @@ impl Scene {
             }
             Scene::Ring => (3, 4, 400),
             Scene::Slots => (12, 1, 12),
+            Scene::Copies => (30, 2, 6),
             Scene::Fences => {
                 class = FaultClass::Fencing;
                 faults.flush_error = 0.1;
@@ -142,7 +147,9 @@ impl Scene {
             Scene::Barrier => (quick, 1_000..=50_000, 1_000..=50_000),
             // Much happens during a flush.
             Scene::Reuse => (quick, 1_000..=20_000, 200_000..=1_000_000),
-            Scene::Overwrites | Scene::Tails => (quick, 1_000..=200_000, 100_000..=5_000_000),
+            Scene::Overwrites | Scene::Tails | Scene::Copies => {
+                (quick, 1_000..=200_000, 100_000..=5_000_000)
+            }
             Scene::Ring => (quick, 1_000..=5_000, 20_000_000..=50_000_000),
             Scene::Slots | Scene::Fences => (quick, 1_000..=100_000, 1_000..=500_000),
             // Either a question waits long for nodes, or the record of the floor for its flush.
@@ -173,7 +180,7 @@ impl Scene {
             Scene::Barrier => 80,
             Scene::Reuse => 300,
             Scene::Overwrites => 12,
-            Scene::Tails => 16,
+            Scene::Tails | Scene::Copies => 16,
             Scene::Ring => 1200,
             Scene::Slots => 40,
             Scene::Fences => 80,
@@ -226,6 +233,7 @@ impl Scene {
                     .await;
             }
             Scene::Floor => first.scatter(dvol).await,
+            Scene::Copies => first.a_second_dvol().await,
             Scene::Barrier => return barrier(clients, dvol).await,
             _ => {}
         }
@@ -253,6 +261,7 @@ impl Scene {
                 Scene::Fences => client.write_and_flush(dvol).await,
                 Scene::Floor if number == 0 => client.forget(dvol).await,
                 Scene::Floor => client.ask_above_floor(dvol).await,
+                Scene::Copies => client.overlap().await,
             }
         }
     }
@@ -281,6 +290,9 @@ async fn barrier(clients: Vec<Client>, dvol: ObjectKey) {
 /// Blocks that [`Scene::Reuse`] writes to.
 const REUSED_BLOCKS: u64 = 24;
 
+/// Blocks of each dvol that changes of [`Scene::Copies`] begin in.
+const COPIED_BLOCKS: u64 = 4;
+
 /// Blocks of [`Scene::Floor`], every third of which is mapped: enough for a map of several leaves.
 const SCATTERED_BLOCKS: u64 = 900;
 
@@ -302,9 +314,37 @@ impl Client {
         self.create_named(name, 1 << 30, 0, is_taken).await
     }
 
+    async fn a_second_dvol(&mut self) {
+        if self.model.borrow().dvols(self.journal).len() < 2 {
+            let (name, is_taken) = self.name(None);
+            self.create_named(name, 1 << 30, 0, is_taken).await;
+        }
+    }
+
     async fn overwrite(&mut self, dvol: ObjectKey, among: u64) {
         let first = self.rng.below(among);
         self.write_extent(dvol, blocks(first, 1), 0, Unstable).await;
+    }
+
+    /// Changes parts of a few blocks that others change as well, mostly of several at once.
+    async fn overlap(&mut self) {
+        let dvols = self.model.borrow().dvols(self.journal);
+        let mut part = || {
+            let extent = Extent {
+                offset: self.rng.below(COPIED_BLOCKS * BLOCK_SIZE),
+                len: 1 + self.rng.below(2 * BLOCK_SIZE),
+            };
+            (dvols[self.rng.index(dvols.len())], extent)
+        };
+        let ((dvol, extent), other) = (part(), part());
+        match self.rng.below(10) {
+            0..6 => self.write_extent(dvol, extent, 0, Unstable).await,
+            6..9 => {
+                let places = [(dvol, extent, Some(0)), (other.0, other.1, Some(0))];
+                self.batch_on(&places, Vec::new(), Unstable).await;
+            }
+            _ => self.deallocate_extent(dvol, extent, Unstable).await,
+        }
     }
 
     /// A snapshot after a moment; the oldest one goes when there are many.
