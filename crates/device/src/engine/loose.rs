@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_types::{Slot, VBlock};
+use smallvec::SmallVec;
 
 use super::Inner;
 use super::error::DvolError;
@@ -54,36 +55,65 @@ impl<P: Platform> Drop for UnderWay<'_, P> {
     }
 }
 
+impl LooseUnits {
+    /// Remembers a unit. Where the flush that covers it is to be noted, or `None` if it is a single block.
+    fn note(
+        &self,
+        parts: &[(Slot, Range<VBlock>)],
+        is_done: impl Fn(u64) -> bool,
+    ) -> Option<Rc<Cell<u64>>> {
+        let blocks: u64 = parts.iter().map(|(_, b)| b.end.0 - b.start.0).sum();
+        if blocks <= 1 {
+            return None;
+        }
+        let is_open = |unit: &mut Loose| !is_done(unit.ticket.get());
+        let ticket = Rc::new(Cell::new(UNDER_WAY));
+        let mut units = self.units.borrow_mut();
+        // Those that nobody writes to any more. Twice as many as were left, so each pays for a few.
+        if units.len() > DVOLS_BEFORE_CLEANING.max(2 * self.left.get()) {
+            units.retain(|_, of_slot| {
+                of_slot.retain_mut(is_open);
+                !of_slot.is_empty()
+            });
+            self.left.set(units.len());
+        }
+        for (slot, blocks) in parts {
+            let of_slot = units.entry(*slot).or_default();
+            of_slot.retain_mut(is_open);
+            if of_slot.len() >= RANGES_MAX {
+                join(of_slot);
+            }
+            of_slot.push(Loose {
+                blocks: blocks.clone(),
+                ticket: ticket.clone(),
+            });
+        }
+        Some(ticket)
+    }
+
+    /// True if what lies in a block is a part of a unit that a crash may still take back.
+    fn has(&self, slot: Slot, block: VBlock, is_done: impl Fn(u64) -> bool) -> bool {
+        let mut units = self.units.borrow_mut();
+        let Some(of_slot) = units.get_mut(&slot) else {
+            return false;
+        };
+        of_slot.retain(|unit| !is_done(unit.ticket.get()));
+        let is_loose = of_slot.iter().any(|unit| unit.blocks.contains(&block));
+        if of_slot.is_empty() {
+            units.remove(&slot);
+        }
+        is_loose
+    }
+}
+
 impl<P: Platform> Inner<P> {
     /// Notes what a unit changes that is answered without a flush. `None` if that is a single block.
     pub(super) fn note_loose(
         &self,
         parts: impl IntoIterator<Item = (Slot, Range<VBlock>)>,
     ) -> Option<UnderWay<'_, P>> {
-        let parts: Vec<_> = parts.into_iter().collect();
-        let blocks: u64 = parts.iter().map(|(_, b)| b.end.0 - b.start.0).sum();
-        if blocks <= 1 {
-            return None;
-        }
-        let ticket = Rc::new(Cell::new(UNDER_WAY));
-        let mut units = self.loose.units.borrow_mut();
-        // Those that nobody writes to any more. Twice as many as were left, so each pays for a few.
-        if units.len() > DVOLS_BEFORE_CLEANING.max(2 * self.loose.left.get()) {
-            units.retain(|_, of_slot| {
-                of_slot.retain(|unit| !self.flusher.is_done(unit.ticket.get()));
-                !of_slot.is_empty()
-            });
-            self.loose.left.set(units.len());
-        }
-        for (slot, blocks) in parts {
-            let of_slot = units.entry(slot).or_default();
-            of_slot.retain(|unit| !self.flusher.is_done(unit.ticket.get()));
-            if of_slot.len() >= RANGES_MAX {
-                join(of_slot);
-            }
-            let ticket = ticket.clone();
-            of_slot.push(Loose { blocks, ticket });
-        }
+        let parts: SmallVec<[_; 1]> = parts.into_iter().collect();
+        let ticket = self.loose.note(&parts, |t| self.flusher.is_done(t))?;
         Some(UnderWay {
             inner: self,
             ticket,
@@ -92,18 +122,7 @@ impl<P: Platform> Inner<P> {
 
     /// Has what lies in a block flushed, if it is a part of such a unit. The caller has the block to itself.
     pub(super) async fn settle_loose(&self, slot: Slot, block: VBlock) -> Result<(), DvolError> {
-        let is_loose = {
-            let mut units = self.loose.units.borrow_mut();
-            let Some(of_slot) = units.get_mut(&slot) else {
-                return Ok(());
-            };
-            of_slot.retain(|unit| !self.flusher.is_done(unit.ticket.get()));
-            let is_loose = of_slot.iter().any(|unit| unit.blocks.contains(&block));
-            if of_slot.is_empty() {
-                units.remove(&slot);
-            }
-            is_loose
-        };
+        let is_loose = self.loose.has(slot, block, |t| self.flusher.is_done(t));
         match is_loose && !planted(Bug::CopyBeforeFlush) {
             true => self.flush_now().await,
             false => Ok(()),
@@ -155,5 +174,71 @@ mod tests {
                 (VBlock(1)..VBlock(30), 9)
             ]
         );
+    }
+    const FIRST: Range<VBlock> = VBlock(0)..VBlock(2);
+
+    /// Notes a unit of the first two blocks of a dvol whose flush is this one.
+    fn note(units: &LooseUnits, slot: u32, ticket: u64, done: u64) {
+        let noted = units.note(&[(Slot(slot), FIRST)], |t| t <= done);
+        noted.expect("several blocks").set(ticket);
+    }
+
+    #[test]
+    fn dvols_that_are_flushed_are_forgotten_and_the_others_are_not() {
+        let units = LooseUnits::default();
+        let most = DVOLS_BEFORE_CLEANING as u32;
+        // Every fourth waits for a later flush, one has none yet.
+        let ticket = |slot: u32| match slot {
+            7 => UNDER_WAY,
+            slot if slot % 4 == 0 => 2,
+            _ => 1,
+        };
+        for slot in 0..=most {
+            note(&units, slot, ticket(slot), 1);
+        }
+        assert_eq!(units.units.borrow().len(), DVOLS_BEFORE_CLEANING + 1);
+        note(&units, most + 1, 2, 1);
+        let left: Vec<u32> = units.units.borrow().keys().map(|slot| slot.0).collect();
+        let expected = (0..=most + 1).filter(|&slot| ticket(slot) > 1 || slot > most);
+        assert_eq!(left, expected.collect::<Vec<_>>());
+        for slot in left {
+            assert!(units.has(Slot(slot), VBlock(1), |t| t <= 1), "{slot}");
+        }
+    }
+
+    /// As long as nothing can be forgotten, looking for it again and again would cost more than it is worth.
+    #[test]
+    fn what_was_left_doubles_before_it_is_gone_through_again() {
+        let units = LooseUnits::default();
+        let most = DVOLS_BEFORE_CLEANING as u32;
+        for slot in 0..=most + 1 {
+            note(&units, slot, 1, 0);
+        }
+        assert_eq!(units.left.get(), DVOLS_BEFORE_CLEANING + 1);
+        // The first flush is done, and nobody looks yet.
+        for slot in most + 2..=2 * most + 2 {
+            note(&units, slot, 2, 1);
+        }
+        assert_eq!(units.units.borrow().len() as u32, 2 * most + 3);
+        note(&units, 2 * most + 3, 2, 1);
+        assert_eq!(units.units.borrow().len() as u32, most + 2);
+    }
+
+    #[test]
+    fn a_unit_of_several_dvols_is_loose_where_it_lies_in_each() {
+        let units = LooseUnits::default();
+        let block = |at: u64| VBlock(at)..VBlock(at + 1);
+        let parts = [(Slot(1), block(0)), (Slot(2), block(5))];
+        let ticket = units.note(&parts, |_| false).expect("two blocks");
+        let are = |done: u64| {
+            let places = [(1, 0), (1, 5), (2, 0), (2, 5), (3, 0)];
+            places.map(|(slot, at)| units.has(Slot(slot), VBlock(at), |t| t <= done))
+        };
+        assert_eq!(are(0), [true, false, false, true, false]);
+        ticket.set(3);
+        assert_eq!(are(2), [true, false, false, true, false]);
+        assert_eq!(are(3), [false; 5]);
+        assert!(units.units.borrow().is_empty());
+        assert!(units.note(&parts[..1], |_| false).is_none(), "one block");
     }
 }
