@@ -369,7 +369,9 @@ impl Core {
                 self.read_clock();
             }
             for &one in &reaped[..count] {
-                if let Some(completion) = self.driver.complete(one, self.clock_ns()) {
+                if let Some(completion) =
+                    self.driver.complete(one, self.clock_ns(), self.counters())
+                {
                     self.hand_on(completion);
                 }
             }
@@ -378,7 +380,7 @@ impl Core {
             }
         }
         // The device has nothing to do: before the answers are dealt with, it gets what was held.
-        if self.driver.release(|| self.clock_ns()) {
+        if self.driver.release(|| self.clock_ns(), self.counters()) {
             self.enter(Patience::None);
         }
     }

@@ -18,6 +18,11 @@ impl Counter {
         );
     }
 
+    /// Takes `n` away; likewise.
+    pub(crate) fn subtract(&self, n: u64) {
+        self.add(n.wrapping_neg());
+    }
+
     fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -31,7 +36,7 @@ macro_rules! counters {
             $(pub(crate) $name: Counter,)*
         }
 
-        /// The counters of one core at one moment, all since its start.
+        /// The counters of one core at one moment, all since its start but for `holding_devices`.
         #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
         pub struct CoreCounters {
             $($(#[doc = $doc])* pub $name: u64,)*
@@ -82,6 +87,11 @@ counters! {
     busy_ns,
     /// Device transfers that were held until the device had answered those before them.
     held,
+    /// Devices, one for each journal, whose transfers are held so at present, but for short trials of the
+    /// other way.
+    holding_devices,
+    /// Times a device became or ceased to be one whose transfers are held so.
+    holding_changes,
     /// Times the core slept.
     sleeps,
     /// Times the core woke a sleeping core: through its ring or an eventfd.

@@ -25,7 +25,7 @@ mod open;
 #[cfg(test)]
 mod waves_tests;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -111,6 +111,8 @@ pub(crate) struct DeviceFile {
     io: IoStats,
     /// Which transfers are held until the device has answered others.
     pub(crate) waves: RefCell<Waves>,
+    /// What the core's counters say of that: it holds.
+    pub(crate) counts_as_holding: Cell<bool>,
     /// Entries of those that are held, in order.
     pub(crate) held: RefCell<Vec<squeue::Entry>>,
 }
@@ -142,6 +144,9 @@ impl Drop for DeviceFile {
             return;
         };
         core.device_closed(self.id);
+        if self.counts_as_holding.get() {
+            core.counters().holding_devices.subtract(1);
+        }
         // Operations in flight hold the file, so none is left.
         if let Some(slot) = self.fixed {
             core.unregister_file(slot);

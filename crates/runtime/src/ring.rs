@@ -183,7 +183,7 @@ impl Driver {
 
     /// Queues transfers that have been held for too long. True if these, or others since this was
     /// last called, are no longer held and wait for `enter`.
-    pub(crate) fn release(&self, now_ns: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn release(&self, now_ns: impl FnOnce() -> u64, counters: &Counters) -> bool {
         if !self.holding.borrow().is_empty() {
             let now_ns = now_ns();
             let is_overdue = |d: &&Rc<DeviceFile>| d.waves.borrow_mut().is_overdue(now_ns);
@@ -191,7 +191,10 @@ impl Driver {
                 let holding = self.holding.borrow();
                 holding.iter().filter(is_overdue).cloned().collect()
             };
-            overdue.iter().for_each(|device| self.release_to(device));
+            for device in &overdue {
+                note_holding(device, counters);
+                self.release_to(device);
+            }
         }
         self.released.take()
     }
@@ -280,16 +283,24 @@ impl Driver {
 
     /// Finishes an operation. `None` for completions that nobody is interested in. What was held until
     /// then waits for `enter` afterwards.
-    pub(crate) fn complete(&self, reaped: Reaped, now_ns: u64) -> Option<Completion> {
+    pub(crate) fn complete(
+        &self,
+        reaped: Reaped,
+        now_ns: u64,
+        counters: &Counters,
+    ) -> Option<Completion> {
         if reaped.user_data == IGNORED_USER_DATA {
             return None;
         }
         let key = OpKey::from_user_data(reaped.user_data);
         if self.waves
             && let Some(device) = self.ops.transfer_of(key)
-            && device.waves.borrow_mut().answered(now_ns)
         {
-            self.release_to(&device);
+            let releases = device.waves.borrow_mut().answered(now_ns);
+            note_holding(&device, counters);
+            if releases {
+                self.release_to(&device);
+            }
         }
         Some(self.ops.complete(key, reaped.result))
     }
@@ -323,6 +334,19 @@ impl Driver {
         {
             ring.free_files.push(slot);
         }
+    }
+}
+
+/// Counts it if a device has become one whose transfers are held, or is none any more.
+fn note_holding(device: &DeviceFile, counters: &Counters) {
+    let holds = device.waves.borrow().is_holding();
+    if device.counts_as_holding.replace(holds) == holds {
+        return;
+    }
+    counters.holding_changes.add(1);
+    match holds {
+        true => counters.holding_devices.add(1),
+        false => counters.holding_devices.subtract(1),
     }
 }
 
@@ -454,7 +478,7 @@ mod tests {
         let mut reaped = [Reaped::default(); REAP_MAX];
         let count = driver.reap(&mut reaped, &Counters::default());
         for &one in &reaped[..count] {
-            drop(driver.complete(one, 0));
+            drop(driver.complete(one, 0, &Counters::default()));
         }
         count
     }

@@ -165,6 +165,11 @@ impl Waves {
         }
     }
 
+    /// Whether transfers are held, as long as no trial tries the other way.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.recognised && !self.trial.free_is_better
+    }
+
     /// True if one more transfer goes to the device now; false if it is held.
     pub(crate) fn admit(&mut self, now_ns: impl FnOnce() -> u64) -> bool {
         let answering = self.first_answer_ns.is_some();

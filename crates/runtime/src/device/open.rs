@@ -1,6 +1,7 @@
 //! Opening a file or block device: what it is, whether direct I/O works, and what that wants to be
 //! aligned.
 
+use std::cell::Cell;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
@@ -51,6 +52,7 @@ pub(super) fn open_device(
         id,
         pace: FlushPace::default(),
         waves: Default::default(),
+        counts_as_holding: Cell::new(false),
         held: Default::default(),
         io: IoStats::default(),
     };

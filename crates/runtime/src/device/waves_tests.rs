@@ -177,3 +177,38 @@ fn a_core_that_stops_writes_what_is_held_although_one_answer_is_missing() {
     assert!(held.unwrap() > 0);
     check(&scratch.0);
 }
+
+/// A device that becomes one whose transfers are held, and then answers too late.
+#[test]
+fn the_counters_say_whether_transfers_are_held() {
+    let scratch = Scratch::new("counted");
+    let path = scratch.0.clone();
+    let seen = block_on(&config(), move |platform| async move {
+        let told = |platform: &UringPlatform| {
+            let counters = platform.counters();
+            (counters.holding_devices, counters.holding_changes)
+        };
+        let mut seen = vec![told(&platform)];
+        let device = open(&platform, &path);
+        let write = async |number: usize| {
+            let data = block(&platform, number);
+            let write = device.write((number * BLOCK_BYTES) as u64, data);
+            write.await.1.unwrap();
+        };
+        write(0).await;
+        seen.push(told(&platform));
+        // It owes an answer.
+        assert!(device.file.waves.borrow_mut().admit(sys::monotonic_ns));
+        let mut cx = Context::from_waker(Waker::noop());
+        for write in start_writes(&platform, &device, &mut cx) {
+            write.await.unwrap();
+        }
+        seen.push(told(&platform));
+        device.file.waves.replace(Waves::learnt());
+        write(0).await;
+        drop(device);
+        seen.push(told(&platform));
+        seen
+    });
+    assert_eq!(seen.unwrap(), [(0, 0), (1, 1), (0, 2), (0, 3)]);
+}

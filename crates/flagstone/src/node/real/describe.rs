@@ -595,6 +595,7 @@ fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
         // That of the last one, not of all.
         "checkpoint_ns" => ("checkpoint_seconds", MetricKind::Gauge, value / 1e9),
         "spin_ns" => ("spin_seconds", MetricKind::Counter, value / 1e9),
+        "holding_devices" => (name, MetricKind::Gauge, value),
         name => (name, MetricKind::Counter, value),
     };
     NamedValue {
@@ -612,5 +613,19 @@ fn core_metrics(counters: &CoreCounters) -> CoreMetrics {
         enters: counters.enters,
         busy_ns: counters.busy_ns,
         ..CoreMetrics::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It falls again: as a counter a fall would be taken for a restart.
+    #[test]
+    fn how_many_devices_are_held_is_a_gauge() {
+        let kind = |name| counter(name, CoreCounters::help(name), 1).kind;
+        assert!(matches!(kind("holding_devices"), MetricKind::Gauge));
+        assert!(matches!(kind("holding_changes"), MetricKind::Counter));
+        assert!(!CoreCounters::help("holding_devices").is_empty());
     }
 }
