@@ -316,8 +316,9 @@ pub trait Files: Clone + 'static {
         len_bytes: u32,
     ) -> impl Future<Output = Result<FileRead, FileError>>;
 
-    /// Writes to a regular file, and extends it if need be. All of it, or nothing. Without any bytes nothing
-    /// changes.
+    /// Writes to a regular file, and extends it if need be. Others see all of it or nothing. So it is after a
+    /// crash, too, if it has at most 64 KiB; of a longer one that was not answered a part may be there. Without
+    /// any bytes nothing changes.
     fn write(
         &self,
         caller: &Caller,

@@ -10,17 +10,77 @@
 //! Read first: `docs/filesystem-plan.md`, then [`Files`]. Called by gateways and the binary; calls the tree,
 //! the page store, and the device layer for large files. Source: Oracle FSS, section 4.
 
+mod answer;
 mod attributes;
+mod change;
+mod check;
+mod codec;
+mod contents;
 mod error;
 mod files;
+mod filesystem;
+mod inode;
+mod key;
+mod locks;
 pub mod memory;
+mod names;
+mod operations;
 mod permissions;
+mod reaper;
+mod snapshots;
+mod superblock;
+mod system;
+mod tokens;
+mod view;
 
 pub use attributes::{Attributes, Before, Changes, FileKind, SetAttributes, SetTime, Timestamp};
+pub use check::CheckReport;
 pub use error::FileError;
 pub use files::{
     ANSWERS_KEPT, AccessMask, Caller, Cookie, Created, Creation, Entry, FileId, FileRead, Files,
     FilesystemId, Found, LINKS_MAX, Listing, NAME_MAX_BYTES, NAME_SIZE_BYTES, New, Node,
     SnapshotNumber, Space, Stability, TARGET_MAX_BYTES, Token, Written,
 };
+pub use filesystem::Filesystem;
 pub use flagstone_device::engine::{Piece, Pieces};
+pub use snapshots::{SNAPSHOTS_MAX, SnapshotInfo};
+pub use system::{FilesystemInfo, FilesystemOptions, Filesystems};
+
+/// Gives bytes to everything that reads what the tree holds, for a fuzzer. Panics if something that was read is
+/// not written as the same bytes.
+#[doc(hidden)]
+pub fn fuzz_decoders(bytes: &[u8]) {
+    let directory = FileId {
+        directory: 5,
+        file: 0,
+    };
+    let other = FileId {
+        directory: 5,
+        file: 6,
+    };
+    for file in [directory, other] {
+        if let Some(inode) = inode::Inode::decode(file, bytes) {
+            assert_eq!(inode.encode(), bytes);
+        }
+    }
+    if let Some(value) = inode::EntryValue::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
+    }
+    if let Some(value) = inode::CookieValue::decode(bytes) {
+        assert_eq!(inode::CookieValue::encode(value.file, &value.name), bytes);
+    }
+    if let Some(value) = contents::BlockValue::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
+    }
+    if let Some(value) = superblock::Superblock::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
+    }
+    if let Some(value) = superblock::SnapshotValue::decode(bytes) {
+        assert_eq!(value.encode(), bytes);
+    }
+    tokens::fuzz(bytes);
+    let keys = key::Keys(FilesystemId(7));
+    let _ = (keys.of_file(bytes), keys.of_orphan(bytes));
+    let _ = (keys.of_displaced(bytes), key::split_version(bytes));
+    let _ = (key::is_block(bytes), key::last_number(bytes));
+}

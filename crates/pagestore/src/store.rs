@@ -164,6 +164,16 @@ impl<P: Platform> Store<P> {
         self.inner.life ^ self.inner.machine.borrow().epoch()
     }
 
+    /// Bytes that the device has for data, and that are free.
+    pub fn space(&self) -> (u64, u64) {
+        let space = self.inner.engine.space();
+        let taken = space.used_bytes + space.kept_bytes;
+        (
+            space.capacity_bytes,
+            space.capacity_bytes.saturating_sub(taken),
+        )
+    }
+
     /// The extents here.
     pub fn extents(&self) -> Vec<ExtentId> {
         self.inner.machine.borrow().extent_ids().collect()
@@ -192,20 +202,29 @@ impl<P: Platform> Store<P> {
         }
     }
 
-    /// How many blocks of an extent are allocated. Reads its whole table.
+    /// How many blocks of an extent are allocated. Reads as much of its table as was ever written.
     pub async fn allocated_blocks(&self, id: ExtentId) -> Result<u64, StoreError> {
         let inner = &self.inner;
         let index = inner.machine.borrow().index_of(id)?;
         let table_pages = inner.machine.borrow().extent(index).geometry.table_pages();
-        let mut count = 0;
-        for page in 0..table_pages {
-            loop {
-                let in_page = inner.machine.borrow().extent(index).allocated_in(page);
-                match in_page {
-                    Some(in_page) => break count += in_page,
-                    None => inner.load_table(index, page).await?,
+        let (mut count, mut page) = (0, 0);
+        while page < table_pages {
+            let (is_written, end) = inner.table_run(index, page..table_pages).await?;
+            for page in page..end {
+                let is_loaded = |page| inner.machine.borrow().extent(index).table(page).is_some();
+                // What was committed and isn't on the device yet is in memory.
+                if !is_written && !is_loaded(page) {
+                    continue;
+                }
+                loop {
+                    let in_page = inner.machine.borrow().extent(index).allocated_in(page);
+                    match in_page {
+                        Some(in_page) => break count += in_page,
+                        None => inner.load_table(index, page).await?,
+                    }
                 }
             }
+            page = end;
         }
         Ok(count)
     }
@@ -421,6 +440,25 @@ impl<P: Platform> Store<P> {
 }
 
 impl<P: Platform> Inner<P> {
+    /// Whether the first of some pages of a table was written, and up to which one that is so of all.
+    async fn table_run(
+        &self,
+        index: usize,
+        pages: std::ops::Range<u64>,
+    ) -> Result<(bool, u64), StoreError> {
+        let (handle, geometry) = {
+            let machine = self.machine.borrow();
+            let extent = machine.extent(index);
+            (extent.handle, extent.geometry)
+        };
+        let offset = geometry.table_offset(pages.start);
+        let len = (pages.end - pages.start) * BLOCK_SIZE;
+        let runs = self.engine.allocation(handle, offset, len, 1).await?;
+        let run = runs.first().ok_or(StoreError::Device)?;
+        let end = pages.start + (run.len_bytes / BLOCK_SIZE).max(1);
+        Ok((run.allocated, end.min(pages.end)))
+    }
+
     fn check_pointer(&self, ptr: &PagePtr, count: u64) -> Result<(usize, Geometry), ReadError> {
         let machine = self.machine.borrow();
         if let Some(error) = machine.dead.filter(|error| *error == StoreError::Stopping) {

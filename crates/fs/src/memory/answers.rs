@@ -2,17 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::attributes::{Attributes, Changes};
-use crate::files::{ANSWERS_KEPT, Caller, Created};
-
-/// What an operation that changed something was answered.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Answer {
-    Made(Created),
-    Changed(Changes),
-    Renamed(Changes, Changes),
-    Linked(Attributes, Changes),
-}
+pub(super) use crate::answer::Answer;
+use crate::files::{ANSWERS_KEPT, Caller};
 
 /// Of each client the last ones, oldest first.
 #[derive(Clone, Debug, Default)]

@@ -87,6 +87,11 @@ impl History {
         std::mem::take(&mut self.known.borrow_mut().events)
     }
 
+    /// How many calls have begun since the events were taken.
+    pub(crate) fn len(&self) -> usize {
+        self.known.borrow().events.len()
+    }
+
     /// Starts the clients. They end by themselves, or with their world. May be called again for another life
     /// of the filesystem, after what was left without an answer was judged.
     pub(crate) fn start<F: Files, P: Platform>(

@@ -149,7 +149,9 @@ fn fio(scene: &Scene, node: &Node, arguments: &[&str]) -> Result<()> {
 fn start_fio_load(scene: &Scene, node: &Node) -> Result<Child> {
     let mut command = fio_command(scene, node);
     command
+        // In one process, so that nothing is left of it when it is killed.
         .args([
+            "--thread",
             "--rw=randwrite",
             "--bs=64k",
             "--verify=crc32c",

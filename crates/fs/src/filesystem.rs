@@ -1,0 +1,428 @@
+//! An open filesystem: what of it is in memory, and how each operation is carried out.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use flagstone_btree::{Tree, decode_counters};
+use flagstone_pagestore::{Store, StoreError, Ticket};
+use flagstone_platform::Platform;
+use flagstone_platform::sync::{Budget, Share, Signal};
+use tracing::{error, warn};
+
+use crate::attributes::Timestamp;
+use crate::change::{Change, Tried};
+use crate::contents::Extents;
+use crate::error::FileError;
+use crate::files::{FileId, FilesystemId, SnapshotNumber};
+use crate::inode::Inode;
+use crate::key::Keys;
+use crate::locks::Locks;
+use crate::superblock::{ROOT, SnapshotValue, Superblock, Usage};
+use crate::tokens::Tokens;
+use crate::view::View;
+
+/// Attempts at an operation before the caller is told to come again.
+const ATTEMPTS_MAX: usize = 40;
+/// Operations that may be under way; a snapshot takes all of them.
+const OPERATIONS_MAX: u64 = 1 << 20;
+/// Numbers of files set aside at a time.
+const NUMBERS_AHEAD: u64 = 4096;
+
+/// A filesystem. A cheap handle, used by one core.
+pub struct Filesystem<P: Platform> {
+    pub(crate) inner: Rc<Inner<P>>,
+}
+
+impl<P: Platform> Clone for Filesystem<P> {
+    fn clone(&self) -> Self {
+        Filesystem {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+/// See the module's page.
+pub(crate) struct Inner<P: Platform> {
+    pub(crate) platform: P,
+    pub(crate) tree: Tree<P>,
+    pub(crate) extents: Extents,
+    pub(crate) keys: Keys,
+    pub(crate) locks: Rc<Locks>,
+    /// Names of directories that move: one at a time, so that none comes to lie in itself.
+    pub(crate) moves: Budget,
+    /// Everybody takes one; who takes a snapshot takes all.
+    gate: Budget,
+    state: RefCell<State>,
+    /// Operations that have changed something.
+    commits: Cell<u64>,
+    pub(crate) tokens: RefCell<Tokens>,
+    /// There are files whose content is to be given back.
+    pub(crate) orphaned: Signal,
+    pub(crate) stopping: Cell<bool>,
+}
+
+/// What is in memory of the superblock and what belongs to it. Loaded again whenever the store has lost
+/// commits.
+pub(crate) struct State {
+    pub(crate) superblock: Superblock,
+    /// By name.
+    pub(crate) snapshots: Vec<(Vec<u8>, SnapshotValue)>,
+    pub(crate) numbers_of_snapshots: Rc<[u32]>,
+    pub(crate) usage: Usage,
+    /// Numbers that files can be given.
+    numbers: std::ops::Range<u64>,
+    /// The store's when this was loaded.
+    verifier: u64,
+}
+
+impl<P: Platform> Inner<P> {
+    /// Opens a filesystem that is there.
+    pub(crate) async fn open(
+        platform: P,
+        tree: Tree<P>,
+        extents: Extents,
+        id: FilesystemId,
+    ) -> Result<Rc<Inner<P>>, Tried> {
+        let keys = Keys(id);
+        let state = load(&tree, keys).await?;
+        Ok(Rc::new(Inner {
+            platform,
+            tree,
+            extents,
+            keys,
+            locks: Rc::default(),
+            moves: Budget::new(1),
+            gate: Budget::new(OPERATIONS_MAX),
+            state: RefCell::new(state),
+            commits: Cell::new(0),
+            tokens: RefCell::default(),
+            orphaned: Signal::new(),
+            stopping: Cell::new(false),
+        }))
+    }
+
+    pub(crate) fn store(&self) -> &Store<P> {
+        self.tree.store()
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::from_ns(self.platform.wall_clock_ns())
+    }
+
+    pub(crate) fn with_state<T>(&self, look: impl FnOnce(&State) -> T) -> T {
+        look(&self.state.borrow())
+    }
+
+    /// Begins an operation that changes something: until the share is dropped no snapshot is taken. Before any
+    /// file is locked: who takes a snapshot waits for whoever waits for a file.
+    pub(crate) async fn enter(&self) -> Share {
+        self.gate.take(1).await
+    }
+
+    /// Carries out an operation that changes something: as often as others are in the way, or what it was
+    /// built on is lost. It is answered when it survives power loss, whatever it came to.
+    pub(crate) async fn run<T>(
+        &self,
+        operation: impl AsyncFn(&mut Change<P>) -> Result<T, Tried>,
+    ) -> Result<T, FileError> {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 2 {
+                self.platform.yield_now().await;
+            }
+            let entered = self.enter().await;
+            let (result, ticket) = match self.attempt(&operation).await {
+                Ok(done) => done,
+                Err(Tried::Again) => continue,
+                Err(Tried::For(error)) => return Err(error),
+            };
+            drop(entered);
+            // Also if it failed: what it failed for was seen.
+            match self.store().wait(ticket).await.map_err(Tried::from) {
+                Ok(()) => return result,
+                Err(Tried::Again) => {}
+                Err(Tried::For(error)) => return Err(error),
+            }
+        }
+        Err(FileError::Later)
+    }
+
+    /// Carries out one step of an operation that has entered. Others see it when this returns; it survives power
+    /// loss when the ticket does.
+    pub(crate) async fn step<T>(
+        &self,
+        operation: impl AsyncFn(&mut Change<P>) -> Result<T, Tried>,
+    ) -> Result<(T, Ticket), FileError> {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 2 {
+                self.platform.yield_now().await;
+            }
+            match self.attempt(&operation).await {
+                Ok((result, ticket)) => return result.map(|value| (value, ticket)),
+                Err(Tried::Again) => {}
+                Err(Tried::For(error)) => return Err(error),
+            }
+        }
+        Err(FileError::Later)
+    }
+
+    async fn attempt<T>(
+        &self,
+        operation: &impl AsyncFn(&mut Change<P>) -> Result<T, Tried>,
+    ) -> Result<(Result<T, FileError>, Ticket), Tried> {
+        self.refresh().await?;
+        let (live, snapshots) = self.with_state(|state| {
+            let snapshots = state.numbers_of_snapshots.clone();
+            (state.superblock.live, snapshots)
+        });
+        let mut change = Change::new(&self.tree, self.keys, live, snapshots);
+        match operation(&mut change).await {
+            Err(Tried::Again) => Err(Tried::Again),
+            Err(Tried::For(error)) => Ok((Err(error), change.ticket())),
+            Ok(value) if !change.changes_something() => Ok((Ok(value), change.ticket())),
+            Ok(value) => {
+                if let Err(error) = self.check_room(change.usage()) {
+                    return Ok((Err(error), change.ticket()));
+                }
+                let _held = (std::mem::take(&mut change.locked), change.moving.take());
+                let ticket = self.commit_step(change).await?;
+                Ok((Ok(value), ticket))
+            }
+        }
+    }
+
+    /// Commits a change and counts what it brings.
+    pub(crate) async fn commit_step(&self, change: Change<P>) -> Result<Ticket, Tried> {
+        let usage = change.usage();
+        let ticket = change.commit().await?;
+        self.state.borrow_mut().usage.add(usage);
+        self.commits.set(self.commits.get() + 1);
+        Ok(ticket)
+    }
+
+    /// Carries out an operation that only looks.
+    pub(crate) async fn look<T>(
+        &self,
+        at: SnapshotNumber,
+        operation: impl AsyncFn(&mut View<P>) -> Result<T, Tried>,
+    ) -> Result<T, FileError> {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 2 {
+                self.platform.yield_now().await;
+            }
+            let mut view = View::new(&self.tree, self.number_of(at)?);
+            let result = operation(&mut view).await;
+            if result.as_ref().err() == Some(&Tried::Again) {
+                continue;
+            }
+            match self.store().wait(view.ticket()).await {
+                Ok(()) => {}
+                Err(StoreError::Lost) => continue,
+                Err(error) => return Err(final_error(error.into())),
+            }
+            return result.map_err(final_error);
+        }
+        Err(FileError::Later)
+    }
+
+    /// Up to which version somebody sees.
+    fn number_of(&self, at: SnapshotNumber) -> Result<u32, FileError> {
+        if at == SnapshotNumber::LIVE {
+            return Ok(u32::MAX);
+        }
+        self.with_state(|state| match state.numbers_of_snapshots.contains(&at.0) {
+            true => Ok(at.0),
+            false => Err(FileError::Stale),
+        })
+    }
+
+    /// Loads again what is in memory, if the store has lost commits since.
+    pub(crate) async fn refresh(&self) -> Result<(), Tried> {
+        let verifier = self.store().verifier();
+        if self.with_state(|state| state.verifier == verifier) {
+            return Ok(());
+        }
+        warn!("the store has lost commits; looking again what there is");
+        loop {
+            let commits = self.commits.get();
+            let state = load(&self.tree, self.keys).await?;
+            // Whoever commits meanwhile counts in what is replaced here.
+            if self.commits.get() == commits {
+                self.tokens.borrow_mut().forget();
+                *self.state.borrow_mut() = state;
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether what takes more space may be done.
+    fn check_room(&self, more: Usage) -> Result<(), FileError> {
+        let (used, quota) =
+            self.with_state(|state| (state.usage.bytes, state.superblock.quota_bytes));
+        let after = used.saturating_add(more.bytes).max(0).cast_unsigned();
+        if more.bytes > 0 && quota > 0 && after > quota {
+            return Err(FileError::Quota);
+        }
+        Ok(())
+    }
+
+    /// A number for a new file.
+    pub(crate) async fn new_number(&self) -> Result<u64, Tried> {
+        loop {
+            let next = self.state.borrow_mut().numbers.next();
+            if let Some(number) = next {
+                return Ok(number);
+            }
+            let mut tx = self.tree.begin();
+            let key = self.keys.superblock();
+            let value = tx.get(&key).await?.ok_or(FileError::Stale)?;
+            let mut superblock = decoded(Superblock::decode(&value), "a superblock")?;
+            let first = superblock.next_number;
+            superblock.next_number = first.checked_add(NUMBERS_AHEAD).ok_or(FileError::NoSpace)?;
+            let verifier = self.store().verifier();
+            tx.put(&key, &superblock.encode())?;
+            tx.commit().await?;
+            let mut state = self.state.borrow_mut();
+            // Whoever lost this has lost what they were given to, as well; but they are in memory then.
+            if state.verifier == verifier && verifier == self.store().verifier() {
+                state.superblock.next_number = superblock.next_number;
+                state.numbers = first..superblock.next_number;
+            }
+        }
+    }
+
+    /// Changes the superblock or the snapshots, with nothing else under way. Durable when it returns.
+    pub(crate) async fn change_state<T>(
+        &self,
+        operation: impl AsyncFn(&mut Change<P>, &State) -> Result<T, Tried>,
+    ) -> Result<T, FileError> {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 2 {
+                self.platform.yield_now().await;
+            }
+            let gate = self.gate.take(OPERATIONS_MAX).await;
+            match self.try_change_state(&operation).await {
+                Ok(value) => return Ok(value),
+                Err(Tried::Again) => {}
+                Err(Tried::For(error)) => return Err(error),
+            }
+            drop(gate);
+        }
+        Err(FileError::Later)
+    }
+
+    async fn try_change_state<T>(
+        &self,
+        operation: &impl AsyncFn(&mut Change<P>, &State) -> Result<T, Tried>,
+    ) -> Result<T, Tried> {
+        // Read anew: a transaction of its own may have raised the next number.
+        let state = load(&self.tree, self.keys).await?;
+        let snapshots = state.numbers_of_snapshots.clone();
+        let mut change = Change::new(&self.tree, self.keys, state.superblock.live, snapshots);
+        let value = operation(&mut change, &state).await?;
+        let ticket = change.commit().await?;
+        self.store().wait(ticket).await?;
+        let numbers = self.with_state(|state| state.numbers.clone());
+        let mut state = load(&self.tree, self.keys).await?;
+        state.numbers = numbers;
+        *self.state.borrow_mut() = state;
+        Ok(value)
+    }
+
+    /// Looks at everything, with nothing under way.
+    pub(crate) async fn with_nothing_under_way<T>(
+        &self,
+        look: impl AsyncFn(&State) -> Result<T, Tried>,
+    ) -> Result<T, FileError> {
+        for _ in 0..ATTEMPTS_MAX {
+            let gate = self.gate.take(OPERATIONS_MAX).await;
+            let looked = match self.refresh().await {
+                Ok(()) => {
+                    let mut state = load(&self.tree, self.keys).await.map_err(final_error)?;
+                    state.usage = self.with_state(|state| state.usage);
+                    look(&state).await
+                }
+                Err(error) => Err(error),
+            };
+            match looked {
+                Err(Tried::Again) => {}
+                result => return result.map_err(final_error),
+            }
+            drop(gate);
+        }
+        Err(FileError::Later)
+    }
+
+    /// A file's inode, live. `Stale` if there is none.
+    pub(crate) async fn inode(&self, change: &mut Change<P>, file: FileId) -> Result<Inode, Tried> {
+        let value = change.get(&self.keys.inode(file)).await?;
+        let value = value.ok_or(FileError::Stale)?;
+        decoded(Inode::decode(file, &value), "an inode")
+    }
+
+    /// A file's inode as a view has it. `Stale` if there is none.
+    pub(crate) async fn look_at(&self, view: &mut View<P>, file: FileId) -> Result<Inode, Tried> {
+        let value = view.get(&self.keys.inode(file)).await?;
+        let value = value.ok_or(FileError::Stale)?;
+        decoded(Inode::decode(file, &value), "an inode")
+    }
+
+    pub(crate) async fn put_inode(
+        &self,
+        change: &mut Change<P>,
+        file: FileId,
+        inode: &Inode,
+    ) -> Result<(), Tried> {
+        change.put(&self.keys.inode(file), inode.encode()).await
+    }
+}
+
+/// The topmost directory.
+pub(crate) const ROOT_DIRECTORY: FileId = FileId {
+    directory: ROOT,
+    file: 0,
+};
+
+async fn load<P: Platform>(tree: &Tree<P>, keys: Keys) -> Result<State, Tried> {
+    let verifier = tree.store().verifier();
+    let mut view = View::new(tree, u32::MAX);
+    let value = view.get_plain(&keys.superblock()).await?;
+    let value = value.ok_or(FileError::NotFound)?;
+    let superblock = decoded(Superblock::decode(&value), "a superblock")?;
+    let (from, to) = keys.snapshots();
+    let mut snapshots = Vec::new();
+    for (key, value) in view.scan_plain(&from, &to, usize::MAX).await? {
+        let snapshot = decoded(SnapshotValue::decode(&value), "a snapshot")?;
+        snapshots.push((key[from.len()..].to_vec(), snapshot));
+    }
+    let counters = view.get_plain(&keys.counters()).await?;
+    let usage = match counters {
+        Some(value) => Usage::of(decoded(decode_counters(&value), "what is counted")?),
+        None => Usage::default(),
+    };
+    tree.store().wait(view.ticket()).await?;
+    let numbers_of_snapshots = snapshots.iter().map(|(_, value)| value.number).collect();
+    let next = superblock.next_number;
+    Ok(State {
+        superblock,
+        snapshots,
+        numbers_of_snapshots,
+        usage,
+        numbers: next..next,
+        verifier,
+    })
+}
+
+/// A value that was read from the tree, or `Corrupt`.
+pub(crate) fn decoded<T>(value: Option<T>, what: &str) -> Result<T, Tried> {
+    value.ok_or_else(|| {
+        error!("{what} in the tree is not what its format says");
+        Tried::For(FileError::Corrupt)
+    })
+}
+
+fn final_error(tried: Tried) -> FileError {
+    match tried {
+        Tried::Again => FileError::Later,
+        Tried::For(error) => error,
+    }
+}

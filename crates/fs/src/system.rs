@@ -1,0 +1,297 @@
+//! All filesystems of one journal: one store, one tree, and extents for the blocks of small files.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use flagstone_btree::{Tree, TreeOptions};
+use flagstone_device::engine::Engine;
+use flagstone_pagestore::{ExtentId, Geometry, OwnerId, Store, StoreError, StoreOptions};
+use flagstone_platform::Platform;
+use flagstone_platform::sync::Budget;
+
+use crate::attributes::{Attributes, FileKind, Timestamp};
+use crate::change::Tried;
+use crate::check::CheckReport;
+use crate::contents::{BLOCK_SIZES, Extents, PAGE_BYTES};
+use crate::error::FileError;
+use crate::files::FilesystemId;
+use crate::filesystem::{Filesystem, Inner, ROOT_DIRECTORY, decoded};
+use crate::inode::{Body, DirectoryPart, Inode};
+use crate::key::{self, Keys};
+use crate::names::COOKIE_FIRST;
+use crate::superblock::{ROOT, Superblock, Usage, is_label};
+use crate::view::View;
+
+/// The tree's extent; those of blocks follow.
+const TREE: ExtentId = ExtentId(1);
+const FIRST_OF_BLOCKS: u64 = 2;
+/// Whose the tree's blocks are: no filesystem's.
+const SYSTEM: OwnerId = OwnerId(u64::MAX);
+/// Bytes of a block of the tree.
+const TREE_BLOCK_BYTES: u64 = 256 << 10;
+/// Bytes that each extent can have. It is thin: only what is written takes space.
+const EXTENT_BYTES: u64 = 1 << 40;
+
+/// How to run filesystems.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FilesystemOptions {
+    /// Of the page store.
+    pub store: StoreOptions,
+    /// Of the tree.
+    pub tree: TreeOptions,
+}
+
+/// What is known of a filesystem in the list of all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FilesystemInfo {
+    /// Its number.
+    pub id: FilesystemId,
+    /// Its name.
+    pub name: String,
+}
+
+/// All filesystems of one journal. A cheap handle, used by one core.
+pub struct Filesystems<P: Platform> {
+    inner: Rc<All<P>>,
+}
+
+impl<P: Platform> Clone for Filesystems<P> {
+    fn clone(&self) -> Self {
+        Filesystems {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+struct All<P: Platform> {
+    platform: P,
+    tree: Tree<P>,
+    extents: Extents,
+    open: RefCell<BTreeMap<FilesystemId, Rc<Inner<P>>>>,
+    /// One at a time is opened or made.
+    turn: Budget,
+}
+
+fn geometry(block_bytes: u64) -> Result<Geometry, FileError> {
+    let geometry = Geometry::new(PAGE_BYTES, block_bytes, EXTENT_BYTES / block_bytes);
+    geometry.map_err(|_| FileError::Unsupported)
+}
+
+fn failed(tried: impl Into<Tried>) -> FileError {
+    match tried.into() {
+        Tried::Again => FileError::Later,
+        Tried::For(error) => error,
+    }
+}
+
+impl<P: Platform> Filesystems<P> {
+    /// Opens what filesystems there are on an engine's journal; prepares it for them if there is nothing yet.
+    pub async fn open(
+        platform: P,
+        engine: Engine<P>,
+        options: FilesystemOptions,
+    ) -> Result<Filesystems<P>, FileError> {
+        let store = Store::open(platform.clone(), engine, options.store).await;
+        let store = store.map_err(failed)?;
+        let mut extents = Extents([TREE; _]);
+        for (index, block_bytes) in BLOCK_SIZES.into_iter().enumerate() {
+            let id = ExtentId(FIRST_OF_BLOCKS + index as u64);
+            extents.0[index] = id;
+            make_extent(&store, id, geometry(block_bytes)?).await?;
+        }
+        make_extent(&store, TREE, geometry(TREE_BLOCK_BYTES)?).await?;
+        let is_empty = store.block(TREE, 0).await.map_err(failed)?.is_none();
+        let tree = match is_empty {
+            true => Tree::create(platform.clone(), store, TREE, SYSTEM, options.tree).await,
+            false => Tree::open(platform.clone(), store, TREE, options.tree).await,
+        };
+        Ok(Filesystems {
+            inner: Rc::new(All {
+                platform,
+                tree: tree.map_err(failed)?,
+                extents,
+                open: RefCell::default(),
+                turn: Budget::new(1),
+            }),
+        })
+    }
+
+    /// Finishes what is under way and stops. The engine is stopped by whoever opened it.
+    pub async fn stop(&self) {
+        let open = std::mem::take(&mut *self.inner.open.borrow_mut());
+        for filesystem in open.values() {
+            filesystem.stopping.set(true);
+            filesystem.orphaned.notify();
+        }
+        self.inner.tree.store().stop().await;
+    }
+
+    /// All filesystems, by name.
+    pub async fn list(&self) -> Result<Vec<FilesystemInfo>, FileError> {
+        let tree = &self.inner.tree;
+        let mut view = View::new(tree, u32::MAX);
+        let (from, to) = key::names();
+        let found = view.scan_plain(&from, &to, usize::MAX).await;
+        let found = found.map_err(failed)?;
+        tree.store().wait(view.ticket()).await.map_err(failed)?;
+        let info = |(key, value): (Vec<u8>, Vec<u8>)| {
+            let id = <[u8; 8]>::try_from(value).ok();
+            let id = decoded(id, "the list of filesystems").map_err(failed)?;
+            Ok(FilesystemInfo {
+                id: FilesystemId(u64::from_le_bytes(id)),
+                name: String::from_utf8_lossy(&key[1..]).into_owned(),
+            })
+        };
+        found.into_iter().map(info).collect()
+    }
+
+    /// Makes a filesystem. Its name has 1 to 200 letters, digits and `-_.:@+` and does not begin with a dot.
+    /// Durable when this returns.
+    pub async fn create(&self, name: &str, quota_bytes: u64) -> Result<Filesystem<P>, FileError> {
+        if !is_label(name.as_bytes()) {
+            return Err(FileError::Invalid);
+        }
+        let turn = self.inner.turn.take(1).await;
+        let id = loop {
+            match self.try_create(name, quota_bytes).await {
+                Ok(id) => break id,
+                Err(Tried::Again) => self.inner.platform.yield_now().await,
+                Err(Tried::For(error)) => return Err(error),
+            }
+        };
+        drop(turn);
+        self.open_filesystem(id).await
+    }
+
+    async fn try_create(&self, name: &str, quota_bytes: u64) -> Result<FilesystemId, Tried> {
+        let All { platform, tree, .. } = &*self.inner;
+        let now = Timestamp::from_ns(platform.wall_clock_ns());
+        let mut tx = tree.begin();
+        let name_key = key::name(name.as_bytes());
+        if tx.get(&name_key).await?.is_some() {
+            return Err(FileError::Exists.into());
+        }
+        let next = match tx.get(&key::system()).await? {
+            Some(next) => decoded(
+                next.try_into().ok().map(u64::from_le_bytes),
+                "the next number",
+            )?,
+            None => 1,
+        };
+        let keys = Keys(FilesystemId(next));
+        let mut secret = [0; 16];
+        secret[..8].copy_from_slice(&platform.random_u64().to_le_bytes());
+        secret[8..].copy_from_slice(&platform.random_u64().to_le_bytes());
+        let superblock = Superblock {
+            live: 1,
+            next_number: ROOT + 1,
+            quota_bytes,
+            secret,
+            created: now,
+            name: name.as_bytes().to_vec(),
+        };
+        let root = Inode {
+            attributes: Attributes {
+                kind: FileKind::Directory,
+                mode: 0o755,
+                links: 2,
+                uid: 0,
+                gid: 0,
+                size_bytes: 0,
+                used_bytes: 0,
+                number: ROOT,
+                accessed: now,
+                modified: now,
+                changed: now,
+            },
+            body: Body::Directory(DirectoryPart {
+                parent: ROOT,
+                next_cookie: COOKIE_FIRST,
+                entries: 0,
+            }),
+        };
+        tx.put(&key::system(), &(next + 1).to_le_bytes())?;
+        tx.put(&name_key, &next.to_le_bytes())?;
+        tx.put(&keys.superblock(), &superblock.encode())?;
+        let root_key = key::versioned(&keys.inode(ROOT_DIRECTORY), superblock.live);
+        tx.put(&root_key, &root.encode())?;
+        let usage = Usage { files: 1, bytes: 0 };
+        tx.count(&keys.counters(), usage.counters())?;
+        let committed = tx.commit().await?;
+        tree.store().wait(committed.ticket).await?;
+        Ok(keys.0)
+    }
+
+    /// Opens a filesystem by its name.
+    pub async fn open_by_name(&self, name: &str) -> Result<Filesystem<P>, FileError> {
+        let tree = &self.inner.tree;
+        let mut view = View::new(tree, u32::MAX);
+        let found = view.get_plain(&key::name(name.as_bytes())).await;
+        let id = found.map_err(failed)?.ok_or(FileError::NotFound)?;
+        let id = id.try_into().ok().map(u64::from_le_bytes);
+        let id = decoded(id, "the list of filesystems").map_err(failed)?;
+        self.open_filesystem(FilesystemId(id)).await
+    }
+
+    /// Opens a filesystem by its number.
+    pub async fn open_filesystem(&self, id: FilesystemId) -> Result<Filesystem<P>, FileError> {
+        let All {
+            platform,
+            tree,
+            extents,
+            open,
+            turn,
+        } = &*self.inner;
+        let _turn = turn.take(1).await;
+        if let Some(inner) = open.borrow().get(&id) {
+            let inner = inner.clone();
+            return Ok(Filesystem { inner });
+        }
+        let inner = Inner::open(platform.clone(), tree.clone(), *extents, id).await;
+        let inner = inner.map_err(failed)?;
+        open.borrow_mut().insert(id, inner.clone());
+        platform.spawn(inner.clone().reap());
+        Ok(Filesystem { inner })
+    }
+
+    /// Looks at everything: the tree, all filesystems with all snapshots, and that every block is somebody's. With
+    /// nothing else under way meanwhile.
+    pub async fn check(&self) -> Result<Vec<(FilesystemInfo, CheckReport)>, FileError> {
+        let tree = &self.inner.tree;
+        tree.check().await.map_err(failed)?;
+        let mut reports = Vec::new();
+        let mut blocks = 0;
+        for info in self.list().await? {
+            let report = self.open_filesystem(info.id).await?.check().await?;
+            blocks += report.blocks;
+            reports.push((info, report));
+        }
+        let mut allocated = 0;
+        for extent in self.inner.extents.0 {
+            let found = tree.store().allocated_blocks(extent).await;
+            allocated += found.map_err(failed)?;
+        }
+        if let Some((_, last)) = reports.last_mut()
+            && allocated != blocks
+        {
+            last.problems.push(format!(
+                "{allocated} blocks are allocated, and files of all filesystems have {blocks}"
+            ));
+        }
+        Ok(reports)
+    }
+}
+
+async fn make_extent<P: Platform>(
+    store: &Store<P>,
+    id: ExtentId,
+    geometry: Geometry,
+) -> Result<(), FileError> {
+    match store.geometry(id) {
+        Ok(found) if found == geometry => Ok(()),
+        Ok(_) => Err(FileError::Corrupt),
+        Err(StoreError::NoExtent(_)) => store.create_extent(id, geometry).await.map_err(failed),
+        Err(error) => Err(failed(error)),
+    }
+}

@@ -1,0 +1,243 @@
+//! Random histories of a client with power losses: what is there afterwards is what every answered call made,
+//! and the filesystem is whole. And snapshots, taken while several clients work.
+
+mod conformance;
+mod support;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use flagstone_fs::SnapshotNumber;
+use flagstone_fs::memory::MemoryFiles;
+use flagstone_platform::Platform;
+use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
+
+use conformance::histories::{History, Plan};
+use conformance::judge::{Verdict, begin as begin_model, judge};
+use conformance::matching::Matching;
+use conformance::trees::{Tree, walk};
+use support::*;
+
+fn config() -> DiskConfig {
+    let mut config = DiskConfig::new(96 * MIB);
+    config.latency = Latency {
+        read_ns: 1_000..=20_000,
+        write_ns: 1_000..=50_000,
+        flush_ns: 10_000..=200_000,
+        discard_ns: 1_000..=2_000,
+        per_kib_ns: 10,
+    };
+    config
+}
+
+/// The whole tree, from a filesystem that was opened after an end and proved to be whole.
+fn looked_at(seed: u64, disk: &SimDisk) -> Tree {
+    let world = World::new(seed);
+    let (platform, on) = (world.platform(0), disk.clone());
+    let tree = world.block_on(0, async move {
+        let engine = open_engine(&platform, &on).await;
+        let all = open_all(&platform, &engine, 0).await;
+        for (info, report) in all.check().await.expect("can be looked at") {
+            assert_eq!(report.problems, [""; 0], "{info:?}");
+        }
+        let fs = all.open_by_name(NAME).await.expect("is there");
+        let tree = walk(&fs, SnapshotNumber::LIVE).await;
+        all.stop().await;
+        engine.stop().await.expect("stops");
+        tree
+    });
+    let _ = world.crash();
+    tree
+}
+
+type Model = MemoryFiles<SimPlatform>;
+
+fn judged(
+    world: &World,
+    (model, matching): (&Model, &Matching),
+    history: &History,
+    tree: Tree,
+) -> Result<Verdict<SimPlatform>, String> {
+    let platform = world.platform(0);
+    let (model, matching) = (model.fork(&platform), matching.clone());
+    let events = history.take_events();
+    world.block_on(0, async move {
+        judge(&platform, &model, &matching, &events, &tree).await
+    })
+}
+
+/// Some lives of a filesystem, each ended by a power loss in the middle of everything. Gives the number of calls.
+fn run(seed: u64, faults: &FaultConfig, lives: u64) -> usize {
+    let mut rng = Rng::new(seed);
+    // Of several clients' histories only those are judged whose every look is of one moment; a listing with
+    // attributes is not.
+    let plan = Plan {
+        clients: 1,
+        steps: 400,
+        stable_only: true,
+        ..Plan::default()
+    };
+    let disk = SimDisk::new(config());
+    let first = World::new(seed);
+    let (platform, on) = (first.platform(0), disk.clone());
+    let (mut model, mut matching) = first.block_on(0, async move {
+        let (engine, all, fs) = begin(&platform, &on).await;
+        let begun = begin_model(&platform, &fs);
+        all.stop().await;
+        engine.stop().await.expect("stops");
+        begun
+    });
+    let _ = first.crash();
+    let history = History::default();
+    let mut calls = 0;
+    for life in 0..lives {
+        let world = World::new(seed * 100 + life);
+        let (platform, on) = (world.platform(0), disk.clone());
+        let (plan, faults, shared) = (plan.clone(), faults.clone(), history.clone());
+        let mut seeds = Rng::new(rng.next_u64());
+        world.spawn(0, async move {
+            let engine = open_engine(&platform, &on).await;
+            let all = open_all(&platform, &engine, 50).await;
+            let fs = all.open_by_name(NAME).await.expect("is there");
+            on.set_faults(faults);
+            shared.start(&platform, &fs, &plan, &mut seeds);
+        });
+        world.run_for(5_000_000 + rng.below(30_000_000));
+        let mut crash = world.crash();
+        disk.power_loss(&mut crash);
+        disk.set_faults(FaultConfig::default());
+        let tree = looked_at(seed * 100 + life + 50, &disk);
+        calls += history.len();
+        let after = World::new(seed);
+        let verdict = judged(&after, (&model, &matching), &history, tree);
+        let verdict = verdict.unwrap_or_else(|what| panic!("seed {seed}, life {life}: {what}"));
+        (model, matching) = (verdict.model, verdict.matching);
+    }
+    calls
+}
+
+#[test]
+fn power_losses_lose_nothing_that_was_answered() {
+    let calls: usize = (0..30)
+        .map(|seed| run(seed, &FaultConfig::default(), 4))
+        .sum();
+    println!("{calls} calls");
+    assert!(calls > 3_000);
+}
+
+/// Reads, writes and flushes fail now and then, so that groups of commits are given up.
+fn failing() -> FaultConfig {
+    FaultConfig {
+        write_error: 0.03,
+        ..FaultConfig::failing()
+    }
+}
+
+#[test]
+fn failing_disks_lose_nothing_that_was_answered() {
+    let calls: usize = (100..130).map(|seed| run(seed, &failing(), 4)).sum();
+    println!("{calls} calls");
+    assert!(calls > 1_000);
+}
+
+/// Waits until nothing is left to be given back.
+async fn settled(platform: &SimPlatform, fs: &TestFs) -> u64 {
+    platform.sleep_ns(200_000_000).await;
+    let report = fs.check().await.expect("can be looked at");
+    assert_eq!(report.problems, [""; 0]);
+    report.kept
+}
+
+/// What there is of a filesystem with some snapshots, each with the tree that it must have.
+async fn check_snapshots(fs: &TestFs, expected: BTreeMap<String, Tree>) {
+    let infos = fs.snapshots();
+    let names: Vec<&String> = infos.iter().map(|info| &info.name).collect();
+    assert_eq!(names, expected.keys().collect::<Vec<_>>());
+    for info in &infos {
+        let tree = walk(fs, info.number).await;
+        assert!(tree == expected[&info.name], "{} has changed", info.name);
+    }
+}
+
+/// Clients change things, snapshots are taken and deleted in any order, and now and then the node starts anew.
+fn run_snapshots(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let disk = SimDisk::new(config());
+    let first = World::new(seed);
+    let (platform, on) = (first.platform(0), disk.clone());
+    first.block_on(0, async move {
+        let (engine, all, _) = begin(&platform, &on).await;
+        all.stop().await;
+        engine.stop().await.expect("stops");
+    });
+    let _ = first.crash();
+    let expected = Rc::new(RefCell::new(BTreeMap::new()));
+    let history = History::default();
+    for life in 0..3 {
+        let world = World::new(seed * 100 + life);
+        let (platform, on) = (world.platform(0), disk.clone());
+        let (shared, expected) = (history.clone(), expected.clone());
+        let mut rng = Rng::new(rng.next_u64());
+        world.block_on(0, async move {
+            let engine = open_engine(&platform, &on).await;
+            let all = open_all(&platform, &engine, 50).await;
+            let fs = all.open_by_name(NAME).await.expect("is there");
+            let now = expected.borrow().clone();
+            check_snapshots(&fs, now).await;
+            for round in 0..4 {
+                let plan = Plan {
+                    clients: 2,
+                    steps: 40,
+                    ..Plan::default()
+                };
+                shared.start(&platform, &fs, &plan, &mut rng);
+                platform.sleep_ns(rng.below(3_000_000)).await;
+                // In the middle of everything: the tree is whatever it is then, for ever.
+                let name = format!("{life}-{round}");
+                let at = fs.take_snapshot(&name).await.expect("takes one");
+                let tree = walk(&fs, at).await;
+                expected.borrow_mut().insert(name, tree);
+                platform.sleep_ns(20_000_000).await;
+                let now = expected.borrow().clone();
+                check_snapshots(&fs, now).await;
+                while expected.borrow().len() > 3 {
+                    let index = rng.index(expected.borrow().len());
+                    let name = expected.borrow().keys().nth(index).cloned();
+                    let name = name.expect("there are that many");
+                    fs.delete_snapshot(&name).await.expect("deletes");
+                    expected.borrow_mut().remove(&name);
+                }
+            }
+            // Not until it is settled: what deleted snapshots kept goes on being given back by the next life.
+            let report = fs.check().await.expect("can be looked at");
+            assert_eq!(report.problems, [""; 0]);
+            all.stop().await;
+            engine.stop().await.expect("stops");
+        });
+        let _ = world.crash();
+        let _ = history.take_events();
+    }
+    let world = World::new(seed * 100 + 99);
+    let (platform, on) = (world.platform(0), disk.clone());
+    let expected = expected.borrow().clone();
+    world.block_on(0, async move {
+        let engine = open_engine(&platform, &on).await;
+        let all = open_all(&platform, &engine, 0).await;
+        let fs = all.open_by_name(NAME).await.expect("is there");
+        check_snapshots(&fs, expected.clone()).await;
+        for name in expected.keys() {
+            fs.delete_snapshot(name).await.expect("deletes");
+        }
+        let kept = settled(&platform, &fs).await;
+        assert_eq!(kept, 0, "nothing is kept for nobody");
+        all.stop().await;
+        engine.stop().await.expect("stops");
+    });
+    let _ = world.crash();
+}
+
+#[test]
+fn snapshots_stay_as_they_were_and_give_back_what_they_kept() {
+    (200..220).for_each(run_snapshots);
+}

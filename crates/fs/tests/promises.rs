@@ -1,0 +1,38 @@
+//! The filesystem keeps the promises of [`flagstone_fs::Files`], with commits refused for nothing now and then.
+
+mod conformance;
+mod support;
+
+use flagstone_fs::SnapshotNumber;
+use flagstone_sim::World;
+
+use conformance::{Snapshots, conformance_tests};
+use support::{TestFs, begin, new_disk};
+
+impl Snapshots for TestFs {
+    async fn snapshot(&self) -> SnapshotNumber {
+        let name = format!("snapshot-{}", self.snapshots().len());
+        self.take_snapshot(&name).await.expect("takes one")
+    }
+}
+
+/// On a disk that has an answer at once: what is tested here is what is answered.
+fn run<T: Future<Output = ()> + 'static>(test: impl FnOnce(TestFs) -> T + 'static) {
+    let world = World::new(1);
+    let (platform, disk) = (world.platform(0), new_disk(1024));
+    world.block_on(0, async move {
+        let (engine, all, fs) = begin(&platform, &disk).await;
+        test(fs).await;
+        for (info, report) in all.check().await.expect("can be looked at") {
+            assert_eq!(report.problems, [""; 0], "{info:?}");
+        }
+        all.stop().await;
+        engine.stop().await.expect("stops");
+    });
+}
+
+conformance_tests! { crate::run }
+
+conformance_tests! { crate::run:
+    snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
+}

@@ -1,0 +1,65 @@
+//! A filesystem on a simulated disk.
+
+#![allow(dead_code)] // Each test binary uses its part.
+
+use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
+use flagstone_fs::{Filesystem, FilesystemOptions, Filesystems};
+use flagstone_pagestore::StoreOptions;
+use flagstone_sim::{DiskConfig, SimDisk, SimPlatform};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const NAME: &str = "files";
+
+pub(crate) type TestFs = Filesystem<SimPlatform>;
+
+pub(crate) fn new_disk(mib: u64) -> SimDisk {
+    SimDisk::new(DiskConfig::new(mib * MIB))
+}
+
+pub(crate) async fn format(platform: &SimPlatform, disk: &SimDisk) {
+    let options = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(disk.size_bytes())
+    };
+    let device = platform.open(disk);
+    format_device(platform, &device, options)
+        .await
+        .expect("formats");
+}
+
+pub(crate) async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions {
+        reuse_soon: true,
+        ..EngineOptions::default()
+    };
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+    opened.await.expect("opens").0
+}
+
+pub(crate) async fn open_all(
+    platform: &SimPlatform,
+    engine: &Engine<SimPlatform>,
+    injected_one_in: u64,
+) -> Filesystems<SimPlatform> {
+    let options = FilesystemOptions {
+        store: StoreOptions { injected_one_in },
+        ..FilesystemOptions::default()
+    };
+    let opened = Filesystems::open(platform.clone(), engine.clone(), options).await;
+    opened.expect("opens")
+}
+
+/// Formats the disk and makes a filesystem there.
+pub(crate) async fn begin(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
+    format(platform, disk).await;
+    let engine = open_engine(platform, disk).await;
+    let all = open_all(platform, &engine, 0).await;
+    let fs = all.create(NAME, 0).await.expect("makes");
+    (engine, all, fs)
+}
