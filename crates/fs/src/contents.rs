@@ -584,6 +584,9 @@ impl<P: Platform> Inner<P> {
         let mut step = change.fresh();
         let mut inode = self.inode(&mut step, file).await?;
         let size_bytes = inode.attributes.size_bytes;
+        // Also what lies behind the end in the block that has it.
+        self.cut_block(&mut step, file, &mut inode, size_bytes)
+            .await?;
         if self
             .free_blocks(&mut step, file, Some(&mut inode), size_bytes)
             .await?

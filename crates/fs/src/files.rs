@@ -395,7 +395,8 @@ pub trait Files: Clone + 'static {
         name: &[u8],
     ) -> impl Future<Output = Result<(Attributes, Changes), FileError>>;
 
-    /// Lists a directory behind a cookie: at most `count` entries, with attributes if wanted. A name that
+    /// Lists a directory behind a cookie: at most `count` entries, with attributes if wanted. The names are of one
+    /// moment, the attributes each of its own, during the call. A name that
     /// is there from the first part of a listing to the last is in it exactly once, whatever else comes and goes
     /// meanwhile.
     fn list(

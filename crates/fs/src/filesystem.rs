@@ -55,6 +55,8 @@ pub(crate) struct Inner<P: Platform> {
     state: RefCell<State>,
     /// Operations that have changed something.
     commits: Cell<u64>,
+    /// When all of them survive power loss.
+    last: Cell<Ticket>,
     pub(crate) tokens: RefCell<Tokens>,
     /// There are files whose content is to be given back.
     pub(crate) orphaned: Signal,
@@ -95,6 +97,7 @@ impl<P: Platform> Inner<P> {
             gate: Budget::new(OPERATIONS_MAX),
             state: RefCell::new(state),
             commits: Cell::new(0),
+            last: Cell::default(),
             tokens: RefCell::default(),
             orphaned: Signal::new(),
             stopping: Cell::new(false),
@@ -147,17 +150,17 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Carries out one step of an operation that has entered. Others see it when this returns; it survives power
-    /// loss when the ticket does.
+    /// loss when the ticket does, and so does what it failed for.
     pub(crate) async fn step<T>(
         &self,
         operation: impl AsyncFn(&mut Change<P>) -> Result<T, Tried>,
-    ) -> Result<(T, Ticket), FileError> {
+    ) -> Result<(Result<T, FileError>, Ticket), FileError> {
         for attempt in 0..ATTEMPTS_MAX {
             if attempt > 2 {
                 self.platform.yield_now().await;
             }
             match self.attempt(&operation).await {
-                Ok((result, ticket)) => return result.map(|value| (value, ticket)),
+                Ok(done) => return Ok(done),
                 Err(Tried::Again) => {}
                 Err(Tried::For(error)) => return Err(error),
             }
@@ -196,7 +199,23 @@ impl<P: Platform> Inner<P> {
         let ticket = change.commit().await?;
         self.state.borrow_mut().usage.add(usage);
         self.commits.set(self.commits.get() + 1);
+        self.last.set(self.store().later(self.last.get(), ticket));
         Ok(ticket)
+    }
+
+    /// What is counted, and the quota. Survives power loss when this returns.
+    pub(crate) async fn counted(&self) -> Result<(Usage, u64), FileError> {
+        for _ in 0..ATTEMPTS_MAX {
+            self.refresh().await.map_err(final_error)?;
+            let last = self.last.get();
+            let counted = self.with_state(|state| (state.usage, state.superblock.quota_bytes));
+            match self.store().wait(last).await {
+                Ok(()) => return Ok(counted),
+                Err(StoreError::Lost) => {}
+                Err(error) => return Err(final_error(error.into())),
+            }
+        }
+        Err(FileError::Later)
     }
 
     /// Carries out an operation that only looks.
@@ -247,6 +266,7 @@ impl<P: Platform> Inner<P> {
             let state = load(&self.tree, self.keys).await?;
             // Whoever commits meanwhile counts in what is replaced here.
             if self.commits.get() == commits {
+                self.last.set(Ticket::default());
                 self.tokens.borrow_mut().forget();
                 *self.state.borrow_mut() = state;
                 return Ok(());

@@ -15,6 +15,7 @@ use crate::files::{
 use crate::filesystem::{Filesystem, Inner, ROOT_DIRECTORY, decoded};
 use crate::inode::{Body, Content, CookieValue, EntryValue, Inode};
 use crate::key;
+use crate::locks::Locked;
 use crate::names::{COOKIE_FIRST, COOKIE_PARENT, COOKIE_SELF};
 use crate::permissions::{
     EXECUTE, READ, access, check_name, check_own_name, check_set, check_target, mode_after_write,
@@ -52,18 +53,24 @@ impl<P: Platform> Inner<P> {
             if let Some(answer) = self.answer_of(token).await? {
                 return Ok((answer, false));
             }
+            // Also if it changes nothing: done later it might.
             let answer = operation(change).await?;
-            if change.changes_something() {
-                self.keep_answer(change, token, answer)?;
-                return Ok((answer, true));
-            }
-            Ok((answer, false))
+            self.keep_answer(change, token, answer)?;
+            Ok((answer, true))
         });
         let (answer, is_new) = answer.await?;
         if is_new {
             self.kept_answer(token, answer);
         }
         Ok(answer)
+    }
+
+    /// Keeps others from changing a file, and which names a directory has. What a snapshot has nobody changes.
+    async fn share(&self, node: Node) -> Option<Locked> {
+        match node.at {
+            SnapshotNumber::LIVE => Some(self.locks.share(node.file.number()).await),
+            _ => None,
+        }
     }
 
     async fn look_at_directory(
@@ -152,14 +159,15 @@ impl<P: Platform> Inner<P> {
         Ok((reached, changes))
     }
 
-    /// All transactions of a write, one behind the other.
+    /// All transactions of a write, one behind the other. What it came to, also if that is an error, survives
+    /// power loss when the ticket does.
     async fn write_all(
         &self,
         caller: &Caller,
         file: FileId,
         offset_bytes: u64,
         data: &IoBuf,
-    ) -> Result<(Changes, Ticket), FileError> {
+    ) -> Result<(Result<Changes, FileError>, Ticket), FileError> {
         let _entered = self.enter().await;
         let _own = self.locks.own(&[file.number()]).await;
         let end = offset_bytes + data.len() as u64;
@@ -184,9 +192,12 @@ impl<P: Platform> Inner<P> {
                 let (written, last) = written.await?;
                 ticket = self.store().later(ticket, last);
                 match written {
-                    Some((reached, changes)) if reached == end => return Ok((changes, ticket)),
-                    Some((reached, _)) => at = reached,
-                    None => break,
+                    Ok(Some((reached, changes))) if reached == end => {
+                        return Ok((Ok(changes), ticket));
+                    }
+                    Ok(Some((reached, _))) => at = reached,
+                    Ok(None) => break,
+                    Err(error) => return Ok((Err(error), ticket)),
                 }
             }
         }
@@ -286,6 +297,8 @@ impl<P: Platform> Files for Filesystem<P> {
         check_name(name)?;
         let inner = &self.inner;
         let found = inner.look(directory.at, async |view| {
+            // As long as it is held the name stays what it is: so all that is seen is of one moment.
+            let _shared = inner.share(directory).await;
             inner.find(view, caller, directory.file, name).await
         });
         let (file, attributes) = found.await?;
@@ -329,12 +342,8 @@ impl<P: Platform> Files for Filesystem<P> {
     ) -> Result<FileRead, FileError> {
         let inner = &self.inner;
         let read = inner.look(node.at, async |view| {
-            let is_live = node.at == SnapshotNumber::LIVE;
             // So that size and content are of one moment.
-            let _shared = match is_live {
-                true => Some(inner.locks.share(node.file.number()).await),
-                false => None,
-            };
+            let _shared = inner.share(node).await;
             let inode = inner.look_at(view, node.file).await?;
             require_read(caller, &inode.attributes)?;
             let size_bytes = inode.attributes.size_bytes;
@@ -384,11 +393,13 @@ impl<P: Platform> Files for Filesystem<P> {
             // Before it is written: if that is lost, the client must see another one.
             let verifier = inner.store().verifier();
             let (changes, ticket) = inner.write_all(caller, file, offset_bytes, &data).await?;
-            if stability == Stability::Unstable {
+            if let Ok(changes) = changes
+                && stability == Stability::Unstable
+            {
                 return Ok(inner.written(changes, stability, verifier));
             }
             match inner.store().wait(ticket).await {
-                Ok(()) => return Ok(inner.written(changes, stability, verifier)),
+                Ok(()) => return Ok(inner.written(changes?, stability, verifier)),
                 Err(StoreError::Lost) => {}
                 Err(error) => {
                     return Err(match Tried::from(error) {
@@ -551,6 +562,8 @@ impl<P: Platform> Files for Filesystem<P> {
     ) -> Result<Listing, FileError> {
         let inner = &self.inner;
         let listing = inner.look(directory.at, async |view| {
+            // Names are of one moment; attributes each of its own.
+            let _shared = inner.share(directory).await;
             let (mut entries, is_end, inode) = inner
                 .list_some(view, caller, directory, behind, count)
                 .await?;
@@ -573,7 +586,7 @@ impl<P: Platform> Files for Filesystem<P> {
 
     async fn space(&self) -> Result<Space, FileError> {
         let inner = &self.inner;
-        let (usage, quota) = inner.with_state(|state| (state.usage, state.superblock.quota_bytes));
+        let (usage, quota) = inner.counted().await?;
         let used = usage.bytes.max(0).cast_unsigned();
         let (capacity, free) = inner.store().space();
         let (total_bytes, free_bytes) = match quota {

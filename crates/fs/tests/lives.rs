@@ -1,5 +1,5 @@
-//! Random histories of a client with power losses: what is there afterwards is what every answered call made,
-//! and the filesystem is whole. And snapshots, taken while several clients work.
+//! Random histories of clients with power losses: what is there afterwards is what every answered call
+//! made, in some order that time allows, and the filesystem is whole. And snapshots, taken while clients work.
 
 mod conformance;
 mod support;
@@ -13,6 +13,7 @@ use flagstone_fs::memory::MemoryFiles;
 use flagstone_platform::Platform;
 use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
 
+use conformance::Client;
 use conformance::histories::{History, Plan};
 use conformance::judge::{Verdict, begin as begin_model, judge};
 use conformance::matching::Matching;
@@ -68,14 +69,13 @@ fn judged(
 }
 
 /// Some lives of a filesystem, each ended by a power loss in the middle of everything. Gives the number of calls.
-fn run(seed: u64, faults: &FaultConfig, lives: u64) -> usize {
+fn run(seed: u64, clients: u64, faults: &FaultConfig) -> usize {
     let mut rng = Rng::new(seed);
-    // Of several clients' histories only those are judged whose every look is of one moment; a listing with
-    // attributes is not.
     let plan = Plan {
-        clients: 1,
+        clients,
         steps: 400,
         stable_only: true,
+        lists_attributes: false,
         ..Plan::default()
     };
     let disk = SimDisk::new(config());
@@ -91,7 +91,7 @@ fn run(seed: u64, faults: &FaultConfig, lives: u64) -> usize {
     let _ = first.crash();
     let history = History::default();
     let mut calls = 0;
-    for life in 0..lives {
+    for life in 0..4 {
         let world = World::new(seed * 100 + life);
         let (platform, on) = (world.platform(0), disk.clone());
         let (plan, faults, shared) = (plan.clone(), faults.clone(), history.clone());
@@ -119,9 +119,8 @@ fn run(seed: u64, faults: &FaultConfig, lives: u64) -> usize {
 
 #[test]
 fn power_losses_lose_nothing_that_was_answered() {
-    let calls: usize = (0..30)
-        .map(|seed| run(seed, &FaultConfig::default(), 4))
-        .sum();
+    let good = FaultConfig::default();
+    let calls: usize = (0..30).map(|seed| run(seed, 1, &good)).sum();
     println!("{calls} calls");
     assert!(calls > 3_000);
 }
@@ -136,7 +135,9 @@ fn failing() -> FaultConfig {
 
 #[test]
 fn failing_disks_lose_nothing_that_was_answered() {
-    let calls: usize = (100..130).map(|seed| run(seed, &failing(), 4)).sum();
+    let calls: usize = (100..130)
+        .map(|seed| run(seed, 1 + seed % 4, &failing()))
+        .sum();
     println!("{calls} calls");
     assert!(calls > 1_000);
 }
@@ -240,4 +241,61 @@ fn run_snapshots(seed: u64) {
 #[test]
 fn snapshots_stay_as_they_were_and_give_back_what_they_kept() {
     (200..220).for_each(run_snapshots);
+}
+
+/// A file of a hundred bytes; a write of many transactions over its end is under way when the power fails.
+fn break_off(seed: u64, after_ns: u64) -> bool {
+    const LEN: usize = 700 << 10;
+    let disk = SimDisk::new(config());
+    let world = World::new(seed);
+    let (platform, on) = (world.platform(0), disk.clone());
+    world.spawn(0, async move {
+        let (_, _, fs) = begin(&platform, &on).await;
+        let root = Client::root(&fs);
+        let file = root.file(root.top(), "file").await.expect("makes");
+        root.write(file, 0, &[1; 100]).await.expect("writes");
+        platform.sleep_ns(100_000_000).await;
+        let _ = root.write(file, 50, &[2; LEN]).await;
+    });
+    world.run_for(after_ns);
+    let mut crash = world.crash();
+    disk.power_loss(&mut crash);
+    let world = World::new(seed + 1);
+    let (platform, on) = (world.platform(0), disk.clone());
+    let is_whole = world.block_on(0, async move {
+        let engine = open_engine(&platform, &on).await;
+        let all = open_all(&platform, &engine, 0).await;
+        let fs = all.open_by_name(NAME).await.expect("is there");
+        let root = Client::root(&fs);
+        let file = root.lookup(root.top(), b"file").await.expect("is there");
+        let size_bytes = root.get(file).await.size_bytes;
+        let extend = conformance::size(1 << 20);
+        root.set(file, extend).await.expect("extends");
+        let bytes = root.read(file, 0, 1 << 20).await.expect("readable");
+        assert_eq!(bytes[..50], [1; 50]);
+        let is_whole = size_bytes > 100;
+        match is_whole {
+            true => assert!(bytes[50..50 + LEN].iter().all(|&byte| byte == 2)),
+            false => assert!(bytes[100..].iter().all(|&byte| byte == 0)),
+        }
+        for (info, report) in all.check().await.expect("can be looked at") {
+            assert_eq!(report.problems, [""; 0], "{info:?}");
+        }
+        all.stop().await;
+        engine.stop().await.expect("stops");
+        is_whole
+    });
+    let _ = world.crash();
+    is_whole
+}
+
+#[test]
+fn a_long_write_that_broke_off_leaves_nothing_behind_the_end() {
+    // The simulated clock when the write begins; it takes some milliseconds.
+    let times = (0..60).map(|n| 101_000_000 + n * 200_000);
+    let whole: Vec<bool> = times
+        .enumerate()
+        .map(|(n, at)| break_off(n as u64 * 2, at))
+        .collect();
+    assert!(whole.contains(&true) && whole.contains(&false), "{whole:?}");
 }

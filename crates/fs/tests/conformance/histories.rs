@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) steps: usize,
     /// Only writes that are durable when they are answered: what a power loss may undo can't be judged.
     pub(crate) stable_only: bool,
+    /// Listings with attributes: which an implementation may give each of its own moment.
+    pub(crate) lists_attributes: bool,
     /// Where writes begin at most.
     pub(crate) reach_bytes: u64,
     /// Clients pause up to so long before a call, now and then.
@@ -33,6 +35,7 @@ impl Default for Plan {
             clients: 1,
             steps: 300,
             stable_only: false,
+            lists_attributes: true,
             reach_bytes: 40_000,
             pause_ns: 100_000,
         }
@@ -394,6 +397,7 @@ impl<F: Files, P: Platform> RandomClient<F, P> {
 
     fn list(&mut self) -> Call {
         let (directory, count) = (self.directory(), 1 + self.rng.index(6));
+        let with_attributes = self.rng.coin() && self.plan.lists_attributes;
         let known = self.history.known.borrow();
         let (directory, behind) = match self.rng.below(8) {
             0 => (directory, Cookie(u64::MAX)),
@@ -404,7 +408,7 @@ impl<F: Files, P: Platform> RandomClient<F, P> {
             }
             _ => (directory, Cookie(0)),
         };
-        Call::List(directory, behind, count, self.rng.coin())
+        Call::List(directory, behind, count, with_attributes)
     }
 
     fn write(&mut self) -> Call {
