@@ -172,6 +172,12 @@ mod tests {
             let mut value = Decoder(&out.0);
             assert_eq!(Answer::decode(&mut value), Some(answer));
             assert_eq!(value.end(), Some(()));
+            // Numbers of a device where there is none, as a fuzzer found.
+            if let Answer::Changed(_) = answer {
+                let mut wrong = out.0.clone();
+                wrong[1 + 32 + 1] = 1;
+                assert_eq!(Answer::decode(&mut Decoder(&wrong)), None);
+            }
             for len in 0..out.0.len() {
                 assert_eq!(Answer::decode(&mut Decoder(&out.0[..len])), None);
             }

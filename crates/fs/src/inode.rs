@@ -180,8 +180,11 @@ pub(crate) fn kind_byte(kind: FileKind) -> u8 {
     }
 }
 
-/// What a kind's byte and the numbers of a device stand for.
+/// What a kind's byte and the numbers of a device, zero for all others, stand for.
 pub(crate) fn kind_of(kind: u8, major: u32, minor: u32) -> Option<FileKind> {
+    if !matches!(kind, BLOCK_DEVICE | CHARACTER_DEVICE) && (major, minor) != (0, 0) {
+        return None;
+    }
     Some(match kind {
         REGULAR => FileKind::Regular,
         DIRECTORY => FileKind::Directory,
