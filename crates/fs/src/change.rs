@@ -112,6 +112,8 @@ pub(crate) struct Change<P: Platform> {
     pub(crate) locked: Vec<Locked>,
     /// Nobody else moves directories meanwhile.
     pub(crate) moving: Option<Share>,
+    /// There is something for the reaper when it is committed.
+    pub(crate) leaves_orphan: bool,
 }
 
 impl<P: Platform> Change<P> {
@@ -129,6 +131,7 @@ impl<P: Platform> Change<P> {
             noted: Ticket::default(),
             locked: Vec::new(),
             moving: None,
+            leaves_orphan: false,
         }
     }
 

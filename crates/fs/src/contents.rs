@@ -610,7 +610,7 @@ impl<P: Platform> Inner<P> {
         if has_blocks && !self.free_blocks(change, file, None, 0).await? {
             // The rest goes in transactions of its own, whatever happens meanwhile.
             change.put_plain(&self.keys.orphan(file), &[])?;
-            self.orphaned.notify();
+            change.leaves_orphan = true;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use crate::tokens::Tokens;
 use crate::view::View;
 
 /// Attempts at an operation before the caller is told to come again.
-const ATTEMPTS_MAX: usize = 40;
+pub(crate) const ATTEMPTS_MAX: usize = 40;
 /// Operations that may be under way; a snapshot takes all of them.
 const OPERATIONS_MAX: u64 = 1 << 20;
 /// Numbers of files set aside at a time.
@@ -195,8 +195,12 @@ impl<P: Platform> Inner<P> {
 
     /// Commits a change and counts what it brings.
     pub(crate) async fn commit_step(&self, change: Change<P>) -> Result<Ticket, Tried> {
-        let usage = change.usage();
+        let (usage, leaves_orphan) = (change.usage(), change.leaves_orphan);
         let ticket = change.commit().await?;
+        if leaves_orphan {
+            // Not before: the reaper would look, find nothing and sleep.
+            self.orphaned.notify();
+        }
         self.state.borrow_mut().usage.add(usage);
         self.commits.set(self.commits.get() + 1);
         self.last.set(self.store().later(self.last.get(), ticket));
@@ -300,9 +304,11 @@ impl<P: Platform> Inner<P> {
             superblock.next_number = first.checked_add(NUMBERS_AHEAD).ok_or(FileError::NoSpace)?;
             let verifier = self.store().verifier();
             tx.put(&key, &superblock.encode())?;
-            tx.commit().await?;
+            let committed = tx.commit().await?;
+            // Else a file could be made with a number that is given once more when this is lost.
+            self.store().wait(committed.ticket).await?;
             let mut state = self.state.borrow_mut();
-            // Whoever lost this has lost what they were given to, as well; but they are in memory then.
+            // Otherwise what is in memory is about to be loaded again.
             if state.verifier == verifier && verifier == self.store().verifier() {
                 state.superblock.next_number = superblock.next_number;
                 state.numbers = first..superblock.next_number;
@@ -341,9 +347,14 @@ impl<P: Platform> Inner<P> {
         let value = operation(&mut change, &state).await?;
         let ticket = change.commit().await?;
         self.store().wait(ticket).await?;
-        let numbers = self.with_state(|state| state.numbers.clone());
+        let (numbers, verifier) = self.with_state(|state| (state.numbers.clone(), state.verifier));
         let mut state = load(&self.tree, self.keys).await?;
         state.numbers = numbers;
+        if state.verifier != verifier {
+            // As `refresh` does, which won't see it any more.
+            self.last.set(Ticket::default());
+            self.tokens.borrow_mut().forget();
+        }
         *self.state.borrow_mut() = state;
         Ok(value)
     }

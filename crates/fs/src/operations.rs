@@ -415,10 +415,11 @@ impl<P: Platform> Files for Filesystem<P> {
     async fn commit(&self, caller: &Caller, node: Node) -> Result<Written, FileError> {
         live(node)?;
         let inner = &self.inner;
-        // Before it is looked at: what is lost afterwards was not made durable by this.
-        let verifier = inner.store().verifier();
+        // This waits until what was written survives.
         let attributes = self.attributes(node).await?;
         require_write(caller, &attributes)?;
+        // Only then: if something was lost meanwhile, the client must see another one than with its writes.
+        let verifier = inner.store().verifier();
         let changes = Changes {
             before: (&attributes).into(),
             after: attributes,

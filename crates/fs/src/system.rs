@@ -16,7 +16,7 @@ use crate::check::CheckReport;
 use crate::contents::{BLOCK_SIZES, Extents, PAGE_BYTES};
 use crate::error::FileError;
 use crate::files::FilesystemId;
-use crate::filesystem::{Filesystem, Inner, ROOT_DIRECTORY, decoded};
+use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, ROOT_DIRECTORY, decoded};
 use crate::inode::{Body, DirectoryPart, Inode};
 use crate::key::{self, Keys};
 use crate::names::COOKIE_FIRST;
@@ -153,12 +153,14 @@ impl<P: Platform> Filesystems<P> {
             return Err(FileError::Invalid);
         }
         let turn = self.inner.turn.take(1).await;
+        let mut attempts = 0;
         let id = loop {
             match self.try_create(name, quota_bytes).await {
                 Ok(id) => break id,
-                Err(Tried::Again) => self.inner.platform.yield_now().await,
-                Err(Tried::For(error)) => return Err(error),
+                Err(Tried::Again) if attempts < ATTEMPTS_MAX => attempts += 1,
+                Err(error) => return Err(failed(error)),
             }
+            self.inner.platform.yield_now().await;
         };
         drop(turn);
         self.open_filesystem(id).await

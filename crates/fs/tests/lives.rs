@@ -8,9 +8,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_fs::SnapshotNumber;
 use flagstone_fs::memory::MemoryFiles;
-use flagstone_platform::Platform;
+use flagstone_fs::{Caller, Files, SnapshotNumber, Stability};
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
 
 use conformance::Client;
@@ -298,4 +298,74 @@ fn a_long_write_that_broke_off_leaves_nothing_behind_the_end() {
         .map(|(n, at)| break_off(n as u64 * 2, at))
         .collect();
     assert!(whole.contains(&true) && whole.contains(&false), "{whole:?}");
+}
+
+/// What is not one transaction's is given back behind it, without a restart.
+#[test]
+fn the_blocks_of_a_large_file_are_given_back() {
+    let (world, disk) = (World::new(1), SimDisk::new(config()));
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (engine, all, fs) = begin(&platform, &disk).await;
+        let root = Client::root(&fs);
+        let file = root.file(root.top(), "file").await.expect("makes");
+        root.write(file, 0, &[1; 4 << 20]).await.expect("writes");
+        let removed = root.remove(root.top(), "file").await;
+        removed.expect("removes");
+        platform.sleep_ns(1_000_000_000).await;
+        for (info, report) in all.check().await.expect("can be looked at") {
+            assert_eq!((report.blocks, report.problems), (0, vec![]), "{info:?}");
+        }
+        all.stop().await;
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// A client writes, commits, and may forget what it wrote if both say the same verifier. True if they did.
+fn commit_on_a_failing_disk(seed: u64) -> bool {
+    let disk = SimDisk::new(config());
+    let world = World::new(seed);
+    let (platform, on) = (world.platform(0), disk.clone());
+    let faults = FaultConfig {
+        write_error: 0.4,
+        ..FaultConfig::default()
+    };
+    let is_told = world.block_on(0, async move {
+        let (_, _, fs) = begin(&platform, &on).await;
+        let root = Client::root(&fs);
+        let file = root.file(root.top(), "file").await.expect("makes");
+        on.set_faults(faults);
+        let (caller, data) = (Caller::default(), IoBuf::copy_of(&[7; 5000]));
+        let written = fs.write(&caller, file, 0, data, Stability::Unstable).await;
+        let committed = fs.commit(&caller, file).await;
+        let both = written.ok().zip(committed.ok());
+        both.is_some_and(|(written, committed)| written.verifier == committed.verifier)
+    });
+    let mut crash = world.crash();
+    disk.power_loss(&mut crash);
+    disk.set_faults(FaultConfig::default());
+    let world = World::new(seed + 1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let engine = open_engine(&platform, &disk).await;
+        let all = open_all(&platform, &engine, 0).await;
+        let fs = all.open_by_name(NAME).await.expect("is there");
+        let root = Client::root(&fs);
+        let file = root.lookup(root.top(), b"file").await.expect("is there");
+        let bytes = root.read(file, 0, 9000).await.expect("readable");
+        assert!(!is_told || bytes == [7; 5000], "seed {seed}: told and gone");
+        all.stop().await;
+        engine.stop().await.expect("stops");
+    });
+    let _ = world.crash();
+    is_told
+}
+
+#[test]
+fn a_commit_that_says_the_same_verifier_has_lost_nothing() {
+    let told = (0..200).filter(|n| commit_on_a_failing_disk(n * 2)).count();
+    assert!(
+        told > 20 && told < 190,
+        "{told} of 200 were told that it survives"
+    );
 }
