@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use client::*;
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
-use flagstone_fs::{FileError, Files, Node};
+use flagstone_fs::{FileError, Files, FilesystemId, Node};
 use flagstone_gateway::nfs3::{Clients, Export, Exports, Listed, NfsOptions, NfsService, Squash};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer};
 use flagstone_platform::{Listener, Platform};
@@ -32,7 +32,11 @@ struct OneExport(Rc<Export<SlowFiles>>);
 impl Exports for OneExport {
     type Files = SlowFiles;
 
-    async fn by_number(&self, _: u16) -> Result<Option<Rc<Export<Self::Files>>>, FileError> {
+    async fn by_number(
+        &self,
+        _: FilesystemId,
+        _: u16,
+    ) -> Result<Option<Rc<Export<Self::Files>>>, FileError> {
         Ok(Some(self.0.clone()))
     }
 

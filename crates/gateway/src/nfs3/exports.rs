@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::str::FromStr;
 
-use flagstone_fs::{Caller, FileError, Files, Node};
+use flagstone_fs::{Caller, FileError, Files, FilesystemId, Node};
 use smallvec::SmallVec;
 
 use crate::rpc::call::Credential;
@@ -18,10 +18,11 @@ pub trait Exports: 'static {
     /// The filesystems.
     type Files: Files;
 
-    /// The export with this number, which is in handles: a number is never given to another export of
-    /// the same filesystem. An error if it is there and can't be used now.
+    /// The export of a filesystem with this number, both of which are in handles: a number is never given to
+    /// another export of the same filesystem. An error if it is there and can't be used now.
     fn by_number(
         &self,
+        filesystem: FilesystemId,
         number: u16,
     ) -> impl Future<Output = Result<Option<Rc<Export<Self::Files>>>, FileError>>;
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::mpsc;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
-use flagstone_fs::{FileError, Files, Node};
+use flagstone_fs::{FileError, Files, FilesystemId, Node};
 use flagstone_gateway::nfs3::{
     Clients, Export, Exports, Listed, NfsCounters, NfsOptions, NfsService, Portmapper, Squash,
 };
@@ -23,7 +23,11 @@ struct OneExport(Rc<MemoryExport>);
 impl Exports for OneExport {
     type Files = MemoryFiles<UringPlatform>;
 
-    async fn by_number(&self, number: u16) -> Result<Option<Rc<MemoryExport>>, FileError> {
+    async fn by_number(
+        &self,
+        _: FilesystemId,
+        number: u16,
+    ) -> Result<Option<Rc<MemoryExport>>, FileError> {
         Ok((number == self.0.number).then(|| self.0.clone()))
     }
 

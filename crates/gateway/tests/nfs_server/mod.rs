@@ -56,8 +56,13 @@ impl<F: Files> TestExports<F> {
 impl<F: Files> Exports for TestExports<F> {
     type Files = F;
 
-    async fn by_number(&self, number: u16) -> Result<Option<Rc<Export<F>>>, FileError> {
-        Ok(self.find(|export| export.number == number))
+    async fn by_number(
+        &self,
+        filesystem: FilesystemId,
+        number: u16,
+    ) -> Result<Option<Rc<Export<F>>>, FileError> {
+        let is_it = |export: &Export<F>| (export.files.id(), export.number) == (filesystem, number);
+        Ok(self.find(is_it))
     }
 
     async fn by_path(&self, path: &[u8]) -> Result<Option<Rc<Export<F>>>, FileError> {

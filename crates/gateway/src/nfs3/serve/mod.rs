@@ -253,7 +253,8 @@ impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
     ) -> Outcome<Target<E::Files>, E::Files> {
         let raw = RawFileHandle::decode(handle.0).ok_or(Nfs3Error::BadHandle)?;
         let exports = &self.service.exports;
-        let export = self.retried(|| exports.by_number(raw.export)).await;
+        let by_number = || exports.by_number(raw.filesystem, raw.export);
+        let export = self.retried(by_number).await;
         // [rfc1813 2.6, NFS3ERR_STALE] the file is gone, or access to it has been revoked.
         let export = export
             .map_err(|error| self.status(error))?
