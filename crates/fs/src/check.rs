@@ -54,8 +54,14 @@ impl<P: Platform> Filesystem<P> {
     /// Looks at everything, with nothing else under way meanwhile. Takes some hundred bytes of memory for each
     /// file.
     pub async fn check(&self) -> Result<CheckReport, FileError> {
+        let _pause = self.inner.pause().await;
+        self.check_in_pause().await
+    }
+
+    /// The same, where the caller sees to it that nothing is under way.
+    pub(crate) async fn check_in_pause(&self) -> Result<CheckReport, FileError> {
         let inner = &self.inner;
-        let report = inner.with_nothing_under_way(async |state| {
+        let report = inner.look_in_pause(async |state| {
             let mut report = CheckReport::default();
             let blocks = inner.check_keys(state, &mut report).await?;
             inner.check_blocks(blocks, &mut report).await?;

@@ -359,13 +359,17 @@ impl<P: Platform> Inner<P> {
         Ok(value)
     }
 
-    /// Looks at everything, with nothing under way.
-    pub(crate) async fn with_nothing_under_way<T>(
+    /// Waits until nothing is under way; nothing is as long as this lives.
+    pub(crate) async fn pause(&self) -> Share {
+        self.gate.take(OPERATIONS_MAX).await
+    }
+
+    /// Looks at everything, during a pause.
+    pub(crate) async fn look_in_pause<T>(
         &self,
         look: impl AsyncFn(&State) -> Result<T, Tried>,
     ) -> Result<T, FileError> {
         for _ in 0..ATTEMPTS_MAX {
-            let gate = self.gate.take(OPERATIONS_MAX).await;
             let looked = match self.refresh().await {
                 Ok(()) => {
                     let mut state = load(&self.tree, self.keys).await.map_err(final_error)?;
@@ -378,7 +382,6 @@ impl<P: Platform> Inner<P> {
                 Err(Tried::Again) => {}
                 result => return result.map_err(final_error),
             }
-            drop(gate);
         }
         Err(FileError::Later)
     }

@@ -16,6 +16,7 @@ mod change;
 mod check;
 mod codec;
 mod contents;
+mod description;
 mod error;
 mod files;
 mod filesystem;
@@ -35,6 +36,7 @@ mod view;
 
 pub use attributes::{Attributes, Before, Changes, FileKind, SetAttributes, SetTime, Timestamp};
 pub use check::CheckReport;
+pub use description::Description;
 pub use error::FileError;
 pub use files::{
     ANSWERS_KEPT, AccessMask, Caller, Cookie, Created, Creation, Entry, FileId, FileRead, Files,
@@ -43,6 +45,7 @@ pub use files::{
 };
 pub use filesystem::Filesystem;
 pub use flagstone_device::engine::{Piece, Pieces};
+pub use flagstone_pagestore::DvolRole;
 pub use snapshots::{SNAPSHOTS_MAX, SnapshotInfo};
 pub use system::{FilesystemInfo, FilesystemOptions, Filesystems};
 

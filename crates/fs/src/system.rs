@@ -238,17 +238,29 @@ impl<P: Platform> Filesystems<P> {
 
     /// Opens a filesystem by its number.
     pub async fn open_filesystem(&self, id: FilesystemId) -> Result<Filesystem<P>, FileError> {
+        // Of one that is open nobody waits, not even for a check of all.
+        if let Some(found) = self.find_open(id) {
+            return Ok(found);
+        }
+        let _turn = self.inner.turn.take(1).await;
+        self.open_in_turn(id).await
+    }
+
+    fn find_open(&self, id: FilesystemId) -> Option<Filesystem<P>> {
+        let inner = self.inner.open.borrow().get(&id).cloned();
+        inner.map(|inner| Filesystem { inner })
+    }
+
+    async fn open_in_turn(&self, id: FilesystemId) -> Result<Filesystem<P>, FileError> {
         let All {
             platform,
             tree,
             extents,
             open,
-            turn,
+            ..
         } = &*self.inner;
-        let _turn = turn.take(1).await;
-        if let Some(inner) = open.borrow().get(&id) {
-            let inner = inner.clone();
-            return Ok(Filesystem { inner });
+        if let Some(found) = self.find_open(id) {
+            return Ok(found);
         }
         let inner = Inner::open(platform.clone(), tree.clone(), *extents, id).await;
         let inner = inner.map_err(failed)?;
@@ -257,15 +269,33 @@ impl<P: Platform> Filesystems<P> {
         Ok(Filesystem { inner })
     }
 
-    /// Looks at everything: the tree, all filesystems with all snapshots, and that every block is somebody's. With
-    /// nothing else under way meanwhile.
+    /// Those that are open.
+    pub fn opened(&self) -> Vec<Filesystem<P>> {
+        let open = self.inner.open.borrow();
+        let handle = |inner: &Rc<Inner<P>>| Filesystem {
+            inner: inner.clone(),
+        };
+        open.values().map(handle).collect()
+    }
+
+    /// Looks at everything: the tree, all filesystems with all snapshots, and that every block is somebody's.
+    /// Whoever changes something meanwhile waits.
     pub async fn check(&self) -> Result<Vec<(FilesystemInfo, CheckReport)>, FileError> {
         let tree = &self.inner.tree;
+        // None is made or opened until this is over, and nothing is under way in those there are: the blocks of
+        // all are counted against what the page store has given out.
+        let _turn = self.inner.turn.take(1).await;
+        let (mut all, mut pauses) = (Vec::new(), Vec::new());
+        for info in self.list().await? {
+            let filesystem = self.open_in_turn(info.id).await?;
+            pauses.push(filesystem.inner.pause().await);
+            all.push((info, filesystem));
+        }
         tree.check().await.map_err(failed)?;
         let mut reports = Vec::new();
         let mut blocks = 0;
-        for info in self.list().await? {
-            let report = self.open_filesystem(info.id).await?.check().await?;
+        for (info, filesystem) in all {
+            let report = filesystem.check_in_pause().await?;
             blocks += report.blocks;
             reports.push((info, report));
         }

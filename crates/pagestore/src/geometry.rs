@@ -10,7 +10,7 @@ use crate::pointer::ExtentId;
 use crate::table::ENTRIES_PER_TABLE_PAGE;
 
 /// First byte of the attributes of a dvol that is an extent.
-const ATTRIBUTE_KIND_EXTENT: u8 = 1;
+pub(crate) const ATTRIBUTE_KIND_EXTENT: u8 = 1;
 const VERSION: u8 = 1;
 /// Pages have 4 to 32 KiB.
 const PAGE_SHIFTS: Range<u8> = 12..16;

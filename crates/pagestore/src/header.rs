@@ -14,7 +14,7 @@ use crate::commit::StoreError;
 /// Name of the dvol. One in each journal.
 pub(crate) const HEADER_DVOL: &str = ".pagestore";
 /// First byte of its attributes.
-const ATTRIBUTE_KIND_HEADER: u8 = 2;
+pub(crate) const ATTRIBUTE_KIND_HEADER: u8 = 2;
 const MAGIC: [u8; 8] = *b"FSPSTORE";
 const VERSION: u32 = 1;
 /// Slots of one start.

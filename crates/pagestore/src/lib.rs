@@ -19,6 +19,7 @@ mod header;
 mod latest;
 mod machine;
 mod pointer;
+mod role;
 mod store;
 mod table;
 
@@ -27,6 +28,7 @@ pub use commit::{
 };
 pub use geometry::{Geometry, GeometryError};
 pub use pointer::{BlockPtr, ExtentId, Generation, OwnerId, PagePtr, PageSlot, PointerError};
+pub use role::DvolRole;
 pub use store::{Claim, PageRead, Store, StoreOptions};
 
 /// Gives bytes to everything that reads what the device holds, for a fuzzer. Panics if something that was

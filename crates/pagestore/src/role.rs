@@ -1,0 +1,57 @@
+//! Which dvols of a journal are the store's: nobody else may write, resize or delete them.
+
+use std::fmt;
+
+use flagstone_device::engine::Attributes;
+
+use crate::geometry::ATTRIBUTE_KIND_EXTENT;
+use crate::header::ATTRIBUTE_KIND_HEADER;
+
+/// What a dvol is to the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DvolRole {
+    /// Pages of files, or of the tree.
+    Extent,
+    /// Says which slots may be given. There is one if there is a store.
+    Header,
+}
+
+impl DvolRole {
+    /// By the dvol's attributes. `None`: it is not the store's. Of a version that isn't known it still is.
+    pub fn of(attributes: &Attributes) -> Option<DvolRole> {
+        match attributes[0] {
+            ATTRIBUTE_KIND_EXTENT => Some(DvolRole::Extent),
+            ATTRIBUTE_KIND_HEADER => Some(DvolRole::Header),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for DvolRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DvolRole::Extent => "extent of filesystems",
+            DvolRole::Header => "page store of filesystems",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_are_told_by_the_first_byte() {
+        let mut attributes: Attributes = [0; _];
+        assert_eq!(DvolRole::of(&attributes), None, "a volume");
+        for (kind, role) in [
+            (1, Some(DvolRole::Extent)),
+            (2, Some(DvolRole::Header)),
+            (3, None),
+        ] {
+            attributes[0] = kind;
+            attributes[1] = 99;
+            assert_eq!(DvolRole::of(&attributes), role, "whatever the version");
+        }
+    }
+}
