@@ -1,4 +1,4 @@
-//! How a volume is attached: URLs, and command lines of stock clients that can be pasted.
+//! How a volume is attached and a filesystem mounted: URLs, and command lines of stock clients that can be pasted.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -30,13 +30,50 @@ impl NbdTarget {
 
     /// The URL of an export (`volume` or `volume@snapshot`).
     pub fn url(&self, export: &str) -> String {
-        let host = if self.host.contains(':') {
-            format!("[{}]", self.host)
-        } else {
-            self.host.clone()
-        };
-        format!("nbd://{host}:{}/{export}", self.port)
+        format!("nbd://{}:{}/{export}", self.host_in_url(), self.port)
     }
+
+    fn host_in_url(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]", self.host),
+            false => self.host.clone(),
+        }
+    }
+}
+
+/// Where a node's NFS server answers, MOUNT included.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NfsTarget(NbdTarget);
+
+impl NfsTarget {
+    /// The target behind a listening address, as for NBD.
+    pub fn new(address: SocketAddr) -> NfsTarget {
+        NfsTarget(NbdTarget::new(address))
+    }
+
+    /// The URL of a path in a filesystem (`data`, `data@monday/file`), as libnfs takes it: it would ask a
+    /// portmapper if it weren't told both ports.
+    pub fn url(&self, path: &str) -> String {
+        let (host, port) = (self.0.host_in_url(), self.0.port);
+        format!("nfs://{host}/{path}?version=3&nfsport={port}&mountport={port}")
+    }
+
+    /// What a Linux client types.
+    pub fn mount_command(&self, filesystem: &str) -> String {
+        let (host, port) = (self.0.host_in_url(), self.0.port);
+        format!(
+            "mount -t nfs -o port={port},mountport={port},vers=3,tcp,nolock {host}:/{filesystem} /mnt"
+        )
+    }
+}
+
+/// The lines that use a filesystem: the kernel's client, and one that needs no root.
+pub fn mount_lines(target: &NfsTarget, filesystem: &str) -> String {
+    let (mount, url) = (target.mount_command(filesystem), target.url(filesystem));
+    let file = target.url(&format!("{filesystem}/FILE"));
+    format!(
+        "  mount            sudo {mount}\n  list             nfs-ls '{url}'\n  copy a file in   nfs-cp FILE '{file}'\n"
+    )
 }
 
 /// The URL of an export over a Unix socket.
@@ -106,6 +143,20 @@ mod tests {
         for (address, url) in cases {
             assert_eq!(target(address).url("vol@snap"), url);
         }
+    }
+
+    #[test]
+    fn lines_to_mount() {
+        let target = NfsTarget::new("0.0.0.0:12049".parse().expect("an address"));
+        let mount =
+            "mount -t nfs -o port=12049,mountport=12049,vers=3,tcp,nolock 127.0.0.1:/data /mnt";
+        assert_eq!(target.mount_command("data"), mount);
+        let lines = mount_lines(&target, "data");
+        assert!(lines.contains(&format!("sudo {mount}\n")), "{lines}");
+        let url = "'nfs://127.0.0.1/data/FILE?version=3&nfsport=12049&mountport=12049'";
+        assert!(lines.contains(url), "{lines}");
+        let six = NfsTarget::new("[::1]:2049".parse().expect("an address"));
+        assert!(six.mount_command("data").contains(" [::1]:/data /mnt"));
     }
 
     #[test]

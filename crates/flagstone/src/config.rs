@@ -3,6 +3,8 @@
 //! The command line overrides the file, the file overrides the defaults. `flagstone config example`
 //! prints [`EXAMPLE`], whose values are the defaults.
 
+mod export;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -20,6 +22,8 @@ use crate::node::{
     SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 use crate::size::Size;
+
+pub use export::{ExportConfig, NfsConfig, SquashConfig};
 
 /// The folder of a node's files unless something else is said.
 pub const DIR_DEFAULT: &str = "./flagstone-data";
@@ -69,6 +73,11 @@ unix = ""
 # Connections at the same time; each core takes its share of them.
 connections_max = 1024
 
+[nfs]
+# Where NFS clients connect, and ask MOUNT. Port 0 takes any free port; "none" turns NFS off. (`flagstone
+# dev` takes 127.0.0.1:12049.) Clients say themselves who they are: only for networks that are trusted.
+listen = "none"
+
 [api]
 # Where the HTTP API listens. Port 0 takes any free port.
 listen = "127.0.0.1:7878"
@@ -93,6 +102,20 @@ level = "info"
 # name = "fast"
 # The size it must have been formatted with; without it any size is accepted.
 # size = "20G"
+
+# One section per filesystem that not only this machine may mount, or not like that: without one it is
+# exported to loopback addresses, and users are believed to be who they say.
+# [[export]]
+# What clients mount: a slash and the filesystem's name. Its snapshots, /data@SNAPSHOT, go by the same rules.
+# path = "/data"
+# Addresses and networks that may mount it.
+# clients = ["127.0.0.0/8", "10.0.0.0/8", "2001:db8::/32"]
+# Nothing can be changed through it.
+# read_only = false
+# Who is not believed, and acts as the anonymous user: "root", "all" or "none".
+# squash = "root"
+# anonymous_uid = 65534
+# anonymous_gid = 65534
 "#;
 
 /// A node's configuration.
@@ -109,6 +132,8 @@ pub struct Config {
     pub scrub_days: u32,
     /// The NBD gateway.
     pub nbd: NbdConfig,
+    /// The NFS gateway.
+    pub nfs: NfsConfig,
     /// The HTTP API.
     pub api: ApiConfig,
     /// The log.
@@ -116,6 +141,9 @@ pub struct Config {
     /// The devices.
     #[serde(rename = "device")]
     pub devices: Vec<DeviceConfig>,
+    /// To whom filesystems are exported.
+    #[serde(rename = "export")]
+    pub exports: Vec<ExportConfig>,
 }
 
 /// The NBD gateway.
@@ -185,9 +213,11 @@ impl Default for Config {
             map_cache: Size(MAP_CACHE_DEFAULT_BYTES),
             scrub_days: SCRUB_DAYS_DEFAULT,
             nbd: NbdConfig::default(),
+            nfs: NfsConfig::default(),
             api: ApiConfig::default(),
             log: LogConfig::default(),
             devices: Vec::new(),
+            exports: Vec::new(),
         }
     }
 }
@@ -394,10 +424,10 @@ impl Config {
     /// The same, for a configuration whose devices are named on the command line.
     pub fn options_without_devices_too(&self) -> Result<NodeOptions, ConfigError> {
         let nbd_unix = Some(self.nbd.unix.clone()).filter(|path| !path.as_os_str().is_empty());
-        if self.nbd.listen.0.is_none() && nbd_unix.is_none() {
+        if self.nbd.listen.0.is_none() && nbd_unix.is_none() && self.nfs.listen.0.is_none() {
             return Err(ConfigError::new(
                 "nobody could use the volumes: nbd.listen is \"none\" and nbd.unix is empty; set \
-                 one of them"
+                 one of them (or nfs.listen, to serve filesystems alone)"
                     .to_string(),
             ));
         }
@@ -418,6 +448,8 @@ impl Config {
             cores: (self.cores > 0).then_some(self.cores),
             nbd: self.nbd.listen.0,
             nbd_unix,
+            nfs: self.nfs.listen.0,
+            exports: export::options(&self.exports)?,
             map_cache_bytes: Some(self.map_cache.0),
             scrub_days: self.scrub_days,
             nbd_connections_max: self.nbd.connections_max,
@@ -495,6 +527,10 @@ mod tests {
             size: Some(Size(20 << 30)),
         };
         assert_eq!(config.devices, vec![device]);
+        assert_eq!(
+            config.node_options().expect("it makes sense").exports.len(),
+            1
+        );
         // The reader lists all keys it knows when it meets one it doesn't.
         for table in [
             "",
@@ -502,6 +538,7 @@ mod tests {
             "[api]\n",
             "[log]\n",
             "[[device]]\npath = \"x\"\n",
+            "[[export]]\npath = \"/x\"\n",
         ] {
             let error = Config::parse(&format!("{table}surplus = 1"), "test").expect_err(table);
             let text = error.to_string();

@@ -5,6 +5,8 @@
 //! operation that a used volume never saw. (With ten thousand volumes in use a scrape is still
 //! tens of megabytes; `/metrics?volumes=false` leaves them out.)
 
+mod files;
+
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write};
 
@@ -46,6 +48,7 @@ pub fn render(snapshot: &MetricsSnapshot, version: &str) -> String {
     );
     render_devices(&mut text, &snapshot.devices);
     render_cores(&mut text, snapshot);
+    files::render(&mut text, snapshot);
     let node = snapshot.more.iter().map(|value| ("", String::new(), value));
     render_named(&mut text, "flagstone", node);
     text.0
@@ -288,19 +291,20 @@ impl Text {
     fn histogram(
         &mut self,
         name: &str,
-        labels: &[(&str, &dyn Display); 2],
+        labels: &[(&str, &dyn Display)],
         histogram: &LatencyHistogram,
     ) {
-        let [first, second] = *labels;
         let bucket = format!("{name}_bucket");
+        let mut below = |bound: &dyn Display, count: u64| {
+            self.value(&bucket, &[labels, &[("le", bound)]].concat(), count);
+        };
         for exponent in BOUND_EXPONENTS {
             let bound_ns = 1u64 << exponent;
             let bound_s = bound_ns as f64 / 1e9;
-            let labels = [first, second, ("le", &bound_s as &dyn Display)];
-            self.value(&bucket, &labels, histogram.count_below(bound_ns));
+            below(&bound_s, histogram.count_below(bound_ns));
         }
         let count = histogram.count();
-        self.value(&bucket, &[first, second, ("le", &"+Inf")], count);
+        below(&"+Inf", count);
         let sum_s = histogram.sum_ns() as f64 / 1e9;
         self.value(&format!("{name}_sum"), labels, sum_s);
         self.value(&format!("{name}_count"), labels, count);

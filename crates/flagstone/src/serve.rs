@@ -11,6 +11,7 @@ mod sockets;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +21,13 @@ use flagstone_types::BLOCK_SIZE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::api::{ApiLimits, ApiListener, ApiOptions, StopSwitch};
-use crate::attach::{NbdTarget, attach_lines, unix_url};
+use crate::attach::{NbdTarget, NfsTarget, attach_lines, mount_lines, unix_url};
 use crate::client::Client;
 use crate::config::{Config, DeviceConfig};
 use crate::exit::{Exit, Failure};
 use crate::node::{
-    Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeInfo, VolumeSpec,
+    FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeInfo,
+    VolumeSpec,
 };
 use crate::node_file::{DirLock, LOCK_SECONDS, NodeFile};
 use crate::offline::{FormatOptions, FormatReport};
@@ -43,6 +45,9 @@ const DEMO_PENDING: &str = "demo.pending";
 /// The volume that `dev` makes on a new device, and its size.
 const DEMO_VOLUME: &str = "demo";
 const DEMO_BYTES: u64 = 1 << 30;
+
+/// The filesystem that it makes there, if NFS is served.
+const DEMO_FILES: &str = "demo-files";
 
 /// How often and how long to ask a started node whether it is ready.
 const READY_PAUSE: Duration = Duration::from_millis(20);
@@ -123,6 +128,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             None => None,
         };
         warn_of_open_nbd(&options);
+        warn_of_open_nfs(&options);
         warn_of_many_cores(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
         let node = tokio::select! {
@@ -201,6 +207,10 @@ async fn announce(
         create_demo(node)
             .await
             .context("creating the first volume")?;
+        if plan.config.nfs.listen.0.is_some() {
+            let made = create_demo_files(node, dir).await;
+            made.context("creating the first filesystem")?;
+        }
         fs::remove_file(&demo_pending).context("removing the note that it is missing")?;
     }
     let info = node.info().await?;
@@ -213,12 +223,18 @@ async fn announce(
         api: api.to_string(),
         nbd: info.nbd_addresses.clone(),
         nbd_unix: info.nbd_unix.clone(),
+        nfs: info.nfs_addresses.clone(),
     };
     file.write(dir)
         .with_context(|| format!("writing node.json into {}", dir.display()))?;
     let sample = sample_volume(node).await?;
+    let files = match info.nfs_addresses.is_empty() {
+        true => None,
+        // What is wrong with filesystems is among the notices; the volumes are served.
+        false => sample_filesystem(node).await.unwrap_or_default(),
+    };
     // Whoever started us may have closed our output; that is no reason to stop serving.
-    let _ = write_announcement(out, dir, &info, &file, sample.as_ref());
+    let _ = write_announcement(out, dir, &info, &file, sample.as_ref(), files.as_deref());
     Ok(())
 }
 
@@ -263,6 +279,34 @@ async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
     }
 }
 
+/// Its topmost directory belongs to whom the node's folder belongs to, who can use it without being root.
+async fn create_demo_files(node: &dyn Node, dir: &Path) -> anyhow::Result<()> {
+    let owner = fs::metadata(dir).with_context(|| format!("looking at {}", dir.display()))?;
+    let spec = FilesystemSpec {
+        name: DEMO_FILES.to_string(),
+        quota_bytes: None,
+        owner_uid: owner.uid(),
+        owner_gid: owner.gid(),
+    };
+    match node.create_filesystem(spec).await {
+        Err(error) if error.kind == NodeErrorKind::AlreadyExists => Ok(()),
+        created => Ok(created.map(|_| ())?),
+    }
+}
+
+/// The filesystem that the lines to mount are shown for.
+async fn sample_filesystem(node: &dyn Node) -> Result<Option<String>, NodeError> {
+    if node.show_filesystem(DEMO_FILES.to_string()).await.is_ok() {
+        return Ok(Some(DEMO_FILES.to_string()));
+    }
+    let query = crate::node::PageQuery {
+        limit: 1,
+        ..Default::default()
+    };
+    let page = node.list_filesystems(query).await?;
+    Ok(page.items.into_iter().next().map(|info| info.name))
+}
+
 /// The volume that the lines to attach are shown for: `demo` if there is one, else the first, if
 /// there is any.
 async fn sample_volume(node: &dyn Node) -> Result<Option<VolumeInfo>, NodeError> {
@@ -283,6 +327,7 @@ fn write_announcement(
     info: &NodeInfo,
     file: &NodeFile,
     volume: Option<&VolumeInfo>,
+    filesystem: Option<&str>,
 ) -> io::Result<()> {
     let cores = size::counted(info.cores.len() as u64, "core");
     writeln!(
@@ -303,12 +348,27 @@ fn write_announcement(
         // Lines that attach what isn't there would only fail.
         None => writeln!(out, "no volume yet; to make one: {create}")?,
     }
+    let nfs = info.nfs_addresses.iter();
+    if let Some(address) = nfs.filter_map(|text| text.parse().ok()).next() {
+        let create = format!("flagstone fs create NAME --dir {}", dir.display());
+        match filesystem {
+            Some(name) => {
+                writeln!(out, "filesystem {name}:")?;
+                write!(out, "{}", mount_lines(&NfsTarget::new(address), name))?;
+                writeln!(out, "more filesystems: {create}")?;
+            }
+            None => writeln!(out, "no filesystem yet; to make one: {create}")?,
+        }
+    }
     write!(out, "ready api={}", file.api)?;
     if !file.nbd.is_empty() {
         write!(out, " nbd={}", file.nbd.join(","))?;
     }
     if let Some(socket) = &file.nbd_unix {
         write!(out, " nbd-unix={socket}")?;
+    }
+    if !file.nfs.is_empty() {
+        write!(out, " nfs={}", file.nfs.join(","))?;
     }
     writeln!(out, " pid={} dir={}", file.pid, dir.display())?;
     out.flush()
@@ -438,6 +498,15 @@ fn warn_of_other_size(image: &Path, asked_bytes: u64) {
             image.display(),
             size::rounded(found_bytes),
             size::Size(asked_bytes),
+        );
+    }
+}
+
+fn warn_of_open_nfs(options: &NodeOptions) {
+    if let Some(address) = options.nfs.filter(|address| !address.ip().is_loopback()) {
+        tracing::warn!(
+            %address,
+            "NFS clients say themselves who they are: give [[export]] sections only networks that are trusted"
         );
     }
 }

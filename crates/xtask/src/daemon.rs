@@ -227,6 +227,8 @@ impl NodeOptions {
 pub(crate) struct Node {
     pub(crate) options: NodeOptions,
     pub(crate) nbd_port: u16,
+    /// Where it serves NFS, if it was asked to: most scenarios want a device with volumes alone.
+    pub(crate) nfs_port: Option<u16>,
     api_port: u16,
     daemon: Option<Daemon>,
 }
@@ -234,15 +236,30 @@ pub(crate) struct Node {
 impl Node {
     /// Starts the node and waits for its `ready` line.
     pub(crate) fn start(options: NodeOptions) -> Result<Node> {
+        Node::start_on(options, None)
+    }
+
+    /// The same, and it serves NFS, with a filesystem `demo-files`.
+    pub(crate) fn start_with_files(options: NodeOptions) -> Result<Node> {
+        Node::start_on(options, Some(free_port()?))
+    }
+
+    fn start_on(options: NodeOptions, nfs_port: Option<u16>) -> Result<Node> {
         let (nbd_port, api_port) = (free_port()?, free_port()?);
         let mut node = Node {
             options,
             nbd_port,
+            nfs_port,
             api_port,
             daemon: None,
         };
         node.restart()?;
         Ok(node)
+    }
+
+    fn nfs_address(&self) -> String {
+        self.nfs_port
+            .map_or("none".to_owned(), |port| format!("127.0.0.1:{port}"))
     }
 
     /// Starts it again on the same folder and ports after `stop` or `kill`. Returns how long it
@@ -264,6 +281,7 @@ impl Node {
             ])
             .args(["--nbd", &format!("127.0.0.1:{}", self.nbd_port)])
             .args(["--api", &format!("127.0.0.1:{}", self.api_port)])
+            .args(["--nfs", &self.nfs_address()])
             .args(&options.arguments)
             .envs(
                 options

@@ -10,6 +10,7 @@
 
 mod crowd;
 mod devices;
+mod filesystems;
 pub mod guard;
 mod nodes;
 pub mod openapi;
@@ -29,7 +30,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use tokio::sync::{Semaphore, watch};
 
 use crate::node::{Node, NodeError, NodeErrorKind};
@@ -39,6 +40,7 @@ pub use server::{ApiListener, ApiOptions, BindError};
 
 /// The bodies of requests that are not structs of [`crate::node`].
 pub mod requests {
+    pub use super::filesystems::{CheckRequest, FilesystemSnapshotRequest};
     pub use super::snapshots::{SnapshotGroup, SnapshotRequest};
     pub use super::volumes::{
         CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
@@ -209,6 +211,20 @@ impl Api {
             .route(
                 "/v1/snapshots/{volume}/{snapshot}/rename",
                 post(snapshots::rename),
+            )
+            .route(
+                "/v1/filesystems",
+                get(filesystems::list).post(filesystems::create),
+            )
+            .route("/v1/filesystems/{name}", get(filesystems::show))
+            .route("/v1/filesystem-checks", post(filesystems::check))
+            .route(
+                "/v1/filesystems/{name}/snapshots",
+                get(filesystems::snapshots).post(filesystems::create_snapshot),
+            )
+            .route(
+                "/v1/filesystems/{name}/snapshots/{snapshot}",
+                delete(filesystems::delete_snapshot),
             )
             .route("/v1/devices", get(devices::list))
             .route("/v1/devices/{device}", get(devices::show))

@@ -4,26 +4,29 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use utoipa::OpenApi;
 
-use super::{devices, nodes, snapshots, volumes};
+use super::{devices, filesystems, nodes, snapshots, volumes};
 
 /// All operations. A test compares them with the routes that are served.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Flagstone node API",
-        description = "Volumes, snapshots and devices of one Flagstone node. There is no \
+        description = "Volumes, snapshots, filesystems and devices of one Flagstone node. There is no \
                        authentication yet: keep the API on loopback or a trusted network.",
     ),
     paths(
         volumes::list, volumes::create, volumes::show, volumes::delete, volumes::resize,
         volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
         snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
+        filesystems::list, filesystems::create, filesystems::show, filesystems::check,
+        filesystems::snapshots, filesystems::create_snapshot, filesystems::delete_snapshot,
         devices::list, devices::show, devices::start_scrub, devices::scrub_status,
         nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
     ),
     tags(
         (name = "volumes", description = "Block devices that tenants use"),
         (name = "snapshots", description = "States of volumes that are kept"),
+        (name = "filesystems", description = "Files, for clients of NFS"),
         (name = "devices", description = "The disks and files beneath"),
         (name = "node", description = "The process itself"),
     ),

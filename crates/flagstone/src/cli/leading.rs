@@ -81,6 +81,7 @@ impl Command {
         let (target, output) = match self {
             Command::Volume(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Snapshot(args) => (Some(&mut args.target), Some(&mut args.output)),
+            Command::Fs(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Device(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Node(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Inspect(args) => (None, Some(&mut args.output)),
@@ -114,6 +115,7 @@ impl Command {
             Command::Serve(_) => "serve",
             Command::Volume(_) => "volume",
             Command::Snapshot(_) => "snapshot",
+            Command::Fs(_) => "fs",
             Command::Device(_) => "device",
             Command::Node(_) => "node",
             Command::Inspect(_) => "inspect",

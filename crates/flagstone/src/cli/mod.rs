@@ -3,6 +3,7 @@
 //! Scripts rely on names, options, JSON and exit codes: they change only by addition.
 
 mod device;
+mod fs;
 mod leading;
 mod misc;
 mod node;
@@ -32,8 +33,9 @@ use crate::serve::Backend;
 
 /// Shared flash storage for virtual machines, in one binary.
 ///
-/// A node serves volumes on its devices: files, partitions or SSDs. Volumes are thin, checksummed,
-/// crash-safe, and can be snapshotted and cloned in an instant. Clients attach them over NBD.
+/// A node serves volumes and filesystems on its devices: files, partitions or SSDs. Both are thin,
+/// checksummed, crash-safe, and can be snapshotted in an instant. Clients attach volumes over NBD and
+/// mount filesystems over NFS.
 #[derive(Parser, Debug)]
 #[command(
     name = "flagstone",
@@ -111,6 +113,8 @@ enum Command {
     Volume(volume::VolumeArgs),
     /// Take, list and delete snapshots
     Snapshot(snapshot::SnapshotArgs),
+    /// Create, list and check filesystems, and take snapshots of them
+    Fs(fs::FsArgs),
     /// Show, scrub and format devices
     Device(device::DeviceArgs),
     /// Show a node, its metrics, or stop it
@@ -137,6 +141,7 @@ Getting started:
   flagstone snapshot create vm-1@installed
   flagstone volume clone vm-1@installed vm-2
   flagstone volume list
+  flagstone fs create data                         prints how to mount it
 
 Finding the node:
   Commands read DIR/node.json, which a node writes while it serves. DIR is --dir, else the
@@ -256,6 +261,7 @@ fn dispatch(cli: Cli, backend: Backend, out: &mut dyn Write) -> anyhow::Result<E
         Command::Dev(_) | Command::Serve(_) => unreachable!("handled above"),
         Command::Volume(args) => volume::run(args, output)?,
         Command::Snapshot(args) => snapshot::run(args, output)?,
+        Command::Fs(args) => return fs::run(args, output),
         Command::Device(args) => return device::run(args, backend, output),
         Command::Node(args) => node::run(args, output)?,
         Command::Inspect(args) => offline::inspect(&args, output)?,
@@ -272,6 +278,7 @@ impl Command {
         match self {
             Command::Volume(args) => args.output.format(),
             Command::Snapshot(args) => args.output.format(),
+            Command::Fs(args) => args.output.format(),
             Command::Device(args) => args.output.format(),
             Command::Node(args) => args.output.format(),
             Command::Inspect(args) => args.output.format(),

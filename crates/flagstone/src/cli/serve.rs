@@ -5,19 +5,22 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::target::dir_of_environment;
-use crate::config::{Address, CORES_CEILING, Config, ConfigError, DeviceConfig, OptionalAddress};
+use crate::config::{
+    Address, CORES_CEILING, Config, ConfigError, DeviceConfig, NfsConfig, OptionalAddress,
+};
 use crate::serve::{DevPlan, ServePlan};
 use crate::size::Size;
 
-/// Starts a node in a folder. Creates the folder, a file-backed device in it and a volume called
-/// 'demo', if they are missing. Serves in the foreground; prints how to attach a volume, then a
-/// line that begins with 'ready'. SIGTERM and Ctrl-C stop it cleanly, a second one at once.
+/// Starts a node in a folder. Creates the folder, a file-backed device in it, a volume called 'demo' and
+/// a filesystem called 'demo-files', if they are missing. Serves in the foreground; prints how to attach the
+/// volume and mount the filesystem, then a line that begins with 'ready'. SIGTERM and Ctrl-C stop it cleanly, a second one at once.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   flagstone dev
   flagstone dev --dir /data/fs --size 100G --cores 2
-  flagstone dev --nbd 127.0.0.1:0 --api 127.0.0.1:0       any free ports; see 'ready' and node.json")]
+  flagstone dev --nbd 127.0.0.1:0 --nfs 127.0.0.1:0 --api 127.0.0.1:0
+                                                          any free ports; see 'ready' and node.json")]
 pub(super) struct DevArgs {
     /// Size of the device, if it has to be created; its space is set aside at once [default: 20G]
     #[arg(long)]
@@ -66,6 +69,10 @@ struct CommonArgs {
     /// A Unix socket for NBD clients on this machine
     #[arg(long, value_name = "PATH")]
     nbd_unix: Option<PathBuf>,
+    /// Where NFS clients connect, and ask MOUNT; port 0 for any free one, 'none' for nowhere
+    /// [default: 127.0.0.1:12049 for `dev`, else none]
+    #[arg(long, value_name = "ADDR:PORT")]
+    nfs: Option<OptionalAddress>,
     /// Where the HTTP API listens; port 0 for any free one [default: 127.0.0.1:7878]
     #[arg(long, value_name = "ADDR:PORT")]
     api: Option<Address>,
@@ -108,6 +115,9 @@ impl CommonArgs {
         if let Some(nbd) = self.nbd {
             config.nbd.listen = nbd;
         }
+        if let Some(nfs) = self.nfs {
+            config.nfs.listen = nfs;
+        }
         if let Some(path) = self.nbd_unix {
             config.nbd.unix = path;
         }
@@ -128,7 +138,10 @@ impl DevArgs {
     }
 
     pub(super) fn plan(self) -> Result<ServePlan, ConfigError> {
-        let mut config = Config::default();
+        let mut config = Config {
+            nfs: NfsConfig::of_dev(),
+            ..Config::default()
+        };
         self.common.apply(&mut config);
         Ok(ServePlan {
             config,

@@ -15,6 +15,10 @@ pub struct MetricsSnapshot {
     pub devices: Vec<DeviceMetrics>,
     /// All cores.
     pub cores: Vec<CoreMetrics>,
+    /// Filesystems that are open.
+    pub filesystems: Vec<FilesystemMetrics>,
+    /// Calls of NFS, by procedure. Those that were never called may be left out.
+    pub nfs: Vec<NfsCallMetrics>,
     /// Values of the node as a whole; shown as `flagstone_<name>`.
     pub more: Vec<NamedValue>,
 }
@@ -113,6 +117,34 @@ pub struct CoreMetrics {
     pub busy_ns: u64,
     /// More of it; shown as `flagstone_core_<name>{core=..}`.
     pub more: Vec<NamedValue>,
+}
+
+/// What a filesystem holds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FilesystemMetrics {
+    /// Its name.
+    pub filesystem: String,
+    /// Files and directories.
+    pub files: u64,
+    /// Bytes that they take, with what only snapshots need.
+    pub used_bytes: u64,
+    /// Bytes that they may take; zero for as many as there are.
+    pub quota_bytes: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+}
+
+/// Calls of one procedure of NFS.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct NfsCallMetrics {
+    /// Its name in small letters: `getattr`.
+    pub procedure: String,
+    /// Calls answered without an error.
+    pub answered: u64,
+    /// Calls answered with an error: its name in small letters, and how often.
+    pub failed: Vec<(String, u64)>,
+    /// From the arrival of a call to its answer.
+    pub latency: LatencyHistogram,
 }
 
 /// Whether a value only grows.

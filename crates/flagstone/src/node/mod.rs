@@ -12,6 +12,7 @@
 //! - Lists are sorted by name and paged: a page costs what it holds, not what the node holds.
 
 mod error;
+mod filesystems;
 mod metrics;
 mod options;
 pub mod real;
@@ -21,12 +22,16 @@ use std::future::Future;
 use std::pin::Pin;
 
 pub use error::{NodeError, NodeErrorKind};
+pub use filesystems::{
+    CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
+    FilesystemSnapshotPage, FilesystemSpec,
+};
 pub use metrics::{
-    CoreMetrics, DeviceMetrics, ErrorCount, IoMetrics, MetricKind, MetricsSnapshot, NamedValue,
-    VolumeMetrics,
+    CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
+    MetricsSnapshot, NamedValue, NfsCallMetrics, VolumeMetrics,
 };
 pub use options::{
-    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
+    DeviceOptions, ExportOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
     SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 pub use types::{
@@ -99,6 +104,36 @@ pub trait Node: Send + Sync + 'static {
         snapshot: SnapshotRef,
         new_name: String,
     ) -> NodeFuture<'_, SnapshotInfo>;
+
+    /// Creates an empty filesystem. `AlreadyExists`, `NoSpace`.
+    fn create_filesystem(&self, spec: FilesystemSpec) -> NodeFuture<'_, FilesystemInfo>;
+
+    /// A page of filesystems, sorted by name.
+    fn list_filesystems(&self, query: PageQuery) -> NodeFuture<'_, FilesystemPage>;
+
+    /// One filesystem. `NotFound`.
+    fn show_filesystem(&self, name: String) -> NodeFuture<'_, FilesystemInfo>;
+
+    /// Proves that a filesystem is whole, or all of them and what they are stored in. Clients that change
+    /// something meanwhile wait. What is wrong is in the answer. `NotFound`.
+    fn check_filesystems(&self, name: Option<String>) -> NodeFuture<'_, FilesystemCheck>;
+
+    /// Takes a snapshot of a filesystem: everything that was answered before is in it. `AlreadyExists`,
+    /// `NotFound`.
+    fn create_filesystem_snapshot(
+        &self,
+        filesystem: String,
+        name: String,
+    ) -> NodeFuture<'_, FilesystemSnapshotInfo>;
+
+    /// All snapshots of a filesystem, sorted by name. `NotFound`.
+    fn list_filesystem_snapshots(
+        &self,
+        filesystem: String,
+    ) -> NodeFuture<'_, FilesystemSnapshotPage>;
+
+    /// Deletes a snapshot of a filesystem. `NotFound`.
+    fn delete_filesystem_snapshot(&self, filesystem: String, name: String) -> NodeFuture<'_, ()>;
 
     /// All devices, sorted by name. There are few.
     fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>>;

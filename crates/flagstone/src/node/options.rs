@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use flagstone_gateway::nfs3::{Network, Squash};
+
 /// A device to be opened. It must be formatted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceOptions {
@@ -27,6 +29,22 @@ pub const SCRUB_DAYS_DEFAULT: u32 = 30;
 /// that take as long as it likes, by reading slowly or with a request that takes hours.
 pub const STOP_GRACE_DEFAULT_MS: u64 = 10_000;
 
+/// To whom a filesystem is exported, and in whose name they act. One that has no such rules is exported to this
+/// machine only, where everybody is believed to be who they say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExportOptions {
+    /// Its name. It need not be there yet.
+    pub filesystem: String,
+    /// From where it may be used.
+    pub clients: Vec<Network>,
+    /// Nothing can be changed through it.
+    pub read_only: bool,
+    /// Who acts in the name of nobody.
+    pub squash: Squash,
+    /// Nobody's user and group.
+    pub anonymous: (u32, u32),
+}
+
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeOptions {
@@ -38,6 +56,11 @@ pub struct NodeOptions {
     pub nbd: Option<SocketAddr>,
     /// Where to listen for NBD clients (Unix socket).
     pub nbd_unix: Option<PathBuf>,
+    /// Where to listen for NFS clients (TCP), with MOUNT on the same port; port 0 for any free one. The core
+    /// that has the filesystems listens.
+    pub nfs: Option<SocketAddr>,
+    /// What is not exported to this machine only.
+    pub exports: Vec<ExportOptions>,
     /// Bytes of maps to keep in memory, on all cores and devices together; `None` for
     /// [`MAP_CACHE_DEFAULT_BYTES`].
     pub map_cache_bytes: Option<u64>,

@@ -319,6 +319,10 @@ pub struct NodeInfo {
     pub nbd_addresses: Vec<String>,
     /// Where NBD clients connect (Unix socket).
     pub nbd_unix: Option<String>,
+    /// Where NFS clients connect, and ask MOUNT. Empty if the node serves no NFS.
+    #[serde(default)]
+    #[schema(example = json!(["127.0.0.1:12049"]))]
+    pub nfs_addresses: Vec<String>,
     /// What a person should know: kernel features that are missing, cores that have nothing to do.
     pub notices: Vec<String>,
 }

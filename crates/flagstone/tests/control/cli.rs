@@ -416,6 +416,7 @@ fn the_node_is_found_by_its_folder() {
         api: served.address.to_string(),
         nbd: Vec::new(),
         nbd_unix: None,
+        nfs: Vec::new(),
     };
     file.write(dir.path()).expect("written");
     let list = |prepare: &dyn Fn(&mut Command)| {

@@ -115,6 +115,41 @@ impl Node for FakeNode {
         self.with(|state| state.rename_snapshot(&snapshot, &new_name))
     }
 
+    fn create_filesystem(&self, spec: FilesystemSpec) -> NodeFuture<'_, FilesystemInfo> {
+        self.with(|state| state.filesystems.create(&spec))
+    }
+
+    fn list_filesystems(&self, query: PageQuery) -> NodeFuture<'_, FilesystemPage> {
+        self.with(|state| Ok(state.filesystems.list(&query)))
+    }
+
+    fn show_filesystem(&self, name: String) -> NodeFuture<'_, FilesystemInfo> {
+        self.with(|state| state.filesystems.show(&name))
+    }
+
+    fn check_filesystems(&self, name: Option<String>) -> NodeFuture<'_, FilesystemCheck> {
+        self.with(|state| state.filesystems.check(name.as_deref()))
+    }
+
+    fn create_filesystem_snapshot(
+        &self,
+        filesystem: String,
+        name: String,
+    ) -> NodeFuture<'_, FilesystemSnapshotInfo> {
+        self.with(|state| state.filesystems.snapshot(&filesystem, &name))
+    }
+
+    fn list_filesystem_snapshots(
+        &self,
+        filesystem: String,
+    ) -> NodeFuture<'_, FilesystemSnapshotPage> {
+        self.with(|state| state.filesystems.snapshots(&filesystem))
+    }
+
+    fn delete_filesystem_snapshot(&self, filesystem: String, name: String) -> NodeFuture<'_, ()> {
+        self.with(|state| state.filesystems.delete_snapshot(&filesystem, &name))
+    }
+
     fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>> {
         self.with(|state| Ok(vec![state.device("device")?]))
     }
@@ -158,6 +193,11 @@ impl Node for FakeNode {
             nbd_unix: options
                 .and_then(|options| options.nbd_unix.as_ref())
                 .map(|path| path.display().to_string()),
+            nfs_addresses: options
+                .and_then(|options| options.nfs)
+                .map(|_| "127.0.0.1:12049".to_string())
+                .into_iter()
+                .collect(),
             notices: vec!["registered buffers are off: `ulimit -l` is 8 MiB".to_string()],
         };
         Box::pin(async move { Ok(info) })

@@ -10,6 +10,8 @@ use flagstone::node::{
 };
 use flagstone_types::{Epoch, Lsn};
 
+use crate::fake_filesystems::Filesystems;
+
 pub(crate) const DEVICE_BYTES: u64 = 1 << 40;
 pub(crate) const DEVICE_ID: &str = "77f0c3a1b2d94e5f8a6b7c8d9e0f1a2b";
 
@@ -18,12 +20,13 @@ pub(crate) struct State {
     pub(crate) volumes: BTreeMap<String, VolumeInfo>,
     pub(crate) snapshots: BTreeMap<SnapshotRef, SnapshotInfo>,
     pub(crate) scrub: ScrubStatus,
+    pub(crate) filesystems: Filesystems,
     next_id: u64,
 }
 
-type Answer<T> = Result<T, NodeError>;
+pub(crate) type Answer<T> = Result<T, NodeError>;
 
-fn error(kind: NodeErrorKind, doing: String, found: &str) -> NodeError {
+pub(crate) fn error(kind: NodeErrorKind, doing: String, found: &str) -> NodeError {
     NodeError::new(kind, doing, found).next("this is the next step")
 }
 

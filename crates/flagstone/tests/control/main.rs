@@ -3,8 +3,10 @@
 
 mod api;
 mod cli;
+mod fake_filesystems;
 mod fake_node;
 mod fake_state;
+mod filesystems;
 mod format;
 mod hostile;
 mod metrics;

@@ -157,6 +157,7 @@ fn sample_metrics() -> MetricsSnapshot {
             kind: MetricKind::Gauge,
             value: 3.0,
         }],
+        ..Default::default()
     }
 }
 

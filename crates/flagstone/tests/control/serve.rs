@@ -96,6 +96,13 @@ impl Node for Stuck {
         show_snapshot(snapshot: SnapshotRef) -> SnapshotInfo;
         delete_snapshot(snapshot: SnapshotRef) -> ();
         rename_snapshot(snapshot: SnapshotRef, new_name: String) -> SnapshotInfo;
+        create_filesystem(spec: FilesystemSpec) -> FilesystemInfo;
+        list_filesystems(query: PageQuery) -> FilesystemPage;
+        show_filesystem(name: String) -> FilesystemInfo;
+        check_filesystems(name: Option<String>) -> FilesystemCheck;
+        create_filesystem_snapshot(filesystem: String, name: String) -> FilesystemSnapshotInfo;
+        list_filesystem_snapshots(filesystem: String) -> FilesystemSnapshotPage;
+        delete_filesystem_snapshot(filesystem: String, name: String) -> ();
         list_devices() -> Vec<DeviceInfo>;
         show_device(device: String) -> DeviceInfo;
         start_scrub(device: String) -> ScrubStatus;
@@ -187,7 +194,7 @@ impl Drop for Node1 {
     }
 }
 
-const ANY_PORT: &str = "--api 127.0.0.1:0 --nbd 127.0.0.1:0";
+const ANY_PORT: &str = "--api 127.0.0.1:0 --nbd 127.0.0.1:0 --nfs 127.0.0.1:0";
 
 fn client(dir: &TempDir) -> Client {
     let file = NodeFile::read(dir.path()).expect("node.json is there once it is ready");
@@ -208,6 +215,9 @@ fn dev_creates_what_is_missing_once() {
         "nbd-client",
         "nbdcopy",
         "fio ",
+        "sudo mount -t nfs -o port=12049,mountport=12049,vers=3,tcp,nolock 127.0.0.1:/demo-files /mnt",
+        "nfs-ls 'nfs://127.0.0.1/demo-files?version=3&nfsport=12049&mountport=12049'",
+        "flagstone fs create NAME",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
@@ -221,6 +231,8 @@ fn dev_creates_what_is_missing_once() {
     assert!(!file.api.ends_with(":0"), "the real port");
     let demo: VolumeInfo = client(&dir).get("/v1/volumes/demo").expect("there");
     assert_eq!(demo.size_bytes, 1 << 30);
+    let files = client(&dir).get::<FilesystemInfo>("/v1/filesystems/demo-files");
+    files.expect("there");
     node.signal("TERM");
     assert_eq!(node.exit_code(), Some(0));
     assert!(!dir.path().join("node.json").exists());
@@ -234,8 +246,25 @@ fn dev_creates_what_is_missing_once() {
     assert!(!text.contains("created "), "{text}");
     let page: VolumePage = client(&dir).get("/v1/volumes").expect("listed");
     assert!(page.items.is_empty());
+    assert!(
+        text.contains("no filesystem yet; to make one: flagstone fs create"),
+        "{text}"
+    );
     node.signal("INT");
     assert_eq!(node.exit_code(), Some(0));
+}
+
+/// It would add to the device what nobody can use.
+#[test]
+fn without_nfs_dev_makes_no_filesystem() {
+    let dir = TempDir::new("no-nfs");
+    let ports = "--api 127.0.0.1:0 --nbd 127.0.0.1:0 --nfs none";
+    let mut node = launch(&format!("dev --dir {} {ports}", dir.path().display()));
+    let text = node.until_ready();
+    assert!(!text.contains("filesystem"), "{text}");
+    assert!(!text.contains(" nfs="), "{text}");
+    let page: FilesystemPage = client(&dir).get("/v1/filesystems").expect("listed");
+    assert!(page.items.is_empty());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use flagstone::exit::Exit;
 use crate::cli::{Ran, binary, fails, ran};
 use crate::support::TempDir;
 
-const ANY_PORT: &str = "--api 127.0.0.1:0 --nbd 127.0.0.1:0";
+const ANY_PORT: &str = "--api 127.0.0.1:0 --nbd 127.0.0.1:0 --nfs 127.0.0.1:0";
 
 fn flagstone(args: &str) -> Ran {
     let mut command = binary();

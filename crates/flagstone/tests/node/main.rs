@@ -4,6 +4,7 @@ mod client;
 mod control;
 mod damage;
 mod errors;
+mod filesystems;
 mod lineage;
 mod metrics;
 mod series;

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use flagstone::metrics::render;
 use flagstone::node::MetricsSnapshot;
 
+use crate::filesystems::scene_with_files;
 use crate::support::Scene;
 
 /// The names in the table under "Metrics": `flagstone_core_a`, `_b` means `flagstone_core_b` too.
@@ -30,7 +31,7 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn every_series_is_documented_and_none_else() {
-    let scene = Scene::new();
+    let scene = scene_with_files();
     let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let shown: BTreeSet<String> = types
@@ -44,7 +45,7 @@ fn every_series_is_documented_and_none_else() {
 }
 
 /// What is no counter: all others must be, with the name of one.
-const GAUGES: [&str; 11] = [
+const GAUGES: [&str; 16] = [
     "flagstone_build_info",
     "flagstone_core_holding_devices",
     "flagstone_device_checkpoint_seconds",
@@ -56,11 +57,16 @@ const GAUGES: [&str; 11] = [
     "flagstone_device_reserved_bytes",
     "flagstone_device_size_bytes",
     "flagstone_device_used_bytes",
+    "flagstone_filesystem_files",
+    "flagstone_filesystem_quota_bytes",
+    "flagstone_filesystem_snapshots",
+    "flagstone_filesystem_used_bytes",
+    "flagstone_nfs_connections",
 ];
 
 #[test]
 fn counters_are_named_and_explained_as_such() {
-    let scene = Scene::new();
+    let scene = scene_with_files();
     let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').expect("name and type");
@@ -88,7 +94,7 @@ fn counters_are_named_and_explained_as_such() {
 
 #[test]
 fn nothing_is_shown_under_two_names() {
-    let scene = Scene::new();
+    let scene = scene_with_files();
     let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
     let plain = |name: &str| {
         let name = name.trim_end_matches("_total").trim_end_matches("_seconds");

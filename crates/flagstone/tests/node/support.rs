@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -47,6 +48,8 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         cores: Some(1),
         nbd: Some("127.0.0.1:0".parse().expect("an address")),
         nbd_unix: None,
+        nfs: None,
+        exports: Vec::new(),
         map_cache_bytes: None,
         scrub_days: 0,
         nbd_connections_max: 64,
@@ -61,7 +64,7 @@ pub(crate) struct Scene {
     pub(crate) node: Arc<dyn Node>,
     tcp: SocketAddr,
     runtime: tokio::runtime::Runtime,
-    folder: Folder,
+    folder: Rc<Folder>,
     is_stopped: bool,
 }
 
@@ -93,7 +96,12 @@ impl Scene {
             sparse: false,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
-        let mut options = options(path);
+        Scene::on(Rc::new(folder), change)
+    }
+
+    /// A node on the device in a folder.
+    fn on(folder: Rc<Folder>, change: impl FnOnce(&mut NodeOptions)) -> Result<Scene, NodeError> {
+        let mut options = options(folder.path.join("device.img"));
         change(&mut options);
         let node = flagstone::node::real::start(options)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -153,6 +161,15 @@ impl Scene {
     pub(crate) fn stop(&mut self) -> Result<(), NodeError> {
         self.is_stopped = true;
         self.runtime.block_on(self.node.shutdown())
+    }
+
+    /// Stops the node and starts one on the same device, with some options changed.
+    pub(crate) fn restart(mut self, change: impl FnOnce(&mut NodeOptions)) -> Scene {
+        self.stop().expect("it stops");
+        let folder = self.folder.clone();
+        // With it goes the lock on the device.
+        drop(self);
+        Scene::on(folder, change).expect("a node")
     }
 
     /// A client, attached to an export.

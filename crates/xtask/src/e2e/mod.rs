@@ -6,6 +6,7 @@
 mod crash;
 #[cfg(test)]
 mod fake;
+mod files;
 mod guest;
 mod hostile;
 mod image;
@@ -117,7 +118,7 @@ struct Scenario {
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 11] = [
+const SCENARIOS: [Scenario; 12] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -141,6 +142,12 @@ const SCENARIOS: [Scenario; 11] = [
         about: "a virtual machine's disk: server killed under it, then the machine; clean after",
         in_ci: true,
         run: |scene, scale| vm::run(scene, scale.machines, scale.seed),
+    },
+    Scenario {
+        name: "files",
+        about: "a tree over NFS, kill -9 under load: all that was answered is there, fs check is clean",
+        in_ci: true,
+        run: |scene, scale| files::run(scene, scale.seed),
     },
     Scenario {
         name: "hostile",

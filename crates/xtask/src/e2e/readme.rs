@@ -27,7 +27,7 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
     // the libraries of others. Our own are built once more, since they are the clone's.
     let words: Vec<&str> = first.split_ascii_whitespace().collect();
     let (program, rest) = words.split_first().context("the first command is empty")?;
-    let (nbd, api) = (free_port()?, free_port()?);
+    let (nbd, api, nfs) = (free_port()?, free_port()?, free_port()?);
     let mut command = Command::new(program);
     command
         .current_dir(&clone)
@@ -39,6 +39,8 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
             &format!("127.0.0.1:{nbd}"),
             "--api",
             &format!("127.0.0.1:{api}"),
+            "--nfs",
+            &format!("127.0.0.1:{nfs}"),
         ]);
     build_first(&clone, scene)?;
     let mut daemon = Daemon::start(
@@ -57,6 +59,12 @@ pub(super) fn run(scene: &Scene) -> Result<()> {
         .to_owned();
     let about = scene.tool("nbdinfo", &[&uri])?;
     println!("`{first}` serves {uri}:\n{about}");
+    let quoted = |line: &String| line.split('\'').nth(1).map(str::to_owned);
+    let files = printed.iter().find(|line| line.contains("nfs-ls '"));
+    let files = files.and_then(quoted);
+    let files = files.with_context(|| format!("no line says how to list files: {printed:#?}"))?;
+    scene.tool("nfs-ls", &[&files])?;
+    println!("and {files}");
     daemon.stop().map(|_| ())
 }
 

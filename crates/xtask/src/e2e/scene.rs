@@ -57,7 +57,7 @@ impl Scene {
         Node::start(options)
     }
 
-    fn options(&self, size: &str, cores: u32) -> NodeOptions {
+    pub(super) fn options(&self, size: &str, cores: u32) -> NodeOptions {
         NodeOptions {
             binary: self.binary.clone(),
             dir: self.dir.join("node"),

@@ -26,7 +26,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
     ("sim", &["types", "model", "platform", "device", "gateway"]),
     (
         "flagstone",
-        &["types", "platform", "device", "gateway", "runtime"],
+        &["types", "platform", "device", "fs", "gateway", "runtime"],
     ),
     ("xtask", &[]),
 ];

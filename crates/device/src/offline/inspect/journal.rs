@@ -382,6 +382,12 @@ impl LayerView {
             if record.flags & FLAG_READ_ONLY != 0 {
                 words += ", read-only";
             }
+            words += match record.attributes[0] {
+                0 => "",
+                1 => ", an extent of filesystems",
+                2 => ", the page store of filesystems",
+                _ => ", with attributes of a kind that is not known",
+            };
         }
         if record.reap_cursor.0 > 0 {
             let at = record.reap_cursor.vblock().0;
@@ -406,6 +412,7 @@ impl LayerView {
             ("epoch", record.epoch.0.into()),
             ("lsn_incarnation", record.lsn_incarnation.into()),
             ("read_only", (record.flags & FLAG_READ_ONLY != 0).into()),
+            ("attribute_kind", u64::from(record.attributes[0]).into()),
             ("mapped_blocks", record.mapped_blocks.into()),
             ("inherited_blocks", record.inherited_blocks.into()),
             ("reserved_blocks", record.reserved_blocks.into()),

@@ -13,6 +13,7 @@ use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{CoreRemote, IoStats, UringListener, UringPlatform, UringStream};
 use flagstone_types::{DvolId, Lsn};
 
+use super::files::CoreFiles;
 use super::names::Names;
 use super::recording::Recording;
 use super::start::Share;
@@ -40,6 +41,7 @@ pub(super) struct CoreNode {
     pub(super) engines: Vec<OwnedEngine>,
     pub(super) names: Names,
     pub(super) recording: Recording,
+    pub(super) files: CoreFiles,
     /// All cores, to hand connections over.
     remotes: RefCell<Vec<CoreRemote>>,
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
@@ -63,6 +65,7 @@ impl CoreNode {
         engines: Vec<OwnedEngine>,
         names: Names,
         recording: Recording,
+        files: CoreFiles,
         share: Share,
     ) -> Rc<CoreNode> {
         let core = Rc::new(CoreNode {
@@ -71,6 +74,7 @@ impl CoreNode {
             engines,
             names,
             recording,
+            files,
             remotes: RefCell::default(),
             nbd: RefCell::default(),
             counters: RefCell::default(),
@@ -221,7 +225,7 @@ impl CoreNode {
         self.engines.get(engine).map(|owned| &owned.engine)
     }
 
-    /// Stops serving: connections first, then the engines.
+    /// Stops serving: connections first, then the filesystems, then the engines.
     pub(super) async fn stop(&self) -> Result<(), String> {
         self.stopping.set(true);
         if let Some(server) = self.nbd()
@@ -230,6 +234,7 @@ impl CoreNode {
             // What a volume is still at work on, it refuses to go on with once it stops, below.
             tracing::warn!("NBD clients that did not take their answers are cut off");
         }
+        self.files.stop(self.stop_grace_ns).await;
         let mut failed = None;
         for owned in &self.engines {
             if let Err(error) = owned.engine.stop().await {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use flagstone_device::engine::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
+use flagstone_fs::DvolRole;
 use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
@@ -255,8 +256,10 @@ impl RealNode {
                         sum.add_engine(&owned.engine.space());
                         sum.fenced |= owned.engine.is_fenced();
                         for dvol in owned.engine.dvols() {
-                            sum.volumes += 1;
-                            sum.layers += dvol.snapshot_count as u64;
+                            if DvolRole::of(&dvol.attributes).is_none() {
+                                sum.volumes += 1;
+                                sum.layers += dvol.snapshot_count as u64;
+                            }
                             sum.mapped_bytes += dvol.mapped_bytes;
                         }
                         sum.io.merge(&owned.io.snapshot());
@@ -377,6 +380,10 @@ impl RealNode {
         };
         let volume = match self.names.name_of(handle.id) {
             Some(volume) => format!("volume '{volume}'"),
+            // No volume's name begins with a dot.
+            None if name.starts_with('.') => {
+                format!("what filesystems are stored in (dvol '{name}')")
+            }
             None => "a deleted volume".to_owned(),
         };
         match handle.layer {
@@ -392,7 +399,8 @@ impl RealNode {
         for (core, volume_count) in counts.into_iter().enumerate() {
             let connection_count = self
                 .on_core(core, "describing the node", |core| async move {
-                    core.nbd().map_or(0, |server| server.counters().connections)
+                    let nbd = core.nbd().map_or(0, |server| server.counters().connections);
+                    nbd + core.files.connections()
                 })
                 .await?;
             cores.push(CoreInfo {
@@ -420,6 +428,7 @@ impl RealNode {
                 .nbd_unix
                 .as_ref()
                 .map(|path| path.display().to_string()),
+            nfs_addresses: self.nfs_tcp.iter().map(ToString::to_string).collect(),
             notices: self.notices.clone(),
         })
     }
@@ -427,12 +436,16 @@ impl RealNode {
     pub(super) async fn collect_metrics(&self) -> Result<MetricsSnapshot, NodeError> {
         let mut snapshot = MetricsSnapshot::default();
         for (index, remote) in self.remotes.iter().enumerate() {
-            let volumes = self
+            let (volumes, files) = self
                 .on_core(index, "collecting metrics", |core| async move {
-                    core.volume_metrics()
+                    (core.volume_metrics(), core.files.metrics())
                 })
                 .await?;
             snapshot.volumes.extend(volumes);
+            // One core has any.
+            snapshot.filesystems.extend(files.filesystems);
+            snapshot.nfs.extend(files.nfs);
+            snapshot.more.extend(files.more);
             let counters = remote.counters();
             let more = counters
                 .iter()

@@ -7,6 +7,7 @@
 mod core;
 mod describe;
 mod errors;
+mod files;
 mod names;
 mod opening;
 mod recording;
@@ -36,9 +37,10 @@ use self::errors::{
 use self::names::{Names, Place};
 use self::recording::Recording;
 use super::{
-    DeviceInfo, MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery,
-    Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
-    VolumePage, VolumeSpec,
+    DeviceInfo, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
+    FilesystemSnapshotPage, FilesystemSpec, MetricsSnapshot, Node, NodeError, NodeErrorKind,
+    NodeFuture, NodeInfo, PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -71,6 +73,7 @@ struct RealNode {
     names: Names,
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
+    nfs_tcp: Vec<SocketAddr>,
     started_ns: u64,
     notices: Vec<String>,
     stopping: AtomicBool,
@@ -611,6 +614,41 @@ impl Node for RealNode {
             })
             .await
         })
+    }
+
+    fn create_filesystem(&self, spec: FilesystemSpec) -> NodeFuture<'_, FilesystemInfo> {
+        Box::pin(self.create_fs(spec))
+    }
+
+    fn list_filesystems(&self, query: PageQuery) -> NodeFuture<'_, FilesystemPage> {
+        Box::pin(self.list_fs(query))
+    }
+
+    fn show_filesystem(&self, name: String) -> NodeFuture<'_, FilesystemInfo> {
+        Box::pin(self.show_fs(name))
+    }
+
+    fn check_filesystems(&self, name: Option<String>) -> NodeFuture<'_, FilesystemCheck> {
+        Box::pin(self.check_fs(name))
+    }
+
+    fn create_filesystem_snapshot(
+        &self,
+        filesystem: String,
+        name: String,
+    ) -> NodeFuture<'_, FilesystemSnapshotInfo> {
+        Box::pin(self.snapshot_fs(filesystem, name))
+    }
+
+    fn list_filesystem_snapshots(
+        &self,
+        filesystem: String,
+    ) -> NodeFuture<'_, FilesystemSnapshotPage> {
+        Box::pin(self.list_fs_snapshots(filesystem))
+    }
+
+    fn delete_filesystem_snapshot(&self, filesystem: String, name: String) -> NodeFuture<'_, ()> {
+        Box::pin(self.delete_fs_snapshot(filesystem, name))
     }
 
     fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>> {

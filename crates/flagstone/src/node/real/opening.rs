@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport, join_all};
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
+use flagstone_fs::DvolRole;
 use flagstone_platform::BlockDevice;
 use flagstone_runtime::{
     DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
 };
 
 use super::core::{CoreNode, OwnedEngine, current};
+use super::files::{CoreFiles, Rules};
 use super::names::{Names, Place};
 use super::recording::Recording;
 use super::start::{Share, wait_for};
-use crate::node::{DeviceOptions, NodeError, NodeErrorKind};
+use crate::node::{DeviceOptions, ExportOptions, NodeError, NodeErrorKind};
 use crate::offline::no_device;
 
 /// What a core needs to open its journals of one device.
@@ -118,15 +120,23 @@ pub(super) fn open_all(
     prepared: Vec<Prepared>,
     names: &Names,
     recording: &Recording,
+    exports: &[ExportOptions],
     share: Share,
 ) -> Result<(), NodeError> {
     let cores = runtime.cores().len();
     let mut waiting = Vec::new();
     for core in runtime.cores() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let (prepared, names, recording) = (prepared.clone(), names.clone(), recording.clone());
+        let part = Part {
+            cores,
+            prepared: prepared.clone(),
+            names: names.clone(),
+            recording: recording.clone(),
+            exports: exports.to_vec(),
+            share,
+        };
         let sent = core.remote().call_then(
-            move |platform| open_core(platform, cores, prepared, names, recording, share),
+            move |platform| open_core(platform, part),
             move |result| drop(sender.send(result)),
         );
         waiting.push(sent.map(|()| receiver));
@@ -233,16 +243,27 @@ impl Recovered {
     }
 }
 
-/// Opens this core's journals and puts its part of the node in place, with those that could be
-/// opened.
-async fn open_core(
-    platform: UringPlatform,
+/// What a core gets of a node.
+struct Part {
     cores: usize,
     prepared: Vec<Prepared>,
     names: Names,
     recording: Recording,
+    exports: Vec<ExportOptions>,
     share: Share,
-) -> (Recovered, Vec<Refused>) {
+}
+
+/// Opens this core's journals and puts its part of the node in place, with those that could be
+/// opened.
+async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refused>) {
+    let Part {
+        cores,
+        prepared,
+        names,
+        recording,
+        exports,
+        share,
+    } = part;
     let core = platform.core_index();
     let (mut opening, mut refused) = (Vec::new(), Vec::new());
     for (device, found) in prepared.iter().enumerate() {
@@ -299,6 +320,10 @@ async fn open_core(
         }
         recovered.add(&report);
         for dvol in engine.dvols() {
+            // What filesystems are stored in is no volume: nobody attaches, resizes or deletes it.
+            if DvolRole::of(&dvol.attributes).is_some() {
+                continue;
+            }
             let place = Place {
                 core,
                 engine: engines.len(),
@@ -313,6 +338,7 @@ async fn open_core(
         }
         engines.push(OwnedEngine { device, engine, io });
     }
-    CoreNode::install(&platform, engines, names, recording, share);
+    let files = CoreFiles::new(Rules(exports));
+    CoreNode::install(&platform, engines, names, recording, files, share);
     (recovered, refused)
 }

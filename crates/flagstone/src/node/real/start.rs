@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use flagstone_device::engine::Engine;
@@ -13,7 +14,8 @@ use flagstone_runtime::{
     CoreRemote, FlushMethod, Runtime, UringListener, UringPlatform, lock_device,
 };
 
-use super::core::current;
+use super::core::{CoreNode, current};
+use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
 use super::opening::{Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
@@ -110,6 +112,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared,
         &names,
         &recording,
+        &options.exports,
         share,
     )?;
     let remotes: Vec<_> = runtime
@@ -117,11 +120,16 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         .iter()
         .map(|core| core.remote().clone())
         .collect();
-    let (nbd_tcp, nbd_unix) = serve(&runtime, &remotes, &options).inspect_err(|_| {
+    let served = open_files(&runtime).and_then(|notice| {
+        let listening = serve(&runtime, &remotes, &options)?;
+        Ok((notice, listening))
+    });
+    let (files_notice, listening) = served.inspect_err(|_| {
         // A journal that is open and not stopped in order is recovered at the next start.
         stop_all(&runtime);
     })?;
     let mut notices = notices(&runtime);
+    notices.extend(files_notice);
     notices.extend(
         devices
             .iter()
@@ -133,8 +141,9 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         remotes,
         devices,
         names,
-        nbd_tcp,
-        nbd_unix,
+        nbd_tcp: listening.nbd_tcp,
+        nbd_unix: listening.nbd_unix,
+        nfs_tcp: listening.nfs_tcp,
         started_ns: describe::wall_clock_ns(),
         notices,
         stopping: false.into(),
@@ -245,7 +254,7 @@ fn serve(
     runtime: &Runtime,
     remotes: &[CoreRemote],
     options: &NodeOptions,
-) -> Result<(Vec<SocketAddr>, Option<PathBuf>), NodeError> {
+) -> Result<Listening, NodeError> {
     for remote in remotes {
         let all = remotes.to_vec();
         let set = remote.call(move |_| {
@@ -258,25 +267,40 @@ fn serve(
     listen(runtime, options)
 }
 
-/// Binds the gateways' sockets; core 0 accepts and hands connections over.
-fn listen(
-    runtime: &Runtime,
-    options: &NodeOptions,
-) -> Result<(Vec<SocketAddr>, Option<PathBuf>), NodeError> {
-    let mut addresses = Vec::new();
+/// Opens the filesystems, if there are any. If that fails the volumes are served all the same, and whoever asks
+/// for filesystems is told. Returns what a person should know.
+fn open_files(runtime: &Runtime) -> Result<Option<String>, NodeError> {
+    let doing = "opening the filesystems";
+    let opened = run_on(runtime, files::CORE, doing, |_| async {
+        let Some(core) = current() else { return Ok(()) };
+        core.files.there(&core).await?;
+        CoreFiles::wake(&core);
+        Ok(())
+    })?;
+    Ok(opened.err().map(|error| {
+        let error = file_error(error, doing);
+        tracing::error!("{error}");
+        format!("the node serves its volumes, and no filesystem: {error}")
+    }))
+}
+
+/// Where gateways listen.
+#[derive(Default)]
+struct Listening {
+    nbd_tcp: Vec<SocketAddr>,
+    nbd_unix: Option<PathBuf>,
+    nfs_tcp: Vec<SocketAddr>,
+}
+
+/// Binds the gateways' sockets. Core 0 accepts connections of NBD and hands them over; those of NFS stay with
+/// the core of the filesystems.
+fn listen(runtime: &Runtime, options: &NodeOptions) -> Result<Listening, NodeError> {
+    let mut listening = Listening::default();
     if let Some(address) = options.nbd {
         let doing = format!("listening for NBD clients on {address}");
-        // Bound here once to give a clear error; the core binds it again.
-        TcpListener::bind(address).map_err(|error| address_error(&doing, &error))?;
-        let bound = run_on(runtime, 0, &doing, move |platform| async move {
-            let listener = UringListener::bind_tcp(&platform, address)?;
-            let bound = listener.tcp_address();
-            if let Some(core) = current() {
-                core.accept_from(listener);
-            }
-            Ok::<_, io::Error>(bound)
+        listening.nbd_tcp = listen_tcp(runtime, 0, address, &doing, |core, listener| {
+            core.accept_from(listener);
         })?;
-        addresses.extend(bound.map_err(|error| address_error(&doing, &error))?);
     }
     if let Some(path) = options.nbd_unix.clone() {
         let doing = format!("listening for NBD clients on {}", path.display());
@@ -288,8 +312,37 @@ fn listen(
             Ok::<_, io::Error>(())
         })?;
         bound.map_err(|error| address_error(&doing, &error))?;
+        listening.nbd_unix = options.nbd_unix.clone();
     }
-    Ok((addresses, options.nbd_unix.clone()))
+    if let Some(address) = options.nfs {
+        let doing = format!("listening for NFS clients on {address}");
+        let core = files::CORE;
+        listening.nfs_tcp = listen_tcp(runtime, core, address, &doing, |core, listener| {
+            CoreFiles::serve(&core, listener);
+        })?;
+    }
+    Ok(listening)
+}
+
+fn listen_tcp(
+    runtime: &Runtime,
+    core: usize,
+    address: SocketAddr,
+    doing: &str,
+    accept: impl FnOnce(Rc<CoreNode>, UringListener) + Send + 'static,
+) -> Result<Vec<SocketAddr>, NodeError> {
+    // Bound here once to give a clear error; the core binds it again.
+    TcpListener::bind(address).map_err(|error| address_error(doing, &error))?;
+    let bound = run_on(runtime, core, doing, move |platform| async move {
+        let listener = UringListener::bind_tcp(&platform, address)?;
+        let bound = listener.tcp_address();
+        if let Some(core) = current() {
+            accept(core, listener);
+        }
+        Ok::<_, io::Error>(bound)
+    })?;
+    let bound = bound.map_err(|error| address_error(doing, &error))?;
+    Ok(bound.into_iter().collect())
 }
 
 fn address_error(doing: &str, error: &io::Error) -> NodeError {

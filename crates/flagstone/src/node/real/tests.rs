@@ -28,6 +28,8 @@ fn options(path: PathBuf) -> NodeOptions {
         cores: Some(1),
         nbd: None,
         nbd_unix: None,
+        nfs: None,
+        exports: Vec::new(),
         map_cache_bytes: None,
         scrub_days: 0,
         nbd_connections_max: 4,

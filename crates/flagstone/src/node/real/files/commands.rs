@@ -1,0 +1,317 @@
+//! What the control side asks of filesystems, carried out on their core.
+
+use std::rc::Rc;
+
+use flagstone_fs::{
+    Caller, CheckReport, Description, FileError, Files, Node as FileNode, SetAttributes,
+    SnapshotInfo, Timestamp,
+};
+
+use super::errors::{file_error, no_such_filesystem, no_such_snapshot};
+use super::{CORE, CoreFiles, CoreFilesystem, home};
+use crate::attach::NfsTarget;
+use crate::node::real::RealNode;
+use crate::node::real::core::CoreNode;
+use crate::node::{
+    CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
+    FilesystemSnapshotPage, FilesystemSpec, NodeError, NodeErrorKind, PAGE_ROWS_MAX, PageQuery,
+};
+
+/// Filesystems of a page, with what comes after it.
+type FoundPage = (Vec<Description>, Option<String>);
+
+impl CoreFiles {
+    async fn by_name(&self, core: &CoreNode, name: &str) -> Result<CoreFilesystem, FileError> {
+        let all = self.there(core).await?.ok_or(FileError::NotFound)?;
+        all.open_by_name(name).await
+    }
+
+    async fn create(
+        &self,
+        core: &CoreNode,
+        spec: FilesystemSpec,
+    ) -> Result<Description, FileError> {
+        let all = self.made(core).await?;
+        let quota_bytes = spec.quota_bytes.unwrap_or(0);
+        let made = all.create(&spec.name, quota_bytes).await?;
+        let (uid, gid) = (spec.owner_uid, spec.owner_gid);
+        if (uid, gid) != (0, 0) {
+            let set = SetAttributes {
+                uid: Some(uid),
+                gid: Some(gid),
+                ..SetAttributes::default()
+            };
+            let root = FileNode::live(made.root());
+            made.set_attributes(&Caller::default(), root, set, None)
+                .await?;
+        }
+        Ok(made.describe())
+    }
+
+    async fn page(&self, core: &CoreNode, query: PageQuery) -> Result<FoundPage, FileError> {
+        let Some(all) = self.there(core).await? else {
+            return Ok((Vec::new(), None));
+        };
+        let limit = query.limit.clamp(1, PAGE_ROWS_MAX);
+        let (prefix, after) = (query.prefix.unwrap_or_default(), query.after);
+        let mut wanted = all.list().await?;
+        wanted.retain(|info| {
+            let is_behind = after.as_ref().is_none_or(|after| info.name > *after);
+            is_behind && info.name.starts_with(&prefix)
+        });
+        let more = wanted.len() > limit;
+        wanted.truncate(limit);
+        let next = wanted.last().filter(|_| more).map(|last| last.name.clone());
+        let mut found = Vec::new();
+        for info in wanted {
+            found.push(all.open_filesystem(info.id).await?.describe());
+        }
+        Ok((found, next))
+    }
+
+    async fn check(
+        &self,
+        core: &CoreNode,
+        name: Option<String>,
+    ) -> Result<Vec<(String, CheckReport)>, FileError> {
+        if let Some(name) = name {
+            let report = self.by_name(core, &name).await?.check().await?;
+            return Ok(vec![(name, report)]);
+        }
+        let Some(all) = self.there(core).await? else {
+            return Ok(Vec::new());
+        };
+        let reports = all.check().await?.into_iter();
+        Ok(reports.map(|(info, report)| (info.name, report)).collect())
+    }
+}
+
+/// Nanoseconds since 1970.
+fn ns_of(time: Timestamp) -> u64 {
+    let seconds = u64::try_from(time.seconds).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::from(time.nanoseconds)
+}
+
+impl RealNode {
+    /// Carries something out on the core of the filesystems.
+    async fn on_files<R, F>(
+        &self,
+        doing: &str,
+        work: impl FnOnce(Rc<CoreNode>) -> F + Send + 'static,
+    ) -> Result<Result<R, FileError>, NodeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, FileError>> + 'static,
+    {
+        self.on_core(CORE, doing, work).await
+    }
+
+    async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
+        let found = self.on_core(CORE, doing, |core| async move {
+            home(&core.engines).map(|home| core.engines[home].device)
+        });
+        let index = found.await?.unwrap_or(0);
+        Ok(self.devices[index].name.clone())
+    }
+
+    fn filesystem_info(&self, device: &str, found: Description) -> FilesystemInfo {
+        let target = self.nfs_tcp.first().map(|address| NfsTarget::new(*address));
+        let name = &found.name;
+        FilesystemInfo {
+            id: found.id.0,
+            device: device.to_owned(),
+            core: CORE as u32,
+            files: found.files,
+            used_bytes: found.used_bytes,
+            quota_bytes: (found.quota_bytes > 0).then_some(found.quota_bytes),
+            created_ns: ns_of(found.created),
+            snapshot_count: found.snapshots,
+            export_path: format!("/{name}"),
+            export_url: target.as_ref().map_or_else(String::new, |t| t.url(name)),
+            mount_command: target.map_or_else(String::new, |t| t.mount_command(name)),
+            name: found.name,
+        }
+    }
+
+    pub(in crate::node::real) async fn create_fs(
+        &self,
+        spec: FilesystemSpec,
+    ) -> Result<FilesystemInfo, NodeError> {
+        let name = spec.name.clone();
+        let doing = format!("creating filesystem '{name}'");
+        if spec.quota_bytes == Some(0) {
+            let found = "its quota is 0 bytes, so nothing could be written";
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("give it some, or leave the quota out"));
+        }
+        let made = self.on_files(&doing, |core| async move {
+            core.files.create(&core, spec).await
+        });
+        let made = made.await?.map_err(|error| match error {
+            FileError::Exists => {
+                let found = format!("there already is a filesystem '{name}'");
+                NodeError::new(NodeErrorKind::AlreadyExists, &*doing, found)
+                    .next("choose another name")
+            }
+            error => file_error(error, &doing),
+        })?;
+        Ok(self.filesystem_info(&self.home_device(&doing).await?, made))
+    }
+
+    pub(in crate::node::real) async fn list_fs(
+        &self,
+        query: PageQuery,
+    ) -> Result<FilesystemPage, NodeError> {
+        let doing = "listing filesystems";
+        let found = self.on_files(
+            doing,
+            |core| async move { core.files.page(&core, query).await },
+        );
+        let (found, next) = found.await?.map_err(|error| file_error(error, doing))?;
+        let device = self.home_device(doing).await?;
+        let infos = found.into_iter();
+        Ok(FilesystemPage {
+            items: infos
+                .map(|one| self.filesystem_info(&device, one))
+                .collect(),
+            next,
+        })
+    }
+
+    pub(in crate::node::real) async fn show_fs(
+        &self,
+        name: String,
+    ) -> Result<FilesystemInfo, NodeError> {
+        let doing = format!("showing filesystem '{name}'");
+        let found = self
+            .on_fs(name, &doing, |files| async move { Ok(files.describe()) })
+            .await?;
+        Ok(self.filesystem_info(&self.home_device(&doing).await?, found))
+    }
+
+    /// Carries something out with a filesystem. What is not found is the filesystem.
+    async fn on_fs<R, F>(
+        &self,
+        name: String,
+        doing: &str,
+        work: impl FnOnce(CoreFilesystem) -> F + Send + 'static,
+    ) -> Result<R, NodeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, NodeError>> + 'static,
+    {
+        let said = doing.to_owned();
+        self.on_core(CORE, doing, move |core| async move {
+            match core.files.by_name(&core, &name).await {
+                Ok(files) => work(files).await,
+                Err(FileError::NotFound) => Err(no_such_filesystem(&name, &said)),
+                Err(error) => Err(file_error(error, &said)),
+            }
+        })
+        .await?
+    }
+
+    pub(in crate::node::real) async fn check_fs(
+        &self,
+        name: Option<String>,
+    ) -> Result<FilesystemCheck, NodeError> {
+        let doing = match &name {
+            Some(name) => format!("checking filesystem '{name}'"),
+            None => "checking all filesystems".to_owned(),
+        };
+        let asked = name.clone();
+        let found = self.on_files(&doing, |core| async move {
+            core.files.check(&core, asked).await
+        });
+        let reports = found.await?.map_err(|error| match (error, &name) {
+            (FileError::NotFound, Some(name)) => no_such_filesystem(name, &doing),
+            (error, _) => file_error(error, &doing),
+        })?;
+        let items: Vec<CheckedFilesystem> = reports
+            .into_iter()
+            .map(|(filesystem, report)| CheckedFilesystem {
+                filesystem,
+                files: report.files,
+                snapshots: report.snapshots,
+                blocks: report.blocks,
+                bytes: report.bytes,
+                problems: report.problems,
+            })
+            .collect();
+        Ok(FilesystemCheck {
+            clean: items.iter().all(|item| item.problems.is_empty()),
+            items,
+        })
+    }
+
+    pub(in crate::node::real) async fn snapshot_fs(
+        &self,
+        filesystem: String,
+        name: String,
+    ) -> Result<FilesystemSnapshotInfo, NodeError> {
+        let doing = format!("taking snapshot '{filesystem}@{name}'");
+        let (said, wanted) = (doing.clone(), name.clone());
+        let taken = self.on_fs(filesystem.clone(), &doing, move |files| async move {
+            let taken = files.take_snapshot(&wanted).await;
+            taken.map_err(|error| match error {
+                FileError::Exists => {
+                    let found = "there already is a snapshot of that name";
+                    NodeError::new(NodeErrorKind::AlreadyExists, &*said, found)
+                        .next("choose another name")
+                }
+                FileError::NoSpace => file_error(error, &said).next(format!(
+                    "delete snapshots (a filesystem has {} at most), files or volumes",
+                    flagstone_fs::SNAPSHOTS_MAX
+                )),
+                error => file_error(error, &said),
+            })?;
+            Ok(files.snapshots())
+        });
+        let all = taken.await?;
+        let found = all.into_iter().find(|info| info.name == name);
+        let gone = || no_such_snapshot(&filesystem, &name, &doing);
+        let found = found.ok_or_else(gone)?;
+        Ok(snapshot_info(&filesystem, found))
+    }
+
+    pub(in crate::node::real) async fn list_fs_snapshots(
+        &self,
+        filesystem: String,
+    ) -> Result<FilesystemSnapshotPage, NodeError> {
+        let doing = format!("listing the snapshots of filesystem '{filesystem}'");
+        let found = self.on_fs(filesystem.clone(), &doing, |files| async move {
+            Ok(files.snapshots())
+        });
+        let found = found.await?.into_iter();
+        Ok(FilesystemSnapshotPage {
+            items: found.map(|info| snapshot_info(&filesystem, info)).collect(),
+        })
+    }
+
+    pub(in crate::node::real) async fn delete_fs_snapshot(
+        &self,
+        filesystem: String,
+        name: String,
+    ) -> Result<(), NodeError> {
+        let doing = format!("deleting snapshot '{filesystem}@{name}'");
+        let (said, of) = (doing.clone(), filesystem.clone());
+        self.on_fs(filesystem, &doing, move |files| async move {
+            let deleted = files.delete_snapshot(&name).await;
+            deleted.map_err(|error| match error {
+                FileError::NotFound => no_such_snapshot(&of, &name, &said),
+                error => file_error(error, &said),
+            })
+        })
+        .await
+    }
+}
+
+fn snapshot_info(filesystem: &str, found: SnapshotInfo) -> FilesystemSnapshotInfo {
+    FilesystemSnapshotInfo {
+        filesystem: filesystem.to_owned(),
+        number: found.number.0,
+        created_ns: ns_of(found.taken),
+        export_path: format!("/{filesystem}@{}", found.name),
+        name: found.name,
+    }
+}

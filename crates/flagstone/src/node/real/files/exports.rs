@@ -1,0 +1,192 @@
+//! Which directories NFS clients may mount: each filesystem as `/NAME`, and its snapshots as `/NAME@SNAPSHOT`.
+//!
+//! An export's number is zero: there is one for each filesystem, and the filesystem's number is in every handle
+//! beside it. So handles hold whatever the configuration says of others, and before and after.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::rc::Rc;
+
+use flagstone_fs::{FileError, Files, FilesystemId, Node};
+use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
+
+use super::{CoreExport, CoreFilesystem};
+use crate::node::ExportOptions;
+use crate::node::real::core::CoreNode;
+
+/// Of the only export that a filesystem has.
+const NUMBER: u16 = 0;
+
+/// Nobody's user and group, unless something else is said.
+const NOBODY: (u32, u32) = (65534, 65534);
+
+/// To whom each filesystem is exported.
+pub(in crate::node::real) struct Rules(pub(in crate::node::real) Vec<ExportOptions>);
+
+impl Rules {
+    fn of(&self, filesystem: &str) -> ExportOptions {
+        let is_it = |rules: &&ExportOptions| rules.filesystem == filesystem;
+        let found = self.0.iter().find(is_it).cloned();
+        found.unwrap_or_else(|| ExportOptions {
+            filesystem: filesystem.to_owned(),
+            clients: this_machine(),
+            read_only: false,
+            // Nothing but this machine, and its users can say to be anybody anyway: ports are unprivileged.
+            squash: Squash::None,
+            anonymous: NOBODY,
+        })
+    }
+}
+
+fn this_machine() -> Vec<Network> {
+    let networks = [
+        Network::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8),
+        Network::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 128),
+    ];
+    networks.into_iter().flatten().collect()
+}
+
+/// The exports as the NFS server of one core sees them.
+#[derive(Clone)]
+pub(in crate::node::real) struct CoreExports {
+    pub(super) core: Rc<CoreNode>,
+}
+
+impl CoreExports {
+    fn export(&self, files: CoreFilesystem) -> Rc<CoreExport> {
+        let made = || {
+            let name = files.describe().name;
+            let rules = self.core.files.rules.of(&name);
+            Rc::new(CoreExport {
+                number: NUMBER,
+                path: path_of(&name, None),
+                root: Node::live(files.root()),
+                clients: Clients::Only(rules.clients),
+                read_only: rules.read_only,
+                squash: rules.squash,
+                anonymous: rules.anonymous,
+                files: files.clone(),
+            })
+        };
+        let mut exports = self.core.files.exports.borrow_mut();
+        exports.entry(files.id()).or_insert_with(made).clone()
+    }
+}
+
+fn path_of(filesystem: &str, snapshot: Option<&str>) -> Vec<u8> {
+    match snapshot {
+        None => format!("/{filesystem}").into_bytes(),
+        Some(snapshot) => format!("/{filesystem}@{snapshot}").into_bytes(),
+    }
+}
+
+/// A filesystem, and a snapshot of it.
+fn names_of(path: &[u8]) -> Option<(&str, Option<&str>)> {
+    let path = std::str::from_utf8(path).ok()?.strip_prefix('/')?;
+    let (filesystem, snapshot) = match path.split_once('@') {
+        Some((filesystem, snapshot)) => (filesystem, Some(snapshot)),
+        None => (path, None),
+    };
+    (!filesystem.is_empty() && !path.contains('/')).then_some((filesystem, snapshot))
+}
+
+impl Exports for CoreExports {
+    type Files = CoreFilesystem;
+
+    async fn by_number(
+        &self,
+        filesystem: FilesystemId,
+        number: u16,
+    ) -> Result<Option<Rc<CoreExport>>, FileError> {
+        if number != NUMBER {
+            return Ok(None);
+        }
+        let known = self.core.files.exports.borrow().get(&filesystem).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let Some(all) = self.core.files.there(&self.core).await? else {
+            return Ok(None);
+        };
+        match all.open_filesystem(filesystem).await {
+            Ok(files) => Ok(Some(self.export(files))),
+            Err(FileError::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn by_path(&self, path: &[u8]) -> Result<Option<Rc<CoreExport>>, FileError> {
+        let Some((filesystem, snapshot)) = names_of(path) else {
+            return Ok(None);
+        };
+        let Some(all) = self.core.files.there(&self.core).await? else {
+            return Ok(None);
+        };
+        let files = match all.open_by_name(filesystem).await {
+            Err(FileError::NotFound) => return Ok(None),
+            found => found?,
+        };
+        let export = self.export(files);
+        let Some(snapshot) = snapshot else {
+            return Ok(Some(export));
+        };
+        // Its handles are those of the same export, at another time.
+        let snapshots = export.files.snapshots();
+        let found = snapshots.into_iter().find(|info| info.name == snapshot);
+        Ok(found.map(|info| {
+            Rc::new(CoreExport {
+                path: path_of(filesystem, Some(snapshot)),
+                root: Node {
+                    at: info.number,
+                    ..export.root
+                },
+                read_only: true,
+                ..CoreExport::clone(&export)
+            })
+        }))
+    }
+
+    async fn list(&self) -> Vec<Listed> {
+        let Ok(Some(all)) = self.core.files.there(&self.core).await else {
+            return Vec::new();
+        };
+        let listed = all.list().await.unwrap_or_default().into_iter();
+        let one = |info: flagstone_fs::FilesystemInfo| Listed {
+            path: path_of(&info.name, None),
+            clients: Clients::Only(self.core.files.rules.of(&info.name).clients),
+        };
+        listed.map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_filesystems_and_snapshots() {
+        assert_eq!(names_of(b"/data"), Some(("data", None)));
+        assert_eq!(names_of(b"/data@monday"), Some(("data", Some("monday"))));
+        for path in ["", "/", "data", "/@monday", "/data/below", "/data@a/b"] {
+            assert_eq!(names_of(path.as_bytes()), None, "{path}");
+        }
+        assert_eq!(names_of(&[b'/', 0xff]), None);
+        assert_eq!(path_of("data", Some("monday")), b"/data@monday");
+    }
+
+    #[test]
+    fn what_nothing_is_said_of_is_for_this_machine() {
+        let open = ExportOptions {
+            filesystem: "open".to_owned(),
+            clients: vec!["10.0.0.0/8".parse().expect("a network")],
+            read_only: true,
+            squash: Squash::All,
+            anonymous: (1, 2),
+        };
+        let rules = Rules(vec![open.clone()]);
+        assert_eq!(rules.of("open"), open);
+        let other = Clients::Only(rules.of("other").clients);
+        let allows = |peer: &str| other.allow(peer.parse().ok());
+        assert!(allows("127.0.0.1") && allows("127.9.9.9") && allows("::1"));
+        assert!(!allows("10.0.0.1") && !allows("::2") && !other.allow(None));
+    }
+}

@@ -1,0 +1,122 @@
+//! What the core of the filesystems has counted.
+
+use flagstone_gateway::nfs3::wire::Procedure;
+use flagstone_gateway::nfs3::{NfsCounters, ProcedureCounters};
+use flagstone_gateway::rpc::server::RpcCounters;
+
+use super::CoreFiles;
+use crate::node::{FilesystemMetrics, MetricKind, NamedValue, NfsCallMetrics};
+
+/// Counters of NFS and of what is in filesystems. Plain data, for other threads.
+#[derive(Default)]
+pub(in crate::node::real) struct FilesMetrics {
+    pub(in crate::node::real) filesystems: Vec<FilesystemMetrics>,
+    pub(in crate::node::real) nfs: Vec<NfsCallMetrics>,
+    pub(in crate::node::real) more: Vec<NamedValue>,
+}
+
+impl CoreFiles {
+    /// Copies of everything.
+    pub(in crate::node::real) fn metrics(&self) -> FilesMetrics {
+        let mut metrics = FilesMetrics::default();
+        if let Some(all) = &*self.opened.borrow() {
+            let one = |files: super::CoreFilesystem| {
+                let found = files.describe();
+                FilesystemMetrics {
+                    filesystem: found.name,
+                    files: found.files,
+                    used_bytes: found.used_bytes,
+                    quota_bytes: found.quota_bytes,
+                    snapshots: found.snapshots,
+                }
+            };
+            metrics.filesystems = all.opened().into_iter().map(one).collect();
+        }
+        if let Some(server) = &*self.nfs.borrow() {
+            let counters = server.service().counters();
+            let all = Procedure::ALL.into_iter();
+            let called = all.map(|procedure| (procedure, counters.procedure(procedure)));
+            let called = called.filter(|(_, counts)| !counts.latency.is_empty());
+            metrics.nfs = called
+                .map(|(procedure, counts)| calls_of(procedure, counts))
+                .collect();
+            metrics.more = named(&counters, &server.counters());
+        }
+        metrics
+    }
+}
+
+fn calls_of(procedure: Procedure, counts: &ProcedureCounters) -> NfsCallMetrics {
+    let failed = counts.failed.iter();
+    let failed = failed.map(|(error, count)| (format!("{error:?}").to_lowercase(), *count));
+    NfsCallMetrics {
+        procedure: format!("{procedure:?}").to_lowercase(),
+        answered: counts.answered,
+        failed: failed.collect(),
+        latency: counts.latency.clone(),
+    }
+}
+
+fn named(nfs: &NfsCounters, rpc: &RpcCounters) -> Vec<NamedValue> {
+    let counter = |name, help, value: u64| NamedValue {
+        name,
+        help,
+        kind: MetricKind::Counter,
+        value: value as f64,
+    };
+    let connections = NamedValue {
+        name: "nfs_connections",
+        help: "NFS connections there are now.",
+        kind: MetricKind::Gauge,
+        value: rpc.connections as f64,
+    };
+    vec![
+        connections,
+        counter(
+            "nfs_read_bytes",
+            "Bytes sent in answers to READ.",
+            nfs.read_bytes,
+        ),
+        counter(
+            "nfs_written_bytes",
+            "Bytes that WRITE has written.",
+            nfs.written_bytes,
+        ),
+        counter(
+            "nfs_mounts",
+            "Calls of MOUNT answered without an error.",
+            nfs.mount_answered,
+        ),
+        counter(
+            "nfs_mounts_failed",
+            "Calls of MOUNT answered with an error.",
+            nfs.mount_failed,
+        ),
+        counter(
+            "nfs_calls_refused",
+            "Calls of programs, versions and procedures that are not there, or that can't be decoded.",
+            nfs.refused + rpc.denied,
+        ),
+        counter(
+            "nfs_calls_repeated",
+            "Calls that came once more while they were under way.",
+            nfs.repeated,
+        ),
+        counter(
+            "nfs_operations_retried",
+            "Times that an operation was tried again because others were in the way.",
+            nfs.retried,
+        ),
+        counter(
+            "nfs_connections_accepted",
+            "NFS connections accepted.",
+            rpc.connections_accepted,
+        ),
+        counter(
+            "nfs_connections_closed",
+            "NFS connections that the server closed: too many, idle when a place was needed, or breaking \
+             the protocol.",
+            rpc.connections_refused + rpc.connections_displaced + rpc.connections_expelled,
+        ),
+    ]
+}

@@ -1,0 +1,190 @@
+//! Filesystems on one core: where they are stored, who is served them, and their end.
+//!
+//! A filesystem belongs to a journal, as a volume does, and so to a core. All of them are on one journal for now,
+//! that of core 0 which core 0 opens first; so one core carries out all calls, and its NFS server takes all
+//! connections. Nothing is stored before the first filesystem is created.
+
+mod commands;
+mod errors;
+mod exports;
+mod metrics;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use flagstone_device::engine::Engine;
+use flagstone_fs::{DvolRole, FileError, Filesystem, FilesystemId, FilesystemOptions, Filesystems};
+use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService};
+use flagstone_gateway::rpc::server::{RpcLimits, RpcServer};
+use flagstone_platform::sync::Budget;
+use flagstone_platform::{Listener, Platform};
+use flagstone_runtime::{UringListener, UringPlatform};
+
+use super::core::{CoreNode, OwnedEngine};
+pub(super) use errors::file_error;
+use exports::CoreExports;
+pub(super) use exports::Rules;
+
+/// The core that has them.
+pub(super) const CORE: usize = 0;
+
+/// After a failed accept, and before the list is asked for again.
+const PAUSE_NS: u64 = 100_000_000;
+
+type CoreFilesystems = Filesystems<UringPlatform>;
+type CoreFilesystem = Filesystem<UringPlatform>;
+type CoreExport = Export<CoreFilesystem>;
+type NfsServer = RpcServer<UringPlatform, NfsService<UringPlatform, CoreExports>>;
+
+/// What a core has of filesystems. Used on one core only.
+pub(super) struct CoreFiles {
+    opened: RefCell<Option<CoreFilesystems>>,
+    /// One at a time opens them.
+    turn: Budget,
+    rules: Rules,
+    /// Of filesystems that somebody has used: whoever comes with a handle finds it here.
+    exports: RefCell<BTreeMap<FilesystemId, Rc<CoreExport>>>,
+    nfs: RefCell<Option<NfsServer>>,
+    stopping: Cell<bool>,
+}
+
+/// The index of the engine whose journal has the filesystems, or would get them.
+fn home(engines: &[OwnedEngine]) -> Option<usize> {
+    let has_store = |owned: &OwnedEngine| has_store(&owned.engine);
+    match engines.iter().position(has_store) {
+        None if engines.is_empty() => None,
+        found => Some(found.unwrap_or(0)),
+    }
+}
+
+fn has_store(engine: &Engine<UringPlatform>) -> bool {
+    let role = |dvol: &flagstone_device::engine::DvolInfo| DvolRole::of(&dvol.attributes);
+    engine.dvols().iter().any(|dvol| role(dvol).is_some())
+}
+
+impl CoreFiles {
+    pub(super) fn new(rules: Rules) -> CoreFiles {
+        CoreFiles {
+            opened: RefCell::default(),
+            turn: Budget::new(1),
+            rules,
+            exports: RefCell::default(),
+            nfs: RefCell::default(),
+            stopping: Cell::new(false),
+        }
+    }
+
+    /// The filesystems, if there are any. Opens them if they aren't yet.
+    pub(super) async fn there(
+        &self,
+        core: &CoreNode,
+    ) -> Result<Option<CoreFilesystems>, FileError> {
+        self.open(core, false).await
+    }
+
+    /// The same; there will be some, since one is about to be created.
+    async fn made(&self, core: &CoreNode) -> Result<CoreFilesystems, FileError> {
+        let opened = self.open(core, true).await?;
+        opened.ok_or(FileError::Stopping)
+    }
+
+    async fn open(
+        &self,
+        core: &CoreNode,
+        even_if_new: bool,
+    ) -> Result<Option<CoreFilesystems>, FileError> {
+        if let Some(opened) = self.opened.borrow().clone() {
+            return Ok(Some(opened));
+        }
+        let _turn = self.turn.take(1).await;
+        if let Some(opened) = self.opened.borrow().clone() {
+            return Ok(Some(opened));
+        }
+        if self.stopping.get() {
+            return Err(FileError::Stopping);
+        }
+        let Some(owned) = home(&core.engines).and_then(|home| core.engines.get(home)) else {
+            return Ok(None);
+        };
+        if !even_if_new && !has_store(&owned.engine) {
+            return Ok(None);
+        }
+        let (platform, engine) = (core.platform.clone(), owned.engine.clone());
+        let opened = Filesystems::open(platform, engine, FilesystemOptions::default()).await?;
+        *self.opened.borrow_mut() = Some(opened.clone());
+        Ok(Some(opened))
+    }
+
+    /// Opens each filesystem there is: what was left to be given back is given back, used or not.
+    pub(super) fn wake(core: &Rc<CoreNode>) {
+        let core = core.clone();
+        let platform = core.platform.clone();
+        platform.spawn(async move {
+            let Some(all) = core.files.opened.borrow().clone() else {
+                return;
+            };
+            let listed = all.list().await.unwrap_or_default();
+            for info in listed {
+                if core.files.stopping.get() {
+                    return;
+                }
+                if let Err(error) = all.open_filesystem(info.id).await {
+                    tracing::error!(filesystem = info.name, "opening a filesystem: {error}");
+                }
+            }
+        });
+    }
+
+    /// Serves NFS on a listener until the node stops.
+    pub(super) fn serve(core: &Rc<CoreNode>, listener: UringListener) {
+        let exports = CoreExports { core: core.clone() };
+        let platform = core.platform.clone();
+        let service = NfsService::new(platform.clone(), exports, NfsOptions::default());
+        let server = RpcServer::new(platform.clone(), service, RpcLimits::default());
+        *core.files.nfs.borrow_mut() = Some(server.clone());
+        let core = core.clone();
+        platform.clone().spawn(async move {
+            while !core.files.stopping.get() {
+                match listener.accept().await {
+                    Ok(stream) => {
+                        let server = server.clone();
+                        platform.spawn(async move {
+                            server.serve_connection(stream).await;
+                        });
+                    }
+                    Err(_) if core.files.stopping.get() => return,
+                    Err(error) => {
+                        tracing::warn!("accepting an NFS connection failed: {error}");
+                        platform.sleep_ns(PAUSE_NS).await;
+                    }
+                }
+            }
+        });
+    }
+
+    /// Connections there are.
+    pub(super) fn connections(&self) -> u64 {
+        let server = self.nfs.borrow().clone();
+        server.map_or(0, |server| server.counters().connections)
+    }
+
+    /// Stops serving, then the filesystems. The engines are to be stopped after that.
+    pub(super) async fn stop(&self, grace_ns: u64) {
+        self.stopping.set(true);
+        // Server and core hold each other; letting go lets both drop.
+        let server = self.nfs.borrow_mut().take();
+        if let Some(server) = server
+            && !server.stop_within(grace_ns).await
+        {
+            // What is still under way is refused once the filesystems stop, below.
+            tracing::warn!("NFS clients that did not take their answers are cut off");
+        }
+        let _turn = self.turn.take(1).await;
+        self.exports.borrow_mut().clear();
+        let opened = self.opened.borrow_mut().take();
+        if let Some(opened) = opened {
+            opened.stop().await;
+        }
+    }
+}
