@@ -83,6 +83,11 @@ pub(crate) fn tree_cpu_seconds(pid: u32) -> f64 {
         .sum()
 }
 
+/// CPU seconds that this process itself has used so far.
+pub(crate) fn own_cpu_seconds() -> f64 {
+    stat(std::process::id()).map_or(0.0, |stat| stat.cpu_seconds)
+}
+
 /// CPU seconds of all children of this process that have ended and been waited for, and theirs.
 pub(crate) fn children_cpu_seconds() -> f64 {
     let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();

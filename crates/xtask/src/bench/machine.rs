@@ -20,7 +20,8 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    pub(super) fn read(root: &Path, dir: &Path) -> Result<Setting> {
+    /// With the versions of those programs, each under the name that it has in the report.
+    pub(super) fn read(root: &Path, dir: &Path, programs: &[(&str, &str)]) -> Result<Setting> {
         let mut date = Command::new("date");
         date.args(["--utc", "+%Y-%m-%d"]);
         let facts = [
@@ -33,11 +34,14 @@ impl Setting {
             ),
             ("filesystem", filesystem(dir)),
             ("disk", disk(dir)),
-            ("fio", version("fio")),
-            ("qemu", version("qemu-nbd")),
-            ("nbdkit", version("nbdkit")),
         ];
-        let facts = facts.into_iter().filter(|(_, value)| !value.is_empty());
+        let versions = programs
+            .iter()
+            .map(|(name, program)| (*name, version(program)));
+        let facts = facts
+            .into_iter()
+            .chain(versions)
+            .filter(|(_, value)| !value.is_empty());
         Ok(Setting {
             date: repo::output(date)?,
             commit: commit(root),
@@ -112,7 +116,8 @@ fn memory() -> String {
     format!("{:.0} GiB", kib as f64 / f64::from(1 << 20))
 }
 
-fn filesystem(dir: &Path) -> String {
+/// The kind of filesystem that a folder is on.
+pub(super) fn filesystem(dir: &Path) -> String {
     let mut df = Command::new("df");
     df.arg("--output=fstype").arg(dir);
     repo::output(df)

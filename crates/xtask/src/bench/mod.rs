@@ -1,4 +1,4 @@
-//! `cargo xtask bench block`: Flagstone beside its peers on one machine, in one run.
+//! `cargo xtask bench block`: Flagstone beside its peers on one machine, in one run. `bench nfs` is in `nfs`.
 //!
 //! For each point the targets take turns, and the whole is repeated, so that drift of the machine
 //! hits all of them alike. What counts are ratios of medians; how each server treats a completed
@@ -7,6 +7,7 @@
 mod client;
 mod floor;
 mod machine;
+mod nfs;
 mod plot;
 mod points;
 mod report;
@@ -32,6 +33,9 @@ use targets::{Caching, FlagstoneSetup, Target, Variant};
 /// Lets a server finish what a load left behind before the next one is measured.
 const SETTLE: Duration = Duration::from_millis(300);
 
+/// Whose versions the report of volumes has.
+const PROGRAMS: [(&str, &str); 3] = [("fio", "fio"), ("qemu", "qemu-nbd"), ("nbdkit", "nbdkit")];
+
 /// If the hypervisor withheld more of a core than this from any target at a point, that point is measured
 /// again on all targets, whatever it gave: half a round must not decide what neighbours of the machine do.
 const STOLEN_CORES_MAX: f64 = 0.05;
@@ -43,6 +47,8 @@ const REPEATS_MAX: u32 = 2;
 pub(crate) enum Bench {
     /// Volumes over NBD beside qemu-nbd, qemu-storage-daemon, nbdkit and the raw file.
     Block(BlockArguments),
+    /// Filesystems over NFS beside NFS-Ganesha on ext4; takes root.
+    Nfs(nfs::NfsArguments),
 }
 
 #[derive(Args)]
@@ -99,6 +105,7 @@ pub(crate) struct BlockArguments {
 pub(crate) fn run(root: &Path, bench: Bench) -> Result<()> {
     match bench {
         Bench::Block(arguments) => block(root, &arguments),
+        Bench::Nfs(arguments) => nfs::run(root, &arguments),
     }
 }
 
@@ -127,7 +134,7 @@ fn block(root: &Path, arguments: &BlockArguments) -> Result<()> {
         "rounds and seconds must be positive"
     );
 
-    let setting = Setting::read(root, &dir)?;
+    let setting = Setting::read(root, &dir, &PROGRAMS)?;
     let targets = start_targets(root, arguments, &clients, &dir)?;
     let exchange = match arguments.no_peers {
         true => None,
@@ -219,8 +226,8 @@ fn command_line() -> String {
     let mut words = env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--dir" | "--out" | "--binary" => drop(words.next()),
-            _ if ["--dir=", "--out=", "--binary="]
+            "--dir" | "--out" | "--binary" | "--beside" | "--tree" => drop(words.next()),
+            _ if ["--dir=", "--out=", "--binary=", "--beside=", "--tree="]
                 .iter()
                 .any(|name| word.starts_with(name)) => {}
             _ if word.contains(' ') => shown.push(format!("'{word}'")),

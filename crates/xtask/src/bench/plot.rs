@@ -1,6 +1,6 @@
-//! The picture: grouped bars, written as SVG by hand.
+//! Pictures: grouped bars, written as SVG by hand.
 //!
-//! Upper panel: operations per second as a ratio to the raw file, with the range over the rounds.
+//! For volumes, upper panel: operations per second as a ratio to the raw file, with the range over the rounds.
 //! Lower panel: server CPU per 100,000 operations.
 
 use std::fmt::Write as _;
@@ -20,20 +20,19 @@ const BETWEEN: f64 = 76.0;
 const BOTTOM: f64 = 36.0;
 
 /// Told apart by lightness as well as by hue.
-const PEER_COLOURS: [&str; 4] = ["#b9c0c9", "#7f8b99", "#e3cf9a", "#c9a86a"];
-const OWN_COLOURS: [&str; 4] = ["#0b62a4", "#4fa3dd", "#12806a", "#7a4fa3"];
+pub(super) const PEER_COLOURS: [&str; 4] = ["#b9c0c9", "#7f8b99", "#e3cf9a", "#c9a86a"];
+pub(super) const OWN_COLOURS: [&str; 4] = ["#0b62a4", "#4fa3dd", "#12806a", "#7a4fa3"];
 
 /// One bar; `None` where the target has no figure.
-type Bar = Option<Spread>;
+pub(super) type Bar = Option<Spread>;
 
 /// A panel of grouped bars.
-struct Panel<'a> {
-    title: &'a str,
-    top: f64,
-    groups: Vec<(&'a str, Vec<Bar>)>,
+pub(super) struct Panel<'a> {
+    pub(super) title: &'a str,
+    pub(super) groups: Vec<(&'a str, Vec<Bar>)>,
     /// A line across at this value.
-    reference: Option<f64>,
-    decimals: usize,
+    pub(super) reference: Option<f64>,
+    pub(super) decimals: usize,
 }
 
 /// Draws the whole picture.
@@ -51,18 +50,15 @@ pub(super) fn draw(results: &Results, points: &[Point], caption: &str) -> String
     let cpu_groups = groups(points, &servers, |name, point| {
         results.spread(name, point.name, Sample::server_cpu_per_100k)
     });
-    let lower = TOP + PANEL_HEIGHT + BETWEEN;
     let panels = [
         Panel {
             title: "Operations per second, as a ratio to the raw file (line: raw)",
-            top: TOP,
             groups: ratio_groups,
             reference: Some(1.0),
             decimals: 2,
         },
         Panel {
             title: "Server CPU, seconds per 100,000 operations",
-            top: lower,
             groups: cpu_groups
                 .into_iter()
                 .filter(|(name, _)| !name.starts_with('s'))
@@ -72,7 +68,13 @@ pub(super) fn draw(results: &Results, points: &[Point], caption: &str) -> String
         },
     ];
 
-    let height = lower + PANEL_HEIGHT + BOTTOM;
+    page(caption, &servers, &panels)
+}
+
+/// Panels below each other, with the colour of each server.
+pub(super) fn page(caption: &str, servers: &[(&str, &str)], panels: &[Panel]) -> String {
+    let step = PANEL_HEIGHT + BETWEEN;
+    let height = TOP + step * panels.len() as f64 - BETWEEN + BOTTOM;
     let mut svg = String::new();
     let _ = writeln!(
         svg,
@@ -81,9 +83,9 @@ pub(super) fn draw(results: &Results, points: &[Point], caption: &str) -> String
          <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>"
     );
     text(&mut svg, LEFT, 22.0, "start", "15", caption);
-    legend(&mut svg, &servers);
-    for panel in &panels {
-        panel.draw(&mut svg, &servers);
+    legend(&mut svg, servers);
+    for (index, panel) in panels.iter().enumerate() {
+        panel.draw(&mut svg, servers, TOP + step * index as f64);
     }
     svg.push_str("</svg>\n");
     svg
@@ -145,7 +147,7 @@ fn legend(svg: &mut String, servers: &[(&str, &str)]) {
 }
 
 impl Panel<'_> {
-    fn draw(&self, svg: &mut String, servers: &[(&str, &str)]) {
+    fn draw(&self, svg: &mut String, servers: &[(&str, &str)], top: f64) {
         let tops = self
             .groups
             .iter()
@@ -154,8 +156,8 @@ impl Panel<'_> {
             .map(|bar| bar.max)
             .fold(self.reference.unwrap_or(0.0), f64::max);
         let (limit, step) = scale(highest);
-        let y = |value: f64| self.top + PANEL_HEIGHT * (1.0 - (value / limit).clamp(0.0, 1.0));
-        text(svg, LEFT, self.top - 12.0, "start", "13", self.title);
+        let y = |value: f64| top + PANEL_HEIGHT * (1.0 - (value / limit).clamp(0.0, 1.0));
+        text(svg, LEFT, top - 12.0, "start", "13", self.title);
 
         let lines = (limit / step).round() as u32;
         for index in 0..=lines {
@@ -168,7 +170,7 @@ impl Panel<'_> {
             );
             text(svg, LEFT - 8.0, at + 4.0, "end", "11", &trimmed(value));
         }
-        self.bars(svg, servers, y);
+        self.bars(svg, servers, top + PANEL_HEIGHT, y);
         if let Some(value) = self.reference {
             let at = y(value);
             let _ = writeln!(
@@ -180,10 +182,9 @@ impl Panel<'_> {
         }
     }
 
-    fn bars(&self, svg: &mut String, servers: &[(&str, &str)], y: impl Fn(f64) -> f64) {
+    fn bars(&self, svg: &mut String, servers: &[(&str, &str)], base: f64, y: impl Fn(f64) -> f64) {
         let group_width = (WIDTH - LEFT - RIGHT) / self.groups.len().max(1) as f64;
         let bar_width = (group_width * 0.84 / servers.len().max(1) as f64).min(34.0);
-        let base = self.top + PANEL_HEIGHT;
         for (index, (name, bars)) in self.groups.iter().enumerate() {
             let middle = LEFT + group_width * (index as f64 + 0.5);
             text(svg, middle, base + 18.0, "middle", "12", name);

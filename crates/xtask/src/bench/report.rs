@@ -384,7 +384,7 @@ pub(super) fn table_head(page: &mut String, titles: &[&str]) {
 }
 
 /// `12,345`; small values keep a decimal.
-fn thousands(value: f64) -> String {
+pub(super) fn thousands(value: f64) -> String {
     if value < 100.0 {
         return format!("{value:.1}");
     }
