@@ -8,9 +8,10 @@
 use std::collections::VecDeque;
 
 use flagstone_fs::memory::MemoryFiles;
-use flagstone_fs::{FileError, Files, SnapshotNumber};
+use flagstone_fs::{Changes, FileError, Files, SnapshotNumber, Timestamp};
 use flagstone_platform::Platform;
 
+use super::calls::Answer;
 use super::histories::Event;
 use super::matching::Matching;
 use super::trees::{Tree, walk};
@@ -49,6 +50,33 @@ fn says_nothing(error: FileError) -> bool {
             | FileError::Device
             | FileError::Stopping
     )
+}
+
+/// The newest time that an answer tells, and whether the call only looked: a change is told with its own time, and
+/// who looks has seen nothing newer than what he tells. What is told without a time can't be taken for
+/// something else, and so comes first.
+fn moment(event: &Event) -> (Timestamp, bool) {
+    let Some((_, Ok(answer))) = &event.ended else {
+        return (Timestamp::default(), true);
+    };
+    // Who commits, or writes nothing, has only looked.
+    let changes = |changes: &Changes| {
+        let (before, after) = (changes.before.changed, changes.after.changed);
+        (after, before == after)
+    };
+    match answer {
+        Answer::Attributes(attributes)
+        | Answer::Access(_, attributes)
+        | Answer::Target(_, attributes)
+        | Answer::Read(_, _, attributes) => (attributes.changed, true),
+        Answer::Found(found) => (found.attributes.changed, true),
+        Answer::Listed(listing) => (listing.directory.changed, true),
+        Answer::Space(_) => (Timestamp::default(), true),
+        Answer::Written(written) => changes(&written.changes),
+        Answer::Changed(changed) | Answer::Linked(_, changed) => changes(changed),
+        Answer::Created(created) => changes(&created.directory),
+        Answer::Renamed(from, to) => changes(from).max(changes(to)),
+    }
 }
 
 /// Judges what has happened since the model and the filesystem were the same. `tree` is the filesystem's at the
@@ -118,7 +146,7 @@ pub(crate) async fn judge<P: Platform>(
 }
 
 impl<P: Platform> Attempt<P> {
-    /// What may come next, the most likely last: answered first is done first, and never answered not at all.
+    /// What may come next, the most likely last: in the order of their moments, and never answered not at all.
     fn candidates(&self, events: &[&Event]) -> Vec<usize> {
         let open = || (0..events.len()).filter(|&n| !self.is_done[n]);
         let ended = |n: usize| {
@@ -129,7 +157,11 @@ impl<P: Platform> Attempt<P> {
         };
         let first_end = open().map(ended).min().unwrap_or(u64::MAX);
         let mut candidates: Vec<usize> = open().filter(|&n| events[n].begun < first_end).collect();
-        candidates.sort_by_key(|&n| std::cmp::Reverse((ended(n), events[n].begun)));
+        let order = |n: usize| {
+            let is_open = events[n].ended.is_none();
+            (is_open, moment(events[n]), ended(n), events[n].begun)
+        };
+        candidates.sort_by_key(|&n| std::cmp::Reverse(order(n)));
         candidates
     }
 
