@@ -100,11 +100,13 @@ pub enum Bug {
     CopyBeforeFlush,
     /// Recovery keeps a part that was written over a block which it leaves out.
     PartOutlivesBlock,
+    /// Attributes that come with a write are a unit of their own.
+    AttributesApart,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 46] = [
+    pub const ALL: [Bug; 47] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -151,6 +153,7 @@ impl Bug {
         Bug::ConditionsNotLocked,
         Bug::CopyBeforeFlush,
         Bug::PartOutlivesBlock,
+        Bug::AttributesApart,
     ];
 
     /// Its name on the command line: words joined by hyphens.

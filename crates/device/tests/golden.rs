@@ -21,6 +21,7 @@ const EMPTY: &str = include_str!("golden/v1-empty.txt");
 const LAYERS: &str = include_str!("golden/v1-layers.txt");
 const JOURNAL: &str = include_str!("golden/v1-journal.txt");
 const ENGINE: &str = include_str!("golden/v1-engine.txt");
+const ATTRIBUTES: &str = include_str!("golden/v1-attributes.txt");
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
@@ -185,6 +186,46 @@ fn make_journal() -> Builder {
     builder
 }
 
+/// Blocks with attributes, attributes alone, and a snapshot between, behind a root that has some.
+fn make_attributes() -> Builder {
+    let mut builder = Builder::format(4400, 1, 128);
+    builder.start(0);
+    builder.reserve(0, 0);
+    let alpha = builder.create(0, "alpha", None);
+    let describe = |builder: &Builder, byte: u8, lsn| Record::Attributes {
+        slot: alpha,
+        lsn: lsn_or_next(builder, alpha, lsn),
+        attributes: Box::new(std::array::from_fn(|at| byte + at as u8)),
+    };
+    let alone = describe(&builder, 10, None);
+    builder.unit(0, vec![alone]);
+    builder.checkpoint(0, false);
+    let data = builder.data(0, alpha, 4, 2, 0);
+    let beside = describe(&builder, 20, Some(Lsn(2)));
+    builder.unit(0, vec![data, beside]);
+    let snapshot = Record::Snapshot {
+        slot: alpha,
+        layer_slot: builder.free_slots(0, 1)[0],
+        head: builder.state(0).next_layer,
+        created_ns: 77,
+        name: "monday".into(),
+    };
+    builder.unit(0, vec![snapshot]);
+    let alone = describe(&builder, 30, None);
+    builder.unit(0, vec![alone]);
+    // Its data is not there: nor are its attributes.
+    let lost = builder.data(0, alpha, 9, 1, 0);
+    let (block, _) = lost.new_blocks().next().expect("one block");
+    let beside = describe(&builder, 40, Some(Lsn(4)));
+    builder.unit(0, vec![lost, beside]);
+    builder.image.put(block, &[]);
+    builder
+}
+
+fn lsn_or_next(builder: &Builder, slot: Slot, lsn: Option<Lsn>) -> Lsn {
+    lsn.unwrap_or_else(|| builder.next_lsn(0, slot))
+}
+
 /// Writes the images anew, next to the old ones. They are kept by hand, and never replaced.
 #[test]
 #[ignore = "run it to make images of a new version"]
@@ -200,6 +241,11 @@ fn make() {
             "journal",
             make_journal(),
             "Each kind of record behind the root; power failed.",
+        ),
+        (
+            "attributes",
+            make_attributes(),
+            "Attributes that came with blocks and alone; power failed.",
         ),
     ];
     for (name, builder, about) in made {
@@ -616,4 +662,34 @@ fn engine_as_a_whole() {
     ] {
         assert!(words.contains(expected), "'{expected}' is not in\n{words}");
     }
+}
+
+#[test]
+fn attributes_and_what_they_came_with() {
+    let image = golden::from_text(ATTRIBUTES);
+    let opened = Image::open(&image).expect("valid");
+    let report = check(&image);
+    assert_eq!(
+        report.counts.dropped_units, 1,
+        "the last one's data is missing"
+    );
+    let roots = opened.roots(0);
+    let ring = Ring::scan(&opened, roots.current().expect("a root"));
+    let groups = ring.groups.iter();
+    let units: Vec<Vec<Record>> = groups
+        .flat_map(|g| read_units(&opened, 0, g).expect("valid"))
+        .collect();
+    let described: Vec<(usize, u64, u8)> = units
+        .iter()
+        .flatten()
+        .filter_map(|record| match record {
+            Record::Attributes {
+                slot,
+                lsn,
+                attributes,
+            } => Some((slot.0 as usize, lsn.0, attributes[3])),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(described, [(0, 2, 23), (0, 3, 33), (0, 4, 43)]);
 }

@@ -11,8 +11,10 @@ use flagstone_device::engine::EngineCounters;
 use flagstone_sim::workload::{Script, whole_script};
 
 /// What the tally calls an operation by another name.
-const OTHER_NAMES: [(&str, &str); 3] = [
+const OTHER_NAMES: [(&str, &str); 5] = [
     ("clone_of", "clone"),
+    ("clone_with", "clone"),
+    ("write_with", "change with attributes"),
     ("commit", "batch"),
     // With metadata or without, it is one operation.
     ("write_ex", "write"),

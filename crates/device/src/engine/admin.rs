@@ -49,7 +49,7 @@ pub struct CreateDvol {
 }
 
 /// What the layer above keeps with a dvol. The device layer doesn't look at it. A layer has what its dvol
-/// had when it was taken, a clone begins with zeros.
+/// had when it was taken; a rollback leaves the dvol's.
 pub type Attributes = [u8; ATTRIBUTE_BYTES];
 
 impl<P: Platform> Engine<P> {
@@ -93,19 +93,6 @@ impl<P: Platform> Engine<P> {
             id,
             layer: None,
         })
-    }
-
-    /// Replaces a dvol's attributes.
-    pub async fn set_attributes(
-        &self,
-        handle: Handle,
-        attributes: Attributes,
-    ) -> Result<(), DvolError> {
-        self.update(handle, |record| {
-            record.attributes = attributes;
-            Ok(())
-        })
-        .await
     }
 
     /// Changes a dvol's size. Shrinking gives the space behind the new end back, for good: growing
@@ -263,8 +250,19 @@ impl<P: Platform> Engine<P> {
         Ok(layers)
     }
 
-    /// Makes a new dvol with the content of a snapshot, or of a dvol as it is now. Copies nothing.
+    /// Makes a new dvol with the content of a snapshot, or of a dvol as it is now. Copies nothing. Its
+    /// attributes are zeros.
     pub async fn clone_of(&self, source: Handle, new: CreateDvol) -> Result<Handle, DvolError> {
+        self.clone_with(source, new, [0; ATTRIBUTE_BYTES]).await
+    }
+
+    /// The same, with attributes from the beginning.
+    pub async fn clone_with(
+        &self,
+        source: Handle,
+        new: CreateDvol,
+        attributes: Attributes,
+    ) -> Result<Handle, DvolError> {
         let inner = &self.inner;
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
@@ -318,6 +316,7 @@ impl<P: Platform> Engine<P> {
             gap: source_record.gap,
             epoch: source_record.epoch,
             reserved_blocks,
+            attributes,
             ..inner.new_record(&new.name, id, size, layer)
         };
         records.push(Record::CreateDvol {

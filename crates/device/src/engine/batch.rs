@@ -9,6 +9,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockNo, Lsn, Slot, VBlock};
 use smallvec::SmallVec;
 
+use super::admin::Attributes;
 use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
@@ -19,7 +20,7 @@ use super::segments::NO_SLOT;
 use super::spacing::Over;
 use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_blocks, map_record_bytes};
 use super::{Engine, Inner, Stability};
-use crate::format::record::{MapRun, Record};
+use crate::format::record::{ATTRIBUTES_RECORD_BYTES, MapRun, Record};
 use crate::planted::{Bug, planted};
 
 /// Bytes of a record that unmaps one range.
@@ -82,6 +83,13 @@ pub enum Change {
         offset_bytes: u64,
         /// How many bytes, a multiple of 4096.
         len_bytes: u64,
+    },
+    /// Replace what the layer above keeps with a dvol. Once for each dvol.
+    SetAttributes {
+        /// Whose.
+        handle: Handle,
+        /// What it is then.
+        attributes: Box<Attributes>,
     },
 }
 
@@ -182,6 +190,20 @@ impl<P: Platform> Engine<P> {
         lsns.first().copied().ok_or(DvolError::Invalid)
     }
 
+    /// Replaces a dvol's attributes. Durable when this returns.
+    pub async fn set_attributes(
+        &self,
+        handle: Handle,
+        attributes: Attributes,
+    ) -> Result<(), DvolError> {
+        let attributes = Box::new(attributes);
+        let batch = Batch {
+            conditions: Vec::new(),
+            changes: vec![Change::SetAttributes { handle, attributes }],
+        };
+        self.commit(batch, Stability::Stable).await.map(drop)
+    }
+
     /// Reads ranges, all in the same instant, if the conditions hold in it.
     pub async fn read_if(
         &self,
@@ -271,22 +293,22 @@ impl Batch {
             }
         }
         for change in &self.changes {
-            let (handle, range) = change.range()?;
-            ranges.push((handle, range));
+            ranges.extend(change.range()?);
         }
         Ok(ranges)
     }
 }
 
 impl Change {
-    fn range(&self) -> Result<(Handle, Range<VBlock>), DvolError> {
-        match self {
+    /// The blocks that it changes; `None` if that is none.
+    fn range(&self) -> Result<Option<(Handle, Range<VBlock>)>, DvolError> {
+        let (handle, range) = match self {
             Change::Write {
                 handle,
                 offset_bytes,
                 data,
                 ..
-            } => Ok((*handle, blocks_of(*offset_bytes, data.len() as u64)?)),
+            } => (*handle, blocks_of(*offset_bytes, data.len() as u64)?),
             Change::Deallocate {
                 handle,
                 offset_bytes,
@@ -295,9 +317,11 @@ impl Change {
                 if offset_bytes % BLOCK_SIZE != 0 || len_bytes % BLOCK_SIZE != 0 {
                     return Err(DvolError::Invalid);
                 }
-                Ok((*handle, blocks_of(*offset_bytes, *len_bytes)?))
+                (*handle, blocks_of(*offset_bytes, *len_bytes)?)
             }
-        }
+            Change::SetAttributes { .. } => return Ok(None),
+        };
+        Ok(Some((handle, range)))
     }
 }
 
@@ -308,6 +332,8 @@ struct Prepared {
     /// Whole blocks to write; `None`: deallocate `count` blocks.
     data: Option<(IoBuf, Metas)>,
     count: u64,
+    /// No blocks, but this.
+    attributes: Option<Box<Attributes>>,
 }
 
 impl<P: Platform> Inner<P> {
@@ -318,9 +344,17 @@ impl<P: Platform> Inner<P> {
     ) -> Result<SmallVec<[(Slot, RangeLock); 1]>, DvolError> {
         if check_overlap {
             let mut changes = Vec::new();
+            let mut described = Vec::new();
             for change in &batch.changes {
-                let (handle, range) = change.range()?;
-                changes.push((handle.slot, range.start, range.end));
+                if let Change::SetAttributes { handle, .. } = change {
+                    if described.contains(&handle.slot) {
+                        return Err(DvolError::Invalid);
+                    }
+                    described.push(handle.slot);
+                }
+                if let Some((handle, range)) = change.range()? {
+                    changes.push((handle.slot, range.start, range.end));
+                }
             }
             changes.sort_unstable();
             let overlap = changes
@@ -404,7 +438,7 @@ impl<P: Platform> Inner<P> {
         stability: Stability,
     ) -> Result<Vec<Lsn>, DvolError> {
         let prepared = self.prepare(changes).await?;
-        for part in &prepared {
+        for part in prepared.iter().filter(|part| part.count > 0) {
             let end = VBlock(part.first.0 + part.count);
             self.load_range(part.handle.slot, part.first..end).await?;
         }
@@ -454,6 +488,15 @@ impl<P: Platform> Inner<P> {
             let slot = part.handle.slot;
             let lsn = self.take_lsn(part.handle)?;
             lsns.push(lsn);
+            if let Some(attributes) = &part.attributes {
+                let attributes = attributes.clone();
+                records.push(Record::Attributes {
+                    slot,
+                    lsn,
+                    attributes,
+                });
+                continue;
+            }
             let Some((data, metas)) = &part.data else {
                 let ranges = vec![(part.first, part.count)];
                 records.push(Record::Unmap { slot, lsn, ranges });
@@ -495,7 +538,8 @@ impl<P: Platform> Inner<P> {
             }
         };
         drop((batched, turn));
-        let parts = prepared.iter().map(|part| {
+        let of_blocks = prepared.iter().filter(|part| part.count > 0);
+        let parts = of_blocks.map(|part| {
             let end = VBlock(part.first.0 + part.count);
             (part.handle.slot, part.first..end)
         });
@@ -510,12 +554,14 @@ impl<P: Platform> Inner<P> {
     async fn clear_way_for(self: &Rc<Self>, parts: &[Prepared]) -> Result<(), DvolError> {
         let due = |part: &Prepared| match part.data {
             Some(_) => self.nodes_due(part.handle.slot, part.count),
+            None if part.attributes.is_some() => 0,
             None => self.nodes_due_unmapping(part.handle.slot),
         };
         let more = parts.iter().map(|part| due(part) + 1).sum();
-        let purpose = match parts.iter().any(|part| part.data.is_some()) {
-            true => Purpose::Writing,
-            false => Purpose::Changing,
+        let purpose = match parts {
+            _ if parts.iter().any(|part| part.data.is_some()) => Purpose::Writing,
+            _ if parts.iter().all(|part| part.attributes.is_some()) => Purpose::Giving,
+            _ => Purpose::Changing,
         };
         let slot = parts.first().map_or(NO_SLOT, |part| part.handle.slot);
         self.clear_way(slot, more, purpose).await
@@ -526,7 +572,25 @@ impl<P: Platform> Inner<P> {
         let mut prepared = Vec::new();
         let (mut total, mut record_bytes) = (0, 0);
         for change in changes {
-            let (handle, range) = change.range()?;
+            let Some((handle, range)) = change.range()? else {
+                if let Change::SetAttributes { handle, attributes } = change {
+                    self.check_running()?;
+                    self.resolve(*handle)?;
+                    // Those of a dvol that clients can't change may be replaced, those of a layer not.
+                    if handle.layer.is_some() {
+                        return Err(DvolError::ReadOnly);
+                    }
+                    record_bytes += ATTRIBUTES_RECORD_BYTES as u64;
+                    prepared.push(Prepared {
+                        handle: *handle,
+                        first: VBlock(0),
+                        data: None,
+                        count: 0,
+                        attributes: Some(attributes.clone()),
+                    });
+                }
+                continue;
+            };
             let count = range.end.0 - range.start.0;
             let data = match change {
                 Change::Write {
@@ -559,12 +623,14 @@ impl<P: Platform> Inner<P> {
                     record_bytes += UNMAP_RECORD_BYTES;
                     None
                 }
+                Change::SetAttributes { .. } => continue,
             };
             prepared.push(Prepared {
                 handle,
                 first: range.start,
                 data,
                 count,
+                attributes: None,
             });
         }
         if total > WRITE_MAX_BYTES || record_bytes > BODY_MAX {

@@ -14,6 +14,7 @@ use smallvec::{SmallVec, smallvec};
 use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
+use super::write::Given;
 use super::{Engine, Inner, Stability};
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
@@ -119,7 +120,12 @@ impl<P: Platform> Inner<P> {
                 return Ok(());
             }
             let zeros = self.platform.buffers().zeros(len as usize);
-            let write = self.write_held(handle, block, bytes.start, zeros, 0, Stability::Unstable);
+            let given = Given {
+                meta: 0,
+                stability: Stability::Unstable,
+                along: None,
+            };
+            let write = self.write_held(handle, block, bytes.start, zeros, given);
             write.await.map(|_| ())
         };
         self.held(smallvec![(handle.slot, lock)], work).await

@@ -70,6 +70,8 @@ pub struct LayerInfo {
     pub created_ns: u64,
     /// LSN of the last change in it.
     pub lsn: Lsn,
+    /// What the layer above kept with the dvol when it was taken.
+    pub attributes: Attributes,
     /// What stands on it of other dvols: clones, or their oldest layers. What is deleted counts as long
     /// as something that isn't stands on it.
     pub clones: usize,
@@ -336,6 +338,22 @@ impl<P: Platform> Engine<P> {
         self.inner.resolve(handle).map(|r| r.size_bytes)
     }
 
+    /// What the layer above keeps with a dvol, or kept with it when the layer was taken.
+    pub fn attributes_of(&self, handle: Handle) -> Result<Attributes, DvolError> {
+        self.inner.resolve(handle)?;
+        let state = self.inner.state.borrow();
+        let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
+        Ok(found.record.attributes)
+    }
+
+    /// Bytes that a dvol or layer has mapped, shared ones included.
+    pub fn mapped_bytes_of(&self, handle: Handle) -> Result<u64, DvolError> {
+        self.inner.resolve(handle)?;
+        let state = self.inner.state.borrow();
+        let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
+        Ok(found.record.mapped_blocks * BLOCK_SIZE)
+    }
+
     /// True if clients can't change it: a layer, or a dvol that was made so. False for a dvol that is
     /// gone; what is asked of it says so.
     pub fn is_read_only(&self, handle: Handle) -> bool {
@@ -406,6 +424,7 @@ fn layer_info(state: &State, slot: Slot, found: &SlotState) -> LayerInfo {
         mapped_bytes: record.mapped_blocks * BLOCK_SIZE,
         created_ns: record.created_ns,
         lsn: record.lsn,
+        attributes: record.attributes,
         clones,
     }
 }

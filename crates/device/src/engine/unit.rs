@@ -59,7 +59,7 @@ pub(super) enum DataState {
 }
 
 impl Unit {
-    /// True for a change that is more than data: what it leaves (a snapshot, a size) rests on
+    /// True for a change that is more than data and the attributes that come with it: what it leaves (a snapshot, a size) rests on
     /// every change before it, so it is durable only when those are.
     pub(super) fn is_structural(&self) -> bool {
         if planted(Bug::SnapshotNotBarrier) {
@@ -68,7 +68,10 @@ impl Unit {
         let is_data = |r: &Record| {
             matches!(
                 r,
-                Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. }
+                Record::Map { .. }
+                    | Record::Delta { .. }
+                    | Record::Unmap { .. }
+                    | Record::Attributes { .. }
             )
         };
         !self.records.iter().all(is_data)

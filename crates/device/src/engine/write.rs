@@ -12,6 +12,7 @@ use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
 
+use super::admin::Attributes;
 use super::commit::Submitted;
 use super::error::DvolError;
 use super::info::Handle;
@@ -22,8 +23,8 @@ use super::unit::Unit;
 use super::{Engine, Inner, Stability};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::{
-    MAP_BLOCK_BYTES, MAP_BLOCK_META_BYTES, MAP_FIXED_BYTES, MAP_RUN_BYTES, MapRun, MappedBlock,
-    RECORD_HEADER_BYTES, Record,
+    ATTRIBUTES_RECORD_BYTES, MAP_BLOCK_BYTES, MAP_BLOCK_META_BYTES, MAP_FIXED_BYTES, MAP_RUN_BYTES,
+    MapRun, MappedBlock, RECORD_HEADER_BYTES, Record,
 };
 use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
@@ -93,6 +94,39 @@ pub(super) fn map_record_bytes(count: u64, metas: Metas) -> u64 {
     (RECORD_HEADER_BYTES + MAP_FIXED_BYTES + MAP_RUN_BYTES) as u64 + count * each as u64
 }
 
+/// Attributes that come with a write: asked for when its record is made, so in the order in which writes
+/// come true.
+pub(super) type Along<'a> = Option<&'a dyn Fn() -> Attributes>;
+
+/// What comes with a write beside its bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    /// The tenant's metadata for each block.
+    pub meta: u64,
+    pub stability: Stability,
+    /// New attributes of the dvol.
+    pub along: Along<'a>,
+}
+
+impl Given<'_> {
+    /// Nothing, and the write is stable.
+    fn stable() -> Given<'static> {
+        Given {
+            meta: 0,
+            stability: Stability::Stable,
+            along: None,
+        }
+    }
+
+    /// Bytes of the record that it adds to the unit.
+    fn record_bytes(&self) -> u64 {
+        match self.along {
+            Some(_) => ATTRIBUTES_RECORD_BYTES as u64,
+            None => 0,
+        }
+    }
+}
+
 /// Blocks with the bytes that go there.
 pub(super) struct DataWrite {
     /// Where.
@@ -125,6 +159,36 @@ impl<P: Platform> Engine<P> {
         meta: u64,
         stability: Stability,
     ) -> Result<Lsn, DvolError> {
+        self.write_along(handle, offset_bytes, data, meta, stability, None)
+            .await
+    }
+
+    /// Writes, and replaces the dvol's attributes in the same unit: both happen or neither, and both are
+    /// seen at once. `attributes` is asked when the write gets its place among the dvol's changes: what it
+    /// says of two writes comes true in the order in which it was asked. It may be asked for a write that
+    /// fails after all; an empty write does not ask it.
+    pub async fn write_with(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+        attributes: impl Fn() -> Attributes,
+    ) -> Result<Lsn, DvolError> {
+        let along: Along<'_> = Some(&attributes);
+        self.write_along(handle, offset_bytes, data, 0, stability, along)
+            .await
+    }
+
+    async fn write_along(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        data: IoBuf,
+        meta: u64,
+        stability: Stability,
+        along: Along<'_>,
+    ) -> Result<Lsn, DvolError> {
         let inner = &self.inner;
         let len = data.len() as u64;
         inner.check_change(handle, offset_bytes, len)?;
@@ -141,7 +205,12 @@ impl<P: Platform> Engine<P> {
             .range_locks(handle.slot)
             .take(blocks.clone(), !whole && !planted(Bug::PartsNotLocked))
             .await;
-        let work = inner.write_held(handle, blocks, offset_bytes, data, meta, stability);
+        let given = Given {
+            meta,
+            stability,
+            along,
+        };
+        let work = inner.write_held(handle, blocks, offset_bytes, data, given);
         inner.held(smallvec![(handle.slot, lock)], work).await
     }
 
@@ -176,25 +245,23 @@ impl<P: Platform> Inner<P> {
         blocks: Range<VBlock>,
         offset_bytes: u64,
         data: IoBuf,
-        meta: u64,
-        stability: Stability,
+        given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
+        let meta = given.meta;
         let len = data.len() as u64;
         let first = blocks.start;
         let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
         self.check_change(handle, offset_bytes, len)?;
         if whole {
             let metas = Metas::all(meta);
-            return self
-                .write_blocks(handle, first, data, metas, stability)
-                .await;
+            return self.write_blocks(handle, first, data, metas, given).await;
         }
         let within_one = blocks.end.0 - blocks.start.0 == 1;
         // A delta takes a block and gives none back: on a full device a reserved dvol does without.
         let has_room = !self.is_reserved(handle) || self.has_room(handle.slot, 1, Over::Delta);
         if within_one && has_room && meta == 0 && self.takes_delta(handle.slot, first).await? {
             let at = (offset_bytes - first.offset_bytes()) as u16;
-            match self.write_delta(handle, first, at, &data, stability).await {
+            match self.write_delta(handle, first, at, &data, given).await {
                 // Others have taken what there was.
                 Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
                 result => return result,
@@ -204,7 +271,7 @@ impl<P: Platform> Inner<P> {
             .widen(handle.slot, blocks, offset_bytes, &data, meta)
             .await?;
         drop(data);
-        self.write_blocks(handle, first, widened, metas, stability)
+        self.write_blocks(handle, first, widened, metas, given)
             .await
     }
 
@@ -215,14 +282,14 @@ impl<P: Platform> Inner<P> {
         first: VBlock,
         data: IoBuf,
         metas: Metas,
-        stability: Stability,
+        given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
         match self
-            .write_whole(handle, first, data.clone(), metas, stability)
+            .write_whole(handle, first, data.clone(), metas, given)
             .await
         {
             Err(DvolError::NoSpace) if self.is_reserved(handle) => {
-                self.write_in_parts(handle, first, &data, metas, stability)
+                self.write_in_parts(handle, first, &data, metas, given)
                     .await
             }
             result => result,
@@ -235,11 +302,11 @@ impl<P: Platform> Inner<P> {
         first: VBlock,
         data: IoBuf,
         metas: Metas,
-        stability: Stability,
+        given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
         let count = data.len() as u64 / BLOCK_SIZE;
-        if map_record_bytes(count, metas) > BODY_MAX {
+        if map_record_bytes(count, metas) + given.record_bytes() > BODY_MAX {
             return Err(DvolError::Invalid);
         }
         let blocks = first..VBlock(first.0 + count);
@@ -267,11 +334,11 @@ impl<P: Platform> Inner<P> {
             lsn,
             runs: vec![map_run],
         };
-        let _under_way = match stability {
+        let _under_way = match given.stability {
             Stability::Unstable => self.note_loose([(slot, blocks.clone())]),
             Stability::Stable => None,
         };
-        self.commit_with_data(record, slot, writes, stability)
+        self.commit_with_data(record, handle, lsn, writes, given)
             .await?;
         Ok(lsn)
     }
@@ -288,7 +355,7 @@ impl<P: Platform> Inner<P> {
         first: VBlock,
         data: &IoBuf,
         metas: Metas,
-        stability: Stability,
+        given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
         let block_bytes = BLOCK_SIZE as usize;
         let count = data.len() / block_bytes;
@@ -298,26 +365,45 @@ impl<P: Platform> Inner<P> {
             let part = data.slice(at * block_bytes..end * block_bytes);
             let start = VBlock(first.0 + at as u64);
             let metas = metas.of_part(at..end, count);
-            lsn = self
-                .write_whole(handle, start, part, metas, stability)
-                .await?;
+            // What comes along says of the whole.
+            let along = given.along.filter(|_| end == count);
+            let given = Given { along, ..given };
+            lsn = self.write_whole(handle, start, part, metas, given).await?;
         }
         Ok(lsn)
     }
 
-    /// Submits a record whose data is still to be written, writes it, and waits for the answer.
+    /// Submits a record whose data is still to be written, and what comes along, writes the data, and waits
+    /// for the answer.
     async fn commit_with_data(
         self: &Rc<Self>,
         record: Record,
-        slot: Slot,
+        handle: Handle,
+        lsn: Lsn,
         writes: SmallVec<[DataWrite; 2]>,
-        stability: Stability,
+        given: Given<'_>,
     ) -> Result<(), DvolError> {
+        let slot = handle.slot;
+        let slots = || SmallVec::from_slice(&[slot]);
+        let stable = given.stability == Stability::Stable;
         let mut records = SmallVec::new();
         records.push(record);
+        if let Some(attributes) = given.along {
+            let attributes = Box::new(attributes());
+            let record = Record::Attributes {
+                slot,
+                lsn,
+                attributes,
+            };
+            if planted(Bug::AttributesApart) {
+                let apart = SmallVec::from_iter([record]);
+                self.submit(apart, slots(), stable, Vec::new())?;
+            } else {
+                records.push(record);
+            }
+        }
         let blocks: Vec<BlockNo> = writes.iter().flat_map(|w| w.run.blocks()).collect();
-        let stable = stability == Stability::Stable;
-        let submitted = self.submit(records, SmallVec::from_slice(&[slot]), stable, blocks)?;
+        let submitted = self.submit(records, slots(), stable, blocks)?;
         self.finish_submitted(submitted, writes).await
     }
 
@@ -396,7 +482,7 @@ impl<P: Platform> Inner<P> {
         vblock: VBlock,
         offset_bytes: u16,
         data: &IoBuf,
-        stability: Stability,
+        given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
         let runs = self.take_blocks(slot, 1, Over::Delta, &mut None).await?;
@@ -416,7 +502,7 @@ impl<P: Platform> Inner<P> {
         };
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
-        self.commit_with_data(record, slot, writes, stability)
+        self.commit_with_data(record, handle, lsn, writes, given)
             .await?;
         Ok(lsn)
     }
@@ -433,7 +519,7 @@ impl<P: Platform> Inner<P> {
         let (widened, metas) = self
             .widen(handle.slot, blocks, offset_bytes, data, 0)
             .await?;
-        self.write_whole(handle, first, widened, metas, Stability::Stable)
+        self.write_whole(handle, first, widened, metas, Given::stable())
             .await
             .map(|_| ())
     }

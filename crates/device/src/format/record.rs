@@ -8,7 +8,7 @@ use flagstone_types::{BlockChecksum, BlockNo, Lsn, SegmentNo, Slot, VBlock};
 
 use super::FormatError;
 use super::bytes::{Reader, Writer};
-use super::catalogue::{self, CatalogueRecord};
+use super::catalogue::{self, ATTRIBUTE_BYTES, CatalogueRecord};
 use crate::v2p::Key;
 
 /// A block that a record maps.
@@ -76,8 +76,8 @@ pub enum Record {
         /// What; `map` is not used.
         record: Box<CatalogueRecord>,
     },
-    /// Name, size, flags, epoch, reservation, floor and attributes of a dvol or layer change to
-    /// those of `record`; its map, layer and parent stay.
+    /// Name, size, flags, epoch, reservation and floor of a dvol or layer change to those of
+    /// `record`; its map, layer, parent and attributes stay.
     Update {
         /// Which.
         slot: Slot,
@@ -140,6 +140,15 @@ pub enum Record {
         /// Which.
         segment: SegmentNo,
     },
+    /// What the layer above keeps with a dvol is this now.
+    Attributes {
+        /// The dvol.
+        slot: Slot,
+        /// The change's LSN: that of the data beside it, if there is some.
+        lsn: Lsn,
+        /// What it is.
+        attributes: Box<[u8; ATTRIBUTE_BYTES]>,
+    },
     /// An earlier unit never happened: its data could not be written.
     Abort {
         /// The group the unit is in.
@@ -162,12 +171,16 @@ const TYPE_REAP: u8 = 10;
 const TYPE_RESERVE_SEGMENT: u8 = 11;
 const TYPE_RELEASE_SEGMENT: u8 = 12;
 const TYPE_ABORT: u8 = 13;
+const TYPE_ATTRIBUTES: u8 = 14;
 
 /// The next record belongs to the same atomic unit.
 const FLAG_MORE: u8 = 1;
 
 /// Bytes in front of each record's body.
 pub const RECORD_HEADER_BYTES: usize = 8;
+
+/// Bytes of a [`Record::Attributes`], its header included.
+pub const ATTRIBUTES_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 12 + ATTRIBUTE_BYTES;
 
 /// Bytes of a [`Record::Map`] body before its runs.
 pub const MAP_FIXED_BYTES: usize = 14;
@@ -209,6 +222,7 @@ impl Record {
             Record::ReserveSegment { .. } => TYPE_RESERVE_SEGMENT,
             Record::ReleaseSegment { .. } => TYPE_RELEASE_SEGMENT,
             Record::Abort { .. } => TYPE_ABORT,
+            Record::Attributes { .. } => TYPE_ATTRIBUTES,
         }
     }
 
@@ -228,6 +242,7 @@ impl Record {
             Record::ReserveSegment { .. } => "reserve segment",
             Record::ReleaseSegment { .. } => "release segment",
             Record::Abort { .. } => "abort",
+            Record::Attributes { .. } => "attributes",
         }
     }
 
@@ -298,6 +313,13 @@ impl Record {
             }
             Record::Abort { seq, unit } => {
                 writer.u64(*seq).u32(*unit);
+            }
+            Record::Attributes {
+                slot,
+                lsn,
+                attributes,
+            } => {
+                writer.u32(slot.0).u64(lsn.0).bytes(&attributes[..]);
             }
         }
     }
@@ -370,6 +392,11 @@ impl Record {
             TYPE_ABORT => Record::Abort {
                 seq: body.u64()?,
                 unit: body.u32()?,
+            },
+            TYPE_ATTRIBUTES => Record::Attributes {
+                slot: slot(body)?,
+                lsn: Lsn(body.u64()?),
+                attributes: Box::new(attributes(body.take(ATTRIBUTE_BYTES)?)?),
             },
             other => {
                 return Err(FormatError::new(format!(
@@ -525,6 +552,11 @@ fn whole_record(body: &mut Reader<'_>) -> Result<CatalogueRecord, FormatError> {
         .ok_or_else(|| FormatError::new("journal record: its catalogue record is empty"))
 }
 
+fn attributes(bytes: &[u8]) -> Result<[u8; ATTRIBUTE_BYTES], FormatError> {
+    let all = bytes.try_into();
+    all.map_err(|_| FormatError::new("attributes record: it is too short"))
+}
+
 fn reap_key(key: u64) -> Result<Key, FormatError> {
     let key = Key(key);
     if key > Key::END {
@@ -642,6 +674,11 @@ mod tests {
                 segment: SegmentNo(3),
             },
             Record::Abort { seq: 11, unit: 12 },
+            Record::Attributes {
+                slot: Slot(5),
+                lsn: Lsn(11),
+                attributes: Box::new(std::array::from_fn(|at| at as u8)),
+            },
         ]
     }
 
@@ -679,6 +716,14 @@ mod tests {
         .encode(false, &mut body);
         let expected = RECORD_HEADER_BYTES + MAP_FIXED_BYTES + MAP_RUN_BYTES + 3 * MAP_BLOCK_BYTES;
         assert_eq!(body.len(), expected);
+        body.clear();
+        Record::Attributes {
+            slot: Slot(0),
+            lsn: Lsn(1),
+            attributes: Box::new([7; _]),
+        }
+        .encode(true, &mut body);
+        assert_eq!(body.len(), ATTRIBUTES_RECORD_BYTES);
     }
 
     #[test]

@@ -20,6 +20,14 @@ const REAP_STEP_ENTRIES: usize = 4096;
 /// Room for displaced entries that is kept from one change to the next.
 const SCRATCH_MAX_ENTRIES: usize = 1024;
 
+/// A dvol has changed at this LSN, in this run of the device's owner.
+fn note_lsn(record: &mut CatalogueRecord, lsn: Lsn, incarnation: u32) {
+    if lsn > record.lsn || record.lsn_incarnation != incarnation {
+        record.lsn = record.lsn.max(lsn);
+        record.lsn_incarnation = incarnation;
+    }
+}
+
 impl State {
     /// A node that must be in memory before `record` can be applied.
     pub fn missing(&self, record: &Record) -> Option<Missing> {
@@ -122,6 +130,17 @@ impl State {
                     self.released_segments.insert(*segment);
                 }
             }
+            Record::Attributes {
+                slot,
+                lsn,
+                attributes,
+            } => {
+                let incarnation = self.incarnation;
+                let record = &mut self.existing(*slot).record;
+                record.attributes = **attributes;
+                note_lsn(record, *lsn, incarnation);
+                self.touch(*slot);
+            }
             // Aborted units were left out before.
             Record::Abort { .. } => {}
         }
@@ -170,10 +189,7 @@ impl State {
         edit.displaced = displaced;
         change(&mut state.map, &mut edit);
         state.record.mapped_blocks = state.map.mapped_count();
-        if lsn > state.record.lsn || state.record.lsn_incarnation != incarnation {
-            state.record.lsn = state.record.lsn.max(lsn);
-            state.record.lsn_incarnation = incarnation;
-        }
+        note_lsn(&mut state.record, lsn, incarnation);
         let mut inherited_gone = 0;
         for entry in &edit.displaced {
             if entry.birth > self.needed_up_to(slot, entry.key) {
@@ -241,7 +257,7 @@ impl State {
         record.lsn = record.lsn.max(new.lsn);
         record.floor = new.floor;
         record.reserved_blocks = new.reserved_blocks;
-        record.attributes = new.attributes;
+        // Not its attributes: units on their way when it was made may change those before this.
         let record = record.clone();
         self.add_name(slot, &record);
         self.touch(slot);

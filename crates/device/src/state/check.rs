@@ -73,6 +73,10 @@ impl State {
                     _ => self.check_new_blocks(record, geometry),
                 }
             }
+            Record::Attributes { slot, lsn, .. } => {
+                self.check_lsn(*lsn)?;
+                self.dvol(*slot).map(drop)
+            }
             Record::CreateDvol { slot, record } => self.check_create(*slot, record),
             Record::Update { slot, record } => self.check_update(*slot, record),
             Record::Snapshot {

@@ -131,7 +131,7 @@ fn catalogue_record(builder: &Builder, choose: Choose<'_>) -> CatalogueRecord {
 /// Some record.
 pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
     let at = slot(choose);
-    match choose(16) {
+    match choose(17) {
         0..=3 => {
             let mut start = 0;
             let runs = (0..=choose(3)).map(|_| {
@@ -225,6 +225,11 @@ pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
         12 => match choose(3) {
             0 => Record::DeleteDvol { slot: at },
             _ => Record::DeleteLayer { slot: at },
+        },
+        15 => Record::Attributes {
+            slot: at,
+            lsn: lsn(builder, at, choose),
+            attributes: Box::new([choose(256) as u8; _]),
         },
         13 | 14 => {
             let reapable = builder.state(0).reapable();

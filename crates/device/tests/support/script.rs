@@ -90,6 +90,21 @@ fn operation(builder: &mut Builder, journal: u16, rng: &mut Rng) {
             let record = builder.delta(journal, slot, start, at);
             builder.unit(journal, vec![record]);
         }
+        12 if rng.below(2) == 0 => {
+            // With what the layer above keeps, or that alone.
+            let attributes = Box::new([rng.below(256) as u8; 64]);
+            let lsn = builder.next_lsn(journal, slot);
+            let described = Record::Attributes {
+                slot,
+                lsn,
+                attributes,
+            };
+            let mut records = vec![described];
+            if rng.below(2) == 0 {
+                records.insert(0, builder.data(journal, slot, start, 2, 0));
+            }
+            builder.unit(journal, records);
+        }
         12 => {
             // One unit over two dvols.
             let other = *rng.pick(&dvols);

@@ -14,6 +14,7 @@ mod admin_ops;
 mod client;
 mod content;
 mod data_ops;
+mod described;
 mod history;
 mod layer_ops;
 mod model;

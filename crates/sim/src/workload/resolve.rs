@@ -11,6 +11,7 @@ use flagstone_device::engine::{DvolInfo, LayerInfo};
 use flagstone_types::BLOCK_SIZE;
 
 use super::content::{BLOCK, Value};
+use super::described::ATTRIBUTES_BLOCK;
 use super::history::{History, ObjectKey, State};
 use super::model::{Life, Model, Seen, holds, show_lsn};
 
@@ -21,6 +22,13 @@ pub(crate) struct Restart {
     seen: Seen,
     /// Bytes that the engine says each dvol or snapshot has mapped.
     mapped_bytes: BTreeMap<ObjectKey, u64>,
+}
+
+impl Restart {
+    /// A block of an object is in one of these states.
+    pub(crate) fn saw(&mut self, key: ObjectKey, vblock: u64, states: Vec<State>) {
+        self.seen.push((key, vblock, states));
+    }
 }
 
 impl Model {
@@ -72,18 +80,21 @@ impl Model {
             "read-only flag",
             &mut wrong,
         );
-        settle_field(
-            &mut object.attributes,
-            &info.attributes,
-            "attributes",
-            &mut wrong,
-        );
+        if !object.is_described() {
+            settle_field(
+                &mut object.attributes,
+                &info.attributes,
+                "attributes",
+                &mut wrong,
+            );
+        }
         if info.lsn.0 < object.lsn_durable {
             let lsn = show_lsn(object.lsn_durable);
             wrong.push(format!("is at LSN {} though {lsn} was durable", info.lsn));
         }
         object.tell_lsn(info.lsn.0);
         self.complain_of(&title, &wrong);
+        self.meet_attributes(key, &info.attributes, restart);
         Some(key)
     }
 
@@ -130,6 +141,7 @@ impl Model {
             _ => object.lsn = Some(info.lsn.0),
         }
         self.complain_of(&title, &wrong);
+        self.meet_attributes(key, &info.attributes, restart);
         Some(key)
     }
 
@@ -262,7 +274,9 @@ impl Model {
                 return;
             }
         }
-        for (_, vblock, states) in restart.seen.iter_mut().filter(|(k, _, _)| *k == key) {
+        let of_data = |vblock: u64| vblock != ATTRIBUTES_BLOCK;
+        let seen = restart.seen.iter_mut();
+        for (_, vblock, states) in seen.filter(|(k, v, _)| *k == key && of_data(*v)) {
             let found = is_allocated(*vblock);
             states.retain(|state| state.value.mapped == found);
             if states.is_empty() {
@@ -321,7 +335,7 @@ impl Model {
         // A part of a block that survived a crash without the block takes space, but does not count
         // as mapped.
         let (mut mapped, mut parts) = (0, 0);
-        for history in object.blocks.values() {
+        for history in object.blocks.range(..ATTRIBUTES_BLOCK).map(|(_, h)| h) {
             let Some(value) = history.settled() else {
                 return;
             };

@@ -14,6 +14,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
 use super::client::{Client, Extent};
+use super::described::Described;
 use super::history::ObjectKey;
 use super::model::Ended;
 use super::node::Load;
@@ -52,11 +53,14 @@ pub enum Scene {
     /// Unstable writes of parts of several blocks lie over each other, and the power fails after a few
     /// groups: what a write copied of another one, and what is left of that one, has to fit.
     Copies,
+    /// Writes that bring new attributes along, stable and not, with snapshots between, and the power fails
+    /// after a few groups: attributes and data of one write are there together or not at all.
+    Attributes,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 9] = [
+    pub const ALL: [Scene; 10] = [
         Scene::Barrier,
         Scene::Reuse,
         Scene::Overwrites,
@@ -66,6 +70,7 @@ impl Scene {
         Scene::Fences,
         Scene::Floor,
         Scene::Copies,
+        Scene::Attributes,
     ];
 
     /// Its name on the command line.
@@ -104,6 +109,7 @@ impl Scene {
             Scene::Ring => (3, 4, 400),
             Scene::Slots => (12, 1, 12),
             Scene::Copies => (30, 2, 6),
+            Scene::Attributes => (20, 3, 8),
             Scene::Fences => {
                 class = FaultClass::Fencing;
                 faults.flush_error = 0.1;
@@ -147,7 +153,7 @@ impl Scene {
             Scene::Barrier => (quick, 1_000..=50_000, 1_000..=50_000),
             // Much happens during a flush.
             Scene::Reuse => (quick, 1_000..=20_000, 200_000..=1_000_000),
-            Scene::Overwrites | Scene::Tails | Scene::Copies => {
+            Scene::Overwrites | Scene::Tails | Scene::Copies | Scene::Attributes => {
                 (quick, 1_000..=200_000, 100_000..=5_000_000)
             }
             Scene::Ring => (quick, 1_000..=5_000, 20_000_000..=50_000_000),
@@ -180,7 +186,7 @@ impl Scene {
             Scene::Barrier => 80,
             Scene::Reuse => 300,
             Scene::Overwrites => 12,
-            Scene::Tails | Scene::Copies => 16,
+            Scene::Tails | Scene::Copies | Scene::Attributes => 16,
             Scene::Ring => 1200,
             Scene::Slots => 40,
             Scene::Fences => 80,
@@ -262,6 +268,7 @@ impl Scene {
                 Scene::Floor if number == 0 => client.forget(dvol).await,
                 Scene::Floor => client.ask_above_floor(dvol).await,
                 Scene::Copies => client.overlap().await,
+                Scene::Attributes => client.describe(dvol).await,
             }
         }
     }
@@ -344,6 +351,34 @@ impl Client {
                 self.batch_on(&places, Vec::new(), Unstable).await;
             }
             _ => self.deallocate_extent(dvol, extent, Unstable).await,
+        }
+    }
+
+    /// Writes with attributes, or replaces them alone; looks at them now and then.
+    async fn describe(&mut self, dvol: ObjectKey) {
+        let extent = match self.rng.below(3) {
+            0 => Extent {
+                offset: self.rng.below(4 * BLOCK_SIZE),
+                len: 1 + self.rng.below(2 * BLOCK_SIZE),
+            },
+            _ => blocks(self.rng.below(6), 1 + self.rng.below(3)),
+        };
+        match self.rng.below(12) {
+            0 => self.flush().await,
+            1 => self.snapshot_soon(dvol).await,
+            2 => self.check_attributes(dvol),
+            3 => self.read_ex_of(dvol, blocks(0, 6)).await,
+            choice => {
+                let stability = self.stability();
+                let how = match choice {
+                    4 => Described::Alone,
+                    5 => Described::Unmapped,
+                    6 => Described::InBatch,
+                    _ => Described::Written,
+                };
+                self.describe_with(dvol, extent, how, stability).await;
+                self.check_attributes(dvol);
+            }
         }
     }
 

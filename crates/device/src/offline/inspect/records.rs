@@ -92,6 +92,18 @@ fn change_words(record: &Record) -> String {
         Record::ReserveSegment { segment } => format!("reserve segment {}", segment.0),
         Record::ReleaseSegment { segment } => format!("release segment {}", segment.0),
         Record::Abort { seq, unit } => format!("abort unit {unit} of group {seq}"),
+        Record::Attributes {
+            slot,
+            lsn,
+            attributes,
+        } => {
+            let first = attributes.first().copied().unwrap_or_default();
+            let version = attributes.get(1).copied().unwrap_or_default();
+            format!(
+                "attributes of slot {}, LSN {lsn}: kind {first}, version {version}",
+                slot.0
+            )
+        }
         Record::Map { .. } | Record::Delta { .. } | Record::Unmap { .. } => String::new(),
     }
 }
