@@ -74,7 +74,15 @@ impl<P: Platform> Pages<P> {
         let pages = tree.pages_per_block();
         let near_block = tree.block_of(near);
         for block in [Some(near_block), tree.hint()].into_iter().flatten() {
-            let index = self.touch(tree, block).await?;
+            let index = match self.touch(tree, block).await {
+                Ok(index) => index,
+                // It was given back since, or the commit that took it is lost.
+                Err(Tried::Stale) if block != near_block => {
+                    tree.set_hint(None);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let touched = &mut self.touched[index];
             if let Some(number) = touched.page.take(pages) {
                 return Ok(block.0.with_page(block.0.page + number));

@@ -346,6 +346,34 @@ fn ascending_keys_fill_their_pages() {
     });
 }
 
+/// A block that had room may be given back while it is still thought of.
+#[test]
+fn a_block_with_room_that_is_gone_is_in_nobodys_way() {
+    in_world(64, |platform, disk| async move {
+        let (_, tree) = begin(&platform, &disk).await;
+        let key = |n: u64, further: u64| format!("{n:06}.{further:06}").into_bytes();
+        let value = [1; 500];
+        for n in 0..300 {
+            put(&tree, &key(n, 0), &value).await;
+        }
+        let blocks = tree.check().await.expect("is whole").blocks;
+        for n in (100..300).rev() {
+            let mut tx = tree.begin();
+            tx.delete(&key(n, 0)).expect("fits");
+            let committed = tx.commit().await.expect("deletes");
+            tree.store().wait(committed.ticket).await.expect("durable");
+            platform.sleep_ns(1_000_000).await;
+        }
+        let left = tree.check().await.expect("is whole").blocks;
+        assert!(left * 2 < blocks, "{left} of {blocks} are left");
+        // Where all blocks are full.
+        for n in 1..60 {
+            put(&tree, &key(20, n), &value).await;
+        }
+        tree.check().await.expect("is whole");
+    });
+}
+
 #[test]
 fn clients_that_change_the_same_keys_lose_nothing() {
     in_world(64, |platform, disk| async move {

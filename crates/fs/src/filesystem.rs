@@ -57,6 +57,8 @@ pub(crate) struct Inner<P: Platform> {
     commits: Cell<u64>,
     /// When all of them survive power loss.
     last: Cell<Ticket>,
+    /// How often an operation was given up.
+    given_up: Cell<u64>,
     pub(crate) tokens: RefCell<Tokens>,
     /// There are files whose content is to be given back.
     pub(crate) orphaned: Signal,
@@ -98,6 +100,7 @@ impl<P: Platform> Inner<P> {
             state: RefCell::new(state),
             commits: Cell::new(0),
             last: Cell::default(),
+            given_up: Cell::default(),
             tokens: RefCell::default(),
             orphaned: Signal::new(),
             stopping: Cell::new(false),
@@ -146,7 +149,7 @@ impl<P: Platform> Inner<P> {
                 Err(Tried::For(error)) => return Err(error),
             }
         }
-        Err(FileError::Later)
+        Err(self.given_up())
     }
 
     /// Carries out one step of an operation that has entered. Others see it when this returns; it survives power
@@ -165,7 +168,7 @@ impl<P: Platform> Inner<P> {
                 Err(Tried::For(error)) => return Err(error),
             }
         }
-        Err(FileError::Later)
+        Err(self.given_up())
     }
 
     async fn attempt<T>(
@@ -219,7 +222,7 @@ impl<P: Platform> Inner<P> {
                 Err(error) => return Err(final_error(error.into())),
             }
         }
-        Err(FileError::Later)
+        Err(self.given_up())
     }
 
     /// Carries out an operation that only looks.
@@ -244,7 +247,22 @@ impl<P: Platform> Inner<P> {
             }
             return result.map_err(final_error);
         }
-        Err(FileError::Later)
+        Err(self.given_up())
+    }
+
+    /// Something was tried as often as it may be. Now and then that happens where many change the same; if the
+    /// number rises while little is going on, something is wrong.
+    fn given_up(&self) -> FileError {
+        let times = self.given_up.get() + 1;
+        self.given_up.set(times);
+        if times.is_power_of_two() {
+            warn!(
+                filesystem = self.keys.0.0,
+                times,
+                "an operation was in the way of others {ATTEMPTS_MAX} times and was given up; its client is told to try again later"
+            );
+        }
+        FileError::Later
     }
 
     /// Up to which version somebody sees.
@@ -333,7 +351,7 @@ impl<P: Platform> Inner<P> {
             }
             drop(gate);
         }
-        Err(FileError::Later)
+        Err(self.given_up())
     }
 
     async fn try_change_state<T>(
@@ -383,7 +401,7 @@ impl<P: Platform> Inner<P> {
                 result => return result.map_err(final_error),
             }
         }
-        Err(FileError::Later)
+        Err(self.given_up())
     }
 
     /// A file's inode, live. `Stale` if there is none.

@@ -81,6 +81,13 @@ async fn mount<P: Platform, E: Exports>(
     let names = names_of(path)?;
     let (export, below) = find_export(service, &names).await?;
     if !export.clients.allow(peer) {
+        let peer = peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
+        tracing::warn!(
+            peer,
+            path = %export.path.escape_ascii(),
+            "mounting was refused: no rule of this export has the address; if it may mount it, add it to the \
+             clients of the export's section in the configuration and start the node again"
+        );
         return Err(MountError::Access);
     }
     let mut target = Target {
