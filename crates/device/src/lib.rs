@@ -10,6 +10,7 @@
 //! the binary); calls only the platform. Source: Decibel sections on dVols, address
 //! virtualization, block allocation and data integrity.
 
+pub mod cache;
 pub mod engine;
 pub mod format;
 pub mod offline;

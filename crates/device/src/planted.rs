@@ -92,6 +92,10 @@ pub enum Bug {
     LsnOfSlotKept,
     /// Checksums of data are not compared.
     ChecksumIgnored,
+    /// A block that is handed out again stays in the cache.
+    CacheKeepsFreed,
+    /// What is read goes to the cache before its checksum is compared.
+    CachedUnchecked,
     /// Writes to parts of one block don't wait for each other.
     PartsNotLocked,
     /// Conditions are checked before the batch has its ranges for itself.
@@ -106,7 +110,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 47] = [
+    pub const ALL: [Bug; 49] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -149,6 +153,8 @@ impl Bug {
         Bug::LsnSkippedOnce,
         Bug::LsnOfSlotKept,
         Bug::ChecksumIgnored,
+        Bug::CacheKeepsFreed,
+        Bug::CachedUnchecked,
         Bug::PartsNotLocked,
         Bug::ConditionsNotLocked,
         Bug::CopyBeforeFlush,

@@ -18,8 +18,8 @@ use serde::de::{Deserializer, Error as _};
 use crate::exit::Exit;
 use crate::name::check_name;
 use crate::node::{
-    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeErrorKind, NodeOptions,
-    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
+    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT,
+    NodeErrorKind, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 use crate::size::Size;
 
@@ -57,6 +57,13 @@ cores = 0
 # Memory for the maps of volumes (which block lies where), all cores and devices together. What
 # doesn't fit is read from the device when it is needed. At least "16M".
 map_cache = "1G"
+
+# Memory for blocks that filesystems have read and read again, all cores together. "0": none.
+block_cache = "256M"
+
+# Small reads of volumes go through that memory, too, and each core has its share. It pays if several
+# machines read the same blocks, as clones of an image do; a read that finds nothing takes a little longer.
+cache_volumes = false
 
 # In so many days everything on the devices is read and checked once, slowly, in the background, and
 # then again. Findings are in the log and in the metrics. 0: never.
@@ -128,6 +135,10 @@ pub struct Config {
     pub cores: usize,
     /// Memory for maps.
     pub map_cache: Size,
+    /// Memory for blocks of data; 0 for none.
+    pub block_cache: Size,
+    /// Whether reads of volumes go through it.
+    pub cache_volumes: bool,
     /// Days in which everything is scrubbed once; 0 for never.
     pub scrub_days: u32,
     /// The NBD gateway.
@@ -211,6 +222,8 @@ impl Default for Config {
             dir: PathBuf::from(DIR_DEFAULT),
             cores: 0,
             map_cache: Size(MAP_CACHE_DEFAULT_BYTES),
+            block_cache: Size(BLOCK_CACHE_DEFAULT_BYTES),
+            cache_volumes: false,
             scrub_days: SCRUB_DAYS_DEFAULT,
             nbd: NbdConfig::default(),
             nfs: NfsConfig::default(),
@@ -451,6 +464,8 @@ impl Config {
             nfs: self.nfs.listen.0,
             exports: export::options(&self.exports)?,
             map_cache_bytes: Some(self.map_cache.0),
+            block_cache_bytes: Some(self.block_cache.0),
+            cache_volumes: self.cache_volumes,
             scrub_days: self.scrub_days,
             nbd_connections_max: self.nbd.connections_max,
             stop_grace_ms: STOP_GRACE_DEFAULT_MS,

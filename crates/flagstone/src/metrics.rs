@@ -126,7 +126,7 @@ fn render_devices(text: &mut Text, devices: &[DeviceMetrics]) {
         &'static str,
         fn(&DeviceMetrics) -> u64,
     );
-    const FIELDS: [Field; 9] = [
+    const FIELDS: [Field; 10] = [
         ("size_bytes", "Size of the device.", "gauge", |d| {
             d.size_bytes
         }),
@@ -165,6 +165,12 @@ fn render_devices(text: &mut Text, devices: &[DeviceMetrics]) {
             "Memory that maps take now.",
             "gauge",
             |d| d.map_memory_bytes,
+        ),
+        (
+            "cache_bytes",
+            "Blocks of data in the cache now.",
+            "gauge",
+            |d| d.cache_bytes,
         ),
         (
             "fenced",

@@ -269,7 +269,7 @@ impl<P: Platform> Store<P> {
             // given twice, so what is read between two looks at the same slot belongs to it.
             let lookups = inner.machine.borrow().lookups;
             let before = metas().await?;
-            let found = inner.engine.read(handle, offset, page_bytes).await;
+            let found = inner.engine.read_through(handle, offset, page_bytes).await;
             let pieces = found.map_err(StoreError::from)?;
             let is_same = metas().await? == before;
             match one_slot(&before) {
@@ -323,7 +323,7 @@ impl<P: Platform> Store<P> {
             let offset = geometry.page_offset(first.page + page);
             let found = inner
                 .engine
-                .read(handle, offset, (end - page) * page_bytes)
+                .read_through(handle, offset, (end - page) * page_bytes)
                 .await;
             pieces.extend(found.map_err(StoreError::from)?);
             page = end;

@@ -865,3 +865,22 @@ fn a_store_without_its_header_opens_nothing() {
         assert!(engine.dvol(".pagestore").is_none(), "and none is made");
     });
 }
+
+/// The pages of a tree are read again and again, and nobody else keeps them.
+#[test]
+fn a_page_that_is_read_again_is_not_read_from_the_device_again() {
+    in_world(|platform, disk| async move {
+        let (engine, store) = begin(&platform, &disk).await;
+        let page = allocate(&store, LARGE, ALICE).await.0;
+        let write = one(page_write(page, PageSlot(0), 7, 8192));
+        let committed = store.commit(&write).await.expect("commits");
+        store.wait(committed.ticket).await.expect("is durable");
+        assert_eq!(byte_of(&store, page).await, 7);
+        let before = disk.counts().reads;
+        assert!(engine.space().cache_bytes >= 8192);
+        assert_eq!(byte_of(&store, page).await, 7);
+        let range = store.read_range(page, 100, 5000).await;
+        assert_eq!(bytes_of(range.expect("reads").0), [7; 5000]);
+        assert_eq!(disk.counts().reads, before);
+    });
+}

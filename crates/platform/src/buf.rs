@@ -25,6 +25,9 @@ const CLASS_SIZES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20
 /// (but for pieces of the arena, which stay).
 const CLASS_FREE_MAX_BYTES: usize = 16 << 20;
 
+/// By this much a pool of large pieces grows.
+const PIECE_BYTES: usize = 1 << 20;
+
 #[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C, align(4096))]
 struct Page([u8; BUFFER_ALIGN]);
@@ -229,6 +232,8 @@ struct PoolState {
     arena: RefCell<&'static mut [Page]>,
     /// Addresses of the whole arena.
     arena_range: Range<usize>,
+    /// Pages of the pieces by which the arena grows; zero if it doesn't.
+    growth_pages: usize,
 }
 
 impl PoolState {
@@ -236,6 +241,9 @@ impl PoolState {
     fn split_arena(&self, class: usize) -> Option<Pages> {
         let mut arena = self.arena.borrow_mut();
         let count = CLASS_SIZES[class] / BUFFER_ALIGN;
+        if arena.len() < count && count <= self.growth_pages {
+            *arena = Box::leak(zeroed_pages(self.growth_pages));
+        }
         if arena.len() < count {
             return None;
         }
@@ -283,6 +291,25 @@ impl BufferPool {
             zeros: RefCell::new(None),
             arena_range: start..start + arena.len() * BUFFER_ALIGN,
             arena: RefCell::new(arena),
+            growth_pages: 0,
+        };
+        BufferPool {
+            state: Rc::new(state),
+        }
+    }
+
+    /// An empty pool that takes its memory from the allocator in pieces of 1 MiB, and never gives it
+    /// back, not even with the pool. Single pages that the allocator has to align take twice their
+    /// size; these don't. For many buffers of one class: what is left of a piece when a larger buffer
+    /// is asked for is lost.
+    pub fn of_large_pieces() -> BufferPool {
+        let state = PoolState {
+            free: Default::default(),
+            in_use_bytes: Cell::new(0),
+            zeros: RefCell::new(None),
+            arena_range: 0..0,
+            arena: RefCell::default(),
+            growth_pages: PIECE_BYTES / BUFFER_ALIGN,
         };
         BufferPool {
             state: Rc::new(state),
@@ -390,6 +417,21 @@ mod tests {
             assert!(!inside(&pool.take(64 << 10)), "it is used up");
         }
         assert!(BufferPool::new().arena_range().is_empty());
+    }
+
+    #[test]
+    fn a_pool_of_large_pieces_grows_and_reuses() {
+        let pool = BufferPool::of_large_pieces();
+        let pages: Vec<IoBuf> = (0..300).map(|_| pool.take(4096)).collect();
+        let mut places: Vec<usize> = pages.iter().map(|page| page.as_ptr().addr()).collect();
+        assert!(places[..256].windows(2).all(|two| two[1] - two[0] == 4096));
+        assert_eq!(pool.in_use_bytes(), 300 * 4096);
+        drop(pages);
+        let again: Vec<IoBuf> = (0..300).map(|_| pool.take(4096)).collect();
+        let mut reused: Vec<usize> = again.iter().map(|page| page.as_ptr().addr()).collect();
+        places.sort_unstable();
+        reused.sort_unstable();
+        assert_eq!(places, reused);
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub(crate) async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engin
     let (superblock, shared) = prepared.expect("has a superblock");
     let options = EngineOptions {
         reuse_soon: true,
+        // As many pages as are soon in use: what is read has nearly always left it again.
+        cache_bytes: 64 << 10,
         ..EngineOptions::default()
     };
     let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);

@@ -509,7 +509,9 @@ impl<P: Platform> Inner<P> {
             return Ok(());
         }
         let has_rest = shrinks || {
-            let pieces = self.read_blocks(handle.slot, last.clone()).await?;
+            let pieces = self
+                .read_blocks(self.usual_path(), handle.slot, last.clone())
+                .await?;
             let block = gather(self, &pieces, BLOCK_SIZE as usize);
             block[part..].iter().any(|&byte| byte != 0)
         };

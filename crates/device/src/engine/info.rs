@@ -9,6 +9,7 @@ use super::admin::Attributes;
 use super::error::DvolError;
 use super::segments::NO_SLOT;
 use super::{Engine, Inner};
+use crate::cache::Part;
 use crate::format::catalogue::{CatalogueRecord, FLAG_READ_ONLY, RecordKind};
 use crate::state::{SlotState, State};
 
@@ -100,6 +101,8 @@ pub struct SpaceInfo {
     pub ring_bytes: u64,
     /// Map nodes in memory, in bytes.
     pub map_memory_bytes: u64,
+    /// Blocks of data in the core's cache, in bytes.
+    pub cache_bytes: u64,
     /// Layers that are deleted and not reaped yet.
     pub hidden_layers: usize,
     /// What holds the device (a file's filesystem, a thin pool) had no room when it was last asked for
@@ -155,6 +158,14 @@ counters! {
     read_errors,
     /// Blocks whose bytes did not match their checksum.
     corrupt_blocks,
+    /// Blocks that were asked for and were in the cache.
+    cache_hits,
+    /// Blocks that were asked for and had to be read, of reads that go through the cache.
+    cache_misses,
+    /// Blocks that left the cache to make room for others.
+    cache_evictions,
+    /// Blocks found in the cache with another checksum than their mapping's. Never, or this is wrong.
+    cache_stale,
     /// Blocks freed by reaping deleted layers.
     reaped_blocks,
     /// Tombstones forgotten: deallocations too long ago to tell of.
@@ -328,6 +339,7 @@ impl<P: Platform> Engine<P> {
             ring_used_bytes: u64::from(journal.used_blocks()) * BLOCK_SIZE,
             ring_bytes: u64::from(journal.ring_blocks()) * BLOCK_SIZE,
             map_memory_bytes: state.map_stats.loaded_bytes() as u64,
+            cache_bytes: inner.cache.as_ref().map_or(0, Part::kept_bytes),
             hidden_layers: state.slots().filter(|(_, s)| s.is_hidden()).count(),
             host_full: inner.host_full.get(),
         }

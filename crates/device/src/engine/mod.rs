@@ -5,11 +5,12 @@
 //! is in `RefCell`s that are never borrowed across an await.
 //!
 //! Modules in reading order: [`unit`], [`journal`], `commit` (the order in which things become
-//! true), `write`, `deallocate`, `read`, `checkpoint`, `recovery`, `admin`, `reaper`.
+//! true), `write`, `deallocate`, `read`, `cached`, `checkpoint`, `recovery`, `replay`, `admin`, `reaper`.
 
 mod admin;
 mod batch;
 mod bitmaps;
+mod cached;
 mod chain;
 mod checkpoint;
 mod commit;
@@ -36,6 +37,7 @@ mod query;
 mod read;
 mod reaper;
 mod recovery;
+mod replay;
 mod scrub;
 mod segments;
 mod spacing;
@@ -51,6 +53,7 @@ use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
 
+use crate::cache::Part;
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
 use crate::space::DeviceShared;
@@ -117,6 +120,8 @@ struct Inner<P: Platform> {
     overflow: RefCell<VecDeque<(Rc<Unit>, Vec<u8>)>>,
     flusher: Flusher,
     gate: ReadGate,
+    /// This journal's part of the core's cache, if there is one.
+    cache: Option<Part>,
     locks: RefCell<BTreeMap<Slot, RangeLocks>>,
     /// Blocks freed by units applied since the last flush began.
     freed: RefCell<Vec<BlockNo>>,

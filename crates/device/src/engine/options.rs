@@ -46,6 +46,12 @@ pub struct EngineOptions {
     /// Bytes of map nodes to keep in memory, in this journal. Nodes that wait for a checkpoint, and
     /// those in use, may take more.
     pub map_cache_bytes: u64,
+    /// Bytes of blocks to keep in memory by an engine that has a cache to itself; zero: none.
+    /// [`Engine::open_sharing`](super::Engine::open_sharing) doesn't look at it.
+    pub cache_bytes: u64,
+    /// True if all small reads go through the cache, not only those that ask for it
+    /// ([`Engine::read_through`](super::Engine::read_through)).
+    pub cache_all_reads: bool,
     /// Groups written at the same time.
     pub groups_in_flight_max: usize,
     /// Map nodes that may become dirty before a checkpoint begins. Zero: one for 256 blocks of the
@@ -80,6 +86,8 @@ impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
             map_cache_bytes: 1 << 30,
+            cache_bytes: 0,
+            cache_all_reads: false,
             groups_in_flight_max: 4,
             dirty_nodes_max: 0,
             quiet_ns: 50_000_000,

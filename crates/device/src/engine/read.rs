@@ -7,6 +7,7 @@ use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Slot, VBlock};
 use smallvec::SmallVec;
 
+use super::cached::ReadPath;
 use super::error::DvolError;
 use super::join::join_all;
 use super::{Engine, Inner};
@@ -35,9 +36,14 @@ pub enum Piece {
 /// What a read returns, in order and without gaps.
 pub type Pieces = SmallVec<[Piece; 4]>;
 
+/// A read, step by step.
+pub(super) type Steps = SmallVec<[Step; 4]>;
+
 /// One step of a read.
-enum Step {
+pub(super) enum Step {
     Zeros(u64),
+    /// It is in the cache.
+    Cached(IoBuf),
     Run {
         start: BlockNo,
         checksums: SmallVec<[BlockChecksum; 4]>,
@@ -56,6 +62,29 @@ impl<P: Platform> Engine<P> {
         offset_bytes: u64,
         len_bytes: u64,
     ) -> Result<Pieces, DvolError> {
+        let wish = self.inner.usual_path();
+        self.read_on(wish, handle, offset_bytes, len_bytes).await
+    }
+
+    /// The same through the cache, if there is one: for what is likely to be read again, by this reader or
+    /// by others.
+    pub async fn read_through(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<Pieces, DvolError> {
+        let wish = ReadPath::Through;
+        self.read_on(wish, handle, offset_bytes, len_bytes).await
+    }
+
+    async fn read_on(
+        &self,
+        wish: ReadPath,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<Pieces, DvolError> {
         let inner = &self.inner;
         let size = inner.resolve(handle)?.size_bytes;
         let end = offset_bytes.checked_add(len_bytes).filter(|&e| e <= size);
@@ -70,7 +99,7 @@ impl<P: Platform> Engine<P> {
         }
         let first = VBlock::containing(offset_bytes);
         let blocks = first..VBlock(end.div_ceil(BLOCK_SIZE));
-        let pieces = inner.read_blocks(handle.slot, blocks).await?;
+        let pieces = inner.read_blocks(wish, handle.slot, blocks).await?;
         // While map nodes were being loaded, it may have been deleted and its slot given to another
         // one. What was read then is that one's.
         inner.resolve(handle)?;
@@ -82,28 +111,27 @@ impl<P: Platform> Inner<P> {
     /// Reads whole blocks.
     pub(super) async fn read_blocks(
         &self,
+        wish: ReadPath,
         slot: Slot,
         range: Range<VBlock>,
     ) -> Result<Pieces, DvolError> {
         // Entered before the lookup: what it finds is not reused before the read ends.
         let _pass = self.gate.enter();
+        let path = self.path_of(wish, range.end.0 - range.start.0);
         let steps = self.plan_read(slot, range).await?;
+        let steps = self.take_cached(steps, path);
         if steps.len() == 1 {
             let mut pieces = Pieces::new();
             for step in steps {
-                pieces.push(self.take_step(step).await?);
+                pieces.push(self.take_step(step, path).await?);
             }
             return Ok(pieces);
         }
-        let all = join_all(steps.into_iter().map(|step| self.take_step(step))).await;
+        let all = join_all(steps.into_iter().map(|step| self.take_step(step, path))).await;
         all.into_iter().collect()
     }
 
-    async fn plan_read(
-        &self,
-        slot: Slot,
-        range: Range<VBlock>,
-    ) -> Result<SmallVec<[Step; 4]>, DvolError> {
+    async fn plan_read(&self, slot: Slot, range: Range<VBlock>) -> Result<Steps, DvolError> {
         let mut entries = Vec::new();
         if range.end.0 - range.start.0 == 1
             && let Some(found) = self.state.borrow().slot(slot)
@@ -140,13 +168,16 @@ impl<P: Platform> Inner<P> {
         Ok(plan(&entries, range))
     }
 
-    async fn take_step(&self, step: Step) -> Result<Piece, DvolError> {
+    async fn take_step(&self, step: Step, path: ReadPath) -> Result<Piece, DvolError> {
         match step {
             Step::Zeros(len) => Ok(Piece::Zeros(len)),
+            Step::Cached(page) => Ok(Piece::Data(page)),
             Step::Run { start, checksums } => {
-                Ok(Piece::Data(self.read_checked(start, &checksums).await?))
+                Ok(Piece::Data(self.read_kept(start, &checksums, path).await?))
             }
-            Step::Patched { base, delta } => Ok(Piece::Data(self.read_patched(base, delta).await?)),
+            Step::Patched { base, delta } => {
+                Ok(Piece::Data(self.read_patched(base, delta, path).await?))
+            }
         }
     }
 
@@ -162,6 +193,9 @@ impl<P: Platform> Inner<P> {
         for attempt in 0..2 {
             let (back, result) = self.device.read(start.offset_bytes(), buf).await;
             buf = back;
+            if planted(Bug::CachedUnchecked) && result.is_ok() {
+                self.keep_cached(start, checksums, &buf);
+            }
             let wrong = match result {
                 Ok(()) => first_wrong(&buf, checksums),
                 Err(_) if attempt == 0 => continue,
@@ -185,6 +219,8 @@ impl<P: Platform> Inner<P> {
                         expected = ?checksums[index],
                         "stored bytes do not match their checksum"
                     );
+                    // What was read well once is not served any more: readers are told, too.
+                    self.forget_cached(&[BlockNo(start.0 + index as u64)]);
                 }
             }
         }
@@ -192,14 +228,26 @@ impl<P: Platform> Inner<P> {
     }
 
     /// A block with a part of it replaced.
-    async fn read_patched(&self, base: Option<Entry>, delta: Entry) -> Result<IoBuf, DvolError> {
-        let patch = self.read_checked(delta.block, &[delta.checksum]).await?;
+    async fn read_patched(
+        &self,
+        base: Option<Entry>,
+        delta: Entry,
+        path: ReadPath,
+    ) -> Result<IoBuf, DvolError> {
+        let patch = self.read_entry(&delta, path).await?;
+        let base = match base {
+            Some(base) => Some(self.read_entry(&base, path).await?),
+            None => None,
+        };
         let mut whole = match base {
-            Some(base) => self.read_checked(base.block, &[base.checksum]).await?,
-            None => {
-                let mut zeros = self.platform.buffers().take(BLOCK_SIZE as usize);
-                zeros.bytes_mut().fill(0);
-                zeros
+            Some(base) if base.is_unshared() => base,
+            base => {
+                let mut whole = self.platform.buffers().take(BLOCK_SIZE as usize);
+                match base {
+                    Some(base) => whole.bytes_mut().copy_from_slice(&base),
+                    None => whole.bytes_mut().fill(0),
+                }
+                whole
             }
         };
         let at = (delta.meta & 0xffff) as usize;
@@ -220,7 +268,7 @@ fn first_wrong(bytes: &[u8], checksums: &[BlockChecksum]) -> Option<usize> {
 }
 
 /// The one step that reads one block.
-fn plan_one(mapping: &Mapping) -> SmallVec<[Step; 4]> {
+fn plan_one(mapping: &Mapping) -> Steps {
     let mut steps = SmallVec::new();
     match (mapping.data().copied(), mapping.delta) {
         (base, Some(delta)) => steps.push(Step::Patched { base, delta }),
@@ -231,8 +279,8 @@ fn plan_one(mapping: &Mapping) -> SmallVec<[Step; 4]> {
 }
 
 /// Turns what a lookup found into steps that cover the range without gaps.
-fn plan(entries: &[Entry], range: Range<VBlock>) -> SmallVec<[Step; 4]> {
-    let mut steps: SmallVec<[Step; 4]> = SmallVec::new();
+fn plan(entries: &[Entry], range: Range<VBlock>) -> Steps {
+    let mut steps = Steps::new();
     let mut at = range.start.0;
     let mut index = 0;
     while index < entries.len() {
@@ -267,14 +315,14 @@ fn plan(entries: &[Entry], range: Range<VBlock>) -> SmallVec<[Step; 4]> {
     steps
 }
 
-fn push_zeros(steps: &mut SmallVec<[Step; 4]>, blocks: u64) {
+fn push_zeros(steps: &mut Steps, blocks: u64) {
     match steps.last_mut() {
         Some(Step::Zeros(len)) => *len += blocks * BLOCK_SIZE,
         _ => steps.push(Step::Zeros(blocks * BLOCK_SIZE)),
     }
 }
 
-fn push_block(steps: &mut SmallVec<[Step; 4]>, block: BlockNo, checksum: BlockChecksum) {
+fn push_block(steps: &mut Steps, block: BlockNo, checksum: BlockChecksum) {
     if let Some(Step::Run { start, checksums }) = steps.last_mut() {
         let len = checksums.len() as u64;
         if start.0 + len == block.0 && len < RUN_MAX_BLOCKS {

@@ -456,6 +456,8 @@ impl<P: Platform> Inner<P> {
         if blocks.is_empty() {
             return;
         }
+        // Before anybody can write to them.
+        self.forget_cached(&blocks);
         let mut state = self.state.borrow_mut();
         for block in blocks {
             state.pool.reopen(block);

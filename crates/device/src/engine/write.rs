@@ -549,7 +549,9 @@ impl<P: Platform> Inner<P> {
         };
         for edge in edges.into_iter().filter(|&edge| is_part(edge)) {
             self.settle_loose(slot, edge).await?;
-            let pieces = self.read_blocks(slot, edge..VBlock(edge.0 + 1)).await?;
+            let pieces = self
+                .read_blocks(self.usual_path(), slot, edge..VBlock(edge.0 + 1))
+                .await?;
             let block = gather(self, &pieces, BLOCK_SIZE as usize);
             let at = ((edge.0 - first.0) * BLOCK_SIZE) as usize;
             buf.bytes_mut()[at..at + BLOCK_SIZE as usize].copy_from_slice(&block);

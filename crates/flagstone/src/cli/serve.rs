@@ -62,6 +62,13 @@ struct CommonArgs {
     /// Memory for the maps of volumes, on all cores together [default: 1G]
     #[arg(long, value_name = "SIZE")]
     map_cache: Option<Size>,
+    /// Memory for blocks that filesystems read again, on all cores together, 0 for none
+    /// [default: 256M]
+    #[arg(long, value_name = "SIZE")]
+    block_cache: Option<Size>,
+    /// Have small reads of volumes go through that memory, too
+    #[arg(long)]
+    cache_volumes: bool,
     /// Where NBD clients connect; port 0 for any free one, 'none' for nowhere
     /// [default: 127.0.0.1:10809]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -112,6 +119,10 @@ impl CommonArgs {
         if let Some(size) = self.map_cache {
             config.map_cache = size;
         }
+        if let Some(size) = self.block_cache {
+            config.block_cache = size;
+        }
+        config.cache_volumes |= self.cache_volumes;
         if let Some(nbd) = self.nbd {
             config.nbd.listen = nbd;
         }

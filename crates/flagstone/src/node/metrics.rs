@@ -94,6 +94,8 @@ pub struct DeviceMetrics {
     pub journal_used_bytes: u64,
     /// Memory that maps take now, in bytes.
     pub map_memory_bytes: u64,
+    /// Blocks of data in the cache now, in bytes.
+    pub cache_bytes: u64,
     /// Blocks that did not match their checksum.
     pub checksum_errors: u64,
     /// True if the device takes no more changes.

@@ -31,8 +31,8 @@ pub use metrics::{
     MetricsSnapshot, NamedValue, NfsCallMetrics, VolumeMetrics,
 };
 pub use options::{
-    DeviceOptions, ExportOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT, NodeOptions,
-    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
+    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, MAP_CACHE_DEFAULT_BYTES,
+    NBD_CONNECTIONS_DEFAULT, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,

@@ -19,6 +19,10 @@ pub struct DeviceOptions {
 /// Memory for maps unless something else is said: enough for some hundred gigabytes in use.
 pub const MAP_CACHE_DEFAULT_BYTES: u64 = 1 << 30;
 
+/// Bytes of blocks kept in memory unless asked otherwise: the trees of filesystems with some hundred
+/// thousand files.
+pub const BLOCK_CACHE_DEFAULT_BYTES: u64 = 256 << 20;
+
 /// NBD connections at the same time unless something else is said.
 pub const NBD_CONNECTIONS_DEFAULT: usize = 1024;
 
@@ -64,6 +68,11 @@ pub struct NodeOptions {
     /// Bytes of maps to keep in memory, on all cores and devices together; `None` for
     /// [`MAP_CACHE_DEFAULT_BYTES`].
     pub map_cache_bytes: Option<u64>,
+    /// Bytes of blocks to keep in memory, on all cores together; 0 for none, `None` for
+    /// [`BLOCK_CACHE_DEFAULT_BYTES`].
+    pub block_cache_bytes: Option<u64>,
+    /// Whether small reads of volumes go through it, as those of filesystems do.
+    pub cache_volumes: bool,
     /// Days in which everything is scrubbed once in the background; 0 for never.
     pub scrub_days: u32,
     /// NBD connections at the same time, on all cores together.

@@ -51,6 +51,8 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         nfs: None,
         exports: Vec::new(),
         map_cache_bytes: None,
+        block_cache_bytes: None,
+        cache_volumes: false,
         scrub_days: 0,
         nbd_connections_max: 64,
         stop_grace_ms: 60_000,

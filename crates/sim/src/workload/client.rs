@@ -159,6 +159,11 @@ impl Client {
             Err(error) => format!("{error:?}"),
         };
         self.model.borrow_mut().count(format!("{what}: {answer}"));
+        // No matter what the disk does: what is freed leaves the cache.
+        if self.engine.counters().cache_stale.get() > 0 {
+            let what = format!("{what}: the cache had other bytes than the mapping names");
+            self.model.borrow_mut().fail_always(what);
+        }
     }
 
     pub(crate) fn fail(&self, what: impl Into<String>) {

@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
+use flagstone_device::cache::BlockCache;
 use flagstone_device::engine::{DvolError, Engine, OpenError, format_device};
 use flagstone_device::offline::verify;
-use flagstone_platform::Platform;
 use flagstone_platform::sync::{Awaited, promise};
+use flagstone_platform::{BufferPool, Platform};
 use flagstone_types::BLOCK_SIZE;
 
 use super::client::{Client, Shared, flush_errors};
@@ -193,6 +194,19 @@ async fn run_life(
     if let Some(load) = load {
         work(context, rng, &engines, &load).await;
     }
+    let of_cache = |engine: &Engine<SimPlatform>| {
+        let counters = engine.counters();
+        (counters.cache_hits.get(), counters.cache_evictions.get())
+    };
+    let (hits, evictions): (Vec<u64>, Vec<u64>) = engines.iter().map(of_cache).unzip();
+    for (what, counts) in [("cache hits", hits), ("cache evictions", evictions)] {
+        if counts.iter().any(|&count| count > 0) {
+            context
+                .model
+                .borrow_mut()
+                .count(format!("lives with {what}"));
+        }
+    }
     if clears && !context.failed() {
         clear(context, &engines).await;
     }
@@ -210,13 +224,23 @@ async fn open(context: &Context) -> Result<Engines, OpenError> {
     let platform = &context.platforms[0];
     let device = platform.open(&context.disk);
     let (superblock, shared) = Engine::<SimPlatform>::prepare(platform, &device).await?;
+    let cache_bytes = context.plan.options.cache_bytes;
+    let caches: Vec<BlockCache> = (context.platforms.iter())
+        .map(|_| BlockCache::new(cache_bytes, BufferPool::new()))
+        .collect();
     let mut opening = Vec::new();
     for journal in 0..context.plan.journals {
         let platform = context.core_of(usize::from(journal)).clone();
         let device = platform.open(&context.disk);
         let (shared, superblock) = (shared.clone(), superblock.clone());
         let options = context.plan.options;
-        let work = Engine::open(platform, device, shared, superblock, journal, options);
+        let cache = caches[usize::from(journal) % caches.len()].clone();
+        let work = async move {
+            Engine::open_sharing(
+                &cache, platform, device, shared, superblock, journal, options,
+            )
+            .await
+        };
         opening.push(context.start(usize::from(journal), work));
     }
     let mut engines = Vec::new();

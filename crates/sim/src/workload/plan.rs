@@ -157,6 +157,8 @@ impl Plan {
             options: EngineOptions {
                 tombstones_max: draw_tombstones_max(seed),
                 idle_ns: draw_idle_ns(seed),
+                cache_bytes: cache_bytes(seed, faults),
+                cache_all_reads: true,
                 ..draw_options(&mut rng)
             },
             faults,
@@ -282,6 +284,19 @@ fn draw_idle_ns(seed: u64) -> u64 {
     match rng.chance(0.3) {
         true => rng.within(&(100_000..=5_000_000)),
         false => EngineOptions::default().idle_ns,
+    }
+}
+
+/// The cache of each core. Two of five runs have one: of three blocks, so that it is always full, or of
+/// more than is ever read. On disks that break their contract all have one: what is wrong on the way must
+/// not stay. Not drawn, so that seeds mean what they meant before.
+fn cache_bytes(seed: u64, faults: FaultClass) -> u64 {
+    let breaks = matches!(faults, FaultClass::Broken | FaultClass::Hostile);
+    match seed % 5 {
+        1 => 13 << 10,
+        3 => 1 << 20,
+        _ if breaks => 1 << 20,
+        _ => 0,
     }
 }
 

@@ -41,6 +41,7 @@ struct DeviceShare {
     ring_bytes: u64,
     ring_used_bytes: u64,
     map_memory_bytes: u64,
+    cache_bytes: u64,
     owned_segments: u64,
     volumes: u64,
     layers: u64,
@@ -474,6 +475,7 @@ impl RealNode {
                 reserved_bytes: info.reserved_bytes,
                 journal_used_bytes: info.journal_used_bytes,
                 map_memory_bytes: info.map_memory_bytes,
+                cache_bytes: share.cache_bytes,
                 checksum_errors: share.corrupt_blocks,
                 fenced: share.fenced,
                 more: share
@@ -517,6 +519,7 @@ impl DeviceShare {
         self.ring_bytes += space.ring_bytes;
         self.ring_used_bytes += space.ring_used_bytes;
         self.map_memory_bytes += space.map_memory_bytes;
+        self.cache_bytes += space.cache_bytes;
         self.owned_segments += space.owned_segments;
     }
 
@@ -539,6 +542,7 @@ impl DeviceShare {
         self.ring_bytes += other.ring_bytes;
         self.ring_used_bytes += other.ring_used_bytes;
         self.map_memory_bytes += other.map_memory_bytes;
+        self.cache_bytes += other.cache_bytes;
         self.owned_segments += other.owned_segments;
         self.volumes += other.volumes;
         self.layers += other.layers;

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use flagstone_device::cache::BlockCache;
 use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport, join_all};
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
 use flagstone_fs::DvolRole;
-use flagstone_platform::BlockDevice;
+use flagstone_platform::{BlockDevice, BufferPool};
 use flagstone_runtime::{
     DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
 };
@@ -265,6 +266,8 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         share,
     } = part;
     let core = platform.core_index();
+    let cache_bytes = share.block_cache_bytes(core, cores);
+    let cache = BlockCache::new(cache_bytes, BufferPool::of_large_pieces());
     let (mut opening, mut refused) = (Vec::new(), Vec::new());
     for (device, found) in prepared.iter().enumerate() {
         for journal in
@@ -285,13 +288,15 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
             };
             let options = EngineOptions {
                 map_cache_bytes: share.map_cache_bytes,
+                cache_all_reads: share.cache_volumes,
                 prewrite_segments: !opened.is_block_device(),
                 scrub_period_ns: share.scrub_period_ns,
                 hold_checkpoints: share.hold_checkpoints,
                 ..EngineOptions::default()
             };
             let io = opened.io_stats();
-            let engine = Engine::open(
+            let engine = Engine::open_sharing(
+                &cache,
                 platform.clone(),
                 recording.device(opened),
                 found.shared.clone(),

@@ -21,8 +21,8 @@ use super::opening::{Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
 use super::{Device, RealNode, describe, tuning};
 use crate::node::{
-    DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError, NodeErrorKind, NodeOptions,
-    ScrubStatus,
+    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError,
+    NodeErrorKind, NodeOptions, ScrubStatus,
 };
 use crate::size;
 
@@ -40,6 +40,10 @@ pub(super) struct Share {
     /// each core, so the shares are of that many; a device that was used with more cores before may
     /// have volumes in more journals, and then the node uses more.
     pub(super) map_cache_bytes: u64,
+    /// For blocks, on all cores together.
+    block_cache_bytes: u64,
+    /// Whether reads of volumes go through it.
+    pub(super) cache_volumes: bool,
     /// NBD connections.
     pub(super) connections_max: usize,
     /// How long the background scrub takes.
@@ -52,13 +56,28 @@ pub(super) struct Share {
 impl Share {
     fn of(options: &NodeOptions, cores: usize) -> Share {
         let maps = options.map_cache_bytes.unwrap_or(MAP_CACHE_DEFAULT_BYTES);
+        let blocks = options
+            .block_cache_bytes
+            .unwrap_or(BLOCK_CACHE_DEFAULT_BYTES);
         let users = (cores * options.devices.len().max(1)) as u64;
         Share {
             map_cache_bytes: maps / users,
+            block_cache_bytes: blocks,
+            cache_volumes: options.cache_volumes,
             connections_max: options.nbd_connections_max.div_ceil(cores),
             scrub_period_ns: u64::from(options.scrub_days) * DAY_NS,
             hold_checkpoints: false,
             stop_grace_ns: options.stop_grace_ms.saturating_mul(1_000_000),
+        }
+    }
+
+    /// For blocks, of all journals of one core together. The core with the filesystems has all of it,
+    /// unless reads of volumes go through it, too.
+    pub(super) fn block_cache_bytes(&self, core: usize, cores: usize) -> u64 {
+        match (self.cache_volumes, core == files::CORE) {
+            (true, _) => self.block_cache_bytes / cores as u64,
+            (false, true) => self.block_cache_bytes,
+            (false, false) => 0,
         }
     }
 }

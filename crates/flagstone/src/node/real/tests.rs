@@ -31,6 +31,8 @@ fn options(path: PathBuf) -> NodeOptions {
         nfs: None,
         exports: Vec::new(),
         map_cache_bytes: None,
+        block_cache_bytes: None,
+        cache_volumes: false,
         scrub_days: 0,
         nbd_connections_max: 4,
         stop_grace_ms: 0,
