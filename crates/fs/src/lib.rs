@@ -7,7 +7,7 @@
 //! Never: decides what an address may mount, or repeats what was refused with [`FileError::Later`]: both are
 //! the gateway's.
 //!
-//! Read first: `docs/filesystem-plan.md`, then [`Files`]. Called by gateways and the binary; calls the tree,
+//! Read first: `docs/formats/filesystem.md`, then [`Files`]. Called by gateways and the binary; calls the tree,
 //! the page store, and the device layer for large files. Source: Oracle FSS, section 4.
 
 mod answer;
@@ -17,6 +17,7 @@ mod check;
 mod codec;
 mod contents;
 mod description;
+mod dot_snapshot;
 mod error;
 mod files;
 mod filesystem;
@@ -37,6 +38,7 @@ mod view;
 pub use attributes::{Attributes, Before, Changes, FileKind, SetAttributes, SetTime, Timestamp};
 pub use check::CheckReport;
 pub use description::Description;
+pub use dot_snapshot::{HasSnapshots, SNAPSHOTS, SNAPSHOTS_NAME, WithSnapshots};
 pub use error::FileError;
 pub use files::{
     ANSWERS_KEPT, AccessMask, Caller, Cookie, Created, Creation, Entry, FileId, FileRead, Files,

@@ -22,6 +22,7 @@ use crate::permissions::{
     EXECUTE, READ, access, check_name, check_own_name, check_set, check_target, require,
     require_read, require_write,
 };
+use crate::snapshots::SnapshotInfo;
 use answers::Answer;
 use state::{Body, COOKIES_RESERVED, Limits, State};
 
@@ -99,6 +100,17 @@ impl<P: Platform> MemoryFiles<P> {
         let copy = state.live.clone();
         state.snapshots.insert(number, copy);
         number
+    }
+
+    /// All snapshots, named by their numbers.
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        let state = self.inner.state.borrow();
+        let info = |number: &SnapshotNumber| SnapshotInfo {
+            name: number.0.to_string(),
+            number: *number,
+            taken: Timestamp::default(),
+        };
+        state.snapshots.keys().map(info).collect()
     }
 
     /// Another filesystem that is as this one is now, and goes its own way from here on, on this or another

@@ -6,10 +6,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
-use flagstone_fs::{FileError, Files, FilesystemId, Node};
+use flagstone_fs::{FileError, Files, FilesystemId, HasSnapshots, Node, WithSnapshots};
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
 
-use super::{CoreExport, CoreFilesystem};
+use super::{CoreExport, CoreFilesystem, ExportedFiles};
 use crate::node::ExportOptions;
 use crate::node::real::core::CoreNode;
 
@@ -64,7 +64,7 @@ impl CoreExports {
                 read_only: rules.read_only,
                 squash: rules.squash,
                 anonymous: rules.anonymous,
-                files: files.clone(),
+                files: WithSnapshots::new(files.clone()),
             })
         };
         let mut exports = self.core.files.exports.borrow_mut();
@@ -90,7 +90,7 @@ fn names_of(path: &[u8]) -> Option<(&str, Option<&str>)> {
 }
 
 impl Exports for CoreExports {
-    type Files = CoreFilesystem;
+    type Files = ExportedFiles;
 
     async fn by_number(
         &self,
@@ -130,7 +130,7 @@ impl Exports for CoreExports {
             return Ok(Some(export));
         };
         // Its handles are those of the same export, at another time.
-        let snapshots = export.files.snapshots();
+        let snapshots = HasSnapshots::snapshots(export.files.inner());
         let found = snapshots.into_iter().find(|info| info.name == snapshot);
         Ok(found.map(|info| {
             Rc::new(CoreExport {

@@ -14,7 +14,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use flagstone_device::engine::Engine;
-use flagstone_fs::{DvolRole, FileError, Filesystem, FilesystemId, FilesystemOptions, Filesystems};
+use flagstone_fs::{
+    DvolRole, FileError, Filesystem, FilesystemId, FilesystemOptions, Filesystems, WithSnapshots,
+};
 use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer};
 use flagstone_platform::sync::Budget;
@@ -34,7 +36,9 @@ const PAUSE_NS: u64 = 100_000_000;
 
 type CoreFilesystems = Filesystems<UringPlatform>;
 type CoreFilesystem = Filesystem<UringPlatform>;
-type CoreExport = Export<CoreFilesystem>;
+/// As clients see it.
+type ExportedFiles = WithSnapshots<CoreFilesystem>;
+type CoreExport = Export<ExportedFiles>;
 type NfsServer = RpcServer<UringPlatform, NfsService<UringPlatform, CoreExports>>;
 
 /// What a core has of filesystems. Used on one core only.
