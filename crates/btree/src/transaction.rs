@@ -221,6 +221,9 @@ impl<P: Platform> Transaction<P> {
             }
             Ok(committed) => committed,
         };
+        for write in commit.writes.iter().filter(|write| own(&write.ptr)) {
+            self.tree.note_looked_through(write.ptr, committed.slot);
+        }
         for low in sparse {
             self.tree.tidy_up_later(low);
         }

@@ -76,6 +76,8 @@ struct Inner<P: Platform> {
     /// Leaves by the least key they were responsible for when they were last seen. [fss 5: a cache from key
     /// to page]
     leaves: RefCell<BTreeMap<Vec<u8>, PagePtr>>,
+    /// Pages that were looked through, and the slot that each had: another one's bytes never have it.
+    checked: RefCell<BTreeMap<u64, PageSlot>>,
     /// A block that had room lately.
     hint: Cell<Option<BlockPtr>>,
     walks: Cell<u64>,
@@ -93,7 +95,7 @@ pub(crate) struct Found {
 impl Found {
     /// Looked through when it was found.
     pub(crate) fn node(&self) -> Node<'_> {
-        Node::parse(&self.data).expect("it was looked through when it was found")
+        Node::of_checked(&self.data)
     }
 }
 
@@ -189,6 +191,7 @@ impl<P: Platform> Tree<P> {
             root: first.with_page(first.page + 1),
             options,
             leaves: RefCell::default(),
+            checked: RefCell::default(),
             hint: Cell::new(None),
             walks: Cell::new(0),
         };
@@ -349,18 +352,37 @@ impl<P: Platform> Tree<P> {
     /// Reads a page and looks it through. `Stale` if there is none any more.
     pub(crate) async fn read_page(&self, ptr: PagePtr) -> Result<Found, Tried> {
         let read = self.store().read(ptr).await?;
-        if read.data.iter().take(4).all(|&byte| byte == 0) {
-            return Err(Tried::Stale);
-        }
-        if let Err(error) = Node::parse(&read.data) {
-            return Err(Tried::For(TreeError::Damaged(ptr, error.0)));
-        }
+        self.look_through(ptr, read.slot, &read.data)?;
         Ok(Found {
             ptr,
             slot: read.slot,
             data: read.data,
             ticket: read.ticket,
         })
+    }
+
+    /// Whether bytes are a page of the tree. Once for each version of a page: that takes longer than searching it.
+    fn look_through(&self, ptr: PagePtr, slot: PageSlot, data: &[u8]) -> Result<(), Tried> {
+        if self.inner.checked.borrow().get(&ptr.page) == Some(&slot) {
+            return Ok(());
+        }
+        if data.iter().take(4).all(|&byte| byte == 0) {
+            return Err(Tried::Stale);
+        }
+        if let Err(error) = Node::parse(data) {
+            return Err(Tried::For(TreeError::Damaged(ptr, error.0)));
+        }
+        self.note_looked_through(ptr, slot);
+        Ok(())
+    }
+
+    /// This version of a page is one of the tree: it was looked through, or made here.
+    pub(crate) fn note_looked_through(&self, ptr: PagePtr, slot: PageSlot) {
+        let mut checked = self.inner.checked.borrow_mut();
+        if checked.len() >= self.inner.options.cached_leaves {
+            checked.clear();
+        }
+        checked.insert(ptr.page, slot);
     }
 
     fn cached(&self, key: &[u8]) -> Option<(Vec<u8>, PagePtr)> {

@@ -51,6 +51,11 @@ pub(crate) struct Run {
 }
 
 impl Version {
+    /// Whether its memory holds nothing else.
+    pub(crate) fn is_alone(&self, page_bytes: usize) -> bool {
+        self.whole.len() == page_bytes
+    }
+
     /// Its bytes, without copying them.
     pub(crate) fn bytes(&self, page_bytes: usize) -> IoBuf {
         self.whole.slice(self.at..self.at + page_bytes)
@@ -143,9 +148,15 @@ impl LatestPages {
         range.map(|(key, _)| key.1)
     }
 
-    /// A group is durable: what is newest of it is what the device has.
-    pub(crate) fn handle_durable(&mut self, group: u64) {
-        self.pages.retain(|_, version| version.group > group);
+    /// A group is durable: what is newest of it is what the device has. `settle` gets each such page.
+    pub(crate) fn handle_durable(&mut self, group: u64, mut settle: impl FnMut(Key, &Version)) {
+        self.pages.retain(|key, version| {
+            let stays = version.group > group;
+            if !stays {
+                settle(*key, version);
+            }
+            stays
+        });
         self.freed.retain(|_, freed| *freed > group);
     }
 

@@ -19,6 +19,7 @@ mod header;
 mod latest;
 mod machine;
 mod pointer;
+mod recent;
 mod role;
 mod store;
 mod table;

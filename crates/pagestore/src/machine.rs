@@ -21,6 +21,7 @@ use crate::commit::{Commit, CommitError, Committed, PARTS_MAX, StoreError, Ticke
 use crate::extent::Extent;
 use crate::latest::{Key, Known, LatestPages};
 use crate::pointer::{BlockPtr, ExtentId, Generation, PagePtr, PageSlot};
+use crate::recent::RecentPages;
 use crate::table::{BlockEntry, place_of};
 
 /// Changes of one group, at most, counted generously: one batch of the device layer takes 1,024.
@@ -62,6 +63,7 @@ pub(crate) struct Machine {
     extents: Vec<Extent>,
     by_id: BTreeMap<ExtentId, usize>,
     latest: LatestPages,
+    pub(crate) recent: RecentPages,
     /// Pages of tables that the open group changes.
     open_tables: BTreeMap<(usize, u64), ()>,
     open_changes: usize,
@@ -89,13 +91,18 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// A store without extents on a device of this size, whose slots are above `slots.start` and below
-    /// `slots.end`.
-    pub(crate) fn new(slots: std::ops::Range<u64>, capacity_bytes: u64) -> Machine {
+    /// `slots.end`. It keeps so many bytes of pages that were read.
+    pub(crate) fn new(
+        slots: std::ops::Range<u64>,
+        capacity_bytes: u64,
+        recent_bytes: usize,
+    ) -> Machine {
         let part = usize::try_from(capacity_bytes / 256).unwrap_or(usize::MAX);
         Machine {
             extents: Vec::new(),
             by_id: BTreeMap::new(),
             latest: LatestPages::default(),
+            recent: RecentPages::new(recent_bytes),
             open_tables: BTreeMap::new(),
             open_changes: 0,
             open_bytes: 0,
@@ -397,6 +404,7 @@ impl Machine {
             let extent = &self.extents[index];
             let first = extent.first_page(block);
             let pages = first..first + extent.geometry.pages_per_block();
+            self.recent.handle_changed(index, pages.clone());
             self.latest.free(index, block, pages, group);
             self.open_changes += 1;
         }
@@ -448,6 +456,8 @@ impl Machine {
         let page_bytes = self.extents[index].geometry.page_bytes() as usize;
         self.open_changes += CHANGES_PER_WRITE;
         self.open_bytes += data.len();
+        let end = first.page + (data.len() / page_bytes) as u64;
+        self.recent.handle_changed(index, first.page..end);
         self.latest
             .write((index, first.page), data, page_bytes, slot, group);
     }
@@ -544,7 +554,13 @@ impl Machine {
         };
         self.settled = group;
         self.lookups += 1;
-        self.latest.handle_durable(group);
+        let (extents, recent) = (&self.extents, &mut self.recent);
+        self.latest.handle_durable(group, |key, version| {
+            let page_bytes = extents[key.0].geometry.page_bytes() as usize;
+            if version.is_alone(page_bytes) {
+                recent.handle_durable(key, &version.bytes(page_bytes), version.slot);
+            }
+        });
         self.given.retain(|_, (_, given_in)| *given_in > group);
         for extent in &mut self.extents {
             if let Some(usage) = usage(extent.handle) {

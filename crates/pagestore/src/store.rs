@@ -26,12 +26,17 @@ const FIRST_RESERVE_BYTES: u64 = 1 << 20;
 /// One commit in so many fails for nothing, where failures are injected. [fss 3]
 const INJECTED_ONE_IN: u64 = 500;
 
+/// Pages of trees for some hundred thousand files.
+const RECENT_BYTES: usize = 64 << 20;
+
 /// How to run a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoreOptions {
     /// One commit with conditions in so many is refused with [`CommitError::Conflict`] though nothing has
     /// changed, so that what to do then is done every day. Zero: none. [fss 3]
     pub injected_one_in: u64,
+    /// Memory for pages that were read lately, in bytes. Zero: none.
+    pub recent_bytes: usize,
 }
 
 impl Default for StoreOptions {
@@ -42,6 +47,7 @@ impl Default for StoreOptions {
                 true => INJECTED_ONE_IN,
                 false => 0,
             },
+            recent_bytes: RECENT_BYTES,
         }
     }
 }
@@ -118,7 +124,7 @@ impl<P: Platform> Store<P> {
             .any(|info| is_extent(&info.attributes));
         let slots = header::take_slots(&engine, has_extents).await?;
         let life = slots.start;
-        let mut machine = Machine::new(slots, engine.space().capacity_bytes);
+        let mut machine = Machine::new(slots, engine.space().capacity_bytes, options.recent_bytes);
         for info in engine.dvols() {
             if let Ok((id, geometry)) = Geometry::of_attributes(&info.attributes) {
                 let mut extent = Extent::new(id, info.handle, geometry);
@@ -258,13 +264,21 @@ impl<P: Platform> Store<P> {
         if let Some(read) = inner.read_latest(index, ptr.page, page_bytes) {
             return Ok(read);
         }
+        let key: Key = (index, ptr.page);
+        if let Some((data, slot)) = inner.machine.borrow().recent.get(key) {
+            return Ok(PageRead {
+                data: data.clone(),
+                slot: *slot,
+                ticket: Ticket::default(),
+            });
+        }
         let handle = inner.machine.borrow().extent(index).handle;
         let offset = geometry.page_offset(ptr.page);
         let metas = async || {
             let found = inner.engine.metas_of(handle, offset, page_bytes).await;
             found.map_err(StoreError::from)
         };
-        let (pieces, slot) = loop {
+        let (pieces, slot, lookups) = loop {
             // No lock: readers don't wait for each other, and no commit waits for a slow read. A slot is never
             // given twice, so what is read between two looks at the same slot belongs to it.
             let lookups = inner.machine.borrow().lookups;
@@ -273,7 +287,7 @@ impl<P: Platform> Store<P> {
             let pieces = found.map_err(StoreError::from)?;
             let is_same = metas().await? == before;
             match one_slot(&before) {
-                Some(slot) if is_same => break (pieces, slot),
+                Some(slot) if is_same => break (pieces, slot, lookups),
                 None if is_same && inner.machine.borrow().lookups == lookups => {
                     return Err(StoreError::Corrupt.into());
                 }
@@ -282,8 +296,15 @@ impl<P: Platform> Store<P> {
         };
         // The block may have been freed meanwhile; then it may hold what is not theirs.
         inner.check_owner(index, &ptr).await?;
+        let data = inner.join(pieces, page_bytes as usize);
+        let mut machine = inner.machine.borrow_mut();
+        // If it has changed meanwhile it is on its way, or the device has got something newer.
+        let is_newest = machine.lookups == lookups && machine.latest(index, ptr.page).is_none();
+        if is_newest && slot != PageSlot(0) {
+            machine.recent.put(key, &data, slot);
+        }
         Ok(PageRead {
-            data: inner.join(pieces, page_bytes as usize),
+            data,
             slot,
             ticket: Ticket::default(),
         })
@@ -609,8 +630,13 @@ impl<P: Platform> Inner<P> {
             (index, extent.handle, extent.geometry)
         };
         let end = first.page.saturating_add(count).min(geometry.page_count());
-        let is_known = |page: u64| self.machine.borrow().latest(index, page).is_some();
-        if (first.page..end).all(is_known) {
+        let mut is_known = |page: u64| {
+            let machine = self.machine.borrow();
+            let slot = machine.recent.slot((index, page));
+            found.extend(slot.map(|slot| ((index, page), slot)));
+            slot.is_some() || machine.latest(index, page).is_some()
+        };
+        if (first.page..end).all(&mut is_known) {
             return Ok(true);
         }
         let (offset, len) = (geometry.page_offset(first.page), end - first.page);

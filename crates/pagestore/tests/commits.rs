@@ -843,13 +843,60 @@ fn a_store_that_stops_takes_nothing_more() {
 }
 
 #[test]
+fn a_page_that_was_read_lately_is_at_hand() {
+    in_world(|platform, disk| async move {
+        let (engine, store) = begin(&platform, &disk).await;
+        let block = allocate(&store, SMALL, ALICE).await.0;
+        let write = async |store: &TestStore, ptr, slot, byte| {
+            let commit = one(page_write(ptr, slot, byte, 4096));
+            let committed = store.commit(&commit).await.expect("commits");
+            store.wait(committed.ticket).await.expect("is durable");
+            committed.slot
+        };
+        write(&store, block, PageSlot(0), 1).await;
+        assert_eq!(byte_of(&store, block).await, 1);
+        // Not even from the engine, whose cache would be asked.
+        let reads = || {
+            let counters = engine.counters();
+            (counters.cache_hits.get(), counters.cache_misses.get())
+        };
+        let before = reads();
+        assert_eq!(byte_of(&store, block).await, 1);
+        let slot = store.read(block).await.expect("readable").slot;
+        // Also a newer version, once that is durable.
+        let newer = write(&store, block, slot, 2).await;
+        let read = store.read(block).await.expect("readable");
+        assert_eq!(
+            (read.slot, read.data[0], read.ticket),
+            (newer, 2, <_>::default())
+        );
+        assert_eq!(reads(), before, "nothing was read");
+        // A block that is given back has nothing that anybody sees.
+        let free = Commit {
+            frees: vec![BlockPtr(block)],
+            ..Commit::default()
+        };
+        let freed = store.commit(&free).await.expect("commits");
+        store.wait(freed.ticket).await.expect("is durable");
+        assert_eq!(
+            store.read(block).await.err(),
+            Some(ReadError::NotOwner(block))
+        );
+        store.stop().await;
+    });
+}
+
+#[test]
 fn a_store_without_its_header_opens_nothing() {
     in_world(|platform, disk| async move {
         let (engine, store) = begin(&platform, &disk).await;
         store.stop().await;
         let header = engine.dvol(".pagestore").expect("is there").handle;
         engine.set_attributes(header, [0; _]).await.expect("sets");
-        let options = StoreOptions { injected_one_in: 0 };
+        let options = StoreOptions {
+            injected_one_in: 0,
+            ..StoreOptions::default()
+        };
         let open = async || {
             let opened =
                 flagstone_pagestore::Store::open(platform.clone(), engine.clone(), options);

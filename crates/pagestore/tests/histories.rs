@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use flagstone_pagestore::{
     BlockPtr, Commit, CommitError, ExtentId, OwnerId, PagePtr, PageSlot, PageWrite, RangeWrite,
-    ReadError, StoreError, Ticket,
+    ReadError, StoreError, StoreOptions, Ticket,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
@@ -20,6 +20,8 @@ const CLIENTS: usize = 6;
 const OWNERS: [OwnerId; 2] = [ALICE, BOB];
 /// Blocks that clients hold at a time, all together: few, so that they meet.
 const BLOCKS_MAX: usize = 5;
+/// Memory for pages that were read: none, some pages, all.
+const RECENT_BYTES: [usize; 3] = [0, 20 << 10, 64 << 20];
 
 /// What a page holds: the name of the commit that wrote it, and its own number.
 type Content = (u64, u64);
@@ -426,7 +428,11 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
         let mut seeds = rng.clone();
         world.spawn(0, async move {
             let engine = open_engine(&platform, &on).await;
-            let store = open_store(&platform, &engine, 50).await;
+            let options = StoreOptions {
+                injected_one_in: 50,
+                recent_bytes: RECENT_BYTES[seed as usize % RECENT_BYTES.len()],
+            };
+            let store = open_with(&platform, &engine, options).await;
             shared.borrow_mut().verifier = store.verifier();
             on.set_faults(faults);
             for _ in 0..CLIENTS {

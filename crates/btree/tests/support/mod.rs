@@ -49,7 +49,11 @@ pub(crate) async fn open_store(
     engine: &Engine<SimPlatform>,
     injected_one_in: u64,
 ) -> Store<SimPlatform> {
-    let options = StoreOptions { injected_one_in };
+    let options = StoreOptions {
+        injected_one_in,
+        // As small as the cache below.
+        recent_bytes: 64 << 10,
+    };
     let opened = Store::open(platform.clone(), engine.clone(), options).await;
     opened.expect("opens")
 }

@@ -45,7 +45,11 @@ pub(crate) async fn open_all(
     injected_one_in: u64,
 ) -> Filesystems<SimPlatform> {
     let options = FilesystemOptions {
-        store: StoreOptions { injected_one_in },
+        store: StoreOptions {
+            injected_one_in,
+            // As small as the cache below.
+            recent_bytes: 64 << 10,
+        },
         ..FilesystemOptions::default()
     };
     let opened = Filesystems::open(platform.clone(), engine.clone(), options).await;

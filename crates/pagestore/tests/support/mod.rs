@@ -62,7 +62,19 @@ pub(crate) async fn open_store(
     engine: &Engine<SimPlatform>,
     injected_one_in: u64,
 ) -> TestStore {
-    let options = StoreOptions { injected_one_in };
+    let options = StoreOptions {
+        injected_one_in,
+        // As small as the cache below.
+        recent_bytes: 64 << 10,
+    };
+    open_with(platform, engine, options).await
+}
+
+pub(crate) async fn open_with(
+    platform: &SimPlatform,
+    engine: &Engine<SimPlatform>,
+    options: StoreOptions,
+) -> TestStore {
     let opened = Store::open(platform.clone(), engine.clone(), options).await;
     opened.expect("opens")
 }
