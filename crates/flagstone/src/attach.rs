@@ -67,12 +67,23 @@ impl NfsTarget {
     }
 }
 
-/// The lines that use a filesystem: the kernel's client, and one that needs no root.
-pub fn mount_lines(target: &NfsTarget, filesystem: &str) -> String {
+/// The lines that use a filesystem: the kernel's client, one that needs no root, and a virtual machine, whose
+/// client asks a portmapper and has no other way.
+pub fn mount_lines(target: &NfsTarget, filesystem: &str, has_portmapper: bool) -> String {
     let (mount, url) = (target.mount_command(filesystem), target.url(filesystem));
     let file = target.url(&format!("{filesystem}/FILE"));
+    let machine = match has_portmapper {
+        true => format!(
+            "qemu-system-x86_64 -m 2G -machine accel=kvm:tcg -drive file=nfs://{}/{filesystem}/IMAGE,if=virtio,format=raw",
+            target.0.host_in_url()
+        ),
+        false => {
+            "QEMU's nfs:// asks a portmapper, and none answers: start the node as root, or mount it"
+                .to_owned()
+        }
+    };
     format!(
-        "  mount            sudo {mount}\n  list             nfs-ls '{url}'\n  copy a file in   nfs-cp FILE '{file}'\n"
+        "  mount            sudo {mount}\n  list             nfs-ls '{url}'\n  copy a file in   nfs-cp FILE '{file}'\n  virtual machine  {machine}\n"
     )
 }
 
@@ -151,7 +162,13 @@ mod tests {
         let mount =
             "mount -t nfs -o port=12049,mountport=12049,vers=3,tcp,nolock 127.0.0.1:/data /mnt";
         assert_eq!(target.mount_command("data"), mount);
-        let lines = mount_lines(&target, "data");
+        let lines = mount_lines(&target, "data", true);
+        assert!(
+            lines.contains("file=nfs://127.0.0.1/data/IMAGE,"),
+            "{lines}"
+        );
+        let without = mount_lines(&target, "data", false);
+        assert!(without.contains("none answers") && !without.contains("file="));
         assert!(lines.contains(&format!("sudo {mount}\n")), "{lines}");
         let url = "'nfs://127.0.0.1/data/FILE?version=3&nfsport=12049&mountport=12049'";
         assert!(lines.contains(url), "{lines}");

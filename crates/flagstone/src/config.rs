@@ -85,6 +85,11 @@ connections_max = 1024
 # dev` takes 127.0.0.1:12049.) Clients say themselves who they are: only for networks that are trusted.
 listen = "none"
 
+# Have a portmapper say on which port that is, as QEMU's nfs:// and a mount without options need it: the node's
+# own on port 111 of the same address if that is free (and the node may: root, or CAP_NET_BIND_SERVICE), or else
+# this machine's rpcbind, if others reach the address.
+portmapper = true
+
 [api]
 # Where the HTTP API listens. Port 0 takes any free port.
 listen = "127.0.0.1:7878"
@@ -462,6 +467,7 @@ impl Config {
             nbd: self.nbd.listen.0,
             nbd_unix,
             nfs: self.nfs.listen.0,
+            portmapper: self.nfs.portmapper,
             exports: export::options(&self.exports)?,
             map_cache_bytes: Some(self.map_cache.0),
             block_cache_bytes: Some(self.block_cache.0),

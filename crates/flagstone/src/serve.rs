@@ -354,7 +354,11 @@ fn write_announcement(
         match filesystem {
             Some(name) => {
                 writeln!(out, "filesystem {name}:")?;
-                write!(out, "{}", mount_lines(&NfsTarget::new(address), name))?;
+                write!(
+                    out,
+                    "{}",
+                    mount_lines(&NfsTarget::new(address), name, info.has_portmapper)
+                )?;
                 writeln!(out, "more filesystems: {create}")?;
             }
             None => writeln!(out, "no filesystem yet; to make one: {create}")?,

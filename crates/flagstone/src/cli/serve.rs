@@ -80,6 +80,9 @@ struct CommonArgs {
     /// [default: 127.0.0.1:12049 for `dev`, else none]
     #[arg(long, value_name = "ADDR:PORT")]
     nfs: Option<OptionalAddress>,
+    /// Have no portmapper say where that is
+    #[arg(long)]
+    no_portmapper: bool,
     /// Where the HTTP API listens; port 0 for any free one [default: 127.0.0.1:7878]
     #[arg(long, value_name = "ADDR:PORT")]
     api: Option<Address>,
@@ -129,6 +132,7 @@ impl CommonArgs {
         if let Some(nfs) = self.nfs {
             config.nfs.listen = nfs;
         }
+        config.nfs.portmapper &= !self.no_portmapper;
         if let Some(path) = self.nbd_unix {
             config.nbd.unix = path;
         }

@@ -19,12 +19,15 @@ const DEV_PORT: u16 = 12049;
 pub struct NfsConfig {
     /// Where it listens (TCP), with MOUNT on the same port.
     pub listen: OptionalAddress,
+    /// Whether a portmapper is to say where that is.
+    pub portmapper: bool,
 }
 
 impl Default for NfsConfig {
     fn default() -> NfsConfig {
         NfsConfig {
             listen: OptionalAddress(None),
+            portmapper: true,
         }
     }
 }
@@ -35,6 +38,7 @@ impl NfsConfig {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, DEV_PORT));
         NfsConfig {
             listen: OptionalAddress(Some(address)),
+            portmapper: true,
         }
     }
 }

@@ -63,6 +63,9 @@ pub struct NodeOptions {
     /// Where to listen for NFS clients (TCP), with MOUNT on the same port; port 0 for any free one. The core
     /// that has the filesystems listens.
     pub nfs: Option<SocketAddr>,
+    /// Whether a portmapper is to say where NFS is: one of the node's on port 111 of the same address where that
+    /// is free, or else the machine's.
+    pub portmapper: bool,
     /// What is not exported to this machine only.
     pub exports: Vec<ExportOptions>,
     /// Bytes of maps to keep in memory, on all cores and devices together; `None` for

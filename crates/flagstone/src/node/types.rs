@@ -323,6 +323,10 @@ pub struct NodeInfo {
     #[serde(default)]
     #[schema(example = json!(["127.0.0.1:12049"]))]
     pub nfs_addresses: Vec<String>,
+    /// Whether a portmapper says where that is, so that clients needn't be told the port: the node's own, or the
+    /// machine's.
+    #[serde(default)]
+    pub has_portmapper: bool,
     /// What a person should know: kernel features that are missing, cores that have nothing to do.
     pub notices: Vec<String>,
 }

@@ -49,6 +49,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         nbd: Some("127.0.0.1:0".parse().expect("an address")),
         nbd_unix: None,
         nfs: None,
+        portmapper: false,
         exports: Vec::new(),
         map_cache_bytes: None,
         block_cache_bytes: None,

@@ -430,6 +430,7 @@ impl RealNode {
                 .as_ref()
                 .map(|path| path.display().to_string()),
             nfs_addresses: self.nfs_tcp.iter().map(ToString::to_string).collect(),
+            has_portmapper: self.portmapper.is_some() || self.registered_port.is_some(),
             notices: self.notices.clone(),
         })
     }

@@ -74,6 +74,10 @@ struct RealNode {
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
     nfs_tcp: Vec<SocketAddr>,
+    /// Our own.
+    portmapper: Option<SocketAddr>,
+    /// With that of this machine.
+    registered_port: Option<u16>,
     started_ns: u64,
     notices: Vec<String>,
     stopping: AtomicBool,
@@ -466,6 +470,14 @@ impl RealNode {
 
     async fn stop(&self) -> Result<(), NodeError> {
         self.stopping.store(true, Ordering::Release);
+        if let Some(port) = self.registered_port {
+            let struck = tokio::task::spawn_blocking(move || files::register(port, false));
+            if let Ok(Err(what)) = struck.await {
+                tracing::warn!(
+                    "the portmapper of this machine still says that NFS is on port {port}: {what}"
+                );
+            }
+        }
         let mut result = Ok(());
         for core in 0..self.remotes.len() {
             let stopped = self

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
+use flagstone_gateway::nfs3::portmap::PORT as PORTMAPPER_PORT;
 use flagstone_runtime::{
     CoreRemote, FlushMethod, Runtime, UringListener, UringPlatform, lock_device,
 };
@@ -163,6 +164,8 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         nbd_tcp: listening.nbd_tcp,
         nbd_unix: listening.nbd_unix,
         nfs_tcp: listening.nfs_tcp,
+        portmapper: listening.portmapper,
+        registered_port: listening.registered_port,
         started_ns: describe::wall_clock_ns(),
         notices,
         stopping: false.into(),
@@ -309,6 +312,9 @@ struct Listening {
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
     nfs_tcp: Vec<SocketAddr>,
+    portmapper: Option<SocketAddr>,
+    /// With the portmapper of this machine.
+    registered_port: Option<u16>,
 }
 
 /// Binds the gateways' sockets. Core 0 accepts connections of NBD and hands them over; those of NFS stay with
@@ -340,7 +346,45 @@ fn listen(runtime: &Runtime, options: &NodeOptions) -> Result<Listening, NodeErr
             CoreFiles::serve(&core, listener);
         })?;
     }
+    if let Some(&address) = listening.nfs_tcp.first()
+        && options.portmapper
+    {
+        let found = listen_portmapper(runtime, address);
+        (listening.portmapper, listening.registered_port) = found;
+    }
     Ok(listening)
+}
+
+/// Has clients find NFS by a portmapper: our own beside it where nobody has that port, or else the one that has.
+/// Without one they have to be told the port.
+fn listen_portmapper(runtime: &Runtime, nfs: SocketAddr) -> (Option<SocketAddr>, Option<u16>) {
+    let address = SocketAddr::new(nfs.ip(), PORTMAPPER_PORT);
+    let port = nfs.port();
+    let failed = match TcpListener::bind(address).map(drop) {
+        Ok(()) => {
+            let doing = format!("listening for clients of a portmapper on {address}");
+            let core = files::CORE;
+            let bound = listen_tcp(runtime, core, address, &doing, move |core, listener| {
+                CoreFiles::serve_portmapper(&core, listener, port);
+            });
+            match bound {
+                Ok(bound) => return (bound.first().copied(), None),
+                Err(error) => error.to_string(),
+            }
+        }
+        // A portmapper tells others of what they can reach.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && !nfs.ip().is_loopback() => {
+            match files::register(port, true) {
+                Ok(()) => return (None, Some(port)),
+                Err(what) => format!("the portmapper that has {address}: {what}"),
+            }
+        }
+        Err(error) => format!("{address}: {error}"),
+    };
+    tracing::info!(
+        "no portmapper says where NFS is, so clients have to be told port {port}: {failed}"
+    );
+    (None, None)
 }
 
 fn listen_tcp(

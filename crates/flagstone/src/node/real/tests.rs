@@ -29,6 +29,7 @@ fn options(path: PathBuf) -> NodeOptions {
         nbd: None,
         nbd_unix: None,
         nfs: None,
+        portmapper: false,
         exports: Vec::new(),
         map_cache_bytes: None,
         block_cache_bytes: None,

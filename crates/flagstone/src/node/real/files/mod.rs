@@ -8,6 +8,7 @@ mod commands;
 mod errors;
 mod exports;
 mod metrics;
+mod registration;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,8 +18,8 @@ use flagstone_device::engine::Engine;
 use flagstone_fs::{
     DvolRole, FileError, Filesystem, FilesystemId, FilesystemOptions, Filesystems, WithSnapshots,
 };
-use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService};
-use flagstone_gateway::rpc::server::{RpcLimits, RpcServer};
+use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService, Portmapper};
+use flagstone_gateway::rpc::server::{RpcLimits, RpcServer, Service};
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{UringListener, UringPlatform};
@@ -27,6 +28,7 @@ use super::core::{CoreNode, OwnedEngine};
 pub(super) use errors::file_error;
 use exports::CoreExports;
 pub(super) use exports::Rules;
+pub(super) use registration::register;
 
 /// The core that has them.
 pub(super) const CORE: usize = 0;
@@ -50,6 +52,7 @@ pub(super) struct CoreFiles {
     /// Of filesystems that somebody has used: whoever comes with a handle finds it here.
     exports: RefCell<BTreeMap<FilesystemId, Rc<CoreExport>>>,
     nfs: RefCell<Option<NfsServer>>,
+    portmapper: RefCell<Option<RpcServer<UringPlatform, Portmapper>>>,
     stopping: Cell<bool>,
 }
 
@@ -75,6 +78,7 @@ impl CoreFiles {
             rules,
             exports: RefCell::default(),
             nfs: RefCell::default(),
+            portmapper: RefCell::default(),
             stopping: Cell::new(false),
         }
     }
@@ -147,24 +151,15 @@ impl CoreFiles {
         let service = NfsService::new(platform.clone(), exports, NfsOptions::default());
         let server = RpcServer::new(platform.clone(), service, RpcLimits::default());
         *core.files.nfs.borrow_mut() = Some(server.clone());
-        let core = core.clone();
-        platform.clone().spawn(async move {
-            while !core.files.stopping.get() {
-                match listener.accept().await {
-                    Ok(stream) => {
-                        let server = server.clone();
-                        platform.spawn(async move {
-                            server.serve_connection(stream).await;
-                        });
-                    }
-                    Err(_) if core.files.stopping.get() => return,
-                    Err(error) => {
-                        tracing::warn!("accepting an NFS connection failed: {error}");
-                        platform.sleep_ns(PAUSE_NS).await;
-                    }
-                }
-            }
-        });
+        core.files_from(listener, server);
+    }
+
+    /// Says clients of a portmapper on which port NFS is, until the node stops.
+    pub(super) fn serve_portmapper(core: &Rc<CoreNode>, listener: UringListener, port: u16) {
+        let service = Portmapper { port };
+        let server = RpcServer::new(core.platform.clone(), service, RpcLimits::default());
+        *core.files.portmapper.borrow_mut() = Some(server.clone());
+        core.files_from(listener, server);
     }
 
     /// Connections there are.
@@ -176,6 +171,10 @@ impl CoreFiles {
     /// Stops serving, then the filesystems. The engines are to be stopped after that.
     pub(super) async fn stop(&self, grace_ns: u64) {
         self.stopping.set(true);
+        let portmapper = self.portmapper.borrow_mut().take();
+        if let Some(portmapper) = portmapper {
+            portmapper.stop_within(grace_ns).await;
+        }
         // Server and core hold each other; letting go lets both drop.
         let server = self.nfs.borrow_mut().take();
         if let Some(server) = server
@@ -190,5 +189,33 @@ impl CoreFiles {
         if let Some(opened) = opened {
             opened.stop().await;
         }
+    }
+}
+
+impl CoreNode {
+    /// Has an RPC server serve whoever comes to a listener.
+    fn files_from<S: Service>(
+        self: &Rc<CoreNode>,
+        listener: UringListener,
+        server: RpcServer<UringPlatform, S>,
+    ) {
+        let (core, platform) = (self.clone(), self.platform.clone());
+        platform.clone().spawn(async move {
+            while !core.files.stopping.get() {
+                match listener.accept().await {
+                    Ok(stream) => {
+                        let server = server.clone();
+                        platform.spawn(async move {
+                            server.serve_connection(stream).await;
+                        });
+                    }
+                    Err(_) if core.files.stopping.get() => return,
+                    Err(error) => {
+                        tracing::warn!("accepting an RPC connection failed: {error}");
+                        platform.sleep_ns(PAUSE_NS).await;
+                    }
+                }
+            }
+        });
     }
 }
