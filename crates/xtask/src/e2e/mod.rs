@@ -15,6 +15,7 @@ mod journals;
 mod load;
 mod many;
 mod nbd;
+mod portmapper;
 mod readme;
 mod scene;
 mod space;
@@ -118,7 +119,7 @@ struct Scenario {
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 12] = [
+const SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -148,6 +149,12 @@ const SCENARIOS: [Scenario; 12] = [
         about: "a tree over NFS, kill -9 under load: all that was answered is there, fs check is clean",
         in_ci: true,
         run: |scene, scale| files::run(scene, scale.seed),
+    },
+    Scenario {
+        name: "portmapper",
+        about: "QEMU's nfs:// finds the node by its own portmapper, and by rpcbind",
+        in_ci: true,
+        run: |scene, _| portmapper::run(scene),
     },
     Scenario {
         name: "hostile",
