@@ -18,7 +18,7 @@ image=nfs://127.0.0.1/demo-files/disk.img
 wait_for() { n=0; until grep -q "$1" "$2"; do n=$((n+1)); [ $n -lt 150 ] || { cat "$2"; exit 1; }; sleep 0.2; done; }
 
 FLAGSTONE_DIR=data "$binary" dev --size 1G > own.log 2>&1 & node=$!
-trap 'kill $node 2>/dev/null' EXIT
+trap 'kill $node 2>/dev/null || true' EXIT
 touch own.log; wait_for ^ready own.log
 grep -q 'file=nfs://127.0.0.1/demo-files/IMAGE' own.log
 qemu-img create -q -f raw $image 100M
@@ -33,7 +33,7 @@ echo own portmapper: ok
 # It keeps its socket and its lock there.
 mount -t tmpfs none /run; mkdir /run/rpcbind
 rpcbind -f > rpcbind.log 2>&1 & theirs=$!
-trap 'kill $node $theirs 2>/dev/null' EXIT
+trap 'kill $node $theirs 2>/dev/null || true' EXIT
 n=0; until rpcinfo -p 127.0.0.1 > before.log 2>&1; do n=$((n+1)); [ $n -lt 50 ] || exit 1; sleep 0.1; done
 cat > node.toml <<END
 dir = "data"
