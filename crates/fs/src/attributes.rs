@@ -17,6 +17,18 @@ impl Timestamp {
             nanoseconds: (ns % 1_000_000_000) as u32,
         }
     }
+
+    /// As nanoseconds since 1970; the nearest that there is.
+    pub(crate) fn to_ns(self) -> u64 {
+        let seconds = self.seconds.max(0).cast_unsigned();
+        let ns = seconds.checked_mul(1_000_000_000);
+        let nanoseconds = match self.seconds {
+            0.. => u64::from(self.nanoseconds),
+            _ => 0,
+        };
+        ns.and_then(|ns| ns.checked_add(nanoseconds))
+            .unwrap_or(u64::MAX)
+    }
 }
 
 /// What a file is.

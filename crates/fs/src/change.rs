@@ -13,9 +13,11 @@ use flagstone_pagestore::{
 };
 use flagstone_platform::Platform;
 use flagstone_platform::sync::Share;
+use flagstone_types::DvolId;
 use tracing::error;
 
 use crate::error::FileError;
+use crate::files::FileId;
 use crate::key::{self, Keys};
 use crate::locks::Locked;
 use crate::superblock::Usage;
@@ -85,6 +87,15 @@ impl From<TreeError> for Tried {
     }
 }
 
+/// What the background does once a change is committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Later {
+    /// Give back what a cut has left behind the end of a file's dvol.
+    Cut(FileId),
+    /// See whether a dvol is still needed.
+    Sweep(DvolId),
+}
+
 /// What is there of a key, and what is to be.
 struct Known {
     /// The newest version and its value, empty if the key was taken away in it.
@@ -114,6 +125,7 @@ pub(crate) struct Change<P: Platform> {
     pub(crate) moving: Option<Share>,
     /// There is something for the reaper when it is committed.
     pub(crate) leaves_orphan: bool,
+    pub(crate) later: Vec<Later>,
 }
 
 impl<P: Platform> Change<P> {
@@ -132,6 +144,7 @@ impl<P: Platform> Change<P> {
             locked: Vec::new(),
             moving: None,
             leaves_orphan: false,
+            later: Vec::new(),
         }
     }
 

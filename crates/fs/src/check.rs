@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use flagstone_btree::decode_counters;
 use flagstone_pagestore::BlockPtr;
 use flagstone_platform::Platform;
+use flagstone_types::DvolId;
 
 use crate::change::{Tried, needed_by};
 use crate::contents::{BlockValue, block_start_and_size};
@@ -17,6 +18,7 @@ use crate::filesystem::{Filesystem, Inner, ROOT_DIRECTORY, State};
 use crate::inode::{Body, Content, CookieValue, EntryValue, Inode};
 use crate::key::{self, FileKey, Part};
 use crate::names::COOKIE_FIRST;
+use crate::object::snapshot_of;
 use crate::superblock::Usage;
 use crate::view::View;
 
@@ -38,6 +40,12 @@ pub struct CheckReport {
     pub bytes: u64,
     /// Versions that only snapshots need, or deleted ones needed.
     pub kept: u64,
+    /// Dvols of large files, those that only snapshots need included.
+    pub objects: u64,
+    /// Bytes that these take with their layers.
+    pub object_bytes: u64,
+    /// Dvols that nothing needed any more, which the background had not come to yet.
+    pub swept: u64,
     /// What is wrong: nothing, in a filesystem that is whole.
     pub problems: Vec<String>,
 }
@@ -61,16 +69,24 @@ impl<P: Platform> Filesystem<P> {
     /// The same, where the caller sees to it that nothing is under way.
     pub(crate) async fn check_in_pause(&self) -> Result<CheckReport, FileError> {
         let inner = &self.inner;
+        // What an operation leaves to the background is no problem: it is done first.
+        let swept = inner.sweep_in_pause().await?;
         let report = inner.look_in_pause(async |state| {
-            let mut report = CheckReport::default();
+            let mut report = CheckReport {
+                swept,
+                ..CheckReport::default()
+            };
+            let mut named = BTreeSet::new();
             let blocks = inner.check_keys(state, &mut report).await?;
             inner.check_blocks(blocks, &mut report).await?;
-            inner.check_view(SnapshotNumber::LIVE, &mut report).await?;
+            let live = SnapshotNumber::LIVE;
+            inner.check_view(live, &mut named, &mut report).await?;
             for (_, snapshot) in &state.snapshots {
                 let at = SnapshotNumber(snapshot.number);
-                inner.check_view(at, &mut report).await?;
+                inner.check_view(at, &mut named, &mut report).await?;
                 report.snapshots += 1;
             }
+            inner.check_dvols(state, &named, &mut report);
             Ok(report)
         });
         report.await
@@ -184,7 +200,12 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Files, names, cookies and blocks as a view has them.
-    async fn check_view(&self, at: SnapshotNumber, report: &mut CheckReport) -> Result<(), Tried> {
+    async fn check_view(
+        &self,
+        at: SnapshotNumber,
+        named: &mut BTreeSet<DvolId>,
+        report: &mut CheckReport,
+    ) -> Result<(), Tried> {
         let version = match at {
             SnapshotNumber::LIVE => u32::MAX,
             at => at.0,
@@ -223,6 +244,7 @@ impl<P: Platform> Inner<P> {
             self.with_state(|state| state.superblock.next_number),
             &mut problems,
         );
+        self.check_objects(at, &files, named, &mut problems);
         if at == SnapshotNumber::LIVE {
             let count = files.values().filter(|seen| seen.inode.is_some()).count() as u64;
             let counted = self.with_state(|state| state.usage.files);
@@ -234,6 +256,73 @@ impl<P: Platform> Inner<P> {
             problems.report.files = count;
         }
         Ok(())
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// The dvol of each file is there, says so, and is no other one's.
+    fn check_objects(
+        &self,
+        at: SnapshotNumber,
+        files: &BTreeMap<FileId, Seen>,
+        named: &mut BTreeSet<DvolId>,
+        problems: &mut Problems<'_>,
+    ) {
+        let mut here = BTreeSet::new();
+        for (file, seen) in files {
+            let Some(object) = seen.inode.as_ref().and_then(Inode::object) else {
+                continue;
+            };
+            let dvol = object.dvol;
+            if !here.insert(dvol) {
+                problems.say(format!("two files name the dvol {dvol}, one is {file:?}"));
+            }
+            let found = match at {
+                SnapshotNumber::LIVE => self.dvol(dvol),
+                at => self.dvol_at(dvol, at.0),
+            };
+            let Some(found) = found else {
+                problems.say(format!("the dvol {dvol} of {file:?} is not there"));
+                continue;
+            };
+            if (found.said.filesystem, found.said.file) != (self.keys.0, *file) {
+                problems.say(format!(
+                    "the dvol {dvol} of {file:?} says that it is of {:?} of filesystem {}",
+                    found.said.file, found.said.filesystem
+                ));
+            }
+            if found.said.stamp > object.stamp {
+                problems.say(format!(
+                    "the dvol {dvol} of {file:?} says something of its inode {}, which is {}",
+                    found.said.stamp, object.stamp
+                ));
+            }
+        }
+        named.extend(here);
+    }
+
+    /// Each dvol of a file is named by one, and its layers are of snapshots.
+    fn check_dvols(&self, state: &State, named: &BTreeSet<DvolId>, report: &mut CheckReport) {
+        for (dvol, said) in self.own_dvols() {
+            report.objects += 1;
+            if said.is_none() {
+                report.problem(format!(
+                    "what the dvol {dvol} says of its file can't be read"
+                ));
+            } else if !named.contains(&dvol) {
+                report.problem(format!("no file has the dvol {dvol}"));
+            }
+            for layer in self.engine.layers(dvol) {
+                let number = snapshot_of(&layer.name);
+                if number.is_none_or(|number| number == 0 || number >= state.superblock.live) {
+                    report.problem(format!(
+                        "the dvol {dvol} has the layer '{}', and {} is live",
+                        layer.name, state.superblock.live
+                    ));
+                }
+            }
+        }
+        report.object_bytes = self.taken.borrow().total();
     }
 }
 
@@ -420,6 +509,14 @@ fn judge(
             ));
         }
         judge_names(*file, seen, inode, problems);
+        if inode.object().is_some() {
+            // What it had in blocks is being given back, or is a snapshot's that was taken before that was done.
+            let is_rest = orphans.is_none_or(|orphans| orphans.contains(file));
+            if !seen.blocks.is_empty() && !is_rest {
+                problems.say(format!("{file:?} has a dvol, and blocks"));
+            }
+            continue;
+        }
         judge_content(*file, seen, inode, problems);
     }
     judge_ways_up(files, problems);

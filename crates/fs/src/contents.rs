@@ -13,7 +13,7 @@ use flagstone_pagestore::{BlockPtr, ExtentId, OwnerId, PARTS_MAX, PagePtr, Range
 use flagstone_platform::buf::BUFFER_ALIGN;
 use flagstone_platform::{IoBuf, Platform};
 
-use crate::change::{Change, Tried};
+use crate::change::{Change, Later, Tried};
 use crate::codec::{Decoder, Encoder};
 use crate::error::FileError;
 use crate::files::FileId;
@@ -27,8 +27,6 @@ use crate::view::View;
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Bytes of the blocks that a file begins with; all further ones are like the last.
 pub(crate) const BLOCK_SIZES: [u64; 4] = [4 << 10, 16 << 10, 64 << 10, 256 << 10];
-/// The largest file.
-pub(crate) const SIZE_MAX_BYTES: u64 = 1 << 40;
 /// Bytes that one transaction writes, at most. A small device takes no more.
 pub(crate) const CHUNK_MAX_BYTES: u64 = 256 << 10;
 /// Parts that the caller of a write adds: the inode, what keeps its old version, what is counted.
@@ -137,6 +135,10 @@ impl<P: Platform> Inner<P> {
         let mut pieces = Pieces::new();
         if range.is_empty() {
             return Ok(pieces);
+        }
+        if let Content::Object(object) = content {
+            // The live one is read by those who have it in memory.
+            return self.read_kept(object.dvol, view.at(), range).await;
         }
         if let Content::Inline(bytes) = content {
             let (from, to) = (range.start as usize, range.end as usize);
@@ -302,6 +304,8 @@ impl<P: Platform> Inner<P> {
                 }
             }
             Content::Blocks { .. } => {}
+            // Whoever writes to those doesn't come here.
+            Content::Object(_) => return Err(Tried::Again),
         }
         if let Some(bytes) = &inline
             && what.offset_bytes >= BLOCK_SIZES[0]
@@ -432,6 +436,13 @@ impl<P: Platform> Inner<P> {
         self.check_cut(change, file, inode).await?;
         let old_bytes = inode.attributes.size_bytes;
         match content_mut(inode) {
+            Content::Object(object) => {
+                if size_bytes < old_bytes {
+                    object.cut_bytes = old_bytes;
+                    change.later.push(Later::Cut(file));
+                }
+                return Ok(());
+            }
             Content::Inline(bytes) if size_bytes <= INLINE_MAX_BYTES as u64 => {
                 bytes.resize(size_bytes as usize, 0);
                 return Ok(());
@@ -578,6 +589,13 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), Tried> {
         match inode.content() {
             Some(Content::Blocks { cut_bytes: 1.. }) => {}
+            Some(Content::Object(content)) if content.cut_bytes > 0 => {
+                // As it survives power loss: before that nothing is given back.
+                if let Some(object) = self.object(file).await? {
+                    self.finish_cut(&object).await?;
+                }
+                return Err(Tried::Again);
+            }
             Some(_) => return Ok(()),
             None => return Err(FileError::Invalid.into()),
         }
@@ -606,6 +624,10 @@ impl<P: Platform> Inner<P> {
         inode: &Inode,
     ) -> Result<(), Tried> {
         change.delete(&self.keys.inode(file)).await?;
+        if let Some(object) = inode.object() {
+            self.objects.forget(file);
+            change.later.push(Later::Sweep(object.dvol));
+        }
         let has_blocks = matches!(inode.content(), Some(Content::Blocks { .. }));
         if has_blocks && !self.free_blocks(change, file, None, 0).await? {
             // The rest goes in transactions of its own, whatever happens meanwhile.

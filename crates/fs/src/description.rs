@@ -29,12 +29,13 @@ impl<P: Platform> Filesystem<P> {
     /// What it is like now.
     pub fn describe(&self) -> Description {
         let id = self.inner.keys.0;
+        let used_bytes = self.inner.used_bytes();
         self.inner.with_state(|state| Description {
             id,
             name: String::from_utf8_lossy(&state.superblock.name).into_owned(),
             created: state.superblock.created,
             quota_bytes: state.superblock.quota_bytes,
-            used_bytes: state.usage.bytes.max(0).cast_unsigned(),
+            used_bytes,
             files: state.usage.files.max(0).cast_unsigned(),
             snapshots: state.snapshots.len() as u64,
         })

@@ -256,7 +256,7 @@ pub struct Space {
 ///
 /// Names are 1 to 255 bytes without a slash and without a zero; `.` and `..` can be looked up and nothing else.
 /// Whatever changes something is answered when that survives power loss, but for [`Files::write`]; whatever only
-/// looks is answered when what was seen survives it.
+/// looks is answered when what was seen survives it, but for unstable writes to large files: those may be seen before.
 ///
 /// What would change something, or commit, is [`FileError::ReadOnly`] on a snapshot, which goes before all other
 /// errors. Then come arguments that make no sense, then the answer that is kept for the token, then

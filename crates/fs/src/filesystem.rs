@@ -1,23 +1,28 @@
 //! An open filesystem: what of it is in memory, and how each operation is carried out.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use flagstone_btree::{Tree, decode_counters};
+use flagstone_device::engine::Engine;
 use flagstone_pagestore::{Store, StoreError, Ticket};
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Share, Signal};
+use flagstone_types::DvolId;
 use tracing::{error, warn};
 
 use crate::attributes::Timestamp;
-use crate::change::{Change, Tried};
-use crate::contents::Extents;
+use crate::change::{Change, Later, Tried};
+use crate::contents::{Extents, content_mut};
 use crate::error::FileError;
 use crate::files::{FileId, FilesystemId, SnapshotNumber};
-use crate::inode::Inode;
+use crate::inode::{Content, Inode, ObjectContent};
 use crate::key::Keys;
 use crate::locks::Locks;
+use crate::object::Objects;
 use crate::superblock::{ROOT, SnapshotValue, Superblock, Usage};
+use crate::sweep::Taken;
 use crate::tokens::Tokens;
 use crate::view::View;
 
@@ -44,6 +49,7 @@ impl<P: Platform> Clone for Filesystem<P> {
 /// See the module's page.
 pub(crate) struct Inner<P: Platform> {
     pub(crate) platform: P,
+    pub(crate) engine: Engine<P>,
     pub(crate) tree: Tree<P>,
     pub(crate) extents: Extents,
     pub(crate) keys: Keys,
@@ -63,6 +69,18 @@ pub(crate) struct Inner<P: Platform> {
     /// There are files whose content is to be given back.
     pub(crate) orphaned: Signal,
     pub(crate) stopping: Cell<bool>,
+    /// Large files that are being used.
+    pub(crate) objects: Objects,
+    /// Dvols that no inode names yet.
+    pub(crate) making: RefCell<BTreeSet<DvolId>>,
+    /// Dvols that may not be needed any more, or all of them.
+    pub(crate) to_sweep: RefCell<BTreeSet<DvolId>>,
+    pub(crate) is_to_sweep_all: Cell<bool>,
+    /// Files whose dvols have more than they need.
+    pub(crate) to_cut: RefCell<BTreeSet<FileId>>,
+    pub(crate) taken: RefCell<Taken>,
+    /// There were too many dvols; from then on there may be room for more.
+    pub(crate) promote_from_ns: Cell<u64>,
 }
 
 /// What is in memory of the superblock and what belongs to it. Loaded again whenever the store has lost
@@ -83,14 +101,16 @@ impl<P: Platform> Inner<P> {
     /// Opens a filesystem that is there.
     pub(crate) async fn open(
         platform: P,
+        engine: Engine<P>,
         tree: Tree<P>,
         extents: Extents,
         id: FilesystemId,
     ) -> Result<Rc<Inner<P>>, Tried> {
         let keys = Keys(id);
         let state = load(&tree, keys).await?;
-        Ok(Rc::new(Inner {
+        let inner = Rc::new(Inner {
             platform,
+            engine,
             tree,
             extents,
             keys,
@@ -104,7 +124,17 @@ impl<P: Platform> Inner<P> {
             tokens: RefCell::default(),
             orphaned: Signal::new(),
             stopping: Cell::new(false),
-        }))
+            objects: Objects::default(),
+            making: RefCell::default(),
+            to_sweep: RefCell::default(),
+            // A crash may have come between a dvol and the inode that was to name it.
+            is_to_sweep_all: Cell::new(true),
+            to_cut: RefCell::default(),
+            taken: RefCell::default(),
+            promote_from_ns: Cell::new(0),
+        });
+        inner.recount_all();
+        Ok(inner)
     }
 
     pub(crate) fn store(&self) -> &Store<P> {
@@ -199,7 +229,16 @@ impl<P: Platform> Inner<P> {
     /// Commits a change and counts what it brings.
     pub(crate) async fn commit_step(&self, change: Change<P>) -> Result<Ticket, Tried> {
         let (usage, leaves_orphan) = (change.usage(), change.leaves_orphan);
+        let mut change = change;
+        let later = std::mem::take(&mut change.later);
         let ticket = change.commit().await?;
+        for later in later {
+            match later {
+                Later::Cut(file) => drop(self.to_cut.borrow_mut().insert(file)),
+                Later::Sweep(dvol) => drop(self.to_sweep.borrow_mut().insert(dvol)),
+            }
+            self.orphaned.notify();
+        }
         if leaves_orphan {
             // Not before: the reaper would look, find nothing and sleep.
             self.orphaned.notify();
@@ -266,7 +305,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Up to which version somebody sees.
-    fn number_of(&self, at: SnapshotNumber) -> Result<u32, FileError> {
+    pub(crate) fn number_of(&self, at: SnapshotNumber) -> Result<u32, FileError> {
         if at == SnapshotNumber::LIVE {
             return Ok(u32::MAX);
         }
@@ -298,8 +337,8 @@ impl<P: Platform> Inner<P> {
 
     /// Whether what takes more space may be done.
     fn check_room(&self, more: Usage) -> Result<(), FileError> {
-        let (used, quota) =
-            self.with_state(|state| (state.usage.bytes, state.superblock.quota_bytes));
+        let quota = self.with_state(|state| state.superblock.quota_bytes);
+        let used = self.used_bytes().cast_signed();
         let after = used.saturating_add(more.bytes).max(0).cast_unsigned();
         if more.bytes > 0 && quota > 0 && after > quota {
             return Err(FileError::Quota);
@@ -408,11 +447,27 @@ impl<P: Platform> Inner<P> {
     pub(crate) async fn inode(&self, change: &mut Change<P>, file: FileId) -> Result<Inode, Tried> {
         let value = change.get(&self.keys.inode(file)).await?;
         let value = value.ok_or(FileError::Stale)?;
-        decoded(Inode::decode(file, &value), "an inode")
+        let mut inode = decoded(Inode::decode(file, &value), "an inode")?;
+        self.complete_alone(file, &mut inode)?;
+        Ok(inode)
     }
 
     /// A file's inode as a view has it. `Stale` if there is none.
     pub(crate) async fn look_at(&self, view: &mut View<P>, file: FileId) -> Result<Inode, Tried> {
+        let mut inode = self.look_at_put(view, file).await?;
+        self.complete(file, &mut inode, |dvol| match view.at() {
+            u32::MAX => self.dvol(dvol),
+            at => self.dvol_at(dvol, at),
+        })?;
+        Ok(inode)
+    }
+
+    /// The same as it was put, without what its dvol says.
+    pub(crate) async fn look_at_put(
+        &self,
+        view: &mut View<P>,
+        file: FileId,
+    ) -> Result<Inode, Tried> {
         let value = view.get(&self.keys.inode(file)).await?;
         let value = value.ok_or(FileError::Stale)?;
         decoded(Inode::decode(file, &value), "an inode")
@@ -424,7 +479,17 @@ impl<P: Platform> Inner<P> {
         file: FileId,
         inode: &Inode,
     ) -> Result<(), Tried> {
-        change.put(&self.keys.inode(file), inode.encode()).await
+        let key = self.keys.inode(file);
+        let Some(object) = inode.object() else {
+            return change.put(&key, inode.encode()).await;
+        };
+        // What its dvol has said so far is in it; what it says from now on is of this one.
+        let stamp = object.stamp.checked_add(1).ok_or(FileError::NoSpace)?;
+        let mut put = inode.clone();
+        *content_mut(&mut put) = Content::Object(ObjectContent { stamp, ..object });
+        put.attributes.used_bytes = 0;
+        self.objects.forget(file);
+        change.put(&key, put.encode()).await
     }
 }
 
@@ -472,7 +537,7 @@ pub(crate) fn decoded<T>(value: Option<T>, what: &str) -> Result<T, Tried> {
     })
 }
 
-fn final_error(tried: Tried) -> FileError {
+pub(crate) fn final_error(tried: Tried) -> FileError {
     match tried {
         Tried::Again => FileError::Later,
         Tried::For(error) => error,

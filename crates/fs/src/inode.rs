@@ -1,5 +1,7 @@
 //! What is kept of a file under its inode key.
 
+use flagstone_types::DvolId;
+
 use crate::attributes::{Attributes, FileKind};
 use crate::codec::{Decoder, Encoder};
 use crate::files::FileId;
@@ -18,6 +20,10 @@ const PIPE: u8 = 7;
 
 const INLINE: u8 = 0;
 const BLOCKS: u8 = 1;
+const OBJECT: u8 = 2;
+
+/// A directory's flags: what is made in it becomes dvols at once.
+const IMAGE_STORE: u8 = 1;
 
 /// Where the content of a file is, or a link's target.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +35,19 @@ pub(crate) enum Content {
         /// Blocks from the file's end up to this offset are still to be given back. Zero: none are.
         cut_bytes: u64,
     },
+    /// In a dvol of its own.
+    Object(ObjectContent),
+}
+
+/// The dvol of a large file, as its inode names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ObjectContent {
+    /// Which it is.
+    pub(crate) dvol: DvolId,
+    /// How often the inode was put. What the dvol says of the file holds if it was said since.
+    pub(crate) stamp: u32,
+    /// Bytes from the file's end up to this offset are still to be given back. Zero: none are.
+    pub(crate) cut_bytes: u64,
 }
 
 /// What a directory has besides.
@@ -40,6 +59,8 @@ pub(crate) struct DirectoryPart {
     pub(crate) next_cookie: u64,
     /// Names in it.
     pub(crate) entries: u64,
+    /// Files that are made in it become dvols with their first byte, and directories are like it.
+    pub(crate) is_image_store: bool,
 }
 
 impl DirectoryPart {
@@ -87,6 +108,14 @@ impl Inode {
         }
     }
 
+    /// The dvol that has its content, if one does.
+    pub(crate) fn object(&self) -> Option<ObjectContent> {
+        match self.content() {
+            Some(Content::Object(object)) => Some(*object),
+            _ => None,
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let attributes = &self.attributes;
         let mut out = Encoder::default();
@@ -112,6 +141,7 @@ impl Inode {
                 out.u64(part.parent);
                 out.u64(part.next_cookie);
                 out.u64(part.entries);
+                out.u8(u8::from(part.is_image_store) * IMAGE_STORE);
             }
             Body::Special => {
                 if let FileKind::BlockDevice { major, minor }
@@ -165,6 +195,12 @@ fn encode_content(out: &mut Encoder, content: &Content) {
             out.u8(BLOCKS);
             out.u64(*cut_bytes);
         }
+        Content::Object(object) => {
+            out.u8(OBJECT);
+            out.0.extend(object.dvol.0.to_le_bytes());
+            out.u32(object.stamp);
+            out.u64(object.cut_bytes);
+        }
     }
 }
 
@@ -211,6 +247,9 @@ fn decode_body(kind: u8, size_bytes: u64, mut value: Decoder<'_>) -> Option<(Fil
         }
         SYMBOLIC_LINK => {
             let content = decode_content(size_bytes, value)?;
+            if matches!(content, Content::Object(_)) {
+                return None;
+            }
             (FileKind::SymbolicLink, Body::Link(content))
         }
         DIRECTORY => {
@@ -218,6 +257,11 @@ fn decode_body(kind: u8, size_bytes: u64, mut value: Decoder<'_>) -> Option<(Fil
                 parent: value.u64()?,
                 next_cookie: value.u64()?,
                 entries: value.u64()?,
+                is_image_store: match value.u8()? {
+                    0 => false,
+                    IMAGE_STORE => true,
+                    _ => return None,
+                },
             };
             value.end()?;
             (FileKind::Directory, Body::Directory(part))
@@ -247,6 +291,16 @@ fn decode_content(size_bytes: u64, mut value: Decoder<'_>) -> Option<Content> {
             value.end()?;
             let fits = cut_bytes == 0 || cut_bytes > size_bytes;
             fits.then_some(Content::Blocks { cut_bytes })
+        }
+        OBJECT => {
+            let object = ObjectContent {
+                dvol: DvolId(u128::from_le_bytes(value.take()?)),
+                stamp: value.u32()?,
+                cut_bytes: value.u64()?,
+            };
+            value.end()?;
+            let fits = object.cut_bytes == 0 || object.cut_bytes > size_bytes;
+            fits.then_some(Content::Object(object))
         }
         _ => None,
     }
@@ -325,17 +379,27 @@ mod tests {
                 }),
             ]
         };
+        let object = (any::<u128>(), any::<u32>()).prop_map(|(dvol, stamp)| {
+            Content::Object(ObjectContent {
+                dvol: DvolId(dvol),
+                stamp,
+                cut_bytes: 0,
+            })
+        });
         let number = any::<u32>();
         let body = prop_oneof![
-            (content(), any::<Option<u64>>()).prop_map(|(content, exclusive)| {
-                (FileKind::Regular, Body::Regular { content, exclusive })
-            }),
+            (prop_oneof![content(), object], any::<Option<u64>>()).prop_map(
+                |(content, exclusive)| {
+                    (FileKind::Regular, Body::Regular { content, exclusive })
+                }
+            ),
             content().prop_map(|content| (FileKind::SymbolicLink, Body::Link(content))),
-            any::<(u64, u64, u64)>().prop_map(|(parent, next_cookie, entries)| {
+            any::<(u64, u64, u64, bool)>().prop_map(|(parent, next_cookie, entries, images)| {
                 let part = DirectoryPart {
                     parent,
                     next_cookie,
                     entries,
+                    is_image_store: images,
                 };
                 (FileKind::Directory, Body::Directory(part))
             }),

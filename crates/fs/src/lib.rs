@@ -14,6 +14,7 @@ mod answer;
 mod attributes;
 mod change;
 mod check;
+mod clone;
 mod codec;
 mod contents;
 mod description;
@@ -26,11 +27,15 @@ mod key;
 mod locks;
 pub mod memory;
 mod names;
+mod object;
+mod objects;
 mod operations;
 mod permissions;
+mod promote;
 mod reaper;
 mod snapshots;
 mod superblock;
+mod sweep;
 mod system;
 mod tokens;
 mod view;
@@ -49,7 +54,7 @@ pub use filesystem::Filesystem;
 pub use flagstone_device::engine::{Piece, Pieces};
 pub use flagstone_pagestore::DvolRole;
 pub use snapshots::{SNAPSHOTS_MAX, SnapshotInfo};
-pub use system::{FilesystemInfo, FilesystemOptions, Filesystems};
+pub use system::{FilesystemInfo, FilesystemOptions, Filesystems, PROMOTE_BYTES};
 
 /// Gives bytes to everything that reads what the tree holds, for a fuzzer. Panics if something that was read is
 /// not written as the same bytes.
@@ -84,6 +89,11 @@ pub fn fuzz_decoders(bytes: &[u8]) {
         assert_eq!(value.encode(), bytes);
     }
     tokens::fuzz(bytes);
+    if let Some(attributes) = bytes.first_chunk()
+        && let Some(said) = object::Said::decode(attributes)
+    {
+        assert_eq!(said.encode(), *attributes);
+    }
     let keys = key::Keys(FilesystemId(7));
     let _ = (keys.of_file(bytes), keys.of_orphan(bytes));
     let _ = (keys.of_displaced(bytes), key::split_version(bytes));

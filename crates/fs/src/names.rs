@@ -49,6 +49,12 @@ impl Directory {
         attributes.links = links.clamp(0, i64::from(u32::MAX)) as u32;
     }
 
+    fn is_image_store(&self) -> bool {
+        self.inode
+            .directory()
+            .is_some_and(|part| part.is_image_store)
+    }
+
     fn changes(&self) -> Changes {
         Changes {
             before: (&self.before).into(),
@@ -271,6 +277,7 @@ impl<P: Platform> Inner<P> {
                     parent: parent.file.directory,
                     next_cookie: COOKIE_FIRST,
                     entries: 0,
+                    is_image_store: parent.is_image_store(),
                 };
                 (FileKind::Directory, Body::Directory(part), set)
             }

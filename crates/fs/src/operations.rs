@@ -6,7 +6,7 @@ use flagstone_platform::{IoBuf, Platform};
 use crate::answer::Answer;
 use crate::attributes::{Attributes, Changes, FileKind, SetAttributes, Timestamp};
 use crate::change::{Change, Tried};
-use crate::contents::{Piecewise, SIZE_MAX_BYTES, content_mut};
+use crate::contents::{Piecewise, content_mut};
 use crate::error::FileError;
 use crate::files::{
     AccessMask, Caller, Cookie, Created, Entry, FileId, FileRead, Files, FilesystemId, Found,
@@ -17,6 +17,7 @@ use crate::inode::{Body, Content, CookieValue, EntryValue, Inode};
 use crate::key;
 use crate::locks::Locked;
 use crate::names::{COOKIE_FIRST, COOKIE_PARENT, COOKIE_SELF};
+use crate::objects::OBJECT_MAX_BYTES;
 use crate::permissions::{
     EXECUTE, READ, access, check_name, check_own_name, check_set, check_target, mode_after_write,
     require, require_read, require_write, stamp,
@@ -25,6 +26,18 @@ use crate::view::View;
 
 /// How often a write that was lost is done again.
 const WRITES_MAX: usize = 8;
+
+/// What became of one transaction of a write, or of all.
+enum Chunk<T> {
+    /// It wrote.
+    Done(T),
+    /// What was written before it may be lost.
+    Lost,
+    /// The file's content is a dvol.
+    InDvol,
+    /// It is to become one.
+    Promote,
+}
 
 /// The file, if it may change.
 fn live(node: Node) -> Result<FileId, FileError> {
@@ -124,12 +137,19 @@ impl<P: Platform> Inner<P> {
         file: FileId,
         what: Piecewise<'_>,
         is_first: bool,
-    ) -> Result<(u64, Changes), Tried> {
+    ) -> Result<Chunk<(u64, Changes)>, Tried> {
         let mut inode = self.inode(change, file).await?;
         let before = inode.attributes;
         require_write(caller, &before)?;
+        if inode.object().is_some() {
+            return Ok(Chunk::InDvol);
+        }
         if is_first {
             self.check_cut(change, file, &inode).await?;
+            let end = what.offset_bytes + what.data.len() as u64;
+            if self.is_to_promote(change, file, &inode, end).await? {
+                return Ok(Chunk::Promote);
+            }
         }
         let end = what.offset_bytes + what.data.len() as u64;
         let reached = self.write_content(change, file, &mut inode, what).await?;
@@ -156,7 +176,7 @@ impl<P: Platform> Inner<P> {
             before: (&before).into(),
             after: inode.attributes,
         };
-        Ok((reached, changes))
+        Ok(Chunk::Done((reached, changes)))
     }
 
     /// All transactions of a write, one behind the other. What it came to, also if that is an error, survives
@@ -167,7 +187,7 @@ impl<P: Platform> Inner<P> {
         file: FileId,
         offset_bytes: u64,
         data: &IoBuf,
-    ) -> Result<(Result<Changes, FileError>, Ticket), FileError> {
+    ) -> Result<(Result<Chunk<Changes>, FileError>, Ticket), FileError> {
         let _entered = self.enter().await;
         let _own = self.locks.own(&[file.number()]).await;
         let end = offset_bytes + data.len() as u64;
@@ -179,24 +199,25 @@ impl<P: Platform> Inner<P> {
                 let written = self.step(async |change| {
                     if self.store().verifier() != verifier && at > offset_bytes {
                         // What was written so far may be lost.
-                        return Ok(None);
+                        return Ok(Chunk::Lost);
                     }
                     let is_first = at == offset_bytes;
                     let what = Piecewise {
                         offset_bytes: at,
                         data: &rest,
                     };
-                    let chunk = self.write_chunk(change, caller, file, what, is_first);
-                    Ok(Some(chunk.await?))
+                    self.write_chunk(change, caller, file, what, is_first).await
                 });
                 let (written, last) = written.await?;
                 ticket = self.store().later(ticket, last);
                 match written {
-                    Ok(Some((reached, changes))) if reached == end => {
-                        return Ok((Ok(changes), ticket));
+                    Ok(Chunk::Done((reached, changes))) if reached == end => {
+                        return Ok((Ok(Chunk::Done(changes)), ticket));
                     }
-                    Ok(Some((reached, _))) => at = reached,
-                    Ok(None) => break,
+                    Ok(Chunk::Done((reached, _))) => at = reached,
+                    Ok(Chunk::Lost) => break,
+                    Ok(Chunk::InDvol) => return Ok((Ok(Chunk::InDvol), ticket)),
+                    Ok(Chunk::Promote) => return Ok((Ok(Chunk::Promote), ticket)),
                     Err(error) => return Ok((Err(error), ticket)),
                 }
             }
@@ -268,7 +289,7 @@ impl<P: Platform> Files for Filesystem<P> {
     }
 
     fn size_max_bytes(&self) -> u64 {
-        SIZE_MAX_BYTES
+        OBJECT_MAX_BYTES
     }
 
     async fn attributes(&self, node: Node) -> Result<Attributes, FileError> {
@@ -341,6 +362,14 @@ impl<P: Platform> Files for Filesystem<P> {
         len_bytes: u32,
     ) -> Result<FileRead, FileError> {
         let inner = &self.inner;
+        let is_live = node.at == SnapshotNumber::LIVE;
+        let in_memory = inner.objects.get(node.file, inner.store().verifier());
+        if is_live && in_memory.is_some() {
+            let read = inner.read_object(caller, node.file, offset_bytes, len_bytes);
+            if let Some(read) = read.await? {
+                return Ok(read);
+            }
+        }
         let read = inner.look(node.at, async |view| {
             // So that size and content are of one moment.
             let _shared = inner.share(node).await;
@@ -350,18 +379,26 @@ impl<P: Platform> Files for Filesystem<P> {
             let rest = size_bytes.saturating_sub(offset_bytes);
             let len = rest.min(u64::from(len_bytes));
             let content = decoded(inode.content(), "a regular file")?;
+            if is_live && inode.object().is_some() {
+                return Ok(None);
+            }
             let range = match len {
                 0 => 0..0,
                 _ => offset_bytes..offset_bytes + len,
             };
             let pieces = inner.read_content(view, node.file, content, range).await?;
-            Ok(FileRead {
+            Ok(Some(FileRead {
                 pieces,
                 is_end: len == rest,
                 attributes: inode.attributes,
-            })
+            }))
         });
-        read.await
+        if let Some(read) = read.await? {
+            return Ok(read);
+        }
+        let read = inner.read_object(caller, node.file, offset_bytes, len_bytes);
+        // What had a dvol has it as long as it is there.
+        read.await?.ok_or(FileError::Stale)
     }
 
     async fn write(
@@ -384,15 +421,38 @@ impl<P: Platform> Files for Filesystem<P> {
             return Ok(inner.written(changes, stability, inner.store().verifier()));
         }
         let end = offset_bytes.checked_add(data.len() as u64);
-        if end.is_none_or(|end| end > SIZE_MAX_BYTES) {
+        if end.is_none_or(|end| end > OBJECT_MAX_BYTES) {
             let attributes = self.attributes(node).await?;
             require_write(caller, &attributes)?;
             return Err(FileError::TooLarge);
         }
+        let in_memory = inner.objects.get(file, inner.store().verifier());
+        let mut is_in_dvol = in_memory.is_some();
         for _ in 0..WRITES_MAX {
             // Before it is written: if that is lost, the client must see another one.
             let verifier = inner.store().verifier();
-            let (changes, ticket) = inner.write_all(caller, file, offset_bytes, &data).await?;
+            if is_in_dvol {
+                let written = inner.write_object(caller, file, offset_bytes, &data, stability);
+                match written.await? {
+                    Some(changes) => return Ok(inner.written(changes, stability, verifier)),
+                    None => is_in_dvol = false,
+                }
+                continue;
+            }
+            let (chunk, ticket) = inner.write_all(caller, file, offset_bytes, &data).await?;
+            let changes = match chunk {
+                Ok(Chunk::InDvol) => {
+                    is_in_dvol = true;
+                    continue;
+                }
+                Ok(Chunk::Promote) => {
+                    inner.promote(file).await?;
+                    continue;
+                }
+                Ok(Chunk::Lost) => continue,
+                Ok(Chunk::Done(changes)) => Ok(changes),
+                Err(error) => Err(error),
+            };
             if let Ok(changes) = changes
                 && stability == Stability::Unstable
             {
@@ -413,8 +473,11 @@ impl<P: Platform> Files for Filesystem<P> {
     }
 
     async fn commit(&self, caller: &Caller, node: Node) -> Result<Written, FileError> {
-        live(node)?;
+        let file = live(node)?;
         let inner = &self.inner;
+        if let Some(committed) = inner.commit_object(caller, file).await? {
+            return Ok(committed);
+        }
         // This waits until what was written survives.
         let attributes = self.attributes(node).await?;
         require_write(caller, &attributes)?;
@@ -437,6 +500,7 @@ impl<P: Platform> Files for Filesystem<P> {
         let file = live(node)?;
         check_set(&set)?;
         let inner = &self.inner;
+        inner.promote_for(caller, file, &set).await?;
         let once = Caller {
             token: caller.token.filter(|_| guard.is_some()),
             ..caller.clone()
@@ -451,7 +515,7 @@ impl<P: Platform> Files for Filesystem<P> {
             let after = match set == SetAttributes::default() {
                 true => before,
                 false => {
-                    let set = inner.set_inode(change, caller, file, inode, &set, SIZE_MAX_BYTES);
+                    let set = inner.set_inode(change, caller, file, inode, &set, OBJECT_MAX_BYTES);
                     set.await?.attributes
                 }
             };
@@ -486,7 +550,7 @@ impl<P: Platform> Files for Filesystem<P> {
         }
         let inner = &self.inner;
         let answer = inner.once(caller, async |change| {
-            let made = inner.make(change, caller, directory, name, new, &set, SIZE_MAX_BYTES);
+            let made = inner.make(change, caller, directory, name, new, &set, OBJECT_MAX_BYTES);
             made.await.map(Answer::Made)
         });
         match answer.await? {
@@ -588,7 +652,8 @@ impl<P: Platform> Files for Filesystem<P> {
     async fn space(&self) -> Result<Space, FileError> {
         let inner = &self.inner;
         let (usage, quota) = inner.counted().await?;
-        let used = usage.bytes.max(0).cast_unsigned();
+        inner.recount_all();
+        let used = usage.bytes.max(0).cast_unsigned() + inner.taken.borrow().total();
         let (capacity, free) = inner.store().space();
         let (total_bytes, free_bytes) = match quota {
             0 => (capacity, free),

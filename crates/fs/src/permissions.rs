@@ -205,8 +205,13 @@ pub(crate) fn access(
 pub(crate) fn mode_after_write(caller: &Caller, mode: u32) -> u32 {
     match caller.is_root() {
         true => mode,
-        false => mode & !(SET_USER | SET_GROUP),
+        false => mode_cleared(mode),
     }
+}
+
+/// A mode that somebody else than root has written to at some time.
+pub(crate) fn mode_cleared(mode: u32) -> u32 {
+    mode & !(SET_USER | SET_GROUP)
 }
 
 /// The attributes with `set` set, at `stamp`.

@@ -6,9 +6,10 @@ use std::rc::Rc;
 use flagstone_platform::Platform;
 use tracing::warn;
 
+use crate::change::Tried;
 use crate::error::FileError;
 use crate::files::SnapshotNumber;
-use crate::filesystem::{Inner, decoded};
+use crate::filesystem::{Inner, decoded, final_error};
 
 /// Orphans looked for at once.
 const BATCH: usize = 64;
@@ -20,11 +21,7 @@ impl<P: Platform> Inner<P> {
     pub(crate) async fn reap(self: Rc<Self>) {
         while !self.stopping.get() {
             let orphaned = self.orphaned.wait();
-            let reaped = match self.reap_some().await {
-                Ok(0) => self.reap_versions().await,
-                reaped => reaped,
-            };
-            match reaped {
+            match self.reap_what_there_is().await {
                 Ok(0) => orphaned.await,
                 Ok(_) => {}
                 Err(FileError::Stopping) => return,
@@ -32,6 +29,45 @@ impl<P: Platform> Inner<P> {
                     warn!("giving back what removed files held: {error}; trying again");
                     self.platform.sleep_ns(PAUSE_NS).await;
                 }
+            }
+        }
+    }
+
+    async fn reap_what_there_is(&self) -> Result<usize, FileError> {
+        let mut reaped = self.reap_some().await?;
+        if reaped == 0 {
+            reaped = self.reap_versions().await?;
+        }
+        if reaped == 0 {
+            reaped = self.cut_some().await?;
+        }
+        if reaped == 0 && !self.stopping.get() {
+            reaped = self.sweep_some().await?;
+        }
+        Ok(reaped)
+    }
+
+    /// Gives back what was cut off a file's dvol.
+    async fn cut_some(&self) -> Result<usize, FileError> {
+        let Some(file) = self.to_cut.borrow_mut().pop_first() else {
+            return Ok(0);
+        };
+        let _entered = self.enter().await;
+        let _own = self.locks.own(&[file.number()]).await;
+        let cut = match self.object(file).await {
+            Ok(Some(object)) if object.content.cut_bytes > 0 => self.finish_cut(&object).await,
+            Ok(_) | Err(Tried::For(FileError::Stale)) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match cut {
+            Ok(()) => Ok(1),
+            Err(error) => {
+                self.to_cut.borrow_mut().insert(file);
+                if error == Tried::Again {
+                    self.platform.sleep_ns(PAUSE_NS / 1000).await;
+                    return Ok(1);
+                }
+                Err(final_error(error))
             }
         }
     }

@@ -79,7 +79,8 @@ impl<P: Platform> Filesystem<P> {
             change.delete_plain(&inner.keys.snapshot(name.as_bytes()))
         });
         deleted.await?;
-        inner.orphaned.notify();
+        // Also layers of dvols that it alone needed.
+        inner.sweep_all_soon();
         Ok(())
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Superblock {
     pub(crate) next_number: u64,
     /// Bytes that its files may take; zero: as many as there are.
     pub(crate) quota_bytes: u64,
+    /// A file that gets larger than this becomes a dvol.
+    pub(crate) promote_bytes: u64,
     /// Key of the checksums in handles.
     pub(crate) secret: [u8; 16],
     pub(crate) created: Timestamp,
@@ -33,6 +35,7 @@ impl Superblock {
         out.u32(self.live);
         out.u64(self.next_number);
         out.u64(self.quota_bytes);
+        out.u64(self.promote_bytes);
         out.0.extend(self.secret);
         out.time(self.created);
         out.0.extend(&self.name);
@@ -48,6 +51,7 @@ impl Superblock {
             live: value.u32()?,
             next_number: value.u64()?,
             quota_bytes: value.u64()?,
+            promote_bytes: value.u64()?,
             secret: value.take()?,
             created: value.time()?,
             name: value.rest().to_vec(),

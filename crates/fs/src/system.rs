@@ -33,6 +33,9 @@ const TREE_BLOCK_BYTES: u64 = 256 << 10;
 /// Bytes that each extent can have. It is thin: only what is written takes space.
 const EXTENT_BYTES: u64 = 1 << 40;
 
+/// Files that get larger than this become dvols, unless something else is said.
+pub const PROMOTE_BYTES: u64 = 1 << 20;
+
 /// How to run filesystems.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FilesystemOptions {
@@ -66,6 +69,7 @@ impl<P: Platform> Clone for Filesystems<P> {
 
 struct All<P: Platform> {
     platform: P,
+    engine: Engine<P>,
     tree: Tree<P>,
     extents: Extents,
     open: RefCell<BTreeMap<FilesystemId, Rc<Inner<P>>>>,
@@ -92,7 +96,7 @@ impl<P: Platform> Filesystems<P> {
         engine: Engine<P>,
         options: FilesystemOptions,
     ) -> Result<Filesystems<P>, FileError> {
-        let store = Store::open(platform.clone(), engine, options.store).await;
+        let store = Store::open(platform.clone(), engine.clone(), options.store).await;
         let store = store.map_err(failed)?;
         let mut extents = Extents([TREE; _]);
         for (index, block_bytes) in BLOCK_SIZES.into_iter().enumerate() {
@@ -109,6 +113,7 @@ impl<P: Platform> Filesystems<P> {
         Ok(Filesystems {
             inner: Rc::new(All {
                 platform,
+                engine,
                 tree: tree.map_err(failed)?,
                 extents,
                 open: RefCell::default(),
@@ -149,13 +154,23 @@ impl<P: Platform> Filesystems<P> {
     /// Makes a filesystem. Its name has 1 to 200 letters, digits and `-_.:@+` and does not begin with a dot.
     /// Durable when this returns.
     pub async fn create(&self, name: &str, quota_bytes: u64) -> Result<Filesystem<P>, FileError> {
+        self.create_with(name, quota_bytes, PROMOTE_BYTES).await
+    }
+
+    /// The same where files become dvols when they get larger than `promote_bytes`.
+    pub async fn create_with(
+        &self,
+        name: &str,
+        quota_bytes: u64,
+        promote_bytes: u64,
+    ) -> Result<Filesystem<P>, FileError> {
         if !is_label(name.as_bytes()) {
             return Err(FileError::Invalid);
         }
         let turn = self.inner.turn.take(1).await;
         let mut attempts = 0;
         let id = loop {
-            match self.try_create(name, quota_bytes).await {
+            match self.try_create(name, quota_bytes, promote_bytes).await {
                 Ok(id) => break id,
                 Err(Tried::Again) if attempts < ATTEMPTS_MAX => attempts += 1,
                 Err(error) => return Err(failed(error)),
@@ -166,7 +181,12 @@ impl<P: Platform> Filesystems<P> {
         self.open_filesystem(id).await
     }
 
-    async fn try_create(&self, name: &str, quota_bytes: u64) -> Result<FilesystemId, Tried> {
+    async fn try_create(
+        &self,
+        name: &str,
+        quota_bytes: u64,
+        promote_bytes: u64,
+    ) -> Result<FilesystemId, Tried> {
         let All { platform, tree, .. } = &*self.inner;
         let now = Timestamp::from_ns(platform.wall_clock_ns());
         let mut tx = tree.begin();
@@ -189,6 +209,7 @@ impl<P: Platform> Filesystems<P> {
             live: 1,
             next_number: ROOT + 1,
             quota_bytes,
+            promote_bytes,
             secret,
             created: now,
             name: name.as_bytes().to_vec(),
@@ -211,6 +232,7 @@ impl<P: Platform> Filesystems<P> {
                 parent: ROOT,
                 next_cookie: COOKIE_FIRST,
                 entries: 0,
+                is_image_store: false,
             }),
         };
         tx.put(&key::system(), &(next + 1).to_le_bytes())?;
@@ -254,6 +276,7 @@ impl<P: Platform> Filesystems<P> {
     async fn open_in_turn(&self, id: FilesystemId) -> Result<Filesystem<P>, FileError> {
         let All {
             platform,
+            engine,
             tree,
             extents,
             open,
@@ -262,7 +285,7 @@ impl<P: Platform> Filesystems<P> {
         if let Some(found) = self.find_open(id) {
             return Ok(found);
         }
-        let inner = Inner::open(platform.clone(), tree.clone(), *extents, id).await;
+        let inner = Inner::open(platform.clone(), engine.clone(), tree.clone(), *extents, id).await;
         let inner = inner.map_err(failed)?;
         open.borrow_mut().insert(id, inner.clone());
         platform.spawn(inner.clone().reap());

@@ -27,6 +27,11 @@ impl<P: Platform> View<P> {
         }
     }
 
+    /// Versions above this one are not seen.
+    pub(crate) fn at(&self) -> u32 {
+        self.at
+    }
+
     /// Whoever is told of what was seen has to wait for this.
     pub(crate) fn ticket(&self) -> Ticket {
         self.ticket

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use flagstone_fs::memory::MemoryFiles;
-use flagstone_fs::{Caller, Files, SnapshotNumber, Stability};
+use flagstone_fs::{Caller, Files, PROMOTE_BYTES, SnapshotNumber, Stability};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
 
@@ -74,7 +74,13 @@ fn judged(
 
 /// Some lives of a filesystem, each ended by a power loss in the middle of everything, `longest_ns` after its
 /// begin at the latest. Gives the number of calls.
-fn run(seed: u64, clients: u64, longest_ns: u64, faults: &FaultConfig) -> usize {
+fn run(
+    seed: u64,
+    clients: u64,
+    longest_ns: u64,
+    promote_bytes: u64,
+    faults: &FaultConfig,
+) -> usize {
     let mut rng = Rng::new(seed);
     let plan = Plan {
         clients,
@@ -87,7 +93,7 @@ fn run(seed: u64, clients: u64, longest_ns: u64, faults: &FaultConfig) -> usize 
     let first = World::new(seed);
     let (platform, on) = (first.platform(0), disk.clone());
     let (mut model, mut matching) = first.block_on(0, async move {
-        let (engine, all, fs) = begin(&platform, &on).await;
+        let (engine, all, fs) = begin_with(&platform, &on, promote_bytes).await;
         let begun = begin_model(&platform, &fs);
         all.stop().await;
         engine.stop().await.expect("stops");
@@ -129,30 +135,30 @@ fn run(seed: u64, clients: u64, longest_ns: u64, faults: &FaultConfig) -> usize 
 fn power_losses_lose_nothing_that_was_answered() {
     let good = FaultConfig::default();
     let calls: usize = (0..20)
-        .map(|seed| run(seed, 1 + seed % 4, LONG_NS, &good))
+        .map(|seed| run(seed, 1 + seed % 4, LONG_NS, PROMOTE_BYTES, &good))
         .sum();
     println!("{calls} calls");
     assert!(calls > 10_000);
 }
 
 /// Short lives, so that power is lost early in a filesystem's life as often as late: two tests, side by side.
-fn short_lives(seeds: std::ops::Range<u64>) {
+fn short_lives(seeds: std::ops::Range<u64>, promote_bytes: u64) -> usize {
     let good = FaultConfig::default();
     let calls: usize = seeds
-        .map(|seed| run(seed, 1 + seed % 4, SHORT_NS, &good))
+        .map(|seed| run(seed, 1 + seed % 4, SHORT_NS, promote_bytes, &good))
         .sum();
     println!("{calls} calls");
-    assert!(calls > 50_000);
+    calls
 }
 
 #[test]
 fn short_lives_lose_nothing_that_was_answered() {
-    short_lives(1_000..1_500);
+    assert!(short_lives(1_000..1_500, PROMOTE_BYTES) > 50_000);
 }
 
 #[test]
 fn other_short_lives_lose_nothing_that_was_answered() {
-    short_lives(1_500..2_000);
+    assert!(short_lives(1_500..2_000, PROMOTE_BYTES) > 50_000);
 }
 
 /// Reads, writes and flushes fail now and then, so that groups of commits are given up.
@@ -163,13 +169,32 @@ fn failing() -> FaultConfig {
     }
 }
 
+/// Files of a few pages become dvols, and all in between.
 #[test]
-fn failing_disks_lose_nothing_that_was_answered() {
-    let calls: usize = (100..130)
-        .map(|seed| run(seed, 1 + seed % 4, LONG_NS, &failing()))
+fn lives_of_large_files_lose_nothing_that_was_answered() {
+    assert!(short_lives(2_000..2_150, 0) > 10_000);
+    assert!(short_lives(2_150..2_300, SMALL) > 10_000);
+    let good = FaultConfig::default();
+    let long = |seed: u64| run(seed, 1 + seed % 4, LONG_NS, SMALL, &good);
+    assert!((20..30).map(long).sum::<usize>() > 4_000);
+}
+
+fn failing_lives(seeds: std::ops::Range<u64>, promote_bytes: u64) {
+    let calls: usize = seeds
+        .map(|seed| run(seed, 1 + seed % 4, LONG_NS, promote_bytes, &failing()))
         .sum();
     println!("{calls} calls");
     assert!(calls > 1_000);
+}
+
+#[test]
+fn failing_disks_lose_nothing_that_was_answered() {
+    failing_lives(100..130, PROMOTE_BYTES);
+}
+
+#[test]
+fn failing_disks_lose_nothing_of_large_files_that_was_answered() {
+    failing_lives(130..160, SMALL);
 }
 
 /// Waits until nothing is left to be given back.
@@ -192,13 +217,13 @@ async fn check_snapshots(fs: &TestFs, expected: BTreeMap<String, Tree>) {
 }
 
 /// Clients change things, snapshots are taken and deleted in any order, and now and then the node starts anew.
-fn run_snapshots(seed: u64) {
+fn run_snapshots(seed: u64, promote_bytes: u64) {
     let mut rng = Rng::new(seed);
     let disk = SimDisk::new(config());
     let first = World::new(seed);
     let (platform, on) = (first.platform(0), disk.clone());
     first.block_on(0, async move {
-        let (engine, all, _) = begin(&platform, &on).await;
+        let (engine, all, _) = begin_with(&platform, &on, promote_bytes).await;
         all.stop().await;
         engine.stop().await.expect("stops");
     });
@@ -270,17 +295,23 @@ fn run_snapshots(seed: u64) {
 
 #[test]
 fn snapshots_stay_as_they_were_and_give_back_what_they_kept() {
-    (200..220).for_each(run_snapshots);
+    (200..220).for_each(|seed| run_snapshots(seed, PROMOTE_BYTES));
+}
+
+#[test]
+fn snapshots_of_large_files_stay_as_they_were_and_give_back_what_they_kept() {
+    (220..230).for_each(|seed| run_snapshots(seed, SMALL));
+    (230..240).for_each(|seed| run_snapshots(seed, 0));
 }
 
 /// A file of a hundred bytes; a write of many transactions over its end is under way when the power fails.
-fn break_off(seed: u64, after_ns: u64) -> bool {
+fn break_off(seed: u64, after_ns: u64, promote_bytes: u64) -> bool {
     const LEN: usize = 700 << 10;
     let disk = SimDisk::new(config());
     let world = World::new(seed);
     let (platform, on) = (world.platform(0), disk.clone());
     world.spawn(0, async move {
-        let (_, _, fs) = begin(&platform, &on).await;
+        let (_, _, fs) = begin_with(&platform, &on, promote_bytes).await;
         let root = Client::root(&fs);
         let file = root.file(root.top(), "file").await.expect("makes");
         root.write(file, 0, &[1; 100]).await.expect("writes");
@@ -319,15 +350,25 @@ fn break_off(seed: u64, after_ns: u64) -> bool {
     is_whole
 }
 
-#[test]
-fn a_long_write_that_broke_off_leaves_nothing_behind_the_end() {
+fn break_off_everywhere(promote_bytes: u64) {
     // The simulated clock when the write begins; it takes some milliseconds.
     let times = (0..60).map(|n| 101_000_000 + n * 200_000);
     let whole: Vec<bool> = times
         .enumerate()
-        .map(|(n, at)| break_off(n as u64 * 2, at))
+        .map(|(n, at)| break_off(n as u64 * 2, at, promote_bytes))
         .collect();
     assert!(whole.contains(&true) && whole.contains(&false), "{whole:?}");
+}
+
+#[test]
+fn a_long_write_that_broke_off_leaves_nothing_behind_the_end() {
+    break_off_everywhere(PROMOTE_BYTES);
+}
+
+/// The file becomes a dvol with it.
+#[test]
+fn a_file_that_was_to_become_a_dvol_is_the_old_one_or_the_new() {
+    break_off_everywhere(SMALL);
 }
 
 /// What is not one transaction's is given back behind it, without a restart.
@@ -352,7 +393,7 @@ fn the_blocks_of_a_large_file_are_given_back() {
 }
 
 /// A client writes, commits, and may forget what it wrote if both say the same verifier. True if they did.
-fn commit_on_a_failing_disk(seed: u64) -> bool {
+fn commit_on_a_failing_disk(seed: u64, promote_bytes: u64) -> bool {
     let disk = SimDisk::new(config());
     let world = World::new(seed);
     let (platform, on) = (world.platform(0), disk.clone());
@@ -361,9 +402,12 @@ fn commit_on_a_failing_disk(seed: u64) -> bool {
         ..FaultConfig::default()
     };
     let is_told = world.block_on(0, async move {
-        let (_, _, fs) = begin(&platform, &on).await;
+        let (_, _, fs) = begin_with(&platform, &on, promote_bytes).await;
         let root = Client::root(&fs);
         let file = root.file(root.top(), "file").await.expect("makes");
+        if promote_bytes == 0 {
+            root.write(file, 0, b"x").await.expect("writes");
+        }
         on.set_faults(faults);
         let (caller, data) = (Caller::default(), IoBuf::copy_of(&[7; 5000]));
         let written = fs.write(&caller, file, 0, data, Stability::Unstable).await;
@@ -391,11 +435,21 @@ fn commit_on_a_failing_disk(seed: u64) -> bool {
     is_told
 }
 
-#[test]
-fn a_commit_that_says_the_same_verifier_has_lost_nothing() {
-    let told = (0..200).filter(|n| commit_on_a_failing_disk(n * 2)).count();
+fn commit_on_failing_disks(promote_bytes: u64) {
+    let told = (0..200).filter(|n| commit_on_a_failing_disk(n * 2, promote_bytes));
+    let told = told.count();
     assert!(
         told > 20 && told < 190,
         "{told} of 200 were told that it survives"
     );
+}
+
+#[test]
+fn a_commit_that_says_the_same_verifier_has_lost_nothing() {
+    commit_on_failing_disks(PROMOTE_BYTES);
+}
+
+#[test]
+fn a_commit_of_a_large_file_that_says_the_same_verifier_has_lost_nothing() {
+    commit_on_failing_disks(0);
 }

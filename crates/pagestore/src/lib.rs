@@ -29,7 +29,7 @@ pub use commit::{
 };
 pub use geometry::{Geometry, GeometryError};
 pub use pointer::{BlockPtr, ExtentId, Generation, OwnerId, PagePtr, PageSlot, PointerError};
-pub use role::DvolRole;
+pub use role::{ATTRIBUTE_KIND_FILE, DvolRole};
 pub use store::{Claim, PageRead, Store, StoreOptions};
 
 /// Gives bytes to everything that reads what the device holds, for a fuzzer. Panics if something that was

@@ -1,4 +1,4 @@
-//! Which dvols of a journal are the store's: nobody else may write, resize or delete them.
+//! Which dvols of a journal are the store's or a filesystem's: nobody else may write, resize or delete them.
 
 use std::fmt;
 
@@ -7,21 +7,27 @@ use flagstone_device::engine::Attributes;
 use crate::geometry::ATTRIBUTE_KIND_EXTENT;
 use crate::header::ATTRIBUTE_KIND_HEADER;
 
-/// What a dvol is to the store.
+/// First byte of a file's attributes. The filesystem says the others.
+pub const ATTRIBUTE_KIND_FILE: u8 = 3;
+
+/// What a dvol is to the store, or to who uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DvolRole {
     /// Pages of files, or of the tree.
     Extent,
     /// Says which slots may be given. There is one if there is a store.
     Header,
+    /// The content of a large file.
+    File,
 }
 
 impl DvolRole {
-    /// By the dvol's attributes. `None`: it is not the store's. Of a version that isn't known it still is.
+    /// By the dvol's attributes. `None`: it is a volume's. Of a version that isn't known it still is.
     pub fn of(attributes: &Attributes) -> Option<DvolRole> {
         match attributes[0] {
             ATTRIBUTE_KIND_EXTENT => Some(DvolRole::Extent),
             ATTRIBUTE_KIND_HEADER => Some(DvolRole::Header),
+            ATTRIBUTE_KIND_FILE => Some(DvolRole::File),
             _ => None,
         }
     }
@@ -32,6 +38,7 @@ impl fmt::Display for DvolRole {
         f.write_str(match self {
             DvolRole::Extent => "extent of filesystems",
             DvolRole::Header => "page store of filesystems",
+            DvolRole::File => "large file of a filesystem",
         })
     }
 }
@@ -47,7 +54,8 @@ mod tests {
         for (kind, role) in [
             (1, Some(DvolRole::Extent)),
             (2, Some(DvolRole::Header)),
-            (3, None),
+            (3, Some(DvolRole::File)),
+            (4, None),
         ] {
             attributes[0] = kind;
             attributes[1] = 99;

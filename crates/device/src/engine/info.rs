@@ -271,6 +271,42 @@ impl<P: Platform> Engine<P> {
         }
     }
 
+    /// Shows every dvol with its attributes.
+    pub fn visit_dvols(&self, mut visit: impl FnMut(Handle, &Attributes)) {
+        let state = self.inner.state.borrow();
+        for (_, slot) in state.dvols() {
+            let Some(found) = state.slot(slot) else {
+                continue;
+            };
+            let handle = Handle {
+                slot,
+                id: found.record.id,
+                layer: None,
+            };
+            visit(handle, &found.record.attributes);
+        }
+    }
+
+    /// Bytes that a dvol and the layers of its own that it stands on have, deleted ones that others need included:
+    /// each what it does not share with what is below. At least: what only a deleted layer had brought is
+    /// left out as long as there is one below it.
+    pub fn own_bytes_of(&self, handle: Handle) -> Result<u64, DvolError> {
+        self.inner.resolve(handle)?;
+        let state = self.inner.state.borrow();
+        let mut blocks = 0;
+        let mut at = Some(handle.slot);
+        // This ends: each layer is older than what stands on it.
+        while let Some(found) = at.and_then(|slot| state.slot(slot)) {
+            if found.record.id != handle.id {
+                break;
+            }
+            let record = &found.record;
+            blocks += record.mapped_blocks.saturating_sub(record.inherited_blocks);
+            at = record.parent;
+        }
+        Ok(blocks * BLOCK_SIZE)
+    }
+
     /// Bytes that a dvol has mapped, and bytes that are set aside for it, of what has been applied.
     pub fn usage_of(&self, handle: Handle) -> Result<(u64, u64), DvolError> {
         self.inner.resolve(handle)?;

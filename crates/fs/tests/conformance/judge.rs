@@ -74,7 +74,11 @@ fn moment(event: &Event) -> (Timestamp, bool) {
         Answer::Space(_) => (Timestamp::default(), true),
         Answer::Written(written) => changes(&written.changes),
         Answer::Changed(changed) | Answer::Linked(_, changed) => changes(changed),
-        Answer::Created(created) => changes(&created.directory),
+        Answer::Created(created) => match changes(&created.directory) {
+            // What was there already was taken, and perhaps got a size.
+            (at, true) => (at.max(created.attributes.changed), true),
+            made => made,
+        },
         Answer::Renamed(from, to) => changes(from).max(changes(to)),
     }
 }

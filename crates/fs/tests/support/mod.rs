@@ -3,7 +3,7 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
-use flagstone_fs::{Filesystem, FilesystemOptions, Filesystems};
+use flagstone_fs::{Filesystem, FilesystemOptions, Filesystems, PROMOTE_BYTES};
 use flagstone_pagestore::StoreOptions;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform};
 
@@ -56,14 +56,27 @@ pub(crate) async fn open_all(
     opened.expect("opens")
 }
 
+/// Most files of a test are larger, and become dvols.
+pub(crate) const SMALL: u64 = 6 << 10;
+
 /// Formats the disk and makes a filesystem there.
 pub(crate) async fn begin(
     platform: &SimPlatform,
     disk: &SimDisk,
 ) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
+    begin_with(platform, disk, PROMOTE_BYTES).await
+}
+
+/// The same where files become dvols when they get larger than `promote_bytes`.
+pub(crate) async fn begin_with(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    promote_bytes: u64,
+) -> (Engine<SimPlatform>, Filesystems<SimPlatform>, TestFs) {
     format(platform, disk).await;
     let engine = open_engine(platform, disk).await;
     let all = open_all(platform, &engine, 0).await;
-    let fs = all.create(NAME, 0).await.expect("makes");
+    let made = all.create_with(NAME, 0, promote_bytes).await;
+    let fs = made.expect("makes");
     (engine, all, fs)
 }

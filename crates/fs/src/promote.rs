@@ -1,0 +1,305 @@
+//! Files that get large become dvols: the content is copied, and one transaction puts the inode with the dvol. Until
+//! then nobody knows of it; whatever comes between, a sweep deletes a dvol that no inode names.
+
+use std::rc::Rc;
+
+use flagstone_device::engine::{CreateDvol, DvolError, Piece, Stability as DvolStability};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::DvolId;
+use tracing::warn;
+
+use crate::attributes::SetAttributes;
+use crate::change::{Change, Tried};
+use crate::contents::{BlockValue, block_start_and_size};
+use crate::error::FileError;
+use crate::files::{Caller, FileId, Node, SnapshotNumber};
+use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, decoded};
+use crate::inode::{Body, Content, Inode};
+use crate::key;
+use crate::object::{Said, dvol_name};
+use crate::objects::{OBJECT_MAX_BYTES, aligned, of_dvol};
+use crate::permissions::{require_write, stamp};
+use crate::view::View;
+
+/// Blocks of a file looked for at once.
+const BATCH: usize = 64;
+/// When there are too many dvols, files stay as they are for some time.
+const PAUSE_NS: u64 = 10_000_000_000;
+
+/// A dvol that no inode names yet: no sweep may delete it. If it is given up, one does.
+pub(crate) struct Making<P: Platform> {
+    inner: Rc<Inner<P>>,
+    pub(crate) dvol: DvolId,
+    /// An inode names it.
+    pub(crate) is_named: bool,
+}
+
+impl<P: Platform> Drop for Making<P> {
+    fn drop(&mut self) {
+        self.inner.making.borrow_mut().remove(&self.dvol);
+        if !self.is_named {
+            self.inner.sweep_soon(self.dvol);
+        }
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Sets a dvol's id aside.
+    pub(crate) fn begin_making(self: &Rc<Self>) -> Making<P> {
+        let high = u128::from(self.platform.random_u64());
+        let dvol = DvolId(high << 64 | u128::from(self.platform.random_u64()));
+        self.making.borrow_mut().insert(dvol);
+        Making {
+            inner: self.clone(),
+            dvol,
+            is_named: false,
+        }
+    }
+
+    pub(crate) fn new_dvol(&self, dvol: DvolId) -> CreateDvol {
+        CreateDvol {
+            name: dvol_name(dvol),
+            id: Some(dvol),
+            size_bytes: OBJECT_MAX_BYTES,
+            reserved_bytes: 0,
+        }
+    }
+
+    /// What the dvol of a file says that nobody has written to since its inode was put.
+    pub(crate) fn said_first(&self, file: FileId, inode: &Inode) -> Said {
+        Said {
+            filesystem: self.keys.0,
+            file,
+            stamp: 0,
+            since: self.with_state(|state| state.superblock.live),
+            is_cleared: false,
+            size_bytes: inode.attributes.size_bytes,
+            time_ns: inode.attributes.changed.to_ns(),
+        }
+    }
+
+    /// Whether a file is to become a dvol when it has this size.
+    pub(crate) async fn is_to_promote(
+        &self,
+        change: &mut Change<P>,
+        file: FileId,
+        inode: &Inode,
+        size_bytes: u64,
+    ) -> Result<bool, Tried> {
+        let Body::Regular { content, .. } = &inode.body else {
+            return Ok(false);
+        };
+        let is_empty = match content {
+            Content::Inline(bytes) => bytes.iter().all(|&byte| byte == 0),
+            Content::Blocks { .. } => inode.attributes.used_bytes == 0,
+            Content::Object(_) => return Ok(false),
+        };
+        if self.platform.now().0 < self.promote_from_ns.get() {
+            return Ok(false);
+        }
+        let after = size_bytes.max(inode.attributes.size_bytes);
+        if after > self.with_state(|state| state.superblock.promote_bytes) {
+            return Ok(true);
+        }
+        if !is_empty || size_bytes == 0 {
+            return Ok(false);
+        }
+        // The directory that it was made in says so, if that is still there.
+        let made_in = FileId {
+            directory: file.directory,
+            file: 0,
+        };
+        let mut view = View::new(&self.tree, u32::MAX);
+        let directory = self.look_at_put(&mut view, made_in).await;
+        change.note(view.ticket());
+        match directory {
+            Ok(inode) => Ok(inode.directory().is_some_and(|part| part.is_image_store)),
+            Err(Tried::For(FileError::Stale)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a file's content a dvol. Nobody sees a difference. It is as it was if there are too many dvols.
+    pub(crate) async fn promote(self: &Rc<Self>, file: FileId) -> Result<(), FileError> {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 2 {
+                self.platform.yield_now().await;
+            }
+            match self.try_promote(file).await {
+                Ok(()) => return Ok(()),
+                Err(Tried::Again) => {}
+                Err(Tried::For(error)) => return Err(error),
+            }
+        }
+        Err(FileError::Later)
+    }
+
+    async fn try_promote(self: &Rc<Self>, file: FileId) -> Result<(), Tried> {
+        let _entered = self.enter().await;
+        let _own = self.locks.own(&[file.number()]).await;
+        self.refresh().await?;
+        let (live, snapshots) = self.with_state(|state| {
+            let snapshots = state.numbers_of_snapshots.clone();
+            (state.superblock.live, snapshots)
+        });
+        let mut change = Change::new(&self.tree, self.keys, live, snapshots);
+        let inode = self.inode(&mut change, file).await;
+        if inode.is_err() {
+            // What it failed for was seen, and must survive before anybody is told.
+            self.store().wait(change.ticket()).await?;
+        }
+        let inode = inode?;
+        let Body::Regular { content, .. } = &inode.body else {
+            return Ok(());
+        };
+        if matches!(content, Content::Object(_)) {
+            return Ok(());
+        }
+        self.check_cut(&change, file, &inode).await?;
+        let mut making = self.begin_making();
+        let said = self.said_first(file, &inode);
+        let new = self.new_dvol(making.dvol);
+        let made = match self.engine.create_with(new, said.encode()).await {
+            Err(DvolError::TooMany) => {
+                let now = self.platform.now().0;
+                self.promote_from_ns.set(now + PAUSE_NS);
+                warn!(
+                    "there are too many dvols on this journal for a large file to become one; it stays in blocks"
+                );
+                return Ok(());
+            }
+            made => made.map_err(of_dvol)?,
+        };
+        let mut view = View::new(&self.tree, u32::MAX);
+        self.copy_content(&mut view, file, &inode, made).await?;
+        if let Content::Blocks { .. } = content {
+            // Given back behind this, as a removed file's are.
+            change.put_plain(&self.keys.orphan(file), &[])?;
+            change.leaves_orphan = true;
+        }
+        let mut inode = Inner::<P>::with_object(&inode, making.dvol);
+        inode.attributes.used_bytes = 0;
+        self.put_inode(&mut change, file, &inode).await?;
+        let ticket = self.commit_step(change).await?;
+        // If it is lost, so is the file's dvol.
+        self.store().wait(ticket).await?;
+        making.is_named = true;
+        self.recount(making.dvol);
+        Ok(())
+    }
+
+    /// Copies what a file has into a new dvol; holes stay holes. Durable when this returns: of two units that no
+    /// flush covers a crash may leave the later one alone, so an inode must not come to name it before.
+    pub(crate) async fn copy_content(
+        &self,
+        view: &mut View<P>,
+        file: FileId,
+        inode: &Inode,
+        to: flagstone_device::engine::Handle,
+    ) -> Result<(), Tried> {
+        let content = inode.content().ok_or(FileError::Invalid)?;
+        let size_bytes = inode.attributes.size_bytes;
+        if let Content::Inline(bytes) = content {
+            if bytes.iter().any(|&byte| byte != 0) {
+                let data = IoBuf::copy_of(bytes);
+                let write = self.engine.write(to, 0, data, DvolStability::Unstable);
+                write.await.map_err(of_dvol)?;
+            }
+            return self.engine.flush().await.map_err(of_dvol);
+        }
+        let (mut from, end) = self.keys.blocks(file, 0);
+        loop {
+            let blocks = view.scan(&from, &end, BATCH).await?;
+            let Some((last, _)) = blocks.last() else {
+                return self.engine.flush().await.map_err(of_dvol);
+            };
+            from = [last.as_slice(), &[255; 5]].concat();
+            for (key, value) in blocks {
+                let start = decoded(key::last_number(&key), "a block's key")?;
+                decoded(BlockValue::decode(&value), "a block of a file")?;
+                let stop = size_bytes.min(start + block_start_and_size(start).1);
+                if start >= stop {
+                    continue;
+                }
+                let pieces = self.read_content(view, file, content, start..stop).await?;
+                let mut at = start;
+                for piece in pieces {
+                    match piece {
+                        Piece::Zeros(len) => at += len,
+                        Piece::Data(data) => {
+                            let len = data.len() as u64;
+                            let data = aligned(data);
+                            let write = self.engine.write(to, at, data, DvolStability::Unstable);
+                            write.await.map_err(of_dvol)?;
+                            at += len;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Before attributes are set: a file that they make large becomes a dvol, if the caller may do that.
+    pub(crate) async fn promote_for(
+        self: &Rc<Self>,
+        caller: &Caller,
+        file: FileId,
+        set: &SetAttributes,
+    ) -> Result<(), FileError> {
+        let Some(size_bytes) = set.size_bytes else {
+            return Ok(());
+        };
+        if size_bytes <= self.with_state(|state| state.superblock.promote_bytes) {
+            return Ok(());
+        }
+        let wanted = self.run(async |change| {
+            let inode = self.inode(change, file).await?;
+            if require_write(caller, &inode.attributes).is_err() {
+                return Ok(false);
+            }
+            self.is_to_promote(change, file, &inode, size_bytes).await
+        });
+        match wanted.await {
+            Ok(true) => self.promote(file).await,
+            // Whoever sets it finds out.
+            Ok(false) | Err(FileError::Stale) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<P: Platform> Filesystem<P> {
+    /// Says whether files that are made in a directory become dvols with their first byte, and whether directories
+    /// made in it are like it. For root and its owner.
+    pub async fn set_image_store(
+        &self,
+        caller: &Caller,
+        directory: Node,
+        is_image_store: bool,
+    ) -> Result<(), FileError> {
+        if directory.at != SnapshotNumber::LIVE {
+            return Err(FileError::ReadOnly);
+        }
+        let (inner, file) = (&self.inner, directory.file);
+        let set = inner.run(async |change| {
+            change.locked = inner.locks.own(&[file.number()]).await;
+            let mut inode = inner.inode(change, file).await?;
+            let Body::Directory(part) = &mut inode.body else {
+                return Err(FileError::NotDirectory.into());
+            };
+            part.is_image_store = is_image_store;
+            if !caller.is_root() && caller.uid != inode.attributes.uid {
+                return Err(FileError::NotOwner.into());
+            }
+            inode.attributes.changed = stamp(&inode.attributes, inner.now());
+            inner.put_inode(change, file, &inode).await
+        });
+        set.await
+    }
+
+    /// A file that gets larger than this becomes a dvol.
+    pub fn promote_bytes(&self) -> u64 {
+        self.inner
+            .with_state(|state| state.superblock.promote_bytes)
+    }
+}
