@@ -11,23 +11,27 @@ use flagstone_device::engine::EngineCounters;
 use flagstone_sim::workload::{Script, whole_script};
 
 /// What the tally calls an operation by another name.
-const OTHER_NAMES: [(&str, &str); 5] = [
+const OTHER_NAMES: [(&str, &str); 6] = [
     ("clone_of", "clone"),
     ("clone_with", "clone"),
     ("write_with", "change with attributes"),
     ("commit", "batch"),
+    // With a cache, the runs' reads all go the same way.
+    ("read_through", "read"),
     // With metadata or without, it is one operation.
     ("write_ex", "write"),
 ];
 
 /// Not operations: each life of a run opens journals, each that ends in order stops them, and each look at
 /// everything asks for metadata with data and without.
-const OF_EVERY_LIFE: [&str; 4] = ["open", "prepare", "stop", "metas_of"];
+const OF_EVERY_LIFE: [&str; 5] = ["open", "open_sharing", "prepare", "stop", "metas_of"];
 
 /// Counts of damage, which scripts without faults don't meet; the gauge of a checkpoint's time, which
-/// goes with `checkpoints`; the scrub in the background, which begins after hours; and segments that
-/// are given back, for which the scripts' devices have too few (`tests/segments.rs` crashes there).
-const OTHER_COUNTERS: [&str; 7] = [
+/// goes with `checkpoints`; the scrub in the background, which begins after hours; segments that
+/// are given back, for which the scripts' devices have too few (`tests/segments.rs` crashes there); and what the
+/// cache does, which scripts don't have: it changes nothing on the device (`tests/cache.rs`, and two of five random
+/// runs).
+const OTHER_COUNTERS: [&str; 11] = [
     "read_errors",
     "corrupt_blocks",
     "bitmaps_lost",
@@ -35,6 +39,10 @@ const OTHER_COUNTERS: [&str; 7] = [
     "scrubs",
     "checkpoint_ns",
     "segments_released",
+    "cache_hits",
+    "cache_misses",
+    "cache_evictions",
+    "cache_stale",
 ];
 
 /// The tallies of both scripts.
