@@ -1,8 +1,10 @@
 //! An open extent: its shape, its table, and how much of its dvol is written and set aside.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use flagstone_device::engine::Handle;
+use flagstone_platform::IoBuf;
 use flagstone_types::BLOCK_SIZE;
 
 use crate::geometry::Geometry;
@@ -24,9 +26,12 @@ pub(crate) struct Extent {
     mapped: u64,
     /// Blocks of the device that are set aside for it.
     reserved: u64,
-    /// Of `mapped`: what comes with the open group, and with the one on its way.
+    /// Of `mapped`: what comes with the open group, with the one on its way, with those in the log, and with what is
+    /// being put in its place.
     new_open: u64,
     new_flying: u64,
+    new_logged: u64,
+    new_writing: u64,
     /// Where looking for a free block goes on.
     pub(crate) search_from: u64,
 }
@@ -42,13 +47,16 @@ impl Extent {
             reserved: 0,
             new_open: 0,
             new_flying: 0,
+            new_logged: 0,
+            new_writing: 0,
             search_from: 0,
         }
     }
 
     /// Takes over what the device layer says: bytes written, bytes set aside.
     pub(crate) fn set_usage(&mut self, (mapped_bytes, reserved_bytes): (u64, u64)) {
-        self.mapped = mapped_bytes / BLOCK_SIZE + self.new_open + self.new_flying;
+        let new = self.new_open + self.new_flying + self.new_logged + self.new_writing;
+        self.mapped = mapped_bytes / BLOCK_SIZE + new;
         self.reserved = reserved_bytes / BLOCK_SIZE;
     }
 
@@ -90,17 +98,43 @@ impl Extent {
         self.new_flying += std::mem::take(&mut self.new_open);
     }
 
-    /// It is durable, and counts with what the device layer says.
-    pub(crate) fn handle_durable(&mut self, usage: (u64, u64)) {
-        self.new_flying = 0;
+    /// It is in the log.
+    pub(crate) fn handle_logged(&mut self) {
+        self.new_logged += std::mem::take(&mut self.new_flying);
+    }
+
+    /// What the log has is being put in its place.
+    pub(crate) fn handle_writing(&mut self) {
+        self.new_writing += std::mem::take(&mut self.new_logged);
+    }
+
+    /// It is there, and counts with what the device layer says.
+    pub(crate) fn handle_written(&mut self, usage: (u64, u64)) {
+        self.new_writing = 0;
         self.set_usage(usage);
     }
 
-    /// Nothing of what was not durable has happened.
+    /// Nothing of what was neither durable nor on the log has happened.
     pub(crate) fn handle_lost(&mut self, usage: (u64, u64)) {
         self.tables.clear();
         (self.new_open, self.new_flying) = (0, 0);
         self.set_usage(usage);
+    }
+
+    /// The pages of a block.
+    pub(crate) fn pages_of(&self, block: u64) -> Range<u64> {
+        let first = self.first_page(block);
+        first..first + self.geometry.pages_per_block()
+    }
+
+    /// Where a page lies on the device.
+    pub(crate) fn page_place(&self, page: u64) -> (Handle, u64) {
+        (self.handle, self.geometry.page_offset(page))
+    }
+
+    /// Where a page of the table lies on the device.
+    pub(crate) fn table_place(&self, table_page: u64) -> (Handle, u64) {
+        (self.handle, self.geometry.table_offset(table_page))
     }
 
     /// Entries that a page of the table has.
@@ -112,6 +146,22 @@ impl Extent {
 
     pub(crate) fn table(&self, table_page: u64) -> Option<&TablePage> {
         self.tables.get(&table_page)
+    }
+
+    /// The bytes of a page of the table that is loaded.
+    pub(crate) fn encoded_table(&self, table_page: u64) -> IoBuf {
+        let mut data = IoBuf::zeroed(BLOCK_SIZE as usize);
+        let table = self.tables.get(&table_page);
+        table
+            .expect("loaded before it is changed")
+            .encode(data.bytes_mut());
+        data
+    }
+
+    /// Puts a page of the table there that was changed durably and is not in its place yet. It has its space.
+    pub(crate) fn put_back_table(&mut self, table_page: u64, bytes: &[u8]) {
+        let page = TablePage::decode(bytes, self.entries_of(table_page), true);
+        self.tables.insert(table_page, page.expect("its own bytes"));
     }
 
     /// Puts a page of the table there that was loaded, unless one is there already.
@@ -169,5 +219,47 @@ impl Extent {
     /// The first page of a block.
     pub(crate) fn first_page(&self, block: u64) -> u64 {
         block * self.geometry.pages_per_block()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a commit will have mapped counts from the commit on, wherever it is on its way.
+    #[test]
+    fn what_is_not_in_its_place_counts_until_it_is() {
+        let geometry = Geometry::new(4096, 16 << 10, 300).expect("a shape");
+        let handle = Handle {
+            slot: flagstone_types::Slot(0),
+            id: flagstone_types::DvolId(1),
+            layer: None,
+        };
+        let mut extent = Extent::new(ExtentId(1), handle, geometry);
+        let bytes = |blocks: u64| blocks * BLOCK_SIZE;
+        extent.set_usage((bytes(2), bytes(10)));
+        let room = |extent: &Extent| (0..20).rev().find(|&n| extent.has_room_for(n));
+        assert_eq!(room(&extent), Some(8));
+        extent.note_new(3);
+        assert_eq!(room(&extent), Some(5), "committed");
+        extent.handle_closed();
+        extent.note_new(1);
+        extent.set_usage((bytes(2), bytes(10)));
+        assert_eq!(
+            room(&extent),
+            Some(4),
+            "on its way, and committed behind it"
+        );
+        extent.handle_logged();
+        extent.set_usage((bytes(2), bytes(10)));
+        assert_eq!(room(&extent), Some(4), "in the log");
+        extent.handle_lost((bytes(2), bytes(10)));
+        assert_eq!(room(&extent), Some(5), "without what was lost");
+        extent.handle_writing();
+        extent.note_new(2);
+        extent.set_usage((bytes(2), bytes(10)));
+        assert_eq!(room(&extent), Some(3), "being put in its place");
+        extent.handle_written((bytes(5), bytes(10)));
+        assert_eq!(room(&extent), Some(3), "and there");
     }
 }

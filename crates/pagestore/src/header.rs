@@ -16,7 +16,10 @@ pub(crate) const HEADER_DVOL: &str = ".pagestore";
 /// First byte of its attributes.
 pub(crate) const ATTRIBUTE_KIND_HEADER: u8 = 2;
 const MAGIC: [u8; 8] = *b"FSPSTORE";
+/// Of the dvol, and of the block of a store that has no log.
 const VERSION: u32 = 1;
+/// Of the block once there is a log: who doesn't know of that would lose what is in it.
+const VERSION_WITH_LOG: u32 = 2;
 /// Slots of one start.
 const SLOTS_PER_START: u64 = 1 << 44;
 const SEAL_AT: usize = BLOCK_SIZE as usize - 8;
@@ -26,13 +29,19 @@ const SEAL_AT: usize = BLOCK_SIZE as usize - 8;
 pub(crate) struct Header {
     /// No slot above this has been given.
     pub(crate) slot_limit: u64,
+    /// What is durable may be in a log.
+    pub(crate) has_log: bool,
 }
 
 impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; BLOCK_SIZE as usize];
         out[0..8].copy_from_slice(&MAGIC);
-        out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let version = match self.has_log {
+            true => VERSION_WITH_LOG,
+            false => VERSION,
+        };
+        out[8..12].copy_from_slice(&version.to_le_bytes());
         out[16..24].copy_from_slice(&self.slot_limit.to_le_bytes());
         let seal = ChainHash::of(&out[..SEAL_AT]).0;
         out[SEAL_AT..].copy_from_slice(&seal.to_le_bytes());
@@ -45,12 +54,12 @@ impl Header {
             let part = bytes.get(at..at + 8)?;
             Some(u64::from_le_bytes(part.try_into().ok()?))
         };
-        let fits = bytes.len() == BLOCK_SIZE as usize
-            && bytes[0..8] == MAGIC
-            && bytes[8..16] == [1, 0, 0, 0, 0, 0, 0, 0]
-            && long(SEAL_AT) == Some(ChainHash::of(&bytes[..SEAL_AT]).0);
-        let slot_limit = long(16)?;
-        fits.then_some(Header { slot_limit })
+        let header = Header {
+            slot_limit: long(16)?,
+            has_log: long(8)? == u64::from(VERSION_WITH_LOG),
+        };
+        let is_sealed = long(SEAL_AT)? == ChainHash::of(&bytes[..SEAL_AT]).0;
+        (is_sealed && header.encode() == bytes).then_some(header)
     }
 }
 
@@ -60,7 +69,7 @@ impl Header {
 pub(crate) async fn take_slots<P: Platform>(
     engine: &Engine<P>,
     has_extents: bool,
-) -> Result<std::ops::Range<u64>, StoreError> {
+) -> Result<(std::ops::Range<u64>, Header), StoreError> {
     let handle = match engine.dvol(HEADER_DVOL) {
         Some(found) if found.attributes == attributes() => found.handle,
         None if !has_extents => create(engine).await?,
@@ -80,18 +89,57 @@ pub(crate) async fn take_slots<P: Platform>(
         }
     }
     let is_new = bytes.iter().all(|&byte| byte == 0);
-    let last = match Header::decode(&bytes) {
-        Some(header) => header.slot_limit,
+    let found = match Header::decode(&bytes) {
+        Some(header) => header,
         // A crash came between creating it and the first write.
-        None if is_new && !has_extents => 0,
-        None => return Err(StoreError::Corrupt),
+        None if is_new && !has_extents => Header {
+            slot_limit: 0,
+            has_log: false,
+        },
+        None => {
+            error!(
+                "opening the page store: the block of the dvol {HEADER_DVOL} is damaged, or of a newer version; nothing of \
+                 the extents is read or written"
+            );
+            return Err(StoreError::Corrupt);
+        }
     };
+    let last = found.slot_limit;
     let slot_limit = last
         .checked_add(SLOTS_PER_START)
         .ok_or(StoreError::NoSpace)?;
-    let data = IoBuf::copy_of(&Header { slot_limit }.encode());
+    let header = Header {
+        slot_limit,
+        ..found
+    };
+    write(engine, handle, header).await?;
+    Ok((last..slot_limit, header))
+}
+
+/// Notes that there is a log, before anything is written to it.
+pub(crate) async fn note_log<P: Platform>(
+    engine: &Engine<P>,
+    header: Header,
+) -> Result<(), StoreError> {
+    if header.has_log {
+        return Ok(());
+    }
+    let found = engine.dvol(HEADER_DVOL).ok_or(StoreError::Corrupt)?;
+    let header = Header {
+        has_log: true,
+        ..header
+    };
+    write(engine, found.handle, header).await
+}
+
+async fn write<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    header: Header,
+) -> Result<(), StoreError> {
+    let data = IoBuf::copy_of(&header.encode());
     engine.write(handle, 0, data, Stability::Stable).await?;
-    Ok(last..slot_limit)
+    Ok(())
 }
 
 fn attributes() -> Attributes {
@@ -119,7 +167,14 @@ mod tests {
     fn a_header_is_read_back_and_every_flipped_bit_noticed() {
         let header = Header {
             slot_limit: 0x0102_0304_0506_0708,
+            has_log: false,
         };
+        let with_log = Header {
+            has_log: true,
+            ..header
+        };
+        assert_eq!(with_log.encode()[8], 2);
+        assert_eq!(Header::decode(&with_log.encode()), Some(with_log));
         let bytes = header.encode();
         assert_eq!(
             &bytes[..24],

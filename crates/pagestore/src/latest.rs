@@ -20,6 +20,8 @@ pub(crate) struct Version {
     at: usize,
     /// Names the piece.
     run: u64,
+    /// Its memory may be part of something large, such as what a client sent.
+    is_shared: bool,
     pub(crate) slot: PageSlot,
     /// The group it becomes durable with.
     pub(crate) group: u64,
@@ -51,15 +53,66 @@ pub(crate) struct Run {
 }
 
 impl Version {
+    /// A page by itself, of the device.
+    pub(crate) fn alone(data: IoBuf, slot: PageSlot) -> Version {
+        Version {
+            whole: data,
+            at: 0,
+            run: 0,
+            is_shared: false,
+            slot,
+            group: 0,
+        }
+    }
+
+    /// The same in memory of its own.
+    fn detached(&self, page_bytes: usize) -> Version {
+        Version {
+            whole: IoBuf::copy_of(&self.bytes(page_bytes)),
+            at: 0,
+            is_shared: false,
+            ..*self
+        }
+    }
+
     /// Whether its memory holds nothing else.
-    pub(crate) fn is_alone(&self, page_bytes: usize) -> bool {
-        self.whole.len() == page_bytes
+    pub(crate) fn is_alone(&self) -> bool {
+        !self.is_shared
     }
 
     /// Its bytes, without copying them.
     pub(crate) fn bytes(&self, page_bytes: usize) -> IoBuf {
         self.whole.slice(self.at..self.at + page_bytes)
     }
+}
+
+/// Pieces of consecutive pages that were written at once.
+pub(crate) fn runs_of(
+    pages: &BTreeMap<Key, Version>,
+    page_bytes: impl Fn(usize) -> usize,
+) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut last = None;
+    for (&(extent, page), version) in pages {
+        let size = page_bytes(extent);
+        // Consecutive in memory too: some may have been moved since.
+        let goes_on = last == Some((extent, page, version.run, version.at));
+        match runs.last_mut().filter(|_| goes_on) {
+            Some(run) => {
+                let begin = version.at - (run.pages.end - run.pages.start) as usize * size;
+                run.data = version.whole.slice(begin..version.at + size);
+                run.pages.end = page + 1;
+            }
+            None => runs.push(Run {
+                extent,
+                pages: page..page + 1,
+                data: version.bytes(size),
+                slot: version.slot,
+            }),
+        }
+        last = Some((extent, page + 1, version.run, version.at + size));
+    }
+    runs
 }
 
 impl LatestPages {
@@ -72,11 +125,11 @@ impl LatestPages {
         Some(Known::Empty(*group))
     }
 
-    /// Writes consecutive pages.
+    /// Writes consecutive pages. `is_shared`: the memory may hold other things as well.
     pub(crate) fn write(
         &mut self,
         first: Key,
-        whole: IoBuf,
+        (whole, is_shared): (IoBuf, bool),
         page_bytes: usize,
         slot: PageSlot,
         group: u64,
@@ -87,6 +140,7 @@ impl LatestPages {
                 whole: whole.clone(),
                 at,
                 run: self.runs,
+                is_shared,
                 slot,
                 group,
             };
@@ -103,33 +157,51 @@ impl LatestPages {
         self.freed.insert((extent, block), group);
     }
 
-    /// What the pages written in a group are, piece by piece. Pages that a later write replaced are not
-    /// among them.
-    pub(crate) fn runs_of(&self, group: u64, page_bytes: impl Fn(usize) -> usize) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        let mut last = None;
-        for (&(extent, page), version) in &self.pages {
-            if version.group != group {
+    /// The pages that were written in a group. Those that a later write replaced are not among them.
+    pub(crate) fn of_group(&self, group: u64) -> BTreeMap<Key, Version> {
+        let of_group = self
+            .pages
+            .iter()
+            .filter(|(_, version)| version.group == group);
+        of_group
+            .map(|(key, version)| (*key, version.clone()))
+            .collect()
+    }
+
+    /// From now on pages of these are held in memory that holds nothing else.
+    pub(crate) fn detach(
+        &mut self,
+        pages: &mut BTreeMap<Key, Version>,
+        page_bytes: impl Fn(usize) -> usize,
+    ) {
+        for (key, version) in pages {
+            let size = page_bytes(key.0);
+            if version.is_alone() {
                 continue;
             }
-            let size = page_bytes(extent);
-            let goes_on = last == Some((extent, page, version.run));
-            match runs.last_mut().filter(|_| goes_on) {
-                Some(run) => {
-                    let begin = version.at - (run.pages.end - run.pages.start) as usize * size;
-                    run.data = version.whole.slice(begin..version.at + size);
-                    run.pages.end = page + 1;
-                }
-                None => runs.push(Run {
-                    extent,
-                    pages: page..page + 1,
-                    data: version.bytes(size),
-                    slot: version.slot,
-                }),
+            *version = version.detached(size);
+            if let Some(now) = self
+                .pages
+                .get_mut(key)
+                .filter(|now| now.slot == version.slot)
+            {
+                *now = version.clone();
             }
-            last = Some((extent, page + 1, version.run));
         }
-        runs
+    }
+
+    /// Puts back what was forgotten with the rest: blocks that are free, pages that were written since.
+    pub(crate) fn put_back(
+        &mut self,
+        freed: impl Iterator<Item = ((usize, u64), Range<u64>)>,
+        pages: &BTreeMap<Key, Version>,
+        group: u64,
+    ) {
+        for ((extent, block), range) in freed {
+            self.free(extent, block, range, group);
+        }
+        self.pages
+            .extend(pages.iter().map(|(key, version)| (*key, version.clone())));
     }
 
     /// Blocks freed in a group.
@@ -138,18 +210,9 @@ impl LatestPages {
         of_group.map(|(key, _)| *key)
     }
 
-    /// Pages among these that have a version that isn't durable.
-    pub(crate) fn written(
-        &self,
-        extent: usize,
-        pages: Range<u64>,
-    ) -> impl Iterator<Item = u64> + '_ {
-        let range = self.pages.range((extent, pages.start)..(extent, pages.end));
-        range.map(|(key, _)| key.1)
-    }
-
-    /// A group is durable: what is newest of it is what the device has. `settle` gets each such page.
-    pub(crate) fn handle_durable(&mut self, group: u64, mut settle: impl FnMut(Key, &Version)) {
+    /// All groups up to this one are in their place: what is newest of them is what the device has. `settle` gets each
+    /// such page.
+    pub(crate) fn handle_written(&mut self, group: u64, mut settle: impl FnMut(Key, &Version)) {
         self.pages.retain(|key, version| {
             let stays = version.group > group;
             if !stays {

@@ -12,11 +12,15 @@
 //! filesystem; calls the device layer. Source: Oracle FSS, sections 3 (multi-page store-conditional, block
 //! ownership) and 6 (two-phase commit).
 
+mod carry;
 mod commit;
+mod dirty;
 mod extent;
 mod geometry;
+mod groups;
 mod header;
 mod latest;
+mod log;
 mod machine;
 mod pointer;
 mod recent;
@@ -42,6 +46,7 @@ pub fn fuzz_decoders(bytes: &[u8]) {
     if let Some(header) = header::Header::decode(bytes) {
         assert_eq!(header.encode(), bytes);
     }
+    log::fuzz_decoders(bytes);
     if let Some(attributes) = bytes.first_chunk()
         && let Ok((id, geometry)) = Geometry::of_attributes(attributes)
     {

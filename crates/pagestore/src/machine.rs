@@ -1,39 +1,44 @@
 //! The store without its I/O: what is committed, in which group, and what each group writes.
 //!
 //! A commit is decided in one step, against what was committed before it, durable or not, so commits never
-//! wait for each other. It joins the *open* group. One group at a time is *on its way* to the device, as one
-//! atomic batch; the next follows when it is durable. So whatever a commit was built on is durable before it
-//! or with it, a page that many commits changed is written once, and one flush serves all of them.
+//! wait for each other. It joins the *open* group. One group at a time is *on its way* to the device; the next follows
+//! when it is durable. So whatever a commit was built on is durable before it or with it, and one flush serves all of
+//! them. How groups become durable, and what happens if they don't, is in `groups.rs`.
 //!
-//! If a group can't be made durable, everything that isn't durable is forgotten, what was built on it
-//! included, and the *epoch* rises.
-//!
-//! Invariants: a group's changes don't overlap; tables in memory are as after all commits; a slot is never
-//! given twice; `Extent::mapped` is never below what the device will have mapped.
+//! Invariants: tables in memory are as after all commits; a slot is never given twice; `Extent::mapped` is never below
+//! what the device will have mapped.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use flagstone_device::engine::{Change, Handle};
 use flagstone_platform::IoBuf;
 use flagstone_types::BLOCK_SIZE;
 
 use crate::commit::{Commit, CommitError, Committed, PARTS_MAX, StoreError, Ticket};
+use crate::dirty::Dirty;
 use crate::extent::Extent;
+use crate::groups::{Flying, Writing};
 use crate::latest::{Key, Known, LatestPages};
+use crate::log::Ring;
 use crate::pointer::{BlockPtr, ExtentId, Generation, PagePtr, PageSlot};
 use crate::recent::RecentPages;
 use crate::table::{BlockEntry, place_of};
 
 /// Changes of one group, at most, counted generously: one batch of the device layer takes 1,024.
-const GROUP_CHANGES_MAX: usize = 960;
+pub(crate) const GROUP_CHANGES_MAX: usize = 960;
 /// Bytes of one group, at most, and of one commit; on a small device a 256th of it, since the device layer keeps
 /// a 64th for overwrites.
 const GROUP_BYTES: std::ops::RangeInclusive<usize> = 512 << 10..=8 << 20;
+/// Bytes of one group, and of one commit, at most, on a device of this size.
+pub(crate) fn group_bytes_max(capacity_bytes: u64) -> usize {
+    let part = usize::try_from(capacity_bytes / 256).unwrap_or(usize::MAX);
+    part.clamp(*GROUP_BYTES.start(), *GROUP_BYTES.end())
+}
+
 /// Changes that one write can make of those that are there: its own, and two where it cuts a longer one and
 /// a freed block.
 const CHANGES_PER_WRITE: usize = 3;
 /// Epochs whose end is remembered.
-const EPOCHS_MAX: usize = 256;
+pub(crate) const EPOCHS_MAX: usize = 256;
 
 /// Slots of pages as the device has them, for pages of which nothing newer is known.
 pub(crate) type DeviceSlots = BTreeMap<Key, PageSlot>;
@@ -52,37 +57,43 @@ pub(crate) enum Refused {
     NeedsSpace(usize, u64),
 }
 
-/// A group on its way.
-pub(crate) struct Closed {
-    pub(crate) group: u64,
-    pub(crate) changes: Vec<Change>,
-}
-
 /// See the module's page.
 pub(crate) struct Machine {
-    extents: Vec<Extent>,
+    pub(crate) extents: Vec<Extent>,
     by_id: BTreeMap<ExtentId, usize>,
-    latest: LatestPages,
+    pub(crate) latest: LatestPages,
     pub(crate) recent: RecentPages,
-    /// Pages of tables that the open group changes.
-    open_tables: BTreeMap<(usize, u64), ()>,
-    open_changes: usize,
-    open_bytes: usize,
+    /// Pages of tables that the open group changes, as they were before it.
+    pub(crate) open_tables: BTreeMap<(usize, u64), IoBuf>,
+    /// Pages that it changes, as they were before it, where that is in memory.
+    pub(crate) open_bases: BTreeMap<Key, IoBuf>,
+    pub(crate) open_changes: usize,
+    pub(crate) open_bytes: usize,
+    /// Of those: what was written without conditions, so contents.
+    pub(crate) open_contents: usize,
     /// Number of the open group; the first is 1.
-    open: u64,
-    flying: Option<u64>,
+    pub(crate) open: u64,
+    pub(crate) flying: Option<Flying>,
+    /// `None`: each group is put in its place at once.
+    pub(crate) ring: Option<Ring>,
+    /// What is durable in the log and not in its place.
+    pub(crate) logged: Dirty,
+    /// What is being put there.
+    pub(crate) writing: Option<Writing>,
+    /// Somebody waits for it, or it has been in the log for long.
+    pub(crate) is_due: bool,
     /// Every group up to this one is durable, or lost.
-    settled: u64,
-    epoch: u64,
+    pub(crate) settled: u64,
+    pub(crate) epoch: u64,
     /// The last groups that became durable in epochs that have ended.
-    ended: VecDeque<(u64, u64)>,
+    pub(crate) ended: VecDeque<(u64, u64)>,
     last_slot: u64,
     slot_limit: u64,
-    group_bytes_max: usize,
+    pub(crate) group_bytes_max: usize,
     /// Generations given to blocks by commits that aren't durable, and their groups.
-    given: BTreeMap<(usize, u64), (Generation, u64)>,
+    pub(crate) given: BTreeMap<(usize, u64), (Generation, u64)>,
     /// Generations that were given by commits which were lost. Somebody may still have pointers with them.
-    spent: BTreeMap<(usize, u64), Generation>,
+    pub(crate) spent: BTreeMap<(usize, u64), Generation>,
     /// Rises whenever the device gets newer pages: what was looked up before may be old.
     pub(crate) lookups: u64,
     /// Set when nothing can be committed any more.
@@ -90,30 +101,36 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A store without extents on a device of this size, whose slots are above `slots.start` and below
-    /// `slots.end`. It keeps so many bytes of pages that were read.
+    /// A store without extents whose slots are above `slots.start` and below `slots.end`. It keeps so many bytes of
+    /// pages that were read.
     pub(crate) fn new(
         slots: std::ops::Range<u64>,
-        capacity_bytes: u64,
+        group_bytes_max: usize,
         recent_bytes: usize,
+        ring: Option<Ring>,
     ) -> Machine {
-        let part = usize::try_from(capacity_bytes / 256).unwrap_or(usize::MAX);
         Machine {
             extents: Vec::new(),
             by_id: BTreeMap::new(),
             latest: LatestPages::default(),
             recent: RecentPages::new(recent_bytes),
             open_tables: BTreeMap::new(),
+            open_bases: BTreeMap::new(),
             open_changes: 0,
             open_bytes: 0,
+            open_contents: 0,
             open: 1,
             flying: None,
+            ring,
+            logged: Dirty::default(),
+            writing: None,
+            is_due: false,
             settled: 0,
             epoch: 0,
             ended: VecDeque::new(),
             last_slot: slots.start,
             slot_limit: slots.end,
-            group_bytes_max: part.clamp(*GROUP_BYTES.start(), *GROUP_BYTES.end()),
+            group_bytes_max,
             given: BTreeMap::new(),
             spent: BTreeMap::new(),
             lookups: 0,
@@ -401,10 +418,11 @@ impl Machine {
         }
         for ptr in &commit.frees {
             let (index, block) = self.set_entry(ptr, |_, next| BlockEntry::freed(next));
-            let extent = &self.extents[index];
-            let first = extent.first_page(block);
-            let pages = first..first + extent.geometry.pages_per_block();
+            let pages = self.extents[index].pages_of(block);
             self.recent.handle_changed(index, pages.clone());
+            for page in pages.clone() {
+                self.open_bases.remove(&(index, page));
+            }
             self.latest.free(index, block, pages, group);
             self.open_changes += 1;
         }
@@ -418,15 +436,20 @@ impl Machine {
             self.set_entry(ptr, |_, next| BlockEntry::allocated_to(ptr.0.owner, next));
         }
         for write in &commit.writes {
-            self.write(write.ptr, write.data.clone(), slot, group);
+            self.keep_base(&write.ptr);
+            self.write(write.ptr, (write.data.clone(), false), slot, group);
         }
         for range in &commit.ranges {
-            self.write(range.first, range.data.clone(), slot, group);
+            self.open_contents += range.data.len();
+            self.write(range.first, (range.data.clone(), true), slot, group);
         }
         // What only depends on others is durable when they are.
         let group = match self.has_open() {
             true => group,
-            false => self.flying.unwrap_or(self.settled),
+            false => self
+                .flying
+                .as_ref()
+                .map_or(self.settled, |flying| flying.group),
         };
         Committed {
             slot,
@@ -451,15 +474,46 @@ impl Machine {
         }
     }
 
-    fn write(&mut self, first: PagePtr, data: IoBuf, slot: PageSlot, group: u64) {
+    /// Keeps what the page is, for the log: before the open group changes it.
+    fn keep_base(&mut self, ptr: &PagePtr) {
+        if self.ring.is_none() {
+            return;
+        }
+        let index = self.by_id[&ptr.extent];
+        let key = (index, ptr.page);
+        let page_bytes = self.extents[index].geometry.page_bytes() as usize;
+        let base = match self.latest(index, ptr.page) {
+            Some(Known::Version(version)) if version.group < self.open => version.bytes(page_bytes),
+            // Made by the open group, or empty before it.
+            Some(_) => return,
+            None => match self.recent.get(key) {
+                Some((data, _)) => data.clone(),
+                None => return,
+            },
+        };
+        self.open_bases.insert(key, base);
+    }
+
+    fn write(
+        &mut self,
+        first: PagePtr,
+        (data, is_shared): (IoBuf, bool),
+        slot: PageSlot,
+        group: u64,
+    ) {
         let index = self.by_id[&first.extent];
         let page_bytes = self.extents[index].geometry.page_bytes() as usize;
         self.open_changes += CHANGES_PER_WRITE;
         self.open_bytes += data.len();
         let end = first.page + (data.len() / page_bytes) as u64;
         self.recent.handle_changed(index, first.page..end);
-        self.latest
-            .write((index, first.page), data, page_bytes, slot, group);
+        self.latest.write(
+            (index, first.page),
+            (data, is_shared),
+            page_bytes,
+            slot,
+            group,
+        );
     }
 
     fn set_entry(
@@ -473,130 +527,20 @@ impl Machine {
         let entry = change(entry, self.next_generation(index, block, entry.generation));
         self.given
             .insert((index, block), (entry.generation, self.open));
+        let place = (index, place_of(block).0);
         let extent = &mut self.extents[index];
-        let blocks = extent.set_entry(block, entry);
-        extent.note_new(blocks);
-        if self
-            .open_tables
-            .insert((index, place_of(block).0), ())
-            .is_none()
-        {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = self.open_tables.entry(place) {
+            vacant.insert(extent.encoded_table(place.1));
             self.open_changes += 1;
             self.open_bytes += BLOCK_SIZE as usize;
         }
+        let blocks = extent.set_entry(block, entry);
+        extent.note_new(blocks);
         (index, block)
     }
 
-    fn has_open(&self) -> bool {
+    pub(crate) fn has_open(&self) -> bool {
         self.open_changes > 0
-    }
-
-    /// Whether nothing waits for the device.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.flying.is_none() && !self.has_open()
-    }
-
-    /// Puts the open group on its way, if there is something in it and none is.
-    pub(crate) fn close(&mut self) -> Option<Closed> {
-        if self.flying.is_some() || !self.has_open() || self.dead.is_some() {
-            return None;
-        }
-        let group = self.open;
-        let mut changes = Vec::with_capacity(self.open_changes);
-        for (index, page) in std::mem::take(&mut self.open_tables).into_keys() {
-            let extent = &self.extents[index];
-            let mut data = IoBuf::zeroed(BLOCK_SIZE as usize);
-            let table = extent.table(page).expect("changed, so it is loaded");
-            table.encode(data.bytes_mut());
-            let offset = extent.geometry.table_offset(page);
-            changes.push(write(extent.handle, offset, data, 1));
-        }
-        self.deallocate_freed(group, &mut changes);
-        let page_bytes = |index: usize| self.extents[index].geometry.page_bytes() as usize;
-        for run in self.latest.runs_of(group, page_bytes) {
-            let extent = &self.extents[run.extent];
-            let offset = extent.geometry.page_offset(run.pages.start);
-            changes.push(write(extent.handle, offset, run.data, run.slot.0));
-        }
-        for extent in &mut self.extents {
-            extent.handle_closed();
-        }
-        (self.open_changes, self.open_bytes) = (0, 0);
-        self.flying = Some(group);
-        self.open += 1;
-        Some(Closed { group, changes })
-    }
-
-    /// What is left of freed blocks between the pages that were written since.
-    fn deallocate_freed(&self, group: u64, changes: &mut Vec<Change>) {
-        for (index, block) in self.latest.freed_in(group) {
-            let extent = &self.extents[index];
-            let first = extent.first_page(block);
-            let end = first + extent.geometry.pages_per_block();
-            let mut from = first;
-            for page in self.latest.written(index, first..end).chain([end]) {
-                if page > from {
-                    changes.push(Change::Deallocate {
-                        handle: extent.handle,
-                        offset_bytes: extent.geometry.page_offset(from),
-                        len_bytes: (page - from) * extent.geometry.page_bytes(),
-                    });
-                }
-                from = page + 1;
-            }
-        }
-    }
-
-    /// The group on its way is durable. `usage` is what the device layer says of a dvol.
-    pub(crate) fn handle_durable(&mut self, usage: impl Fn(Handle) -> Option<(u64, u64)>) {
-        let Some(group) = self.flying.take() else {
-            return;
-        };
-        self.settled = group;
-        self.lookups += 1;
-        let (extents, recent) = (&self.extents, &mut self.recent);
-        self.latest.handle_durable(group, |key, version| {
-            let page_bytes = extents[key.0].geometry.page_bytes() as usize;
-            if version.is_alone(page_bytes) {
-                recent.handle_durable(key, &version.bytes(page_bytes), version.slot);
-            }
-        });
-        self.given.retain(|_, (_, given_in)| *given_in > group);
-        for extent in &mut self.extents {
-            if let Some(usage) = usage(extent.handle) {
-                extent.handle_durable(usage);
-            }
-        }
-    }
-
-    /// The group on its way has not happened, and nothing that came after it.
-    pub(crate) fn handle_lost(
-        &mut self,
-        error: StoreError,
-        usage: impl Fn(Handle) -> Option<(u64, u64)>,
-    ) {
-        self.ended.push_back((self.epoch, self.settled));
-        if self.ended.len() > EPOCHS_MAX {
-            self.ended.pop_front();
-        }
-        self.epoch += 1;
-        self.lookups += 1;
-        self.settled = self.open;
-        self.open += 1;
-        self.flying = None;
-        self.latest.clear();
-        for (key, (generation, _)) in std::mem::take(&mut self.given) {
-            // Only what was given later can be above what was spent before.
-            self.spent.insert(key, generation);
-        }
-        self.open_tables.clear();
-        (self.open_changes, self.open_bytes) = (0, 0);
-        if matches!(error, StoreError::Fenced | StoreError::Stopping) {
-            self.dead = Some(error);
-        }
-        for extent in &mut self.extents {
-            extent.handle_lost(usage(extent.handle).unwrap_or_default());
-        }
     }
 }
 
@@ -614,13 +558,4 @@ impl Commit {
 
 fn invalid(what: &'static str) -> Refused {
     Refused::For(CommitError::Invalid(what))
-}
-
-fn write(handle: Handle, offset_bytes: u64, data: IoBuf, meta: u64) -> Change {
-    Change::Write {
-        handle,
-        offset_bytes,
-        data,
-        meta,
-    }
 }

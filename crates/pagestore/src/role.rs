@@ -6,6 +6,7 @@ use flagstone_device::engine::Attributes;
 
 use crate::geometry::ATTRIBUTE_KIND_EXTENT;
 use crate::header::ATTRIBUTE_KIND_HEADER;
+use crate::log::ATTRIBUTE_KIND_LOG;
 
 /// First byte of a file's attributes. The filesystem says the others.
 pub const ATTRIBUTE_KIND_FILE: u8 = 3;
@@ -19,6 +20,8 @@ pub enum DvolRole {
     Header,
     /// The content of a large file.
     File,
+    /// What is durable and not in its place yet. There is at most one.
+    Log,
 }
 
 impl DvolRole {
@@ -28,6 +31,7 @@ impl DvolRole {
             ATTRIBUTE_KIND_EXTENT => Some(DvolRole::Extent),
             ATTRIBUTE_KIND_HEADER => Some(DvolRole::Header),
             ATTRIBUTE_KIND_FILE => Some(DvolRole::File),
+            ATTRIBUTE_KIND_LOG => Some(DvolRole::Log),
             _ => None,
         }
     }
@@ -39,6 +43,7 @@ impl fmt::Display for DvolRole {
             DvolRole::Extent => "extent of filesystems",
             DvolRole::Header => "page store of filesystems",
             DvolRole::File => "large file of a filesystem",
+            DvolRole::Log => "log of the page store",
         })
     }
 }
@@ -55,7 +60,8 @@ mod tests {
             (1, Some(DvolRole::Extent)),
             (2, Some(DvolRole::Header)),
             (3, Some(DvolRole::File)),
-            (4, None),
+            (4, Some(DvolRole::Log)),
+            (5, None),
         ] {
             attributes[0] = kind;
             attributes[1] = 99;

@@ -4,20 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use flagstone_device::engine::{
-    Batch, CreateDvol, DvolError, Engine, Piece, Pieces, Stability as DeviceStability,
-};
+use flagstone_device::engine::{CreateDvol, DvolError, Engine, Handle, Piece, Pieces};
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::BLOCK_SIZE;
-use tracing::{error, warn};
+use tracing::error;
 
 use crate::commit::{Commit, CommitError, Committed, ReadError, StoreError, Ticket};
 use crate::extent::Extent;
 use crate::geometry::Geometry;
 use crate::header;
 use crate::latest::{Key, Known};
-use crate::machine::{Closed, DeviceSlots, Machine, Refused};
+use crate::log;
+use crate::machine::{DeviceSlots, Machine, Refused, group_bytes_max};
 use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
 use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 
@@ -25,6 +24,9 @@ use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 const FIRST_RESERVE_BYTES: u64 = 1 << 20;
 /// One commit in so many fails for nothing, where failures are injected. [fss 3]
 const INJECTED_ONE_IN: u64 = 500;
+
+/// The log: seconds of the busiest work, and read at a start within some tenths of one.
+const LOG_BYTES: u64 = 32 << 20;
 
 /// Pages of trees for some hundred thousand files.
 const RECENT_BYTES: usize = 64 << 20;
@@ -37,6 +39,9 @@ pub struct StoreOptions {
     pub injected_one_in: u64,
     /// Memory for pages that were read lately, in bytes. Zero: none.
     pub recent_bytes: usize,
+    /// Bytes of the log that a new store gets, at most a 64th of the device. Zero: none, and every group is put in its
+    /// place at once.
+    pub log_bytes: u64,
 }
 
 impl Default for StoreOptions {
@@ -48,6 +53,7 @@ impl Default for StoreOptions {
                 false => 0,
             },
             recent_bytes: RECENT_BYTES,
+            log_bytes: LOG_BYTES,
         }
     }
 }
@@ -76,22 +82,27 @@ impl<P: Platform> Clone for Store<P> {
     }
 }
 
-struct Inner<P: Platform> {
-    platform: P,
-    engine: Engine<P>,
+pub(crate) struct Inner<P: Platform> {
+    pub(crate) platform: P,
+    pub(crate) engine: Engine<P>,
     options: StoreOptions,
-    machine: RefCell<Machine>,
+    pub(crate) log: Option<Handle>,
+    pub(crate) machine: RefCell<Machine>,
     /// Blocks that somebody is about to allocate.
     claimed: RefCell<BTreeSet<(usize, u64)>>,
     /// One at a time changes what is set aside.
     space_turn: Budget,
     /// The turn of those who found the open group full.
     crowd: Budget,
-    /// Something was committed, or the store is stopping.
-    work: Signal,
-    /// A group became durable or was lost.
-    settled: Signal,
-    stopping: Cell<bool>,
+    /// Something was committed or put in its place, or the store is stopping.
+    pub(crate) work: Signal,
+    /// A group became durable or was lost, or something was put in its place.
+    pub(crate) settled: Signal,
+    pub(crate) stopping: Cell<bool>,
+    /// It is stopping, and what is in the log stays there.
+    pub(crate) has_given_up: Cell<bool>,
+    /// Somebody will see to what is in the log.
+    pub(crate) has_timer: Cell<bool>,
     /// Names this life of the store.
     life: u64,
 }
@@ -122,9 +133,15 @@ impl<P: Platform> Store<P> {
             .dvols()
             .iter()
             .any(|info| is_extent(&info.attributes));
-        let slots = header::take_slots(&engine, has_extents).await?;
+        let (slots, header) = header::take_slots(&engine, has_extents).await?;
         let life = slots.start;
-        let mut machine = Machine::new(slots, engine.space().capacity_bytes, options.recent_bytes);
+        let group_bytes_max = group_bytes_max(engine.space().capacity_bytes);
+        let log = log::open(&engine, options.log_bytes, group_bytes_max).await?;
+        if log.is_some() {
+            header::note_log(&engine, header).await?;
+        }
+        let (log, ring) = log.map(|log| (log.handle, log.ring)).unzip();
+        let mut machine = Machine::new(slots, group_bytes_max, options.recent_bytes, ring);
         for info in engine.dvols() {
             if let Ok((id, geometry)) = Geometry::of_attributes(&info.attributes) {
                 let mut extent = Extent::new(id, info.handle, geometry);
@@ -136,6 +153,7 @@ impl<P: Platform> Store<P> {
             platform: platform.clone(),
             engine,
             options,
+            log,
             machine: RefCell::new(machine),
             claimed: RefCell::default(),
             space_turn: Budget::new(1),
@@ -143,6 +161,8 @@ impl<P: Platform> Store<P> {
             work: Signal::new(),
             settled: Signal::new(),
             stopping: Cell::new(false),
+            has_given_up: Cell::new(false),
+            has_timer: Cell::new(false),
             life,
         });
         platform.spawn(inner.clone().carry_out_groups());
@@ -678,7 +698,9 @@ impl<P: Platform> Inner<P> {
             }
         }
         if done == Err(DvolError::NoSpace) && !is_idle {
-            // What is on its way may give back what is missing, or count twice so far.
+            // What is on its way or in the log may give back what is missing, or count twice so far.
+            self.machine.borrow_mut().is_due = true;
+            self.work.notify();
             settled.await;
             return Ok(());
         }
@@ -689,7 +711,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Gives back what is set aside and far more than is needed. Failing costs nothing but space.
-    async fn give_back(self: Rc<Self>) {
+    pub(crate) async fn give_back(self: Rc<Self>) {
         let count = self.machine.borrow().extent_count();
         for index in 0..count {
             let Some(_turn) = self.space_turn.try_take(1) else {
@@ -707,52 +729,6 @@ impl<P: Platform> Inner<P> {
             if let (Ok(()), Ok(usage)) = (done, self.engine.usage_of(handle)) {
                 self.machine.borrow_mut().extent_mut(index).set_usage(usage);
             }
-        }
-    }
-
-    /// Puts groups on their way, one after the other, until the store is stopped.
-    async fn carry_out_groups(self: Rc<Self>) {
-        loop {
-            let work = self.work.wait();
-            let closed = self.machine.borrow_mut().close();
-            let Some(Closed { group, changes }) = closed else {
-                if self.stopping.get() {
-                    self.machine
-                        .borrow_mut()
-                        .dead
-                        .get_or_insert(StoreError::Stopping);
-                    self.settled.notify();
-                    return;
-                }
-                if self.machine.borrow().dead.is_none() {
-                    self.platform.spawn(self.clone().give_back());
-                }
-                work.await;
-                continue;
-            };
-            let batch = Batch {
-                conditions: Vec::new(),
-                changes,
-            };
-            let mut done = self
-                .engine
-                .commit(batch.clone(), DeviceStability::Stable)
-                .await;
-            if matches!(done, Err(DvolError::Device | DvolError::NoSpace)) {
-                // Everybody's work is in it, and the attempt that failed has left nothing behind.
-                done = self.engine.commit(batch, DeviceStability::Stable).await;
-            }
-            let usage = |handle| self.engine.usage_of(handle).ok();
-            match done {
-                Ok(_) => self.machine.borrow_mut().handle_durable(usage),
-                Err(error) => {
-                    warn!(
-                        "group {group} of the page store has not happened, nor what came after it: {error}"
-                    );
-                    self.machine.borrow_mut().handle_lost(error.into(), usage);
-                }
-            }
-            self.settled.notify();
         }
     }
 

@@ -457,7 +457,8 @@ fn what_could_not_be_made_durable_has_not_happened() {
         let kept = kept.expect("commits");
         store.wait(kept.ticket).await.expect("durable");
         let verifier = store.verifier();
-        // If the data of a group can't be written, the group is given up, and the store goes on.
+        in_place(&platform).await;
+        // If a group can't be written, the group is given up, and the store goes on.
         let failing = Fault::WriteError {
             leaves: WriteErrorLeaves::Old,
         };
@@ -854,6 +855,7 @@ fn a_page_that_was_read_lately_is_at_hand() {
             committed.slot
         };
         write(&store, block, PageSlot(0), 1).await;
+        in_place(&platform).await;
         assert_eq!(byte_of(&store, block).await, 1);
         // Not even from the engine, whose cache would be asked.
         let reads = || {
@@ -863,8 +865,12 @@ fn a_page_that_was_read_lately_is_at_hand() {
         let before = reads();
         assert_eq!(byte_of(&store, block).await, 1);
         let slot = store.read(block).await.expect("readable").slot;
-        // Also a newer version, once that is durable.
+        // Also a newer version: once that is durable, and once it is in its place.
         let newer = write(&store, block, slot, 2).await;
+        let read = store.read(block).await.expect("readable");
+        assert_eq!((read.slot, read.data[0]), (newer, 2));
+        assert_eq!(store.wait(read.ticket).await, Ok(()));
+        in_place(&platform).await;
         let read = store.read(block).await.expect("readable");
         assert_eq!(
             (read.slot, read.data[0], read.ticket),
@@ -922,6 +928,7 @@ fn a_page_that_is_read_again_is_not_read_from_the_device_again() {
         let write = one(page_write(page, PageSlot(0), 7, 8192));
         let committed = store.commit(&write).await.expect("commits");
         store.wait(committed.ticket).await.expect("is durable");
+        in_place(&platform).await;
         assert_eq!(byte_of(&store, page).await, 7);
         let before = disk.counts().reads;
         assert!(engine.space().cache_bytes >= 8192);

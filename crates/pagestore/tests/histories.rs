@@ -431,6 +431,7 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
             let options = StoreOptions {
                 injected_one_in: 50,
                 recent_bytes: RECENT_BYTES[seed as usize % RECENT_BYTES.len()],
+                log_bytes: 256 << 10,
             };
             let store = open_with(&platform, &engine, options).await;
             shared.borrow_mut().verifier = store.verifier();

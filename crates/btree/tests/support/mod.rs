@@ -53,6 +53,7 @@ pub(crate) async fn open_store(
         injected_one_in,
         // As small as the cache below.
         recent_bytes: 64 << 10,
+        log_bytes: 256 << 10,
     };
     let opened = Store::open(platform.clone(), engine.clone(), options).await;
     opened.expect("opens")

@@ -7,7 +7,7 @@ use flagstone_pagestore::{
     BlockPtr, Commit, ExtentId, Geometry, OwnerId, PagePtr, PageSlot, PageWrite, Store,
     StoreOptions,
 };
-use flagstone_platform::IoBuf;
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -66,6 +66,8 @@ pub(crate) async fn open_store(
         injected_one_in,
         // As small as the cache below.
         recent_bytes: 64 << 10,
+        // Soon full.
+        log_bytes: 256 << 10,
     };
     open_with(platform, engine, options).await
 }
@@ -91,6 +93,11 @@ pub(crate) async fn begin(
         store.create_extent(id, geometry).await.expect("creates");
     }
     (engine, store)
+}
+
+/// Waits until what is durable in the log is in its place.
+pub(crate) async fn in_place(platform: &SimPlatform) {
+    platform.sleep_ns(300_000_000).await;
 }
 
 pub(crate) fn filled(byte: u8, len: usize) -> IoBuf {

@@ -1,0 +1,165 @@
+//! Carrying groups out: the store's own task, and putting in its place what the log has.
+
+use std::rc::Rc;
+
+use flagstone_device::engine::{Batch, Change, DvolError, Stability as DeviceStability};
+use flagstone_platform::Platform;
+use tracing::warn;
+
+use crate::commit::StoreError;
+use crate::groups::{Closed, Way};
+use crate::log::{Mark, header_change};
+use crate::store::Inner;
+
+/// What is in the log for so long is put in its place.
+const LOGGED_NS_MAX: u64 = 100_000_000;
+/// How long to wait before trying again to put something in its place: at first, and at most.
+const RETRY_NS: std::ops::RangeInclusive<u64> = 1_000_000..=1_000_000_000;
+/// So often when the store is stopping: what is in the log is durable there.
+const LAST_TRIES: u32 = 4;
+
+impl<P: Platform> Inner<P> {
+    /// Puts groups on their way, one after the other, until the store is stopped.
+    pub(crate) async fn carry_out_groups(self: Rc<Self>) {
+        loop {
+            let work = self.work.wait();
+            if self.machine.borrow().wants_write_back() {
+                self.begin_write_back();
+            }
+            let closed = self.machine.borrow_mut().close();
+            if let Some(closed) = closed {
+                self.carry_out(closed).await;
+                continue;
+            }
+            if self.machine.borrow().wants_write_back() {
+                continue;
+            }
+            let is_idle = self.machine.borrow().is_idle();
+            if self.stopping.get() {
+                let is_dead = self.machine.borrow().dead.is_some();
+                if is_idle || is_dead || self.has_given_up.get() {
+                    let mut machine = self.machine.borrow_mut();
+                    machine.dead.get_or_insert(StoreError::Stopping);
+                    drop(machine);
+                    self.settled.notify();
+                    return;
+                }
+                self.machine.borrow_mut().is_due = true;
+                if self.machine.borrow().wants_write_back() {
+                    continue;
+                }
+            } else if is_idle && self.machine.borrow().dead.is_none() {
+                self.platform.spawn(self.clone().give_back());
+            }
+            work.await;
+        }
+    }
+
+    /// Makes a group durable.
+    async fn carry_out(self: &Rc<Self>, Closed { group, way }: Closed) {
+        let mut done = self.try_once(&way).await;
+        if matches!(done, Err(DvolError::Device | DvolError::NoSpace)) {
+            // Everybody's work is in it, and the attempt that failed has left nothing behind.
+            done = self.try_once(&way).await;
+        }
+        let usage = |handle| self.engine.usage_of(handle).ok();
+        match done {
+            Ok(()) => {
+                self.machine.borrow_mut().handle_durable(usage);
+                self.note_logged();
+            }
+            Err(error) => {
+                warn!(
+                    "group {group} of the page store has not happened, nor what came after it: {error}"
+                );
+                self.machine.borrow_mut().handle_lost(error.into(), usage);
+            }
+        }
+        self.settled.notify();
+    }
+
+    async fn try_once(&self, way: &Way) -> Result<(), DvolError> {
+        let log = self.log;
+        match (way, log) {
+            (Way::Frame(at, frame), Some(log)) => {
+                let stable = DeviceStability::Stable;
+                self.engine
+                    .write(log, *at, frame.clone(), stable)
+                    .await
+                    .map(drop)
+            }
+            (Way::Direct(changes, mark), _) => self.put_in_place(changes, *mark).await,
+            (Way::Frame(..), None) => Err(DvolError::Invalid),
+        }
+    }
+
+    async fn put_in_place(&self, changes: &[Change], mark: Option<Mark>) -> Result<(), DvolError> {
+        let mut changes = changes.to_vec();
+        if let (Some(log), Some(mark)) = (self.log, mark) {
+            changes.push(header_change(log, mark.header));
+        }
+        let batch = Batch {
+            conditions: Vec::new(),
+            changes,
+        };
+        self.engine
+            .commit(batch, DeviceStability::Stable)
+            .await
+            .map(drop)
+    }
+
+    /// Something is in the log: after a while it is put in its place, if that has not happened by then.
+    fn note_logged(self: &Rc<Self>) {
+        if self.machine.borrow().logged.is_empty() || self.has_timer.replace(true) {
+            return;
+        }
+        let inner = Rc::downgrade(self);
+        let sleep = self.platform.sleep_ns(LOGGED_NS_MAX);
+        self.platform.spawn(async move {
+            sleep.await;
+            if let Some(inner) = inner.upgrade() {
+                inner.has_timer.set(false);
+                inner.machine.borrow_mut().is_due = true;
+                inner.work.notify();
+            }
+        });
+    }
+
+    fn begin_write_back(self: &Rc<Self>) {
+        let (changes, mark) = self.machine.borrow_mut().begin_write_back();
+        self.platform.spawn(self.clone().write_back(changes, mark));
+    }
+
+    async fn write_back(self: Rc<Self>, changes: Vec<Change>, mark: Option<Mark>) {
+        let mut pause_ns = *RETRY_NS.start();
+        for tries in 1.. {
+            let done = self.put_in_place(&changes, mark).await;
+            let error = match done {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            if matches!(error, DvolError::Fenced | DvolError::Stopping) {
+                self.machine.borrow_mut().dead.get_or_insert(error.into());
+                self.work.notify();
+                self.settled.notify();
+                return;
+            }
+            if self.stopping.get() && tries >= LAST_TRIES {
+                self.has_given_up.set(true);
+                self.work.notify();
+                return;
+            }
+            warn!(
+                "putting what the page store's log has in its place: {error}; it is durable in the log, and tried again \
+                 in {} ms",
+                pause_ns / 1_000_000
+            );
+            self.platform.sleep_ns(pause_ns).await;
+            pause_ns = (2 * pause_ns).min(*RETRY_NS.end());
+        }
+        let usage = |handle| self.engine.usage_of(handle).ok();
+        self.machine.borrow_mut().handle_written(usage);
+        self.work.notify();
+        self.settled.notify();
+    }
+}

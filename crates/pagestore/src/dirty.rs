@@ -1,0 +1,108 @@
+//! What has changed and is not in its place yet, as it was after some group.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use flagstone_device::engine::Change;
+use flagstone_platform::IoBuf;
+use flagstone_types::BLOCK_SIZE;
+
+use crate::extent::Extent;
+use crate::latest::{Key, Version, runs_of};
+
+/// See the module's page. Later changes are taken over by [`Dirty::absorb`].
+#[derive(Clone, Default)]
+pub(crate) struct Dirty {
+    pub(crate) pages: BTreeMap<Key, Version>,
+    /// Blocks of which nothing is left but pages above.
+    pub(crate) freed: BTreeSet<(usize, u64)>,
+    pub(crate) tables: BTreeMap<(usize, u64), IoBuf>,
+}
+
+impl Dirty {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.freed.is_empty() && self.tables.is_empty()
+    }
+
+    /// Changes of the device that it can take to put it in its place, at most: of a freed block something may be left
+    /// beside each page that was written since. That of two together is not more than the sum.
+    pub(crate) fn changes_max(&self) -> usize {
+        2 * (self.pages.len() + self.freed.len()) + self.tables.len()
+    }
+
+    /// Bytes that are written then.
+    pub(crate) fn bytes(&self, extents: &[Extent]) -> usize {
+        let pages = self
+            .pages
+            .keys()
+            .map(|key| extents[key.0].geometry.page_bytes() as usize);
+        pages.sum::<usize>() + self.tables.len() * BLOCK_SIZE as usize
+    }
+
+    /// Takes over what was changed later.
+    pub(crate) fn absorb(&mut self, mut later: Dirty, extents: &[Extent]) {
+        for &(extent, block) in &later.freed {
+            self.free(extent, block, extents);
+        }
+        self.pages.append(&mut later.pages);
+        self.tables.append(&mut later.tables);
+    }
+
+    /// Nothing is in this block any more.
+    pub(crate) fn free(&mut self, extent: usize, block: u64, extents: &[Extent]) {
+        let pages = extents[extent].pages_of(block);
+        let range = (extent, pages.start)..(extent, pages.end);
+        let gone: Vec<Key> = self.pages.range(range).map(|(key, _)| *key).collect();
+        for key in gone {
+            self.pages.remove(&key);
+        }
+        self.freed.insert((extent, block));
+    }
+
+    /// What the device has to do.
+    pub(crate) fn changes(&self, extents: &[Extent]) -> Vec<Change> {
+        let mut changes = Vec::with_capacity(self.changes_max());
+        for (&(extent, page), data) in &self.tables {
+            let (handle, offset_bytes) = extents[extent].table_place(page);
+            changes.push(Change::Write {
+                handle,
+                offset_bytes,
+                data: data.clone(),
+                meta: 1,
+            });
+        }
+        self.deallocate_freed(extents, &mut changes);
+        for run in runs_of(&self.pages, |extent| {
+            extents[extent].geometry.page_bytes() as usize
+        }) {
+            let (handle, offset_bytes) = extents[run.extent].page_place(run.pages.start);
+            changes.push(Change::Write {
+                handle,
+                offset_bytes,
+                data: run.data,
+                meta: run.slot.0,
+            });
+        }
+        changes
+    }
+
+    /// What is left of freed blocks between the pages that were written since.
+    fn deallocate_freed(&self, extents: &[Extent], changes: &mut Vec<Change>) {
+        for &(extent, block) in &self.freed {
+            let pages = extents[extent].pages_of(block);
+            let written = (extent, pages.start)..(extent, pages.end);
+            let written = self.pages.range(written).map(|(key, _)| key.1);
+            let mut from = pages.start;
+            for page in written.chain([pages.end]) {
+                if page > from {
+                    let (handle, offset_bytes) = extents[extent].page_place(from);
+                    changes.push(Change::Deallocate {
+                        handle,
+                        offset_bytes,
+                        len_bytes: (page - from) * extents[extent].geometry.page_bytes(),
+                    });
+                }
+                from = page + 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! How groups become durable, and how what they changed comes to its place.
+//!
+//! The usual way: what a group changed is written to the log as one *frame*, a few blocks, and the group is durable. Its
+//! pages stay in memory until, some groups later, all that the log has is *put in its place*: in one atomic batch of the
+//! device layer, together with the log's header, which says that this is so. So a page that many groups change is
+//! written once, and at any moment the device has the state after some group, and the log what came after it.
+//!
+//! A group with more contents than are worth writing twice is put in its place directly, with all that the log has.
+//!
+//! If a group can't be made durable, everything that isn't durable is forgotten, what was built on it
+//! included, and the *epoch* rises. What is durable in the log is never lost: putting it in its place is tried again.
+//!
+//! Invariants: what is in its place, what is being put there, what the log has and the group on its way follow each other;
+//! the changes of a batch don't overlap; nothing is put in its place directly while something else is.
+
+use flagstone_device::engine::{Change, Handle};
+use flagstone_platform::IoBuf;
+
+use crate::commit::StoreError;
+use crate::dirty::Dirty;
+use crate::log::{FrameWriter, Mark, Ring};
+use crate::machine::{EPOCHS_MAX, GROUP_CHANGES_MAX, Machine};
+
+/// Contents of a group that are worth writing twice, in bytes.
+const LOGGED_CONTENTS_MAX: u64 = 256 << 10;
+
+/// A group on its way.
+pub(crate) struct Flying {
+    pub(crate) group: u64,
+    /// What it changed.
+    dirty: Dirty,
+    /// Not to the log, but to its place with all that the log has.
+    is_direct: bool,
+}
+
+/// What is being put in its place.
+pub(crate) struct Writing {
+    dirty: Dirty,
+    /// All groups up to this one are.
+    group: u64,
+    mark: Option<Mark>,
+}
+
+/// What has to be done for a group.
+pub(crate) struct Closed {
+    pub(crate) group: u64,
+    pub(crate) way: Way,
+}
+
+/// How it becomes durable.
+pub(crate) enum Way {
+    /// These bytes at this place of the log.
+    Frame(u64, IoBuf),
+    /// By these changes. The log's header is among them if it has to be written: that is for the log's owner to add.
+    Direct(Vec<Change>, Option<Mark>),
+}
+
+impl Machine {
+    /// Whether nothing waits for the device.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_in_place = self.logged.is_empty() && self.writing.is_none();
+        self.flying.is_none() && !self.has_open() && is_in_place
+    }
+
+    /// Puts the open group on its way, if there is something in it, none is, and there is room.
+    pub(crate) fn close(&mut self) -> Option<Closed> {
+        if self.flying.is_some() || !self.has_open() || self.dead.is_some() {
+            return None;
+        }
+        let group = self.open;
+        let mut dirty = self.open_dirty();
+        let changes = [&self.logged, &dirty].map(Dirty::changes_max);
+        let bytes = [&self.logged, &dirty].map(|dirty| dirty.bytes(&self.extents));
+        let fits = changes.iter().sum::<usize>() <= GROUP_CHANGES_MAX
+            && bytes.iter().sum::<usize>() <= self.group_bytes_max;
+        if !fits && !self.logged.is_empty() {
+            self.is_due = true;
+            return None;
+        }
+        let frame = self.frame_of(&dirty);
+        let way = match frame {
+            Some(frame) => {
+                let place = self.ring.as_mut()?.place(frame.padded_len() as u64);
+                let Some((at, sequence)) = place else {
+                    self.is_due = true;
+                    return None;
+                };
+                let extents = &self.extents;
+                let page_bytes = |index: usize| extents[index].geometry.page_bytes() as usize;
+                // It is kept for a while, and what came from a client would be as long.
+                self.latest.detach(&mut dirty.pages, page_bytes);
+                Way::Frame(at, IoBuf::copy_of(&frame.finish(sequence)))
+            }
+            None if self.writing.is_some() => return None,
+            None => {
+                let mut all = self.logged.clone();
+                all.absorb(dirty.clone(), &self.extents);
+                let ring = self.ring.as_ref().filter(|ring| ring.is_behind());
+                Way::Direct(all.changes(&self.extents), ring.map(Ring::mark))
+            }
+        };
+        for extent in &mut self.extents {
+            extent.handle_closed();
+        }
+        self.forget_open();
+        self.flying = Some(Flying {
+            group,
+            dirty,
+            is_direct: matches!(way, Way::Direct(..)),
+        });
+        self.open += 1;
+        Some(Closed { group, way })
+    }
+
+    fn forget_open(&mut self) {
+        self.open_tables.clear();
+        self.open_bases.clear();
+        (self.open_changes, self.open_bytes, self.open_contents) = (0, 0, 0);
+    }
+
+    /// What the open group changes.
+    fn open_dirty(&self) -> Dirty {
+        let tables = self.open_tables.keys();
+        Dirty {
+            pages: self.latest.of_group(self.open),
+            freed: self.latest.freed_in(self.open).collect(),
+            tables: tables
+                .map(|&(index, page)| ((index, page), self.extents[index].encoded_table(page)))
+                .collect(),
+        }
+    }
+
+    /// The frame for what the open group changes. `None`: it has to be put in its place.
+    fn frame_of(&self, dirty: &Dirty) -> Option<FrameWriter> {
+        let frame_max = self.ring.as_ref()?.frame_max();
+        if self.open_contents as u64 > frame_max.min(LOGGED_CONTENTS_MAX) {
+            return None;
+        }
+        let mut frame = FrameWriter::new();
+        let id = |index: usize| self.extents[index].id.0;
+        for &(index, block) in &dirty.freed {
+            frame.freed(id(index), block);
+        }
+        for (&(index, page), data) in &dirty.tables {
+            let old = self.open_tables.get(&(index, page));
+            frame.table(id(index), page, old.map(|old| &old[..]), data);
+        }
+        for (key, version) in &dirty.pages {
+            let name = (id(key.0), key.1, version.slot.0);
+            let data = version.bytes(self.extents[key.0].geometry.page_bytes() as usize);
+            frame.page(name, self.open_bases.get(key).map(|old| &old[..]), &data);
+        }
+        (frame.padded_len() as u64 <= frame_max).then_some(frame)
+    }
+
+    /// The group on its way is durable. `usage` is what the device layer says of a dvol.
+    pub(crate) fn handle_durable(&mut self, usage: impl Fn(Handle) -> Option<(u64, u64)>) {
+        let Some(flying) = self.flying.take() else {
+            return;
+        };
+        self.settled = flying.group;
+        self.given
+            .retain(|_, (_, given_in)| *given_in > flying.group);
+        for extent in &mut self.extents {
+            extent.handle_logged();
+        }
+        self.logged.absorb(flying.dirty, &self.extents);
+        if flying.is_direct {
+            let mark = self.ring.as_ref().map(Ring::mark);
+            self.begin_writing(mark);
+            self.handle_written(usage);
+        }
+    }
+
+    fn begin_writing(&mut self, mark: Option<Mark>) {
+        for extent in &mut self.extents {
+            extent.handle_writing();
+        }
+        self.is_due = false;
+        self.writing = Some(Writing {
+            dirty: std::mem::take(&mut self.logged),
+            group: self.settled,
+            mark,
+        });
+    }
+
+    /// Whether it is time to put in its place what the log has. Between two groups: then all in it is durable.
+    pub(crate) fn wants_write_back(&self) -> bool {
+        let is_free = self.writing.is_none() && self.flying.is_none();
+        let is_much = self.logged.changes_max() > GROUP_CHANGES_MAX / 4 * 3
+            || self.logged.bytes(&self.extents) > self.group_bytes_max / 2;
+        let is_half_full = self.ring.as_ref().is_some_and(Ring::is_half_full);
+        let is_wanted = is_half_full || !self.logged.is_empty() && (self.is_due || is_much);
+        is_free && is_wanted && self.dead.is_none()
+    }
+
+    /// Begins with it: changes, and up to where the log's header has to say that they are in their place.
+    pub(crate) fn begin_write_back(&mut self) -> (Vec<Change>, Option<Mark>) {
+        let mark = self.ring.as_ref().map(Ring::mark);
+        self.begin_writing(mark);
+        let writing = self.writing.as_ref();
+        let changes = writing.map(|writing| writing.dirty.changes(&self.extents));
+        (changes.unwrap_or_default(), mark)
+    }
+
+    /// What was being put in its place is there. `usage` is what the device layer says of a dvol.
+    pub(crate) fn handle_written(&mut self, usage: impl Fn(Handle) -> Option<(u64, u64)>) {
+        let Some(writing) = self.writing.take() else {
+            return;
+        };
+        self.lookups += 1;
+        let (extents, recent) = (&self.extents, &mut self.recent);
+        self.latest.handle_written(writing.group, |key, version| {
+            if version.is_alone() {
+                let page_bytes = extents[key.0].geometry.page_bytes() as usize;
+                recent.handle_durable(key, &version.bytes(page_bytes), version.slot);
+            }
+        });
+        if let (Some(ring), Some(mark)) = (&mut self.ring, writing.mark) {
+            ring.handle_cleared(mark);
+        }
+        for extent in &mut self.extents {
+            if let Some(usage) = usage(extent.handle) {
+                extent.handle_written(usage);
+            }
+        }
+    }
+
+    /// The group on its way has not happened, and nothing that came after it.
+    pub(crate) fn handle_lost(
+        &mut self,
+        error: StoreError,
+        usage: impl Fn(Handle) -> Option<(u64, u64)>,
+    ) {
+        self.ended.push_back((self.epoch, self.settled));
+        if self.ended.len() > EPOCHS_MAX {
+            self.ended.pop_front();
+        }
+        let is_frame = self.flying.take().is_some_and(|flying| !flying.is_direct);
+        if let Some(ring) = self.ring.as_mut().filter(|_| is_frame) {
+            ring.handle_lost();
+        }
+        self.epoch += 1;
+        self.lookups += 1;
+        let durable = std::mem::replace(&mut self.settled, self.open);
+        self.open += 1;
+        for (key, (generation, _)) in std::mem::take(&mut self.given) {
+            // Only what was given later can be above what was spent before.
+            self.spent.insert(key, generation);
+        }
+        self.forget_open();
+        if matches!(error, StoreError::Fenced | StoreError::Stopping) {
+            self.dead = Some(error);
+        }
+        for extent in &mut self.extents {
+            extent.handle_lost(usage(extent.handle).unwrap_or_default());
+        }
+        self.latest.clear();
+        let written = self
+            .writing
+            .as_ref()
+            .map(|writing| (&writing.dirty, writing.group));
+        for (dirty, group) in written.into_iter().chain([(&self.logged, durable)]) {
+            let extents = &self.extents;
+            let freed = dirty
+                .freed
+                .iter()
+                .map(|&(index, block)| ((index, block), extents[index].pages_of(block)));
+            self.latest.put_back(freed, &dirty.pages, group);
+            for (&(index, page), data) in &dirty.tables {
+                self.extents[index].put_back_table(page, data);
+            }
+        }
+    }
+}
