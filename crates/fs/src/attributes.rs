@@ -110,6 +110,8 @@ impl From<&Attributes> for Before {
 }
 
 /// A file just before and just after an operation, with nothing of others between. [rfc1813 2.6, wcc_data]
+///
+/// A write beside which another one failed may say that it came after that: who has cached the file looks again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Changes {
     /// Before.

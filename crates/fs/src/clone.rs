@@ -8,10 +8,11 @@ use flagstone_platform::{IoBuf, Platform};
 use crate::attributes::SetAttributes;
 use crate::change::{Change, Tried};
 use crate::contents::{Piecewise, content_mut};
+use crate::dot_snapshot::{SNAPSHOTS_NAME, WithSnapshots};
 use crate::error::FileError;
 use crate::files::{Caller, Created, Creation, FileId, New, Node, SnapshotNumber};
-use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, decoded};
-use crate::inode::{Content, Inode};
+use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner};
+use crate::inode::{Body, Content, Inode};
 use crate::object::Said;
 use crate::objects::{OBJECT_MAX_BYTES, of_dvol};
 use crate::permissions::{check_own_name, require_read};
@@ -27,6 +28,13 @@ const NOBODY: FileId = FileId {
     file: 0,
 };
 
+/// A file that is copied.
+struct Source {
+    /// What the copy gets of it.
+    set: SetAttributes,
+    copied: Copied,
+}
+
 /// What a copy is made of.
 enum Copied {
     /// Bytes that one transaction can write.
@@ -38,8 +46,9 @@ enum Copied {
 impl<P: Platform> Filesystem<P> {
     /// Makes a file under a new name with the content of another one as it is now, or as it was in a snapshot. Of
     /// a large file nothing is copied. For who may read it and make names in the directory; a name that is there
-    /// is [`FileError::Exists`]. The copy is the caller's, and has the mode of the file. Durable when this
-    /// returns.
+    /// is [`FileError::Exists`]. The copy has the mode of the file, and is the caller's; of root, whose the file
+    /// is. A directory is [`FileError::IsDirectory`], what is no regular file [`FileError::Invalid`]. Durable when
+    /// this returns.
     pub async fn clone_file(
         &self,
         caller: &Caller,
@@ -57,12 +66,13 @@ impl<P: Platform> Filesystem<P> {
                 inner.platform.yield_now().await;
             }
             let mut making = inner.begin_making();
-            let (mode, copied) = match inner.copy_source(caller, source, &making).await {
+            let source = match inner.copy_source(caller, source, &making).await {
                 Err(Tried::Again) => continue,
                 Err(Tried::For(error)) => return Err(error),
-                Ok(copied) => copied,
+                Ok(source) => source,
             };
-            let created = inner.name_copy(caller, directory.file, name, mode, &copied, &making);
+            inner.check_room_for_copy(&making)?;
+            let created = inner.name_copy(caller, directory.file, name, &source, &making);
             let created = created.await?;
             making.is_named = true;
             inner.recount(making.dvol);
@@ -72,14 +82,41 @@ impl<P: Platform> Filesystem<P> {
     }
 }
 
+impl<P: Platform> WithSnapshots<Filesystem<P>> {
+    /// As [`Filesystem::clone_file`], where no file has the name of the directory of snapshots.
+    pub async fn clone_file(
+        &self,
+        caller: &Caller,
+        source: Node,
+        directory: Node,
+        name: &[u8],
+    ) -> Result<Created, FileError> {
+        if name == SNAPSHOTS_NAME {
+            return Err(FileError::Exists);
+        }
+        let cloned = self.inner().clone_file(caller, source, directory, name);
+        cloned.await
+    }
+}
+
 impl<P: Platform> Inner<P> {
-    /// Takes a file's content; a large one is in the dvol that is being made then. Also gives its mode.
+    /// Whether a copy that was made stays within the quota. One that shares everything takes nothing.
+    fn check_room_for_copy(&self, making: &Making<P>) -> Result<(), FileError> {
+        let quota = self.with_state(|state| state.superblock.quota_bytes);
+        let more = self.bytes_of(making.dvol);
+        match more > 0 && quota > 0 && self.used_bytes().saturating_add(more) > quota {
+            true => Err(FileError::Quota),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes a file's content; a large one is in the dvol that is being made then.
     async fn copy_source(
         self: &Rc<Self>,
         caller: &Caller,
         source: Node,
         making: &Making<P>,
-    ) -> Result<(u32, Copied), Tried> {
+    ) -> Result<Source, Tried> {
         let _entered = self.enter().await;
         // Nobody writes to it meanwhile.
         let _own = match source.at {
@@ -91,9 +128,33 @@ impl<P: Platform> Inner<P> {
         self.store().wait(view.ticket()).await?;
         let inode = inode?;
         require_read(caller, &inode.attributes)?;
-        let mode = inode.attributes.mode;
+        let content = match &inode.body {
+            Body::Regular { content, .. } => content,
+            Body::Directory(_) => return Err(FileError::IsDirectory.into()),
+            _ => return Err(FileError::Invalid.into()),
+        };
+        let copied = self.copy(&mut view, source, &inode, content, making);
+        let owner = caller.is_root().then_some(&inode.attributes);
+        Ok(Source {
+            copied: copied.await?,
+            set: SetAttributes {
+                mode: Some(inode.attributes.mode),
+                uid: owner.map(|owner| owner.uid),
+                gid: owner.map(|owner| owner.gid),
+                ..SetAttributes::default()
+            },
+        })
+    }
+
+    async fn copy(
+        &self,
+        view: &mut View<P>,
+        source: Node,
+        inode: &Inode,
+        content: &Content,
+        making: &Making<P>,
+    ) -> Result<Copied, Tried> {
         let size_bytes = inode.attributes.size_bytes;
-        let content = decoded(inode.content(), "a regular file")?;
         if let Content::Object(object) = content {
             let found = match source.at {
                 SnapshotNumber::LIVE => self.dvol(object.dvol),
@@ -101,7 +162,7 @@ impl<P: Platform> Inner<P> {
             };
             let found = found.ok_or(Tried::Again)?;
             let new = self.new_dvol(making.dvol);
-            let said = self.said_first(NOBODY, &inode).encode();
+            let said = self.said_first(NOBODY, inode).encode();
             let clone = self.engine.clone_with(found.handle, new, said).await;
             clone.map_err(of_dvol)?;
             if source.at != SnapshotNumber::LIVE {
@@ -112,15 +173,14 @@ impl<P: Platform> Inner<P> {
                 }
             }
             let cut_bytes = object.cut_bytes;
-            let copied = Copied::Dvol {
+            return Ok(Copied::Dvol {
                 size_bytes,
                 cut_bytes,
-            };
-            return Ok((mode, copied));
+            });
         }
         if size_bytes <= IN_BLOCKS_MAX_BYTES {
             let pieces = self
-                .read_content(&mut view, source.file, content, 0..size_bytes)
+                .read_content(view, source.file, content, 0..size_bytes)
                 .await?;
             let mut bytes = IoBuf::zeroed(size_bytes as usize);
             let mut at = 0;
@@ -133,18 +193,16 @@ impl<P: Platform> Inner<P> {
                     }
                 }
             }
-            return Ok((mode, Copied::Bytes(bytes)));
+            return Ok(Copied::Bytes(bytes));
         }
-        let said = self.said_first(NOBODY, &inode).encode();
+        let said = self.said_first(NOBODY, inode).encode();
         let new = self.new_dvol(making.dvol);
         let made = self.engine.create_with(new, said).await.map_err(of_dvol)?;
-        self.copy_content(&mut view, source.file, &inode, made)
-            .await?;
-        let copied = Copied::Dvol {
+        self.copy_content(view, source.file, inode, made).await?;
+        Ok(Copied::Dvol {
             size_bytes,
             cut_bytes: 0,
-        };
-        Ok((mode, copied))
+        })
     }
 
     async fn name_copy(
@@ -152,17 +210,13 @@ impl<P: Platform> Inner<P> {
         caller: &Caller,
         directory: FileId,
         name: &[u8],
-        mode: u32,
-        copied: &Copied,
+        source: &Source,
         making: &Making<P>,
     ) -> Result<Created, FileError> {
-        let set = SetAttributes {
-            mode: Some(mode),
-            ..SetAttributes::default()
-        };
+        let Source { set, copied } = source;
         let named = self.run(async |change| {
             let new = New::File(Creation::Guarded);
-            let made = self.make(change, caller, directory, name, new, &set, OBJECT_MAX_BYTES);
+            let made = self.make(change, caller, directory, name, new, set, OBJECT_MAX_BYTES);
             let mut created = made.await?;
             let file = created.node.file;
             let inode = self.inode(change, file).await?;

@@ -69,6 +69,11 @@ pub(crate) fn block_start_and_size(offset_bytes: u64) -> (u64, u64) {
     (place.start, place.end - place.start)
 }
 
+/// Which of [`BLOCK_SIZES`] the block has that an offset is in.
+pub(crate) fn block_size_index(offset_bytes: u64) -> usize {
+    place_of(offset_bytes).size
+}
+
 /// What a block's key says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockValue {
@@ -97,7 +102,7 @@ impl BlockValue {
         u64::from(self.written.count_ones()) * PAGE_BYTES
     }
 
-    fn page(&self, page: u64) -> PagePtr {
+    pub(crate) fn page(&self, page: u64) -> PagePtr {
         self.block.0.with_page(self.block.0.page + page)
     }
 }

@@ -5,6 +5,7 @@ use flagstone_platform::Platform;
 use crate::attributes::Timestamp;
 use crate::files::FilesystemId;
 use crate::filesystem::Filesystem;
+use crate::settings::Settings;
 
 /// A filesystem as it is now.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -15,29 +16,36 @@ pub struct Description {
     pub name: String,
     /// When it was made.
     pub created: Timestamp,
-    /// Bytes that its files may take; zero: as many as there are.
-    pub quota_bytes: u64,
+    /// What it is set to.
+    pub settings: Settings,
     /// Bytes that they take, with what only snapshots need.
     pub used_bytes: u64,
     /// Files and directories.
     pub files: u64,
     /// Snapshots.
     pub snapshots: u64,
+    /// The snapshot that it is being rolled back to.
+    pub rolling_back_to: Option<String>,
 }
 
 impl<P: Platform> Filesystem<P> {
     /// What it is like now.
     pub fn describe(&self) -> Description {
         let id = self.inner.keys.0;
-        let used_bytes = self.inner.used_bytes();
+        let (used_bytes, settings) = (self.inner.used_bytes(), self.settings());
+        let to = self.rolling_back_to();
+        let mut all = self.snapshots().into_iter();
+        let rolling = to.and_then(|to| all.find(|info| info.number == to));
+        let rolling = rolling.map(|info| info.name);
         self.inner.with_state(|state| Description {
             id,
             name: String::from_utf8_lossy(&state.superblock.name).into_owned(),
             created: state.superblock.created,
-            quota_bytes: state.superblock.quota_bytes,
+            settings,
             used_bytes,
             files: state.usage.files.max(0).cast_unsigned(),
             snapshots: state.snapshots.len() as u64,
+            rolling_back_to: rolling,
         })
     }
 }

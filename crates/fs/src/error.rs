@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why an operation failed. Nothing has changed. A gateway has one table from these to its status codes.
+/// Why an operation failed. Nothing has changed, but for [`FileError::Stopping`]. A gateway has one table from these to its status codes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FileError {
     /// There is no such name.
@@ -49,7 +49,8 @@ pub enum FileError {
     Corrupt,
     /// The device failed.
     Device,
-    /// The node is stopping, or the device is fenced after a failed flush.
+    /// The node is stopping, or the device is fenced after a failed flush. Whether the operation has happened is only
+    /// known after the next start.
     Stopping,
 }
 

@@ -239,6 +239,8 @@ pub struct Space {
     pub free_bytes: u64,
     /// Files and directories that there are.
     pub files: u64,
+    /// How many more there may be; `None`: as many as there is room for.
+    pub free_files: Option<u64>,
 }
 
 /// An open filesystem. A cheap handle, used by one core.

@@ -69,6 +69,8 @@ pub(crate) struct Inner<P: Platform> {
     /// There are files whose content is to be given back.
     pub(crate) orphaned: Signal,
     pub(crate) stopping: Cell<bool>,
+    /// All of it is gone, or will be.
+    pub(crate) is_deleted: Cell<bool>,
     /// Large files that are being used.
     pub(crate) objects: Objects,
     /// Dvols that no inode names yet.
@@ -91,6 +93,8 @@ pub(crate) struct State {
     pub(crate) snapshots: Vec<(Vec<u8>, SnapshotValue)>,
     pub(crate) numbers_of_snapshots: Rc<[u32]>,
     pub(crate) usage: Usage,
+    /// The snapshot that it is being rolled back to.
+    pub(crate) rolling: Option<u32>,
     /// Numbers that files can be given.
     numbers: std::ops::Range<u64>,
     /// The store's when this was loaded.
@@ -124,6 +128,7 @@ impl<P: Platform> Inner<P> {
             tokens: RefCell::default(),
             orphaned: Signal::new(),
             stopping: Cell::new(false),
+            is_deleted: Cell::new(false),
             objects: Objects::default(),
             making: RefCell::default(),
             to_sweep: RefCell::default(),
@@ -249,12 +254,16 @@ impl<P: Platform> Inner<P> {
         Ok(ticket)
     }
 
-    /// What is counted, and the quota. Survives power loss when this returns.
-    pub(crate) async fn counted(&self) -> Result<(Usage, u64), FileError> {
+    /// What is counted, and the quotas of bytes and of files. Survives power loss when this returns.
+    pub(crate) async fn counted(&self) -> Result<(Usage, u64, u64), FileError> {
         for _ in 0..ATTEMPTS_MAX {
             self.refresh().await.map_err(final_error)?;
             let last = self.last.get();
-            let counted = self.with_state(|state| (state.usage, state.superblock.quota_bytes));
+            let counted = self.with_state(|state| {
+                let superblock = &state.superblock;
+                let (bytes, files) = (superblock.quota_bytes, superblock.quota_files);
+                (state.usage, bytes, files)
+            });
             match self.store().wait(last).await {
                 Ok(()) => return Ok(counted),
                 Err(StoreError::Lost) => {}
@@ -279,6 +288,8 @@ impl<P: Platform> Inner<P> {
             if result.as_ref().err() == Some(&Tried::Again) {
                 continue;
             }
+            // Else it may have seen a part of what is being done.
+            self.check_there()?;
             match self.store().wait(view.ticket()).await {
                 Ok(()) => {}
                 Err(StoreError::Lost) => continue,
@@ -306,6 +317,7 @@ impl<P: Platform> Inner<P> {
 
     /// Up to which version somebody sees.
     pub(crate) fn number_of(&self, at: SnapshotNumber) -> Result<u32, FileError> {
+        self.check_there()?;
         if at == SnapshotNumber::LIVE {
             return Ok(u32::MAX);
         }
@@ -315,11 +327,37 @@ impl<P: Platform> Inner<P> {
         })
     }
 
+    /// Whoever has a deleted filesystem finds nothing in it; while one is being rolled back nobody is let in.
+    pub(crate) fn check_there(&self) -> Result<(), FileError> {
+        if self.is_deleted.get() {
+            return Err(FileError::Stale);
+        }
+        match self.with_state(|state| state.rolling) {
+            Some(_) => Err(FileError::Later),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn is_rolling(&self) -> bool {
+        self.with_state(|state| state.rolling.is_some())
+    }
+
+    /// It has been rolled back.
+    pub(crate) fn end_rolling(&self) {
+        self.state.borrow_mut().rolling = None;
+    }
+
     /// Loads again what is in memory, if the store has lost commits since.
     pub(crate) async fn refresh(&self) -> Result<(), Tried> {
+        self.check_there()?;
+        self.reload().await.map(drop)
+    }
+
+    /// The same for who works while nobody is let in. True if some were lost.
+    pub(crate) async fn reload(&self) -> Result<bool, Tried> {
         let verifier = self.store().verifier();
         if self.with_state(|state| state.verifier == verifier) {
-            return Ok(());
+            return Ok(false);
         }
         warn!("the store has lost commits; looking again what there is");
         loop {
@@ -330,20 +368,27 @@ impl<P: Platform> Inner<P> {
                 self.last.set(Ticket::default());
                 self.tokens.borrow_mut().forget();
                 *self.state.borrow_mut() = state;
-                return Ok(());
+                return Ok(true);
             }
         }
     }
 
     /// Whether what takes more space may be done.
     fn check_room(&self, more: Usage) -> Result<(), FileError> {
-        let quota = self.with_state(|state| state.superblock.quota_bytes);
+        let is_past = |used: i64, more: i64, quota: u64| {
+            let after = used.saturating_add(more).max(0).cast_unsigned();
+            more > 0 && quota > 0 && after > quota
+        };
         let used = self.used_bytes().cast_signed();
-        let after = used.saturating_add(more.bytes).max(0).cast_unsigned();
-        if more.bytes > 0 && quota > 0 && after > quota {
-            return Err(FileError::Quota);
+        let is_past = self.with_state(|state| {
+            let superblock = &state.superblock;
+            is_past(used, more.bytes, superblock.quota_bytes)
+                || is_past(state.usage.files, more.files, superblock.quota_files)
+        });
+        match is_past {
+            true => Err(FileError::Quota),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// A number for a new file.
@@ -397,6 +442,7 @@ impl<P: Platform> Inner<P> {
         &self,
         operation: &impl AsyncFn(&mut Change<P>, &State) -> Result<T, Tried>,
     ) -> Result<T, Tried> {
+        self.check_there()?;
         // Read anew: a transaction of its own may have raised the next number.
         let state = load(&self.tree, self.keys).await?;
         let snapshots = state.numbers_of_snapshots.clone();
@@ -516,6 +562,13 @@ async fn load<P: Platform>(tree: &Tree<P>, keys: Keys) -> Result<State, Tried> {
         Some(value) => Usage::of(decoded(decode_counters(&value), "what is counted")?),
         None => Usage::default(),
     };
+    let rolling = match view.get_plain(&keys.rollback()).await? {
+        Some(number) => {
+            let number = number.try_into().ok().map(u32::from_le_bytes);
+            Some(decoded(number, "what is being rolled back to")?)
+        }
+        None => None,
+    };
     tree.store().wait(view.ticket()).await?;
     let numbers_of_snapshots = snapshots.iter().map(|(_, value)| value.number).collect();
     let next = superblock.next_number;
@@ -524,6 +577,7 @@ async fn load<P: Platform>(tree: &Tree<P>, keys: Keys) -> Result<State, Tried> {
         snapshots,
         numbers_of_snapshots,
         usage,
+        rolling,
         numbers: next..next,
         verifier,
     })

@@ -6,6 +6,7 @@ use crate::files::{FileId, FilesystemId};
 const SYSTEM: u8 = 0;
 const NAME: u8 = 1;
 const FILESYSTEM: u8 = 2;
+const DELETED: u8 = 3;
 
 /// Of a filesystem: what comes behind its number.
 const SUPERBLOCK: u8 = 0;
@@ -14,6 +15,8 @@ const SNAPSHOT: u8 = 2;
 const ORPHAN: u8 = 3;
 const TOKEN: u8 = 4;
 const DISPLACED: u8 = 5;
+const IMAGE_STORE: u8 = 6;
+const ROLLBACK: u8 = 7;
 const FILE: u8 = 8;
 
 /// Of a file: what comes behind directory and file.
@@ -40,6 +43,24 @@ pub(crate) fn names() -> (Vec<u8>, Vec<u8>) {
     (vec![NAME], vec![NAME + 1])
 }
 
+/// That a filesystem was deleted, and something of it may still be there.
+pub(crate) fn deleted(filesystem: FilesystemId) -> Vec<u8> {
+    let mut key = vec![DELETED];
+    key.extend(filesystem.0.to_be_bytes());
+    key
+}
+
+/// All of those: from, to.
+pub(crate) fn all_deleted() -> (Vec<u8>, Vec<u8>) {
+    (vec![DELETED], vec![DELETED + 1])
+}
+
+/// Takes such a key apart.
+pub(crate) fn of_deleted(key: &[u8]) -> Option<FilesystemId> {
+    let number = key.strip_prefix(&[DELETED])?.try_into().ok()?;
+    Some(FilesystemId(u64::from_be_bytes(number)))
+}
+
 /// Everything of one filesystem. A cheap value.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys(pub(crate) FilesystemId);
@@ -53,8 +74,18 @@ impl Keys {
         key
     }
 
+    /// All of it: from, to.
+    pub(crate) fn all(self) -> (Vec<u8>, Vec<u8>) {
+        (self.of(0), self.of(u8::MAX))
+    }
+
     pub(crate) fn superblock(self) -> Vec<u8> {
         self.of(SUPERBLOCK)
+    }
+
+    /// The snapshot that it is being rolled back to.
+    pub(crate) fn rollback(self) -> Vec<u8> {
+        self.of(ROLLBACK)
     }
 
     /// What takes space, counted.
@@ -81,6 +112,18 @@ impl Keys {
 
     pub(crate) fn orphans(self) -> (Vec<u8>, Vec<u8>) {
         (self.of(ORPHAN), self.of(ORPHAN + 1))
+    }
+
+    /// A directory that somebody said is an image store, by its number. Those made in it are not noted.
+    pub(crate) fn image_store(self, directory: u64) -> Vec<u8> {
+        let mut key = self.of(IMAGE_STORE);
+        key.extend(directory.to_be_bytes());
+        key
+    }
+
+    /// All of them: from, to.
+    pub(crate) fn image_stores(self) -> (Vec<u8>, Vec<u8>) {
+        (self.of(IMAGE_STORE), self.of(IMAGE_STORE + 1))
     }
 
     /// A client's call that must not be done twice, in its ring.
@@ -170,6 +213,11 @@ impl Keys {
         key.extend(name);
         key.push(0);
         key
+    }
+
+    /// All names of a directory: from, to.
+    pub(crate) fn entries(self, directory: FileId) -> (Vec<u8>, Vec<u8>) {
+        (self.file(directory, ENTRY), self.file(directory, ENTRY + 1))
     }
 
     pub(crate) fn cookie(self, directory: FileId, cookie: u64) -> Vec<u8> {

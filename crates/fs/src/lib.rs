@@ -30,9 +30,13 @@ mod names;
 mod object;
 mod objects;
 mod operations;
+mod paths;
 mod permissions;
 mod promote;
 mod reaper;
+mod removal;
+mod rollback;
+mod settings;
 mod snapshots;
 mod superblock;
 mod sweep;
@@ -53,8 +57,10 @@ pub use files::{
 pub use filesystem::Filesystem;
 pub use flagstone_device::engine::{Piece, Pieces};
 pub use flagstone_pagestore::DvolRole;
+pub use paths::{PathError, find, split_last};
+pub use settings::{PROMOTE_BYTES, Settings};
 pub use snapshots::{SNAPSHOTS_MAX, SnapshotInfo};
-pub use system::{FilesystemInfo, FilesystemOptions, Filesystems, PROMOTE_BYTES};
+pub use system::{FilesystemInfo, FilesystemOptions, Filesystems};
 
 /// Gives bytes to everything that reads what the tree holds, for a fuzzer. Panics if something that was read is
 /// not written as the same bytes.

@@ -85,7 +85,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// The layer that has what a dvol was at a snapshot, if one does; otherwise the dvol still has it.
-    fn layer_at(&self, dvol: DvolId, snapshot: u32) -> Option<LayerInfo> {
+    pub(crate) fn layer_at(&self, dvol: DvolId, snapshot: u32) -> Option<LayerInfo> {
         let layers = self.engine.layers(dvol).into_iter();
         let of_snapshots = layers.filter_map(|info| Some((snapshot_of(&info.name)?, info)));
         let kept = of_snapshots.filter(|(number, _)| *number >= snapshot);
@@ -145,6 +145,7 @@ impl<P: Platform> Inner<P> {
 
     /// The file in memory, if its content is a dvol. The caller has it locked, perhaps with others.
     pub(crate) async fn object(&self, file: FileId) -> Result<Option<Rc<Object>>, Tried> {
+        self.check_there()?;
         let verifier = self.store().verifier();
         if let Some(found) = self.objects.get(file, verifier) {
             return Ok(Some(found));
@@ -425,6 +426,8 @@ impl<P: Platform> Inner<P> {
                 read.await.map_err(of_dvol)?
             }
         };
+        // Else they may be of a snapshot that everything goes back to, and the attributes are not.
+        self.check_there()?;
         // Bytes and attributes are of one moment: no write to them came true meanwhile.
         if reading.reader.is_met() && self.visible(&object)?.changed != before.changed {
             return Err(Tried::Again);

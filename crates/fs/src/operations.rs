@@ -651,7 +651,7 @@ impl<P: Platform> Files for Filesystem<P> {
 
     async fn space(&self) -> Result<Space, FileError> {
         let inner = &self.inner;
-        let (usage, quota) = inner.counted().await?;
+        let (usage, quota, quota_files) = inner.counted().await?;
         inner.recount_all();
         let used = usage.bytes.max(0).cast_unsigned() + inner.taken.borrow().total();
         let (capacity, free) = inner.store().space();
@@ -659,10 +659,12 @@ impl<P: Platform> Files for Filesystem<P> {
             0 => (capacity, free),
             quota => (quota, free.min(quota.saturating_sub(used))),
         };
+        let files = usage.files.max(0).cast_unsigned();
         Ok(Space {
             total_bytes,
             free_bytes,
-            files: usage.files.max(0).cast_unsigned(),
+            files,
+            free_files: (quota_files > 0).then(|| quota_files.saturating_sub(files)),
         })
     }
 }

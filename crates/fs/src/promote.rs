@@ -12,13 +12,13 @@ use crate::attributes::SetAttributes;
 use crate::change::{Change, Tried};
 use crate::contents::{BlockValue, block_start_and_size};
 use crate::error::FileError;
-use crate::files::{Caller, FileId, Node, SnapshotNumber};
-use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, decoded};
+use crate::files::{Caller, FileId};
+use crate::filesystem::{ATTEMPTS_MAX, Inner, decoded};
 use crate::inode::{Body, Content, Inode};
 use crate::key;
 use crate::object::{Said, dvol_name};
 use crate::objects::{OBJECT_MAX_BYTES, aligned, of_dvol};
-use crate::permissions::{require_write, stamp};
+use crate::permissions::require_write;
 use crate::view::View;
 
 /// Blocks of a file looked for at once.
@@ -265,41 +265,5 @@ impl<P: Platform> Inner<P> {
             Ok(false) | Err(FileError::Stale) => Ok(()),
             Err(error) => Err(error),
         }
-    }
-}
-
-impl<P: Platform> Filesystem<P> {
-    /// Says whether files that are made in a directory become dvols with their first byte, and whether directories
-    /// made in it are like it. For root and its owner.
-    pub async fn set_image_store(
-        &self,
-        caller: &Caller,
-        directory: Node,
-        is_image_store: bool,
-    ) -> Result<(), FileError> {
-        if directory.at != SnapshotNumber::LIVE {
-            return Err(FileError::ReadOnly);
-        }
-        let (inner, file) = (&self.inner, directory.file);
-        let set = inner.run(async |change| {
-            change.locked = inner.locks.own(&[file.number()]).await;
-            let mut inode = inner.inode(change, file).await?;
-            let Body::Directory(part) = &mut inode.body else {
-                return Err(FileError::NotDirectory.into());
-            };
-            part.is_image_store = is_image_store;
-            if !caller.is_root() && caller.uid != inode.attributes.uid {
-                return Err(FileError::NotOwner.into());
-            }
-            inode.attributes.changed = stamp(&inode.attributes, inner.now());
-            inner.put_inode(change, file, &inode).await
-        });
-        set.await
-    }
-
-    /// A file that gets larger than this becomes a dvol.
-    pub fn promote_bytes(&self) -> u64 {
-        self.inner
-            .with_state(|state| state.superblock.promote_bytes)
     }
 }

@@ -25,6 +25,9 @@ impl<P: Platform> Inner<P> {
                 Ok(0) => orphaned.await,
                 Ok(_) => {}
                 Err(FileError::Stopping) => return,
+                Err(_) if self.stopping.get() => return,
+                // It is being rolled back: that goes first.
+                Err(FileError::Later) if self.is_rolling() => {}
                 Err(error) => {
                     warn!("giving back what removed files held: {error}; trying again");
                     self.platform.sleep_ns(PAUSE_NS).await;
@@ -34,6 +37,10 @@ impl<P: Platform> Inner<P> {
     }
 
     async fn reap_what_there_is(&self) -> Result<usize, FileError> {
+        // Before anything else: nobody is let in until it is done.
+        if self.roll().await? {
+            return Ok(1);
+        }
         let mut reaped = self.reap_some().await?;
         if reaped == 0 {
             reaped = self.reap_versions().await?;

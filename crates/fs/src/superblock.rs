@@ -6,6 +6,8 @@ use crate::attributes::Timestamp;
 use crate::codec::{Decoder, Encoder};
 
 const VERSION: u8 = 1;
+/// Of a superblock that bounds the number of files.
+const VERSION_BOUNDED: u8 = 2;
 /// The topmost directory's number.
 pub(crate) const ROOT: u64 = 1;
 /// The longest name of a filesystem or a snapshot, in bytes.
@@ -20,6 +22,8 @@ pub(crate) struct Superblock {
     pub(crate) next_number: u64,
     /// Bytes that its files may take; zero: as many as there are.
     pub(crate) quota_bytes: u64,
+    /// Files and directories that there may be; zero: as many as there is room for.
+    pub(crate) quota_files: u64,
     /// A file that gets larger than this becomes a dvol.
     pub(crate) promote_bytes: u64,
     /// Key of the checksums in handles.
@@ -31,10 +35,16 @@ pub(crate) struct Superblock {
 impl Superblock {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Encoder::default();
-        out.u8(VERSION);
+        out.u8(match self.quota_files {
+            0 => VERSION,
+            _ => VERSION_BOUNDED,
+        });
         out.u32(self.live);
         out.u64(self.next_number);
         out.u64(self.quota_bytes);
+        if self.quota_files > 0 {
+            out.u64(self.quota_files);
+        }
         out.u64(self.promote_bytes);
         out.0.extend(self.secret);
         out.time(self.created);
@@ -44,19 +54,25 @@ impl Superblock {
 
     pub(crate) fn decode(value: &[u8]) -> Option<Superblock> {
         let mut value = Decoder(value);
-        if value.u8()? != VERSION {
+        let version = value.u8()?;
+        if !(VERSION..=VERSION_BOUNDED).contains(&version) {
             return None;
         }
         let superblock = Superblock {
             live: value.u32()?,
             next_number: value.u64()?,
             quota_bytes: value.u64()?,
+            quota_files: match version {
+                VERSION => 0,
+                _ => value.u64()?,
+            },
             promote_bytes: value.u64()?,
             secret: value.take()?,
             created: value.time()?,
             name: value.rest().to_vec(),
         };
-        let fits = superblock.live > 0
+        let fits = (superblock.quota_files > 0) == (version == VERSION_BOUNDED)
+            && superblock.live > 0
             && superblock.live < u32::MAX
             && superblock.next_number > ROOT
             && is_label(&superblock.name);
@@ -128,5 +144,38 @@ impl Usage {
     pub(crate) fn add(&mut self, other: Usage) {
         self.files = self.files.wrapping_add(other.files);
         self.bytes = self.bytes.wrapping_add(other.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A filesystem without a quota of files is as it was before there was one.
+    #[test]
+    fn only_what_bounds_files_has_the_later_version() {
+        let mut superblock = Superblock {
+            live: 3,
+            next_number: 9,
+            quota_bytes: 7,
+            quota_files: 0,
+            promote_bytes: 5,
+            secret: [1; 16],
+            created: Timestamp::from_ns(6),
+            name: b"files".to_vec(),
+        };
+        for (quota_files, version) in [(0, 1), (8, 2)] {
+            superblock.quota_files = quota_files;
+            let bytes = superblock.encode();
+            assert_eq!(bytes[0], version);
+            assert_eq!(Superblock::decode(&bytes), Some(superblock.clone()));
+        }
+        let mut bytes = superblock.encode();
+        bytes[21..29].fill(0);
+        assert_eq!(
+            Superblock::decode(&bytes),
+            None,
+            "no quota, and its version"
+        );
     }
 }

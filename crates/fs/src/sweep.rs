@@ -93,7 +93,7 @@ impl<P: Platform> Inner<P> {
         self.taken.borrow_mut().set(dvol, bytes);
     }
 
-    fn bytes_of(&self, dvol: DvolId) -> u64 {
+    pub(crate) fn bytes_of(&self, dvol: DvolId) -> u64 {
         let found = self.engine.dvol(&dvol_name(dvol));
         let bytes = found.map(|info| self.engine.own_bytes_of(info.handle));
         bytes.and_then(Result::ok).unwrap_or_default()

@@ -1,6 +1,6 @@
 //! All filesystems of one journal: one store, one tree, and extents for the blocks of small files.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use flagstone_btree::{Tree, TreeOptions};
 use flagstone_device::engine::Engine;
 use flagstone_pagestore::{ExtentId, Geometry, OwnerId, Store, StoreError, StoreOptions};
 use flagstone_platform::Platform;
-use flagstone_platform::sync::Budget;
+use flagstone_platform::sync::{Budget, Signal};
 
 use crate::attributes::{Attributes, FileKind, Timestamp};
 use crate::change::Tried;
@@ -20,6 +20,7 @@ use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, ROOT_DIRECTORY, decoded
 use crate::inode::{Body, DirectoryPart, Inode};
 use crate::key::{self, Keys};
 use crate::names::COOKIE_FIRST;
+use crate::settings::Settings;
 use crate::superblock::{ROOT, Superblock, Usage, is_label};
 use crate::view::View;
 
@@ -32,9 +33,6 @@ const SYSTEM: OwnerId = OwnerId(u64::MAX);
 const TREE_BLOCK_BYTES: u64 = 256 << 10;
 /// Bytes that each extent can have. It is thin: only what is written takes space.
 const EXTENT_BYTES: u64 = 1 << 40;
-
-/// Files that get larger than this become dvols, unless something else is said.
-pub const PROMOTE_BYTES: u64 = 1 << 20;
 
 /// How to run filesystems.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -56,7 +54,7 @@ pub struct FilesystemInfo {
 
 /// All filesystems of one journal. A cheap handle, used by one core.
 pub struct Filesystems<P: Platform> {
-    inner: Rc<All<P>>,
+    pub(crate) inner: Rc<All<P>>,
 }
 
 impl<P: Platform> Clone for Filesystems<P> {
@@ -67,14 +65,19 @@ impl<P: Platform> Clone for Filesystems<P> {
     }
 }
 
-struct All<P: Platform> {
-    platform: P,
-    engine: Engine<P>,
-    tree: Tree<P>,
+pub(crate) struct All<P: Platform> {
+    pub(crate) platform: P,
+    pub(crate) engine: Engine<P>,
+    pub(crate) tree: Tree<P>,
     extents: Extents,
-    open: RefCell<BTreeMap<FilesystemId, Rc<Inner<P>>>>,
-    /// One at a time is opened or made.
-    turn: Budget,
+    pub(crate) open: RefCell<BTreeMap<FilesystemId, Rc<Inner<P>>>>,
+    /// One at a time is opened, made or deleted.
+    pub(crate) turn: Budget,
+    /// There are deleted ones whose content is to be given back.
+    pub(crate) deleted: Signal,
+    pub(crate) stopping: Cell<bool>,
+    /// Somebody gives that back.
+    pub(crate) is_clearing: Cell<bool>,
 }
 
 fn geometry(block_bytes: u64) -> Result<Geometry, FileError> {
@@ -82,7 +85,7 @@ fn geometry(block_bytes: u64) -> Result<Geometry, FileError> {
     geometry.map_err(|_| FileError::Unsupported)
 }
 
-fn failed(tried: impl Into<Tried>) -> FileError {
+pub(crate) fn failed(tried: impl Into<Tried>) -> FileError {
     match tried.into() {
         Tried::Again => FileError::Later,
         Tried::For(error) => error,
@@ -110,20 +113,24 @@ impl<P: Platform> Filesystems<P> {
             true => Tree::create(platform.clone(), store, TREE, SYSTEM, options.tree).await,
             false => Tree::open(platform.clone(), store, TREE, options.tree).await,
         };
-        Ok(Filesystems {
-            inner: Rc::new(All {
-                platform,
-                engine,
-                tree: tree.map_err(failed)?,
-                extents,
-                open: RefCell::default(),
-                turn: Budget::new(1),
-            }),
-        })
+        let inner = Rc::new(All {
+            platform,
+            engine,
+            tree: tree.map_err(failed)?,
+            extents,
+            open: RefCell::default(),
+            turn: Budget::new(1),
+            deleted: Signal::new(),
+            stopping: Cell::new(false),
+            is_clearing: Cell::new(false),
+        });
+        Ok(Filesystems { inner })
     }
 
     /// Finishes what is under way and stops. The engine is stopped by whoever opened it.
     pub async fn stop(&self) {
+        self.inner.stopping.set(true);
+        self.inner.deleted.notify();
         let open = std::mem::take(&mut *self.inner.open.borrow_mut());
         for filesystem in open.values() {
             filesystem.stopping.set(true);
@@ -154,15 +161,18 @@ impl<P: Platform> Filesystems<P> {
     /// Makes a filesystem. Its name has 1 to 200 letters, digits and `-_.:@+` and does not begin with a dot.
     /// Durable when this returns.
     pub async fn create(&self, name: &str, quota_bytes: u64) -> Result<Filesystem<P>, FileError> {
-        self.create_with(name, quota_bytes, PROMOTE_BYTES).await
+        let settings = Settings {
+            quota_bytes,
+            ..Settings::default()
+        };
+        self.create_with(name, settings).await
     }
 
-    /// The same where files become dvols when they get larger than `promote_bytes`.
+    /// The same with other settings.
     pub async fn create_with(
         &self,
         name: &str,
-        quota_bytes: u64,
-        promote_bytes: u64,
+        settings: Settings,
     ) -> Result<Filesystem<P>, FileError> {
         if !is_label(name.as_bytes()) {
             return Err(FileError::Invalid);
@@ -170,7 +180,7 @@ impl<P: Platform> Filesystems<P> {
         let turn = self.inner.turn.take(1).await;
         let mut attempts = 0;
         let id = loop {
-            match self.try_create(name, quota_bytes, promote_bytes).await {
+            match self.try_create(name, settings).await {
                 Ok(id) => break id,
                 Err(Tried::Again) if attempts < ATTEMPTS_MAX => attempts += 1,
                 Err(error) => return Err(failed(error)),
@@ -181,12 +191,7 @@ impl<P: Platform> Filesystems<P> {
         self.open_filesystem(id).await
     }
 
-    async fn try_create(
-        &self,
-        name: &str,
-        quota_bytes: u64,
-        promote_bytes: u64,
-    ) -> Result<FilesystemId, Tried> {
+    async fn try_create(&self, name: &str, settings: Settings) -> Result<FilesystemId, Tried> {
         let All { platform, tree, .. } = &*self.inner;
         let now = Timestamp::from_ns(platform.wall_clock_ns());
         let mut tx = tree.begin();
@@ -208,8 +213,9 @@ impl<P: Platform> Filesystems<P> {
         let superblock = Superblock {
             live: 1,
             next_number: ROOT + 1,
-            quota_bytes,
-            promote_bytes,
+            quota_bytes: settings.quota_bytes,
+            quota_files: settings.quota_files,
+            promote_bytes: settings.promote_bytes,
             secret,
             created: now,
             name: name.as_bytes().to_vec(),
@@ -316,7 +322,10 @@ impl<P: Platform> Filesystems<P> {
         }
         tree.check().await.map_err(failed)?;
         let mut reports = Vec::new();
-        let mut blocks = 0;
+        let there: Vec<FilesystemId> = all.iter().map(|(info, _)| info.id).collect();
+        // Of deleted ones, what is still being given back.
+        let remains = self.inner.check_remains(&there).await.map_err(failed)?;
+        let (mut blocks, mut problems) = remains;
         for (info, filesystem) in all {
             let report = filesystem.check_in_pause().await?;
             blocks += report.blocks;
@@ -327,12 +336,20 @@ impl<P: Platform> Filesystems<P> {
             let found = tree.store().allocated_blocks(extent).await;
             allocated += found.map_err(failed)?;
         }
-        if let Some((_, last)) = reports.last_mut()
-            && allocated != blocks
-        {
-            last.problems.push(format!(
+        if allocated != blocks {
+            problems.push(format!(
                 "{allocated} blocks are allocated, and files of all filesystems have {blocks}"
             ));
+        }
+        if reports.is_empty() && !problems.is_empty() {
+            let nobody = FilesystemInfo {
+                id: FilesystemId(0),
+                name: "(no filesystem)".to_owned(),
+            };
+            reports.push((nobody, CheckReport::default()));
+        }
+        if let Some((_, last)) = reports.last_mut() {
+            last.problems.extend(problems);
         }
         Ok(reports)
     }

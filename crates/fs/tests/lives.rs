@@ -107,8 +107,8 @@ fn run(
         let (platform, on) = (world.platform(0), disk.clone());
         let (plan, faults, shared) = (plan.clone(), faults.clone(), history.clone());
         let mut seeds = Rng::new(rng.next_u64());
-        // The clock goes on where it was, or the judge takes what is old for new.
-        let begin_ns = life * 1_000_000_000;
+        // The clock goes on, from the beginning on: told times that lie ahead of it lead the judge astray.
+        let begin_ns = (life + 1) * 1_000_000_000;
         world.spawn(0, async move {
             platform.sleep_ns(begin_ns).await;
             let engine = open_engine(&platform, &on).await;
@@ -195,6 +195,24 @@ fn failing_disks_lose_nothing_that_was_answered() {
 #[test]
 fn failing_disks_lose_nothing_of_large_files_that_was_answered() {
     failing_lives(130..160, SMALL);
+}
+
+/// Those that the judge once could not judge: after a fence, with clocks that lay behind told times, with writes
+/// that had failed and whose time others were told.
+#[test]
+fn lives_that_were_misjudged() {
+    for seed in [5_083, 5_085, 5_144] {
+        run(seed, 1 + seed % 4, LONG_NS, PROMOTE_BYTES, &failing());
+    }
+    for seed in [105_074, 105_075, 105_141, 105_477, 105_509] {
+        run(seed, 1 + seed % 4, LONG_NS, SMALL, &failing());
+    }
+    for seed in [205_013, 205_077, 205_135, 205_151, 205_187] {
+        run(seed, 1 + seed % 4, LONG_NS, 0, &failing());
+    }
+    let good = FaultConfig::default();
+    run(105_151, 4, SHORT_NS, SMALL, &good);
+    run(205_151, 4, SHORT_NS, 0, &good);
 }
 
 /// Waits until nothing is left to be given back.

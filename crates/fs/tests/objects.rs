@@ -6,74 +6,13 @@ mod support;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use flagstone_device::engine::Engine;
-use flagstone_fs::{
-    Caller, DvolRole, FileError, Files, Filesystems, Node, SnapshotNumber, Stability,
-};
+use flagstone_fs::{Caller, FileError, Files, Node, Settings, SnapshotNumber, Stability};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{Counting, CrashMoment, CrashPoint, DiskConfig, SimDisk, SimPlatform, World};
+use flagstone_sim::{Counting, CrashMoment, CrashPoint, DiskConfig, SimDisk, World};
 
 use conformance::{Client, size};
+use support::stage::{objects, run};
 use support::*;
-
-/// Dvols of files.
-fn objects(engine: &Engine<SimPlatform>) -> usize {
-    let dvols = engine.dvols().into_iter();
-    let role = |info: &flagstone_device::engine::DvolInfo| DvolRole::of(&info.attributes);
-    dvols
-        .filter(|info| role(info) == Some(DvolRole::File))
-        .count()
-}
-
-struct Stage {
-    platform: SimPlatform,
-    disk: SimDisk,
-    engine: Engine<SimPlatform>,
-    all: Filesystems<SimPlatform>,
-    fs: TestFs,
-}
-
-impl Stage {
-    async fn check(&self) {
-        for (info, report) in self.all.check().await.expect("can be looked at") {
-            assert_eq!(report.problems, [""; 0], "{info:?}");
-        }
-    }
-
-    /// Waits for the background, and proves that nothing is left to it.
-    async fn settle(&self) -> u64 {
-        self.platform.sleep_ns(1_000_000_000).await;
-        let reports = self.all.check().await.expect("can be looked at");
-        let mut objects = 0;
-        for (info, report) in reports {
-            assert_eq!((report.swept, report.problems), (0, vec![]), "{info:?}");
-            objects += report.objects;
-        }
-        objects
-    }
-}
-
-fn run(test: impl AsyncFn(&Stage) + 'static) {
-    let (world, disk) = (World::new(1), SimDisk::new(DiskConfig::new(256 * MIB)));
-    let platform = world.platform(0);
-    world.block_on(0, async move {
-        format(&platform, &disk).await;
-        let engine = open_engine(&platform, &disk).await;
-        let all = open_all(&platform, &engine, 0).await;
-        let fs = all.create(NAME, 0).await.expect("makes");
-        let stage = Stage {
-            platform,
-            disk,
-            engine,
-            all,
-            fs,
-        };
-        test(&stage).await;
-        stage.check().await;
-        stage.all.stop().await;
-        stage.engine.stop().await.expect("stops");
-    });
-}
 
 const PAST: u64 = flagstone_fs::PROMOTE_BYTES + 1;
 
@@ -278,7 +217,12 @@ fn of_a_removed_file_only_what_snapshots_see_is_left() {
 #[test]
 fn a_quota_counts_what_dvols_take() {
     run(async |stage| {
-        let made = stage.all.create_with("small", 3 << 20, 64 << 10).await;
+        let settings = Settings {
+            quota_bytes: 3 << 20,
+            promote_bytes: 64 << 10,
+            ..Settings::default()
+        };
+        let made = stage.all.create_with("small", settings).await;
         let fs = made.expect("makes");
         let root = Client::root(&fs);
         let file = root.file(root.top(), "file").await.expect("makes");

@@ -513,6 +513,7 @@ impl<P: Platform> Files for MemoryFiles<P> {
                 total_bytes,
                 free_bytes: total_bytes.saturating_sub(state.used_bytes),
                 files: state.live.len() as u64,
+                free_files: None,
             })
         })
         .await

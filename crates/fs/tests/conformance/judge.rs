@@ -11,7 +11,7 @@ use flagstone_fs::memory::MemoryFiles;
 use flagstone_fs::{Changes, FileError, Files, SnapshotNumber, Timestamp};
 use flagstone_platform::Platform;
 
-use super::calls::Answer;
+use super::calls::{Answer, Call};
 use super::histories::Event;
 use super::matching::Matching;
 use super::trees::{Tree, walk};
@@ -44,12 +44,13 @@ pub(crate) struct Verdict<P> {
 fn says_nothing(error: FileError) -> bool {
     matches!(
         error,
-        FileError::Later
-            | FileError::NoSpace
-            | FileError::Quota
-            | FileError::Device
-            | FileError::Stopping
+        FileError::Later | FileError::NoSpace | FileError::Quota | FileError::Device
     )
+}
+
+/// Whether a call that was answered is as good as one that wasn't: only the next start knows what has happened.
+fn is_left_open(event: &Event) -> bool {
+    matches!(event.ended, Some((_, Err(FileError::Stopping))))
 }
 
 /// The newest time that an answer tells, and whether the call only looked: a change is told with its own time, and
@@ -89,17 +90,38 @@ pub(crate) async fn judge<P: Platform>(
     platform: &P,
     model: &MemoryFiles<P>,
     matching: &Matching,
-    events: &[Event],
+    all: &[Event],
     tree: &Tree,
 ) -> Result<Verdict<P>, String> {
-    let events: Vec<&Event> = events
+    // What began after one was answered so has not happened: nothing does any more until the next start.
+    let stopped = all.iter().filter(|event| is_left_open(event));
+    let stopped = stopped
+        .filter_map(|event| Some(event.ended.as_ref()?.0))
+        .min();
+    let events: Vec<Event> = all
         .iter()
         .filter(|event| !matches!(&event.ended, Some((_, Err(error))) if says_nothing(*error)))
+        .filter(|event| {
+            !is_left_open(event) || stopped.is_some_and(|stopped| event.begun < stopped)
+        })
+        .map(|event| Event {
+            ended: event.ended.clone().filter(|_| !is_left_open(event)),
+            ..event.clone()
+        })
         .collect();
+    let events: Vec<&Event> = events.iter().collect();
+    let mut matching = matching.clone();
+    for event in all {
+        if let (Call::Write(node, ..), Some((_, Err(FileError::Device)))) =
+            (&event.call, &event.ended)
+        {
+            matching.note_failed(node.file);
+        }
+    }
     let first = Attempt {
         platform: platform.clone(),
         model: model.fork(platform),
-        matching: matching.clone(),
+        matching,
         is_done: vec![false; events.len()],
         done: 0,
     };

@@ -1,7 +1,7 @@
 //! Whether two filesystems say the same, but for numbers of files, cookies and times, of which it is enough
 //! that each has exactly one counterpart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 
 use flagstone_fs::{
@@ -42,6 +42,8 @@ pub(crate) struct Matching {
     modified: Pairs<(FileId, Timestamp)>,
     accessed: Pairs<(FileId, Timestamp)>,
     snapshots: Pairs<SnapshotNumber>,
+    /// Files of the left with writes that failed.
+    failed: BTreeSet<FileId>,
 }
 
 fn same<T: PartialEq + Debug>(what: &str, left: &T, right: &T) -> Result<(), String> {
@@ -61,6 +63,7 @@ impl Matching {
             modified: Pairs::new(),
             accessed: Pairs::new(),
             snapshots: Pairs::new(),
+            failed: BTreeSet::new(),
         };
         let bound = matching.files.bind("root", left, right);
         bound.expect("they are the first");
@@ -147,7 +150,7 @@ impl Matching {
                 self.attributes(first, left, right)
             }
             (Answer::Written(left), Answer::Written(right)) => {
-                self.changes(first, &left.changes, &right.changes)
+                self.written(first, &left.changes, &right.changes)
             }
             (Answer::Changed(left), Answer::Changed(right)) => self.changes(first, left, right),
             (Answer::Created(left), Answer::Created(right)) => {
@@ -215,6 +218,21 @@ impl Matching {
             .bind("changed", changed, (other, right.changed))?;
         self.modified
             .bind("modified", modified, (other, right.modified))
+    }
+
+    /// A write to the left file has failed. One that was under way with it may say that it came after it: whoever
+    /// is told so has nothing to do with that time but to look again.
+    pub(crate) fn note_failed(&mut self, file: FileId) {
+        self.failed.insert(file);
+    }
+
+    fn written(&mut self, file: FileId, left: &Changes, right: &Changes) -> Result<(), String> {
+        let before = (file, left.before.changed);
+        if !self.failed.contains(&file) || self.changed.there.contains_key(&before) {
+            return self.changes(file, left, right);
+        }
+        same("size", &left.before.size_bytes, &right.before.size_bytes)?;
+        self.attributes(file, &left.after, &right.after)
     }
 
     fn changes(&mut self, file: FileId, left: &Changes, right: &Changes) -> Result<(), String> {

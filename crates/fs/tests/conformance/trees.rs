@@ -31,6 +31,47 @@ pub(crate) struct Tree {
     found: BTreeMap<Vec<u8>, Found>,
 }
 
+impl Tree {
+    /// The first paths where two are not the same, with what is there.
+    pub(crate) fn differences(&self, other: &Tree) -> Vec<String> {
+        let paths: BTreeSet<&Vec<u8>> = self.found.keys().chain(other.found.keys()).collect();
+        let differ = paths.into_iter().filter_map(|path| {
+            let (one, two) = (self.found.get(path), other.found.get(path));
+            let say = |found: Option<&Found>| {
+                let mut text = format!("{found:?}");
+                text.truncate(600);
+                text
+            };
+            let path = String::from_utf8_lossy(path);
+            (one != two).then(|| format!("{path}: {}, and {}", say(one), say(two)))
+        });
+        // Of a directory its names differ if anything in it does.
+        let mut differ: Vec<String> = differ.collect();
+        differ.reverse();
+        differ.truncate(3);
+        differ
+    }
+
+    /// The same as it is once everything has gone back to it.
+    pub(crate) fn as_now(&self) -> Tree {
+        let mut tree = self.clone();
+        for found in tree.found.values_mut() {
+            found.node = Node::live(found.node.file);
+            // What was cut off and not given back yet is, by then.
+            found.attributes.used_bytes = 0;
+            if let Inside::Names(entries) = &mut found.inside {
+                for entry in entries {
+                    entry.node = Node::live(entry.node.file);
+                    if let Some(attributes) = &mut entry.attributes {
+                        attributes.used_bytes = 0;
+                    }
+                }
+            }
+        }
+        tree
+    }
+}
+
 /// Contents are read up to here, and their ends.
 const READ_MAX_BYTES: u32 = 4 << 20;
 

@@ -2,8 +2,10 @@
 
 #![allow(dead_code)] // Each test binary uses its part.
 
+pub(crate) mod stage;
+
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
-use flagstone_fs::{Filesystem, FilesystemOptions, Filesystems, PROMOTE_BYTES};
+use flagstone_fs::{Filesystem, FilesystemOptions, Filesystems, PROMOTE_BYTES, Settings};
 use flagstone_pagestore::StoreOptions;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform};
 
@@ -33,6 +35,8 @@ pub(crate) async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engin
     let (superblock, shared) = prepared.expect("has a superblock");
     let options = EngineOptions {
         reuse_soon: true,
+        // A few pages, so that they come and go.
+        cache_bytes: 64 << 10,
         ..EngineOptions::default()
     };
     let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
@@ -49,6 +53,7 @@ pub(crate) async fn open_all(
             injected_one_in,
             // As small as the cache below.
             recent_bytes: 64 << 10,
+            log_bytes: 256 << 10,
         },
         ..FilesystemOptions::default()
     };
@@ -76,7 +81,11 @@ pub(crate) async fn begin_with(
     format(platform, disk).await;
     let engine = open_engine(platform, disk).await;
     let all = open_all(platform, &engine, 0).await;
-    let made = all.create_with(NAME, 0, promote_bytes).await;
+    let settings = Settings {
+        promote_bytes,
+        ..Settings::default()
+    };
+    let made = all.create_with(NAME, settings).await;
     let fs = made.expect("makes");
     (engine, all, fs)
 }

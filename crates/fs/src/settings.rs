@@ -1,0 +1,206 @@
+//! What can be said of a filesystem, when it is made and later: how much it may hold, and which files become
+//! dvols.
+
+use flagstone_platform::Platform;
+
+use crate::change::{Change, Tried};
+use crate::error::FileError;
+use crate::files::{Caller, FileId, Node, SnapshotNumber};
+use crate::filesystem::{Filesystem, Inner, ROOT_DIRECTORY, decoded};
+use crate::inode::{Body, EntryValue};
+use crate::key::{FileKey, Part};
+use crate::permissions::stamp;
+use crate::view::View;
+
+/// Files that get larger than this become dvols, unless something else is said.
+pub const PROMOTE_BYTES: u64 = 1 << 20;
+/// Names of a directory looked at at once.
+const BATCH: usize = 256;
+/// Directories between one and the topmost, at most, when its path is looked for.
+const DEPTH_MAX: usize = 4096;
+
+/// Settings of a filesystem.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Bytes that its files may take, with what only snapshots need; zero: as many as there are.
+    pub quota_bytes: u64,
+    /// Files and directories that there may be; zero: as many as there is room for.
+    pub quota_files: u64,
+    /// A file that gets larger than this becomes a dvol.
+    pub promote_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            quota_bytes: 0,
+            quota_files: 0,
+            promote_bytes: PROMOTE_BYTES,
+        }
+    }
+}
+
+impl<P: Platform> Filesystem<P> {
+    /// What it is set to.
+    pub fn settings(&self) -> Settings {
+        self.inner.with_state(|state| Settings {
+            quota_bytes: state.superblock.quota_bytes,
+            quota_files: state.superblock.quota_files,
+            promote_bytes: state.superblock.promote_bytes,
+        })
+    }
+
+    /// Sets it to something else. A quota may be below what is used: then nothing new finds room. Files that are
+    /// dvols stay so. Durable when this returns.
+    pub async fn change_settings(
+        &self,
+        change_them: impl Fn(&mut Settings),
+    ) -> Result<Settings, FileError> {
+        let inner = &self.inner;
+        let changed = inner.change_state(async |change, state| {
+            let mut superblock = state.superblock.clone();
+            let mut settings = Settings {
+                quota_bytes: superblock.quota_bytes,
+                quota_files: superblock.quota_files,
+                promote_bytes: superblock.promote_bytes,
+            };
+            change_them(&mut settings);
+            superblock.quota_bytes = settings.quota_bytes;
+            superblock.quota_files = settings.quota_files;
+            superblock.promote_bytes = settings.promote_bytes;
+            change.put_plain(&inner.keys.superblock(), &superblock.encode())?;
+            Ok(settings)
+        });
+        changed.await
+    }
+
+    /// Says whether files that are made in a directory become dvols with their first byte, and whether directories
+    /// made in it are like it. For root and its owner.
+    pub async fn set_image_store(
+        &self,
+        caller: &Caller,
+        directory: Node,
+        is_image_store: bool,
+    ) -> Result<(), FileError> {
+        if directory.at != SnapshotNumber::LIVE {
+            return Err(FileError::ReadOnly);
+        }
+        let (inner, file) = (&self.inner, directory.file);
+        let set = inner.run(async |change| {
+            change.locked = inner.locks.own(&[file.number()]).await;
+            let mut inode = inner.inode(change, file).await?;
+            let Body::Directory(part) = &mut inode.body else {
+                return Err(FileError::NotDirectory.into());
+            };
+            part.is_image_store = is_image_store;
+            if !caller.is_root() && caller.uid != inode.attributes.uid {
+                return Err(FileError::NotOwner.into());
+            }
+            inode.attributes.changed = stamp(&inode.attributes, inner.now());
+            inner.note_image_store(change, file, is_image_store)?;
+            inner.put_inode(change, file, &inode).await
+        });
+        set.await
+    }
+
+    /// Paths of the directories that somebody said are image stores, as they are now. Those made in one are not
+    /// told of.
+    pub async fn image_stores(&self) -> Result<Vec<String>, FileError> {
+        let inner = &self.inner;
+        let found = inner.look(SnapshotNumber::LIVE, async |view| {
+            let (from, to) = inner.keys.image_stores();
+            let mut paths = Vec::new();
+            for (key, _) in view.scan_plain(&from, &to, usize::MAX).await? {
+                let number = key[from.len()..].try_into().ok().map(u64::from_be_bytes);
+                let directory = FileId {
+                    directory: decoded(number, "the key of an image store")?,
+                    file: 0,
+                };
+                // It may have been removed since.
+                if let Some(path) = inner.path_of_image_store(view, directory).await? {
+                    paths.push(path);
+                }
+            }
+            paths.sort_unstable();
+            Ok(paths)
+        });
+        found.await
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Notes that a directory is an image store, or is none any more, for those who ask which there are.
+    fn note_image_store(
+        &self,
+        change: &mut Change<P>,
+        directory: FileId,
+        is_image_store: bool,
+    ) -> Result<(), Tried> {
+        let key = self.keys.image_store(directory.number());
+        match is_image_store {
+            true => change.put_plain(&key, &[]),
+            false => change.delete_plain(&key),
+        }
+    }
+
+    async fn path_of_image_store(
+        &self,
+        view: &mut View<P>,
+        directory: FileId,
+    ) -> Result<Option<String>, Tried> {
+        let mut names = Vec::new();
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX {
+            let inode = match self.look_at_put(view, at).await {
+                Err(Tried::For(FileError::Stale)) => return Ok(None),
+                inode => inode?,
+            };
+            let Some(part) = inode.directory() else {
+                return Ok(None);
+            };
+            if at == directory && !part.is_image_store {
+                return Ok(None);
+            }
+            if at == ROOT_DIRECTORY {
+                names.reverse();
+                return Ok(Some(format!("/{}", names.join("/"))));
+            }
+            let parent = part.parent();
+            let Some(name) = self.name_in(view, parent, at).await? else {
+                return Ok(None);
+            };
+            names.push(String::from_utf8_lossy(&name).into_owned());
+            at = parent;
+        }
+        Ok(None)
+    }
+
+    /// The name that something has in a directory.
+    async fn name_in(
+        &self,
+        view: &mut View<P>,
+        directory: FileId,
+        file: FileId,
+    ) -> Result<Option<Vec<u8>>, Tried> {
+        let (mut from, to) = self.keys.entries(directory);
+        loop {
+            let found = view.scan(&from, &to, BATCH).await?;
+            let Some((last, _)) = found.last() else {
+                return Ok(None);
+            };
+            // Behind all versions of the last key.
+            from = [last.as_slice(), &[255; 5]].concat();
+            for (key, value) in found {
+                let entry = decoded(EntryValue::decode(&value), "a name")?;
+                if let Some(FileKey {
+                    part: Part::Name(name),
+                    ..
+                }) = self.keys.of_file(&key)
+                    && entry.file == file
+                {
+                    return Ok(Some(name.to_vec()));
+                }
+            }
+        }
+    }
+}
