@@ -163,6 +163,20 @@ pub(crate) fn next_hole(fd: impl AsFd, offset_bytes: u64) -> io::Result<u64> {
     u64::try_from(hole).map_err(|_| io::Error::last_os_error())
 }
 
+/// Where the first bytes of a file at or behind `offset_bytes` are that were written; `None` if there are none.
+pub(crate) fn next_data(fd: impl AsFd, offset_bytes: u64) -> io::Result<Option<u64>> {
+    let (offset, _) = signed_range(offset_bytes, 0)?;
+    // SAFETY: no pointers are involved.
+    let data = unsafe { libc::lseek(fd.as_fd().as_raw_fd(), offset, libc::SEEK_DATA) };
+    match u64::try_from(data) {
+        Ok(data) => Ok(Some(data)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
 /// Asks the kernel to drop clean pages of a file from the page cache. A hint.
 pub(crate) fn drop_cached_pages(fd: impl AsFd) {
     // SAFETY: no pointers are involved.

@@ -87,11 +87,12 @@ impl Trial {
         }
     }
 
-    /// The device has answered all it had.
-    fn handle_end(&mut self, now_ns: u64, answers: u32) {
+    /// The device has answered all it had; `is_rest`: what was held when it was asked for.
+    fn handle_end(&mut self, now_ns: u64, answers: u32, is_rest: bool) {
         self.ended_ns = now_ns;
-        if answers < WAVE_MIN {
-            // Not as many clients as that: the window begins anew.
+        if answers < WAVE_MIN && !is_rest {
+            // Not as many clients as that: the window begins anew. A rest is small because something was held: one
+            // client who writes seven blocks at a time gets waves of four and three, and has to wait for both.
             self.waves = 0;
             return;
         }
@@ -148,6 +149,8 @@ pub(crate) struct Waves {
     /// Since when the first of those that wait does.
     held_since_ns: u64,
     first_answer_ns: Option<u64>,
+    /// What it has was held before.
+    is_rest: bool,
     score: u8,
     /// It answers in waves.
     recognised: bool,
@@ -184,6 +187,7 @@ impl Waves {
         if self.in_device == 0 {
             let now_ns = now_ns();
             self.trial.handle_begin(now_ns);
+            self.is_rest = false;
             self.begin(now_ns);
         } else if answering {
             // It has answered some, and gets more before it has answered the others. While nothing is held
@@ -213,7 +217,7 @@ impl Waves {
         self.judge(spread_ns.saturating_mul(TOGETHER_PART) <= took_ns);
         let answers = std::mem::take(&mut self.answers);
         if self.recognised {
-            self.trial.handle_end(now_ns, answers);
+            self.trial.handle_end(now_ns, answers, self.is_rest);
         }
         self.release(now_ns)
     }
@@ -235,6 +239,7 @@ impl Waves {
 
     fn release(&mut self, now_ns: u64) -> bool {
         let released = std::mem::take(&mut self.held);
+        self.is_rest = released > 0;
         self.begin(now_ns);
         self.in_device += released;
         self.size = self.in_device;
@@ -463,6 +468,24 @@ mod tests {
         );
     }
 
+    /// One client whose every operation is a few transfers at once, as a commit of the page store is.
+    #[test]
+    fn few_transfers_at_a_time_are_not_split_for_ever() {
+        for batch in [5, 7, 10] {
+            let (mut waves, mut now) = (Waves::learnt(), 0);
+            for _ in 0..2_000 {
+                let first = ask(&mut waves, batch, now);
+                now += 60_000 + u64::from(first) * 2_000;
+                if answer(&mut waves, first, now) {
+                    now += 60_000 + u64::from(batch - first) * 2_000;
+                    answer(&mut waves, batch - first, now);
+                }
+                now += 100_000;
+            }
+            assert!(!waves.is_holding(), "{batch} at a time");
+        }
+    }
+
     #[test]
     fn a_device_that_becomes_slow_to_begin_is_noticed_and_one_that_recovers_too() {
         let mut trial = Trial::default();
@@ -470,7 +493,7 @@ mod tests {
         let mut windows = |trial: &mut Trial, count: u32, held_us: u64, free_us: u64| {
             for _ in 0..count * (SETTLE_WAVES + WINDOW_WAVES) {
                 now += 16_000 * if trial.holds() { held_us } else { free_us };
-                trial.handle_end(now, 16);
+                trial.handle_end(now, 16, false);
             }
         };
         windows(&mut trial, TRIAL_WINDOWS + 1, 10, 10);
@@ -495,7 +518,7 @@ mod tests {
             }
             trial.handle_begin(now);
             now += 50_000;
-            trial.handle_end(now, if wave % 7 == 0 { WAVE_MIN - 1 } else { 20 });
+            trial.handle_end(now, if wave % 7 == 0 { WAVE_MIN - 1 } else { 20 }, false);
         }
         assert_eq!(trial.windows, 0);
     }

@@ -33,8 +33,8 @@ impl<P: Platform, E: Exports> Asker<'_, P, E> {
         let files = file.files();
         let attributes = self.done(&[&file], || files.attributes(file.node)).await?;
         let space = self.done(&[&file], || files.space()).await?;
-        // There is no limit of its own to the number of files.
         let free_files = space.free_bytes / FILE_BYTES_MIN;
+        let free_files = free_files.min(space.free_files.unwrap_or(u64::MAX));
         let room = Room {
             total_bytes: space.total_bytes,
             free_bytes: space.free_bytes,
