@@ -36,8 +36,10 @@ use crate::size;
 /// The device that `dev` makes in its folder.
 const DEV_IMAGE: &str = "device.img";
 
-/// Its size unless asked otherwise.
+/// Its size unless asked otherwise, where the filesystem has twice as much to give.
 const DEV_BYTES: u64 = 20 << 30;
+/// On a fuller filesystem it takes half of what is free, but isn't made smaller than this.
+const DEV_LEAST_BYTES: u64 = 2 << 30;
 
 /// There while `dev` still owes its first volume to a device it has just formatted.
 const DEMO_PENDING: &str = "demo.pending";
@@ -285,6 +287,8 @@ async fn create_demo_files(node: &dyn Node, dir: &Path) -> anyhow::Result<()> {
     let spec = FilesystemSpec {
         name: DEMO_FILES.to_string(),
         quota_bytes: None,
+        quota_files: None,
+        promote_bytes: None,
         owner_uid: owner.uid(),
         owner_gid: owner.gid(),
     };
@@ -427,7 +431,14 @@ impl NewDevice {
             }
             return Ok(None);
         }
-        let size_bytes = asked_bytes.unwrap_or(DEV_BYTES);
+        let size_bytes = match asked_bytes {
+            Some(asked_bytes) => asked_bytes,
+            None => {
+                let free_bytes = flagstone_runtime::free_bytes(dir);
+                let looking = || format!("looking how much is free for {}", image.display());
+                default_size(free_bytes.with_context(looking)?)
+            }
+        };
         let unfinished: PathBuf = dir.join(format!("{DEV_IMAGE}.new"));
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -486,6 +497,12 @@ impl Drop for NewDevice {
             let _ = fs::remove_file(&self.pending);
         }
     }
+}
+
+/// What a device takes of a filesystem unless told otherwise: whole GiB, so that what is printed can be typed.
+fn default_size(free_bytes: u64) -> u64 {
+    let half = free_bytes / 2;
+    (half - half % (1 << 30)).clamp(DEV_LEAST_BYTES, DEV_BYTES)
 }
 
 /// The device that is there stays as it is.
@@ -597,4 +614,18 @@ impl Signals {
 fn exit_at_once(signal: i32) -> ! {
     tracing::warn!(signal, "stopping at once");
     std::process::exit(128 + signal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_takes_at_most_half_of_what_is_free_unless_told_otherwise() {
+        const GIB: u64 = 1 << 30;
+        for (free, size) in [(0, 2), (3, 2), (5, 2), (6, 3), (17, 8), (39, 19), (40, 20), (4000, 20)] {
+            assert_eq!(default_size(free * GIB), size * GIB, "{free} GiB are free");
+        }
+        assert_eq!(default_size(17 * GIB - 1), 8 * GIB);
+    }
 }

@@ -216,8 +216,25 @@ impl Api {
                 "/v1/filesystems",
                 get(filesystems::list).post(filesystems::create),
             )
-            .route("/v1/filesystems/{name}", get(filesystems::show))
+            .route(
+                "/v1/filesystems/{name}",
+                get(filesystems::show)
+                    .patch(filesystems::change)
+                    .delete(filesystems::delete),
+            )
+            .route(
+                "/v1/filesystems/{name}/image-stores",
+                put(filesystems::set_image_store),
+            )
             .route("/v1/filesystem-checks", post(filesystems::check))
+            .route(
+                "/v1/filesystems/{name}/rollback",
+                post(filesystems::roll_back),
+            )
+            .route(
+                "/v1/filesystems/{name}/clone-file",
+                post(filesystems::clone_file),
+            )
             .route(
                 "/v1/filesystems/{name}/snapshots",
                 get(filesystems::snapshots).post(filesystems::create_snapshot),

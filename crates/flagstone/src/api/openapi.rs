@@ -19,6 +19,8 @@ use super::{devices, filesystems, nodes, snapshots, volumes};
         volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
         snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
         filesystems::list, filesystems::create, filesystems::show, filesystems::check,
+        filesystems::change, filesystems::delete, filesystems::set_image_store,
+        filesystems::clone_file, filesystems::roll_back,
         filesystems::snapshots, filesystems::create_snapshot, filesystems::delete_snapshot,
         devices::list, devices::show, devices::start_scrub, devices::scrub_status,
         nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,

@@ -5,6 +5,7 @@
 mod device;
 mod fs;
 mod leading;
+mod listing;
 mod misc;
 mod node;
 mod offline;

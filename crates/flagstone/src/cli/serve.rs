@@ -22,7 +22,8 @@ Examples:
   flagstone dev --nbd 127.0.0.1:0 --nfs 127.0.0.1:0 --api 127.0.0.1:0
                                                           any free ports; see 'ready' and node.json")]
 pub(super) struct DevArgs {
-    /// Size of the device, if it has to be created; its space is set aside at once [default: 20G]
+    /// Size of the device, if it has to be created; its space is set aside at once
+    /// [default: 20G, or half of what is free there if that is less]
     #[arg(long)]
     size: Option<Size>,
     #[command(flatten)]

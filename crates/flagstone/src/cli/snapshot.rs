@@ -3,16 +3,13 @@
 use clap::{Args, Subcommand};
 
 use super::target::TargetArgs;
-use super::{OutputArgs, SnapshotArg, volume};
+use super::{OutputArgs, SnapshotArg, listing, volume};
 use crate::api::requests::{RenameRequest, SnapshotGroup, SnapshotRequest};
-use crate::client::{Client, query_value};
+use crate::client::Client;
 use crate::name::{SnapshotRef, SourceRef, parse_name, snapshots_from_args};
 use crate::node::{SnapshotInfo, SnapshotPage};
 use crate::output::{Output, utc};
 use crate::size::rounded;
-
-/// Rows that are asked for at a time.
-const LIST_ROWS: usize = 5000;
 
 #[derive(Args, Debug)]
 pub(super) struct SnapshotArgs {
@@ -138,27 +135,8 @@ fn path_of(snapshot: &SnapshotRef) -> String {
 }
 
 fn list(client: &Client, volume: Option<String>, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut all = SnapshotPage {
-        items: Vec::new(),
-        next: None,
-    };
-    loop {
-        let mut path = format!("/v1/snapshots?limit={LIST_ROWS}");
-        if let Some(volume) = &volume {
-            path += &format!("&volume={}", query_value(volume));
-        }
-        if let Some(after) = &all.next {
-            path += &format!("&after={}", query_value(after));
-        }
-        let page: SnapshotPage = client.get(&path)?;
-        all.items.extend(page.items);
-        // A node that names the same place again would keep us here for ever.
-        if page.next.is_none() || page.next == all.next {
-            all.next = None;
-            break;
-        }
-        all.next = page.next;
-    }
+    let wanted = volume.as_deref().map(|volume| ("volume", volume));
+    let all: SnapshotPage = listing::all(client, "/v1/snapshots", wanted)?;
     if output.is_json() {
         output.json(&all)?;
         return Ok(());

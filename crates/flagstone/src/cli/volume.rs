@@ -3,18 +3,15 @@
 use clap::{Args, Subcommand};
 
 use super::target::TargetArgs;
-use super::{OutputArgs, SnapshotArg};
+use super::{OutputArgs, SnapshotArg, listing};
 use crate::api::requests::{
     CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
 };
-use crate::client::{Client, query_value};
+use crate::client::Client;
 use crate::name::{SourceRef, parse_name};
 use crate::node::{Reservation, VolumeInfo, VolumePage, VolumeSpec};
 use crate::output::{Output, utc};
 use crate::size::{Size, counted, rounded};
-
-/// Rows that are asked for at a time.
-const LIST_ROWS: usize = 5000;
 
 #[derive(Args, Debug)]
 pub(super) struct VolumeArgs {
@@ -273,27 +270,8 @@ fn outcome(output: &mut Output<'_>, info: &VolumeInfo, done: &str) -> anyhow::Re
 }
 
 fn list(client: &Client, prefix: Option<&str>, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut all = VolumePage {
-        items: Vec::new(),
-        next: None,
-    };
-    loop {
-        let mut path = format!("/v1/volumes?limit={LIST_ROWS}");
-        if let Some(prefix) = prefix {
-            path += &format!("&prefix={}", query_value(prefix));
-        }
-        if let Some(after) = &all.next {
-            path += &format!("&after={}", query_value(after));
-        }
-        let page: VolumePage = client.get(&path)?;
-        all.items.extend(page.items);
-        // A node that names the same place again would keep us here for ever.
-        if page.next.is_none() || page.next == all.next {
-            all.next = None;
-            break;
-        }
-        all.next = page.next;
-    }
+    let wanted = prefix.map(|prefix| ("prefix", prefix));
+    let all: VolumePage = listing::all(client, "/v1/volumes", wanted)?;
     if output.is_json() {
         output.json(&all)?;
         return Ok(());

@@ -13,12 +13,41 @@ pub struct FilesystemSpec {
     /// Bytes that its files may take, with what only snapshots need; without it as many as there are.
     #[serde(default)]
     pub quota_bytes: Option<u64>,
+    /// Files and directories that there may be; without it as many as there is room for.
+    #[serde(default)]
+    pub quota_files: Option<u64>,
+    /// A file that gets larger than this is kept as a volume's data is; without it 1 MiB. 1 GiB at most.
+    #[serde(default)]
+    pub promote_bytes: Option<u64>,
     /// The user whose the topmost directory is.
     #[serde(default)]
     pub owner_uid: u32,
     /// The group whose it is.
     #[serde(default)]
     pub owner_gid: u32,
+}
+
+/// What is to change of a filesystem. What isn't named stays.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct FilesystemChanges {
+    /// Bytes that its files may take; 0 for as many as there are.
+    pub quota_bytes: Option<u64>,
+    /// Files and directories that there may be; 0 for as many as there is room for.
+    pub quota_files: Option<u64>,
+    /// A file that gets larger than this from now on is kept as a volume's data is. 1 GiB at most.
+    pub promote_bytes: Option<u64>,
+}
+
+/// Whether a directory is an image store.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImageStoreSpec {
+    /// The directory; the path begins with a slash, the filesystem's topmost directory.
+    #[schema(example = "/images")]
+    pub path: String,
+    /// Whether it is one from now on.
+    pub enabled: bool,
 }
 
 /// A filesystem.
@@ -40,10 +69,19 @@ pub struct FilesystemInfo {
     pub used_bytes: u64,
     /// Bytes that they may take; null for as many as there are.
     pub quota_bytes: Option<u64>,
+    /// Files and directories that there may be; null for as many as there is room for.
+    pub quota_files: Option<u64>,
+    /// A file that gets larger than this is kept as a volume's data is.
+    pub promote_bytes: u64,
+    /// Directories whose files are kept so from their first byte on, as are those of directories made in them.
+    /// Null in lists: the filesystem itself says it.
+    pub image_stores: Option<Vec<String>>,
     /// When it was created: nanoseconds since 1970-01-01 UTC.
     pub created_ns: u64,
     /// Number of its snapshots.
     pub snapshot_count: u64,
+    /// The snapshot that it is being rolled back to; null if it isn't. Until it is done clients wait.
+    pub rolling_back_to: Option<String>,
     /// What clients mount. `@SNAPSHOT` behind it names a snapshot.
     #[schema(example = "/data")]
     pub export_path: String,
@@ -91,6 +129,42 @@ pub struct FilesystemSnapshotPage {
     pub items: Vec<FilesystemSnapshotInfo>,
 }
 
+/// A copy of a file to be made. Paths begin with a slash, the filesystem's topmost directory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileCloneSpec {
+    /// The file that is copied.
+    #[schema(example = "/images/base.img")]
+    pub source: String,
+    /// The copy's path; nothing may be there.
+    #[schema(example = "/images/vm-7.img")]
+    pub destination: String,
+    /// The snapshot that it is copied from; without it the file as it is now.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+}
+
+/// A file that was copied.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ClonedFile {
+    /// The filesystem it is in.
+    #[schema(example = "data")]
+    pub filesystem: String,
+    /// What it was copied from.
+    #[schema(example = "/images/base.img")]
+    pub source: String,
+    /// In which snapshot that was; null if it was copied as it is now.
+    pub snapshot: Option<String>,
+    /// Where it is.
+    #[schema(example = "/images/vm-7.img")]
+    pub path: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes of it that are not holes. It shares them with its source until either changes them, unless it is
+    /// small.
+    pub used_bytes: u64,
+}
+
 /// What a check found.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FilesystemCheck {
@@ -114,6 +188,13 @@ pub struct CheckedFilesystem {
     pub blocks: u64,
     /// Bytes in them.
     pub bytes: u64,
+    /// Large files, those that only snapshots have included: each is kept as a volume's data is.
+    pub objects: u64,
+    /// Bytes that these take, with what only snapshots need.
+    pub object_bytes: u64,
+    /// Large files that nobody needed any more and that were given back by this: what a crash or an operation had
+    /// left to the background.
+    pub swept: u64,
     /// What is wrong, in words; a hundred things at most. Empty if nothing is.
     pub problems: Vec<String>,
 }

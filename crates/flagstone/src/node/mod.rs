@@ -23,8 +23,9 @@ use std::pin::Pin;
 
 pub use error::{NodeError, NodeErrorKind};
 pub use filesystems::{
-    CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec,
+    CheckedFilesystem, ClonedFile, FileCloneSpec, FilesystemChanges, FilesystemCheck,
+    FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
+    ImageStoreSpec,
 };
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
@@ -114,6 +115,40 @@ pub trait Node: Send + Sync + 'static {
     /// One filesystem. `NotFound`.
     fn show_filesystem(&self, name: String) -> NodeFuture<'_, FilesystemInfo>;
 
+    /// Changes a filesystem's quotas, and which of its files are kept as volumes' data is. `NotFound`,
+    /// `InvalidArgument`.
+    fn change_filesystem(
+        &self,
+        name: String,
+        changes: FilesystemChanges,
+    ) -> NodeFuture<'_, FilesystemInfo>;
+
+    /// Makes a directory of a filesystem an image store, or an ordinary one again. `NotFound`,
+    /// `InvalidArgument` (what is no directory).
+    fn set_image_store(
+        &self,
+        filesystem: String,
+        spec: ImageStoreSpec,
+    ) -> NodeFuture<'_, FilesystemInfo>;
+
+    /// Deletes a filesystem; what it held is given back behind. `HasSnapshots` if it has any and
+    /// `with_snapshots` is false. `Busy` if a client has used it within the last minute and `even_if_used` is
+    /// false. `NotFound`.
+    fn delete_filesystem(
+        &self,
+        name: String,
+        with_snapshots: bool,
+        even_if_used: bool,
+    ) -> NodeFuture<'_, ()>;
+
+    /// Makes a filesystem what it was when a snapshot of it was taken. Later snapshots stay. It goes on if it
+    /// takes longer than a call should, which the answer says. `NotFound`, `Busy`.
+    fn roll_back_filesystem(
+        &self,
+        filesystem: String,
+        snapshot: String,
+    ) -> NodeFuture<'_, FilesystemInfo>;
+
     /// Proves that a filesystem is whole, or all of them and what they are stored in. Clients that change
     /// something meanwhile wait. What is wrong is in the answer. `NotFound`.
     fn check_filesystems(&self, name: Option<String>) -> NodeFuture<'_, FilesystemCheck>;
@@ -134,6 +169,10 @@ pub trait Node: Send + Sync + 'static {
 
     /// Deletes a snapshot of a filesystem. `NotFound`.
     fn delete_filesystem_snapshot(&self, filesystem: String, name: String) -> NodeFuture<'_, ()>;
+
+    /// Makes a file of a filesystem a copy of another one, in no time if that is large. `NotFound`,
+    /// `AlreadyExists`, `InvalidArgument` (what is no regular file or no path), `NoSpace`.
+    fn clone_file(&self, filesystem: String, spec: FileCloneSpec) -> NodeFuture<'_, ClonedFile>;
 
     /// All devices, sorted by name. There are few.
     fn list_devices(&self) -> NodeFuture<'_, Vec<DeviceInfo>>;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use flagstone_device::engine;
-use flagstone_runtime::{HostRoom, host_room, set_aside};
+use flagstone_runtime::{HostRoom, host_room, set_aside, write_out};
 use flagstone_types::BLOCK_SIZE;
 
 use crate::node::{NodeError, NodeErrorKind};
@@ -30,9 +30,13 @@ pub(super) fn make_room(
         return Ok(None);
     };
     let file_bytes = fs::metadata(path).map_err(io_failed)?.len();
-    let ranges = ranges(size_bytes, sparse).map_err(|error| {
+    let invalid = |error: engine::OpenError| {
         NodeError::new(NodeErrorKind::InvalidArgument, doing, error.to_string())
-    })?;
+    };
+    let ranges = match sparse {
+        true => fixed_areas(size_bytes).map_err(invalid)?.to_vec(),
+        false => std::iter::once(0..size_bytes).collect(),
+    };
     let wanted_bytes = ranges.iter().map(|range| range.end - range.start).sum();
     let missing_bytes = u64::saturating_sub(wanted_bytes, file_bytes - room.missing_bytes);
     let no_room = |why: &str, room: HostRoom| {
@@ -69,6 +73,12 @@ pub(super) fn make_room(
             _ => failed,
         }
     })?;
+    if is_set_aside {
+        // Every flush waits for journals: 20 GiB have 64 MiB of them, written in a moment. Segments are written when
+        // they are first used.
+        let journals = fixed_areas(size_bytes).map_err(invalid)?;
+        write_out(path, &journals).map_err(io_failed)?;
+    }
     Ok((!is_set_aside).then(|| {
         format!(
             "the filesystem of {} can't set space aside: when it is full, writes fail, and a failed \
@@ -78,14 +88,9 @@ pub(super) fn make_room(
     }))
 }
 
-fn ranges(size_bytes: u64, sparse: bool) -> Result<Vec<Range<u64>>, engine::OpenError> {
-    match sparse {
-        true => {
-            let layout = engine::FormatOptions::for_size(size_bytes);
-            Ok(engine::fixed_areas(layout)?.to_vec())
-        }
-        false => Ok(std::iter::once(0..size_bytes).collect()),
-    }
+/// Superblocks and journals.
+fn fixed_areas(size_bytes: u64) -> Result<[Range<u64>; 2], engine::OpenError> {
+    engine::fixed_areas(engine::FormatOptions::for_size(size_bytes))
 }
 
 fn set_length(path: &Path, size_bytes: u64) -> io::Result<()> {

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use flagstone::node::{
-    CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec, NodeErrorKind, PageQuery,
+    CheckedFilesystem, ClonedFile, FileCloneSpec, FilesystemChanges, FilesystemCheck,
+    FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
+    ImageStoreSpec, NodeErrorKind, PageQuery,
 };
 
 use crate::fake_state::{Answer, error};
@@ -47,8 +48,12 @@ impl Filesystems {
             files: 1,
             used_bytes: 4096,
             quota_bytes: spec.quota_bytes,
+            quota_files: spec.quota_files,
+            promote_bytes: spec.promote_bytes.unwrap_or(1 << 20),
+            image_stores: Some(Vec::new()),
             created_ns: 1_700_000_000_000_000_000,
             snapshot_count: 0,
+            rolling_back_to: None,
             export_path: format!("/{name}"),
             export_url: format!("nfs://127.0.0.1/{name}?version=3&nfsport=12049&mountport=12049"),
             mount_command: format!("mount -t nfs 127.0.0.1:/{name} /mnt"),
@@ -77,6 +82,71 @@ impl Filesystems {
         self.find("showing", name).map(|(info, _)| info.clone())
     }
 
+    pub(crate) fn change(
+        &mut self,
+        name: &str,
+        changes: FilesystemChanges,
+    ) -> Answer<FilesystemInfo> {
+        let (info, _) = self.find("changing", name)?;
+        let bound = |quota: u64| (quota > 0).then_some(quota);
+        info.quota_bytes = changes.quota_bytes.map_or(info.quota_bytes, bound);
+        info.quota_files = changes.quota_files.map_or(info.quota_files, bound);
+        info.promote_bytes = changes.promote_bytes.unwrap_or(info.promote_bytes);
+        Ok(info.clone())
+    }
+
+    pub(crate) fn set_image_store(
+        &mut self,
+        name: &str,
+        spec: ImageStoreSpec,
+    ) -> Answer<FilesystemInfo> {
+        let (info, _) = self.find("changing", name)?;
+        let stores = info.image_stores.get_or_insert_default();
+        stores.retain(|path| *path != spec.path);
+        if spec.enabled {
+            stores.push(spec.path);
+        }
+        Ok(info.clone())
+    }
+
+    /// One that is called `used` is.
+    pub(crate) fn delete(
+        &mut self,
+        name: &str,
+        with_snapshots: bool,
+        even_if_used: bool,
+    ) -> Answer<()> {
+        let (info, _) = self.find("deleting", name)?;
+        let doing = format!("deleting filesystem '{name}'");
+        if info.snapshot_count > 0 && !with_snapshots {
+            return Err(error(
+                NodeErrorKind::HasSnapshots,
+                doing,
+                "it has snapshots",
+            ));
+        }
+        if name == "used" && !even_if_used {
+            return Err(error(NodeErrorKind::Busy, doing, "a client has used it"));
+        }
+        self.all.remove(name);
+        Ok(())
+    }
+
+    /// To one that is called `long` it takes long.
+    pub(crate) fn roll_back(&mut self, name: &str, snapshot: &str) -> Answer<FilesystemInfo> {
+        let (info, snapshots) = self.find("rolling back", name)?;
+        if !snapshots.contains_key(snapshot) {
+            let doing = format!("rolling back to '{name}@{snapshot}'");
+            return Err(error(
+                NodeErrorKind::NotFound,
+                doing,
+                "there is no such snapshot",
+            ));
+        }
+        info.rolling_back_to = Some(snapshot.to_string()).filter(|name| name == "long");
+        Ok(info.clone())
+    }
+
     pub(crate) fn check(&mut self, name: Option<&str>) -> Answer<FilesystemCheck> {
         if let Some(name) = name {
             self.find("checking", name)?;
@@ -90,6 +160,9 @@ impl Filesystems {
                 snapshots: info.snapshot_count,
                 blocks: 1,
                 bytes: info.used_bytes,
+                objects: 0,
+                object_bytes: 0,
+                swept: 0,
                 problems: match info.name.as_str() {
                     "damaged" => vec!["a name leads nowhere".to_string()],
                     _ => Vec::new(),
@@ -126,6 +199,19 @@ impl Filesystems {
         };
         snapshots.insert(name.to_string(), snapshot.clone());
         Ok(snapshot)
+    }
+
+    /// Whatever is copied: there are no files.
+    pub(crate) fn clone_file(&mut self, of: &str, spec: FileCloneSpec) -> Answer<ClonedFile> {
+        self.find("cloning a file of", of)?;
+        Ok(ClonedFile {
+            filesystem: of.to_string(),
+            source: spec.source,
+            snapshot: spec.snapshot,
+            path: spec.destination,
+            size_bytes: 100 << 30,
+            used_bytes: 4096,
+        })
     }
 
     pub(crate) fn snapshots(&mut self, filesystem: &str) -> Answer<FilesystemSnapshotPage> {

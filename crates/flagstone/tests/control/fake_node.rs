@@ -127,6 +127,42 @@ impl Node for FakeNode {
         self.with(|state| state.filesystems.show(&name))
     }
 
+    fn change_filesystem(
+        &self,
+        name: String,
+        changes: FilesystemChanges,
+    ) -> NodeFuture<'_, FilesystemInfo> {
+        self.with(|state| state.filesystems.change(&name, changes))
+    }
+
+    fn set_image_store(
+        &self,
+        filesystem: String,
+        spec: ImageStoreSpec,
+    ) -> NodeFuture<'_, FilesystemInfo> {
+        self.with(|state| state.filesystems.set_image_store(&filesystem, spec))
+    }
+
+    fn delete_filesystem(
+        &self,
+        name: String,
+        with_snapshots: bool,
+        even_if_used: bool,
+    ) -> NodeFuture<'_, ()> {
+        self.with(|state| {
+            let all = &mut state.filesystems;
+            all.delete(&name, with_snapshots, even_if_used)
+        })
+    }
+
+    fn roll_back_filesystem(
+        &self,
+        filesystem: String,
+        snapshot: String,
+    ) -> NodeFuture<'_, FilesystemInfo> {
+        self.with(|state| state.filesystems.roll_back(&filesystem, &snapshot))
+    }
+
     fn check_filesystems(&self, name: Option<String>) -> NodeFuture<'_, FilesystemCheck> {
         self.with(|state| state.filesystems.check(name.as_deref()))
     }
@@ -137,6 +173,10 @@ impl Node for FakeNode {
         name: String,
     ) -> NodeFuture<'_, FilesystemSnapshotInfo> {
         self.with(|state| state.filesystems.snapshot(&filesystem, &name))
+    }
+
+    fn clone_file(&self, filesystem: String, spec: FileCloneSpec) -> NodeFuture<'_, ClonedFile> {
+        self.with(|state| state.filesystems.clone_file(&filesystem, spec))
     }
 
     fn list_filesystem_snapshots(

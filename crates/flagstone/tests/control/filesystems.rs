@@ -68,21 +68,74 @@ fn a_filesystem_from_its_creation_to_a_snapshot_that_goes() {
         ("data", Some(1 << 30))
     );
     assert!(ok("fs show data").contains("mount "));
+    assert_eq!(
+        ok("fs set data --quota none --quota-files 7 --promote-bytes 64K"),
+        "filesystem data: quota none, of files 7; files become large ones past 64 KiB\n"
+    );
+    assert_eq!(
+        ok("fs image-store data /images"),
+        "/images of filesystem data is an image store\n"
+    );
+    let card = ok("fs show data");
+    for (title, value) in [
+        ("quota", "none"),
+        ("files quota", "7"),
+        ("promote", "files past 64 KiB (65536 bytes)"),
+        ("image stores", "/images"),
+    ] {
+        let is_it = |line: &str| line.split_once(title).map(|(_, rest)| rest.trim() == value);
+        assert!(card.lines().any(|line| is_it(line) == Some(true)), "{card}");
+    }
+    ok("fs image-store data /images --off");
+    assert!(!ok("fs show data").contains("/images"));
+    ok("fs set data --quota-bytes 1G");
+    let limited = "fs create limited --quota-bytes 2G --quota-files 9 --promote-bytes 0 -o json";
+    let limited: FilesystemInfo = serde_json::from_str(&ok(limited)).expect("JSON");
+    let limits = (
+        limited.quota_bytes,
+        limited.quota_files,
+        limited.promote_bytes,
+    );
+    assert_eq!(limits, (Some(2 << 30), Some(9), 0));
     let taken = ok("fs snapshot create data monday");
     assert_eq!(taken, "took snapshot monday; clients mount /data@monday\n");
     assert!(ok("fs snapshot list data").contains("/data@monday"));
     let checked = ok("fs check");
-    assert_eq!(checked.lines().count(), 2, "{checked}");
+    assert_eq!(checked.lines().count(), 3, "{checked}");
     assert!(
         checked.starts_with("data: clean; 1 file, 1 snapshot"),
         "{checked}"
     );
-    ok("fs snapshot delete data monday");
+    assert_eq!(
+        ok("fs clone data /base.img /vms/7.img"),
+        "cloned /base.img to /vms/7.img in filesystem data (100 GiB)\n"
+    );
+    let cloned = ok("fs clone data /base.img /7.img --snapshot monday -o json");
+    let cloned: Value = serde_json::from_str(&cloned).expect("JSON");
+    assert_eq!(
+        (&cloned["snapshot"], &cloned["path"], &cloned["size_bytes"]),
+        (&json!("monday"), &json!("/7.img"), &json!(100_u64 << 30))
+    );
+    assert_eq!(
+        ok("fs snapshot rollback data monday"),
+        "rolled data back to monday\n"
+    );
+    ok("fs snapshot create data long");
+    let rolling = ok("fs snapshot rollback data long");
+    assert!(rolling.contains("`flagstone fs show data`"), "{rolling}");
+    assert!(ok("fs show data").contains("2; being rolled back to long"));
+    ok("fs snapshot rollback data monday");
+    ok("fs snapshot delete data long monday");
     assert_eq!(
         ok("fs snapshot list data").lines().count(),
         1,
         "the heading"
     );
+    assert_eq!(
+        ok("fs delete other limited"),
+        "deleted filesystem other\ndeleted filesystem limited\n"
+    );
+    assert_eq!(ok("fs list").lines().count(), 2);
 }
 
 #[test]
@@ -91,6 +144,16 @@ fn what_is_wrong_is_said_and_is_the_exit_code() {
     assert_eq!(run(&served, "fs check").out, "there is no filesystem\n");
     fails(&served, "fs show data", Exit::NotFound, "'data'");
     fails(&served, "fs check data", Exit::NotFound, "'data'");
+    fails(&served, "fs clone data /a /b", Exit::NotFound, "'data'");
+    fails(&served, "fs clone data a /b", Exit::Usage, "topmost");
+    fails(&served, "fs clone data /a b", Exit::Usage, "topmost");
+    fails(&served, "fs set data --quota 1G", Exit::NotFound, "'data'");
+    fails(&served, "fs set data", Exit::Usage, "--promote-bytes");
+    fails(&served, "fs set data --quota 0", Exit::Usage, "or none");
+    let zero = "fs set data --quota-files 0";
+    fails(&served, zero, Exit::Usage, "or none");
+    let relative = "fs image-store data images";
+    fails(&served, relative, Exit::Usage, "topmost");
     fails(&served, "fs create .data", Exit::Usage, "is not a name");
     fails(&served, "fs create data --owner me", Exit::Usage, "UID:GID");
     assert_eq!(run(&served, "fs create data").exit, 0);
@@ -108,6 +171,17 @@ fn what_is_wrong_is_said_and_is_the_exit_code() {
         Exit::AlreadyExists,
         "data@a",
     );
+    let gone = "fs snapshot rollback data b";
+    fails(&served, gone, Exit::NotFound, "data@b");
+    let kept = "fs delete data";
+    fails(&served, kept, Exit::Busy, "snapshots");
+    assert_eq!(run(&served, "fs create used").exit, 0);
+    fails(&served, "fs delete used", Exit::Busy, "a client");
+    fails(&served, "fs delete none", Exit::NotFound, "'none'");
+    assert_eq!(run(&served, "fs delete used --force").exit, 0);
+    assert_eq!(run(&served, "fs create brief").exit, 0);
+    assert_eq!(run(&served, "fs snapshot create brief a").exit, 0);
+    assert_eq!(run(&served, "fs delete brief --with-snapshots").exit, 0);
     fails(
         &served,
         "fs snapshot delete data b",

@@ -99,7 +99,12 @@ impl Node for Stuck {
         create_filesystem(spec: FilesystemSpec) -> FilesystemInfo;
         list_filesystems(query: PageQuery) -> FilesystemPage;
         show_filesystem(name: String) -> FilesystemInfo;
+        change_filesystem(name: String, changes: FilesystemChanges) -> FilesystemInfo;
+        set_image_store(filesystem: String, spec: ImageStoreSpec) -> FilesystemInfo;
+        delete_filesystem(name: String, with_snapshots: bool, even_if_used: bool) -> ();
+        roll_back_filesystem(filesystem: String, snapshot: String) -> FilesystemInfo;
         check_filesystems(name: Option<String>) -> FilesystemCheck;
+        clone_file(filesystem: String, spec: FileCloneSpec) -> ClonedFile;
         create_filesystem_snapshot(filesystem: String, name: String) -> FilesystemSnapshotInfo;
         list_filesystem_snapshots(filesystem: String) -> FilesystemSnapshotPage;
         delete_filesystem_snapshot(filesystem: String, name: String) -> ();

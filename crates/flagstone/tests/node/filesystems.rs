@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use flagstone::node::{
-    ExportOptions, FilesystemInfo, FilesystemSpec, NodeError, NodeErrorKind, NodeOptions, PageQuery,
+    ExportOptions, FileCloneSpec, FilesystemChanges, FilesystemInfo, FilesystemSpec,
+    ImageStoreSpec, NodeError, NodeErrorKind, NodeOptions, PageQuery,
 };
 use flagstone_gateway::nfs3::Squash;
 
@@ -32,6 +33,8 @@ fn create(scene: &Scene, name: &str) -> Result<FilesystemInfo, NodeError> {
     let spec = FilesystemSpec {
         name: name.to_owned(),
         quota_bytes: None,
+        quota_files: None,
+        promote_bytes: None,
         owner_uid: 7,
         owner_gid: 8,
     };
@@ -94,6 +97,329 @@ fn make_directory(stream: &mut TcpStream, parent: &[u8], name: &str) -> u32 {
     let arguments = [opaque(parent), opaque(name.as_bytes()), vec![0; 24]].concat();
     let answer = call(stream, 100_003, 9, &arguments);
     u32::from_be_bytes([answer[0], answer[1], answer[2], answer[3]])
+}
+
+/// Makes a file with some bytes. Returns its handle.
+fn make_file(stream: &mut TcpStream, parent: &[u8], name: &str, bytes: &[u8]) -> Vec<u8> {
+    // Guarded, with the mode and nothing else set.
+    let set = [1, 1, 0o640, 0, 0, 0, 0, 0].map(u32::to_be_bytes).concat();
+    let arguments = [opaque(parent), opaque(name.as_bytes()), set].concat();
+    let answer = call(stream, 100_003, 8, &arguments);
+    let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|index| answer[at + index]));
+    assert_eq!(
+        (word(0), word(4)),
+        (0, 1),
+        "CREATE of {name}, with a handle"
+    );
+    let handle = answer[12..12 + word(8) as usize].to_vec();
+    let offset = 0_u64.to_be_bytes().to_vec();
+    let length = (bytes.len() as u32).to_be_bytes();
+    let stable = 2_u32.to_be_bytes();
+    let head = [opaque(&handle), offset, length.to_vec(), stable.to_vec()].concat();
+    let answer = call(stream, 100_003, 7, &[head, opaque(bytes)].concat());
+    assert_eq!(answer[..4], [0; 4], "WRITE to {name}");
+    handle
+}
+
+/// Status of a LOOKUP.
+fn lookup(stream: &mut TcpStream, parent: &[u8], name: &str) -> u32 {
+    let arguments = [opaque(parent), opaque(name.as_bytes())].concat();
+    let answer = call(stream, 100_003, 3, &arguments);
+    u32::from_be_bytes([answer[0], answer[1], answer[2], answer[3]])
+}
+
+#[test]
+fn files_are_cloned_by_their_paths() {
+    let scene = Scene::with(with_nfs);
+    create(&scene, "data").expect("made");
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    let (_, root) = mount(&mut stream, "/data");
+    assert_eq!(make_directory(&mut stream, &root, "images"), 0);
+    make_file(&mut stream, &root, "base.img", &[1; 5000]);
+    let snapshot =
+        scene.ask(|node| node.create_filesystem_snapshot("data".to_owned(), "monday".to_owned()));
+    snapshot.expect("taken");
+    let clone = |source: &str, destination: &str, snapshot: Option<&str>| {
+        let spec = FileCloneSpec {
+            source: source.to_owned(),
+            destination: destination.to_owned(),
+            snapshot: snapshot.map(str::to_owned),
+        };
+        scene.ask(|node| node.clone_file("data".to_owned(), spec))
+    };
+    let made = clone("/base.img", "/images/1.img", None).expect("cloned");
+    assert_eq!(
+        (made.size_bytes, made.path.as_str()),
+        (5000, "/images/1.img")
+    );
+    clone("/base.img", "/images/2.img", Some("monday")).expect("cloned");
+    clone("/.snapshot/monday/base.img", "/3.img", None).expect("cloned");
+    assert_eq!(lookup(&mut stream, &root, "3.img"), 0);
+    for (source, destination, snapshot, kind, found) in [
+        ("/none", "/4.img", None, NodeErrorKind::NotFound, "'/none'"),
+        (
+            "/none/base.img",
+            "/4.img",
+            None,
+            NodeErrorKind::NotFound,
+            "'/none'",
+        ),
+        (
+            "/base.img",
+            "/none/4.img",
+            None,
+            NodeErrorKind::NotFound,
+            "'/none'",
+        ),
+        (
+            "/base.img",
+            "/3.img",
+            None,
+            NodeErrorKind::AlreadyExists,
+            "'/3.img'",
+        ),
+        (
+            "/base.img",
+            "/images",
+            None,
+            NodeErrorKind::AlreadyExists,
+            "'/images'",
+        ),
+        (
+            "/base.img",
+            "/images/",
+            None,
+            NodeErrorKind::InvalidArgument,
+            "'/images/'",
+        ),
+        (
+            "/base.img",
+            "4.img",
+            None,
+            NodeErrorKind::InvalidArgument,
+            "'4.img'",
+        ),
+        (
+            "base.img",
+            "/4.img",
+            None,
+            NodeErrorKind::InvalidArgument,
+            "'base.img'",
+        ),
+        (
+            "/base.img/x",
+            "/4.img",
+            None,
+            NodeErrorKind::InvalidArgument,
+            "'/base.img'",
+        ),
+        (
+            "/images",
+            "/4.img",
+            None,
+            NodeErrorKind::InvalidArgument,
+            "'/images'",
+        ),
+        (
+            "/base.img",
+            "/4.img",
+            Some("tuesday"),
+            NodeErrorKind::NotFound,
+            "'tuesday'",
+        ),
+        (
+            "/base.img",
+            "/.snapshot/monday/4.img",
+            None,
+            NodeErrorKind::ReadOnly,
+            "snapshot",
+        ),
+        (
+            "/base.img",
+            "/.snapshot",
+            None,
+            NodeErrorKind::AlreadyExists,
+            "'/.snapshot'",
+        ),
+    ] {
+        let refused = clone(source, destination, snapshot).expect_err(source);
+        assert_eq!(refused.kind, kind, "{refused}");
+        assert!(refused.found.contains(found), "{refused}");
+        assert_ne!(refused.next_step, "", "{refused}");
+    }
+    let checked = scene
+        .ask(|node| node.check_filesystems(None))
+        .expect("checked");
+    assert!(checked.clean, "{checked:?}");
+    assert_eq!(
+        checked.items[0].objects, 3,
+        "a copy of a file in blocks is a large one"
+    );
+}
+
+/// Status of a GETATTR.
+fn attributes(stream: &mut TcpStream, handle: &[u8]) -> u32 {
+    let answer = call(stream, 100_003, 1, &opaque(handle));
+    u32::from_be_bytes([answer[0], answer[1], answer[2], answer[3]])
+}
+
+#[test]
+fn a_deleted_filesystem_is_gone_for_ever() {
+    let mut scene = Scene::with(with_nfs);
+    let delete = |scene: &Scene, with_snapshots, even_if_used| {
+        scene.ask(|node| node.delete_filesystem("data".to_owned(), with_snapshots, even_if_used))
+    };
+    let none = delete(&scene, true, true).expect_err("there is none");
+    assert_eq!(none.kind, NodeErrorKind::NotFound);
+    create(&scene, "data").expect("made");
+    create(&scene, "other").expect("made");
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    let (_, root) = mount(&mut stream, "/data");
+    let file = make_file(&mut stream, &root, "file", &[1; 5000]);
+    let taken =
+        scene.ask(|node| node.create_filesystem_snapshot("data".to_owned(), "monday".to_owned()));
+    taken.expect("taken");
+    let refused = delete(&scene, false, true).expect_err("it has a snapshot");
+    assert_eq!(refused.kind, NodeErrorKind::HasSnapshots);
+    let refused = delete(&scene, true, false).expect_err("it is used");
+    assert_eq!(refused.kind, NodeErrorKind::Busy);
+    assert!(refused.found.contains("ago"), "{refused}");
+    assert_eq!(attributes(&mut stream, &file), 0);
+    delete(&scene, true, true).expect("deleted");
+    assert_eq!(names(&scene), ["other"]);
+    assert_eq!(mount(&mut stream, "/data").0, 2, "MNT3ERR_NOENT");
+    let gone = |stream: &mut TcpStream| {
+        for handle in [&root, &file] {
+            assert_eq!(attributes(stream, handle), 70, "NFS3ERR_STALE");
+        }
+        assert_eq!(make_directory(stream, &root, "more"), 70, "NFS3ERR_STALE");
+    };
+    gone(&mut stream);
+    create(&scene, "data").expect("the name is free");
+    gone(&mut stream);
+    let (status, anew) = mount(&mut stream, "/data");
+    assert_eq!(status, 0);
+    assert_eq!(lookup(&mut stream, &anew, "file"), 2, "NFS3ERR_NOENT");
+    drop(stream);
+    scene = scene.restart(with_nfs);
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    gone(&mut stream);
+    // Nobody has used it since the start.
+    delete(&scene, false, false).expect("deleted");
+    let checked = scene
+        .ask(|node| node.check_filesystems(None))
+        .expect("checked");
+    assert!(checked.clean, "{checked:?}");
+    assert_eq!(checked.items.len(), 1);
+}
+
+#[test]
+fn a_filesystem_goes_back_to_a_snapshot() {
+    let scene = Scene::with(with_nfs);
+    create(&scene, "data").expect("made");
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    let (_, root) = mount(&mut stream, "/data");
+    let file = make_file(&mut stream, &root, "file", &[1; 5000]);
+    let take = |name: &str| {
+        let name = name.to_owned();
+        scene.ask(|node| node.create_filesystem_snapshot("data".to_owned(), name))
+    };
+    let back = |name: &str| {
+        let name = name.to_owned();
+        scene.ask(|node| node.roll_back_filesystem("data".to_owned(), name))
+    };
+    take("monday").expect("taken");
+    let later = make_file(&mut stream, &root, "later", &[2; 500_000]);
+    take("tuesday").expect("taken");
+    let info = back("monday").expect("rolled back");
+    assert_eq!(
+        (info.rolling_back_to, info.files, info.snapshot_count),
+        (None, 2, 2)
+    );
+    assert_eq!(attributes(&mut stream, &file), 0);
+    assert_eq!(attributes(&mut stream, &later), 70, "NFS3ERR_STALE");
+    back("tuesday").expect("and forth");
+    assert_eq!(attributes(&mut stream, &later), 0);
+    assert_eq!(
+        back("none").expect_err("none").kind,
+        NodeErrorKind::NotFound
+    );
+    let checked = scene
+        .ask(|node| node.check_filesystems(None))
+        .expect("checked");
+    assert!(checked.clean, "{checked:?}");
+}
+
+#[test]
+fn settings_are_changed_and_shown() {
+    let mut scene = Scene::with(with_nfs);
+    let change = |scene: &Scene, changes| {
+        scene.ask(|node| node.change_filesystem("data".to_owned(), changes))
+    };
+    let store = |scene: &Scene, path: &str, enabled| {
+        let path = path.to_owned();
+        let spec = ImageStoreSpec { path, enabled };
+        scene.ask(|node| node.set_image_store("data".to_owned(), spec))
+    };
+    let none = change(&scene, FilesystemChanges::default()).expect_err("there is none");
+    assert_eq!(none.kind, NodeErrorKind::NotFound);
+    let made = create(&scene, "data").expect("made");
+    assert_eq!((made.quota_files, made.promote_bytes), (None, 1 << 20));
+    let mut stream = TcpStream::connect(nfs_address(&scene)).expect("it listens");
+    let (_, root) = mount(&mut stream, "/data");
+    assert_eq!(make_directory(&mut stream, &root, "images"), 0);
+    make_file(&mut stream, &root, "file", b"content");
+    let some = FilesystemChanges {
+        quota_files: Some(3),
+        promote_bytes: Some(4096),
+        quota_bytes: Some(5 << 20),
+    };
+    let changed = change(&scene, some).expect("changed");
+    assert_eq!((changed.quota_files, changed.files), (Some(3), 3));
+    assert_eq!(make_directory(&mut stream, &root, "more"), 69, "DQUOT");
+    let more = FilesystemChanges {
+        quota_files: Some(0),
+        ..FilesystemChanges::default()
+    };
+    let changed = change(&scene, more).expect("changed");
+    let limits = (
+        changed.quota_bytes,
+        changed.quota_files,
+        changed.promote_bytes,
+    );
+    assert_eq!(limits, (Some(5 << 20), None, 4096));
+    assert_eq!(make_directory(&mut stream, &root, "more"), 0);
+    let large = FilesystemChanges {
+        promote_bytes: Some((1 << 30) + 1),
+        ..FilesystemChanges::default()
+    };
+    let refused = change(&scene, large).expect_err("too large");
+    assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+    for (path, kind) in [
+        ("/none", NodeErrorKind::NotFound),
+        ("/file", NodeErrorKind::InvalidArgument),
+        ("images", NodeErrorKind::InvalidArgument),
+    ] {
+        let refused = store(&scene, path, true).expect_err(path);
+        assert_eq!(refused.kind, kind, "{refused}");
+    }
+    let set = store(&scene, "/images", true).expect("set");
+    assert_eq!(set.image_stores, Some(vec!["/images".to_owned()]));
+    store(&scene, "/", true).expect("set");
+    drop(stream);
+    scene = scene.restart(with_nfs);
+    let show = |scene: &Scene| scene.ask(|node| node.show_filesystem("data".to_owned()));
+    let shown = show(&scene).expect("shown");
+    let stores = ["/", "/images"].map(str::to_owned).to_vec();
+    assert_eq!(
+        (shown.image_stores, shown.promote_bytes),
+        (Some(stores), 4096)
+    );
+    store(&scene, "/", false).expect("set");
+    let shown = show(&scene).expect("shown");
+    assert_eq!(shown.image_stores, Some(vec!["/images".to_owned()]));
+    let listed = scene.ask(|node| node.list_filesystems(PageQuery::default()));
+    assert_eq!(listed.expect("listed").items[0].image_stores, None);
 }
 
 #[test]

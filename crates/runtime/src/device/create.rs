@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::{SECTOR_BYTES, invalid};
@@ -78,6 +78,11 @@ pub fn host_room(path: impl AsRef<Path>) -> io::Result<Option<HostRoom>> {
     }))
 }
 
+/// Bytes that are free on the filesystem of a file or folder, for users without privileges.
+pub fn free_bytes(path: impl AsRef<Path>) -> io::Result<u64> {
+    sys::filesystem_free_bytes(&File::open(path)?)
+}
+
 /// Sets ranges of a regular file aside on its filesystem and makes that durable; what they hold stays.
 /// `false` if the filesystem can't do that: nothing is changed then. If one range fails, those before
 /// it may have been set aside. Blocks; not for a core's thread.
@@ -91,6 +96,32 @@ pub fn set_aside(path: impl AsRef<Path>, ranges: &[Range<u64>]) -> io::Result<bo
     }
     file.sync_all()?;
     Ok(true)
+}
+
+/// Writes zeros where nothing was ever written in these ranges of a regular file, and makes that durable; what
+/// they hold stays. Else the first write to each place would change the filesystem's metadata, and the flush
+/// behind it would write that, too. Blocks; not for a core's thread.
+pub fn write_out(path: impl AsRef<Path>, ranges: &[Range<u64>]) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let zeros = vec![0; FILL_CHUNK_BYTES];
+    for range in ranges {
+        let mut at = range.start;
+        while at < range.end {
+            let from = sys::next_hole(&file, at)?;
+            if from >= range.end {
+                break;
+            }
+            at = sys::next_data(&file, from)?.map_or(range.end, |data| data.min(range.end));
+            for begin in (from..at).step_by(FILL_CHUNK_BYTES) {
+                let len = (at - begin).min(FILL_CHUNK_BYTES as u64) as usize;
+                file.write_all_at(&zeros[..len], begin)?;
+            }
+        }
+    }
+    file.sync_all()?;
+    // The device is opened past the page cache.
+    sys::drop_cached_pages(&file);
+    Ok(())
 }
 
 fn fill_file(mut file: &File, size_bytes: u64, fill: Fill) -> io::Result<()> {
@@ -118,4 +149,40 @@ fn sync_parent(path: &Path) -> io::Result<()> {
         _ => Path::new("."),
     };
     File::open(parent)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_was_set_aside_is_written_where_nothing_was() {
+        let path = std::env::temp_dir().join(format!("write-out-{}", std::process::id()));
+        create_device_file(&path, 8 * MIB, Fill::Sparse).expect("creates");
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .expect("opens");
+        file.write_all_at(b"something", MIB).expect("writes");
+        let all = std::slice::from_ref(&(0..8 * MIB));
+        let is_set_aside = set_aside(&path, all).expect("sets aside");
+        write_out(&path, &[0..2 * MIB, 3 * MIB..3 * MIB + 4096]).expect("writes");
+        let next = sys::next_hole(&file, 0).expect("seeks");
+        let after = sys::next_data(&file, 2 * MIB).expect("seeks");
+        let last = sys::next_data(&file, 4 * MIB).expect("seeks");
+        // Only now: what is in the page cache counts as written.
+        let mut bytes = vec![0; 2 * MIB as usize];
+        file.read_exact_at(&mut bytes, 0).expect("reads");
+        fs::remove_file(&path).expect("removes");
+        if !is_set_aside {
+            return;
+        }
+        assert_eq!(&bytes[MIB as usize..][..9], b"something");
+        assert!(bytes[..MIB as usize].iter().all(|&byte| byte == 0));
+        assert_eq!((next, after), (2 * MIB, Some(3 * MIB)));
+        assert_eq!(last, None, "and nothing behind them");
+    }
 }

@@ -37,10 +37,11 @@ use self::errors::{
 use self::names::{Names, Place};
 use self::recording::Recording;
 use super::{
-    DeviceInfo, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec, MetricsSnapshot, Node, NodeError, NodeErrorKind,
-    NodeFuture, NodeInfo, PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo,
-    SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage, VolumeSpec,
+    ClonedFile, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck, FilesystemInfo,
+    FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec, ImageStoreSpec,
+    MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery, Reservation,
+    ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
+    VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -640,6 +641,39 @@ impl Node for RealNode {
         Box::pin(self.show_fs(name))
     }
 
+    fn change_filesystem(
+        &self,
+        name: String,
+        changes: FilesystemChanges,
+    ) -> NodeFuture<'_, FilesystemInfo> {
+        Box::pin(self.change_fs(name, changes))
+    }
+
+    fn set_image_store(
+        &self,
+        filesystem: String,
+        spec: ImageStoreSpec,
+    ) -> NodeFuture<'_, FilesystemInfo> {
+        Box::pin(self.set_fs_image_store(filesystem, spec))
+    }
+
+    fn delete_filesystem(
+        &self,
+        name: String,
+        with_snapshots: bool,
+        even_if_used: bool,
+    ) -> NodeFuture<'_, ()> {
+        Box::pin(self.delete_fs(name, with_snapshots, even_if_used))
+    }
+
+    fn roll_back_filesystem(
+        &self,
+        filesystem: String,
+        snapshot: String,
+    ) -> NodeFuture<'_, FilesystemInfo> {
+        Box::pin(self.roll_back_fs(filesystem, snapshot))
+    }
+
     fn check_filesystems(&self, name: Option<String>) -> NodeFuture<'_, FilesystemCheck> {
         Box::pin(self.check_fs(name))
     }
@@ -650,6 +684,10 @@ impl Node for RealNode {
         name: String,
     ) -> NodeFuture<'_, FilesystemSnapshotInfo> {
         Box::pin(self.snapshot_fs(filesystem, name))
+    }
+
+    fn clone_file(&self, filesystem: String, spec: FileCloneSpec) -> NodeFuture<'_, ClonedFile> {
+        Box::pin(self.clone_fs_file(filesystem, spec))
     }
 
     fn list_filesystem_snapshots(

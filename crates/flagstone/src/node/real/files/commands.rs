@@ -3,11 +3,12 @@
 use std::rc::Rc;
 
 use flagstone_fs::{
-    Caller, CheckReport, Description, FileError, Files, Node as FileNode, SetAttributes,
-    SnapshotInfo, Timestamp,
+    Caller, CheckReport, Description, FileError, Files, Node as FileNode, PROMOTE_BYTES,
+    SetAttributes, Settings, SnapshotInfo, Timestamp,
 };
 
 use super::errors::{file_error, no_such_filesystem, no_such_snapshot};
+use super::settings::{check_promotion, described};
 use super::{CORE, CoreFiles, CoreFilesystem, home};
 use crate::attach::NfsTarget;
 use crate::node::real::RealNode;
@@ -26,14 +27,30 @@ impl CoreFiles {
         all.open_by_name(name).await
     }
 
+    pub(super) async fn named(
+        &self,
+        core: &CoreNode,
+        name: &str,
+        doing: &str,
+    ) -> Result<CoreFilesystem, NodeError> {
+        self.by_name(core, name).await.map_err(|error| match error {
+            FileError::NotFound => no_such_filesystem(name, doing),
+            error => file_error(error, doing),
+        })
+    }
+
     async fn create(
         &self,
         core: &CoreNode,
         spec: FilesystemSpec,
     ) -> Result<Description, FileError> {
         let all = self.made(core).await?;
-        let quota_bytes = spec.quota_bytes.unwrap_or(0);
-        let made = all.create(&spec.name, quota_bytes).await?;
+        let settings = Settings {
+            quota_bytes: spec.quota_bytes.unwrap_or(0),
+            quota_files: spec.quota_files.unwrap_or(0),
+            promote_bytes: spec.promote_bytes.unwrap_or(PROMOTE_BYTES),
+        };
+        let made = all.create_with(&spec.name, settings).await?;
         let (uid, gid) = (spec.owner_uid, spec.owner_gid);
         if (uid, gid) != (0, 0) {
             let set = SetAttributes {
@@ -106,7 +123,7 @@ impl RealNode {
         self.on_core(CORE, doing, work).await
     }
 
-    async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
+    pub(super) async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
         let found = self.on_core(CORE, doing, |core| async move {
             home(&core.engines).map(|home| core.engines[home].device)
         });
@@ -114,18 +131,23 @@ impl RealNode {
         Ok(self.devices[index].name.clone())
     }
 
-    fn filesystem_info(&self, device: &str, found: Description) -> FilesystemInfo {
+    pub(super) fn filesystem_info(&self, device: &str, found: Description) -> FilesystemInfo {
         let target = self.nfs_tcp.first().map(|address| NfsTarget::new(*address));
         let name = &found.name;
+        let bound = |quota: u64| (quota > 0).then_some(quota);
         FilesystemInfo {
             id: found.id.0,
             device: device.to_owned(),
             core: CORE as u32,
             files: found.files,
             used_bytes: found.used_bytes,
-            quota_bytes: (found.quota_bytes > 0).then_some(found.quota_bytes),
+            quota_bytes: bound(found.settings.quota_bytes),
+            quota_files: bound(found.settings.quota_files),
+            promote_bytes: found.settings.promote_bytes,
+            image_stores: None,
             created_ns: ns_of(found.created),
             snapshot_count: found.snapshots,
+            rolling_back_to: found.rolling_back_to,
             export_path: format!("/{name}"),
             export_url: target.as_ref().map_or_else(String::new, |t| t.url(name)),
             mount_command: target.map_or_else(String::new, |t| t.mount_command(name)),
@@ -139,11 +161,12 @@ impl RealNode {
     ) -> Result<FilesystemInfo, NodeError> {
         let name = spec.name.clone();
         let doing = format!("creating filesystem '{name}'");
-        if spec.quota_bytes == Some(0) {
-            let found = "its quota is 0 bytes, so nothing could be written";
+        if spec.quota_bytes == Some(0) || spec.quota_files == Some(0) {
+            let found = "its quota is 0, so nothing could be written";
             return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
                 .next("give it some, or leave the quota out"));
         }
+        check_promotion(spec.promote_bytes, &doing)?;
         let made = self.on_files(&doing, |core| async move {
             core.files.create(&core, spec).await
         });
@@ -155,7 +178,10 @@ impl RealNode {
             }
             error => file_error(error, &doing),
         })?;
-        Ok(self.filesystem_info(&self.home_device(&doing).await?, made))
+        Ok(FilesystemInfo {
+            image_stores: Some(Vec::new()),
+            ..self.filesystem_info(&self.home_device(&doing).await?, made)
+        })
     }
 
     pub(in crate::node::real) async fn list_fs(
@@ -183,14 +209,16 @@ impl RealNode {
         name: String,
     ) -> Result<FilesystemInfo, NodeError> {
         let doing = format!("showing filesystem '{name}'");
-        let found = self
-            .on_fs(name, &doing, |files| async move { Ok(files.describe()) })
-            .await?;
-        Ok(self.filesystem_info(&self.home_device(&doing).await?, found))
+        let said = doing.clone();
+        let found = self.on_fs(name, &doing, |files| async move {
+            described(files, &said).await
+        });
+        let found = found.await?;
+        self.info_of(found, &doing).await
     }
 
     /// Carries something out with a filesystem. What is not found is the filesystem.
-    async fn on_fs<R, F>(
+    pub(super) async fn on_fs<R, F>(
         &self,
         name: String,
         doing: &str,
@@ -202,11 +230,7 @@ impl RealNode {
     {
         let said = doing.to_owned();
         self.on_core(CORE, doing, move |core| async move {
-            match core.files.by_name(&core, &name).await {
-                Ok(files) => work(files).await,
-                Err(FileError::NotFound) => Err(no_such_filesystem(&name, &said)),
-                Err(error) => Err(file_error(error, &said)),
-            }
+            work(core.files.named(&core, &name, &said).await?).await
         })
         .await?
     }
@@ -235,6 +259,9 @@ impl RealNode {
                 snapshots: report.snapshots,
                 blocks: report.blocks,
                 bytes: report.bytes,
+                objects: report.objects,
+                object_bytes: report.object_bytes,
+                swept: report.swept,
                 problems: report.problems,
             })
             .collect();

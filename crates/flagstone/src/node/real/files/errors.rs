@@ -30,6 +30,10 @@ pub(in crate::node::real) fn file_error(error: FileError, doing: &str) -> NodeEr
         FileError::Invalid | FileError::NameTooLong => {
             (NodeErrorKind::InvalidArgument, "choose another name")
         }
+        FileError::ReadOnly => (
+            NodeErrorKind::ReadOnly,
+            "snapshots can't be changed; name what is there now",
+        ),
         FileError::Later => (NodeErrorKind::Busy, "try again"),
         FileError::Corrupt => (
             NodeErrorKind::Corrupt,

@@ -3,11 +3,13 @@
 //! An export's number is zero: there is one for each filesystem, and the filesystem's number is in every handle
 //! beside it. So handles hold whatever the configuration says of others, and before and after.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
 use flagstone_fs::{FileError, Files, FilesystemId, HasSnapshots, Node, WithSnapshots};
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
+use flagstone_platform::Platform;
 
 use super::{CoreExport, CoreFilesystem, ExportedFiles};
 use crate::node::ExportOptions;
@@ -45,6 +47,13 @@ fn this_machine() -> Vec<Network> {
     networks.into_iter().flatten().collect()
 }
 
+/// The export of a filesystem that somebody has used.
+pub(super) struct Known {
+    pub(super) export: Rc<CoreExport>,
+    /// When somebody last did.
+    pub(super) used_ns: Cell<u64>,
+}
+
 /// The exports as the NFS server of one core sees them.
 #[derive(Clone)]
 pub(in crate::node::real) struct CoreExports {
@@ -68,7 +77,12 @@ impl CoreExports {
             })
         };
         let mut exports = self.core.files.exports.borrow_mut();
-        exports.entry(files.id()).or_insert_with(made).clone()
+        let known = exports.entry(files.id()).or_insert_with(|| Known {
+            export: made(),
+            used_ns: Cell::new(0),
+        });
+        known.used_ns.set(self.core.platform.now().0);
+        known.export.clone()
     }
 }
 
@@ -100,9 +114,9 @@ impl Exports for CoreExports {
         if number != NUMBER {
             return Ok(None);
         }
-        let known = self.core.files.exports.borrow().get(&filesystem).cloned();
-        if known.is_some() {
-            return Ok(known);
+        if let Some(known) = self.core.files.exports.borrow().get(&filesystem) {
+            known.used_ns.set(self.core.platform.now().0);
+            return Ok(Some(known.export.clone()));
         }
         let Some(all) = self.core.files.there(&self.core).await? else {
             return Ok(None);

@@ -26,7 +26,7 @@ impl CoreFiles {
                     filesystem: found.name,
                     files: found.files,
                     used_bytes: found.used_bytes,
-                    quota_bytes: found.quota_bytes,
+                    quota_bytes: found.settings.quota_bytes,
                     snapshots: found.snapshots,
                 }
             };

@@ -5,10 +5,14 @@
 //! connections. Nothing is stored before the first filesystem is created.
 
 mod commands;
+mod copies;
 mod errors;
 mod exports;
 mod metrics;
 mod registration;
+mod removal;
+mod rollback;
+mod settings;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -26,8 +30,8 @@ use flagstone_runtime::{UringListener, UringPlatform};
 
 use super::core::{CoreNode, OwnedEngine};
 pub(super) use errors::file_error;
-use exports::CoreExports;
 pub(super) use exports::Rules;
+use exports::{CoreExports, Known};
 pub(super) use registration::register;
 
 /// The core that has them.
@@ -50,7 +54,7 @@ pub(super) struct CoreFiles {
     turn: Budget,
     rules: Rules,
     /// Of filesystems that somebody has used: whoever comes with a handle finds it here.
-    exports: RefCell<BTreeMap<FilesystemId, Rc<CoreExport>>>,
+    exports: RefCell<BTreeMap<FilesystemId, Known>>,
     nfs: RefCell<Option<NfsServer>>,
     portmapper: RefCell<Option<RpcServer<UringPlatform, Portmapper>>>,
     stopping: Cell<bool>,
@@ -120,6 +124,7 @@ impl CoreFiles {
         }
         let (platform, engine) = (core.platform.clone(), owned.engine.clone());
         let opened = Filesystems::open(platform, engine, FilesystemOptions::default()).await?;
+        opened.go_on_deleting();
         *self.opened.borrow_mut() = Some(opened.clone());
         Ok(Some(opened))
     }

@@ -1,0 +1,236 @@
+//! How filesystems are shown.
+
+use crate::cli::listing;
+use crate::client::Client;
+use crate::exit::Exit;
+use crate::node::{ClonedFile, FilesystemCheck, FilesystemInfo, FilesystemPage};
+use crate::output::{Output, utc};
+use crate::size::{counted, rounded};
+
+pub(super) fn created(info: &FilesystemInfo) -> String {
+    let name = &info.name;
+    match info.mount_command.is_empty() {
+        true => format!(
+            "created filesystem {name}; the node serves no NFS: start it with --nfs ADDR:PORT to use it"
+        ),
+        false => format!(
+            "created filesystem {name}\n  sudo {}\n  nfs-ls '{}'",
+            info.mount_command, info.export_url
+        ),
+    }
+}
+
+pub(super) fn changed(info: &FilesystemInfo) -> String {
+    let mut sentence = format!(
+        "filesystem {}: quota {}, of files {}; files become large ones past {}",
+        info.name,
+        info.quota_bytes.map_or("none".to_owned(), rounded),
+        files_bound(info),
+        rounded(info.promote_bytes)
+    );
+    let is_past = |quota: Option<u64>, used: u64| quota.is_some_and(|quota| used > quota);
+    if is_past(info.quota_bytes, info.used_bytes) || is_past(info.quota_files, info.files) {
+        sentence += &format!(
+            "; it has {} in {} files, more than that, so nothing new finds room",
+            rounded(info.used_bytes),
+            info.files
+        );
+    }
+    sentence
+}
+
+fn files_bound(info: &FilesystemInfo) -> String {
+    let none = || "none".to_owned();
+    info.quota_files
+        .map_or_else(none, |count| count.to_string())
+}
+
+pub(super) fn cloned(info: &ClonedFile) -> String {
+    let at = match &info.snapshot {
+        Some(snapshot) => format!(" of snapshot {snapshot}"),
+        None => String::new(),
+    };
+    format!(
+        "cloned {}{at} to {} in filesystem {} ({})",
+        info.source,
+        info.path,
+        info.filesystem,
+        rounded(info.size_bytes)
+    )
+}
+
+pub(super) fn list(
+    client: &Client,
+    prefix: Option<String>,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let wanted = prefix.as_deref().map(|prefix| ("prefix", prefix));
+    let all: FilesystemPage = listing::all(client, "/v1/filesystems", wanted)?;
+    if output.is_json() {
+        output.json(&all)?;
+        return Ok(());
+    }
+    let rows = all.items.into_iter().map(|info| {
+        vec![
+            info.name,
+            rounded(info.used_bytes),
+            info.quota_bytes.map_or("-".to_owned(), rounded),
+            info.files.to_string(),
+            info.snapshot_count.to_string(),
+            info.device,
+            info.export_path,
+        ]
+    });
+    const HEADINGS: [&str; 7] = [
+        "FILESYSTEM",
+        "USED",
+        "QUOTA",
+        "FILES",
+        "SNAPSHOTS",
+        "DEVICE",
+        "EXPORT",
+    ];
+    output.table(&HEADINGS, &[1, 2, 3, 4], rows)?;
+    Ok(())
+}
+
+pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
+    if output.is_json() {
+        output.json(info)?;
+        return Ok(());
+    }
+    let bytes = |bytes: u64| format!("{} ({bytes} bytes)", rounded(bytes));
+    let stores = match info.image_stores.as_deref().unwrap_or_default() {
+        [] => "none".to_owned(),
+        stores => stores.join(", "),
+    };
+    let snapshots = match &info.rolling_back_to {
+        None => info.snapshot_count.to_string(),
+        Some(to) => format!("{}; being rolled back to {to}", info.snapshot_count),
+    };
+    let no_nfs = || "the node serves no NFS: start it with --nfs ADDR:PORT".to_owned();
+    let or_none = |text: &str| match text.is_empty() {
+        true => no_nfs(),
+        false => text.to_owned(),
+    };
+    output.card(&[
+        ("filesystem", info.name.clone()),
+        ("used", bytes(info.used_bytes)),
+        ("quota", info.quota_bytes.map_or("none".to_owned(), bytes)),
+        ("files", info.files.to_string()),
+        ("files quota", files_bound(info)),
+        (
+            "promote",
+            format!("files past {}", bytes(info.promote_bytes)),
+        ),
+        ("image stores", stores),
+        ("snapshots", snapshots),
+        ("created", format!("{} UTC", utc(info.created_ns))),
+        ("device", format!("{}, core {}", info.device, info.core)),
+        ("export", info.export_path.clone()),
+        ("mount", or_none(&info.mount_command)),
+        ("url", or_none(&info.export_url)),
+        ("id", info.id.to_string()),
+    ])?;
+    Ok(())
+}
+
+pub(super) fn print_check(
+    found: &FilesystemCheck,
+    output: &mut Output<'_>,
+) -> anyhow::Result<Exit> {
+    if output.is_json() {
+        output.json(found)?;
+    } else {
+        for item in &found.items {
+            for problem in &item.problems {
+                output.sentence(&format!("PROBLEM: {}: {problem}", item.filesystem))?;
+            }
+            let verdict = match item.problems.len() as u64 {
+                0 => "clean".to_owned(),
+                count => counted(count, "problem"),
+            };
+            let swept = match item.swept {
+                0 => String::new(),
+                count => format!(
+                    "; gave back {} that nobody needed",
+                    counted(count, "large file")
+                ),
+            };
+            output.sentence(&format!(
+                "{}: {verdict}; {}, {}, {} ({}) and {} ({}) checked{swept}",
+                item.filesystem,
+                counted(item.files, "file"),
+                counted(item.snapshots, "snapshot"),
+                counted(item.objects, "large file"),
+                rounded(item.object_bytes),
+                counted(item.blocks, "block"),
+                rounded(item.bytes),
+            ))?;
+        }
+        match found.items.is_empty() {
+            true => output.sentence("there is no filesystem")?,
+            false if found.clean => {}
+            false => output.sentence(
+                "    what to do: copy what is needed out of it, and keep a copy of the device for whoever \
+                 looks into it",
+            )?,
+        }
+    }
+    Ok(match found.clean {
+        true => Exit::Ok,
+        false => Exit::Corrupt,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::CheckedFilesystem;
+    use crate::output::Format;
+
+    #[test]
+    fn a_problem_is_printed_and_is_the_exit_code() {
+        let mut found = FilesystemCheck {
+            clean: true,
+            items: vec![CheckedFilesystem {
+                filesystem: "data".to_owned(),
+                files: 2,
+                snapshots: 1,
+                blocks: 3,
+                bytes: 8192,
+                objects: 1,
+                object_bytes: 2 << 20,
+                swept: 0,
+                problems: Vec::new(),
+            }],
+        };
+        let print = |found: &FilesystemCheck| {
+            let mut text = Vec::new();
+            let mut output = Output {
+                format: Format::Table,
+                out: &mut text,
+            };
+            let exit = print_check(found, &mut output).expect("printed");
+            (exit, String::from_utf8(text).expect("text"))
+        };
+        let (exit, text) = print(&found);
+        assert_eq!(exit, Exit::Ok);
+        assert_eq!(
+            text,
+            "data: clean; 2 files, 1 snapshot, 1 large file (2 MiB) and 3 blocks (8 KiB) checked\n"
+        );
+        found.items[0].swept = 2;
+        let (_, text) = print(&found);
+        let swept = "checked; gave back 2 large files that nobody needed\n";
+        assert!(text.ends_with(swept), "{text}");
+        found.clean = false;
+        found.items[0].problems.push("a block is lost".to_owned());
+        let (exit, text) = print(&found);
+        assert_eq!(exit, Exit::Corrupt);
+        assert!(
+            text.starts_with("PROBLEM: data: a block is lost\ndata: 1 problem; 2 files"),
+            "{text}"
+        );
+    }
+}
