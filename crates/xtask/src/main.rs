@@ -57,6 +57,9 @@ enum Task {
     Bench(bench::Bench),
     /// The built binary with real clients and real crashes.
     E2e(e2e::Arguments),
+    /// What `e2e kernel` runs inside its guest.
+    #[command(hide = true)]
+    InGuest(e2e::history::Arguments),
     /// Which sections of which reference are cited where.
     Cites,
 }
@@ -75,6 +78,10 @@ fn main() -> ExitCode {
 
 /// True if nothing that was checked failed.
 fn run(task: Task) -> Result<bool> {
+    // It may read no folder but those that it is given.
+    if let Task::InGuest(arguments) = &task {
+        return e2e::history::run(arguments);
+    }
     let root = repo::root()?;
     let done = |()| true;
     match task {
@@ -86,6 +93,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Model { arguments } => Ok(forward::model(&root, &arguments).status()?.success()),
         Task::Fuzz(arguments) => fuzz::run(&root, &arguments).map(done),
         Task::E2e(arguments) => e2e::run(&root, &arguments),
+        Task::InGuest(_) => unreachable!("done above"),
         Task::Bench(bench) => bench::run(&root, bench).map(done),
         Task::Cites => tidy::report_citations(&root).map(done),
     }

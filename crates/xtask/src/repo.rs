@@ -94,6 +94,13 @@ pub(crate) fn has_program(name: &str) -> bool {
         .any(|folder| folder.join(name).is_file())
 }
 
+/// Whether this process is root, be it in a namespace of its own.
+pub(crate) fn is_root() -> Result<bool> {
+    let mut id = Command::new("id");
+    id.arg("-u");
+    Ok(output(id)? == "0")
+}
+
 /// Standard output of a command that must succeed within a limit that nothing here comes near, trimmed.
 pub(crate) fn output(command: Command) -> Result<String> {
     output_within(command, OUTPUT_LIMIT)

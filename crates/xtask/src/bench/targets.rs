@@ -293,6 +293,7 @@ pub(super) fn flagstone(setup: &FlagstoneSetup, variant: &Variant, dir: &Path) -
         dir: dir.join(format!("node-{}", variant.name)),
         size: setup.device_size.clone(),
         cores: setup.cores,
+        config: None,
         arguments: variant.arguments.clone(),
         environment: variant.environment.clone(),
     })?;

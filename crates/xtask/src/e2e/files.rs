@@ -25,6 +25,8 @@ use rpc::Rpc;
 const FILESYSTEM: &str = "demo-files";
 /// Taken once the tree is in.
 const SNAPSHOT: &str = "tree";
+/// A copy of one of its files.
+const CLONE: &str = "clone-of-a-document";
 const ROUNDS: u32 = 3;
 const WRITERS: u32 = 4;
 /// The node lives this long under load.
@@ -43,6 +45,9 @@ pub(super) fn run(scene: &Scene, seed: u64) -> Result<()> {
     let mut node = Node::start_with_files(scene.options("2G", 2))?;
     let tree = copy_tree(scene, &node)?;
     node.run(&["fs", "snapshot", "create", FILESYSTEM, SNAPSHOT])?;
+    let (copied, original) = tree.first().context("the tree is empty")?;
+    let (from, to) = (format!("/{copied}"), format!("/{CLONE}"));
+    node.run(&["fs", "clone", FILESYSTEM, &from, &to])?;
     let samples = Samples::make(scene, seed)?;
     let mut answered = BTreeSet::new();
     for round in 0..ROUNDS {
@@ -62,6 +67,7 @@ pub(super) fn run(scene: &Scene, seed: u64) -> Result<()> {
         let expected = &samples.files[file.sample()];
         same(scene, &node, &file.name(), expected)?;
     }
+    same(scene, &node, CLONE, original)?;
     for (relative, original) in &tree {
         // What the load has changed since is not in the snapshot; of the tree it has changed nothing.
         same(scene, &node, relative, original)?;

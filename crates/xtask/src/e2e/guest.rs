@@ -1,15 +1,21 @@
 //! A Linux guest small enough to boot under emulation in seconds: Debian's cloud kernel, busybox,
-//! and an init of ours. `.ci/guest` downloads both packages once, into the build folder.
+//! and an init of ours, which is on its disk. `.ci/guest` downloads the packages once, into the build folder.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
+use super::scene::Scene;
 use crate::daemon::Daemon;
 use crate::repo;
 
+/// A guest that says nothing for so long is stuck.
+const SILENCE_LIMIT: Duration = Duration::from_secs(120);
 /// Loaded in this order; the rest is built into the kernel.
 const MODULES: [&str; 6] = [
     "virtio/virtio_ring",
@@ -20,118 +26,211 @@ const MODULES: [&str; 6] = [
     "block/virtio_blk",
 ];
 
-/// What the guest runs: it writes files, makes each durable, and says so on its console. `ROUND`
-/// comes from the kernel's command line. Files of long ago are removed, which discards their blocks.
+/// What the kernel starts: it goes on with the disk's own filesystem.
+const INITRD: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t devtmpfs dev /dev
+for m in /mod/*.ko; do $b insmod $m; done
+$b mount -t ext4 -o discard /dev/vda /mnt || { echo "guest: no mount"; $b sleep 1000; }
+$b umount /dev
+exec $b switch_root /mnt /sbin/init
+"#;
+
+/// What runs on the disk: it says which files are there, then writes others, makes each durable, and says so on its
+/// console. `ROUND` and `KEPT` come from the kernel's command line. Files of long ago are removed, which discards their blocks.
 const INIT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t devtmpfs dev /dev
-$b mount -t proc proc /proc
-for m in /mod/*.ko; do $b insmod $m; done
-$b mount -t ext4 -o discard /dev/vda /mnt || { echo "guest: no mount"; $b sleep 1000; }
+for f in /data/*; do
+    [ -f $f ] || continue
+    s=$($b sha256sum <$f)
+    echo "guest: found ${f##*/} ${s%% *}"
+done
+echo "guest: up"
 i=0
 while true; do
     i=$((i + 1))
     f=r$ROUND-$i
     # ext4 makes a new file's name durable with its first fsync.
-    $b dd if=/dev/urandom of=/mnt/$f bs=4k count=$((i % 7 + 1)) conv=fsync 2>/dev/null || continue
-    s=$($b sha256sum </mnt/$f)
+    $b dd if=/dev/urandom of=/data/$f bs=4k count=$((i % 7 + 1)) conv=fsync 2>/dev/null || continue
+    s=$($b sha256sum </data/$f)
     echo "guest: synced $f ${s%% *}"
-    $b rm -f /mnt/r$ROUND-$((i - 20))
+    $b rm -f /data/r$ROUND-$((i - KEPT))
 done
 "#;
+/// Of the files of a round so many of the last are there, whatever the moment.
+pub(super) const FILES_KEPT: usize = 40;
 
 /// A kernel and an initial filesystem, ready to boot.
 pub(super) struct Guest {
     kernel: PathBuf,
     initrd: PathBuf,
+    busybox: PathBuf,
+}
+
+/// What to boot it from.
+pub(super) struct Boot<'a> {
+    /// QEMU's arguments that make a disk with the identity `disk`.
+    pub(super) disk: &'a [&'a str],
+    /// Goes into the names of the files that it writes.
+    pub(super) round: u32,
+    /// Where QEMU's own words go.
+    pub(super) log: &'a Path,
 }
 
 impl Guest {
-    /// Prepares the guest from its two packages.
+    /// Prepares the guest from its packages.
     pub(super) fn prepare(root: &Path) -> Result<Guest> {
         ensure!(
             repo::has_program("qemu-system-x86_64"),
             "apt install qemu-system-x86"
         );
-        let dir = repo::target_dir(root).join("e2e-guest");
-        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-        let unpacked = dir.join("unpacked");
-        if !unpacked.join("bin/busybox").is_file() {
-            unpack(root, &dir, &unpacked)?;
-        }
-        let kernel = only_entry(&unpacked.join("boot"), "vmlinuz-")?;
-        let modules = only_entry(&unpacked.join("lib/modules"), "")?.join("kernel/drivers");
+        let unpacked = Unpacked::packages(root)?;
+        let kernel = only_entry(&unpacked.find(&["boot"])?, "vmlinuz-")?;
+        let versions = unpacked.find(&["lib/modules", "usr/lib/modules"])?;
+        let modules = only_entry(&versions, "")?.join("kernel/drivers");
+        let busybox = unpacked.busybox()?;
 
         let mut archive = Cpio::default();
-        for folder in ["bin", "dev", "proc", "mnt", "mod"] {
+        for folder in ["bin", "dev", "mnt", "mod"] {
             archive.add(folder, 0o040_755, &[]);
         }
-        archive.add("init", 0o100_755, INIT.as_bytes());
-        archive.add(
-            "bin/busybox",
-            0o100_755,
-            &read(&unpacked.join("bin/busybox"))?,
-        );
+        archive.add("init", 0o100_755, INITRD.as_bytes());
+        archive.add("bin/busybox", 0o100_755, &read(&busybox)?);
         for (order, module) in MODULES.iter().enumerate() {
             let bytes = read(&modules.join(format!("{module}.ko")))?;
             archive.add(&format!("mod/{order}.ko"), 0o100_644, &bytes);
         }
-        let initrd = dir.join("initrd");
+        let initrd = unpacked.dir.with_file_name("initrd");
         fs::write(&initrd, archive.finish()).context("writing the initial filesystem")?;
-        Ok(Guest { kernel, initrd })
+        Ok(Guest {
+            kernel,
+            initrd,
+            busybox,
+        })
     }
 
-    /// Boots it on an export of the server at `port`. QEMU reconnects if the server goes away.
-    pub(super) fn boot(&self, port: u16, export: &str, round: u32, log: &Path) -> Result<Daemon> {
+    /// Makes a disk image with what the guest runs, in the scene's folder.
+    pub(super) fn make_disk(&self, scene: &Scene, name: &str, bytes: u64) -> Result<PathBuf> {
+        let content = scene.dir.join("content");
+        for folder in ["bin", "sbin", "dev", "data"] {
+            fs::create_dir_all(content.join(folder)).context("making the guest's folders")?;
+        }
+        fs::copy(&self.busybox, content.join("bin/busybox")).context("copying busybox")?;
+        let init = content.join("sbin/init");
+        fs::write(&init, INIT).context("writing the guest's init")?;
+        make_program(&init)?;
+        let size = format!("{}K", bytes >> 10);
+        let arguments = ["-q", "-F", "-t", "ext4", "-d", "content", name, &size];
+        scene.tool("mke2fs", &arguments)?;
+        Ok(scene.dir.join(name))
+    }
+
+    pub(super) fn boot(&self, boot: &Boot<'_>) -> Result<Daemon> {
         let mut qemu = Command::new("qemu-system-x86_64");
-        qemu.args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-        ])
-        .args([
-            "-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "256", "-smp", "1",
-        ])
-        .arg("-kernel")
-        .arg(&self.kernel)
-        .arg("-initrd")
-        .arg(&self.initrd)
-        .args([
-            "-append",
-            &format!("console=ttyS0 quiet panic=-1 ROUND={round}"),
-        ])
-        .args(["-serial", "stdio", "-blockdev"])
-        .arg(format!(
-            "driver=nbd,node-name=disk,server.type=inet,server.host=127.0.0.1,\
-                 server.port={port},export={export},reconnect-delay=60,discard=unmap"
-        ))
-        .args(["-device", "virtio-blk-pci,drive=disk,write-cache=on"]);
-        Daemon::start("the virtual machine", qemu, log)
+        let append = format!(
+            "console=ttyS0 quiet panic=-1 ROUND={} KEPT={FILES_KEPT}",
+            boot.round
+        );
+        qemu.args(["-nodefaults", "-no-user-config", "-display", "none"])
+            .args(["-no-reboot", "-machine", "q35", "-accel", "tcg"])
+            .args(["-cpu", "max", "-m", "256", "-smp", "1"])
+            .arg("-kernel")
+            .arg(&self.kernel)
+            .arg("-initrd")
+            .arg(&self.initrd)
+            .args(["-append", &append, "-serial", "stdio"])
+            .args(boot.disk)
+            .args(["-device", "virtio-blk-pci,drive=disk,write-cache=on"]);
+        Daemon::start("the virtual machine", qemu, boot.log)
     }
 }
 
-/// Has the packages downloaded, unless that was done before, and unpacks them.
-fn unpack(root: &Path, dir: &Path, unpacked: &Path) -> Result<()> {
+/// Has the packages downloaded, unless that was done before.
+pub(super) fn fetch(root: &Path) -> Result<()> {
     repo::output(repo::command(root, "./.ci/guest")).context("fetching the guest's packages")?;
-    let entries = fs::read_dir(dir).context("listing the guest's packages")?;
-    for entry in entries.flatten() {
-        let path = entry.path();
-        if path.extension().is_some_and(|extension| extension == "deb") {
-            let mut unpack = Command::new("dpkg");
-            unpack.arg("-x").arg(&path).arg(unpacked);
-            repo::output(unpack)?;
+    Ok(())
+}
+
+/// What the packages hold.
+pub(super) struct Unpacked {
+    dir: PathBuf,
+}
+
+impl Unpacked {
+    /// Has them downloaded and unpacked, unless that was done before.
+    pub(super) fn packages(root: &Path) -> Result<Unpacked> {
+        fetch(root)?;
+        let packages = repo::target_dir(root).join("e2e-guest");
+        let dir = packages.join("unpacked");
+        let entries = fs::read_dir(&packages).context("listing the guest's packages")?;
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let is_package = path.extension().is_some_and(|ending| ending == "deb");
+            let done = path.with_extension("unpacked");
+            if is_package && !done.exists() {
+                let mut unpack = Command::new("dpkg");
+                unpack.arg("-x").arg(&path).arg(&dir);
+                repo::output(unpack)?;
+                fs::write(&done, "").with_context(|| format!("writing {}", done.display()))?;
+            }
         }
+        Ok(Unpacked { dir })
+    }
+
+    /// The first of these that is there. Debian moves files from /bin to /usr/bin and the like.
+    pub(super) fn find(&self, places: &[&str]) -> Result<PathBuf> {
+        let mut paths = places.iter().map(|place| self.dir.join(place));
+        paths.find(|path| path.exists()).with_context(|| {
+            format!(
+                "none of {places:?} is in the guest's packages, which are in {}",
+                self.dir.display()
+            )
+        })
+    }
+
+    pub(super) fn busybox(&self) -> Result<PathBuf> {
+        self.find(&["bin/busybox", "usr/bin/busybox"])
+    }
+}
+
+/// Waits until it is so, as long as the guest says something.
+pub(super) fn wait_for(machine: &mut Daemon, is_so: impl Fn(&Daemon) -> bool) -> Result<()> {
+    let mut last = (0, Instant::now());
+    while !is_so(machine) {
+        let printed = machine.printed();
+        if printed.len() > last.0 {
+            last = (printed.len(), Instant::now());
+        }
+        let tail = || printed[printed.len().saturating_sub(20)..].join("\n");
+        if last.1.elapsed() > SILENCE_LIMIT {
+            bail!("the guest is stuck; it said last:\n{}", tail());
+        }
+        if !machine.is_alive() {
+            // What it said last may still be on its way.
+            thread::sleep(Duration::from_millis(200));
+            ensure!(
+                is_so(machine),
+                "the guest ended; it said last:\n{}\n{}",
+                tail(),
+                machine.log_tail()
+            );
+        }
+        thread::sleep(Duration::from_millis(20));
     }
     Ok(())
+}
+
+pub(super) fn make_program(path: &Path) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("making {} a program", path.display()))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("reading {}", path.display()))
 }
 
-fn only_entry(dir: &Path, start: &str) -> Result<PathBuf> {
+pub(super) fn only_entry(dir: &Path, start: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))?;
     let mut paths = entries.flatten().map(|entry| entry.path());
     paths

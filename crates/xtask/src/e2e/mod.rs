@@ -12,6 +12,7 @@ mod hostile;
 mod image;
 mod images;
 mod journals;
+mod kernel;
 mod load;
 mod many;
 mod nbd;
@@ -20,6 +21,8 @@ mod readme;
 mod scene;
 mod space;
 mod vm;
+
+pub(crate) use kernel::history;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +35,8 @@ use clap::Args;
 
 use crate::daemon;
 use crate::process::{self, Watchdog};
-use crate::steps::{Counts, Steps};
+use crate::repo;
+use crate::steps::{self, Counts, Steps};
 use scene::Scene;
 
 #[derive(Args)]
@@ -45,12 +49,15 @@ pub(crate) struct Arguments {
     /// Use this binary instead of building one.
     #[arg(long)]
     binary: Option<PathBuf>,
+    /// This is a network of its own already; set by this program when it starts itself there.
+    #[arg(long, hide = true)]
+    own_network: bool,
     #[command(flatten)]
     scale: Scale,
 }
 
 /// How long some of the scenarios go on.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Scale {
     /// `crash`: how often the node is killed.
     #[arg(long, default_value_t = 50)]
@@ -74,6 +81,9 @@ pub(crate) struct Scale {
     /// `volumes`: the longest that a restart may take. The default is for a quiet machine.
     #[arg(long, default_value_t = 5_000)]
     restart_ms: u64,
+    /// `kernel`: how long the random histories take; 0 for a few seconds.
+    #[arg(long, default_value_t = 0)]
+    minutes: u64,
     /// Seeds the tests' choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -89,6 +99,29 @@ impl Scale {
         }
     }
 
+    fn scenario_limit(&self) -> Duration {
+        SCENARIO_LIMIT + Duration::from_secs(60 * self.minutes)
+    }
+
+    /// As this program is given it.
+    fn arguments(&self) -> Vec<String> {
+        let numbers = [
+            ("--crashes", u64::from(self.crashes)),
+            ("--images", self.images),
+            ("--machines", u64::from(self.machines)),
+            ("--volumes", self.volumes as u64),
+            ("--journals", self.journals as u64),
+            ("--restart-ms", self.restart_ms),
+            ("--minutes", self.minutes),
+            ("--seed", self.seed),
+        ];
+        let mut arguments = vec!["--device-size".to_owned(), self.device_size.clone()];
+        for (name, number) in numbers {
+            arguments.extend([name.to_owned(), number.to_string()]);
+        }
+        arguments
+    }
+
     /// What fits into a CI run.
     fn for_ci() -> Scale {
         Scale {
@@ -101,6 +134,7 @@ impl Scale {
             device_size: "4G".to_owned(),
             journals: 4,
             restart_ms: 10_000,
+            minutes: 0,
             seed: 1,
         }
     }
@@ -116,86 +150,116 @@ struct Scenario {
     about: &'static str,
     /// Whether it passes today and is quick enough for every change.
     in_ci: bool,
+    network: Network,
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
-const SCENARIOS: [Scenario; 13] = [
+/// Where a scenario runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Network {
+    /// On loopback ports that are free.
+    Machines,
+    /// In a network that nobody else is in, where every port is free. It reaches nothing outside.
+    Own,
+}
+
+const SCENARIOS: [Scenario; 14] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, _| image::run(scene),
     },
     Scenario {
         name: "crash",
         about: "kill -9 under load, again and again: nothing stable is lost, verify is clean",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, scale| crash::run(scene, scale.crashes, scale.seed),
     },
     Scenario {
         name: "images",
         about: "what the runtime issues, recorded: thousands of crash images recover to what was answered",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, scale| images::run(scene, scale.images, scale.seed),
     },
     Scenario {
         name: "vm",
-        about: "a virtual machine's disk: server killed under it, then the machine; clean after",
+        about: "a virtual machine's disk on an export, and on a volume: server killed under it, then the machine; snapshots boot",
         in_ci: true,
+        network: Network::Own,
         run: |scene, scale| vm::run(scene, scale.machines, scale.seed),
     },
     Scenario {
         name: "files",
         about: "a tree over NFS, kill -9 under load: all that was answered is there, fs check is clean",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, scale| files::run(scene, scale.seed),
+    },
+    Scenario {
+        name: "kernel",
+        about: "Linux' own NFS client: cp, tar, git, cc, random histories and databases while answers are lost and the node is killed",
+        in_ci: true,
+        network: Network::Own,
+        run: |scene, scale| kernel::run(scene, scale.minutes, scale.seed),
     },
     Scenario {
         name: "portmapper",
         about: "QEMU's nfs:// finds the node by its own portmapper, and by rpcbind",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, _| portmapper::run(scene),
     },
     Scenario {
         name: "hostile",
         about: "broken and hostile clients beside an ordinary one",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, scale| hostile::run(scene, scale.seed),
     },
     Scenario {
         name: "volumes",
         about: "thousands of volumes: create, list, restart after a stop and a kill with full journals",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, scale| many::volumes(scene, &scale.many()),
     },
     Scenario {
         name: "journals",
         about: "how long a restart takes after a kill with every journal full",
         in_ci: false,
+        network: Network::Machines,
         run: |scene, scale| journals::run(scene, &scale.device_size),
     },
     Scenario {
         name: "space",
         about: "what one volume gives back another core's can use within seconds",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, _| space::given_back(scene),
     },
     Scenario {
         name: "terabytes",
         about: "a volume of 16 TiB: both ends written, killed, read back, verified",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, _| space::terabytes(scene),
     },
     Scenario {
         name: "idle",
         about: "what an idle node with a thousand volumes costs",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, _| many::idle(scene, 1_000),
     },
     Scenario {
         name: "readme",
         about: "the README's commands on a clean clone",
         in_ci: true,
+        network: Network::Machines,
         run: |scene, _| readme::run(scene),
     },
 ];
@@ -217,6 +281,13 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
     let wanted = |scenario: &Scenario| {
         arguments.names.is_empty() || arguments.names.iter().any(|name| name == scenario.name)
     };
+    if arguments.own_network {
+        let binary = arguments.binary.as_deref().context("--binary is missing")?;
+        for scenario in SCENARIOS.iter().filter(|scenario| wanted(scenario)) {
+            run_scenario(root, binary, scenario, &arguments.scale)?;
+        }
+        return Ok(true);
+    }
     let mut steps = Steps::new();
     add_steps(
         root,
@@ -255,39 +326,76 @@ fn add_steps(
     };
     for scenario in chosen {
         steps.run(&format!("e2e {}", scenario.name), || {
-            let scene = Scene::new(root, &binary, scenario.name)?;
-            let started = Instant::now();
-            let over = Arc::new(AtomicBool::new(false));
-            let watchdog = watch(scenario.name, Arc::clone(&over));
-            let outcome = (scenario.run)(&scene, scale);
-            over.store(true, Ordering::SeqCst);
-            let late = watchdog.end();
-            outcome.with_context(|| {
-                format!(
-                    "scenario {} (its files are in {})",
-                    scenario.name,
-                    scene.dir.display()
-                )
-            })?;
-            ensure!(
-                !late,
-                "scenario {} took longer than {} s",
-                scenario.name,
-                SCENARIO_LIMIT.as_secs()
-            );
-            report_time(scenario.name, started.elapsed());
-            scene.remove()?;
+            match scenario.network {
+                Network::Machines => run_scenario(root, &binary, scenario, scale)?,
+                Network::Own => run_in_own_network(root, &binary, scenario, scale)?,
+            }
             Ok(Counts::one(true))
         });
     }
     Ok(())
 }
 
+fn run_scenario(root: &Path, binary: &Path, scenario: &Scenario, scale: &Scale) -> Result<()> {
+    let scene = Scene::new(root, binary, scenario.name)?;
+    let started = Instant::now();
+    let over = Arc::new(AtomicBool::new(false));
+    let limit = scale.scenario_limit();
+    let watchdog = watch(scenario.name, limit, Arc::clone(&over));
+    let outcome = (scenario.run)(&scene, scale);
+    over.store(true, Ordering::SeqCst);
+    let late = watchdog.end();
+    outcome.with_context(|| {
+        format!(
+            "scenario {} (its files are in {})",
+            scenario.name,
+            scene.dir.display()
+        )
+    })?;
+    ensure!(
+        !late,
+        "scenario {} took longer than {} s",
+        scenario.name,
+        limit.as_secs()
+    );
+    report_time(scenario.name, started.elapsed());
+    scene.remove()
+}
+
+/// Runs this program again for one scenario, where all ports are free and nothing outside can be reached.
+fn run_in_own_network(
+    root: &Path,
+    binary: &Path,
+    scenario: &Scenario,
+    scale: &Scale,
+) -> Result<()> {
+    // What it needs from outside.
+    guest::fetch(root)?;
+    let mut command = repo::command(root, "unshare");
+    if !repo::is_root()? {
+        // Root of a user namespace of its own may do there what it takes.
+        command.arg("--map-root-user");
+    }
+    let program = std::env::current_exe().context("looking for this program")?;
+    command
+        .args(["--net", "--mount", "sh", "-c"])
+        .arg("PATH=$PATH:/usr/sbin:/sbin; ip link set lo up && exec \"$@\"")
+        .arg("own-network")
+        .arg(program)
+        .args(["e2e", scenario.name, "--own-network", "--binary"])
+        .arg(binary)
+        .args(scale.arguments());
+    let limit = scale.scenario_limit() + 2 * SCENARIO_END_LIMIT;
+    let passed = steps::run_limited(command, limit, |_| ())?;
+    ensure!(passed, "what failed is said above");
+    Ok(())
+}
+
 /// Ends a scenario that hangs: the servers and clients it has started are killed, so that whoever
 /// waits for them goes on with an error. If even that doesn't end it (`over`), this program does.
-fn watch(name: &'static str, over: Arc<AtomicBool>) -> Watchdog {
-    Watchdog::with(SCENARIO_LIMIT, move || {
-        let limit = SCENARIO_LIMIT.as_secs();
+fn watch(name: &'static str, limit: Duration, over: Arc<AtomicBool>) -> Watchdog {
+    Watchdog::with(limit, move || {
+        let limit = limit.as_secs();
         println!("{name}: not over after {limit} s; killing what it has started");
         let killed = Instant::now();
         while !over.load(Ordering::SeqCst) {
@@ -304,4 +412,28 @@ fn watch(name: &'static str, over: Arc<AtomicBool>) -> Watchdog {
 
 fn report_time(name: &str, took: Duration) {
     println!("{name}: passed in {:.1} s", took.as_secs_f64());
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_scale_survives_being_passed_on() {
+        let line = "xtask vm --crashes 2 --images 3 --machines 4 --volumes 5 --device-size 6G \
+                    --journals 7 --restart-ms 8 --minutes 10 --seed 9";
+        let given = Line::parse_from(line.split_ascii_whitespace()).arguments;
+        let passed_on = ["xtask".to_owned(), "vm".to_owned()];
+        let line = passed_on.into_iter().chain(given.scale.arguments());
+        assert_eq!(Line::parse_from(line).arguments.scale, given.scale);
+        assert_ne!(given.scale, Scale::for_ci());
+    }
 }

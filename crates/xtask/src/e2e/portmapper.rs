@@ -58,9 +58,7 @@ echo registered with rpcbind and struck out: ok
 
 pub(super) fn run(scene: &Scene) -> Result<()> {
     let mut command = Command::new("unshare");
-    let mut id = Command::new("id");
-    id.arg("-u");
-    let is_root = repo::output(id)?.trim() == "0";
+    let is_root = repo::is_root()?;
     if !is_root {
         // Root of a user namespace of its own may bind port 111 there, but not be rpcbind.
         command.arg("--map-root-user");

@@ -12,6 +12,18 @@ use serde_json::Value;
 use crate::daemon::{Node, NodeOptions};
 use crate::repo;
 
+/// What a node for guests exports, as `flagstone dev` does.
+pub(super) const FILESYSTEM: &str = "demo-files";
+/// For a network of one's own: the port that clients take who are told none.
+pub(super) const NFS_PORT: u16 = 2049;
+const GUESTS_CONFIG: &str = r#"
+[nfs]
+listen = "0.0.0.0:2049"
+[[export]]
+path = "/demo-files"
+clients = ["127.0.0.0/8", "10.77.0.0/16"]
+squash = "none"
+"#;
 /// Deallocated space must be usable by others within this time.
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -57,12 +69,33 @@ impl Scene {
         Node::start(options)
     }
 
+    /// A node that guests of another address may use as well, with a filesystem.
+    pub(super) fn node_for_guests(&self) -> Result<Node> {
+        let mut options = self.options("4G", 1);
+        fs::create_dir_all(&options.dir).context("making the node's folder")?;
+        let device = options.dir.join("device.img");
+        let mut format = Command::new(&self.binary);
+        format
+            .args(["device", "format"])
+            .arg(format!("{}:{}", device.display(), options.size));
+        repo::output(format)?;
+        let config = self.dir.join("node.toml");
+        let device = device.display().to_string();
+        let text = format!("{GUESTS_CONFIG}[[device]]\npath = {device:?}\n");
+        fs::write(&config, text).context("writing the configuration")?;
+        options.config = Some(config);
+        let node = Node::start(options)?;
+        node.run(&["fs", "create", FILESYSTEM])?;
+        Ok(node)
+    }
+
     pub(super) fn options(&self, size: &str, cores: u32) -> NodeOptions {
         NodeOptions {
             binary: self.binary.clone(),
             dir: self.dir.join("node"),
             size: size.to_owned(),
             cores,
+            config: None,
             arguments: Vec::new(),
             environment: Vec::new(),
         }

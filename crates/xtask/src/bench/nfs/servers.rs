@@ -97,6 +97,7 @@ pub(super) fn own(name: &'static str, own: Own, dir: &Path) -> Result<Server> {
         dir: dir.join(name),
         size: own.device_size,
         cores: 1,
+        config: None,
         arguments: own.arguments,
         environment: own.environment,
     })?;
