@@ -161,13 +161,17 @@ fn exports_are_apart() {
         let other = memory(&scene.world, 2);
         let mut exports = vec![open_export(8, "/other", &other)];
         exports.push(open_export(9, "/again", &scene.files));
+        // A node numbers the exports of each filesystem from zero, and files as well.
+        exports.push(open_export(7, "/twin", &other));
         for export in exports {
             scene.exports.0.borrow_mut().push(export.into());
         }
         let client = scene.connect();
         let root = client.mount("/data").await;
         let file = client.create(&root, "file").await;
-        for path in ["/other", "/again"] {
+        let twin = client.mount("/twin").await;
+        client.create(&twin, "its-file").await;
+        for path in ["/other", "/again", "/twin"] {
             let there = client.mount(path).await;
             let args = Args::new().place(&root, b"file").place(&there, b"file");
             let (status, mut body) = client.nfs(14, args).await;

@@ -198,13 +198,15 @@ impl<P: Platform, E: Exports> Asker<'_, P, E> {
 
     /// [rfc1813 2.6, NFS3ERR_XDEV] from one filesystem to another. From one export to another of the
     /// same filesystem is refused as well: a client of both could otherwise take out of the one
-    /// whatever the other may not see.
+    /// whatever the other may not see. Exports of two filesystems may have the same number, and two
+    /// filesystems have files of the same number.
     fn same_export(
         &self,
         one: &Target<E::Files>,
         other: &Target<E::Files>,
     ) -> Result<(), Nfs3Error> {
-        match one.export.number == other.export.number {
+        let export = |of: &Target<E::Files>| (of.files().id(), of.export.number);
+        match export(one) == export(other) {
             true => Ok(()),
             false => Err(Nfs3Error::XDev),
         }
