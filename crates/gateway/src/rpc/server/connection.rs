@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) limits: RpcLimits,
     pub(crate) counters: RefCell<RpcCounters>,
     pub(crate) memory: SharedMemory,
+    /// Connections there are now.
+    pub(crate) connections: Cell<usize>,
 }
 
 /// An answer to be sent.

@@ -17,8 +17,16 @@ use crate::stall::Progress;
 use crate::window::Charge;
 use crate::xdr::{Reader as XdrReader, Writer, padding_bytes};
 
-/// Calls taken without a pause before other connections of the core get their turn.
-const CALLS_IN_A_ROW_MAX: u32 = 64;
+/// Calls taken without a pause before other connections of the core get their turn: so many of one, so many
+/// of all in one round of turns, but never less than so many. With more of each, one that shares the core with
+/// three hundred that each have hundreds of calls ready waits for most of a second for each answer.
+const CALLS_IN_A_ROW_MAX: usize = 64;
+const CALLS_IN_A_ROUND: usize = 1024;
+const CALLS_IN_A_ROW_MIN: usize = 4;
+
+fn calls_in_a_row(connections: usize) -> usize {
+    (CALLS_IN_A_ROUND / connections.max(1)).clamp(CALLS_IN_A_ROW_MIN, CALLS_IN_A_ROW_MAX)
+}
 
 /// What a client may say behind its last call, in bytes, before it counts as gone.
 const AFTERWORD_BYTES_MAX: usize = 64 << 10;
@@ -69,7 +77,7 @@ struct Reader<'a, P: Platform, S: Service> {
     machine: RecordMachine,
     /// When the bytes at hand arrived.
     arrived: Time,
-    in_a_row: u32,
+    in_a_row: usize,
 }
 
 impl<P: Platform, S: Service> Reader<'_, P, S> {
@@ -142,7 +150,7 @@ impl<P: Platform, S: Service> Reader<'_, P, S> {
 
     async fn be_fair(&mut self) {
         self.in_a_row += 1;
-        if self.in_a_row > CALLS_IN_A_ROW_MAX {
+        if self.in_a_row > calls_in_a_row(self.connection.shared.connections.get()) {
             self.in_a_row = 0;
             self.connection.platform.yield_now().await;
         }
@@ -341,5 +349,16 @@ impl<P: Platform, S: Service> Reader<'_, P, S> {
             });
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_shorter_the_more_take_turns() {
+        let turns = [0, 1, 16, 32, 100, 256, 1024].map(calls_in_a_row);
+        assert_eq!(turns, [64, 64, 64, 32, 10, 4, 4]);
     }
 }

@@ -108,6 +108,7 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
             limits,
             counters: RefCell::default(),
             memory: SharedMemory::new(limits.shared_bytes, limits.single_bytes),
+            connections: Cell::new(0),
         };
         RpcServer {
             inner: Rc::new(Inner {
@@ -237,6 +238,7 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
         let number = self.inner.next_live.get();
         self.inner.next_live.set(number + 1);
         self.inner.live.borrow_mut().insert(number, connection);
+        self.inner.count_connections();
         Place {
             inner: self.inner.clone(),
             number,
@@ -276,6 +278,14 @@ impl<P: Platform, S: Service> Drop for Place<P, S> {
     fn drop(&mut self) {
         let live = self.inner.live.borrow_mut().remove(&self.number);
         drop(live);
+        self.inner.count_connections();
         self.inner.left.notify();
+    }
+}
+
+impl<P: Platform, S: Service> Inner<P, S> {
+    /// For those that share the core with each other.
+    fn count_connections(&self) {
+        self.shared.connections.set(self.live.borrow().len());
     }
 }
