@@ -4,7 +4,7 @@
 //! a client never make it panic, and one client can't hurt another.
 //!
 //! Read first: [`volume`], then `nbd`. NFS: [`nfs3`] over [`rpc`] over [`xdr`], on [`flagstone_fs::Files`].
-//! What servers share: `inbox` (bytes in), `gathered` (bytes out), `window` (what may be in flight), `stall`.
+//! What servers share: `inbox` (bytes in), `gathered` (bytes out), `window` (what may be in flight), `stall`, `sparingly` (the log).
 //! Protocol pages: `docs/protocols/nbd.md`, `docs/protocols/nfs3.md`.
 
 mod gathered;
@@ -12,6 +12,7 @@ mod inbox;
 pub mod nbd;
 pub mod nfs3;
 pub mod rpc;
+mod sparingly;
 mod stall;
 pub mod volume;
 mod window;

@@ -21,6 +21,7 @@ use crate::rpc::program;
 use crate::rpc::reply::{Accepted, put_accepted, put_denied};
 use crate::rpc::server::limits::PAYLOAD_BYTES_MAX;
 use crate::rpc::server::{Answer, PayloadPlace, Plan, Request, Service};
+use crate::sparingly::Sparingly;
 use crate::xdr::{Reader, Writer};
 
 /// What an answer takes besides payload, lists and texts, in bytes.
@@ -49,6 +50,8 @@ pub struct NfsService<P: Platform, E: Exports> {
     pub(crate) exports: E,
     pub(crate) options: NfsOptions,
     pub(crate) counters: RefCell<NfsCounters>,
+    /// Mounts that were refused, in the log.
+    pub(crate) refusals: Sparingly,
     running: Running,
     /// Key of the names of calls under way.
     key: [u8; 16],
@@ -66,6 +69,7 @@ impl<P: Platform, E: Exports> NfsService<P, E> {
             exports,
             options,
             counters: RefCell::default(),
+            refusals: Sparingly::default(),
             running: Running::default(),
             key,
         }

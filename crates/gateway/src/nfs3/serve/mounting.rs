@@ -81,13 +81,7 @@ async fn mount<P: Platform, E: Exports>(
     let names = names_of(path)?;
     let (export, below) = find_export(service, &names).await?;
     if !export.clients.allow(peer) {
-        let peer = peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
-        tracing::warn!(
-            peer,
-            path = %export.path.escape_ascii(),
-            "mounting was refused: no rule of this export has the address; if it may mount it, add it to the \
-             clients of the export's section in the configuration and start the node again"
-        );
+        warn_refused(service, peer, path);
         return Err(MountError::Access);
     }
     let mut target = Target {
@@ -111,6 +105,24 @@ async fn mount<P: Platform, E: Exports>(
         FileKind::Directory => Ok(target),
         _ => Err(MountError::NotDir),
     }
+}
+
+fn warn_refused<P: Platform, E: Exports>(
+    service: &NfsService<P, E>,
+    peer: Option<IpAddr>,
+    path: &[u8],
+) {
+    let Some(left_out) = service.refusals.note(service.platform.now()) else {
+        return;
+    };
+    let peer = peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string());
+    tracing::warn!(
+        peer,
+        path = %path.escape_ascii(),
+        left_out,
+        "mounting was refused: no rule of this export has the address; if it may mount it, add it to the \
+         clients of the export's section in the configuration and start the node again"
+    );
 }
 
 async fn later<P: Platform, E: Exports, T, R: Future<Output = Result<T, FileError>>>(

@@ -16,6 +16,7 @@ use super::receive::read_calls;
 use super::service::Service;
 use super::transmit::spawn_writer;
 use crate::rpc::record::RecordError;
+use crate::sparingly::Sparingly;
 use crate::window::SharedMemory;
 use crate::xdr::XdrError;
 
@@ -98,6 +99,8 @@ struct Inner<P: Platform, S: Service> {
     live: RefCell<BTreeMap<u64, Rc<Connection<P, S>>>>,
     next_live: Cell<u64>,
     left: Signal,
+    /// Connections that clients broke or had to be closed, in the log.
+    ends: Sparingly,
 }
 
 impl<P: Platform, S: Service> RpcServer<P, S> {
@@ -119,6 +122,7 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
                 live: RefCell::default(),
                 next_live: Cell::new(0),
                 left: Signal::new(),
+                ends: Sparingly::default(),
             }),
         }
     }
@@ -148,7 +152,7 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
         if let Some(reason) = refused {
             stream.shutdown();
             inner.shared.counters.borrow_mut().connections_refused += 1;
-            tracing::info!(peer = stream.peer(), ?reason, "rpc: connection refused");
+            self.log_end(&stream, reason, "rpc: connection refused");
             return reason;
         }
         inner.shared.counters.borrow_mut().connections_accepted += 1;
@@ -246,24 +250,32 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
     }
 
     fn note_end(&self, stream: &P::Stream, reason: CloseReason) {
-        let peer = stream.peer();
         let mut counters = self.inner.shared.counters.borrow_mut();
-        match reason {
+        let what = match reason {
             CloseReason::Finished | CloseReason::Stopping => {
-                tracing::debug!(peer, ?reason, "rpc: connection closed");
+                tracing::debug!(peer = stream.peer(), ?reason, "rpc: connection closed");
+                return;
             }
-            CloseReason::Broken => tracing::info!(peer, "rpc: connection lost"),
+            CloseReason::Broken => "rpc: connection lost",
             CloseReason::Displaced => {
                 counters.connections_displaced += 1;
-                tracing::info!(peer, "rpc: idle connection closed to make place");
+                "rpc: idle connection closed to make place"
             }
             CloseReason::BadRecord(_)
             | CloseReason::NoCall(_)
             | CloseReason::Stalled
             | CloseReason::Refused => {
                 counters.connections_expelled += 1;
-                tracing::info!(peer, ?reason, "rpc: connection closed by us");
+                "rpc: connection closed by us"
             }
+        };
+        drop(counters);
+        self.log_end(stream, reason, what);
+    }
+
+    fn log_end(&self, stream: &P::Stream, reason: CloseReason, what: &str) {
+        if let Some(left_out) = self.inner.ends.note(self.inner.platform.now()) {
+            tracing::info!(peer = stream.peer(), ?reason, left_out, "{what}");
         }
     }
 }
