@@ -281,7 +281,7 @@ pub(super) fn stamp(sector: u64, number: u64) -> [u8; SECTOR_BYTES] {
 }
 
 /// The number of the write that a sector holds; zero for one that was never written.
-fn read_stamp(sector: u64, bytes: &[u8]) -> Result<u64> {
+pub(super) fn read_stamp(sector: u64, bytes: &[u8]) -> Result<u64> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(0);
     }

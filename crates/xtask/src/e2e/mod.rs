@@ -16,8 +16,10 @@ mod kernel;
 mod load;
 mod many;
 mod nbd;
+mod nfs;
 mod portmapper;
 mod readme;
+mod rpc;
 mod scene;
 mod space;
 mod vm;
@@ -59,9 +61,12 @@ pub(crate) struct Arguments {
 /// How long some of the scenarios go on.
 #[derive(Args, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Scale {
-    /// `crash`: how often the node is killed.
+    /// `crash` and `files`: how often the node is killed.
     #[arg(long, default_value_t = 50)]
     crashes: u32,
+    /// In CI it is less often for `files`.
+    #[arg(skip)]
+    crashes_of_files: Option<u32>,
     /// `images`: how many crash images.
     #[arg(long, default_value_t = 10_000)]
     images: u64,
@@ -126,6 +131,7 @@ impl Scale {
     fn for_ci() -> Scale {
         Scale {
             crashes: 50,
+            crashes_of_files: Some(10),
             images: 2_500,
             machines: 2,
             volumes: 2_000,
@@ -194,10 +200,13 @@ const SCENARIOS: [Scenario; 14] = [
     },
     Scenario {
         name: "files",
-        about: "a tree over NFS, kill -9 under load: all that was answered is there, fs check is clean",
+        about: "a tree over NFS, kill -9 under load: all that was answered is there, handles hold, fs check is clean",
         in_ci: true,
         network: Network::Machines,
-        run: |scene, scale| files::run(scene, scale.seed),
+        run: |scene, scale| {
+            let crashes = scale.crashes_of_files.unwrap_or(scale.crashes);
+            files::run(scene, crashes, scale.seed)
+        },
     },
     Scenario {
         name: "kernel",
