@@ -24,12 +24,14 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take to stop once asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Warnings that a test asks for.
-const EXPECTED: [&str; 5] = [
+const EXPECTED: [&str; 6] = [
     // Some scenarios want more cores than the machine has.
     "cores were asked for, and the process may run on",
     "cores run unpinned",
     // After a kill, while a client that comes back at once holds the port.
     "is in use: waiting up to",
+    // Hostile clients try.
+    "mounting was refused: no rule of this export",
     // For a guest in a network of its own.
     "NFS clients say themselves who they are",
     // With `FLAGSTONE_RECORD`.

@@ -169,7 +169,7 @@ enum Network {
     Own,
 }
 
-const SCENARIOS: [Scenario; 14] = [
+const SCENARIOS: [Scenario; 15] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -224,10 +224,17 @@ const SCENARIOS: [Scenario; 14] = [
     },
     Scenario {
         name: "hostile",
-        about: "broken and hostile clients beside an ordinary one",
+        about: "broken and hostile clients of volumes beside an ordinary one",
         in_ci: true,
         network: Network::Machines,
-        run: |scene, scale| hostile::run(scene, scale.seed),
+        run: |scene, scale| hostile::nbd::run(scene, scale.seed),
+    },
+    Scenario {
+        name: "hostile-files",
+        about: "broken and hostile clients of NFS and MOUNT beside an ordinary one",
+        in_ci: true,
+        network: Network::Machines,
+        run: |scene, scale| hostile::files::run(scene, scale.seed),
     },
     Scenario {
         name: "volumes",
@@ -278,7 +285,7 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
     if arguments.list {
         for scenario in &SCENARIOS {
             let ci = if scenario.in_ci { "in CI" } else { "not in CI" };
-            println!("{:<10} {:<10} {}", scenario.name, ci, scenario.about);
+            println!("{:<13} {:<10} {}", scenario.name, ci, scenario.about);
         }
         return Ok(true);
     }

@@ -1,9 +1,5 @@
-//! Clients that are broken or mean no good, while an ordinary one works.
-//!
-//! The ordinary one must notice nothing, the node must stay up and within its memory, and when the
-//! others are gone nothing of them may be left.
+//! Clients of volumes.
 
-use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -11,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::load::Random;
-use super::nbd::{self, Connection};
-use super::scene::Scene;
+use super::super::load::Random;
+use super::super::nbd::{self, Connection};
+use super::super::scene::Scene;
+use super::Usage;
 use crate::daemon::Node;
-use crate::process;
 
 /// What hundreds of hostile connections may cost in memory, together.
 const MEMORY_BYTES_MAX: u64 = 256 << 20;
@@ -45,7 +41,7 @@ const ATTACKS: [Attack; 10] = [
     ),
 ];
 
-pub(super) fn run(scene: &Scene, seed: u64) -> Result<()> {
+pub(in crate::e2e) fn run(scene: &Scene, seed: u64) -> Result<()> {
     let mut node = scene.node("4G", 1)?;
     node.run(&[
         "volume",
@@ -61,24 +57,18 @@ pub(super) fn run(scene: &Scene, seed: u64) -> Result<()> {
         "--size",
         &VOLUME_BYTES.to_string(),
     ])?;
-    let pid = node.pid()?;
     let mut random = Random::new(seed);
     // One round of ordinary use first, so that caches have their size.
     fio_verify(scene, &node)?.wait_checked()?;
-    let (memory_before, files_before) = (process::tree_resident_bytes(pid), open_files(pid)?);
+    let usage = Usage::of(&node)?;
 
     for (what, attack) in ATTACKS {
         let good = fio_verify(scene, &node)?;
         let held = attack(node.nbd_port, &mut random).with_context(|| what.to_owned())?;
         good.wait_checked()
             .with_context(|| format!("the ordinary client, during: {what}"))?;
-        ensure!(node.daemon()?.is_alive(), "the node is gone after: {what}");
-        let grown = process::tree_resident_bytes(pid).saturating_sub(memory_before);
-        ensure!(
-            grown < MEMORY_BYTES_MAX,
-            "{what}: memory grew by {} MiB",
-            grown >> 20
-        );
+        let grown = usage.check(&mut node, MEMORY_BYTES_MAX);
+        let grown = grown.with_context(|| format!("after: {what}"))?;
         println!(
             "{what}: {} held open, memory {} MiB more",
             held.len(),
@@ -86,19 +76,7 @@ pub(super) fn run(scene: &Scene, seed: u64) -> Result<()> {
         );
         drop(held);
     }
-    // Everyone is gone; so is what the node kept for them.
-    let mut files = open_files(pid)?;
-    for _ in 0..100 {
-        if files <= files_before + 2 {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-        files = open_files(pid)?;
-    }
-    ensure!(
-        files <= files_before + 2,
-        "{files} files are open, {files_before} before the attacks"
-    );
+    usage.wait_for_files()?;
     node.stop()?;
     node.verify().map(|_| ())
 }
@@ -143,12 +121,6 @@ fn fio_verify(scene: &Scene, node: &Node) -> Result<Fio> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     Ok(Fio(command.spawn().context("starting fio")?))
-}
-
-fn open_files(pid: u32) -> Result<usize> {
-    Ok(fs::read_dir(format!("/proc/{pid}/fd"))
-        .context("counting the node's files")?
-        .count())
 }
 
 fn hang_up(port: u16, _: &mut Random) -> Result<Vec<TcpStream>> {
