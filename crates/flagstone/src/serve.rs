@@ -623,7 +623,16 @@ mod tests {
     #[test]
     fn a_device_takes_at_most_half_of_what_is_free_unless_told_otherwise() {
         const GIB: u64 = 1 << 30;
-        for (free, size) in [(0, 2), (3, 2), (5, 2), (6, 3), (17, 8), (39, 19), (40, 20), (4000, 20)] {
+        for (free, size) in [
+            (0, 2),
+            (3, 2),
+            (5, 2),
+            (6, 3),
+            (17, 8),
+            (39, 19),
+            (40, 20),
+            (4000, 20),
+        ] {
             assert_eq!(default_size(free * GIB), size * GIB, "{free} GiB are free");
         }
         assert_eq!(default_size(17 * GIB - 1), 8 * GIB);

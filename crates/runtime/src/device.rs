@@ -38,7 +38,9 @@ use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf};
 use io_uring::squeue;
 
-pub use self::create::{Fill, HostRoom, create_device_file, free_bytes, host_room, set_aside, write_out};
+pub use self::create::{
+    Fill, HostRoom, create_device_file, free_bytes, host_room, set_aside, write_out,
+};
 pub use self::flush::FlushMethod;
 pub use self::lock::{DeviceLock, lock_device, lock_device_shared};
 use self::open::open_device;

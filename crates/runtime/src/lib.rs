@@ -45,7 +45,8 @@ pub use config::{KernelUse, RuntimeConfig};
 pub use counters::CoreCounters;
 pub use device::{
     DeviceLock, DeviceOptions, DirectIo, Fill, FlushMethod, HostRoom, UringDevice,
-    create_device_file, free_bytes, host_room, lock_device, lock_device_shared, set_aside, write_out,
+    create_device_file, free_bytes, host_room, lock_device, lock_device_shared, set_aside,
+    write_out,
 };
 pub use io_stats::{DeviceIoStats, IoKindStats, IoStats};
 pub use mailbox::{CoreRemote, Message, Refused};
