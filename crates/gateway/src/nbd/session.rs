@@ -21,6 +21,7 @@ use super::negotiate::{Negotiated, NegotiatedSession, Negotiator};
 use super::options::Agreement;
 use super::receive::read_requests;
 use super::transmit::spawn_writer;
+use crate::sparingly::Sparingly;
 use crate::volume::VolumeDirectory;
 use crate::window::SharedMemory;
 
@@ -84,6 +85,8 @@ struct Inner<P: Platform, D: VolumeDirectory> {
     live: RefCell<BTreeMap<u64, Live<P, D::Volume>>>,
     next_live: Cell<u64>,
     left: Signal,
+    /// Connections that clients broke or had to be closed, in the log.
+    ends: Sparingly,
 }
 
 enum Live<P: Platform, V> {
@@ -109,6 +112,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
                 live: RefCell::default(),
                 next_live: Cell::new(0),
                 left: Signal::new(),
+                ends: Sparingly::default(),
             }),
         }
     }
@@ -154,7 +158,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         if let Some(reason) = refused {
             stream.shutdown();
             self.inner.shared.counters.borrow_mut().connections_refused += 1;
-            tracing::info!(peer = stream.peer(), ?reason, "nbd: connection refused");
+            self.log_end(&stream, reason, "nbd: connection refused");
             return Outcome::Closed(reason);
         }
         self.inner.shared.counters.borrow_mut().connections_accepted += 1;
@@ -267,19 +271,26 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
     }
 
     fn note_end(&self, stream: &P::Stream, reason: CloseReason) {
-        let peer = stream.peer();
-        match reason {
+        let what = match reason {
             CloseReason::Finished | CloseReason::NoSuchExport | CloseReason::Stopping => {
-                tracing::debug!(peer, ?reason, "nbd: connection closed");
+                tracing::debug!(peer = stream.peer(), ?reason, "nbd: connection closed");
+                return;
             }
-            CloseReason::Broken => tracing::info!(peer, "nbd: connection lost"),
+            CloseReason::Broken => "nbd: connection lost",
             CloseReason::Violation(_)
             | CloseReason::NegotiationTimeout
             | CloseReason::Stalled
             | CloseReason::Refused => {
                 self.inner.shared.counters.borrow_mut().connections_expelled += 1;
-                tracing::info!(peer, ?reason, "nbd: connection closed by us");
+                "nbd: connection closed by us"
             }
+        };
+        self.log_end(stream, reason, what);
+    }
+
+    fn log_end(&self, stream: &P::Stream, reason: CloseReason, what: &str) {
+        if let Some(left_out) = self.inner.ends.note(self.inner.platform.now()) {
+            tracing::info!(peer = stream.peer(), ?reason, left_out, "{what}");
         }
     }
 
