@@ -28,10 +28,12 @@ const OF_EVERY_LIFE: [&str; 5] = ["open", "open_sharing", "prepare", "stop", "me
 
 /// Counts of damage, which scripts without faults don't meet; the gauge of a checkpoint's time, which
 /// goes with `checkpoints`; the scrub in the background, which begins after hours; segments that
-/// are given back, for which the scripts' devices have too few (`tests/segments.rs` crashes there); and what the
+/// are given back, for which the scripts' devices have too few (`tests/segments.rs` crashes there); what is written ahead, where a
+/// device is a file; and what the
 /// cache does, which scripts don't have: it changes nothing on the device (`tests/cache.rs`, and two of five random
 /// runs).
-const OTHER_COUNTERS: [&str; 11] = [
+const OTHER_COUNTERS: [&str; 12] = [
+    "prewritten_bytes",
     "read_errors",
     "corrupt_blocks",
     "bitmaps_lost",

@@ -569,7 +569,10 @@ impl<P: Platform> Inner<P> {
 
     fn start_writing(self: &Rc<Self>, groups: Vec<SealedGroup>) {
         for group in groups {
-            self.counters.groups.set(self.counters.groups.get() + 1);
+            let counters = &self.counters;
+            counters.groups.set(counters.groups.get() + 1);
+            let group_bytes = &counters.group_bytes;
+            group_bytes.set(group_bytes.get() + group.bytes.len() as u64);
             let inner = self.clone();
             self.platform
                 .spawn(async move { inner.write_group(group).await });

@@ -138,6 +138,10 @@ macro_rules! counters {
 counters! {
     /// Journal groups written.
     groups,
+    /// Bytes of the journal groups written.
+    group_bytes,
+    /// Bytes of zeros written ahead over segments of a file when they were first reserved.
+    prewritten_bytes,
     /// Flushes of the device.
     flushes,
     /// Flushes asked for by clients.

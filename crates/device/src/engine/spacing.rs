@@ -414,6 +414,8 @@ impl<P: Platform> Inner<P> {
             let (_, result) = self.device.write(at, zeros).await;
             result.map_err(|error| self.write_failure(&error))?;
             at += len;
+            let written = &self.counters.prewritten_bytes;
+            written.set(written.get() + len);
         }
         self.host_full.set(false);
         Ok(())
