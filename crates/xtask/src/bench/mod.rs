@@ -1,4 +1,5 @@
-//! `cargo xtask bench block`: Flagstone beside its peers on one machine, in one run. `bench nfs` is in `nfs`.
+//! `cargo xtask bench block`: Flagstone beside its peers on one machine, in one run. `bench nfs` and `bench curve` are in `nfs`,
+//! `bench vm` is in `vm`.
 //!
 //! For each point the targets take turns, and the whole is repeated, so that drift of the machine
 //! hits all of them alike. What counts are ratios of medians; how each server treats a completed
@@ -13,6 +14,7 @@ mod points;
 mod report;
 mod stats;
 mod targets;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -49,6 +51,10 @@ pub(crate) enum Bench {
     Block(BlockArguments),
     /// Filesystems over NFS beside NFS-Ganesha on ext4; takes root.
     Nfs(nfs::NfsArguments),
+    /// How much faster a filesystem is with more clients, and the curve that Oracle FSS fits to that.
+    Curve(nfs::curve::CurveArguments),
+    /// What virtual machines cost: bytes and operations of the application, of NFS and of the device.
+    Vm(vm::VmArguments),
 }
 
 #[derive(Args)]
@@ -106,6 +112,8 @@ pub(crate) fn run(root: &Path, bench: Bench) -> Result<()> {
     match bench {
         Bench::Block(arguments) => block(root, &arguments),
         Bench::Nfs(arguments) => nfs::run(root, &arguments),
+        Bench::Curve(arguments) => nfs::curve::run(root, &arguments),
+        Bench::Vm(arguments) => vm::run(root, &arguments),
     }
 }
 
@@ -230,6 +238,7 @@ fn command_line() -> String {
             _ if ["--dir=", "--out=", "--binary=", "--beside=", "--tree="]
                 .iter()
                 .any(|name| word.starts_with(name)) => {}
+            "--own-network" => {}
             _ if word.contains(' ') => shown.push(format!("'{word}'")),
             _ => shown.push(word),
         }

@@ -1,4 +1,4 @@
-//! Pictures: grouped bars, written as SVG by hand.
+//! Pictures: grouped bars, and dots with a curve, written as SVG by hand.
 //!
 //! For volumes, upper panel: operations per second as a ratio to the raw file, with the range over the rounds.
 //! Lower panel: server CPU per 100,000 operations.
@@ -76,19 +76,140 @@ pub(super) fn page(caption: &str, servers: &[(&str, &str)], panels: &[Panel]) ->
     let step = PANEL_HEIGHT + BETWEEN;
     let height = TOP + step * panels.len() as f64 - BETWEEN + BOTTOM;
     let mut svg = String::new();
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#222\">\n\
-         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>"
-    );
-    text(&mut svg, LEFT, 22.0, "start", "15", caption);
+    begin(&mut svg, height, caption);
     legend(&mut svg, servers);
     for (index, panel) in panels.iter().enumerate() {
         panel.draw(&mut svg, servers, TOP + step * index as f64);
     }
     svg.push_str("</svg>\n");
     svg
+}
+
+/// A curve through dots, and the two lines that it nears.
+pub(super) struct Curve {
+    pub(super) at: Box<dyn Fn(f64) -> f64>,
+    /// The line through the origin that it begins as.
+    pub(super) linear: f64,
+    /// The level that it ends at.
+    pub(super) most: f64,
+}
+
+/// What was measured at 1, 2, 3 and so on.
+pub(super) struct Dots<'a> {
+    pub(super) title: &'a str,
+    pub(super) points: Vec<(f64, f64)>,
+    pub(super) curve: Option<Curve>,
+}
+
+/// Panels of dots with the curve fitted to them, below each other.
+pub(super) fn dots(caption: &str, panels: &[Dots]) -> String {
+    let step = PANEL_HEIGHT + BETWEEN;
+    let height = TOP + step * panels.len() as f64 - BETWEEN + BOTTOM;
+    let mut svg = String::new();
+    begin(&mut svg, height, caption);
+    for (index, panel) in panels.iter().enumerate() {
+        panel.draw(&mut svg, TOP + step * index as f64);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+impl Dots<'_> {
+    fn draw(&self, svg: &mut String, top: f64) {
+        let highest = self
+            .points
+            .iter()
+            .map(|point| point.1)
+            .chain(self.curve.as_ref().map(|curve| curve.most))
+            .filter(|value| value.is_finite())
+            .fold(0.0, f64::max);
+        let last = self.points.last().map_or(1.0, |point| point.0);
+        // A level far above all dots says nothing but that the curve doesn't bend.
+        let seen = self.points.iter().map(|point| point.1).fold(0.0, f64::max);
+        let (limit, step) = scale(highest.min(seen * 2.0));
+        let y = |value: f64| top + PANEL_HEIGHT * (1.0 - (value / limit).clamp(0.0, 1.0));
+        let x = |clients: f64| LEFT + (WIDTH - LEFT - RIGHT) * clients / (last + 0.5);
+        text(svg, LEFT, top - 12.0, "start", "13", self.title);
+        grid(svg, limit, step, y);
+        for (clients, _) in &self.points {
+            let label = trimmed(*clients);
+            text(
+                svg,
+                x(*clients),
+                top + PANEL_HEIGHT + 18.0,
+                "middle",
+                "12",
+                &label,
+            );
+        }
+        if let Some(curve) = &self.curve {
+            let path: Vec<String> = (1..=100)
+                .map(|part| {
+                    let clients = last * f64::from(part) / 100.0;
+                    format!("{:.1},{:.1}", x(clients), y((curve.at)(clients)))
+                })
+                .collect();
+            let _ = writeln!(
+                svg,
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"2\"/>",
+                path.join(" "),
+                OWN_COLOURS[0]
+            );
+            // Where the two lines meet.
+            let meet = (curve.most / curve.linear).min(last);
+            let mut line = |from: (f64, f64), to: (f64, f64)| {
+                let _ = writeln!(
+                    svg,
+                    "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{}\" \
+                     stroke-dasharray=\"5 4\"/>",
+                    x(from.0),
+                    y(from.1),
+                    x(to.0),
+                    y(to.1),
+                    PEER_COLOURS[1]
+                );
+            };
+            let end = meet.min(limit / curve.linear);
+            line((0.0, 0.0), (end, curve.linear * end));
+            if curve.most < limit {
+                line((0.0, curve.most), (last, curve.most));
+            }
+        }
+        for (clients, rate) in &self.points {
+            let _ = writeln!(
+                svg,
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#333\"/>",
+                x(*clients),
+                y(*rate)
+            );
+        }
+    }
+}
+
+/// The page itself and what it is about.
+fn begin(svg: &mut String, height: f64, caption: &str) {
+    let _ = writeln!(
+        svg,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         font-family=\"Helvetica, Arial, sans-serif\" font-size=\"12\" fill=\"#222\">\n\
+         <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>"
+    );
+    text(svg, LEFT, 22.0, "start", "15", caption);
+}
+
+/// Lines across, with what they stand for.
+fn grid(svg: &mut String, limit: f64, step: f64, y: impl Fn(f64) -> f64) {
+    let lines = (limit / step).round() as u32;
+    for index in 0..=lines {
+        let value = f64::from(index) * step;
+        let at = y(value);
+        let _ = writeln!(
+            svg,
+            "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#e2e5e9\"/>",
+            WIDTH - RIGHT
+        );
+        text(svg, LEFT - 8.0, at + 4.0, "end", "11", &trimmed(value));
+    }
 }
 
 /// The servers and the colour of each.
@@ -159,17 +280,7 @@ impl Panel<'_> {
         let y = |value: f64| top + PANEL_HEIGHT * (1.0 - (value / limit).clamp(0.0, 1.0));
         text(svg, LEFT, top - 12.0, "start", "13", self.title);
 
-        let lines = (limit / step).round() as u32;
-        for index in 0..=lines {
-            let value = f64::from(index) * step;
-            let at = y(value);
-            let _ = writeln!(
-                svg,
-                "<line x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#e2e5e9\"/>",
-                WIDTH - RIGHT
-            );
-            text(svg, LEFT - 8.0, at + 4.0, "end", "11", &trimmed(value));
-        }
+        grid(svg, limit, step, y);
         self.bars(svg, servers, top + PANEL_HEIGHT, y);
         if let Some(value) = self.reference {
             let at = y(value);

@@ -59,28 +59,28 @@ while true; do
 done
 "#;
 /// Of the files of a round so many of the last are there, whatever the moment.
-pub(super) const FILES_KEPT: usize = 40;
+pub(crate) const FILES_KEPT: usize = 40;
 
 /// A kernel and an initial filesystem, ready to boot.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     kernel: PathBuf,
     initrd: PathBuf,
     busybox: PathBuf,
 }
 
 /// What to boot it from.
-pub(super) struct Boot<'a> {
+pub(crate) struct Boot<'a> {
     /// QEMU's arguments that make a disk with the identity `disk`.
-    pub(super) disk: &'a [&'a str],
+    pub(crate) disk: &'a [&'a str],
     /// Goes into the names of the files that it writes.
-    pub(super) round: u32,
+    pub(crate) round: u32,
     /// Where QEMU's own words go.
-    pub(super) log: &'a Path,
+    pub(crate) log: &'a Path,
 }
 
 impl Guest {
     /// Prepares the guest from its packages.
-    pub(super) fn prepare(root: &Path) -> Result<Guest> {
+    pub(crate) fn prepare(root: &Path) -> Result<Guest> {
         ensure!(
             repo::has_program("qemu-system-x86_64"),
             "apt install qemu-system-x86"
@@ -111,22 +111,40 @@ impl Guest {
     }
 
     /// Makes a disk image with what the guest runs, in the scene's folder.
-    pub(super) fn make_disk(&self, scene: &Scene, name: &str, bytes: u64) -> Result<PathBuf> {
+    pub(crate) fn make_disk(&self, scene: &Scene, name: &str, bytes: u64) -> Result<PathBuf> {
+        self.make_disk_with(scene, name, bytes, INIT, None)
+    }
+
+    /// The same for a guest that runs another script, which `/bin/busybox` can, perhaps on a filesystem whose
+    /// blocks have another size than mke2fs would choose.
+    pub(crate) fn make_disk_with(
+        &self,
+        scene: &Scene,
+        name: &str,
+        bytes: u64,
+        script: &str,
+        block_bytes: Option<u32>,
+    ) -> Result<PathBuf> {
         let content = scene.dir.join("content");
         for folder in ["bin", "sbin", "dev", "data"] {
             fs::create_dir_all(content.join(folder)).context("making the guest's folders")?;
         }
         fs::copy(&self.busybox, content.join("bin/busybox")).context("copying busybox")?;
         let init = content.join("sbin/init");
-        fs::write(&init, INIT).context("writing the guest's init")?;
+        fs::write(&init, script).context("writing the guest's init")?;
         make_program(&init)?;
         let size = format!("{}K", bytes >> 10);
-        let arguments = ["-q", "-F", "-t", "ext4", "-d", "content", name, &size];
+        let mut arguments = vec!["-q", "-F", "-t", "ext4", "-d", "content"];
+        let block_bytes = block_bytes.map(|bytes| bytes.to_string());
+        if let Some(block_bytes) = &block_bytes {
+            arguments.extend(["-b", block_bytes]);
+        }
+        arguments.extend([name, &size]);
         scene.tool("mke2fs", &arguments)?;
         Ok(scene.dir.join(name))
     }
 
-    pub(super) fn boot(&self, boot: &Boot<'_>) -> Result<Daemon> {
+    pub(crate) fn boot(&self, boot: &Boot<'_>) -> Result<Daemon> {
         let mut qemu = Command::new("qemu-system-x86_64");
         let append = format!(
             "console=ttyS0 quiet panic=-1 ROUND={} KEPT={FILES_KEPT}",
@@ -147,19 +165,19 @@ impl Guest {
 }
 
 /// Has the packages downloaded, unless that was done before.
-pub(super) fn fetch(root: &Path) -> Result<()> {
+pub(crate) fn fetch(root: &Path) -> Result<()> {
     repo::output(repo::command(root, "./.ci/guest")).context("fetching the guest's packages")?;
     Ok(())
 }
 
 /// What the packages hold.
-pub(super) struct Unpacked {
+pub(crate) struct Unpacked {
     dir: PathBuf,
 }
 
 impl Unpacked {
     /// Has them downloaded and unpacked, unless that was done before.
-    pub(super) fn packages(root: &Path) -> Result<Unpacked> {
+    pub(crate) fn packages(root: &Path) -> Result<Unpacked> {
         fetch(root)?;
         let packages = repo::target_dir(root).join("e2e-guest");
         let dir = packages.join("unpacked");
@@ -179,7 +197,7 @@ impl Unpacked {
     }
 
     /// The first of these that is there. Debian moves files from /bin to /usr/bin and the like.
-    pub(super) fn find(&self, places: &[&str]) -> Result<PathBuf> {
+    pub(crate) fn find(&self, places: &[&str]) -> Result<PathBuf> {
         let mut paths = places.iter().map(|place| self.dir.join(place));
         paths.find(|path| path.exists()).with_context(|| {
             format!(
@@ -189,13 +207,13 @@ impl Unpacked {
         })
     }
 
-    pub(super) fn busybox(&self) -> Result<PathBuf> {
+    pub(crate) fn busybox(&self) -> Result<PathBuf> {
         self.find(&["bin/busybox", "usr/bin/busybox"])
     }
 }
 
 /// Waits until it is so, as long as the guest says something.
-pub(super) fn wait_for(machine: &mut Daemon, is_so: impl Fn(&Daemon) -> bool) -> Result<()> {
+pub(crate) fn wait_for(machine: &mut Daemon, is_so: impl Fn(&Daemon) -> bool) -> Result<()> {
     let mut last = (0, Instant::now());
     while !is_so(machine) {
         let printed = machine.printed();
@@ -221,7 +239,7 @@ pub(super) fn wait_for(machine: &mut Daemon, is_so: impl Fn(&Daemon) -> bool) ->
     Ok(())
 }
 
-pub(super) fn make_program(path: &Path) -> Result<()> {
+pub(crate) fn make_program(path: &Path) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("making {} a program", path.display()))
 }
@@ -230,7 +248,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("reading {}", path.display()))
 }
 
-pub(super) fn only_entry(dir: &Path, start: &str) -> Result<PathBuf> {
+pub(crate) fn only_entry(dir: &Path, start: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).with_context(|| format!("listing {}", dir.display()))?;
     let mut paths = entries.flatten().map(|entry| entry.path());
     paths

@@ -7,12 +7,12 @@ mod crash;
 #[cfg(test)]
 mod fake;
 mod files;
-mod guest;
+pub(crate) mod guest;
 mod hostile;
 mod image;
 mod images;
 mod journals;
-mod kernel;
+pub(crate) mod kernel;
 mod load;
 mod many;
 mod nbd;
@@ -20,13 +20,14 @@ mod nfs;
 mod portmapper;
 mod readme;
 mod rpc;
-mod scene;
+pub(crate) mod scene;
 mod space;
 mod vm;
 
 pub(crate) use kernel::history;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -385,7 +386,20 @@ fn run_in_own_network(
     scenario: &Scenario,
     scale: &Scale,
 ) -> Result<()> {
-    // What it needs from outside.
+    let mut command = own_network(root)?;
+    command
+        .args(["e2e", scenario.name, "--own-network", "--binary"])
+        .arg(binary)
+        .args(scale.arguments());
+    let limit = scale.scenario_limit() + 2 * SCENARIO_END_LIMIT;
+    let passed = steps::run_limited(command, limit, |_| ())?;
+    ensure!(passed, "what failed is said above");
+    Ok(())
+}
+
+/// This program, to be run where all ports are free and nothing outside can be reached. Its arguments are missing.
+pub(crate) fn own_network(root: &Path) -> Result<Command> {
+    // What guests need from outside.
     guest::fetch(root)?;
     let mut command = repo::command(root, "unshare");
     if !repo::is_root()? {
@@ -397,14 +411,8 @@ fn run_in_own_network(
         .args(["--net", "--mount", "sh", "-c"])
         .arg("PATH=$PATH:/usr/sbin:/sbin; ip link set lo up && exec \"$@\"")
         .arg("own-network")
-        .arg(program)
-        .args(["e2e", scenario.name, "--own-network", "--binary"])
-        .arg(binary)
-        .args(scale.arguments());
-    let limit = scale.scenario_limit() + 2 * SCENARIO_END_LIMIT;
-    let passed = steps::run_limited(command, limit, |_| ())?;
-    ensure!(passed, "what failed is said above");
-    Ok(())
+        .arg(program);
+    Ok(command)
 }
 
 /// Ends a scenario that hangs: the servers and clients it has started are killed, so that whoever

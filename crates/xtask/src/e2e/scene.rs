@@ -13,9 +13,9 @@ use crate::daemon::{Node, NodeOptions};
 use crate::repo;
 
 /// What a node for guests exports, as `flagstone dev` does.
-pub(super) const FILESYSTEM: &str = "demo-files";
+pub(crate) const FILESYSTEM: &str = "demo-files";
 /// For a network of one's own: the port that clients take who are told none.
-pub(super) const NFS_PORT: u16 = 2049;
+pub(crate) const NFS_PORT: u16 = 2049;
 const GUESTS_CONFIG: &str = r#"
 [nfs]
 listen = "0.0.0.0:2049"
@@ -29,14 +29,14 @@ const FREE_LIMIT: Duration = Duration::from_secs(30);
 
 /// One scenario's folder and binary. The folder is emptied at the start and removed at the end of
 /// a scenario that passed; a failed one leaves it for whoever looks.
-pub(super) struct Scene {
-    pub(super) root: PathBuf,
-    pub(super) binary: PathBuf,
-    pub(super) dir: PathBuf,
+pub(crate) struct Scene {
+    pub(crate) root: PathBuf,
+    pub(crate) binary: PathBuf,
+    pub(crate) dir: PathBuf,
 }
 
 impl Scene {
-    pub(super) fn new(root: &Path, binary: &Path, name: &str) -> Result<Scene> {
+    pub(crate) fn new(root: &Path, binary: &Path, name: &str) -> Result<Scene> {
         let dir = repo::target_dir(root).join("e2e").join(name);
         if dir.exists() {
             fs::remove_dir_all(&dir).with_context(|| format!("emptying {}", dir.display()))?;
@@ -50,12 +50,12 @@ impl Scene {
     }
 
     /// Starts a node on a new device in this scene's folder.
-    pub(super) fn node(&self, size: &str, cores: u32) -> Result<Node> {
+    pub(crate) fn node(&self, size: &str, cores: u32) -> Result<Node> {
         Node::start(self.options(size, cores))
     }
 
     /// The same on a file that takes only the space of what is written to it.
-    pub(super) fn node_on_sparse_file(&self, size: &str, cores: u32) -> Result<Node> {
+    pub(crate) fn node_on_sparse_file(&self, size: &str, cores: u32) -> Result<Node> {
         let options = self.options(size, cores);
         fs::create_dir_all(&options.dir)
             .with_context(|| format!("creating {}", options.dir.display()))?;
@@ -70,8 +70,14 @@ impl Scene {
     }
 
     /// A node that guests of another address may use as well, with a filesystem.
-    pub(super) fn node_for_guests(&self) -> Result<Node> {
-        let mut options = self.options("4G", 1);
+    pub(crate) fn node_for_guests(&self) -> Result<Node> {
+        self.node_for_guests_with("4G", &[])
+    }
+
+    /// The same with a device of that size, and further arguments.
+    pub(crate) fn node_for_guests_with(&self, size: &str, arguments: &[&str]) -> Result<Node> {
+        let mut options = self.options(size, 1);
+        options.arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
         fs::create_dir_all(&options.dir).context("making the node's folder")?;
         let device = options.dir.join("device.img");
         let mut format = Command::new(&self.binary);
@@ -89,7 +95,7 @@ impl Scene {
         Ok(node)
     }
 
-    pub(super) fn options(&self, size: &str, cores: u32) -> NodeOptions {
+    pub(crate) fn options(&self, size: &str, cores: u32) -> NodeOptions {
         NodeOptions {
             binary: self.binary.clone(),
             dir: self.dir.join("node"),
@@ -102,7 +108,7 @@ impl Scene {
     }
 
     /// Runs a stock tool that must succeed; returns what it printed.
-    pub(super) fn tool(&self, program: &str, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn tool(&self, program: &str, arguments: &[&str]) -> Result<String> {
         ensure!(
             repo::has_program(program),
             "{program} is missing; ./.ci/test installs it"
@@ -112,7 +118,7 @@ impl Scene {
         repo::output(command)
     }
 
-    pub(super) fn remove(self) -> Result<()> {
+    pub(crate) fn remove(self) -> Result<()> {
         fs::remove_dir_all(&self.dir).with_context(|| format!("removing {}", self.dir.display()))
     }
 }
@@ -128,13 +134,13 @@ fn tool_path(program: &str) -> PathBuf {
 }
 
 /// Free bytes of the node's only device.
-pub(super) fn free_bytes(node: &Node) -> Result<u64> {
+pub(crate) fn free_bytes(node: &Node) -> Result<u64> {
     let devices = node.json(&["device", "list"])?;
     find_number(&devices, "free_bytes").with_context(|| format!("no free_bytes in {devices}"))
 }
 
 /// Waits until the device has at least that much free.
-pub(super) fn wait_for_free(node: &Node, at_least: u64) -> Result<u64> {
+pub(crate) fn wait_for_free(node: &Node, at_least: u64) -> Result<u64> {
     let started = Instant::now();
     loop {
         let free = free_bytes(node)?;
@@ -149,7 +155,7 @@ pub(super) fn wait_for_free(node: &Node, at_least: u64) -> Result<u64> {
 }
 
 /// The first number of that name anywhere in a JSON value.
-pub(super) fn find_number(value: &Value, name: &str) -> Option<u64> {
+pub(crate) fn find_number(value: &Value, name: &str) -> Option<u64> {
     match value {
         Value::Object(fields) => fields
             .get(name)
@@ -161,7 +167,7 @@ pub(super) fn find_number(value: &Value, name: &str) -> Option<u64> {
 }
 
 /// All strings of that name anywhere in a JSON value.
-pub(super) fn find_strings(value: &Value, name: &str) -> Vec<String> {
+pub(crate) fn find_strings(value: &Value, name: &str) -> Vec<String> {
     let mut found = Vec::new();
     match value {
         Value::Object(fields) => {

@@ -20,7 +20,7 @@ const RECEIVE_BYTES: usize = 8 << 20;
 const SLOTS_MAX: usize = 256;
 
 /// What an answer has led to.
-pub(super) enum Step {
+pub(in crate::bench) enum Step {
     /// The operation goes on with the call that was written.
     Goes,
     /// It is done, and counts that much.
@@ -28,7 +28,7 @@ pub(super) enum Step {
 }
 
 /// What is done over and over.
-pub(super) trait Work {
+pub(in crate::bench) trait Work {
     /// Writes the first call of a slot's next operation. False if there is nothing left to do.
     fn start(&mut self, slot: usize, line: &mut Line) -> bool;
 
@@ -37,14 +37,19 @@ pub(super) trait Work {
 }
 
 /// The calls of one connection.
-pub(super) struct Line {
+pub(in crate::bench) struct Line {
     calls: Calls,
     next: u32,
 }
 
 impl Line {
     /// Writes one call of NFS for a slot.
-    pub(super) fn call(&mut self, slot: usize, number: u32, arguments: impl FnOnce(&mut Calls)) {
+    pub(in crate::bench) fn call(
+        &mut self,
+        slot: usize,
+        number: u32,
+        arguments: impl FnOnce(&mut Calls),
+    ) {
         self.call_program(slot, Program::Nfs, number, arguments);
     }
 
@@ -66,15 +71,15 @@ impl Line {
 
 /// What a load gave.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Outcome {
-    pub(super) operations: u64,
-    pub(super) seconds: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
+pub(in crate::bench) struct Outcome {
+    pub(in crate::bench) operations: u64,
+    pub(in crate::bench) seconds: f64,
+    pub(in crate::bench) p50_us: f64,
+    pub(in crate::bench) p99_us: f64,
 }
 
 /// A connection to a server.
-pub(super) struct Connection {
+pub(in crate::bench) struct Connection {
     stream: TcpStream,
     line: Line,
     received: Vec<u8>,
@@ -84,7 +89,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn open(port: u16) -> Result<Connection> {
+    pub(in crate::bench) fn open(port: u16) -> Result<Connection> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
             .with_context(|| format!("connecting to port {port}"))?;
         stream.set_nodelay(true).context("setting TCP_NODELAY")?;
@@ -108,7 +113,7 @@ impl Connection {
     }
 
     /// The handle of an export.
-    pub(super) fn mount(&mut self, path: &str) -> Result<Handle> {
+    pub(in crate::bench) fn mount(&mut self, path: &str) -> Result<Handle> {
         self.line
             .call_program(0, Program::Mount, procedure::MNT, |out| {
                 out.opaque(path.as_bytes());
@@ -120,7 +125,7 @@ impl Connection {
     }
 
     /// One call, waited for.
-    pub(super) fn call<T>(
+    pub(in crate::bench) fn call<T>(
         &mut self,
         number: u32,
         arguments: impl FnOnce(&mut Calls),
@@ -145,7 +150,11 @@ impl Connection {
     }
 
     /// Makes a directory.
-    pub(super) fn make_directory(&mut self, parent: &Handle, name: &str) -> Result<Handle> {
+    pub(in crate::bench) fn make_directory(
+        &mut self,
+        parent: &Handle,
+        name: &str,
+    ) -> Result<Handle> {
         let arguments = |out: &mut Calls| {
             out.opaque(&parent.0);
             out.opaque(name.as_bytes());
@@ -158,7 +167,7 @@ impl Connection {
     }
 
     /// Makes a file, or takes the one that is there.
-    pub(super) fn make_file(&mut self, parent: &Handle, name: &str) -> Result<Handle> {
+    pub(in crate::bench) fn make_file(&mut self, parent: &Handle, name: &str) -> Result<Handle> {
         let arguments = |out: &mut Calls| {
             out.opaque(&parent.0);
             out.opaque(name.as_bytes());
@@ -172,7 +181,7 @@ impl Connection {
     }
 
     /// Makes stable what was written to a file.
-    pub(super) fn commit(&mut self, file: &Handle) -> Result<()> {
+    pub(in crate::bench) fn commit(&mut self, file: &Handle) -> Result<()> {
         let arguments = |out: &mut Calls| {
             out.opaque(&file.0);
             out.long(0);
@@ -184,7 +193,7 @@ impl Connection {
     }
 
     /// Keeps `depth` operations in flight until the time is over or nothing is left to do.
-    pub(super) fn run(
+    pub(in crate::bench) fn run(
         &mut self,
         work: &mut dyn Work,
         depth: usize,

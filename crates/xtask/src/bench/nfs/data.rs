@@ -13,14 +13,14 @@ pub(super) const MEGABYTE: u64 = 1 << 20;
 const STAMP: u64 = 0x666c_6167_7374_6f6e;
 
 /// A generator that needs to be no more than quick (xorshift64).
-pub(super) struct Random(u64);
+pub(in crate::bench) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Random {
+    pub(in crate::bench) fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(super) fn below(&mut self, limit: u64) -> u64 {
+    pub(in crate::bench) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -30,7 +30,7 @@ impl Random {
 }
 
 /// Bytes that do not compress.
-pub(super) fn noise(len: u64) -> Vec<u8> {
+pub(in crate::bench) fn noise(len: u64) -> Vec<u8> {
     let mut random = Random::new(len);
     let words = (0..len / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes());
     words.collect()
@@ -175,7 +175,11 @@ impl Work for Transfers<'_> {
 }
 
 /// Checks the answer to a WRITE.
-pub(super) fn written(answer: &mut Answer, expected: u64, asked: Stability) -> Result<()> {
+pub(in crate::bench) fn written(
+    answer: &mut Answer,
+    expected: u64,
+    asked: Stability,
+) -> Result<()> {
     answer.must_be_ok("WRITE")?;
     answer.skip_changes()?;
     let (count, committed) = (answer.word()?, answer.word()?);

@@ -3,15 +3,16 @@
 //! For each point the servers take turns, and the whole is repeated. What counts are ratios of medians, and
 //! what each server has done when it answers is part of the result.
 
-mod client;
-mod data;
+pub(super) mod client;
+pub(super) mod curve;
+pub(super) mod data;
 mod ganesha;
 mod names;
 mod points;
 mod report;
 mod servers;
 mod tree;
-mod wire;
+pub(super) mod wire;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

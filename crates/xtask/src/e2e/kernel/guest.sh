@@ -136,6 +136,12 @@ part_histories() {
         --seconds $seconds --seed $seed >/dev/console 2>&1
 }
 
+# What `cargo xtask bench vm` measures; the script is put there by it.
+part_bench() {
+    mkdir $first/direct || return 1
+    b=$busybox d=$first/direct $busybox sh $scene/load.sh >/dev/console 2>&1
+}
+
 # That the parts before have had the client use each procedure of NFS.
 part_procedures() {
     [ "$(stat -f -c %s $first)" -gt 0 ] || return 1

@@ -4,7 +4,7 @@
 
 pub(crate) mod history;
 mod relay;
-pub(super) mod uml;
+pub(crate) mod uml;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -102,7 +102,7 @@ fn disturb(
     }
 }
 
-pub(super) fn is_over(machine: &Daemon) -> bool {
+pub(crate) fn is_over(machine: &Daemon) -> bool {
     let printed = machine.printed();
     printed.iter().any(|line| line.starts_with("guest: over"))
 }
@@ -114,7 +114,7 @@ fn is_past(machine: &Daemon, part: &str) -> bool {
 }
 
 /// That all parts have passed. Tells how long they took.
-pub(super) fn passed(machine: &Daemon, task: &Task<'_>) -> Result<()> {
+pub(crate) fn passed(machine: &Daemon, task: &Task<'_>) -> Result<()> {
     let printed = machine.printed();
     for part in task.parts.split(' ') {
         ensure!(

@@ -16,11 +16,11 @@ use crate::e2e::scene::{FILESYSTEM, Scene};
 /// What is needed of what isn't built into the kernel, with all that this needs.
 const MODULE: &str = "kernel/fs/nfs/nfsv3.ko";
 /// The tree that is copied, in the scene's folder.
-pub(in crate::e2e) const SOURCE: &str = "source";
+pub(crate) const SOURCE: &str = "source";
 const SCRIPT: &str = include_str!("guest.sh");
 
 /// A kernel, and where its parts are.
-pub(in crate::e2e) struct Kernel {
+pub(crate) struct Kernel {
     linux: PathBuf,
     /// In the order in which they are loaded.
     modules: Vec<PathBuf>,
@@ -30,21 +30,21 @@ pub(in crate::e2e) struct Kernel {
 }
 
 /// What a guest does.
-pub(in crate::e2e) struct Task<'a> {
+pub(crate) struct Task<'a> {
     /// Counts the guests: each has a network of its own.
-    pub(in crate::e2e) number: u8,
+    pub(crate) number: u8,
     /// Parts of the script.
-    pub(in crate::e2e) parts: &'a str,
-    pub(in crate::e2e) seconds: u64,
-    pub(in crate::e2e) seed: u64,
+    pub(crate) parts: &'a str,
+    pub(crate) seconds: u64,
+    pub(crate) seed: u64,
     /// Where the node is reached with answers lost.
-    pub(in crate::e2e) relay_port: u16,
+    pub(crate) relay_port: u16,
     /// Images to check, and what must be in them: `image:name:hash`.
-    pub(in crate::e2e) images: &'a str,
+    pub(crate) images: &'a str,
 }
 
 impl Kernel {
-    pub(in crate::e2e) fn prepare(root: &Path) -> Result<Kernel> {
+    pub(crate) fn prepare(root: &Path) -> Result<Kernel> {
         let unpacked = Unpacked::packages(root)?;
         Ok(Kernel {
             linux: unpacked.find(&["usr/bin/linux.uml"])?,
@@ -56,7 +56,7 @@ impl Kernel {
     }
 
     /// Boots it; what it says is read from the result.
-    pub(in crate::e2e) fn boot(&self, scene: &Scene, task: &Task<'_>) -> Result<Daemon> {
+    pub(crate) fn boot(&self, scene: &Scene, task: &Task<'_>) -> Result<Daemon> {
         let number = task.number;
         let device = format!("guest{number}");
         // A new one each time: that of a machine that was killed may not be free yet.
