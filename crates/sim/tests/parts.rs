@@ -321,3 +321,108 @@ fn a_clone_inherits_the_past_of_its_source() {
         assert_eq!(engine.dvol("clone").expect("is there").epoch, Epoch(3));
     });
 }
+
+/// What is written in order, in pieces smaller than blocks, is completed from memory: in new blocks and over old ones.
+#[test]
+fn pieces_in_order_read_nothing_and_end_as_whole_blocks() {
+    const BLOCKS: u64 = 100;
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        let reads = || disk.counts().reads;
+        for (piece, round) in [(1024, 1), (2048, 2), (512, 3)] {
+            let before = reads();
+            for at in (0..BLOCKS * BLOCK).step_by(piece) {
+                let stability = match at % 3 {
+                    0 => Stability::Unstable,
+                    _ => Stability::Stable,
+                };
+                let data = bytes(round + (at / piece as u64 % 2) as u8, piece as u64);
+                let written = engine.write(dvol, at, data, stability).await;
+                written.expect("writes");
+            }
+            assert_eq!(reads(), before, "pieces of {piece}");
+            let before = reads();
+            for at in (0..BLOCKS * BLOCK).step_by(piece) {
+                let expected = round + (at / piece as u64 % 2) as u8;
+                let found = byte(&engine, dvol, at, piece as u64).await;
+                assert_eq!(found, Some(expected), "piece of {piece} at {at}");
+            }
+            let pieces = BLOCKS * BLOCK / piece as u64;
+            assert_eq!(reads() - before, pieces, "no block has a delta");
+            engine.flush().await.expect("flushes");
+            platform.sleep_ns(2_000_000_000).await;
+            let used = engine.dvol("disk").expect("is there").mapped_bytes;
+            assert_eq!(used, BLOCKS * BLOCK);
+            assert_eq!(missing(&engine), 0, "{:?}", engine.space());
+        }
+    });
+}
+
+/// Reads and writes of parts of a block with a delta, which read no more of the device than they must.
+#[test]
+fn small_transfers_over_a_delta_read_one_block_at_most() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        let stable = |at: u64, len: u64, byte: u8| {
+            engine.write(dvol, at, bytes(byte, len), Stability::Stable)
+        };
+        stable(0, BLOCK, 1).await.expect("a block");
+        let reads = || disk.counts().reads;
+        let before = reads();
+        stable(1024, 1024, 2).await.expect("a delta");
+        stable(1024, 1024, 3).await.expect("another in its place");
+        stable(512, 2048, 4).await.expect("one around it");
+        assert_eq!(reads(), before, "none of these has to read");
+
+        for (at, len, expected) in [
+            (512, 2048, 4),
+            (1000, 24, 4),
+            (0, 512, 1),
+            (2560, 1536, 1),
+            (3000, 1, 1),
+        ] {
+            let before = reads();
+            assert_eq!(byte(&engine, dvol, at, len).await, Some(expected), "{at}");
+            assert_eq!(reads() - before, 1, "{len} bytes at {at}");
+        }
+        let before = reads();
+        assert_eq!(byte(&engine, dvol, 0, BLOCK).await, None);
+        assert_eq!(byte(&engine, dvol, 500, 13).await, None);
+        assert_eq!(reads() - before, 4, "over a border both are needed");
+
+        // One that leaves some of the bytes, of a delta that was written long ago: the block is completed.
+        for other in 1..=100 {
+            stable(other * BLOCK, 512, 9).await.expect("another block");
+        }
+        let before = reads();
+        stable(600, 1024, 5).await.expect("a block again");
+        assert_eq!(reads() - before, 2);
+        assert_eq!(byte(&engine, dvol, 512, 88).await, Some(4));
+        assert_eq!(byte(&engine, dvol, 600, 1024).await, Some(5));
+        assert_eq!(byte(&engine, dvol, 1624, 936).await, Some(4));
+        assert_eq!(byte(&engine, dvol, 2560, 1536).await, Some(1));
+        assert_eq!(byte(&engine, dvol, 0, 512).await, Some(1));
+
+        // What a snapshot has stays, and nothing is lost.
+        stable(0, 100, 6).await.expect("a delta");
+        let layers = engine.snapshot(&[(dvol, "kept".into())]).await;
+        let kept = layers.expect("takes one")[0];
+        stable(0, 200, 7).await.expect("another over it");
+        assert_eq!(byte(&engine, kept, 0, 100).await, Some(6));
+        assert_eq!(byte(&engine, kept, 100, 412).await, Some(1));
+        assert_eq!(byte(&engine, dvol, 0, 200).await, Some(7));
+        engine.flush().await.expect("flushes");
+        platform.sleep_ns(2_000_000_000).await;
+        assert_eq!(missing(&engine), 0, "{:?}", engine.space());
+        engine.stop().await.expect("stops");
+        drop(engine);
+        let engine = open(&platform, &disk).await;
+        let dvol = engine.dvol("disk").expect("is there").handle;
+        assert_eq!(byte(&engine, dvol, 0, 200).await, Some(7));
+        assert_eq!(byte(&engine, dvol, 200, 312).await, Some(1));
+    });
+}

@@ -36,6 +36,7 @@ mod promise;
 mod query;
 mod read;
 mod reaper;
+mod recent_parts;
 mod recovery;
 mod replay;
 mod scrub;
@@ -149,6 +150,8 @@ struct Inner<P: Platform> {
     batched: RefCell<Vec<(Slot, Range<VBlock>)>>,
     /// Units of several blocks that a crash may still take back.
     loose: loose::LooseUnits,
+    /// What parts of blocks were written last.
+    recent_parts: recent_parts::RecentParts,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

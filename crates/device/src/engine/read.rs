@@ -99,11 +99,13 @@ impl<P: Platform> Engine<P> {
         }
         let first = VBlock::containing(offset_bytes);
         let blocks = first..VBlock(end.div_ceil(BLOCK_SIZE));
-        let pieces = inner.read_blocks(wish, handle.slot, blocks).await?;
+        let skip = offset_bytes - first.offset_bytes();
+        let wanted = skip..skip + len_bytes;
+        let pieces = inner.read_bytes(wish, handle.slot, blocks, wanted).await?;
         // While map nodes were being loaded, it may have been deleted and its slot given to another
         // one. What was read then is that one's.
         inner.resolve(handle)?;
-        Ok(trim(pieces, offset_bytes - first.offset_bytes(), len_bytes))
+        Ok(trim(pieces, skip, len_bytes))
     }
 }
 
@@ -115,10 +117,24 @@ impl<P: Platform> Inner<P> {
         slot: Slot,
         range: Range<VBlock>,
     ) -> Result<Pieces, DvolError> {
+        let whole = 0..(range.end.0 - range.start.0) * BLOCK_SIZE;
+        self.read_bytes(wish, slot, range, whole).await
+    }
+
+    /// Reads blocks of which only these bytes are wanted, counted from the first one's start: the others may be
+    /// anything.
+    async fn read_bytes(
+        &self,
+        wish: ReadPath,
+        slot: Slot,
+        range: Range<VBlock>,
+        wanted: Range<u64>,
+    ) -> Result<Pieces, DvolError> {
         // Entered before the lookup: what it finds is not reused before the read ends.
         let _pass = self.gate.enter();
         let path = self.path_of(wish, range.end.0 - range.start.0);
-        let steps = self.plan_read(slot, range).await?;
+        let mut steps = self.plan_read(slot, range).await?;
+        only_wanted(&mut steps, &wanted);
         let steps = self.take_cached(steps, path);
         if steps.len() == 1 {
             let mut pieces = Pieces::new();
@@ -250,9 +266,9 @@ impl<P: Platform> Inner<P> {
                 whole
             }
         };
-        let at = (delta.meta & 0xffff) as usize;
-        let end = (at + (delta.meta >> 16 & 0xffff) as usize).min(BLOCK_SIZE as usize);
-        whole.bytes_mut()[at..end].copy_from_slice(&patch[at..end]);
+        let changed = delta.changed();
+        let changed = changed.start as usize..changed.end as usize;
+        whole.bytes_mut()[changed.clone()].copy_from_slice(&patch[changed]);
         Ok(whole)
     }
 }
@@ -313,6 +329,27 @@ fn plan(entries: &[Entry], range: Range<VBlock>) -> Steps {
         push_zeros(&mut steps, range.end.0 - at);
     }
     steps
+}
+
+/// Of one block with a delta, leaves out what has none of the wanted bytes: a small read then takes one block of
+/// the device, not two.
+fn only_wanted(steps: &mut Steps, wanted: &Range<u64>) {
+    let [Step::Patched { base, delta }] = &steps[..] else {
+        return;
+    };
+    let changed = delta.changed();
+    let from = if changed.start <= wanted.start && wanted.end <= changed.end {
+        Some(*delta)
+    } else if wanted.end <= changed.start || changed.end <= wanted.start {
+        *base
+    } else {
+        return;
+    };
+    steps.clear();
+    match from {
+        Some(entry) => push_block(steps, entry.block, entry.checksum),
+        None => push_zeros(steps, 1),
+    }
 }
 
 fn push_zeros(steps: &mut Steps, blocks: u64) {

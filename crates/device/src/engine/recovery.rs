@@ -246,6 +246,7 @@ impl<P: Platform> Engine<P> {
             pledge_held: false.into(),
             batched: RefCell::default(),
             loose: Default::default(),
+            recent_parts: Default::default(),
             changes: 0.into(),
             changes_kept: 0.into(),
             closing: RefCell::default(),

@@ -2,8 +2,9 @@
 //!
 //! Data goes to fresh blocks while the record of where it went goes to the journal; the two are
 //! not ordered, one flush covers both. Whole blocks need no read. A write within one block that is
-//! mapped without a delta becomes a delta and needs no read either; other parts of blocks are read,
-//! changed and written as whole blocks. Every write of up to [`WRITE_MAX_BYTES`] is one unit.
+//! mapped becomes a delta and needs no read either, unless there is one already with bytes that the write
+//! leaves and that were not written just before; other parts of blocks are read, changed and written as whole blocks. Every write of up to
+//! [`WRITE_MAX_BYTES`] is one unit.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use super::error::DvolError;
 use super::info::Handle;
 use super::join::join_all;
 use super::read::gather;
+use super::recent_parts::Part;
 use super::spacing::{OVERWRITE_PART_BLOCKS, Over};
 use super::unit::Unit;
 use super::{Engine, Inner, Stability};
@@ -28,6 +30,7 @@ use crate::format::record::{
 };
 use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
+use crate::v2p::Entry;
 
 /// Most bytes that one write can carry: its record fits one journal group.
 pub const WRITE_MAX_BYTES: u64 = 32 << 20;
@@ -256,16 +259,9 @@ impl<P: Platform> Inner<P> {
             let metas = Metas::all(meta);
             return self.write_blocks(handle, first, data, metas, given).await;
         }
-        let within_one = blocks.end.0 - blocks.start.0 == 1;
-        // A delta takes a block and gives none back: on a full device a reserved dvol does without.
-        let has_room = !self.is_reserved(handle) || self.has_room(handle.slot, 1, Over::Delta);
-        if within_one && has_room && meta == 0 && self.takes_delta(handle.slot, first).await? {
-            let at = (offset_bytes - first.offset_bytes()) as u16;
-            match self.write_delta(handle, first, at, &data, given).await {
-                // Others have taken what there was.
-                Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
-                result => return result,
-            }
+        if blocks.end.0 - blocks.start.0 == 1 && meta == 0 {
+            let at = (offset_bytes - first.offset_bytes()) as usize;
+            return self.write_within(handle, first, at, data, given).await;
         }
         let (widened, metas) = self
             .widen(handle.slot, blocks, offset_bytes, &data, meta)
@@ -273,6 +269,77 @@ impl<P: Platform> Inner<P> {
         drop(data);
         self.write_blocks(handle, first, widened, metas, given)
             .await
+    }
+
+    /// Writes a part of a block, without metadata, and without reading if that can be.
+    async fn write_within(
+        self: &Rc<Self>,
+        handle: Handle,
+        vblock: VBlock,
+        at: usize,
+        data: IoBuf,
+        given: Given<'_>,
+    ) -> Result<Lsn, DvolError> {
+        let slot = handle.slot;
+        let blocks = vblock..VBlock(vblock.0 + 1);
+        self.load_range(slot, blocks.clone()).await?;
+        let Part { at, bytes } = self.with_recent(handle, vblock, at, &data)?;
+        drop(data);
+        let mut metas = Metas::all(0);
+        let whole = if bytes.len() as u64 == BLOCK_SIZE {
+            metas.keep(true, true, self.meta_of(slot, vblock).await?);
+            IoBuf::copy_of(&bytes)
+        } else {
+            // A delta takes a block and gives none back: on a full device a reserved dvol does without.
+            let has_room = !self.is_reserved(handle) || self.has_room(slot, 1, Over::Delta);
+            if has_room && self.takes_delta(slot, vblock, at..at + bytes.len())? {
+                match self.write_delta(handle, vblock, at, &bytes, given).await {
+                    // Others have taken what there was.
+                    Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
+                    Err(error) => return Err(error),
+                    Ok(lsn) => {
+                        let part = Part { at, bytes };
+                        self.recent_parts.keep(handle.id, vblock, lsn, part);
+                        return Ok(lsn);
+                    }
+                }
+            }
+            let offset_bytes = vblock.offset_bytes() + at as u64;
+            let widened = self.widen(slot, blocks, offset_bytes, &bytes, 0).await?;
+            metas = widened.1;
+            widened.0
+        };
+        let part = Part {
+            at: 0,
+            bytes: whole.to_vec(),
+        };
+        let written = self.write_blocks(handle, vblock, whole, metas, given);
+        let lsn = written.await?;
+        self.recent_parts.keep(handle.id, vblock, lsn, part);
+        Ok(lsn)
+    }
+
+    /// A part of a block together with what was written to the same block just before, if that is all that lies over
+    /// the block's data, or is the data. The block's map node is in memory.
+    fn with_recent(
+        &self,
+        handle: Handle,
+        vblock: VBlock,
+        at: usize,
+        data: &[u8],
+    ) -> Result<Part, DvolError> {
+        let state = self.state.borrow();
+        let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
+        let mapping = found.map.get(vblock).unwrap_or_default();
+        let last = mapping.delta.or(mapping.data().copied());
+        let joined = last.and_then(|entry| {
+            let recent = &self.recent_parts;
+            recent.joined(handle.id, vblock, entry.lsn, at, data)
+        });
+        Ok(joined.unwrap_or_else(|| Part {
+            at,
+            bytes: data.to_vec(),
+        }))
     }
 
     /// Writes whole blocks as one unit; on a full device those of a reserved dvol in parts.
@@ -465,29 +532,37 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    /// True if a write within this block can be kept as a delta over what is mapped.
-    async fn takes_delta(&self, slot: Slot, vblock: VBlock) -> Result<bool, DvolError> {
-        self.load_range(slot, vblock..VBlock(vblock.0 + 1)).await?;
+    /// True if a write of these bytes of a block can be kept as a delta over what is mapped. It takes the place of one
+    /// that is there and whose bytes it has. The block's map node is in memory.
+    fn takes_delta(
+        &self,
+        slot: Slot,
+        vblock: VBlock,
+        part: Range<usize>,
+    ) -> Result<bool, DvolError> {
         let state = self.state.borrow();
         let Some(found) = state.slot(slot) else {
             return Err(DvolError::NotFound);
         };
         let mapping = found.map.get(vblock).unwrap_or_default();
-        Ok(mapping.data().is_some() && mapping.delta.is_none())
+        let is_replaced = |delta: &Entry| {
+            let changed = delta.changed();
+            part.start as u64 <= changed.start && changed.end <= part.end as u64
+        };
+        Ok(mapping.data().is_some() && mapping.delta.as_ref().is_none_or(is_replaced))
     }
 
     async fn write_delta(
         self: &Rc<Self>,
         handle: Handle,
         vblock: VBlock,
-        offset_bytes: u16,
-        data: &IoBuf,
+        at: usize,
+        data: &[u8],
         given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
         let slot = handle.slot;
         let runs = self.take_blocks(slot, 1, Over::Delta, &mut None).await?;
         let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
-        let at = usize::from(offset_bytes);
         buf.bytes_mut().fill(0);
         buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
         let lsn = self.lsn_or_return(handle, &runs)?;
@@ -495,7 +570,7 @@ impl<P: Platform> Inner<P> {
             slot,
             lsn,
             vblock,
-            offset_bytes,
+            offset_bytes: at as u16,
             len_bytes: data.len() as u16,
             block: runs[0].start,
             checksum: BlockChecksum::of(&buf),

@@ -4,7 +4,9 @@
 //! inner node points to a child. Both have the same 40-byte form on disk
 //! (`docs/formats/device.md`, "Map").
 
-use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
+use std::ops::Range;
+
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 
 /// A position in a map: a virtual block, and whether the entry is the block itself or a delta over
 /// it. A delta sorts right behind its block.
@@ -82,6 +84,13 @@ impl Entry {
                 VBlock(self.key.vblock().0 + 1)
             }
         }
+    }
+
+    /// Of a delta, the bytes of its block that it replaces.
+    pub fn changed(&self) -> Range<u64> {
+        let start = self.meta & 0xffff;
+        let end = start + (self.meta >> 16 & 0xffff);
+        start..end.min(BLOCK_SIZE)
     }
 }
 

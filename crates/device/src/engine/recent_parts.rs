@@ -1,0 +1,116 @@
+//! Bytes of blocks that were written in part lately, for the write beside them.
+//!
+//! A client that writes less than a block at a time often goes on where it has stopped. The second part would have
+//! to read what the first has just written. So the last few are kept: a write that joins one of them is written together
+//! with it, as a longer delta or as the whole block.
+//!
+//! A part is named by its dvol, block and LSN, which no other write ever has. So what is found is what the mapping with
+//! that LSN stands for, whatever has happened since. It lies in one block, so a crash leaves it or takes it as a whole.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use flagstone_types::{DvolId, Lsn, VBlock};
+
+/// Parts that are kept, for each journal: 256 KiB at most.
+const PARTS_MAX: usize = 64;
+
+/// Some bytes of a block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    /// Where they begin in their block.
+    pub at: usize,
+    pub bytes: Vec<u8>,
+}
+
+/// The last parts.
+#[derive(Default)]
+pub(super) struct RecentParts {
+    parts: RefCell<VecDeque<(DvolId, VBlock, Lsn, Part)>>,
+}
+
+impl RecentParts {
+    /// Keeps what a write has written, instead of what was kept of the same block.
+    pub(super) fn keep(&self, dvol: DvolId, vblock: VBlock, lsn: Lsn, part: Part) {
+        let mut parts = self.parts.borrow_mut();
+        let same = |(of, at, ..): &(DvolId, VBlock, Lsn, Part)| (*of, *at) == (dvol, vblock);
+        if let Some(index) = parts.iter().position(same) {
+            parts.remove(index);
+        } else if parts.len() == PARTS_MAX {
+            parts.pop_front();
+        }
+        parts.push_back((dvol, vblock, lsn, part));
+    }
+
+    /// What is kept of a block together with new bytes, if both are one piece.
+    pub(super) fn joined(
+        &self,
+        dvol: DvolId,
+        vblock: VBlock,
+        lsn: Lsn,
+        at: usize,
+        bytes: &[u8],
+    ) -> Option<Part> {
+        let parts = self.parts.borrow();
+        let is_it =
+            |part: &&(DvolId, VBlock, Lsn, Part)| (part.0, part.1, part.2) == (dvol, vblock, lsn);
+        let (.., kept) = parts.iter().find(is_it)?;
+        let (end, kept_end) = (at + bytes.len(), kept.at + kept.bytes.len());
+        if at > kept_end || kept.at > end {
+            return None;
+        }
+        let start = at.min(kept.at);
+        let mut joined = vec![0; end.max(kept_end) - start];
+        joined[kept.at - start..kept_end - start].copy_from_slice(&kept.bytes);
+        joined[at - start..end - start].copy_from_slice(bytes);
+        Some(Part {
+            at: start,
+            bytes: joined,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DVOL: DvolId = DvolId(1);
+    const BLOCK: VBlock = VBlock(5);
+
+    fn part(at: usize, bytes: &[u8]) -> Part {
+        Part {
+            at,
+            bytes: bytes.to_vec(),
+        }
+    }
+
+    #[test]
+    fn new_bytes_win_and_a_gap_joins_nothing() {
+        let parts = RecentParts::default();
+        parts.keep(DVOL, BLOCK, Lsn(7), part(10, &[1; 4]));
+        let joined = |at, bytes: &[u8]| parts.joined(DVOL, BLOCK, Lsn(7), at, bytes);
+        assert_eq!(joined(14, &[2; 2]), Some(part(10, &[1, 1, 1, 1, 2, 2])));
+        assert_eq!(joined(8, &[2; 3]), Some(part(8, &[2, 2, 2, 1, 1, 1])));
+        assert_eq!(joined(11, &[2; 1]), Some(part(10, &[1, 2, 1, 1])));
+        assert_eq!(joined(9, &[2; 9]), Some(part(9, &[2; 9])));
+        assert_eq!(joined(15, &[2; 2]), None);
+        assert_eq!(joined(5, &[2; 4]), None);
+        // What another write has put there is not known.
+        assert_eq!(parts.joined(DVOL, BLOCK, Lsn(8), 14, &[2]), None);
+    }
+
+    #[test]
+    fn the_last_of_a_block_is_kept_and_the_oldest_of_all_goes() {
+        let parts = RecentParts::default();
+        parts.keep(DVOL, BLOCK, Lsn(1), part(0, &[1]));
+        parts.keep(DVOL, BLOCK, Lsn(2), part(0, &[2]));
+        assert_eq!(parts.joined(DVOL, BLOCK, Lsn(1), 1, &[3]), None);
+        for lsn in 3..=PARTS_MAX as u64 + 2 {
+            assert!(
+                parts.joined(DVOL, BLOCK, Lsn(2), 1, &[3]).is_some() || lsn > PARTS_MAX as u64 + 1
+            );
+            parts.keep(DVOL, VBlock(lsn + 10), Lsn(lsn), part(0, &[2]));
+        }
+        assert_eq!(parts.joined(DVOL, BLOCK, Lsn(2), 1, &[3]), None);
+    }
+}
