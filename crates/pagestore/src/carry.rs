@@ -9,12 +9,14 @@ use tracing::warn;
 use crate::commit::StoreError;
 use crate::groups::{Closed, Way};
 use crate::log::{Mark, header_change};
-use crate::store::Inner;
+use crate::store::{Inner, StoreCounters};
 
 /// What is in the log for so long is put in its place.
 const LOGGED_NS_MAX: u64 = 100_000_000;
 /// How long to wait before trying again to put something in its place: at first, and at most.
 const RETRY_NS: std::ops::RangeInclusive<u64> = 1_000_000..=1_000_000_000;
+/// After so many, 30 ms, nobody waits for room in the log any more, but is told that there is none.
+const TRIES_BEFORE_REFUSING: u32 = 5;
 /// So often when the store is stopping: what is in the log is durable there.
 const LAST_TRIES: u32 = 4;
 
@@ -65,10 +67,12 @@ impl<P: Platform> Inner<P> {
         let usage = |handle| self.engine.usage_of(handle).ok();
         match done {
             Ok(()) => {
+                self.count(|counters| counters.groups += 1);
                 self.machine.borrow_mut().handle_durable(usage);
                 self.note_logged();
             }
             Err(error) => {
+                self.count(|counters| counters.groups_lost += 1);
                 warn!(
                     "group {group} of the page store has not happened, nor what came after it: {error}"
                 );
@@ -81,12 +85,22 @@ impl<P: Platform> Inner<P> {
     async fn try_once(&self, way: &Way) -> Result<(), DvolError> {
         let log = self.log;
         match (way, log) {
-            (Way::Frame(at, frame), Some(log)) => {
+            (Way::Frame(at, frame, beside), Some(log)) if beside.is_empty() => {
                 let stable = DeviceStability::Stable;
                 self.engine
                     .write(log, *at, frame.clone(), stable)
                     .await
                     .map(drop)
+            }
+            (Way::Frame(at, frame, beside), Some(log)) => {
+                let mut changes = beside.clone();
+                changes.push(Change::Write {
+                    handle: log,
+                    offset_bytes: *at,
+                    data: frame.clone(),
+                    meta: 0,
+                });
+                self.commit_all(changes).await
             }
             (Way::Direct(changes, mark), _) => self.put_in_place(changes, *mark).await,
             (Way::Frame(..), None) => Err(DvolError::Invalid),
@@ -98,6 +112,10 @@ impl<P: Platform> Inner<P> {
         if let (Some(log), Some(mark)) = (self.log, mark) {
             changes.push(header_change(log, mark.header));
         }
+        self.commit_all(changes).await
+    }
+
+    async fn commit_all(&self, changes: Vec<Change>) -> Result<(), DvolError> {
         let batch = Batch {
             conditions: Vec::new(),
             changes,
@@ -125,6 +143,12 @@ impl<P: Platform> Inner<P> {
         });
     }
 
+    fn count(&self, change: impl FnOnce(&mut StoreCounters)) {
+        let mut counters = self.counters.get();
+        change(&mut counters);
+        self.counters.set(counters);
+    }
+
     fn begin_write_back(self: &Rc<Self>) {
         let (changes, mark) = self.machine.borrow_mut().begin_write_back();
         self.platform.spawn(self.clone().write_back(changes, mark));
@@ -149,6 +173,10 @@ impl<P: Platform> Inner<P> {
                 self.work.notify();
                 return;
             }
+            self.count(|counters| counters.put_in_place_failed += 1);
+            if tries >= TRIES_BEFORE_REFUSING && !self.is_failing.replace(true) {
+                self.settled.notify();
+            }
             warn!(
                 "putting what the page store's log has in its place: {error}; it is durable in the log, and tried again \
                  in {} ms",
@@ -157,6 +185,8 @@ impl<P: Platform> Inner<P> {
             self.platform.sleep_ns(pause_ns).await;
             pause_ns = (2 * pause_ns).min(*RETRY_NS.end());
         }
+        self.is_failing.set(false);
+        self.count(|counters| counters.put_in_place += 1);
         let usage = |handle| self.engine.usage_of(handle).ok();
         self.machine.borrow_mut().handle_written(usage);
         self.work.notify();

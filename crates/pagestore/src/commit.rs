@@ -93,6 +93,9 @@ pub enum StoreError {
     Corrupt,
     /// The device failed the operation.
     Device,
+    /// The log is full, and the device keeps failing to take what it has to its place: nothing more is committed until
+    /// it does. What was committed before is not lost.
+    Stuck,
     /// A flush failed: nothing is acknowledged until the node has been restarted.
     Fenced,
     /// The node is stopping.
@@ -110,6 +113,9 @@ impl fmt::Display for StoreError {
                 f.write_str("stored bytes do not match their checksum or format")
             }
             StoreError::Device => f.write_str("the device failed the operation"),
+            StoreError::Stuck => {
+                f.write_str("the log is full, and the device fails to take what it has")
+            }
             StoreError::Fenced => f.write_str("the device is fenced after a failed flush"),
             StoreError::Stopping => f.write_str("the node is stopping"),
             StoreError::NoExtent(id) => write!(f, "extent {:#x} is not in this store", id.0),

@@ -38,6 +38,14 @@ impl Dirty {
         pages.sum::<usize>() + self.tables.len() * BLOCK_SIZE as usize
     }
 
+    /// Bytes of those pages that are contents.
+    pub(crate) fn contents_bytes(&self, extents: &[Extent]) -> usize {
+        let contents = self.pages.iter().filter(|(_, version)| !version.is_alone());
+        contents
+            .map(|(key, _)| extents[key.0].geometry.page_bytes() as usize)
+            .sum()
+    }
+
     /// Takes over what was changed later.
     pub(crate) fn absorb(&mut self, mut later: Dirty, extents: &[Extent]) {
         for &(extent, block) in &later.freed {
@@ -71,17 +79,7 @@ impl Dirty {
             });
         }
         self.deallocate_freed(extents, &mut changes);
-        for run in runs_of(&self.pages, |extent| {
-            extents[extent].geometry.page_bytes() as usize
-        }) {
-            let (handle, offset_bytes) = extents[run.extent].page_place(run.pages.start);
-            changes.push(Change::Write {
-                handle,
-                offset_bytes,
-                data: run.data,
-                meta: run.slot.0,
-            });
-        }
+        write_pages(&self.pages, extents, &mut changes);
         changes
     }
 
@@ -105,4 +103,22 @@ impl Dirty {
             }
         }
     }
+}
+
+/// What the device has to do to have these pages.
+pub(crate) fn write_pages(
+    pages: &BTreeMap<Key, Version>,
+    extents: &[Extent],
+    changes: &mut Vec<Change>,
+) {
+    let page_bytes = |extent: usize| extents[extent].geometry.page_bytes() as usize;
+    changes.extend(runs_of(pages, page_bytes).into_iter().map(|run| {
+        let (handle, offset_bytes) = extents[run.extent].page_place(run.pages.start);
+        Change::Write {
+            handle,
+            offset_bytes,
+            data: run.data,
+            meta: run.slot.0,
+        }
+    }));
 }

@@ -98,6 +98,11 @@ impl Extent {
         self.new_flying += std::mem::take(&mut self.new_open);
     }
 
+    /// Of what is on its way, `blocks` are in their place, so they count with what the device layer says.
+    pub(crate) fn handle_placed(&mut self, blocks: u64) {
+        self.new_flying -= blocks;
+    }
+
     /// It is in the log.
     pub(crate) fn handle_logged(&mut self) {
         self.new_logged += std::mem::take(&mut self.new_flying);
@@ -250,14 +255,17 @@ mod tests {
             Some(4),
             "on its way, and committed behind it"
         );
+        extent.handle_placed(1);
+        extent.set_usage((bytes(3), bytes(10)));
+        assert_eq!(room(&extent), Some(4), "one is in its place");
         extent.handle_logged();
-        extent.set_usage((bytes(2), bytes(10)));
+        extent.set_usage((bytes(3), bytes(10)));
         assert_eq!(room(&extent), Some(4), "in the log");
-        extent.handle_lost((bytes(2), bytes(10)));
+        extent.handle_lost((bytes(3), bytes(10)));
         assert_eq!(room(&extent), Some(5), "without what was lost");
         extent.handle_writing();
         extent.note_new(2);
-        extent.set_usage((bytes(2), bytes(10)));
+        extent.set_usage((bytes(3), bytes(10)));
         assert_eq!(room(&extent), Some(3), "being put in its place");
         extent.handle_written((bytes(5), bytes(10)));
         assert_eq!(room(&extent), Some(3), "and there");

@@ -5,7 +5,11 @@
 //! device layer, together with the log's header, which says that this is so. So a page that many groups change is
 //! written once, and at any moment the device has the state after some group, and the log what came after it.
 //!
-//! A group with more contents than are worth writing twice is put in its place directly, with all that the log has.
+//! Contents that come where nothing is go to their place at once, in one atomic batch with the frame, and are not in it:
+//! nobody reads them before what the frame says of their block is there as well. Not if the block was freed by a group
+//! that isn't in its place: that would empty them.
+//!
+//! A group with more other contents than are worth writing twice is put in its place directly, with all that the log has.
 //!
 //! If a group can't be made durable, everything that isn't durable is forgotten, what was built on it
 //! included, and the *epoch* rises. What is durable in the log is never lost: putting it in its place is tried again.
@@ -13,11 +17,14 @@
 //! Invariants: what is in its place, what is being put there, what the log has and the group on its way follow each other;
 //! the changes of a batch don't overlap; nothing is put in its place directly while something else is.
 
+use std::collections::BTreeMap;
+
 use flagstone_device::engine::{Change, Handle};
 use flagstone_platform::IoBuf;
 
 use crate::commit::StoreError;
-use crate::dirty::Dirty;
+use crate::dirty::{Dirty, write_pages};
+use crate::latest::{Key, Version};
 use crate::log::{FrameWriter, Mark, Ring};
 use crate::machine::{EPOCHS_MAX, GROUP_CHANGES_MAX, Machine};
 
@@ -27,8 +34,10 @@ const LOGGED_CONTENTS_MAX: u64 = 256 << 10;
 /// A group on its way.
 pub(crate) struct Flying {
     pub(crate) group: u64,
-    /// What it changed.
+    /// What it changed, but for what it puts in its place.
     dirty: Dirty,
+    /// What it puts there beside its frame.
+    placed: BTreeMap<Key, Version>,
     /// Not to the log, but to its place with all that the log has.
     is_direct: bool,
 }
@@ -49,8 +58,8 @@ pub(crate) struct Closed {
 
 /// How it becomes durable.
 pub(crate) enum Way {
-    /// These bytes at this place of the log.
-    Frame(u64, IoBuf),
+    /// These bytes at this place of the log, and these changes.
+    Frame(u64, IoBuf, Vec<Change>),
     /// By these changes. The log's header is among them if it has to be written: that is for the log's owner to add.
     Direct(Vec<Change>, Option<Mark>),
 }
@@ -69,29 +78,38 @@ impl Machine {
         }
         let group = self.open;
         let mut dirty = self.open_dirty();
+        let mut placed = self.take_fresh(&mut dirty);
+        let frame = self.frame_of(&dirty);
+        if frame.is_none() {
+            dirty.pages.append(&mut placed);
+        }
         let changes = [&self.logged, &dirty].map(Dirty::changes_max);
         let bytes = [&self.logged, &dirty].map(|dirty| dirty.bytes(&self.extents));
         let fits = changes.iter().sum::<usize>() <= GROUP_CHANGES_MAX
             && bytes.iter().sum::<usize>() <= self.group_bytes_max;
         if !fits && !self.logged.is_empty() {
-            self.is_due = true;
+            (self.is_due, self.needs_room) = (true, true);
             return None;
         }
-        let frame = self.frame_of(&dirty);
         let way = match frame {
             Some(frame) => {
                 let place = self.ring.as_mut()?.place(frame.padded_len() as u64);
                 let Some((at, sequence)) = place else {
-                    self.is_due = true;
+                    (self.is_due, self.needs_room) = (true, true);
                     return None;
                 };
                 let extents = &self.extents;
                 let page_bytes = |index: usize| extents[index].geometry.page_bytes() as usize;
                 // It is kept for a while, and what came from a client would be as long.
                 self.latest.detach(&mut dirty.pages, page_bytes);
-                Way::Frame(at, IoBuf::copy_of(&frame.finish(sequence)))
+                let mut beside = Vec::new();
+                write_pages(&placed, extents, &mut beside);
+                Way::Frame(at, IoBuf::copy_of(&frame.finish(sequence)), beside)
             }
-            None if self.writing.is_some() => return None,
+            None if self.writing.is_some() => {
+                self.needs_room = true;
+                return None;
+            }
             None => {
                 let mut all = self.logged.clone();
                 all.absorb(dirty.clone(), &self.extents);
@@ -99,6 +117,7 @@ impl Machine {
                 Way::Direct(all.changes(&self.extents), ring.map(Ring::mark))
             }
         };
+        self.needs_room = false;
         for extent in &mut self.extents {
             extent.handle_closed();
         }
@@ -106,6 +125,7 @@ impl Machine {
         self.flying = Some(Flying {
             group,
             dirty,
+            placed,
             is_direct: matches!(way, Way::Direct(..)),
         });
         self.open += 1;
@@ -115,7 +135,23 @@ impl Machine {
     fn forget_open(&mut self) {
         self.open_tables.clear();
         self.open_bases.clear();
-        (self.open_changes, self.open_bytes, self.open_contents) = (0, 0, 0);
+        self.open_fresh.clear();
+        (self.open_changes, self.open_bytes) = (0, 0);
+    }
+
+    /// Takes what can be put in its place beside a frame out of what a group changes.
+    fn take_fresh(&self, dirty: &mut Dirty) -> BTreeMap<Key, Version> {
+        if self.ring.is_none() {
+            return BTreeMap::new();
+        }
+        let can_be_placed = |key: &&Key| {
+            let block = self.extents[key.0].geometry.block_of(key.1);
+            !self.latest.is_freed(key.0, block)
+        };
+        let fresh = self.open_fresh.iter().filter(can_be_placed);
+        fresh
+            .filter_map(|key| dirty.pages.remove_entry(key))
+            .collect()
     }
 
     /// What the open group changes.
@@ -133,7 +169,7 @@ impl Machine {
     /// The frame for what the open group changes. `None`: it has to be put in its place.
     fn frame_of(&self, dirty: &Dirty) -> Option<FrameWriter> {
         let frame_max = self.ring.as_ref()?.frame_max();
-        if self.open_contents as u64 > frame_max.min(LOGGED_CONTENTS_MAX) {
+        if dirty.contents_bytes(&self.extents) as u64 > frame_max.min(LOGGED_CONTENTS_MAX) {
             return None;
         }
         let mut frame = FrameWriter::new();
@@ -161,6 +197,14 @@ impl Machine {
         self.settled = flying.group;
         self.given
             .retain(|_, (_, given_in)| *given_in > flying.group);
+        if !flying.placed.is_empty() {
+            self.lookups += 1;
+            self.latest.handle_placed(&flying.placed);
+        }
+        for &(index, _) in flying.placed.keys() {
+            let extent = &mut self.extents[index];
+            extent.handle_placed(extent.device_blocks(1));
+        }
         for extent in &mut self.extents {
             extent.handle_logged();
         }

@@ -204,6 +204,24 @@ impl LatestPages {
             .extend(pages.iter().map(|(key, version)| (*key, version.clone())));
     }
 
+    /// Whether a block was freed, and that is not in its place.
+    pub(crate) fn is_freed(&self, extent: usize, block: u64) -> bool {
+        self.freed.contains_key(&(extent, block))
+    }
+
+    /// The device has these pages. What was written to them since stays.
+    pub(crate) fn handle_placed(&mut self, placed: &BTreeMap<Key, Version>) {
+        for (key, version) in placed {
+            if self
+                .pages
+                .get(key)
+                .is_some_and(|now| now.slot == version.slot)
+            {
+                self.pages.remove(key);
+            }
+        }
+    }
+
     /// Blocks freed in a group.
     pub(crate) fn freed_in(&self, group: u64) -> impl Iterator<Item = (usize, u64)> + '_ {
         let of_group = self.freed.iter().filter(move |(_, freed)| **freed == group);

@@ -34,7 +34,7 @@ pub use commit::{
 pub use geometry::{Geometry, GeometryError};
 pub use pointer::{BlockPtr, ExtentId, Generation, OwnerId, PagePtr, PageSlot, PointerError};
 pub use role::{ATTRIBUTE_KIND_FILE, DvolRole};
-pub use store::{Claim, PageRead, Store, StoreOptions};
+pub use store::{Claim, PageRead, Store, StoreCounters, StoreOptions};
 
 /// Gives bytes to everything that reads what the device holds, for a fuzzer. Panics if something that was
 /// read is not written as the same bytes.

@@ -8,7 +8,7 @@
 //! Invariants: tables in memory are as after all commits; a slot is never given twice; `Extent::mapped` is never below
 //! what the device will have mapped.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use flagstone_platform::IoBuf;
 use flagstone_types::BLOCK_SIZE;
@@ -57,6 +57,15 @@ pub(crate) enum Refused {
     NeedsSpace(usize, u64),
 }
 
+/// What a commit puts where nothing was.
+#[derive(Default)]
+struct NewPages {
+    /// Blocks of the device that takes, for each extent.
+    blocks: BTreeMap<usize, u64>,
+    /// Those that have contents.
+    fresh: Vec<Key>,
+}
+
 /// See the module's page.
 pub(crate) struct Machine {
     pub(crate) extents: Vec<Extent>,
@@ -69,8 +78,8 @@ pub(crate) struct Machine {
     pub(crate) open_bases: BTreeMap<Key, IoBuf>,
     pub(crate) open_changes: usize,
     pub(crate) open_bytes: usize,
-    /// Of those: what was written without conditions, so contents.
-    pub(crate) open_contents: usize,
+    /// Contents that it puts where nothing was since their blocks were allocated.
+    pub(crate) open_fresh: BTreeSet<Key>,
     /// Number of the open group; the first is 1.
     pub(crate) open: u64,
     pub(crate) flying: Option<Flying>,
@@ -82,6 +91,8 @@ pub(crate) struct Machine {
     pub(crate) writing: Option<Writing>,
     /// Somebody waits for it, or it has been in the log for long.
     pub(crate) is_due: bool,
+    /// The open group can't go on its way before what the log has is in its place.
+    pub(crate) needs_room: bool,
     /// Every group up to this one is durable, or lost.
     pub(crate) settled: u64,
     pub(crate) epoch: u64,
@@ -118,13 +129,14 @@ impl Machine {
             open_bases: BTreeMap::new(),
             open_changes: 0,
             open_bytes: 0,
-            open_contents: 0,
+            open_fresh: BTreeSet::new(),
             open: 1,
             flying: None,
             ring,
             logged: Dirty::default(),
             writing: None,
             is_due: false,
+            needs_room: false,
             settled: 0,
             epoch: 0,
             ended: VecDeque::new(),
@@ -223,12 +235,12 @@ impl Machine {
         self.check_shape(commit)?;
         self.check_blocks(commit)?;
         let new_pages = self.check_pages(commit, found)?;
-        self.check_space(commit, &new_pages)?;
+        self.check_space(commit, &new_pages.blocks)?;
         if self.last_slot + 1 >= self.slot_limit {
             // After years of commits: the next start has new ones.
             return Err(Refused::For(StoreError::Stopping.into()));
         }
-        Ok(self.apply(commit, &new_pages))
+        Ok(self.apply(commit, new_pages))
     }
 
     fn locate(&self, ptr: &PagePtr) -> Result<usize, Refused> {
@@ -319,14 +331,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Every page is theirs and has the slot it should. Returns the pages that don't take space yet, as
-    /// blocks of the device for each extent.
-    fn check_pages(
-        &self,
-        commit: &Commit,
-        found: &DeviceSlots,
-    ) -> Result<BTreeMap<usize, u64>, Refused> {
-        let mut new_blocks = BTreeMap::new();
+    /// Every page is theirs and has the slot it should. Returns the pages that don't take space yet.
+    fn check_pages(&self, commit: &Commit, found: &DeviceSlots) -> Result<NewPages, Refused> {
+        let mut new = NewPages::default();
         for (ptr, slot) in &commit.checks {
             self.check_page(commit, ptr, Some(*slot), false, found)?;
         }
@@ -334,7 +341,7 @@ impl Machine {
             let (index, now) =
                 self.check_page(commit, &write.ptr, Some(write.slot), true, found)?;
             if now == PageSlot(0) {
-                *new_blocks.entry(index).or_default() += self.extents[index].device_blocks(1);
+                *new.blocks.entry(index).or_default() += self.extents[index].device_blocks(1);
             }
         }
         for range in &commit.ranges {
@@ -344,11 +351,12 @@ impl Machine {
                 let ptr = range.first.with_page(range.first.page + number);
                 let (_, now) = self.check_page(commit, &ptr, None, true, found)?;
                 if now == PageSlot(0) {
-                    *new_blocks.entry(index).or_default() += self.extents[index].device_blocks(1);
+                    *new.blocks.entry(index).or_default() += self.extents[index].device_blocks(1);
+                    new.fresh.push((index, ptr.page));
                 }
             }
         }
-        Ok(new_blocks)
+        Ok(new)
     }
 
     fn check_page(
@@ -410,10 +418,10 @@ impl Machine {
         Ok(())
     }
 
-    fn apply(&mut self, commit: &Commit, new_blocks: &BTreeMap<usize, u64>) -> Committed {
+    fn apply(&mut self, commit: &Commit, new: NewPages) -> Committed {
         self.last_slot += 1;
         let (slot, group) = (PageSlot(self.last_slot), self.open);
-        for (&index, &blocks) in new_blocks {
+        for (index, blocks) in new.blocks {
             self.extents[index].note_new(blocks);
         }
         for ptr in &commit.frees {
@@ -422,6 +430,7 @@ impl Machine {
             self.recent.handle_changed(index, pages.clone());
             for page in pages.clone() {
                 self.open_bases.remove(&(index, page));
+                self.open_fresh.remove(&(index, page));
             }
             self.latest.free(index, block, pages, group);
             self.open_changes += 1;
@@ -439,8 +448,8 @@ impl Machine {
             self.keep_base(&write.ptr);
             self.write(write.ptr, (write.data.clone(), false), slot, group);
         }
+        self.open_fresh.extend(new.fresh);
         for range in &commit.ranges {
-            self.open_contents += range.data.len();
             self.write(range.first, (range.data.clone(), true), slot, group);
         }
         // What only depends on others is durable when they are.

@@ -15,7 +15,7 @@ use crate::extent::Extent;
 use crate::geometry::Geometry;
 use crate::header;
 use crate::latest::{Key, Known};
-use crate::log;
+use crate::log::{self, Ring};
 use crate::machine::{DeviceSlots, Machine, Refused, group_bytes_max};
 use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
 use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
@@ -103,8 +103,28 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) has_given_up: Cell<bool>,
     /// Somebody will see to what is in the log.
     pub(crate) has_timer: Cell<bool>,
+    /// Putting that in its place has failed several times, and goes on failing.
+    pub(crate) is_failing: Cell<bool>,
+    pub(crate) counters: Cell<StoreCounters>,
     /// Names this life of the store.
     life: u64,
+}
+
+/// What a store has counted. [`Store::counters`]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct StoreCounters {
+    /// Groups of commits that became durable.
+    pub groups: u64,
+    /// Groups that could not be made durable, with what was committed behind each.
+    pub groups_lost: u64,
+    /// Times that what was in the log was put in its place.
+    pub put_in_place: u64,
+    /// Times that this failed and was tried again.
+    pub put_in_place_failed: u64,
+    /// Bytes of the log; zero without one.
+    pub log_bytes: u64,
+    /// Bytes of it that are not in their place yet.
+    pub log_used_bytes: u64,
 }
 
 /// A free block that nobody else will be offered while this lives.
@@ -163,6 +183,8 @@ impl<P: Platform> Store<P> {
             stopping: Cell::new(false),
             has_given_up: Cell::new(false),
             has_timer: Cell::new(false),
+            is_failing: Cell::new(false),
+            counters: Cell::default(),
             life,
         });
         platform.spawn(inner.clone().carry_out_groups());
@@ -188,6 +210,17 @@ impl<P: Platform> Store<P> {
     /// group could not be made durable. NFS calls it the write verifier. [rfc1813 3.3.7]
     pub fn verifier(&self) -> u64 {
         self.inner.life ^ self.inner.machine.borrow().epoch()
+    }
+
+    /// What it has done since it was opened, and what its log holds now.
+    pub fn counters(&self) -> StoreCounters {
+        let machine = self.inner.machine.borrow();
+        let (log_bytes, log_used_bytes) = machine.ring.as_ref().map_or((0, 0), Ring::usage);
+        StoreCounters {
+            log_bytes,
+            log_used_bytes,
+            ..self.inner.counters.get()
+        }
     }
 
     /// Bytes that the device has for data, and that are free.
@@ -432,6 +465,9 @@ impl<P: Platform> Store<P> {
             }
             let found = found.ok_or(StoreError::Corrupt)?;
             let settled = inner.settled.wait();
+            if inner.is_failing.get() && inner.machine.borrow().needs_room {
+                return Err(StoreError::Stuck.into());
+            }
             let decided = inner.machine.borrow_mut().commit(commit, &found);
             match decided {
                 Ok(committed) => {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{Engine, Handle, Stability};
 use flagstone_pagestore::{
-    Commit, PagePtr, PageSlot, PageWrite, RangeWrite, Store, StoreError, StoreOptions,
+    Commit, CommitError, PagePtr, PageSlot, PageWrite, RangeWrite, Store, StoreError, StoreOptions,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
@@ -101,7 +101,179 @@ fn a_commit_of_many_pages_is_one_block_and_a_page_comes_to_its_place_once() {
     });
 }
 
-/// Contents are not worth it.
+/// Pages of a large block with one byte throughout.
+fn contents(first: PagePtr, byte: u8, pages: usize) -> Commit {
+    let range = RangeWrite {
+        first,
+        data: filled(byte, pages * 8192),
+    };
+    Commit {
+        ranges: vec![range],
+        ..Commit::default()
+    }
+}
+
+async fn durably(store: &TestStore, commit: &Commit) {
+    let committed = store.commit(commit).await.expect("commits");
+    store.wait(committed.ticket).await.expect("is durable");
+}
+
+#[test]
+fn contents_that_come_where_nothing_is_are_written_once() {
+    let (world, disk) = (World::new(1), new_disk());
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (engine, store) = begin(&platform, &disk).await;
+        let block = allocate(&store, LARGE, ALICE).await.0;
+        in_place(&platform).await;
+        let before = (disk.counts(), engine.counters().data_writes.get());
+        durably(&store, &contents(block, 1, 3)).await;
+        assert_eq!(disk.counts().flushes - before.0.flushes, 1);
+        in_place(&platform).await;
+        let written = engine.counters().data_writes.get() - before.1;
+        assert_eq!(written, 1 + 1, "three pages as one piece, and a frame");
+        // There is something now: a few pages go to the log first, and then to their place with its header.
+        durably(&store, &contents(block, 2, 2)).await;
+        in_place(&platform).await;
+        let more = engine.counters().data_writes.get() - before.1 - written;
+        assert_eq!(more, 1 + 2 + 1, "a frame; two pages and the header");
+        for (page, byte) in [(0, 2), (1, 2), (2, 1), (3, 0)] {
+            assert_eq!(
+                byte_of(&store, block.with_page(block.page + page)).await,
+                byte
+            );
+        }
+    });
+}
+
+/// A block is freed, taken again and written to, while what was in it before may still have to be emptied: by what
+/// is in the log, on its way or being put in its place, so long after.
+fn taken_again(after_ns: Option<u64>) {
+    let disk = new_disk();
+    let world = World::new(after_ns.unwrap_or(1));
+    let (platform, on) = (world.platform(0), disk.clone());
+    let again = world.block_on(0, async move {
+        let (_, store) = begin(&platform, &on).await;
+        let mut blocks = Vec::new();
+        for _ in 0..20 {
+            blocks.push(allocate(&store, LARGE, ALICE).await);
+        }
+        durably(&store, &contents(blocks[7].0, 1, 8)).await;
+        in_place(&platform).await;
+        let free = Commit {
+            frees: vec![blocks[7]],
+            ..Commit::default()
+        };
+        let freed = store.commit(&free).await.expect("commits");
+        if let Some(after_ns) = after_ns {
+            store.wait(freed.ticket).await.expect("is durable");
+            platform.sleep_ns(after_ns).await;
+        }
+        let claim = store.claim(LARGE, BOB).await.expect("has one free block");
+        assert_eq!(claim.ptr.0.page, blocks[7].0.page);
+        let commit = Commit {
+            allocates: vec![claim.ptr],
+            ..contents(claim.ptr.0, 2, 3)
+        };
+        durably(&store, &commit).await;
+        claim.ptr.0
+    });
+    let mut crash = world.crash();
+    disk.power_loss(&mut crash);
+    let world = World::new(2);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let store = opened(&platform, &disk).await.1.expect("opens");
+        for (page, byte) in [(0, 2), (2, 2), (3, 0), (7, 0)] {
+            let ptr = again.with_page(again.page + page);
+            assert_eq!(
+                byte_of(&store, ptr).await,
+                byte,
+                "page {page}, {after_ns:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_block_that_is_freed_and_taken_again_has_its_new_contents() {
+    taken_again(None);
+    // It is put in its place after 100 ms.
+    let around = (99_000_000..103_000_000).step_by(50_000);
+    for after_ns in [0, 1_000_000].into_iter().chain(around) {
+        taken_again(Some(after_ns));
+    }
+}
+
+/// What is written over contents that are on their way is newer than what arrives.
+#[test]
+fn contents_that_are_on_their_way_can_be_written_over() {
+    let disk = new_disk();
+    let world = World::new(4);
+    let (platform, on) = (world.platform(0), disk.clone());
+    let block = world.block_on(0, async move {
+        let (_, store) = begin(&platform, &on).await;
+        let block = allocate(&store, LARGE, ALICE).await.0;
+        in_place(&platform).await;
+        let first = store.commit(&contents(block, 1, 3)).await.expect("commits");
+        platform.sleep_ns(1_000).await;
+        let second = store.commit(&contents(block, 2, 2)).await.expect("commits");
+        store.wait(first.ticket).await.expect("is durable");
+        assert_ne!(first.ticket, second.ticket, "it was on its way");
+        assert_eq!(byte_of(&store, block).await, 2);
+        assert_eq!(byte_of(&store, block.with_page(block.page + 2)).await, 1);
+        store.wait(second.ticket).await.expect("is durable");
+        block
+    });
+    let mut crash = world.crash();
+    disk.power_loss(&mut crash);
+    let world = World::new(5);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let store = opened(&platform, &disk).await.1.expect("opens");
+        for (page, byte) in [(0, 2), (1, 2), (2, 1), (3, 0)] {
+            let ptr = block.with_page(block.page + page);
+            assert_eq!(byte_of(&store, ptr).await, byte, "page {page}");
+        }
+    });
+}
+
+/// Contents that can't be written to where nothing was are not there afterwards either.
+#[test]
+fn contents_that_are_lost_leave_nothing_where_nothing_was() {
+    let (world, disk) = (World::new(3), new_disk());
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (_, store) = begin(&platform, &disk).await;
+        let block = allocate(&store, LARGE, ALICE).await.0;
+        in_place(&platform).await;
+        let failing = Fault::WriteError {
+            leaves: WriteErrorLeaves::New,
+        };
+        disk.inject(
+            Injection::next(failing)
+                .only(IoKind::Write)
+                .within(DATA)
+                .times(60),
+        );
+        let committed = store.commit(&contents(block, 1, 3)).await.expect("commits");
+        assert_eq!(byte_of(&store, block).await, 1, "seen before it is durable");
+        let lost = store.wait(committed.ticket).await;
+        assert_eq!(lost, Err(StoreError::Lost));
+        disk.clear_injections();
+        assert_eq!(byte_of(&store, block).await, 0);
+        durably(&store, &contents(block.with_page(block.page + 1), 2, 1)).await;
+        for (page, byte) in [(0, 0), (1, 2), (2, 0)] {
+            assert_eq!(
+                byte_of(&store, block.with_page(block.page + page)).await,
+                byte
+            );
+        }
+        store.stop().await;
+    });
+}
+
+/// Other contents are not worth being written twice, if they are many.
 #[test]
 fn a_group_with_much_content_is_written_once() {
     let (world, disk) = (World::new(1), new_disk());
@@ -111,22 +283,10 @@ fn a_group_with_much_content_is_written_once() {
         let pages = pages(&store).await;
         change_all(&store, &pages, PageSlot(0), 0).await;
         let block = allocate(&store, LARGE, ALICE).await.0;
-        let write_block = async |byte| {
-            let range = RangeWrite {
-                first: block,
-                data: filled(byte, 64 << 10),
-            };
-            let commit = Commit {
-                ranges: vec![range],
-                ..Commit::default()
-            };
-            let committed = store.commit(&commit).await.expect("commits");
-            store.wait(committed.ticket).await.expect("is durable");
-        };
-        write_block(1).await;
+        durably(&store, &contents(block, 1, 8)).await;
         in_place(&platform).await;
         let before = disk.counts().written_bytes;
-        write_block(2).await;
+        durably(&store, &contents(block, 2, 8)).await;
         in_place(&platform).await;
         let written = disk.counts().written_bytes - before;
         assert!((64 << 10..80 << 10).contains(&written), "{written}");
@@ -328,6 +488,63 @@ fn what_can_not_be_put_in_its_place_is_tried_again_and_nothing_is_lost() {
     world.block_on(0, async move {
         let (_, store) = opened(&platform, &disk).await;
         assert_all(&store.expect("opens"), &pages, 2).await;
+    });
+}
+
+/// Whoever comes while the log can take nothing and can't be emptied is told so; what was committed before waits, and
+/// happens.
+#[test]
+fn a_log_that_can_not_be_emptied_refuses_commits() {
+    let (world, disk) = (World::new(9), new_disk());
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (_, store) = begin(&platform, &disk).await;
+        let pages = pages(&store).await;
+        let slot = change_all(&store, &pages, PageSlot(0), 1).await;
+        let failing = Fault::WriteError {
+            leaves: WriteErrorLeaves::Old,
+        };
+        disk.inject(
+            Injection::next(failing)
+                .only(IoKind::Write)
+                .within(DATA)
+                .times(1_000_000),
+        );
+        in_place(&platform).await;
+        let counters = store.counters();
+        assert!(counters.put_in_place_failed >= 5, "{counters:?}");
+        assert!(counters.log_used_bytes > 0 && counters.log_used_bytes < counters.log_bytes);
+        let commit = async |slot, change| {
+            let one = Commit {
+                writes: vec![write(pages[0], slot, &page(0, change))],
+                ..Commit::default()
+            };
+            let committed = store.commit(&one).await;
+            platform.sleep_ns(1_000).await;
+            committed
+        };
+        // This one is lost; the log is closed until it has been emptied.
+        let lost = commit(slot, 2).await.expect("commits");
+        assert_eq!(store.wait(lost.ticket).await, Err(StoreError::Lost));
+        let waits = commit(slot, 3).await.expect("commits");
+        let refused = commit(waits.slot, 4).await;
+        assert_eq!(refused, Err(CommitError::Store(StoreError::Stuck)));
+        disk.clear_injections();
+        store.wait(waits.ticket).await.expect("is durable");
+        change_all(&store, &pages[1..], slot, 5).await;
+        let read = store.read(pages[0]).await.expect("readable");
+        assert_eq!(read.data[2000], 3);
+        in_place(&platform).await;
+        let counters = store.counters();
+        assert_eq!(
+            (counters.groups_lost, counters.log_used_bytes),
+            (1, 0),
+            "{counters:?}"
+        );
+        assert!(
+            counters.put_in_place >= 2 && counters.groups >= 4,
+            "{counters:?}"
+        );
     });
 }
 

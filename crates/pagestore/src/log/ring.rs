@@ -92,6 +92,11 @@ impl Ring {
         (self.end - FIRST_AT) / 4
     }
 
+    /// Bytes for frames, and how many of them are needed.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        (self.end - FIRST_AT, self.used)
+    }
+
     /// Whether it should be cleared soon.
     pub(crate) fn is_half_full(&self) -> bool {
         self.used > (self.end - FIRST_AT) / 2 || self.is_broken
