@@ -44,6 +44,7 @@ impl From<StoreError> for Tried {
             StoreError::NoSpace => Tried::For(FileError::NoSpace),
             StoreError::Corrupt => Tried::For(FileError::Corrupt),
             StoreError::Device => Tried::For(FileError::Device),
+            StoreError::Stuck => Tried::For(FileError::Later),
             StoreError::Fenced | StoreError::Stopping => Tried::For(FileError::Stopping),
             StoreError::NoExtent(id) => {
                 error!("a pointer names the extent {:#x}, which is not there", id.0);

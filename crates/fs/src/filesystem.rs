@@ -21,6 +21,7 @@ use crate::inode::{Content, Inode, ObjectContent};
 use crate::key::Keys;
 use crate::locks::Locks;
 use crate::object::Objects;
+use crate::reaper::Turns;
 use crate::superblock::{ROOT, SnapshotValue, Superblock, Usage};
 use crate::sweep::Taken;
 use crate::tokens::Tokens;
@@ -76,10 +77,12 @@ pub(crate) struct Inner<P: Platform> {
     /// Dvols that no inode names yet.
     pub(crate) making: RefCell<BTreeSet<DvolId>>,
     /// Dvols that may not be needed any more, or all of them.
-    pub(crate) to_sweep: RefCell<BTreeSet<DvolId>>,
+    /// What is durable of the superblock and the snapshots may be newer than what is in memory.
+    is_state_old: Cell<bool>,
+    pub(crate) to_sweep: RefCell<Turns<DvolId>>,
     pub(crate) is_to_sweep_all: Cell<bool>,
     /// Files whose dvols have more than they need.
-    pub(crate) to_cut: RefCell<BTreeSet<FileId>>,
+    pub(crate) to_cut: RefCell<Turns<FileId>>,
     pub(crate) taken: RefCell<Taken>,
     /// There were too many dvols; from then on there may be room for more.
     pub(crate) promote_from_ns: Cell<u64>,
@@ -131,6 +134,7 @@ impl<P: Platform> Inner<P> {
             is_deleted: Cell::new(false),
             objects: Objects::default(),
             making: RefCell::default(),
+            is_state_old: Cell::new(false),
             to_sweep: RefCell::default(),
             // A crash may have come between a dvol and the inode that was to name it.
             is_to_sweep_all: Cell::new(true),
@@ -239,8 +243,8 @@ impl<P: Platform> Inner<P> {
         let ticket = change.commit().await?;
         for later in later {
             match later {
-                Later::Cut(file) => drop(self.to_cut.borrow_mut().insert(file)),
-                Later::Sweep(dvol) => drop(self.to_sweep.borrow_mut().insert(dvol)),
+                Later::Cut(file) => self.to_cut.borrow_mut().insert(file),
+                Later::Sweep(dvol) => self.to_sweep.borrow_mut().insert(dvol),
             }
             self.orphaned.notify();
         }
@@ -356,10 +360,10 @@ impl<P: Platform> Inner<P> {
     /// The same for who works while nobody is let in. True if some were lost.
     pub(crate) async fn reload(&self) -> Result<bool, Tried> {
         let verifier = self.store().verifier();
-        if self.with_state(|state| state.verifier == verifier) {
+        if self.with_state(|state| state.verifier == verifier) && !self.is_state_old.get() {
             return Ok(false);
         }
-        warn!("the store has lost commits; looking again what there is");
+        warn!("the store has lost commits, or could not be read; looking again what there is");
         loop {
             let commits = self.commits.get();
             let state = load(&self.tree, self.keys).await?;
@@ -368,6 +372,7 @@ impl<P: Platform> Inner<P> {
                 self.last.set(Ticket::default());
                 self.tokens.borrow_mut().forget();
                 *self.state.borrow_mut() = state;
+                self.is_state_old.set(false);
                 return Ok(true);
             }
         }
@@ -448,6 +453,8 @@ impl<P: Platform> Inner<P> {
         let snapshots = state.numbers_of_snapshots.clone();
         let mut change = Change::new(&self.tree, self.keys, state.superblock.live, snapshots);
         let value = operation(&mut change, &state).await?;
+        // Until it is loaded again, whatever fails on the way: it may be durable all the same.
+        self.is_state_old.set(true);
         let ticket = change.commit().await?;
         self.store().wait(ticket).await?;
         let (numbers, verifier) = self.with_state(|state| (state.numbers.clone(), state.verifier));
@@ -459,6 +466,7 @@ impl<P: Platform> Inner<P> {
             self.tokens.borrow_mut().forget();
         }
         *self.state.borrow_mut() = state;
+        self.is_state_old.set(false);
         Ok(value)
     }
 

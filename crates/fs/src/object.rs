@@ -239,19 +239,18 @@ impl Object {
 
 /// Large files that are being used, by their numbers: what is asked of them takes no look at the tree. A file is
 /// put in by who has it locked, and goes when its inode is put.
+///
+/// Only files whose inode is durable come here, and what is written to them is not the page store's: if that loses
+/// commits, they stay. There must never be two of one file: what one has issued the other knows nothing of, and its next
+/// write would take back what the first one's said.
 #[derive(Default)]
 pub(crate) struct Objects {
     files: RefCell<BTreeMap<u64, Rc<Object>>>,
-    /// The store's verifier when they were put in.
-    verifier: Cell<u64>,
     clock: Cell<u64>,
 }
 
 impl Objects {
-    pub(crate) fn get(&self, file: FileId, verifier: u64) -> Option<Rc<Object>> {
-        if self.verifier.get() != verifier {
-            return None;
-        }
+    pub(crate) fn get(&self, file: FileId) -> Option<Rc<Object>> {
         let found = self.files.borrow().get(&file.number()).cloned()?;
         self.clock.set(self.clock.get() + 1);
         found.used.set(self.clock.get());
@@ -259,19 +258,11 @@ impl Objects {
     }
 
     /// Puts one in; or what was there before, if somebody was faster.
-    pub(crate) fn put(
-        &self,
-        object: Rc<Object>,
-        verifier: u64,
-        is_calm: impl Fn(&Object) -> bool,
-    ) -> Rc<Object> {
-        if let Some(found) = self.get(object.file, verifier) {
+    pub(crate) fn put(&self, object: Rc<Object>, is_calm: impl Fn(&Object) -> bool) -> Rc<Object> {
+        if let Some(found) = self.get(object.file) {
             return found;
         }
         let mut files = self.files.borrow_mut();
-        if self.verifier.replace(verifier) != verifier {
-            files.clear();
-        }
         if files.len() >= OBJECTS_MAX {
             // What somebody uses stays, and what says more than the dvol does yet.
             let idle = files

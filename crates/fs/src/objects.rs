@@ -131,7 +131,7 @@ impl<P: Platform> Inner<P> {
     pub(crate) fn complete_alone(&self, file: FileId, inode: &mut Inode) -> Result<(), Tried> {
         self.complete(file, inode, |dvol| self.dvol(dvol))?;
         if let Some(content) = inode.object()
-            && let Some(object) = self.objects.get(file, self.store().verifier())
+            && let Some(object) = self.objects.get(file)
             && object.content.stamp == content.stamp
         {
             let used_bytes = inode.attributes.used_bytes;
@@ -146,8 +146,7 @@ impl<P: Platform> Inner<P> {
     /// The file in memory, if its content is a dvol. The caller has it locked, perhaps with others.
     pub(crate) async fn object(&self, file: FileId) -> Result<Option<Rc<Object>>, Tried> {
         self.check_there()?;
-        let verifier = self.store().verifier();
-        if let Some(found) = self.objects.get(file, verifier) {
+        if let Some(found) = self.objects.get(file) {
             return Ok(Some(found));
         }
         let mut view = View::new(&self.tree, u32::MAX);
@@ -180,7 +179,7 @@ impl<P: Platform> Inner<P> {
             Ok(seen) => seen.changed == object.issued.get().changed,
             Err(_) => true,
         };
-        Ok(Some(self.objects.put(object, verifier, is_calm)))
+        Ok(Some(self.objects.put(object, is_calm)))
     }
 
     /// The file as everybody sees it.

@@ -363,7 +363,7 @@ impl<P: Platform> Files for Filesystem<P> {
     ) -> Result<FileRead, FileError> {
         let inner = &self.inner;
         let is_live = node.at == SnapshotNumber::LIVE;
-        let in_memory = inner.objects.get(node.file, inner.store().verifier());
+        let in_memory = inner.objects.get(node.file);
         if is_live && in_memory.is_some() {
             let read = inner.read_object(caller, node.file, offset_bytes, len_bytes);
             if let Some(read) = read.await? {
@@ -426,7 +426,7 @@ impl<P: Platform> Files for Filesystem<P> {
             require_write(caller, &attributes)?;
             return Err(FileError::TooLarge);
         }
-        let in_memory = inner.objects.get(file, inner.store().verifier());
+        let in_memory = inner.objects.get(file);
         let mut is_in_dvol = in_memory.is_some();
         for _ in 0..WRITES_MAX {
             // Before it is written: if that is lost, the client must see another one.

@@ -1,6 +1,8 @@
 //! Gives back, behind the operations, the contents of files that have no name any more and were too many blocks
 //! for one transaction, and what deleted snapshots alone kept.
 
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
@@ -16,6 +18,46 @@ const BATCH: usize = 64;
 /// After a failure the device gets some time.
 const PAUSE_NS: u64 = 1_000_000_000;
 
+/// What is to be done to some things, one after the other, again and again: one that fails is put back, and its next
+/// turn comes when the others have had theirs.
+pub(crate) struct Turns<T> {
+    waiting: BTreeSet<T>,
+    last: Option<T>,
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Turns<T> {
+        Turns {
+            waiting: BTreeSet::new(),
+            last: None,
+        }
+    }
+}
+
+impl<T: Ord + Copy> Turns<T> {
+    pub(crate) fn insert(&mut self, thing: T) {
+        self.waiting.insert(thing);
+    }
+
+    pub(crate) fn extend(&mut self, things: impl IntoIterator<Item = T>) {
+        self.waiting.extend(things);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Takes the next one.
+    pub(crate) fn next(&mut self) -> Option<T> {
+        let from = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = self.waiting.range((from, Bound::Unbounded)).next();
+        let next = *behind.or_else(|| self.waiting.first())?;
+        self.waiting.remove(&next);
+        self.last = Some(next);
+        Some(next)
+    }
+}
+
 impl<P: Platform> Inner<P> {
     /// Runs as long as the filesystem is open.
     pub(crate) async fn reap(self: Rc<Self>) {
@@ -29,7 +71,11 @@ impl<P: Platform> Inner<P> {
                 // It is being rolled back: that goes first.
                 Err(FileError::Later) if self.is_rolling() => {}
                 Err(error) => {
-                    warn!("giving back what removed files held: {error}; trying again");
+                    let what = match self.is_rolling() {
+                        true => "rolling back, before which nobody is let in",
+                        false => "giving back what removed files held",
+                    };
+                    warn!(filesystem = %self.keys.0, "{what}: {error}; trying again");
                     self.platform.sleep_ns(PAUSE_NS).await;
                 }
             }
@@ -41,22 +87,28 @@ impl<P: Platform> Inner<P> {
         if self.roll().await? {
             return Ok(1);
         }
-        let mut reaped = self.reap_some().await?;
-        if reaped == 0 {
-            reaped = self.reap_versions().await?;
+        // What fails must not hold up the others.
+        let mut failed = None;
+        for kind in 0..4 {
+            let done = match kind {
+                0 => self.reap_some().await,
+                1 => self.reap_versions().await,
+                2 => self.cut_some().await,
+                _ if self.stopping.get() => Ok(0),
+                _ => self.sweep_some().await,
+            };
+            match done {
+                Ok(0) => {}
+                Err(error) if error != FileError::Stopping => failed = Some(error),
+                done => return done,
+            }
         }
-        if reaped == 0 {
-            reaped = self.cut_some().await?;
-        }
-        if reaped == 0 && !self.stopping.get() {
-            reaped = self.sweep_some().await?;
-        }
-        Ok(reaped)
+        failed.map_or(Ok(0), Err)
     }
 
     /// Gives back what was cut off a file's dvol.
     async fn cut_some(&self) -> Result<usize, FileError> {
-        let Some(file) = self.to_cut.borrow_mut().pop_first() else {
+        let Some(file) = self.to_cut.borrow_mut().next() else {
             return Ok(0);
         };
         let _entered = self.enter().await;
@@ -79,29 +131,69 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Gives back all that is left of some orphans. Returns of how many.
+    /// Gives back all that is left of some orphans. Returns of how many; fails if that is so of all of them.
     pub(crate) async fn reap_some(&self) -> Result<usize, FileError> {
         let (from, to) = self.keys.orphans();
         let found = self.look(SnapshotNumber::LIVE, async |view| {
             view.scan_plain(&from, &to, BATCH).await
         });
         let found = found.await?;
+        let (mut reaped, mut failed) = (0, None);
         for (key, _) in &found {
-            let file = self.keys.of_orphan(key);
-            loop {
-                let step = self.run(async |change| {
-                    let file = decoded(file, "an orphan's key")?;
-                    let is_done = self.free_blocks(change, file, None, 0).await?;
-                    if is_done {
-                        change.delete_plain(key)?;
-                    }
-                    Ok(is_done)
-                });
-                if step.await? || self.stopping.get() {
-                    break;
+            match self.reap_orphan(key).await {
+                Ok(()) => reaped += 1,
+                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                Err(error) => {
+                    warn!(filesystem = %self.keys.0, "giving back what the removed file {key:02x?} held: {error}");
+                    failed = Some(error);
                 }
             }
         }
-        Ok(found.len())
+        match failed {
+            Some(error) if reaped == 0 => Err(error),
+            _ => Ok(reaped),
+        }
+    }
+
+    async fn reap_orphan(&self, key: &[u8]) -> Result<(), FileError> {
+        let file = self.keys.of_orphan(key);
+        loop {
+            let step = self.run(async |change| {
+                let file = decoded(file, "an orphan's key")?;
+                let is_done = self.free_blocks(change, file, None, 0).await?;
+                if is_done {
+                    change.delete_plain(key)?;
+                }
+                Ok(is_done)
+            });
+            if step.await? || self.stopping.get() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_its_turn_though_others_are_put_back() {
+        let mut turns = Turns::default();
+        turns.extend([1, 5, 9]);
+        let mut seen = Vec::new();
+        for _ in 0..6 {
+            let next = turns.next().expect("there are some");
+            seen.push(next);
+            if next != 9 {
+                turns.insert(next);
+            }
+        }
+        assert_eq!(seen, [1, 5, 9, 1, 5, 1]);
+        turns.insert(0);
+        assert_eq!([turns.next(), turns.next()], [Some(5), Some(0)]);
+        turns.insert(3);
+        turns.clear();
+        assert_eq!(turns.next(), None);
     }
 }

@@ -89,7 +89,7 @@ impl<P: Platform> Inner<P> {
     /// Gives back some of what deleted snapshots alone kept. Returns of how many versions it was decided.
     pub(crate) async fn reap_versions(&self) -> Result<usize, FileError> {
         let there = self.with_state(|state| state.numbers_of_snapshots.clone());
-        let mut next = 0;
+        let (mut next, mut failed) = (0, None);
         // One gap between snapshots after the other: what is noted in it belongs to deleted ones.
         let mut numbers = there.to_vec();
         numbers.sort_unstable();
@@ -101,16 +101,22 @@ impl<P: Platform> Inner<P> {
                 view.scan_plain(&from, &to, BATCH).await
             });
             let found = found.await?;
+            let mut reaped = 0;
             for (note, _) in &found {
-                self.run(async |change| self.reap_version(change, note).await)
-                    .await?;
+                let done = self.run(async |change| self.reap_version(change, note).await);
+                match done.await {
+                    Ok(()) => reaped += 1,
+                    Err(FileError::Stopping) => return Err(FileError::Stopping),
+                    // The others have their turn first.
+                    Err(error) => failed = Some(error),
+                }
             }
-            if !found.is_empty() {
-                return Ok(found.len());
+            if reaped > 0 {
+                return Ok(reaped);
             }
             next = number.saturating_add(1);
         }
-        Ok(0)
+        failed.map_or(Ok(0), Err)
     }
 
     async fn reap_version(&self, change: &mut Change<P>, note: &[u8]) -> Result<(), Tried> {

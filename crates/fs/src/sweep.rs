@@ -162,7 +162,7 @@ impl<P: Platform> Inner<P> {
             let dvols = self.own_dvols().into_iter().map(|(dvol, _)| dvol);
             self.to_sweep.borrow_mut().extend(dvols);
         }
-        let Some(dvol) = self.to_sweep.borrow_mut().pop_first() else {
+        let Some(dvol) = self.to_sweep.borrow_mut().next() else {
             return Ok(0);
         };
         let _entered = self.enter().await;
@@ -288,8 +288,16 @@ impl<P: Platform> Inner<P> {
         self.is_to_sweep_all.set(false);
         self.to_sweep.borrow_mut().clear();
         for (dvol, said) in self.own_dvols() {
-            if said.is_some() && self.sweep(dvol).await? {
-                gone += 1;
+            if said.is_none() {
+                continue;
+            }
+            match self.sweep(dvol).await {
+                Ok(is_gone) => gone += u64::from(is_gone),
+                Err(error) => {
+                    // All that was to be done, and is not.
+                    self.sweep_all_soon();
+                    return Err(error);
+                }
             }
         }
         self.recount_all();

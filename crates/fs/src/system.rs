@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use flagstone_btree::{Tree, TreeOptions};
 use flagstone_device::engine::Engine;
-use flagstone_pagestore::{ExtentId, Geometry, OwnerId, Store, StoreError, StoreOptions};
+use flagstone_pagestore::{
+    ExtentId, Geometry, OwnerId, Store, StoreCounters, StoreError, StoreOptions,
+};
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
 
@@ -296,6 +298,11 @@ impl<P: Platform> Filesystems<P> {
         open.borrow_mut().insert(id, inner.clone());
         platform.spawn(inner.clone().reap());
         Ok(Filesystem { inner })
+    }
+
+    /// What the page store below all of them has done.
+    pub fn store_counters(&self) -> StoreCounters {
+        self.inner.tree.store().counters()
     }
 
     /// Those that are open.
