@@ -1,5 +1,6 @@
 //! What the core of the filesystems has counted.
 
+use flagstone_fs::StoreCounters;
 use flagstone_gateway::nfs3::wire::Procedure;
 use flagstone_gateway::nfs3::{NfsCounters, ProcedureCounters};
 use flagstone_gateway::rpc::server::RpcCounters;
@@ -31,6 +32,7 @@ impl CoreFiles {
                 }
             };
             metrics.filesystems = all.opened().into_iter().map(one).collect();
+            metrics.more = of_store(&all.store_counters());
         }
         if let Some(server) = &*self.nfs.borrow() {
             let counters = server.service().counters();
@@ -40,7 +42,7 @@ impl CoreFiles {
             metrics.nfs = called
                 .map(|(procedure, counts)| calls_of(procedure, counts))
                 .collect();
-            metrics.more = named(&counters, &server.counters());
+            metrics.more.extend(named(&counters, &server.counters()));
         }
         metrics
     }
@@ -57,21 +59,65 @@ fn calls_of(procedure: Procedure, counts: &ProcedureCounters) -> NfsCallMetrics 
     }
 }
 
-fn named(nfs: &NfsCounters, rpc: &RpcCounters) -> Vec<NamedValue> {
-    let counter = |name, help, value: u64| NamedValue {
+fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
+    NamedValue {
         name,
         help,
         kind: MetricKind::Counter,
         value: value as f64,
-    };
-    let connections = NamedValue {
-        name: "nfs_connections",
-        help: "NFS connections there are now.",
+    }
+}
+
+fn gauge(name: &'static str, help: &'static str, value: u64) -> NamedValue {
+    NamedValue {
         kind: MetricKind::Gauge,
-        value: rpc.connections as f64,
-    };
+        ..counter(name, help, value)
+    }
+}
+
+/// The page store below all filesystems, and its log.
+fn of_store(store: &StoreCounters) -> Vec<NamedValue> {
     vec![
-        connections,
+        counter(
+            "page_store_groups",
+            "Groups of commits of filesystems that became durable.",
+            store.groups,
+        ),
+        counter(
+            "page_store_groups_lost",
+            "Groups that could not be made durable: what was in them has not happened.",
+            store.groups_lost,
+        ),
+        counter(
+            "page_store_put_in_place",
+            "Times that what the log of filesystems had was put in its place.",
+            store.put_in_place,
+        ),
+        counter(
+            "page_store_put_in_place_failed",
+            "Times that this failed and was tried again.",
+            store.put_in_place_failed,
+        ),
+        gauge(
+            "page_store_log_bytes",
+            "Bytes of the log of filesystems.",
+            store.log_bytes,
+        ),
+        gauge(
+            "page_store_log_used_bytes",
+            "Bytes of it that are not in their place yet. If it is full, changes wait.",
+            store.log_used_bytes,
+        ),
+    ]
+}
+
+fn named(nfs: &NfsCounters, rpc: &RpcCounters) -> Vec<NamedValue> {
+    vec![
+        gauge(
+            "nfs_connections",
+            "NFS connections there are now.",
+            rpc.connections,
+        ),
         counter(
             "nfs_read_bytes",
             "Bytes sent in answers to READ.",
