@@ -81,7 +81,12 @@ impl CoreFiles {
         let next = wanted.last().filter(|_| more).map(|last| last.name.clone());
         let mut found = Vec::new();
         for info in wanted {
-            found.push(all.open_filesystem(info.id).await?.describe());
+            match all.open_filesystem(info.id).await {
+                Ok(filesystem) => found.push(filesystem.describe()),
+                // It was deleted meanwhile.
+                Err(FileError::NotFound | FileError::Stale) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok((found, next))
     }
