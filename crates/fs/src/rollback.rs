@@ -73,7 +73,15 @@ impl<P: Platform> Inner<P> {
         let Some(to) = self.with_state(|state| state.rolling) else {
             return Ok(false);
         };
-        match self.roll_to(to).await {
+        let mut done = self.roll_to(to).await;
+        if done == Err(FileError::NoSpace) {
+            // What came after the snapshot has the room, and only this gives it back.
+            done = self.restore_all(to, |wanted| wanted.value.is_none()).await;
+            if done.is_ok() {
+                done = self.roll_to(to).await;
+            }
+        }
+        match done {
             // Some of it is lost: once more.
             Err(FileError::Later) => self.platform.sleep_ns(PAUSE_NS).await,
             done => done?,
@@ -81,7 +89,12 @@ impl<P: Platform> Inner<P> {
         Ok(true)
     }
 
-    async fn roll_to(&self, to: u32) -> Result<(), FileError> {
+    /// Gives keys the values that the snapshot has: those of the keys that differ that are `included`.
+    async fn restore_all(
+        &self,
+        to: u32,
+        included: impl Fn(&Wanted) -> bool,
+    ) -> Result<(), FileError> {
         let mut last = Ticket::default();
         // Whoever removed those files did so after the snapshot, or they would be given back with what comes back.
         while let Some(ticket) = self
@@ -94,7 +107,8 @@ impl<P: Platform> Inner<P> {
         let (mut from, end) = self.keys.all_files();
         let mut ahead = 0;
         loop {
-            let (wanted, next) = self.wanted(&from, &end, to).await?;
+            let (mut wanted, next) = self.wanted(&from, &end, to).await?;
+            wanted.retain(&included);
             let mut rest = &wanted[..];
             while !rest.is_empty() {
                 let begun = rest;
@@ -125,7 +139,11 @@ impl<P: Platform> Inner<P> {
                 None => break,
             }
         }
-        self.wait_for(last).await?;
+        self.wait_for(last).await
+    }
+
+    async fn roll_to(&self, to: u32) -> Result<(), FileError> {
+        self.restore_all(to, |_| true).await?;
         let done = self.alone(async |change| {
             change.delete_plain(&self.keys.rollback())?;
             Ok(true)

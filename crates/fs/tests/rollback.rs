@@ -237,3 +237,50 @@ fn power_losses_leave_what_was_rolled_back_to() {
     (12..24).for_each(|seed| lives(seed, SMALL, &good));
     (24..34).for_each(|seed| lives(seed, 0, &good));
 }
+
+/// What came after the snapshot has taken all the room: that goes first, since nobody else could give it back.
+#[test]
+fn a_full_device_can_be_rolled_back() {
+    let (world, disk) = (World::new(1), SimDisk::new(DiskConfig::new(96 * MIB)));
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (_engine, all, fs) = begin(&platform, &disk).await;
+        let root = Client::root(&fs);
+        let top = root.top();
+        let content = |seed: u8| vec![seed; 500 << 10];
+        for n in 0..40 {
+            let file = root.file(top, format!("old-{n}")).await.expect("makes");
+            root.write(file, 0, &content(n)).await.expect("writes");
+        }
+        fs.take_snapshot("then").await.expect("takes");
+        for n in 0..40 {
+            root.remove(top, format!("old-{n}")).await.expect("removes");
+        }
+        let mut new = 0;
+        let full = loop {
+            let Ok(file) = root.file(top, format!("new-{new}")).await else {
+                break FileError::NoSpace;
+            };
+            if let Err(error) = root.write(file, 0, &content(77)).await {
+                break error;
+            }
+            new += 1;
+        };
+        assert_eq!(full, FileError::NoSpace);
+        assert!(new > 20, "{new}");
+        fs.roll_back("then").await.expect("begins");
+        platform.sleep_ns(60_000_000_000).await;
+        assert_eq!(fs.rolling_back_to(), None);
+        for n in 0..40 {
+            let file = root.lookup(top, format!("old-{n}")).await.expect("is back");
+            let read = root.read(file, 0, 500 << 10).await.expect("reads");
+            assert!(read == content(n), "file {n}");
+        }
+        let gone = root.lookup(top, "new-0").await;
+        assert_eq!(gone.map(drop), Err(FileError::NotFound));
+        for (info, report) in all.check().await.expect("can be looked at") {
+            assert_eq!(report.problems, [""; 0], "{info:?}");
+        }
+    });
+    let _ = world.crash();
+}

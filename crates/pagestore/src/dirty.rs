@@ -83,25 +83,32 @@ impl Dirty {
         changes
     }
 
-    /// What is left of freed blocks between the pages that were written since.
+    /// What is left of freed blocks between the pages that were written since. Blocks beside each other are one change: the
+    /// device layer must have room for all the nodes that each change could touch, and a full one has little.
     fn deallocate_freed(&self, extents: &[Extent], changes: &mut Vec<Change>) {
+        let mut runs: Vec<(usize, std::ops::Range<u64>)> = Vec::new();
         for &(extent, block) in &self.freed {
             let pages = extents[extent].pages_of(block);
             let written = (extent, pages.start)..(extent, pages.end);
             let written = self.pages.range(written).map(|(key, _)| key.1);
             let mut from = pages.start;
             for page in written.chain([pages.end]) {
-                if page > from {
-                    let (handle, offset_bytes) = extents[extent].page_place(from);
-                    changes.push(Change::Deallocate {
-                        handle,
-                        offset_bytes,
-                        len_bytes: (page - from) * extents[extent].geometry.page_bytes(),
-                    });
+                match runs.last_mut() {
+                    _ if page == from => {}
+                    Some((of, run)) if (*of, run.end) == (extent, from) => run.end = page,
+                    _ => runs.push((extent, from..page)),
                 }
                 from = page + 1;
             }
         }
+        changes.extend(runs.into_iter().map(|(extent, run)| {
+            let (handle, offset_bytes) = extents[extent].page_place(run.start);
+            Change::Deallocate {
+                handle,
+                offset_bytes,
+                len_bytes: (run.end - run.start) * extents[extent].geometry.page_bytes(),
+            }
+        }));
     }
 }
 
