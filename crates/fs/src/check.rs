@@ -22,6 +22,9 @@ use crate::object::snapshot_of;
 use crate::superblock::Usage;
 use crate::view::View;
 
+#[cfg(test)]
+mod tests;
+
 /// Problems told, at most; what comes behind is as wrong.
 const PROBLEMS_MAX: usize = 100;
 /// Keys read at once.
