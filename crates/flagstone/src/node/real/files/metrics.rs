@@ -79,32 +79,32 @@ fn gauge(name: &'static str, help: &'static str, value: u64) -> NamedValue {
 fn of_store(store: &StoreCounters) -> Vec<NamedValue> {
     vec![
         counter(
-            "page_store_groups",
+            "pagestore_groups",
             "Groups of commits of filesystems that became durable.",
             store.groups,
         ),
         counter(
-            "page_store_groups_lost",
+            "pagestore_groups_lost",
             "Groups that could not be made durable: what was in them has not happened.",
             store.groups_lost,
         ),
         counter(
-            "page_store_put_in_place",
+            "pagestore_put_in_place",
             "Times that what the log of filesystems had was put in its place.",
             store.put_in_place,
         ),
         counter(
-            "page_store_put_in_place_failed",
+            "pagestore_put_in_place_failed",
             "Times that this failed and was tried again.",
             store.put_in_place_failed,
         ),
         gauge(
-            "page_store_log_bytes",
+            "pagestore_log_bytes",
             "Bytes of the log of filesystems.",
             store.log_bytes,
         ),
         gauge(
-            "page_store_log_used_bytes",
+            "pagestore_log_used_bytes",
             "Bytes of it that are not in their place yet. If it is full, changes wait.",
             store.log_used_bytes,
         ),
