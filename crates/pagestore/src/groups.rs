@@ -15,7 +15,8 @@
 //! included, and the *epoch* rises. What is durable in the log is never lost: putting it in its place is tried again.
 //!
 //! Invariants: what is in its place, what is being put there, what the log has and the group on its way follow each other;
-//! the changes of a batch don't overlap; nothing is put in its place directly while something else is.
+//! the changes of a batch don't overlap; no group goes to its place directly while something else is put there, and
+//! contents beside a frame only where neither what is put there nor what the log has does anything.
 
 use std::collections::BTreeMap;
 
