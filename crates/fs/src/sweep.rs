@@ -135,13 +135,14 @@ impl<P: Platform> Inner<P> {
         if quota == 0 || used.saturating_add(whole.end - whole.start) <= quota {
             return Ok(());
         }
-        // Only what is not there yet takes more; what a snapshot shares does, too, but who could tell.
+        // What the dvol has for itself takes no more when it is overwritten. What it shares with a snapshot or a
+        // copy does: that stays, too.
         let mut at = whole.start;
         let mut more = 0;
         while at < whole.end {
             let runs = self
                 .engine
-                .allocation(object.handle, at, whole.end - at, 64);
+                .own_allocation(object.handle, at, whole.end - at, 64);
             for run in runs.await.map_err(of_dvol)? {
                 at += run.len_bytes;
                 more += match run.allocated {

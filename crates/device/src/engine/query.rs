@@ -52,15 +52,39 @@ impl<P: Platform> Engine<P> {
         // While nodes were being loaded, it may have been deleted and its slot given to another one.
         self.inner.resolve(handle)?;
         let held = |e: &Entry| e.kind != EntryKind::Tombstone;
-        let runs = runs(entries.iter().filter(|e| held(e)), range.start..until);
-        let runs = clip(runs, offset_bytes, len_bytes, range.start);
-        let extents = runs.into_iter().take(extents_max.max(1));
-        Ok(extents
-            .map(|(len_bytes, allocated)| AllocationExtent {
-                len_bytes,
-                allocated,
+        Ok(extents(
+            entries.iter().filter(|e| held(e)),
+            (range.start..until, offset_bytes, len_bytes),
+            extents_max,
+        ))
+    }
+
+    /// What of a range is a dvol's own: data there that no layer below it has, so that overwriting it takes no
+    /// more space for long. The rest is not allocated, or shared. Under the same rules as
+    /// [`allocation`](Engine::allocation).
+    pub async fn own_allocation(
+        &self,
+        handle: Handle,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<AllocationExtent>, DvolError> {
+        let range = self.inner.check_query(handle, offset_bytes, len_bytes)?;
+        let (entries, until) = self
+            .inner
+            .entries(handle.slot, range.clone(), |map, range, out| {
+                map.lookup(range, ENTRIES_MAX, out)
             })
-            .collect())
+            .await?;
+        self.inner.resolve(handle)?;
+        let state = self.inner.state.borrow();
+        // A part over a shared block is counted with the block, when both become one.
+        let own = |e: &&Entry| e.kind == EntryKind::Data && state.owns(handle.slot, e);
+        Ok(extents(
+            entries.iter().filter(own),
+            (range.start..until, offset_bytes, len_bytes),
+            extents_max,
+        ))
     }
 
     /// What of a range changed after `since`, under the same rules. `HistoryForgotten` if that is
@@ -220,6 +244,22 @@ fn runs<'a>(entries: impl Iterator<Item = &'a Entry>, range: Range<VBlock>) -> V
     }
     push(range.end.0.saturating_sub(at), false);
     runs
+}
+
+/// Runs of bytes of a range of blocks, covered by entries or not: those within the bytes asked for.
+fn extents<'a>(
+    entries: impl Iterator<Item = &'a Entry>,
+    (range, offset_bytes, len_bytes): (Range<VBlock>, u64, u64),
+    extents_max: usize,
+) -> Vec<AllocationExtent> {
+    let first = range.start;
+    let runs = clip(runs(entries, range), offset_bytes, len_bytes, first);
+    let runs = runs.into_iter().take(extents_max.max(1));
+    runs.map(|(len_bytes, allocated)| AllocationExtent {
+        len_bytes,
+        allocated,
+    })
+    .collect()
 }
 
 /// Turns runs of blocks from `first` on into runs of bytes within the range asked for.
