@@ -146,18 +146,23 @@ impl Bug {
 
     /// Its name on the command line.
     pub fn name(self) -> String {
-        let mut name = String::new();
-        for (index, letter) in format!("{self:?}").chars().enumerate() {
-            if letter.is_uppercase() && index > 0 {
-                name.push('-');
-            }
-            name.extend(letter.to_lowercase());
-        }
-        name
+        dashed(&format!("{self:?}"))
     }
 
     /// The bug of that name.
     pub fn by_name(name: &str) -> Option<Bug> {
         Bug::ALL.into_iter().find(|bug| bug.name() == name)
     }
+}
+
+/// `LikeThis` as `like-this`.
+pub(crate) fn dashed(name: &str) -> String {
+    let mut out = String::new();
+    for (index, letter) in name.chars().enumerate() {
+        if letter.is_uppercase() && index > 0 {
+            out.push('-');
+        }
+        out.extend(letter.to_lowercase());
+    }
+    out
 }

@@ -6,6 +6,7 @@
 //! chance of any such pair is below 10^-23.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use crate::bug::Bug;
@@ -20,8 +21,30 @@ pub struct Model {
     pub(crate) bug: Option<Bug>,
 }
 
+/// Rules that can be explored: states, what can happen in each, and what must hold.
+pub(crate) trait Rules {
+    type State: Hash;
+    type Step: Copy;
+    type Property: fmt::Display;
+
+    fn first_state(&self) -> Self::State;
+    /// The property that a state breaks, and what exactly is wrong.
+    fn judge(&self, state: &Self::State) -> Option<(Self::Property, String)>;
+    fn steps(&self, state: &Self::State) -> Vec<Self::Step>;
+    /// What is the same in all states in which [`Rules::steps_once`] would do the same.
+    fn print_once(&self, _: &Self::State) -> Option<u128> {
+        None
+    }
+    /// Further steps, tried in one state of each print.
+    fn steps_once(&self, _: &Self::State) -> Vec<Self::Step> {
+        Vec::new()
+    }
+    fn apply_step(&self, state: &Self::State, step: Self::Step) -> Self::State;
+    fn describe(&self, state: &Self::State, step: Self::Step, next: &Self::State) -> String;
+}
+
 /// What an exploration found.
-pub struct Outcome {
+pub struct Outcome<P = Property> {
     /// Different states seen.
     pub states: usize,
     /// Steps tried, which is to say pairs of states.
@@ -31,13 +54,13 @@ pub struct Outcome {
     /// False if the limit on states stopped it.
     pub complete: bool,
     /// The shortest way to a broken property.
-    pub counterexample: Option<Counterexample>,
+    pub counterexample: Option<Counterexample<P>>,
 }
 
 /// A shortest way to a broken property.
-pub struct Counterexample {
+pub struct Counterexample<P = Property> {
     /// The property.
-    pub property: Property,
+    pub property: P,
     /// What exactly is wrong in the last state.
     pub detail: String,
     /// The steps, in words.
@@ -45,9 +68,10 @@ pub struct Counterexample {
 }
 
 /// How a state was first reached.
-struct Origin {
+struct Origin<S> {
     from: u32,
-    step: Step,
+    /// None: it is the first.
+    step: Option<S>,
     depth: u32,
 }
 
@@ -63,85 +87,128 @@ impl Model {
 
     /// Explores until everything is seen, a property is broken, or `states_max` is reached.
     pub fn explore(&self, states_max: usize) -> Outcome {
-        let first = self.first_state();
-        let (mut seen, mut crashed) = (Seen::new(), Seen::new());
-        seen.insert(fingerprint(&first));
-        let mut origins = vec![Origin {
-            from: 0,
-            step: Step::Recover,
-            depth: 0,
-        }];
-        let mut queue = VecDeque::from([(0u32, first)]);
-        let (mut transitions, mut depth) = (0, 0);
-        while let Some((index, state)) = queue.pop_front() {
-            depth = origins[index as usize].depth;
-            if let Some((property, detail)) = self.judge(&state) {
-                let steps = self.trace(&origins, index);
-                let counterexample = Some(Counterexample {
-                    property,
-                    detail,
-                    steps,
-                });
-                let (states, depth) = (origins.len(), depth as usize);
-                return Outcome {
-                    states,
-                    transitions,
-                    depth,
-                    complete: false,
-                    counterexample,
-                };
-            }
-            let mut steps = self.steps(&state);
-            let mut crash = Mix::default();
-            state.hash_for_crash(self.config.kills, &mut crash);
-            if crashed.insert(crash.both()) {
-                steps.extend(self.crash_steps(&state));
-            }
-            for step in steps {
-                transitions += 1;
-                let next = self.apply_step(&state, step);
-                if seen.insert(fingerprint(&next)) {
-                    queue.push_back((origins.len() as u32, next));
-                    origins.push(Origin {
-                        from: index,
-                        step,
-                        depth: depth + 1,
-                    });
-                }
-            }
-            if origins.len() > states_max {
-                break;
-            }
-        }
-        let (states, depth, complete) = (origins.len(), depth as usize, queue.is_empty());
-        Outcome {
-            states,
-            transitions,
-            depth,
-            complete,
-            counterexample: None,
-        }
-    }
-
-    /// The steps to a state, in words; taken again from the start, since states aren't kept.
-    fn trace(&self, origins: &[Origin], mut index: u32) -> Vec<String> {
-        let mut steps = Vec::new();
-        while index != 0 {
-            steps.push(origins[index as usize].step);
-            index = origins[index as usize].from;
-        }
-        let mut state = self.first_state();
-        let mut words = Vec::new();
-        for step in steps.into_iter().rev() {
-            let next = self.apply_step(&state, step);
-            words.push(self.describe(&state, step, &next));
-            state = next;
-        }
-        words
+        explore(self, states_max)
     }
 }
 
-fn fingerprint(state: &State) -> u128 {
+impl Rules for Model {
+    type State = State;
+    type Step = Step;
+    type Property = Property;
+
+    fn first_state(&self) -> State {
+        Model::first_state(self)
+    }
+
+    fn judge(&self, state: &State) -> Option<(Property, String)> {
+        Model::judge(self, state)
+    }
+
+    fn steps(&self, state: &State) -> Vec<Step> {
+        Model::steps(self, state)
+    }
+
+    /// Crashes: once for all states in which one has the same outcomes.
+    fn print_once(&self, state: &State) -> Option<u128> {
+        let mut crash = Mix::default();
+        state.hash_for_crash(self.config.kills, &mut crash);
+        Some(crash.both())
+    }
+
+    fn steps_once(&self, state: &State) -> Vec<Step> {
+        self.crash_steps(state)
+    }
+
+    fn apply_step(&self, state: &State, step: Step) -> State {
+        Model::apply_step(self, state, step)
+    }
+
+    fn describe(&self, state: &State, step: Step, next: &State) -> String {
+        Model::describe(self, state, step, next)
+    }
+}
+
+/// Explores until everything is seen, a property is broken, or `states_max` is reached.
+pub(crate) fn explore<R: Rules>(rules: &R, states_max: usize) -> Outcome<R::Property> {
+    let first = rules.first_state();
+    let (mut seen, mut crashed) = (Seen::new(), Seen::new());
+    seen.insert(fingerprint(&first));
+    let mut origins = vec![Origin {
+        from: 0,
+        step: None,
+        depth: 0,
+    }];
+    let mut queue = VecDeque::from([(0u32, first)]);
+    let (mut transitions, mut depth) = (0, 0);
+    while let Some((index, state)) = queue.pop_front() {
+        depth = origins[index as usize].depth;
+        if let Some((property, detail)) = rules.judge(&state) {
+            let steps = trace(rules, &origins, index);
+            let counterexample = Some(Counterexample {
+                property,
+                detail,
+                steps,
+            });
+            let (states, depth) = (origins.len(), depth as usize);
+            return Outcome {
+                states,
+                transitions,
+                depth,
+                complete: false,
+                counterexample,
+            };
+        }
+        let mut steps = rules.steps(&state);
+        if rules
+            .print_once(&state)
+            .is_some_and(|print| crashed.insert(print))
+        {
+            steps.extend(rules.steps_once(&state));
+        }
+        for step in steps {
+            transitions += 1;
+            let next = rules.apply_step(&state, step);
+            if seen.insert(fingerprint(&next)) {
+                queue.push_back((origins.len() as u32, next));
+                origins.push(Origin {
+                    from: index,
+                    step: Some(step),
+                    depth: depth + 1,
+                });
+            }
+        }
+        if origins.len() > states_max {
+            break;
+        }
+    }
+    let (states, depth, complete) = (origins.len(), depth as usize, queue.is_empty());
+    Outcome {
+        states,
+        transitions,
+        depth,
+        complete,
+        counterexample: None,
+    }
+}
+
+/// The steps to a state, in words; taken again from the start, since states aren't kept.
+fn trace<R: Rules>(rules: &R, origins: &[Origin<R::Step>], mut index: u32) -> Vec<String> {
+    let mut steps = Vec::new();
+    while index != 0 {
+        steps.extend(origins[index as usize].step);
+        index = origins[index as usize].from;
+    }
+    let mut state = rules.first_state();
+    let mut words = Vec::new();
+    for step in steps.into_iter().rev() {
+        let next = rules.apply_step(&state, step);
+        words.push(rules.describe(&state, step, &next));
+        state = next;
+    }
+    words
+}
+
+fn fingerprint(state: &impl Hash) -> u128 {
     let mut mix = Mix::default();
     state.hash(&mut mix);
     mix.both()

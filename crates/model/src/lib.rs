@@ -10,6 +10,9 @@
 //! never looks at the device's code: that code and its simulator follow the same rules, and this
 //! model is what to change first when a rule changes.
 //!
+//! `twophase/` is a second model with the same checker: commits over several stores, which
+//! `docs/protocols/two-phase-commit.md` describes.
+//!
 //! Read first: `step.rs` (what can happen), `settle.rs` (what a core then may do), `recover.rs`,
 //! `properties.rs`. Then `crash.rs`, `state.rs`, `config.rs`, `scenarios.rs`, `check.rs`.
 
@@ -24,9 +27,13 @@ mod scenarios;
 mod settle;
 mod state;
 mod step;
+mod twophase;
 
 pub use bug::Bug;
 pub use check::{Counterexample, Model, Outcome};
 pub use config::{Choice, Config, Discipline, Op, Rot, Seal};
 pub use properties::Property;
 pub use scenarios::{Size, limits, plain, planted};
+pub use twophase::{
+    TwoPhase, TwoPhaseBug, TwoPhaseConfig, TwoPhaseProperty, two_phase, two_phase_planted,
+};

@@ -1,8 +1,13 @@
-//! `flagstone-model`: explores the model of the journal and prints what it found.
+//! `flagstone-model`: explores the models and prints what it found.
 
 use std::process::ExitCode;
 
-use flagstone_model::{Bug, Config, Model, Outcome, Size, limits, plain, planted};
+use std::fmt::Display;
+
+use flagstone_model::{
+    Bug, Config, Model, Outcome, Size, TwoPhase, TwoPhaseBug, TwoPhaseConfig, limits, plain,
+    planted, two_phase, two_phase_planted,
+};
 
 /// Beyond this many states an exploration gives up: about 8 GiB.
 const STATES_MAX: usize = 60_000_000;
@@ -30,6 +35,7 @@ fn main() -> ExitCode {
 /// True if everything came out as it should.
 fn run(args: Vec<String>) -> Result<bool, String> {
     let (mut size, mut bugs, mut only, mut show_limits) = (Size::Small, Vec::new(), None, false);
+    let mut spanning_bugs = Vec::new();
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -44,9 +50,16 @@ fn run(args: Vec<String>) -> Result<bool, String> {
             }
             "--bug" => {
                 let name = value()?;
-                bugs.push(Bug::by_name(&name).ok_or(format!("no such bug: {name}"))?);
+                match (Bug::by_name(&name), TwoPhaseBug::by_name(&name)) {
+                    (Some(bug), _) => bugs.push(bug),
+                    (None, Some(bug)) => spanning_bugs.push(bug),
+                    (None, None) => return Err(format!("no such bug: {name}")),
+                }
             }
-            "--bugs" => bugs.extend(Bug::ALL),
+            "--bugs" => {
+                bugs.extend(Bug::ALL);
+                spanning_bugs.extend(TwoPhaseBug::ALL);
+            }
             "--limits" => show_limits = true,
             "--only" => only = Some(value()?),
             other => return Err(format!("no such option: {other}")),
@@ -58,15 +71,30 @@ fn run(args: Vec<String>) -> Result<bool, String> {
         }
         return Ok(true);
     }
-    if bugs.is_empty() {
-        let configs = plain(size).into_iter();
-        let chosen = configs.filter(|config| only.as_ref().is_none_or(|only| config.name == only));
-        return Ok(chosen.fold(true, |good, config| explore(config, None, true) & good));
+    if bugs.is_empty() && spanning_bugs.is_empty() {
+        let is_chosen = |name: &str| only.as_ref().is_none_or(|only| name == only);
+        let mut good = true;
+        for config in plain(size)
+            .into_iter()
+            .filter(|config| is_chosen(config.name))
+        {
+            good &= explore(config, None, true);
+        }
+        let configs = two_phase(size == Size::Small).into_iter();
+        for config in configs.filter(|config| is_chosen(config.name)) {
+            good &= explore_two_phase(config, None, true);
+        }
+        return Ok(good);
     }
-    let details = bugs.len() == 1;
-    Ok(bugs.into_iter().fold(true, |good, bug| {
-        explore(planted(bug), Some(bug), details) & good
-    }))
+    let details = bugs.len() + spanning_bugs.len() == 1;
+    let mut good = true;
+    for bug in bugs {
+        good &= explore(planted(bug), Some(bug), details);
+    }
+    for bug in spanning_bugs {
+        good &= explore_two_phase(two_phase_planted(bug), Some(bug), details);
+    }
+    Ok(good)
 }
 
 /// Explores and prints; true if a bug was found or, without one, nothing was.
@@ -75,10 +103,30 @@ fn explore(config: Config, bug: Option<Bug>, details: bool) -> bool {
         "{} ({:?}, {:?})",
         config.name, config.discipline, config.seal
     );
+    let name = bug.map(Bug::name);
+    print_found(&title, name, details, || {
+        Model::new(config, bug).explore(STATES_MAX)
+    })
+}
+
+/// The same for commits over several stores.
+fn explore_two_phase(config: TwoPhaseConfig, bug: Option<TwoPhaseBug>, details: bool) -> bool {
+    let (title, name) = (config.name, bug.map(TwoPhaseBug::name));
+    print_found(title, name, details, || {
+        TwoPhase::new(config, bug).explore(STATES_MAX)
+    })
+}
+
+fn print_found<P: Display>(
+    title: &str,
+    bug: Option<String>,
+    details: bool,
+    explore: impl FnOnce() -> Outcome<P>,
+) -> bool {
     // A tool that measures itself, outside of anything that must be reproducible.
     #[allow(clippy::disallowed_methods)]
     let start = std::time::Instant::now();
-    let outcome = Model::new(config, bug).explore(STATES_MAX);
+    let outcome = explore();
     let seconds = start.elapsed().as_secs_f64();
     let Outcome {
         states,
@@ -87,7 +135,7 @@ fn explore(config: Config, bug: Option<Bug>, details: bool) -> bool {
         complete,
         counterexample,
     } = outcome;
-    let name = bug.map_or(String::new(), |bug| format!("{}: ", bug.name()));
+    let name = bug.as_ref().map_or(String::new(), |bug| format!("{bug}: "));
     print!("{name}{title}: {states} states, {transitions} steps, depth {depth}, {seconds:.1} s");
     let Some(found) = counterexample else {
         println!(
