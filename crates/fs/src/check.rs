@@ -49,12 +49,14 @@ pub struct CheckReport {
     pub object_bytes: u64,
     /// Dvols that nothing needed any more, which the background had not come to yet.
     pub swept: u64,
+    /// Clients of which answers are kept.
+    pub clients: u64,
     /// What is wrong: nothing, in a filesystem that is whole.
     pub problems: Vec<String>,
 }
 
 impl CheckReport {
-    fn problem(&mut self, what: String) {
+    pub(crate) fn problem(&mut self, what: String) {
         if self.problems.len() < PROBLEMS_MAX {
             self.problems.push(what);
         }
@@ -90,6 +92,7 @@ impl<P: Platform> Filesystem<P> {
                 report.snapshots += 1;
             }
             inner.check_dvols(state, &named, &mut report);
+            inner.check_clients(&mut report).await?;
             Ok(report)
         });
         report.await

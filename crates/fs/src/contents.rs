@@ -560,8 +560,8 @@ impl<P: Platform> Inner<P> {
         let blocks = view.scan(&from, &to, PARTS_MAX).await?;
         change.note(view.ticket());
         let count = blocks.len();
-        // What the caller still adds: the inode, what is counted, an answer that is kept.
-        let parts_max = PARTS_MAX - 4 - PARTS_PER_FREED;
+        // What the caller still adds: the inode, what is counted, an answer that is kept, that its client called.
+        let parts_max = PARTS_MAX - 5 - PARTS_PER_FREED;
         for (key, _) in blocks {
             if change.parts() > parts_max {
                 return Ok(false);

@@ -23,6 +23,10 @@ pub const LINKS_MAX: u32 = 65_000;
 pub const NAME_SIZE_BYTES: u64 = 16;
 /// Answers that are kept of each client, for calls that come once more. See [`Token`].
 pub const ANSWERS_KEPT: usize = 1024;
+/// Clients of which answers are kept, but for a few that have just come: those that called last.
+pub const CLIENTS_KEPT: usize = 1024;
+/// Answers of a client that has not called for so many seconds go. No client waits that long.
+pub const ANSWERS_KEPT_SECONDS: i64 = 24 * 3600;
 
 /// A filesystem of this system, never given twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -80,8 +84,9 @@ impl Node {
 /// though it would fail now.
 ///
 /// [`Files::make`], [`Files::remove`], [`Files::remove_directory`], [`Files::rename`], [`Files::link`] and
-/// [`Files::set_attributes`] with a guard look at it. Of each client the last [`ANSWERS_KEPT`] answers are
-/// kept. A failure isn't one of them: it has changed nothing, so the call is simply done again.
+/// [`Files::set_attributes`] with a guard or a size look at it. Of each client the last [`ANSWERS_KEPT`] answers are
+/// kept, for [`ANSWERS_KEPT_SECONDS`] behind its last call at least, but of the [`CLIENTS_KEPT`] that called last
+/// alone. A failure isn't one of them: it has changed nothing, so the call is simply done again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token {
     /// Which client.

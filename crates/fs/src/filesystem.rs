@@ -16,6 +16,7 @@ use crate::attributes::Timestamp;
 use crate::change::{Change, Later, Tried};
 use crate::contents::{Extents, content_mut};
 use crate::error::FileError;
+use crate::expiry::Expiry;
 use crate::files::{FileId, FilesystemId, SnapshotNumber};
 use crate::inode::{Content, Inode, ObjectContent};
 use crate::key::Keys;
@@ -67,6 +68,7 @@ pub(crate) struct Inner<P: Platform> {
     /// How often an operation was given up.
     given_up: Cell<u64>,
     pub(crate) tokens: RefCell<Tokens>,
+    pub(crate) expiry: Expiry,
     /// There are files whose content is to be given back.
     pub(crate) orphaned: Signal,
     pub(crate) stopping: Cell<bool>,
@@ -115,6 +117,7 @@ impl<P: Platform> Inner<P> {
     ) -> Result<Rc<Inner<P>>, Tried> {
         let keys = Keys(id);
         let state = load(&tree, keys).await?;
+        let expiry = Expiry::new(platform.now().0);
         let inner = Rc::new(Inner {
             platform,
             engine,
@@ -129,6 +132,7 @@ impl<P: Platform> Inner<P> {
             last: Cell::default(),
             given_up: Cell::default(),
             tokens: RefCell::default(),
+            expiry,
             orphaned: Signal::new(),
             stopping: Cell::new(false),
             is_deleted: Cell::new(false),

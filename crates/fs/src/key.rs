@@ -18,6 +18,7 @@ const DISPLACED: u8 = 5;
 const IMAGE_STORE: u8 = 6;
 const ROLLBACK: u8 = 7;
 const FILE: u8 = 8;
+const CLIENT: u8 = 9;
 
 /// Of a file: what comes behind directory and file.
 const INODE: u8 = 2;
@@ -132,6 +133,49 @@ impl Keys {
         key.extend(client.to_be_bytes());
         key.extend(slot.to_be_bytes());
         key
+    }
+
+    /// All calls of all clients from one client's on.
+    pub(crate) fn tokens(self, from: u64) -> (Vec<u8>, Vec<u8>) {
+        (self.token(from, 0), self.of(TOKEN + 1))
+    }
+
+    /// All calls of one client.
+    pub(crate) fn tokens_of(self, client: u64) -> (Vec<u8>, Vec<u8>) {
+        let mut to = self.token(client, u16::MAX);
+        to.push(0);
+        (self.token(client, 0), to)
+    }
+
+    /// Whose call a key keeps.
+    pub(crate) fn of_token(self, key: &[u8]) -> Option<u64> {
+        let (client, slot) = key
+            .strip_prefix(self.of(TOKEN).as_slice())?
+            .split_first_chunk()?;
+        (slot.len() == 2).then(|| u64::from_be_bytes(*client))
+    }
+
+    /// When a client called of which answers are kept.
+    pub(crate) fn client(self, client: u64) -> Vec<u8> {
+        let mut key = self.of(CLIENT);
+        key.extend(client.to_be_bytes());
+        key
+    }
+
+    /// All of them: from, to.
+    pub(crate) fn clients(self) -> (Vec<u8>, Vec<u8>) {
+        (self.client(0), self.of(CLIENT + 1))
+    }
+
+    /// Takes such a key apart.
+    pub(crate) fn of_client(self, key: &[u8]) -> Option<u64> {
+        let client = key.strip_prefix(self.of(CLIENT).as_slice())?;
+        Some(u64::from_be_bytes(client.try_into().ok()?))
+    }
+
+    /// That each client of which answers are kept has such a key.
+    pub(crate) fn has_clients(self) -> Vec<u8> {
+        self.of(CLIENT)
     }
 
     /// A version of a key (what is behind the filesystem's number of it) that snapshots up to this one need.

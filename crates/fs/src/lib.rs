@@ -20,6 +20,7 @@ mod contents;
 mod description;
 mod dot_snapshot;
 mod error;
+mod expiry;
 mod files;
 mod filesystem;
 mod inode;
@@ -44,15 +45,19 @@ mod system;
 mod tokens;
 mod view;
 
+#[cfg(test)]
+mod tests;
+
 pub use attributes::{Attributes, Before, Changes, FileKind, SetAttributes, SetTime, Timestamp};
 pub use check::CheckReport;
 pub use description::Description;
 pub use dot_snapshot::{HasSnapshots, SNAPSHOTS, SNAPSHOTS_NAME, WithSnapshots};
 pub use error::FileError;
 pub use files::{
-    ANSWERS_KEPT, AccessMask, Caller, Cookie, Created, Creation, Entry, FileId, FileRead, Files,
-    FilesystemId, Found, LINKS_MAX, Listing, NAME_MAX_BYTES, NAME_SIZE_BYTES, New, Node,
-    SnapshotNumber, Space, Stability, TARGET_MAX_BYTES, Token, Written,
+    ANSWERS_KEPT, ANSWERS_KEPT_SECONDS, AccessMask, CLIENTS_KEPT, Caller, Cookie, Created,
+    Creation, Entry, FileId, FileRead, Files, FilesystemId, Found, LINKS_MAX, Listing,
+    NAME_MAX_BYTES, NAME_SIZE_BYTES, New, Node, SnapshotNumber, Space, Stability, TARGET_MAX_BYTES,
+    Token, Written,
 };
 pub use filesystem::Filesystem;
 pub use flagstone_device::engine::{Piece, Pieces};

@@ -64,16 +64,16 @@ impl<P: Platform> Inner<P> {
         };
         let answer = self.run(async |change| {
             if let Some(answer) = self.answer_of(token).await? {
-                return Ok((answer, false));
+                return Ok((answer, None));
             }
             // Also if it changes nothing: done later it might.
             let answer = operation(change).await?;
-            self.keep_answer(change, token, answer)?;
-            Ok((answer, true))
+            let kept = self.keep_answer(change, token, answer)?;
+            Ok((answer, Some(kept)))
         });
-        let (answer, is_new) = answer.await?;
-        if is_new {
-            self.kept_answer(token, answer);
+        let (answer, kept) = answer.await?;
+        if let Some(kept) = kept {
+            self.kept_answer(token, kept);
         }
         Ok(answer)
     }
@@ -502,7 +502,10 @@ impl<P: Platform> Files for Filesystem<P> {
         let inner = &self.inner;
         inner.promote_for(caller, file, &set).await?;
         let once = Caller {
-            token: caller.token.filter(|_| guard.is_some()),
+            // What else is set is the same if it is set once more. A size would cut what was written since.
+            token: caller
+                .token
+                .filter(|_| guard.is_some() || set.size_bytes.is_some()),
             ..caller.clone()
         };
         let answer = inner.once(&once, async |change| {

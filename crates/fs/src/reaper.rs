@@ -89,11 +89,12 @@ impl<P: Platform> Inner<P> {
         }
         // What fails must not hold up the others.
         let mut failed = None;
-        for kind in 0..4 {
+        for kind in 0..5 {
             let done = match kind {
                 0 => self.reap_some().await,
                 1 => self.reap_versions().await,
                 2 => self.cut_some().await,
+                3 => self.expire_some().await,
                 _ if self.stopping.get() => Ok(0),
                 _ => self.sweep_some().await,
             };

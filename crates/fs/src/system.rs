@@ -17,6 +17,7 @@ use crate::change::Tried;
 use crate::check::CheckReport;
 use crate::contents::{BLOCK_SIZES, Extents, PAGE_BYTES};
 use crate::error::FileError;
+use crate::expiry;
 use crate::files::FilesystemId;
 use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, ROOT_DIRECTORY, decoded};
 use crate::inode::{Body, DirectoryPart, Inode};
@@ -246,6 +247,7 @@ impl<P: Platform> Filesystems<P> {
         tx.put(&key::system(), &(next + 1).to_le_bytes())?;
         tx.put(&name_key, &next.to_le_bytes())?;
         tx.put(&keys.superblock(), &superblock.encode())?;
+        tx.put(&keys.has_clients(), expiry::mark())?;
         let root_key = key::versioned(&keys.inode(ROOT_DIRECTORY), superblock.live);
         tx.put(&root_key, &root.encode())?;
         let usage = Usage { files: 1, bytes: 0 };

@@ -1,5 +1,6 @@
 //! Calls that must not be done twice: what they were answered is kept in the same transaction, in a ring for
-//! each client, so that the same call that comes again is answered after a restart, too.
+//! each client, so that the same call that comes again is answered after a restart, too. What is kept of clients
+//! that don't call any more goes: see `expiry.rs`, which needs to know when they did.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,6 +16,8 @@ use crate::view::View;
 const VERSION: u8 = 1;
 /// Clients whose answers are in memory.
 const CLIENTS_MAX: usize = 256;
+/// That a client calls is noted so often: whoever is forgotten has not called for a day.
+const NOTED_EVERY_S: i64 = 600;
 
 /// A call that was carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,12 +53,54 @@ impl Done {
     }
 }
 
+/// When a client called last, within [`NOTED_EVERY_S`]; with the number of its call, so that two are not the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Called {
+    /// Since 1970, by the wall clock.
+    pub(crate) seconds: i64,
+    pub(crate) number: u64,
+}
+
+impl Called {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Encoder::default();
+        out.u8(VERSION);
+        out.u64(self.seconds.cast_unsigned());
+        out.u64(self.number);
+        out.0
+    }
+
+    pub(crate) fn decode(value: &[u8]) -> Option<Called> {
+        let mut value = Decoder(value);
+        if value.u8()? != VERSION {
+            return None;
+        }
+        let called = Called {
+            seconds: value.u64()?.cast_signed(),
+            number: value.u64()?,
+        };
+        value.end()?;
+        Some(called)
+    }
+}
+
 /// One client's calls.
 struct Ring {
     /// The last of them, oldest first.
     done: VecDeque<Done>,
     next: u64,
     used: u64,
+    /// When it was noted that the client calls, since the ring came into memory.
+    noted_s: Option<i64>,
+}
+
+/// What a change keeps of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept {
+    done: Done,
+    /// It also notes that the client called.
+    noted_s: Option<i64>,
+    is_first: bool,
 }
 
 /// What is in memory of the calls of all clients.
@@ -69,6 +114,13 @@ impl Tokens {
     /// Something that is in memory may not have happened.
     pub(crate) fn forget(&mut self) {
         self.clients.clear();
+    }
+
+    /// The same of some clients.
+    pub(crate) fn forget_some(&mut self, clients: impl Iterator<Item = u64>) {
+        for client in clients {
+            self.clients.remove(&client);
+        }
     }
 
     fn ring(&mut self, client: u64) -> Option<&mut Ring> {
@@ -88,9 +140,12 @@ impl Tokens {
         }
         let next = done.back().map_or(0, |last| last.number + 1);
         let used = self.turn;
-        self.clients
-            .entry(client)
-            .or_insert(Ring { done, next, used });
+        self.clients.entry(client).or_insert(Ring {
+            done,
+            next,
+            used,
+            noted_s: None,
+        });
     }
 }
 
@@ -119,13 +174,14 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Keeps with a change what the call is answered. Returns the call's number, for [`Inner::kept_answer`].
+    /// Keeps with a change what the call is answered. For [`Inner::kept_answer`].
     pub(crate) fn keep_answer(
         &self,
         change: &mut Change<P>,
         token: Token,
         answer: Answer,
-    ) -> Result<(), Tried> {
+    ) -> Result<Kept, Tried> {
+        let now_s = self.now().seconds;
         let mut tokens = self.tokens.borrow_mut();
         // It was looked for just now; if it was forgotten since, everything begins anew.
         let ring = tokens.ring(token.client).ok_or(Tried::Again)?;
@@ -136,22 +192,34 @@ impl<P: Platform> Inner<P> {
         };
         ring.next += 1;
         let slot = (done.number % ANSWERS_KEPT as u64) as u16;
-        change.put_plain(&self.keys.token(token.client, slot), &done.encode())
+        change.put_plain(&self.keys.token(token.client, slot), &done.encode())?;
+        // Always with the first since the ring is in memory: so whoever takes it out of there, and forgets it then,
+        // sees that the client has come back.
+        let is_fresh = |noted_s: i64| (0..NOTED_EVERY_S).contains(&(now_s - noted_s));
+        let noted_s = (!ring.noted_s.is_some_and(is_fresh)).then_some(now_s);
+        if let Some(seconds) = noted_s {
+            let number = done.number;
+            let called = Called { seconds, number };
+            change.put_plain(&self.keys.client(token.client), &called.encode())?;
+        }
+        Ok(Kept {
+            done,
+            noted_s,
+            is_first: ring.done.is_empty(),
+        })
     }
 
     /// The change has been committed.
-    pub(crate) fn kept_answer(&self, token: Token, answer: Answer) {
+    pub(crate) fn kept_answer(&self, token: Token, kept: Kept) {
+        if kept.noted_s.is_some() {
+            self.client_called(kept.is_first);
+        }
         let mut tokens = self.tokens.borrow_mut();
         let Some(ring) = tokens.ring(token.client) else {
             return;
         };
-        let number = ring.next;
-        let call = token.call;
-        ring.done.push_back(Done {
-            call,
-            number,
-            answer,
-        });
+        ring.noted_s = kept.noted_s.or(ring.noted_s);
+        ring.done.push_back(kept.done);
         if ring.done.len() > ANSWERS_KEPT {
             ring.done.pop_front();
         }
@@ -162,5 +230,8 @@ impl<P: Platform> Inner<P> {
 pub(crate) fn fuzz(bytes: &[u8]) {
     if let Some(done) = Done::decode(bytes) {
         assert_eq!(done.encode(), bytes);
+    }
+    if let Some(called) = Called::decode(bytes) {
+        assert_eq!(called.encode(), bytes);
     }
 }

@@ -361,7 +361,9 @@ impl<P: Platform> Files for MemoryFiles<P> {
         check_set(&set)?;
         let size_max_bytes = self.inner.options.size_max_bytes;
         let once = Caller {
-            token: caller.token.filter(|_| guard.is_some()),
+            token: caller
+                .token
+                .filter(|_| guard.is_some() || set.size_bytes.is_some()),
             ..caller.clone()
         };
         let answer = self.change_once(&once, |state, now| {

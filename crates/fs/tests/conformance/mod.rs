@@ -71,7 +71,7 @@ macro_rules! conformance_tests {
                 replaced_directories, replaced_files, within_a_directory,
             },
             tokens::{
-                a_failure_is_no_answer, answers_outlive_what_they_were_about, clients_are_kept_apart,
+                a_failure_is_no_answer, a_size_is_set_once, answers_outlive_what_they_were_about, clients_are_kept_apart,
                 each_operation_is_done_once, so_many_are_kept,
             },
         }

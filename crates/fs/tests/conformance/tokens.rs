@@ -2,7 +2,7 @@
 
 use flagstone_fs::{ANSWERS_KEPT, Creation, FileError, Files, New};
 
-use super::{Client, NOTHING, mode};
+use super::{Client, NOTHING, mode, size};
 
 pub(crate) async fn each_operation_is_done_once<F: Files>(fs: F) {
     let root = Client::root(&fs);
@@ -143,4 +143,17 @@ pub(crate) async fn so_many_are_kept<F: Files>(fs: F) {
         assert_eq!(again, Ok(*answer), "{n}");
     }
     assert_eq!(root.get(top).await, before);
+}
+
+pub(crate) async fn a_size_is_set_once<F: Files>(fs: F) {
+    let root = Client::root(&fs);
+    let file = root.file(root.top(), "file").await.expect("makes");
+    root.write(file, 0, &[1; 9000]).await.expect("writes");
+    let cut = root.with_token(9, 1).caller;
+    let set = fs.set_attributes(&cut, file, size(0), None).await;
+    assert_eq!(set.expect("cuts").after.size_bytes, 0);
+    root.write(file, 0, b"new").await.expect("writes");
+    let again = fs.set_attributes(&cut, file, size(0), None).await;
+    assert_eq!(again, set, "its answer was lost");
+    assert_eq!(root.read(file, 0, 10).await.expect("reads"), b"new");
 }
