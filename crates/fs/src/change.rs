@@ -389,10 +389,11 @@ impl<P: Platform> Change<P> {
 }
 
 /// The newest snapshot that needs a version which is followed by one of `next`: those taken from its number on
-/// and before that.
+/// and before that. The snapshots are in ascending order.
 pub(crate) fn needed_by(snapshots: &[u32], version: u32, next: u32) -> Option<u32> {
-    let needs = |number: &&u32| (version..next).contains(*number);
-    snapshots.iter().filter(needs).max().copied()
+    let before = snapshots.partition_point(|number| *number < next);
+    let newest = snapshots[..before].last().copied();
+    newest.filter(|number| *number >= version)
 }
 
 /// All versions of a key up to one: from, to.

@@ -164,6 +164,8 @@ impl<P: Platform> Inner<P> {
             let new = self.new_dvol(making.dvol);
             let said = self.said_first(NOBODY, inode).encode();
             let clone = self.engine.clone_with(found.handle, new, said).await;
+            // What it had for itself is in a layer now.
+            self.recount(object.dvol);
             clone.map_err(of_dvol)?;
             if source.at != SnapshotNumber::LIVE {
                 // Else it was written meanwhile, and kept before that.

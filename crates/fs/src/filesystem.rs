@@ -23,8 +23,9 @@ use crate::key::Keys;
 use crate::locks::Locks;
 use crate::object::Objects;
 use crate::reaper::Turns;
+use crate::snapshots::Versions;
 use crate::superblock::{ROOT, SnapshotValue, Superblock, Usage};
-use crate::sweep::Taken;
+use crate::sweep::{AT_ONCE, Taken};
 use crate::tokens::Tokens;
 use crate::view::View;
 
@@ -78,11 +79,11 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) objects: Objects,
     /// Dvols that no inode names yet.
     pub(crate) making: RefCell<BTreeSet<DvolId>>,
-    /// Dvols that may not be needed any more, or all of them.
     /// What is durable of the superblock and the snapshots may be newer than what is in memory.
     is_state_old: Cell<bool>,
+    /// Dvols that may not be needed any more.
     pub(crate) to_sweep: RefCell<Turns<DvolId>>,
-    pub(crate) is_to_sweep_all: Cell<bool>,
+    pub(crate) versions: Versions,
     /// Files whose dvols have more than they need.
     pub(crate) to_cut: RefCell<Turns<FileId>>,
     pub(crate) taken: RefCell<Taken>,
@@ -96,6 +97,7 @@ pub(crate) struct State {
     pub(crate) superblock: Superblock,
     /// By name.
     pub(crate) snapshots: Vec<(Vec<u8>, SnapshotValue)>,
+    /// Ascending.
     pub(crate) numbers_of_snapshots: Rc<[u32]>,
     pub(crate) usage: Usage,
     /// The snapshot that it is being rolled back to.
@@ -114,6 +116,7 @@ impl<P: Platform> Inner<P> {
         tree: Tree<P>,
         extents: Extents,
         id: FilesystemId,
+        dvols: Vec<DvolId>,
     ) -> Result<Rc<Inner<P>>, Tried> {
         let keys = Keys(id);
         let state = load(&tree, keys).await?;
@@ -140,13 +143,19 @@ impl<P: Platform> Inner<P> {
             making: RefCell::default(),
             is_state_old: Cell::new(false),
             to_sweep: RefCell::default(),
-            // A crash may have come between a dvol and the inode that was to name it.
-            is_to_sweep_all: Cell::new(true),
+            versions: Versions::default(),
             to_cut: RefCell::default(),
             taken: RefCell::default(),
             promote_from_ns: Cell::new(0),
         });
-        inner.recount_all();
+        for (nth, dvol) in dvols.into_iter().enumerate() {
+            if nth % AT_ONCE == AT_ONCE - 1 {
+                inner.platform.yield_now().await;
+            }
+            inner.recount(dvol);
+            // A crash may have come between a dvol and the inode that was to name it.
+            inner.to_sweep.borrow_mut().insert(dvol);
+        }
         Ok(inner)
     }
 
@@ -229,6 +238,9 @@ impl<P: Platform> Inner<P> {
             Err(Tried::For(error)) => Ok((Err(error), change.ticket())),
             Ok(value) if !change.changes_something() => Ok((Ok(value), change.ticket())),
             Ok(value) => {
+                if self.check_room(change.usage()).is_err() {
+                    self.recount_if_old().await;
+                }
                 if let Err(error) = self.check_room(change.usage()) {
                     return Ok((Err(error), change.ticket()));
                 }
@@ -329,10 +341,12 @@ impl<P: Platform> Inner<P> {
         if at == SnapshotNumber::LIVE {
             return Ok(u32::MAX);
         }
-        self.with_state(|state| match state.numbers_of_snapshots.contains(&at.0) {
+        let is_there =
+            self.with_state(|state| state.numbers_of_snapshots.binary_search(&at.0).is_ok());
+        match is_there {
             true => Ok(at.0),
             false => Err(FileError::Stale),
-        })
+        }
     }
 
     /// Whoever has a deleted filesystem finds nothing in it; while one is being rolled back nobody is let in.
@@ -377,6 +391,8 @@ impl<P: Platform> Inner<P> {
                 self.tokens.borrow_mut().forget();
                 *self.state.borrow_mut() = state;
                 self.is_state_old.set(false);
+                // A snapshot may be gone that was to be deleted.
+                self.snapshot_gone();
                 return Ok(true);
             }
         }
@@ -582,12 +598,14 @@ async fn load<P: Platform>(tree: &Tree<P>, keys: Keys) -> Result<State, Tried> {
         None => None,
     };
     tree.store().wait(view.ticket()).await?;
-    let numbers_of_snapshots = snapshots.iter().map(|(_, value)| value.number).collect();
+    let numbers = snapshots.iter().map(|(_, value)| value.number);
+    let mut numbers: Vec<u32> = numbers.collect();
+    numbers.sort_unstable();
     let next = superblock.next_number;
     Ok(State {
         superblock,
         snapshots,
-        numbers_of_snapshots,
+        numbers_of_snapshots: numbers.into(),
         usage,
         rolling,
         numbers: next..next,

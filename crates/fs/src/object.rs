@@ -24,7 +24,7 @@ const CLEARED: u8 = 1;
 /// Files in memory, at most, but for those that are being used.
 const OBJECTS_MAX: usize = 4096;
 /// A dvol is named by this and its id in hexadecimal digits.
-const NAME_PREFIX: &str = ".file-";
+pub(crate) const NAME_PREFIX: &str = ".file-";
 
 /// The attributes of a file's dvol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

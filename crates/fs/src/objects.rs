@@ -76,7 +76,7 @@ pub(crate) struct FoundDvol {
 impl<P: Platform> Inner<P> {
     /// A file's dvol, as it is now.
     pub(crate) fn dvol(&self, dvol: DvolId) -> Option<FoundDvol> {
-        let info = self.engine.dvol(&dvol_name(dvol))?;
+        let info = self.engine.brief(&dvol_name(dvol))?;
         Some(FoundDvol {
             handle: info.handle,
             said: Said::decode(&info.attributes)?,
@@ -86,10 +86,8 @@ impl<P: Platform> Inner<P> {
 
     /// The layer that has what a dvol was at a snapshot, if one does; otherwise the dvol still has it.
     pub(crate) fn layer_at(&self, dvol: DvolId, snapshot: u32) -> Option<LayerInfo> {
-        let layers = self.engine.layers(dvol).into_iter();
-        let of_snapshots = layers.filter_map(|info| Some((snapshot_of(&info.name)?, info)));
-        let kept = of_snapshots.filter(|(number, _)| *number >= snapshot);
-        kept.min_by_key(|(number, _)| *number).map(|(_, info)| info)
+        // Their names have their order.
+        self.engine.layer_from(dvol, &layer_name(snapshot))
     }
 
     /// What a dvol was at a snapshot.
@@ -160,8 +158,8 @@ impl<P: Platform> Inner<P> {
         let found = self.dvol(content.dvol).ok_or(Tried::Again)?;
         let mut now = inode.clone();
         self.complete(file, &mut now, |dvol| self.dvol(dvol))?;
-        let layers = self.engine.layers(content.dvol).into_iter();
-        let frozen = layers.filter_map(|info| snapshot_of(&info.name)).max();
+        let frozen = self.engine.last_layer(content.dvol);
+        let frozen = frozen.and_then(|info| snapshot_of(&info.name));
         let object = Rc::new(Object::new(
             file,
             found.handle,
@@ -197,7 +195,7 @@ impl<P: Platform> Inner<P> {
 
     /// The newest snapshot that a dvol must be kept for before it is changed.
     fn to_freeze(&self, object: &Object) -> Option<u32> {
-        let newest = self.with_state(|state| state.numbers_of_snapshots.iter().max().copied())?;
+        let newest = self.with_state(|state| state.numbers_of_snapshots.last().copied())?;
         (object.since.get() <= newest && object.frozen.get() < newest).then_some(newest)
     }
 
@@ -210,7 +208,7 @@ impl<P: Platform> Inner<P> {
             taken.map_err(of_dvol)?;
         }
         object.frozen.set(snapshot);
-        self.recount_object(object);
+        self.recount(object.handle.id);
         Ok(())
     }
 

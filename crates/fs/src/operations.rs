@@ -655,7 +655,7 @@ impl<P: Platform> Files for Filesystem<P> {
     async fn space(&self) -> Result<Space, FileError> {
         let inner = &self.inner;
         let (usage, quota, quota_files) = inner.counted().await?;
-        inner.recount_all();
+        inner.recount_if_old().await;
         let used = usage.bytes.max(0).cast_unsigned() + inner.taken.borrow().total();
         let (capacity, free) = inner.store().space();
         let (total_bytes, free_bytes) = match quota {

@@ -43,6 +43,11 @@ impl<T: Ord + Copy> Turns<T> {
         self.waiting.extend(things);
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }
@@ -65,7 +70,8 @@ impl<P: Platform> Inner<P> {
             let orphaned = self.orphaned.wait();
             match self.reap_what_there_is().await {
                 Ok(0) => orphaned.await,
-                Ok(_) => {}
+                // Clients have their turn between all steps.
+                Ok(_) => self.platform.yield_now().await,
                 Err(FileError::Stopping) => return,
                 Err(_) if self.stopping.get() => return,
                 // It is being rolled back: that goes first.

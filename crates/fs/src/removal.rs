@@ -7,7 +7,7 @@
 use std::rc::Rc;
 
 use flagstone_btree::Part;
-use flagstone_device::engine::{DvolError, Handle};
+use flagstone_device::engine::DvolError;
 use flagstone_pagestore::{DvolRole, PARTS_MAX, Ticket};
 use flagstone_platform::Platform;
 use tracing::{error, warn};
@@ -143,8 +143,15 @@ impl<P: Platform> All<P> {
     }
 
     async fn clear_some_of(&self, id: FilesystemId) -> Result<(), Tried> {
-        let dvols = self.dvols_of(id);
-        for dvol in dvols.iter().take(DVOLS) {
+        let mut dvols = Vec::new();
+        self.visit_files(|handle, said| {
+            if said.filesystem == id {
+                dvols.push(handle);
+            }
+            dvols.len() < DVOLS
+        })
+        .await;
+        for dvol in &dvols {
             match self.engine.delete(*dvol, true).await {
                 Ok(()) | Err(DvolError::NotFound) => {}
                 Err(error) => return Err(of_dvol(error)),
@@ -172,18 +179,6 @@ impl<P: Platform> All<P> {
             self.tree.store().wait(committed.ticket).await?;
         }
         Ok(())
-    }
-
-    /// Dvols of the files of a filesystem.
-    fn dvols_of(&self, id: FilesystemId) -> Vec<Handle> {
-        let mut dvols = Vec::new();
-        self.engine.visit_dvols(|handle, attributes| {
-            let is_file = DvolRole::of(attributes) == Some(DvolRole::File);
-            if is_file && Said::decode(attributes).is_some_and(|said| said.filesystem == id) {
-                dvols.push(handle);
-            }
-        });
-        dvols
     }
 
     /// Takes as many keys away as one transaction can, with the blocks that they name. `None`: there are none.

@@ -154,7 +154,7 @@ impl<P: Platform> Inner<P> {
         // Nobody has looked at any of them meanwhile.
         self.objects.forget_all();
         self.sweep_all_soon();
-        self.recount_all();
+        self.recount_all().await;
         self.end_rolling();
         info!(filesystem = %self.keys.0, snapshot = to, "rolled back");
         Ok(())
@@ -449,9 +449,9 @@ impl<P: Platform> Inner<P> {
         if kept.handle == live.handle {
             return Ok(live.said.stamp);
         }
-        let newest = self.with_state(|state| state.numbers_of_snapshots.iter().max().copied());
-        let layers = self.engine.layers(dvol).into_iter();
-        let frozen = layers.filter_map(|info| snapshot_of(&info.name)).max();
+        let newest = self.with_state(|state| state.numbers_of_snapshots.last().copied());
+        let frozen = self.engine.last_layer(dvol);
+        let frozen = frozen.and_then(|info| snapshot_of(&info.name));
         if let Some(newest) = newest
             && live.said.since <= newest
             && frozen.is_none_or(|frozen| frozen < newest)

@@ -1,6 +1,8 @@
 //! Snapshots: taking one is writing its number down, whatever there is; deleting one gives back what it alone
 //! kept.
 
+use std::cell::Cell;
+
 use flagstone_platform::Platform;
 
 use crate::attributes::Timestamp;
@@ -26,6 +28,34 @@ pub struct SnapshotInfo {
     pub number: SnapshotNumber,
     /// When it was taken.
     pub taken: Timestamp,
+}
+
+/// Where versions are looked for that deleted snapshots alone needed.
+pub(crate) struct Versions {
+    /// From the beginning once more.
+    pub(crate) is_again: Cell<bool>,
+    /// From this snapshot's number on; `None`: there are none.
+    from: Cell<Option<u32>>,
+    has_failed: Cell<bool>,
+}
+
+impl Default for Versions {
+    fn default() -> Versions {
+        Versions {
+            // Nobody knows what was left when the filesystem was closed.
+            is_again: Cell::new(true),
+            from: Cell::new(None),
+            has_failed: Cell::new(false),
+        }
+    }
+}
+
+impl Versions {
+    /// Whether there may be some.
+    #[cfg(test)]
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_again.get() || self.from.get().is_some()
+    }
 }
 
 impl<P: Platform> Filesystem<P> {
@@ -79,44 +109,63 @@ impl<P: Platform> Filesystem<P> {
             change.delete_plain(&inner.keys.snapshot(name.as_bytes()))
         });
         deleted.await?;
-        // Also layers of dvols that it alone needed.
-        inner.sweep_all_soon();
+        inner.snapshot_gone();
         Ok(())
     }
 }
 
 impl<P: Platform> Inner<P> {
-    /// Gives back some of what deleted snapshots alone kept. Returns of how many versions it was decided.
+    /// A snapshot was deleted, or may have been: what it alone needed is looked for.
+    pub(crate) fn snapshot_gone(&self) {
+        self.versions.is_again.set(true);
+        // Also layers of dvols.
+        self.sweep_all_soon();
+    }
+
+    /// Gives back some of what deleted snapshots alone kept. Returns how much was looked at: nothing, if no snapshot
+    /// was deleted since all was.
     pub(crate) async fn reap_versions(&self) -> Result<usize, FileError> {
-        let there = self.with_state(|state| state.numbers_of_snapshots.clone());
-        let (mut next, mut failed) = (0, None);
-        // One gap between snapshots after the other: what is noted in it belongs to deleted ones.
-        let mut numbers = there.to_vec();
-        numbers.sort_unstable();
-        numbers.push(u32::MAX);
-        for number in numbers {
-            let from = self.keys.displaced_from(next);
-            let to = self.keys.displaced_from(number);
-            let found = self.look(SnapshotNumber::LIVE, async |view| {
-                view.scan_plain(&from, &to, BATCH).await
-            });
-            let found = found.await?;
-            let mut reaped = 0;
-            for (note, _) in &found {
-                let done = self.run(async |change| self.reap_version(change, note).await);
-                match done.await {
-                    Ok(()) => reaped += 1,
-                    Err(FileError::Stopping) => return Err(FileError::Stopping),
-                    // The others have their turn first.
-                    Err(error) => failed = Some(error),
-                }
-            }
-            if reaped > 0 {
-                return Ok(reaped);
-            }
-            next = number.saturating_add(1);
+        let versions = &self.versions;
+        if versions.is_again.replace(false) {
+            versions.from.set(Some(0));
         }
-        failed.map_or(Ok(0), Err)
+        let Some(from) = versions.from.get() else {
+            return Ok(0);
+        };
+        let there = self.with_state(|state| state.numbers_of_snapshots.clone());
+        // One gap between snapshots after the other: what is noted in it belongs to deleted ones. None comes into
+        // one that was passed but when another snapshot is deleted, and then all are looked at from the beginning.
+        let next = there.partition_point(|number| *number < from);
+        let number = there.get(next).copied().unwrap_or(u32::MAX);
+        let (begin, end) = (
+            self.keys.displaced_from(from),
+            self.keys.displaced_from(number),
+        );
+        let found = self.look(SnapshotNumber::LIVE, async |view| {
+            view.scan_plain(&begin, &end, BATCH).await
+        });
+        let found = found.await?;
+        let mut failed = None;
+        for (note, _) in &found {
+            match self
+                .run(async |change| self.reap_version(change, note).await)
+                .await
+            {
+                Ok(()) => {}
+                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                Err(error) => failed = Some(error),
+            }
+        }
+        if failed.is_some() || found.len() < BATCH {
+            versions
+                .has_failed
+                .set(versions.has_failed.get() || failed.is_some());
+            let next = number.checked_add(1);
+            // What failed has its next turn when the others have had theirs.
+            let next = next.or_else(|| versions.has_failed.take().then_some(0));
+            versions.from.set(next);
+        }
+        failed.map_or(Ok(1), Err)
     }
 
     async fn reap_version(&self, change: &mut Change<P>, note: &[u8]) -> Result<(), Tried> {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use flagstone_device::engine::{Batch, Change as DvolChange, Stability as DvolStability};
+use flagstone_device::engine::{Batch, Change as DvolChange, Handle, Stability as DvolStability};
 use flagstone_pagestore::DvolRole;
 use flagstone_platform::Platform;
 use flagstone_types::DvolId;
@@ -13,30 +13,65 @@ use tracing::error;
 
 use crate::change::{Tried, versions};
 use crate::error::FileError;
-use crate::files::{FileId, SnapshotNumber};
+use crate::files::{FileId, FilesystemId, SnapshotNumber};
 use crate::filesystem::{Inner, decoded, final_error};
 use crate::inode::Inode;
 use crate::key;
-use crate::object::{Object, Said, dvol_name, snapshot_of};
+use crate::object::{NAME_PREFIX, Object, Said, dvol_name, snapshot_of};
 use crate::objects::of_dvol;
+use crate::system::All;
 
 /// When others were in the way.
 const PAUSE_NS: u64 = 1_000_000;
 
-/// Bytes that dvols of files take, by dvol: each what it has beside what it shares.
+/// Dvols looked at before others have their turn.
+pub(crate) const AT_ONCE: usize = 64;
+/// Visited at once, which takes less.
+const VISITED_AT_ONCE: usize = 512;
+/// All dvols are counted again this often at most.
+const COUNTED_EVERY_NS: u64 = 1_000_000_000;
+
+/// Bytes that a dvol has beside what it shares.
+#[derive(Clone, Copy, Default)]
+struct Own {
+    /// In layers of its own.
+    below: u64,
+    /// Above those: all that a write changes.
+    head: u64,
+}
+
+/// Bytes that dvols of files take, by dvol: all that an inode names, or may have named. The sum is kept, so that
+/// a write costs the same however many there are.
 #[derive(Default)]
 pub(crate) struct Taken {
-    dvols: BTreeMap<DvolId, u64>,
+    dvols: BTreeMap<DvolId, Own>,
     total: u64,
+    /// Of the engine when all were counted, and when that was.
+    layers_gone: u64,
+    counted_ns: Option<u64>,
+    /// Dvols of which all layers were counted.
+    #[cfg(test)]
+    pub(crate) walked: u64,
 }
 
 impl Taken {
-    fn set(&mut self, dvol: DvolId, bytes: u64) {
-        let old = match bytes {
-            0 => self.dvols.remove(&dvol),
-            bytes => self.dvols.insert(dvol, bytes),
+    fn set(&mut self, dvol: DvolId, own: Option<Own>) {
+        let old = match own {
+            None => self.dvols.remove(&dvol),
+            Some(own) => self.dvols.insert(dvol, own),
         };
-        self.total = self.total - old.unwrap_or_default() + bytes;
+        let (old, new) = (old.unwrap_or_default(), own.unwrap_or_default());
+        self.total = self.total - (old.below + old.head) + new.below + new.head;
+    }
+
+    /// False if nothing is known of the dvol yet.
+    fn set_head(&mut self, dvol: DvolId, head: u64) -> bool {
+        let Some(own) = self.dvols.get_mut(&dvol) else {
+            return false;
+        };
+        self.total = self.total - own.head + head;
+        own.head = head;
+        true
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -54,7 +89,8 @@ pub(crate) struct Named {
 impl Named {
     /// Whether the file has this dvol, as who sees versions up to `at` has it.
     pub(crate) fn has(&self, dvol: DvolId, at: u32) -> bool {
-        let seen = self.versions.iter().find(|(version, _)| *version <= at);
+        let newer = self.versions.partition_point(|(version, _)| *version > at);
+        let seen = self.versions.get(newer);
         seen.is_some_and(|(_, named)| *named == Some(dvol))
     }
 }
@@ -68,7 +104,10 @@ impl<P: Platform> Inner<P> {
 
     /// Has all dvols of the filesystem looked at soon.
     pub(crate) fn sweep_all_soon(&self) {
-        self.is_to_sweep_all.set(true);
+        let taken = self.taken.borrow();
+        self.to_sweep
+            .borrow_mut()
+            .extend(taken.dvols.keys().copied());
         self.orphaned.notify();
     }
 
@@ -89,32 +128,66 @@ impl<P: Platform> Inner<P> {
 
     /// Counts again what a dvol takes with its layers.
     pub(crate) fn recount(&self, dvol: DvolId) {
-        let bytes = self.bytes_of(dvol);
-        self.taken.borrow_mut().set(dvol, bytes);
+        let own = self.own_of(dvol);
+        let mut taken = self.taken.borrow_mut();
+        #[cfg(test)]
+        {
+            taken.walked += 1;
+        }
+        taken.set(dvol, own);
+    }
+
+    fn own_of(&self, dvol: DvolId) -> Option<Own> {
+        let handle = self.engine.brief(&dvol_name(dvol))?.handle;
+        let head = self.engine.head_bytes_of(handle).ok()?;
+        let all = self.engine.own_bytes_of(handle).ok()?;
+        let below = all.saturating_sub(head);
+        Some(Own { below, head })
     }
 
     pub(crate) fn bytes_of(&self, dvol: DvolId) -> u64 {
-        let found = self.engine.dvol(&dvol_name(dvol));
-        let bytes = found.map(|info| self.engine.own_bytes_of(info.handle));
-        bytes.and_then(Result::ok).unwrap_or_default()
+        self.own_of(dvol).map_or(0, |own| own.below + own.head)
     }
 
-    /// Counts again what the dvol of an object takes.
+    /// Counts again what the dvol of an object takes that was changed above its layers.
     pub(crate) fn recount_object(&self, object: &Object) {
-        if let Ok(bytes) = self.engine.own_bytes_of(object.handle) {
-            self.taken.borrow_mut().set(object.handle.id, bytes);
+        let Ok(head) = self.engine.head_bytes_of(object.handle) else {
+            return;
+        };
+        let dvol = object.handle.id;
+        let is_known = self.taken.borrow_mut().set_head(dvol, head);
+        if !is_known {
+            self.recount(dvol);
         }
     }
 
-    /// Counts all dvols again: what the background has freed, and what nobody waited for, is seen then.
-    pub(crate) fn recount_all(&self) {
-        let mut taken = Taken::default();
-        for (dvol, said) in self.own_dvols() {
-            if said.is_some() {
-                taken.set(dvol, self.bytes_of(dvol));
+    /// Counts all dvols again if layers were taken out since, but not all the time.
+    pub(crate) async fn recount_if_old(&self) {
+        let layers_gone = self.engine.layers_gone();
+        let is_old = {
+            let taken = self.taken.borrow();
+            let next_ns = taken.counted_ns.map_or(0, |ns| ns + COUNTED_EVERY_NS);
+            taken.layers_gone != layers_gone && self.platform.now().0 >= next_ns
+        };
+        if is_old {
+            self.recount_all().await;
+        }
+    }
+
+    /// Counts all dvols again: what the background has freed is seen then.
+    pub(crate) async fn recount_all(&self) {
+        let dvols: Vec<DvolId> = {
+            let mut taken = self.taken.borrow_mut();
+            taken.layers_gone = self.engine.layers_gone();
+            taken.counted_ns = Some(self.platform.now().0);
+            taken.dvols.keys().copied().collect()
+        };
+        for some in dvols.chunks(AT_ONCE) {
+            some.iter().for_each(|dvol| self.recount(*dvol));
+            if some.len() == AT_ONCE {
+                self.platform.yield_now().await;
             }
         }
-        *self.taken.borrow_mut() = taken;
     }
 
     /// What is counted in the tree, and what dvols take.
@@ -131,10 +204,11 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), Tried> {
         let quota = self.with_state(|state| state.superblock.quota_bytes);
         let whole = range.start / 4096 * 4096..range.end.next_multiple_of(4096);
-        let used = self.used_bytes();
-        if quota == 0 || used.saturating_add(whole.end - whole.start) <= quota {
+        let is_room = || self.used_bytes().saturating_add(whole.end - whole.start) <= quota;
+        if quota == 0 || is_room() {
             return Ok(());
         }
+        self.recount_if_old().await;
         // What the dvol has for itself takes no more when it is overwritten. What it shares with a snapshot or a
         // copy does: that stays, too.
         let mut at = whole.start;
@@ -151,7 +225,7 @@ impl<P: Platform> Inner<P> {
                 };
             }
         }
-        match more > 0 && used.saturating_add(more) > quota {
+        match more > 0 && self.used_bytes().saturating_add(more) > quota {
             true => Err(FileError::Quota.into()),
             false => Ok(()),
         }
@@ -159,10 +233,6 @@ impl<P: Platform> Inner<P> {
 
     /// Looks at some dvols that may not be needed any more. Returns at how many.
     pub(crate) async fn sweep_some(&self) -> Result<usize, FileError> {
-        if self.is_to_sweep_all.replace(false) {
-            let dvols = self.own_dvols().into_iter().map(|(dvol, _)| dvol);
-            self.to_sweep.borrow_mut().extend(dvols);
-        }
         let Some(dvol) = self.to_sweep.borrow_mut().next() else {
             return Ok(0);
         };
@@ -253,7 +323,8 @@ impl<P: Platform> Inner<P> {
         }
         layers.sort_unstable_by_key(|(number, _)| *number);
         for (number, handle) in layers {
-            if users.iter().any(|user| below < *user && *user <= number) {
+            let first = users.partition_point(|user| *user <= below);
+            if users.get(first).is_some_and(|user| *user <= number) {
                 kept.push((number, handle));
                 below = number;
             } else {
@@ -286,7 +357,6 @@ impl<P: Platform> Inner<P> {
     /// Does what was left to the background, for who looks at everything. Returns how many dvols went.
     pub(crate) async fn sweep_in_pause(&self) -> Result<u64, FileError> {
         let mut gone = 0;
-        self.is_to_sweep_all.set(false);
         self.to_sweep.borrow_mut().clear();
         for (dvol, said) in self.own_dvols() {
             if said.is_none() {
@@ -301,7 +371,51 @@ impl<P: Platform> Inner<P> {
                 }
             }
         }
-        self.recount_all();
+        self.recount_all().await;
         Ok(gone)
+    }
+}
+
+impl<P: Platform> All<P> {
+    /// Dvols of a filesystem that is about to be opened for the first time. Those of all are looked for once.
+    pub(crate) async fn dvols_of_unopened(&self, id: FilesystemId) -> Vec<DvolId> {
+        if self.unopened.borrow().is_none() {
+            let mut found: BTreeMap<FilesystemId, Vec<DvolId>> = BTreeMap::new();
+            self.visit_files(|handle, said| {
+                found.entry(said.filesystem).or_default().push(handle.id);
+                true
+            })
+            .await;
+            *self.unopened.borrow_mut() = Some(found);
+        }
+        let mut unopened = self.unopened.borrow_mut();
+        let found = unopened.as_mut().and_then(|all| all.remove(&id));
+        found.unwrap_or_default()
+    }
+
+    /// Shows the dvols of files of all filesystems, as long as more are wanted. Others have their turn meanwhile.
+    pub(crate) async fn visit_files(&self, mut visit: impl FnMut(Handle, Said) -> bool) {
+        let mut last = NAME_PREFIX.to_owned();
+        loop {
+            let mut is_over = false;
+            let behind = std::mem::take(&mut last);
+            let engine = &self.engine;
+            let count =
+                engine.visit_dvols_behind(&behind, VISITED_AT_ONCE, |name, handle, attributes| {
+                    name.clone_into(&mut last);
+                    is_over |= !name.starts_with(NAME_PREFIX);
+                    let is_file = DvolRole::of(attributes) == Some(DvolRole::File);
+                    if !is_over
+                        && is_file
+                        && let Some(said) = Said::decode(attributes)
+                    {
+                        is_over = !visit(handle, said);
+                    }
+                });
+            if is_over || count < VISITED_AT_ONCE {
+                return;
+            }
+            self.platform.yield_now().await;
+        }
     }
 }

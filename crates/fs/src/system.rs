@@ -11,6 +11,7 @@ use flagstone_pagestore::{
 };
 use flagstone_platform::Platform;
 use flagstone_platform::sync::{Budget, Signal};
+use flagstone_types::DvolId;
 
 use crate::attributes::{Attributes, FileKind, Timestamp};
 use crate::change::Tried;
@@ -74,6 +75,8 @@ pub(crate) struct All<P: Platform> {
     pub(crate) tree: Tree<P>,
     extents: Extents,
     pub(crate) open: RefCell<BTreeMap<FilesystemId, Rc<Inner<P>>>>,
+    /// Dvols of filesystems that have not been opened yet: nobody else makes any. `None`: nobody has looked.
+    pub(crate) unopened: RefCell<Option<BTreeMap<FilesystemId, Vec<DvolId>>>>,
     /// One at a time is opened, made or deleted.
     pub(crate) turn: Budget,
     /// There are deleted ones whose content is to be given back.
@@ -122,6 +125,7 @@ impl<P: Platform> Filesystems<P> {
             tree: tree.map_err(failed)?,
             extents,
             open: RefCell::default(),
+            unopened: RefCell::default(),
             turn: Budget::new(1),
             deleted: Signal::new(),
             stopping: Cell::new(false),
@@ -295,8 +299,20 @@ impl<P: Platform> Filesystems<P> {
         if let Some(found) = self.find_open(id) {
             return Ok(found);
         }
-        let inner = Inner::open(platform.clone(), engine.clone(), tree.clone(), *extents, id).await;
-        let inner = inner.map_err(failed)?;
+        let dvols = self.inner.dvols_of_unopened(id).await;
+        let (platform, engine) = (platform.clone(), engine.clone());
+        let inner = Inner::open(platform, engine, tree.clone(), *extents, id, dvols.clone()).await;
+        let inner = match inner {
+            Ok(inner) => inner,
+            Err(error) => {
+                // For who tries again.
+                if let Some(all) = &mut *self.inner.unopened.borrow_mut() {
+                    all.insert(id, dvols);
+                }
+                return Err(failed(error));
+            }
+        };
+        let platform = &self.inner.platform;
         open.borrow_mut().insert(id, inner.clone());
         platform.spawn(inner.clone().reap());
         Ok(Filesystem { inner })

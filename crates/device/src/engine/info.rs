@@ -78,6 +78,17 @@ pub struct LayerInfo {
     pub clones: usize,
 }
 
+/// A dvol: what is asked for often.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DvolBrief {
+    /// To open it.
+    pub handle: Handle,
+    /// Bytes mapped, shared ones included.
+    pub mapped_bytes: u64,
+    /// What the layer above keeps with it.
+    pub attributes: Attributes,
+}
+
 /// How a journal's space is used, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SpaceInfo {
@@ -291,6 +302,55 @@ impl<P: Platform> Engine<P> {
         }
     }
 
+    /// Shows dvols whose names come behind one, as many as `count`, with their names. Returns how many.
+    pub fn visit_dvols_behind(
+        &self,
+        name: &str,
+        count: usize,
+        mut visit: impl FnMut(&str, Handle, &Attributes),
+    ) -> usize {
+        let state = self.inner.state.borrow();
+        let mut visited = 0;
+        for (name, slot) in state.dvols_behind(name).take(count) {
+            visited += 1;
+            if let Some(found) = state.slot(slot) {
+                let id = found.record.id;
+                let layer = None;
+                visit(name, Handle { slot, id, layer }, &found.record.attributes);
+            }
+        }
+        visited
+    }
+
+    /// What there is of a dvol, without what takes longer the more snapshots it has.
+    pub fn brief(&self, name: &str) -> Option<DvolBrief> {
+        let state = self.inner.state.borrow();
+        let slot = state.dvol_named(name)?;
+        let record = &state.slot(slot)?.record;
+        Some(DvolBrief {
+            handle: Handle {
+                slot,
+                id: record.id,
+                layer: None,
+            },
+            mapped_bytes: record.mapped_blocks * BLOCK_SIZE,
+            attributes: record.attributes,
+        })
+    }
+
+    /// Of the bytes of [`own_bytes_of`](Engine::own_bytes_of) those that the dvol itself has: what it does not share
+    /// with any layer. Takes the same time whatever there is.
+    pub fn head_bytes_of(&self, handle: Handle) -> Result<u64, DvolError> {
+        let record = self.inner.record(handle)?;
+        Ok(record.mapped_blocks.saturating_sub(record.inherited_blocks) * BLOCK_SIZE)
+    }
+
+    /// How many layers the background has taken out since the start. As long as it is the same, what dvols'
+    /// layers have of their own only changes with what is asked of the dvol.
+    pub fn layers_gone(&self) -> u64 {
+        self.inner.state.borrow().layers_gone
+    }
+
     /// Bytes that a dvol and the layers of its own that it stands on have, deleted ones that others need included:
     /// each what it does not share with what is below. At least: what only a deleted layer had brought is
     /// left out as long as there is one below it.
@@ -357,6 +417,22 @@ impl<P: Platform> Engine<P> {
             Some(layer_info(&state, slot, found))
         });
         infos.collect()
+    }
+
+    /// The first of a dvol's snapshots by name that is this one or comes behind it.
+    pub fn layer_from(&self, dvol: DvolId, name: &str) -> Option<LayerInfo> {
+        let state = self.inner.state.borrow();
+        let slot = state.layers_from(dvol, name).next()?;
+        let found = state.slot(slot)?;
+        Some(layer_info(&state, slot, found))
+    }
+
+    /// The last of a dvol's snapshots by name.
+    pub fn last_layer(&self, dvol: DvolId) -> Option<LayerInfo> {
+        let state = self.inner.state.borrow();
+        let slot = state.layers_from(dvol, "").next_back()?;
+        let found = state.slot(slot)?;
+        Some(layer_info(&state, slot, found))
     }
 
     /// How space is used.

@@ -64,7 +64,7 @@ pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
 pub use batch::{Batch, Change, Condition};
 pub use error::DvolError;
 pub use format::{fixed_areas, format_device, read_superblock};
-pub use info::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
+pub use info::{DvolBrief, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
 pub use join::join_all;
 pub use options::{EngineOptions, FormatOptions};
 pub use query::{AllocationExtent, ChangedExtent};

@@ -433,6 +433,7 @@ impl State {
     fn remove_layer(&mut self, slot: Slot) {
         let state = self.slots[slot.0 as usize].take().expect("was just reaped");
         self.free_slots.insert(slot.0);
+        self.layers_gone += 1;
         let parent = state.record.parent;
         let child = state.children.first().copied();
         self.replace_child(parent, slot, child);

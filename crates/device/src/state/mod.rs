@@ -14,7 +14,7 @@ mod promise;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::rc::Rc;
 
 use flagstone_types::{BlockNo, DvolId, LayerNo, Lsn, SegmentNo, Slot, VBlock};
@@ -102,6 +102,8 @@ pub struct State {
     pub pool: Pool,
     /// The next layer number.
     pub next_layer: u32,
+    /// Layers that were taken out since this was made.
+    pub layers_gone: u64,
     /// The node's incarnation on this journal.
     pub incarnation: u32,
     /// Counts nodes in memory.
@@ -139,6 +141,7 @@ impl State {
             layer_names: BTreeMap::new(),
             pool: Pool::new(),
             next_layer,
+            layers_gone: 0,
             incarnation,
             map_stats: Rc::new(MapStats::default()),
             promises: BTreeMap::new(),
@@ -186,6 +189,24 @@ impl State {
         self.dvol_names
             .iter()
             .map(|(name, &slot)| (name.as_str(), slot))
+    }
+
+    /// Dvols whose names come behind one, in order.
+    pub fn dvols_behind(&self, name: &str) -> impl Iterator<Item = (&str, Slot)> {
+        let behind = (Bound::Excluded(name), Bound::Unbounded);
+        self.dvol_names
+            .range::<str, _>(behind)
+            .map(|(name, &slot)| (name.as_str(), slot))
+    }
+
+    /// Snapshots of a dvol whose names are this one or come behind it, in order.
+    pub fn layers_from(&self, dvol: DvolId, name: &str) -> impl DoubleEndedIterator<Item = Slot> {
+        let from = Bound::Included((dvol, name.to_owned()));
+        let to = match dvol.0.checked_add(1) {
+            Some(next) => Bound::Excluded((DvolId(next), String::new())),
+            None => Bound::Unbounded,
+        };
+        self.layer_names.range((from, to)).map(|(_, &slot)| slot)
     }
 
     /// Snapshots of a dvol by name, in order.

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each module uses its part.
 
+mod background;
 mod expiry;
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
