@@ -119,12 +119,14 @@ level = "info"
 # exported to loopback addresses, and users are believed to be who they say.
 # [[export]]
 # What clients mount: a slash and the filesystem's name. Its snapshots, /data@SNAPSHOT, go by the same rules.
+# Or /.volumes: the node's volumes as files. Without a section they are not exported; only `flagstone dev` does.
 # path = "/data"
 # Addresses and networks that may mount it.
 # clients = ["127.0.0.0/8", "10.0.0.0/8", "2001:db8::/32"]
 # Nothing can be changed through it.
 # read_only = false
-# Who is not believed, and acts as the anonymous user: "root", "all" or "none".
+# Who is not believed, and acts as the anonymous user: "root", "all" or "none". Volumes are root's: "none", or
+# "all" with 0 for the anonymous user.
 # squash = "root"
 # anonymous_uid = 65534
 # anonymous_gid = 65534

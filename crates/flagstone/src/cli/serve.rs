@@ -6,7 +6,8 @@ use clap::Args;
 
 use super::target::dir_of_environment;
 use crate::config::{
-    Address, CORES_CEILING, Config, ConfigError, DeviceConfig, NfsConfig, OptionalAddress,
+    Address, CORES_CEILING, Config, ConfigError, DeviceConfig, ExportConfig, NfsConfig,
+    OptionalAddress,
 };
 use crate::serve::{DevPlan, ServePlan};
 use crate::size::Size;
@@ -156,6 +157,7 @@ impl DevArgs {
     pub(super) fn plan(self) -> Result<ServePlan, ConfigError> {
         let mut config = Config {
             nfs: NfsConfig::of_dev(),
+            exports: vec![ExportConfig::of_dev_volumes()],
             ..Config::default()
         };
         self.common.apply(&mut config);

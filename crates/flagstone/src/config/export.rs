@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{ConfigError, OptionalAddress};
 use crate::name::check_name;
-use crate::node::ExportOptions;
+use crate::node::{ExportOptions, VOLUMES_EXPORT};
 
 /// Where `dev` serves NFS: 2049, NFS's own, is likely to be somebody's already.
 const DEV_PORT: u16 = 12049;
@@ -43,11 +43,11 @@ impl NfsConfig {
     }
 }
 
-/// To whom a filesystem is exported.
+/// To whom a filesystem is exported, or the directory of volumes.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportConfig {
-    /// A slash and the filesystem's name.
+    /// A slash and the filesystem's name, or `/.volumes`.
     pub path: String,
     /// Addresses and networks.
     #[serde(default = "this_machine")]
@@ -79,6 +79,29 @@ pub enum SquashConfig {
     All,
 }
 
+impl ExportConfig {
+    /// What `dev` does with its volumes: they are this machine's over NBD, too.
+    pub fn of_dev_volumes() -> ExportConfig {
+        ExportConfig {
+            path: format!("/{VOLUMES_EXPORT}"),
+            clients: this_machine(),
+            read_only: false,
+            squash: SquashConfig::None,
+            anonymous_uid: nobody(),
+            anonymous_gid: nobody(),
+        }
+    }
+
+    /// Whether anybody may read what is exported. Volumes are root's.
+    fn lets_anybody_in(&self) -> bool {
+        match self.squash {
+            SquashConfig::None => true,
+            SquashConfig::Root => false,
+            SquashConfig::All => self.anonymous_uid == 0,
+        }
+    }
+}
+
 fn this_machine() -> Vec<String> {
     vec!["127.0.0.0/8".to_owned(), "::1".to_owned()]
 }
@@ -99,9 +122,17 @@ pub(super) fn options(exports: &[ExportConfig]) -> Result<Vec<ExportOptions>, Co
             ))
         };
         let name = path.strip_prefix('/').unwrap_or_default();
-        if check_name(name).is_err() {
+        if name == VOLUMES_EXPORT {
+            if !export.lets_anybody_in() {
+                return Err(wrong(
+                    "volumes are root's, so nobody could read them; say squash = \"none\" to let root of its \
+                     clients in, or squash = \"all\" with anonymous_uid = 0 for everybody there"
+                        .to_owned(),
+                ));
+            }
+        } else if check_name(name).is_err() {
             return Err(wrong(
-                "expected a slash and a filesystem's name, such as \"/data\"; directories in it and \
+                "expected a slash and a filesystem's name, such as \"/data\", or \"/.volumes\"; directories in it and \
                  snapshots of it go by the same rules and need no section"
                     .to_owned(),
             ));
@@ -162,12 +193,30 @@ mod tests {
     }
 
     #[test]
+    fn volumes_are_exported_to_whom_it_is_said() {
+        for squash in ["squash = \"none\"", "squash = \"all\"\nanonymous_uid = 0"] {
+            let text = format!("[[export]]\npath = \"/.volumes\"\n{squash}");
+            let found = read(&text).expect("it makes sense");
+            assert_eq!(found[0].filesystem, VOLUMES_EXPORT);
+        }
+        assert_eq!(read("").expect("nothing is said"), []);
+        let of_dev = options(&[ExportConfig::of_dev_volumes()]).expect("it makes sense");
+        assert_eq!(of_dev[0].clients.len(), 2);
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused_with_what_would() {
         let cases = [
             ("path = \"data\"", "such as \"/data\""),
             ("path = \"/data/below\"", "such as \"/data\""),
             ("path = \"/a\"\nclients = [\"host\"]", "10.0.0.0/8"),
             ("path = \"/a\"\nclients = []", "nobody could mount it"),
+            ("path = \"/.volumes\"", "volumes are root's"),
+            (
+                "path = \"/.volumes\"\nsquash = \"all\"",
+                "volumes are root's",
+            ),
+            ("path = \"/.other\"", "such as \"/data\""),
             ("path = \"/a\"\nsquash = \"some\"", "`root`"),
             ("path = \"/a\"\n[[export]]\npath = \"/a\"", "join the two"),
         ];

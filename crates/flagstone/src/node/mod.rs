@@ -34,6 +34,7 @@ pub use metrics::{
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, MAP_CACHE_DEFAULT_BYTES,
     NBD_CONNECTIONS_DEFAULT, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
+    VOLUMES_EXPORT,
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,

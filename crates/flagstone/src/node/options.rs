@@ -33,11 +33,14 @@ pub const SCRUB_DAYS_DEFAULT: u32 = 30;
 /// that take as long as it likes, by reading slowly or with a request that takes hours.
 pub const STOP_GRACE_DEFAULT_MS: u64 = 10_000;
 
+/// The name by which volumes are exported to NFS clients, as files of one directory. No filesystem can have it.
+pub const VOLUMES_EXPORT: &str = ".volumes";
+
 /// To whom a filesystem is exported, and in whose name they act. One that has no such rules is exported to this
-/// machine only, where everybody is believed to be who they say.
+/// machine only, where everybody is believed to be who they say. [`VOLUMES_EXPORT`] without rules is not exported.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportOptions {
-    /// Its name. It need not be there yet.
+    /// Its name, or [`VOLUMES_EXPORT`]. It need not be there yet.
     pub filesystem: String,
     /// From where it may be used.
     pub clients: Vec<Network>,

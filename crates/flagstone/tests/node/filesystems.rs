@@ -47,7 +47,7 @@ fn names(scene: &Scene) -> Vec<String> {
     items.map(|info| info.name).collect()
 }
 
-fn nfs_address(scene: &Scene) -> SocketAddr {
+pub(crate) fn nfs_address(scene: &Scene) -> SocketAddr {
     let info = scene.ask(|node| node.info()).expect("its description");
     info.nfs_addresses[0].parse().expect("an address")
 }
@@ -55,12 +55,22 @@ fn nfs_address(scene: &Scene) -> SocketAddr {
 /// A record of RPC with what a call has in front of its arguments, and its answer behind the header. Each call has
 /// a number of its own: with that of an earlier one it would be answered as that was. [rfc5531 9, 11]
 fn call(stream: &mut TcpStream, program: u32, procedure: u32, arguments: &[u8]) -> Vec<u8> {
+    call_as(stream, 0, (program, procedure), arguments)
+}
+
+/// The same in somebody's name.
+pub(crate) fn call_as(
+    stream: &mut TcpStream,
+    uid: u32,
+    (program, procedure): (u32, u32),
+    arguments: &[u8],
+) -> Vec<u8> {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let head = [number, 0, 2, program, 3, procedure];
-    // Root by AUTH_SYS, and no verifier.
-    let root = [1, 20, 0, 0, 0, 0, 0, 0, 0];
-    let words = head.into_iter().chain(root);
+    // By AUTH_SYS, and no verifier.
+    let caller = [1, 20, 0, 0, uid, uid, 0, 0, 0];
+    let words = head.into_iter().chain(caller);
     let mut record: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
     record.extend(arguments);
     let mark = 0x8000_0000 | record.len() as u32;
@@ -75,7 +85,7 @@ fn call(stream: &mut TcpStream, program: u32, procedure: u32, arguments: &[u8]) 
     answer.split_off(24)
 }
 
-fn opaque(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn opaque(bytes: &[u8]) -> Vec<u8> {
     let mut out = (bytes.len() as u32).to_be_bytes().to_vec();
     out.extend(bytes);
     out.resize(out.len().next_multiple_of(4), 0);
@@ -83,7 +93,7 @@ fn opaque(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Status of a MOUNT, and the handle.
-fn mount(stream: &mut TcpStream, path: &str) -> (u32, Vec<u8>) {
+pub(crate) fn mount(stream: &mut TcpStream, path: &str) -> (u32, Vec<u8>) {
     let answer = call(stream, 100_005, 1, &opaque(path.as_bytes()));
     let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|index| answer[at + index]));
     match word(0) {

@@ -10,4 +10,5 @@ mod metrics;
 mod series;
 mod stop;
 mod support;
+mod volume_files;
 mod volumes;

@@ -10,11 +10,12 @@ use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform};
-use flagstone_runtime::{CoreRemote, IoStats, UringListener, UringPlatform, UringStream};
+use flagstone_runtime::{CoreRemote, IoStats, Refused, UringListener, UringPlatform, UringStream};
 use flagstone_types::{DvolId, Lsn};
 
 use super::files::CoreFiles;
 use super::names::Names;
+use super::notes::VolumeNotes;
 use super::recording::Recording;
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
@@ -22,6 +23,15 @@ use crate::node::VolumeMetrics;
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
+}
+
+/// Why another core was not asked, or has not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Unasked {
+    /// It is behind; later it may not be.
+    Busy,
+    /// It has stopped.
+    Stopped,
 }
 
 /// One journal of one device on this core.
@@ -46,6 +56,12 @@ pub(super) struct CoreNode {
     remotes: RefCell<Vec<CoreRemote>>,
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
+    /// Of each volume that somebody has looked at.
+    notes: RefCell<BTreeMap<DvolId, Rc<VolumeNotes>>>,
+    /// When this run of the node began, in nanoseconds since 1970.
+    pub(super) started_ns: u64,
+    /// Differs from that of each other run: what was written to volumes and is not durable may be lost between two.
+    pub(super) life: u64,
     /// Of each volume whose size was changed: one at a time does that.
     sizing: RefCell<BTreeMap<DvolId, Rc<Budget>>>,
     stopping: Cell<bool>,
@@ -78,6 +94,9 @@ impl CoreNode {
             remotes: RefCell::default(),
             nbd: RefCell::default(),
             counters: RefCell::default(),
+            notes: RefCell::default(),
+            started_ns: platform.wall_clock_ns(),
+            life: platform.random_u64(),
             sizing: RefCell::default(),
             stopping: Cell::new(false),
             stop_grace_ns: share.stop_grace_ns,
@@ -171,6 +190,11 @@ impl CoreNode {
         self.counters.borrow_mut().entry(id).or_default().clone()
     }
 
+    /// What is remembered of a volume until it is deleted.
+    pub(super) fn notes_of(&self, id: DvolId) -> Rc<VolumeNotes> {
+        self.notes.borrow_mut().entry(id).or_default().clone()
+    }
+
     /// The turns of those who change a volume's size.
     pub(super) fn sizing(&self, id: DvolId) -> Rc<Budget> {
         let mut sizing = self.sizing.borrow_mut();
@@ -209,6 +233,7 @@ impl CoreNode {
     pub(super) fn forget(&self, id: DvolId) {
         self.counters.borrow_mut().remove(&id);
         self.sizing.borrow_mut().remove(&id);
+        self.notes.borrow_mut().remove(&id);
     }
 
     /// Copies of all volumes' counters.
@@ -223,6 +248,49 @@ impl CoreNode {
     /// The engine that has a volume.
     pub(super) fn engine(&self, engine: usize) -> Option<&Engine<UringPlatform>> {
         self.engines.get(engine).map(|owned| &owned.engine)
+    }
+
+    /// A volume, or a snapshot of one, to be read and written.
+    pub(super) fn volume(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
+        Some(RealVolume {
+            platform: self.platform.clone(),
+            engine: self.engine(engine)?.clone(),
+            handle,
+            counters: self.counters_of(handle.id),
+            notes: self.notes_of(handle.id),
+            recording: self.recording.clone(),
+        })
+    }
+
+    /// How many cores the node has.
+    pub(super) fn cores(&self) -> usize {
+        self.remotes.borrow().len()
+    }
+
+    /// Has another core of the node do something, and waits for what comes of it. It is done even if whoever asked
+    /// doesn't wait.
+    pub(super) async fn ask<R, F>(
+        &self,
+        core: usize,
+        work: impl FnOnce(Rc<CoreNode>) -> F + Send + 'static,
+    ) -> Result<R, Unasked>
+    where
+        R: Send + 'static,
+        F: Future<Output = R> + 'static,
+    {
+        let remote = self.remotes.borrow().get(core).cloned();
+        let remote = remote.ok_or(Unasked::Stopped)?;
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let sent = remote.try_send(Box::new(move |platform| {
+            let Some(core) = current() else { return };
+            let running = work(core);
+            platform.spawn(async move { drop(sender.send(running.await)) });
+        }));
+        match sent {
+            Ok(()) => receiver.await.map_err(|_| Unasked::Stopped),
+            Err(Refused::Full(_)) => Err(Unasked::Busy),
+            Err(Refused::Stopped(_)) => Err(Unasked::Stopped),
+        }
     }
 
     /// Stops serving: connections first, then the filesystems, then the engines.
@@ -257,7 +325,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    fn find(&self, name: &str) -> Option<(usize, usize, Handle, DvolId)> {
+    fn find(&self, name: &str) -> Option<(usize, usize, Handle)> {
         let (volume, snapshot) = match name.split_once('@') {
             Some((volume, snapshot)) => (volume, Some(snapshot)),
             None => (name, None),
@@ -269,14 +337,14 @@ impl Directory {
                 id: place.id,
                 layer: None,
             };
-            return Some((place.core, 0, nowhere, place.id));
+            return Some((place.core, 0, nowhere));
         }
         let engine = self.core.engine(place.engine)?;
         let handle = match snapshot {
             None => engine.dvol_with(place.id, volume)?.handle,
             Some(snapshot) => engine.layer(place.id, snapshot)?.handle,
         };
-        Some((place.core, place.engine, handle, place.id))
+        Some((place.core, place.engine, handle))
     }
 
     fn layer(&self, volume: &str, snapshot: &str) -> Option<LayerInfo> {
@@ -293,22 +361,16 @@ impl VolumeDirectory for Directory {
         if self.core.stopping.get() {
             return Err(OpenError::Unavailable);
         }
-        let Some((core, engine, handle, id)) = self.find(name) else {
+        let Some((core, engine, handle)) = self.find(name) else {
             return Err(OpenError::NotFound);
         };
         if core != self.core.index {
             return Ok(Opened::OnCore(core));
         }
-        let Some(engine) = self.core.engine(engine) else {
-            return Err(OpenError::Unavailable);
-        };
-        Ok(Opened::Here(RealVolume {
-            platform: self.core.platform.clone(),
-            engine: engine.clone(),
-            handle,
-            counters: self.core.counters_of(id),
-            recording: self.core.recording.clone(),
-        }))
+        match self.core.volume(engine, handle) {
+            Some(volume) => Ok(Opened::Here(volume)),
+            None => Err(OpenError::Unavailable),
+        }
     }
 
     async fn list(&self, after: Option<&str>, count_max: usize) -> Vec<ExportInfo> {

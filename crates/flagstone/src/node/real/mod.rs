@@ -9,6 +9,7 @@ mod describe;
 mod errors;
 mod files;
 mod names;
+mod notes;
 mod opening;
 mod recording;
 mod resize;

@@ -28,10 +28,13 @@ struct Tables {
     /// The names that volumes which go by their ids have on their devices. At the next start they may
     /// have them here, too, so nobody gets these names meanwhile.
     aside: BTreeMap<DvolId, String>,
+    /// How often any of this has changed.
+    changes: u64,
 }
 
 impl Tables {
     fn put(&mut self, name: String, place: Place) {
+        self.changes += 1;
         self.by_id.insert(place.id, name.clone());
         self.by_name.insert(name, place);
     }
@@ -101,6 +104,31 @@ impl Names {
         self.read(|t| t.by_id.get(&id).cloned())
     }
 
+    /// Where the volume with this dvol is, and its name.
+    pub(super) fn place_of(&self, id: DvolId) -> Option<(String, Place)> {
+        self.read(|t| {
+            let name = t.by_id.get(&id)?;
+            let place = t.by_name.get(name).filter(|place| place.id == id)?;
+            Some((name.clone(), *place))
+        })
+    }
+
+    /// Up to `limit` volumes in the order of their ids, from this id on.
+    pub(super) fn page_by_id(&self, from: DvolId, limit: usize) -> Vec<(String, Place)> {
+        self.read(|t| {
+            let found = t.by_id.range(from..).filter_map(|(id, name)| {
+                let place = t.by_name.get(name).filter(|place| place.id == *id)?;
+                Some((name.clone(), *place))
+            });
+            found.take(limit).collect()
+        })
+    }
+
+    /// How many volumes there are, and a number that differs whenever any of their names does.
+    pub(super) fn count(&self) -> (u64, u64) {
+        self.read(|t| (t.by_id.len() as u64, t.changes))
+    }
+
     /// Puts a name in for a volume that is to get it, on this core. `None` if it is taken.
     pub(super) fn claim(&self, name: &str, place: Place) -> Option<Claim> {
         let is_free = self.write(|t| {
@@ -145,6 +173,7 @@ impl Names {
     pub(super) fn deleted(&self, id: DvolId) {
         self.write(|t| {
             t.aside.remove(&id);
+            t.changes += 1;
             if let Some(name) = t.by_id.remove(&id) {
                 t.by_name.remove(&name);
             }
@@ -258,6 +287,34 @@ mod tests {
             assert_eq!(names.find("w"), Some(place(4)));
             assert!(names.claim("v", place(0)).is_some());
         }
+    }
+
+    #[test]
+    fn volumes_are_found_by_their_ids() {
+        let names = Names::default();
+        for id in [9, 3, 5] {
+            names.insert_found(&format!("v{id}"), place(id));
+        }
+        let (count, changes) = names.count();
+        assert_eq!(count, 3);
+        let page = |from, limit| {
+            let page = names.page_by_id(DvolId(from), limit).into_iter();
+            page.map(|(name, place)| (name, place.id.0))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(page(0, 2), [("v3".to_owned(), 3), ("v5".to_owned(), 5)]);
+        assert_eq!(page(6, 2), [("v9".to_owned(), 9)]);
+        let claim = names.claim("new", place(5)).expect("is free");
+        assert_eq!(names.count(), (3, changes), "nothing came to be yet");
+        claim.renamed(place(5));
+        assert_eq!(
+            names.place_of(DvolId(5)),
+            Some(("new".to_owned(), place(5)))
+        );
+        assert_ne!(names.count().1, changes);
+        names.deleted(DvolId(5));
+        assert_eq!(names.place_of(DvolId(5)), None);
+        assert_eq!(page(4, 9), [("v9".to_owned(), 9)]);
     }
 
     #[test]

@@ -1,15 +1,56 @@
 //! Changing a volume's size, and what is reserved for the volume.
 
-use flagstone_device::engine::{DvolError, DvolInfo};
+use flagstone_device::engine::{DvolError, DvolInfo, Handle};
 
+use super::core::CoreNode;
 use super::errors::{Wanted, check_reservation, check_size};
 use super::{NodeError, NodeErrorKind, RealNode, Reservation, VolumeInfo, reserved_bytes};
 
 /// What came of it.
-enum Resized {
+pub(super) enum Resized {
     Done,
     /// It would have become smaller than so many bytes, and that was not consented to.
     WouldShrink(u64),
+}
+
+/// Changes the size of a volume that an engine of this core has, and with it what is reserved for a volume of which
+/// all is.
+pub(super) async fn resize_here(
+    core: &CoreNode,
+    engine: usize,
+    dvol: Handle,
+    size_bytes: u64,
+    allow_data_loss: bool,
+) -> Result<Resized, DvolError> {
+    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+    // What is consented to depends on the size there is: nobody else changes it meanwhile.
+    let sizing = core.sizing(dvol.id);
+    let _turn = sizing.take(1).await;
+    let before_bytes = engine.size_of(dvol)?;
+    let (_, reserved_before) = engine.usage_of(dvol)?;
+    if size_bytes < before_bytes && !allow_data_loss {
+        return Ok(Resized::WouldShrink(before_bytes));
+    }
+    let is_full = reserved_before > 0 && reserved_before >= before_bytes;
+    let grows = size_bytes > before_bytes;
+    if is_full && grows {
+        engine.set_reserved(dvol, size_bytes).await?;
+    }
+    let resized = engine.resize(dvol, size_bytes).await;
+    let is_new = engine.size_of(dvol) == Ok(size_bytes);
+    let reserved_bytes = match (grows, is_new) {
+        // Nobody could ever use what was promised for the larger size.
+        (true, false) if is_full => Some(reserved_before),
+        // Also if what lies behind the new end could not be given back.
+        (false, true) if is_full => Some(size_bytes),
+        _ => None,
+    };
+    if let Some(bytes) = reserved_bytes {
+        resized.and(engine.set_reserved(dvol, bytes).await)?;
+    } else {
+        resized?;
+    }
+    Ok(Resized::Done)
 }
 
 impl RealNode {
@@ -22,37 +63,9 @@ impl RealNode {
         let doing = format!("resizing volume '{name}' to {size_bytes} bytes");
         let target = self.target(&name, &doing)?;
         check_size(size_bytes, &doing)?;
-        let (place, named) = (target.place, name.clone());
+        let engine = target.place.engine;
         let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
-            let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-            // What is consented to depends on the size there is: nobody else changes it meanwhile.
-            let sizing = core.sizing(dvol.id);
-            let _turn = sizing.take(1).await;
-            let before = engine.dvol_with(dvol.id, &named);
-            let before = before.ok_or(DvolError::NotFound)?;
-            if size_bytes < before.size_bytes && !allow_data_loss {
-                return Ok(Resized::WouldShrink(before.size_bytes));
-            }
-            let is_full = before.reserved_bytes > 0 && before.reserved_bytes >= before.size_bytes;
-            let grows = size_bytes > before.size_bytes;
-            if is_full && grows {
-                engine.set_reserved(dvol, size_bytes).await?;
-            }
-            let resized = engine.resize(dvol, size_bytes).await;
-            let is_new = engine.size_of(dvol) == Ok(size_bytes);
-            let reserved_bytes = match (grows, is_new) {
-                // Nobody could ever use what was promised for the larger size.
-                (true, false) if is_full => Some(before.reserved_bytes),
-                // Also if what lies behind the new end could not be given back.
-                (false, true) if is_full => Some(size_bytes),
-                _ => None,
-            };
-            if let Some(bytes) = reserved_bytes {
-                resized.and(engine.set_reserved(dvol, bytes).await)?;
-            } else {
-                resized?;
-            }
-            Ok(Resized::Done)
+            resize_here(&core, engine, dvol, size_bytes, allow_data_loss).await
         });
         match resized.await {
             Ok(Resized::Done) => self.show(&name).await,

@@ -12,6 +12,7 @@ use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{LatencyHistogram, Lsn};
 
+use super::notes::VolumeNotes;
 use super::recording::Recording;
 use crate::node::{ErrorCount, IoMetrics, VolumeMetrics};
 
@@ -79,6 +80,7 @@ pub(super) struct RealVolume {
     pub(super) engine: Engine<UringPlatform>,
     pub(super) handle: Handle,
     pub(super) counters: Rc<VolumeCounters>,
+    pub(super) notes: Rc<VolumeNotes>,
     pub(super) recording: Recording,
 }
 
@@ -110,6 +112,59 @@ impl RealVolume {
         counters.borrow_mut().record(ns, bytes, error);
         result
     }
+
+    /// Says that it was changed, also if only a part of a change was made.
+    fn tell_changed(&self) {
+        self.notes.change.tell(self.platform.wall_clock_ns());
+    }
+
+    /// Reads as [`Volume::read`] does.
+    pub(super) async fn read_pieces(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<engine::Pieces, VolumeError> {
+        let began = self.platform.now();
+        let read = self
+            .engine
+            .read(self.handle, offset_bytes, u64::from(len_bytes))
+            .await;
+        self.finish(began, &self.counters.read, u64::from(len_bytes), read)
+    }
+
+    /// Writes as [`Volume::write`] does. Returns the LSN of the last part.
+    pub(super) async fn write_parts(
+        &self,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, VolumeError> {
+        let began = self.platform.now();
+        let len = data.len() as u64;
+        let mark = match stability {
+            Stability::Stable => NodeMark::WroteStable,
+            Stability::Unstable => NodeMark::WroteUnstable,
+        };
+        let stability = engine_stability(stability);
+        let write = |at, part| self.engine.write(self.handle, at, part, stability);
+        let result = if data.len() <= WRITE_PART_BYTES {
+            write(offset_bytes, data).await
+        } else {
+            let mut result = Ok(Lsn::ZERO);
+            for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
+                let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
+                result = write(offset_bytes + at as u64, part).await;
+                if result.is_err() {
+                    break;
+                }
+            }
+            result
+        };
+        self.tell_changed();
+        let result = self.finish(began, &self.counters.write, len, result);
+        self.mark(&result, mark, offset_bytes, len);
+        result
+    }
 }
 
 impl Volume for RealVolume {
@@ -122,12 +177,7 @@ impl Volume for RealVolume {
     }
 
     async fn read(&self, offset_bytes: u64, len_bytes: u32) -> Result<Payload, VolumeError> {
-        let began = self.platform.now();
-        let read = self
-            .engine
-            .read(self.handle, offset_bytes, u64::from(len_bytes))
-            .await;
-        let pieces = self.finish(began, &self.counters.read, u64::from(len_bytes), read)?;
+        let pieces = self.read_pieces(offset_bytes, len_bytes).await?;
         let piece = |piece| match piece {
             engine::Piece::Data(buf) => Piece::Data(buf),
             engine::Piece::Zeros(len) => Piece::Zeros(len),
@@ -141,37 +191,8 @@ impl Volume for RealVolume {
         data: IoBuf,
         stability: Stability,
     ) -> Result<(), VolumeError> {
-        let began = self.platform.now();
-        let len = data.len() as u64;
-        let mark = match stability {
-            Stability::Stable => NodeMark::WroteStable,
-            Stability::Unstable => NodeMark::WroteUnstable,
-        };
-        let stability = engine_stability(stability);
-        let mut result = Ok(());
-        if data.len() <= WRITE_PART_BYTES {
-            result = self
-                .engine
-                .write(self.handle, offset_bytes, data, stability)
-                .await
-                .map(|_| ());
-        } else {
-            for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
-                let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
-                let at = offset_bytes + at as u64;
-                result = self
-                    .engine
-                    .write(self.handle, at, part, stability)
-                    .await
-                    .map(|_| ());
-                if result.is_err() {
-                    break;
-                }
-            }
-        }
-        let result = self.finish(began, &self.counters.write, len, result);
-        self.mark(&result, mark, offset_bytes, len);
-        result
+        let written = self.write_parts(offset_bytes, data, stability);
+        written.await.map(|_| ())
     }
 
     async fn flush(&self) -> Result<(), VolumeError> {
@@ -208,6 +229,7 @@ impl Volume for RealVolume {
             Err(DvolError::NoSpace) => Ok(()),
             result => result,
         };
+        self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);
         result
@@ -235,6 +257,7 @@ impl Volume for RealVolume {
                     .await
             }
         };
+        self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);
         result

@@ -1,4 +1,5 @@
-//! Which directories NFS clients may mount: each filesystem as `/NAME`, and its snapshots as `/NAME@SNAPSHOT`.
+//! Which directories NFS clients may mount: each filesystem as `/NAME`, its snapshots as `/NAME@SNAPSHOT`, and the
+//! node's volumes as `/.volumes`, if somebody has said to whom.
 //!
 //! An export's number is zero: there is one for each filesystem, and the filesystem's number is in every handle
 //! beside it. So handles hold whatever the configuration says of others, and before and after.
@@ -11,9 +12,11 @@ use flagstone_fs::{FileError, Files, FilesystemId, HasSnapshots, Node, WithSnaps
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
 use flagstone_platform::Platform;
 
-use super::{CoreExport, CoreFilesystem, ExportedFiles};
-use crate::node::ExportOptions;
+use super::shown::Shown;
+use super::volumes::VolumeFiles;
+use super::{CoreExport, CoreFilesystem};
 use crate::node::real::core::CoreNode;
+use crate::node::{ExportOptions, VOLUMES_EXPORT};
 
 /// Of the only export that a filesystem has.
 const NUMBER: u16 = 0;
@@ -36,6 +39,12 @@ impl Rules {
             squash: Squash::None,
             anonymous: NOBODY,
         })
+    }
+
+    /// To whom volumes are exported as files. Nobody has to be, so nobody is unless it is said.
+    fn of_volumes(&self) -> Option<&ExportOptions> {
+        let mut all = self.0.iter();
+        all.find(|rules| rules.filesystem == VOLUMES_EXPORT)
     }
 }
 
@@ -73,7 +82,7 @@ impl CoreExports {
                 read_only: rules.read_only,
                 squash: rules.squash,
                 anonymous: rules.anonymous,
-                files: WithSnapshots::new(files.clone()),
+                files: Shown::Filesystem(WithSnapshots::new(files.clone())),
             })
         };
         let mut exports = self.core.files.exports.borrow_mut();
@@ -83,6 +92,35 @@ impl CoreExports {
         });
         known.used_ns.set(self.core.platform.now().0);
         known.export.clone()
+    }
+}
+
+impl CoreExports {
+    /// The directory of volumes, if it is exported.
+    fn volumes(&self) -> Result<Option<Rc<CoreExport>>, FileError> {
+        let files = &self.core.files;
+        if let Some(export) = &*files.volumes.borrow() {
+            return Ok(Some(export.clone()));
+        }
+        let Some(rules) = files.rules.of_volumes() else {
+            return Ok(None);
+        };
+        if files.stopping.get() {
+            return Err(FileError::Stopping);
+        }
+        let shown = VolumeFiles::new(self.core.clone());
+        let export = Rc::new(CoreExport {
+            number: NUMBER,
+            path: path_of(VOLUMES_EXPORT, None),
+            root: Node::live(shown.root()),
+            clients: Clients::Only(rules.clients.clone()),
+            read_only: rules.read_only,
+            squash: rules.squash,
+            anonymous: rules.anonymous,
+            files: Shown::Volumes(shown),
+        });
+        *files.volumes.borrow_mut() = Some(export.clone());
+        Ok(Some(export))
     }
 }
 
@@ -104,7 +142,7 @@ fn names_of(path: &[u8]) -> Option<(&str, Option<&str>)> {
 }
 
 impl Exports for CoreExports {
-    type Files = ExportedFiles;
+    type Files = Shown;
 
     async fn by_number(
         &self,
@@ -113,6 +151,9 @@ impl Exports for CoreExports {
     ) -> Result<Option<Rc<CoreExport>>, FileError> {
         if number != NUMBER {
             return Ok(None);
+        }
+        if filesystem == VolumeFiles::ID {
+            return self.volumes();
         }
         if let Some(known) = self.core.files.exports.borrow().get(&filesystem) {
             known.used_ns.set(self.core.platform.now().0);
@@ -132,6 +173,13 @@ impl Exports for CoreExports {
         let Some((filesystem, snapshot)) = names_of(path) else {
             return Ok(None);
         };
+        if filesystem == VOLUMES_EXPORT {
+            // A snapshot is one volume's: `VOLUME@SNAPSHOT` in the directory.
+            return match snapshot {
+                None => self.volumes(),
+                Some(_) => Ok(None),
+            };
+        }
         let Some(all) = self.core.files.there(&self.core).await? else {
             return Ok(None);
         };
@@ -144,7 +192,10 @@ impl Exports for CoreExports {
             return Ok(Some(export));
         };
         // Its handles are those of the same export, at another time.
-        let snapshots = HasSnapshots::snapshots(export.files.inner());
+        let snapshots = match &export.files {
+            Shown::Filesystem(files) => HasSnapshots::snapshots(files.inner()),
+            Shown::Volumes(_) => Vec::new(),
+        };
         let found = snapshots.into_iter().find(|info| info.name == snapshot);
         Ok(found.map(|info| {
             Rc::new(CoreExport {
@@ -160,15 +211,21 @@ impl Exports for CoreExports {
     }
 
     async fn list(&self) -> Vec<Listed> {
+        let rules = &self.core.files.rules;
+        let volumes = rules.of_volumes().map(|rules| Listed {
+            path: path_of(VOLUMES_EXPORT, None),
+            clients: Clients::Only(rules.clients.clone()),
+        });
+        let mut listed: Vec<Listed> = volumes.into_iter().collect();
         let Ok(Some(all)) = self.core.files.there(&self.core).await else {
-            return Vec::new();
+            return listed;
         };
-        let listed = all.list().await.unwrap_or_default().into_iter();
-        let one = |info: flagstone_fs::FilesystemInfo| Listed {
+        let found = all.list().await.unwrap_or_default().into_iter();
+        listed.extend(found.map(|info| Listed {
             path: path_of(&info.name, None),
-            clients: Clients::Only(self.core.files.rules.of(&info.name).clients),
-        };
-        listed.map(one).collect()
+            clients: Clients::Only(rules.of(&info.name).clients),
+        }));
+        listed
     }
 }
 
@@ -202,5 +259,6 @@ mod tests {
         let allows = |peer: &str| other.allow(peer.parse().ok());
         assert!(allows("127.0.0.1") && allows("127.9.9.9") && allows("::1"));
         assert!(!allows("10.0.0.1") && !allows("::2") && !other.allow(None));
+        assert_eq!(rules.of_volumes(), None, "those of filesystems alone");
     }
 }

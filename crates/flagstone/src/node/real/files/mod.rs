@@ -13,6 +13,8 @@ mod registration;
 mod removal;
 mod rollback;
 mod settings;
+mod shown;
+mod volumes;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -29,10 +31,12 @@ use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{UringListener, UringPlatform};
 
 use super::core::{CoreNode, OwnedEngine};
+use super::notes::LastChange;
 pub(super) use errors::file_error;
 pub(super) use exports::Rules;
 use exports::{CoreExports, Known};
 pub(super) use registration::register;
+use shown::Shown;
 
 /// The core that has them.
 pub(super) const CORE: usize = 0;
@@ -44,7 +48,7 @@ type CoreFilesystems = Filesystems<UringPlatform>;
 type CoreFilesystem = Filesystem<UringPlatform>;
 /// As clients see it.
 type ExportedFiles = WithSnapshots<CoreFilesystem>;
-type CoreExport = Export<ExportedFiles>;
+type CoreExport = Export<Shown>;
 type NfsServer = RpcServer<UringPlatform, NfsService<UringPlatform, CoreExports>>;
 
 /// What a core has of filesystems. Used on one core only.
@@ -55,6 +59,10 @@ pub(super) struct CoreFiles {
     rules: Rules,
     /// Of filesystems that somebody has used: whoever comes with a handle finds it here.
     exports: RefCell<BTreeMap<FilesystemId, Known>>,
+    /// The directory of volumes, once somebody has used it.
+    volumes: RefCell<Option<Rc<CoreExport>>>,
+    /// When a volume last got a name, or lost it.
+    volume_names: LastChange,
     nfs: RefCell<Option<NfsServer>>,
     portmapper: RefCell<Option<RpcServer<UringPlatform, Portmapper>>>,
     stopping: Cell<bool>,
@@ -81,6 +89,8 @@ impl CoreFiles {
             turn: Budget::new(1),
             rules,
             exports: RefCell::default(),
+            volumes: RefCell::default(),
+            volume_names: LastChange::default(),
             nfs: RefCell::default(),
             portmapper: RefCell::default(),
             stopping: Cell::new(false),
@@ -190,6 +200,7 @@ impl CoreFiles {
         }
         let _turn = self.turn.take(1).await;
         self.exports.borrow_mut().clear();
+        self.volumes.borrow_mut().take();
         let opened = self.opened.borrow_mut().take();
         if let Some(opened) = opened {
             opened.stop().await;
