@@ -81,9 +81,10 @@ impl From<ReadError> for Tried {
 impl From<CommitError> for Tried {
     fn from(error: CommitError) -> Tried {
         match error {
-            CommitError::Conflict(_) | CommitError::NotOwner(_) | CommitError::Taken(_) => {
-                Tried::Stale
-            }
+            CommitError::Conflict(_)
+            | CommitError::NotOwner(_)
+            | CommitError::Taken(_)
+            | CommitError::Busy(..) => Tried::Stale,
             CommitError::Store(error) => Tried::For(error.into()),
             CommitError::Invalid(_) => Tried::For(TreeError::Part(error)),
         }

@@ -211,10 +211,12 @@ impl<P: Platform> Transaction<P> {
         let own = |ptr: &PagePtr| ptr.extent == self.tree.extent();
         let committed = match self.tree.store().commit(&commit).await {
             Err(error) => {
-                use flagstone_pagestore::CommitError::{Conflict, NotOwner};
+                use flagstone_pagestore::CommitError::{Busy, Conflict, NotOwner};
                 // Whether it is the tree's page or the caller's decides who looks again.
                 return Err(match &error {
-                    Conflict(ptr) | NotOwner(ptr) if !own(ptr) => TreeError::Part(error).into(),
+                    Conflict(ptr) | NotOwner(ptr) | Busy(ptr, _) if !own(ptr) => {
+                        TreeError::Part(error).into()
+                    }
                     flagstone_pagestore::CommitError::Taken(_) => TreeError::Part(error).into(),
                     _ => error.into(),
                 });

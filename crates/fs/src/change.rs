@@ -73,7 +73,10 @@ impl From<TreeError> for Tried {
         match error {
             TreeError::Conflict | TreeError::Busy => Tried::Again,
             TreeError::Part(
-                CommitError::Conflict(_) | CommitError::NotOwner(_) | CommitError::Taken(_),
+                CommitError::Conflict(_)
+                | CommitError::NotOwner(_)
+                | CommitError::Taken(_)
+                | CommitError::Busy(..),
             ) => Tried::Again,
             TreeError::Part(CommitError::Store(error)) | TreeError::Store(error) => error.into(),
             TreeError::Damaged(..) => {

@@ -6,6 +6,7 @@ use flagstone_device::engine::DvolError;
 use flagstone_platform::IoBuf;
 
 use crate::pointer::{BlockPtr, ExtentId, PagePtr, PageSlot};
+use crate::spanning::TransactionId;
 
 /// Parts of one commit, at most: pages it depends on or writes, ranges, and blocks it allocates, frees or
 /// seals. A page that is both a condition and written is one part. [fss 3]
@@ -157,6 +158,9 @@ pub enum CommitError {
     NotOwner(PagePtr),
     /// The block to allocate is not free, or its turn has passed.
     Taken(BlockPtr),
+    /// A commit over several stores holds this page until it has happened or not. Try again, or have it seen to:
+    /// [`crate::Spanning::see_to`].
+    Busy(PagePtr, TransactionId),
     /// It makes no sense: too many parts, a part twice, a page of the wrong length, beyond the extent.
     Invalid(&'static str),
     /// The store can't.
@@ -183,6 +187,9 @@ impl fmt::Display for CommitError {
                 write!(f, "{}: its block is not theirs any more", Of(ptr))
             }
             CommitError::Taken(ptr) => write!(f, "the block at {} is not free", Of(&ptr.0)),
+            CommitError::Busy(ptr, transaction) => {
+                write!(f, "{} is busy: transaction {transaction:?}", Of(ptr))
+            }
             CommitError::Invalid(what) => write!(f, "a commit makes no sense: {what}"),
             CommitError::Store(error) => error.fmt(f),
         }

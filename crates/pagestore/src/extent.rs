@@ -26,6 +26,8 @@ pub(crate) struct Extent {
     mapped: u64,
     /// Blocks of the device that are set aside for it.
     reserved: u64,
+    /// Of them, what parts that are prepared will take. [`crate::spanning`]
+    pub(crate) kept: u64,
     /// Of `mapped`: what comes with the open group, with the one on its way, with those in the log, and with what is
     /// being put in its place.
     new_open: u64,
@@ -45,6 +47,7 @@ impl Extent {
             tables: BTreeMap::new(),
             mapped: 0,
             reserved: 0,
+            kept: 0,
             new_open: 0,
             new_flying: 0,
             new_logged: 0,
@@ -67,12 +70,12 @@ impl Extent {
 
     /// Whether `blocks` more can be written without running out of what is set aside.
     pub(crate) fn has_room_for(&self, blocks: u64) -> bool {
-        blocks == 0 || self.mapped + blocks <= self.reserved
+        blocks == 0 || self.mapped + self.kept + blocks <= self.reserved
     }
 
     /// Bytes to set aside so that `blocks` more can be written: generously, and just enough.
     pub(crate) fn wanted_bytes(&self, blocks: u64) -> (u64, u64) {
-        let need = self.mapped + blocks;
+        let need = self.mapped + self.kept + blocks;
         let whole = self.geometry.dvol_bytes() / BLOCK_SIZE;
         let ahead = need + (need / 8).clamp(HEADROOM.0, HEADROOM.1);
         (ahead.min(whole) * BLOCK_SIZE, need * BLOCK_SIZE)

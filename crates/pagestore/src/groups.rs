@@ -210,6 +210,7 @@ impl Machine {
             extent.handle_logged();
         }
         self.logged.absorb(flying.dirty, &self.extents);
+        self.ledger.handle_durable(self.settled);
         if flying.is_direct {
             let mark = self.ring.as_ref().map(Ring::mark);
             self.begin_writing(mark);
@@ -293,6 +294,7 @@ impl Machine {
             // Only what was given later can be above what was spent before.
             self.spent.insert(key, generation);
         }
+        self.handle_lost_records(durable);
         self.forget_open();
         if matches!(error, StoreError::Fenced | StoreError::Stopping) {
             self.dead = Some(error);

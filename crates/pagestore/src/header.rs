@@ -6,7 +6,7 @@
 
 use flagstone_device::engine::{Attributes, CreateDvol, Engine, Handle, Piece, Stability};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, ChainHash};
+use flagstone_types::{BLOCK_SIZE, ChainHash, DvolId};
 use tracing::error;
 
 use crate::commit::StoreError;
@@ -20,6 +20,9 @@ const MAGIC: [u8; 8] = *b"FSPSTORE";
 const VERSION: u32 = 1;
 /// Of the block once there is a log: who doesn't know of that would lose what is in it.
 const VERSION_WITH_LOG: u32 = 2;
+/// Of the block once there may be records of transactions over several stores: who doesn't know of them would change
+/// what they hold.
+const VERSION_WITH_TRANSACTIONS: u32 = 3;
 /// Slots of one start.
 const SLOTS_PER_START: u64 = 1 << 44;
 const SEAL_AT: usize = BLOCK_SIZE as usize - 8;
@@ -29,17 +32,28 @@ const SEAL_AT: usize = BLOCK_SIZE as usize - 8;
 pub(crate) struct Header {
     /// No slot above this has been given.
     pub(crate) slot_limit: u64,
+    /// What a reader has to know.
+    pub(crate) knows: Knows,
+}
+
+/// What a store may have, each with everything before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Knows {
+    Pages,
     /// What is durable may be in a log.
-    pub(crate) has_log: bool,
+    Log,
+    /// There may be records of transactions over several stores.
+    Transactions,
 }
 
 impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; BLOCK_SIZE as usize];
         out[0..8].copy_from_slice(&MAGIC);
-        let version = match self.has_log {
-            true => VERSION_WITH_LOG,
-            false => VERSION,
+        let version = match self.knows {
+            Knows::Pages => VERSION,
+            Knows::Log => VERSION_WITH_LOG,
+            Knows::Transactions => VERSION_WITH_TRANSACTIONS,
         };
         out[8..12].copy_from_slice(&version.to_le_bytes());
         out[16..24].copy_from_slice(&self.slot_limit.to_le_bytes());
@@ -56,7 +70,11 @@ impl Header {
         };
         let header = Header {
             slot_limit: long(16)?,
-            has_log: long(8)? == u64::from(VERSION_WITH_LOG),
+            knows: match u32::try_from(long(8)?) {
+                Ok(VERSION_WITH_LOG) => Knows::Log,
+                Ok(VERSION_WITH_TRANSACTIONS) => Knows::Transactions,
+                _ => Knows::Pages,
+            },
         };
         let is_sealed = long(SEAL_AT)? == ChainHash::of(&bytes[..SEAL_AT]).0;
         (is_sealed && header.encode() == bytes).then_some(header)
@@ -69,7 +87,7 @@ impl Header {
 pub(crate) async fn take_slots<P: Platform>(
     engine: &Engine<P>,
     has_extents: bool,
-) -> Result<(std::ops::Range<u64>, Header), StoreError> {
+) -> Result<(std::ops::Range<u64>, Header, DvolId), StoreError> {
     let handle = match engine.dvol(HEADER_DVOL) {
         Some(found) if found.attributes == attributes() => found.handle,
         None if !has_extents => create(engine).await?,
@@ -94,7 +112,7 @@ pub(crate) async fn take_slots<P: Platform>(
         // A crash came between creating it and the first write.
         None if is_new && !has_extents => Header {
             slot_limit: 0,
-            has_log: false,
+            knows: Knows::Pages,
         },
         None => {
             error!(
@@ -113,23 +131,37 @@ pub(crate) async fn take_slots<P: Platform>(
         ..found
     };
     write(engine, handle, header).await?;
-    Ok((last..slot_limit, header))
+    Ok((last..slot_limit, header, handle.id))
 }
 
 /// Notes that there is a log, before anything is written to it.
 pub(crate) async fn note_log<P: Platform>(
     engine: &Engine<P>,
     header: Header,
-) -> Result<(), StoreError> {
-    if header.has_log {
-        return Ok(());
+) -> Result<Header, StoreError> {
+    note(engine, header, Knows::Log).await
+}
+
+/// Notes that there may be records of transactions, before there is one.
+pub(crate) async fn note_transactions<P: Platform>(
+    engine: &Engine<P>,
+    header: Header,
+) -> Result<Header, StoreError> {
+    note(engine, header, Knows::Transactions).await
+}
+
+async fn note<P: Platform>(
+    engine: &Engine<P>,
+    header: Header,
+    knows: Knows,
+) -> Result<Header, StoreError> {
+    if header.knows >= knows {
+        return Ok(header);
     }
     let found = engine.dvol(HEADER_DVOL).ok_or(StoreError::Corrupt)?;
-    let header = Header {
-        has_log: true,
-        ..header
-    };
-    write(engine, found.handle, header).await
+    let header = Header { knows, ..header };
+    write(engine, found.handle, header).await?;
+    Ok(header)
 }
 
 async fn write<P: Platform>(
@@ -167,14 +199,20 @@ mod tests {
     fn a_header_is_read_back_and_every_flipped_bit_noticed() {
         let header = Header {
             slot_limit: 0x0102_0304_0506_0708,
-            has_log: false,
+            knows: Knows::Pages,
         };
         let with_log = Header {
-            has_log: true,
+            knows: Knows::Log,
             ..header
         };
-        assert_eq!(with_log.encode()[8], 2);
-        assert_eq!(Header::decode(&with_log.encode()), Some(with_log));
+        let with_transactions = Header {
+            knows: Knows::Transactions,
+            ..header
+        };
+        for (header, version) in [(with_log, 2), (with_transactions, 3)] {
+            assert_eq!(header.encode()[8], version);
+            assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
         let bytes = header.encode();
         assert_eq!(
             &bytes[..24],

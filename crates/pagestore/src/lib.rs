@@ -9,8 +9,9 @@
 //! except through the device layer.
 //!
 //! Read first: `docs/formats/pagestore.md`, then [`Commit`] and [`Store`]. Called by the B-tree and the
-//! filesystem; calls the device layer. Source: Oracle FSS, sections 3 (multi-page store-conditional, block
-//! ownership) and 6 (two-phase commit).
+//! filesystem; calls the device layer. For commits over several stores: `docs/protocols/two-phase-commit.md`,
+//! then [`Spanning`]. Source: Oracle FSS, sections 3 (multi-page store-conditional, block ownership) and 6
+//! (two-phase commit).
 
 mod carry;
 mod commit;
@@ -25,6 +26,7 @@ mod machine;
 mod pointer;
 mod recent;
 mod role;
+mod spanning;
 mod store;
 mod table;
 
@@ -34,6 +36,10 @@ pub use commit::{
 pub use geometry::{Geometry, GeometryError};
 pub use pointer::{BlockPtr, ExtentId, Generation, OwnerId, PagePtr, PageSlot, PointerError};
 pub use role::{ATTRIBUTE_KIND_FILE, DvolRole};
+pub use spanning::{
+    Answer, Message, Outcome, Participant, Reply, Spanned, Spanning, SpanningError, StoreId,
+    TransactionId,
+};
 pub use store::{Claim, PageRead, Store, StoreCounters, StoreOptions};
 
 /// Gives bytes to everything that reads what the device holds, for a fuzzer. Panics if something that was
@@ -47,6 +53,7 @@ pub fn fuzz_decoders(bytes: &[u8]) {
         assert_eq!(header.encode(), bytes);
     }
     log::fuzz_decoders(bytes);
+    spanning::fuzz_decoders(bytes);
     if let Some(attributes) = bytes.first_chunk()
         && let Ok((id, geometry)) = Geometry::of_attributes(attributes)
     {

@@ -21,6 +21,7 @@ use crate::latest::{Key, Known, LatestPages};
 use crate::log::Ring;
 use crate::pointer::{BlockPtr, ExtentId, Generation, PagePtr, PageSlot};
 use crate::recent::RecentPages;
+use crate::spanning::Ledger;
 use crate::table::{BlockEntry, place_of};
 
 /// Changes of one group, at most, counted generously: one batch of the device layer takes 1,024.
@@ -59,9 +60,9 @@ pub(crate) enum Refused {
 
 /// What a commit puts where nothing was.
 #[derive(Default)]
-struct NewPages {
+pub(crate) struct NewPages {
     /// Blocks of the device that takes, for each extent.
-    blocks: BTreeMap<usize, u64>,
+    pub(crate) blocks: BTreeMap<usize, u64>,
     /// Those that have contents.
     fresh: Vec<Key>,
 }
@@ -105,6 +106,8 @@ pub(crate) struct Machine {
     pub(crate) given: BTreeMap<(usize, u64), (Generation, u64)>,
     /// Generations that were given by commits which were lost. Somebody may still have pointers with them.
     pub(crate) spent: BTreeMap<(usize, u64), Generation>,
+    /// Transactions over several stores.
+    pub(crate) ledger: Ledger,
     /// Rises whenever the device gets newer pages: what was looked up before may be old.
     pub(crate) lookups: u64,
     /// Set when nothing can be committed any more.
@@ -145,6 +148,7 @@ impl Machine {
             group_bytes_max,
             given: BTreeMap::new(),
             spent: BTreeMap::new(),
+            ledger: Ledger::new(slots.start),
             lookups: 0,
             dead: None,
         }
@@ -229,13 +233,25 @@ impl Machine {
         commit: &Commit,
         found: &DeviceSlots,
     ) -> Result<Committed, Refused> {
+        self.check_held(commit)?;
+        self.decide(commit, found, PARTS_MAX)
+    }
+
+    /// The same whoever holds what, with so many parts at most.
+    pub(crate) fn decide(
+        &mut self,
+        commit: &Commit,
+        found: &DeviceSlots,
+        parts_max: usize,
+    ) -> Result<Committed, Refused> {
         if let Some(error) = self.dead {
             return Err(Refused::For(error.into()));
         }
-        self.check_shape(commit)?;
+        self.check_shape(commit, parts_max)?;
         self.check_blocks(commit)?;
         let new_pages = self.check_pages(commit, found)?;
-        self.check_space(commit, &new_pages.blocks)?;
+        let needed = self.needed_space(commit, &new_pages.blocks)?;
+        self.check_room(&needed)?;
         if self.last_slot + 1 >= self.slot_limit {
             // After years of commits: the next start has new ones.
             return Err(Refused::For(StoreError::Stopping.into()));
@@ -243,7 +259,7 @@ impl Machine {
         Ok(self.apply(commit, new_pages))
     }
 
-    fn locate(&self, ptr: &PagePtr) -> Result<usize, Refused> {
+    pub(crate) fn locate(&self, ptr: &PagePtr) -> Result<usize, Refused> {
         let index = self
             .index_of(ptr.extent)
             .map_err(|error| Refused::For(error.into()))?;
@@ -253,8 +269,8 @@ impl Machine {
         }
     }
 
-    fn check_shape(&self, commit: &Commit) -> Result<(), Refused> {
-        if commit.parts() > PARTS_MAX {
+    pub(crate) fn check_shape(&self, commit: &Commit, parts_max: usize) -> Result<(), Refused> {
+        if commit.parts() > parts_max {
             return Err(invalid("more than fifteen parts"));
         }
         let mut bytes = 0;
@@ -300,7 +316,7 @@ impl Machine {
     }
 
     /// The blocks to allocate are free, the others those of their pointers.
-    fn check_blocks(&self, commit: &Commit) -> Result<(), Refused> {
+    pub(crate) fn check_blocks(&self, commit: &Commit) -> Result<(), Refused> {
         let mut seen = Vec::new();
         for (ptr, is_allocation) in commit.blocks() {
             let index = self.locate(&ptr.0)?;
@@ -332,7 +348,11 @@ impl Machine {
     }
 
     /// Every page is theirs and has the slot it should. Returns the pages that don't take space yet.
-    fn check_pages(&self, commit: &Commit, found: &DeviceSlots) -> Result<NewPages, Refused> {
+    pub(crate) fn check_pages(
+        &self,
+        commit: &Commit,
+        found: &DeviceSlots,
+    ) -> Result<NewPages, Refused> {
         let mut new = NewPages::default();
         for (ptr, slot) in &commit.checks {
             self.check_page(commit, ptr, Some(*slot), false, found)?;
@@ -396,12 +416,12 @@ impl Machine {
         }
     }
 
-    /// Everything that will be written has been set aside.
-    fn check_space(
+    /// Blocks of the device that a commit takes, for each extent.
+    pub(crate) fn needed_space(
         &self,
         commit: &Commit,
         new_blocks: &BTreeMap<usize, u64>,
-    ) -> Result<(), Refused> {
+    ) -> Result<BTreeMap<usize, u64>, Refused> {
         let mut needed = new_blocks.clone();
         for (ptr, _) in commit.blocks() {
             let index = self.locate(&ptr.0)?;
@@ -410,7 +430,12 @@ impl Machine {
                 *needed.entry(index).or_default() += 1;
             }
         }
-        for (index, blocks) in needed {
+        Ok(needed)
+    }
+
+    /// Everything that will be written has been set aside.
+    pub(crate) fn check_room(&self, needed: &BTreeMap<usize, u64>) -> Result<(), Refused> {
+        for (&index, &blocks) in needed {
             if !self.extents[index].has_room_for(blocks) {
                 return Err(Refused::NeedsSpace(index, blocks));
             }
@@ -555,7 +580,7 @@ impl Machine {
 
 impl Commit {
     /// The blocks it allocates (true), frees or seals.
-    fn blocks(&self) -> impl Iterator<Item = (BlockPtr, bool)> + '_ {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (BlockPtr, bool)> + '_ {
         let others = self
             .frees
             .iter()

@@ -26,6 +26,11 @@ impl Generation {
         self.0.wrapping_sub(other.0).cast_signed() > 0
     }
 
+    /// The last one with the same meaning.
+    pub(crate) fn before(self) -> Generation {
+        Generation(self.0.wrapping_sub(2))
+    }
+
     /// Whether a block of this generation is somebody's.
     pub fn is_allocated(self) -> bool {
         self.0 % 2 == 1

@@ -13,11 +13,12 @@ use tracing::error;
 use crate::commit::{Commit, CommitError, Committed, ReadError, StoreError, Ticket};
 use crate::extent::Extent;
 use crate::geometry::Geometry;
-use crate::header;
+use crate::header::{self, Header};
 use crate::latest::{Key, Known};
 use crate::log::{self, Ring};
 use crate::machine::{DeviceSlots, Machine, Refused, group_bytes_max};
 use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
+use crate::spanning::{RECORDS, StoreId};
 use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 
 /// Set aside for a new extent.
@@ -71,7 +72,7 @@ pub struct PageRead {
 
 /// A store. A cheap handle, used by one core.
 pub struct Store<P: Platform> {
-    inner: Rc<Inner<P>>,
+    pub(crate) inner: Rc<Inner<P>>,
 }
 
 impl<P: Platform> Clone for Store<P> {
@@ -108,6 +109,12 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) counters: Cell<StoreCounters>,
     /// Names this life of the store.
     life: u64,
+    /// Names the store.
+    pub(crate) id: StoreId,
+    /// As it was at the start.
+    pub(crate) header: Cell<Header>,
+    /// Who makes the extent for records.
+    pub(crate) records_turn: Budget,
 }
 
 /// What a store has counted. [`Store::counters`]
@@ -153,12 +160,12 @@ impl<P: Platform> Store<P> {
             .dvols()
             .iter()
             .any(|info| is_extent(&info.attributes));
-        let (slots, header) = header::take_slots(&engine, has_extents).await?;
+        let (slots, mut header, id) = header::take_slots(&engine, has_extents).await?;
         let life = slots.start;
         let group_bytes_max = group_bytes_max(engine.space().capacity_bytes);
         let log = log::open(&engine, options.log_bytes, group_bytes_max).await?;
         if log.is_some() {
-            header::note_log(&engine, header).await?;
+            header = header::note_log(&engine, header).await?;
         }
         let (log, ring) = log.map(|log| (log.handle, log.ring)).unzip();
         let mut machine = Machine::new(slots, group_bytes_max, options.recent_bytes, ring);
@@ -186,9 +193,14 @@ impl<P: Platform> Store<P> {
             is_failing: Cell::new(false),
             counters: Cell::default(),
             life,
+            id: StoreId(id.0),
+            header: Cell::new(header),
+            records_turn: Budget::new(1),
         });
         platform.spawn(inner.clone().carry_out_groups());
-        Ok(Store { inner })
+        let store = Store { inner };
+        store.load_records().await?;
+        Ok(store)
     }
 
     /// Finishes what has been committed and stops. The engine is stopped by whoever opened it.
@@ -235,7 +247,8 @@ impl<P: Platform> Store<P> {
 
     /// The extents here.
     pub fn extents(&self) -> Vec<ExtentId> {
-        self.inner.machine.borrow().extent_ids().collect()
+        let machine = self.inner.machine.borrow();
+        machine.extent_ids().filter(|id| *id != RECORDS).collect()
     }
 
     /// The shape of one.
@@ -288,24 +301,13 @@ impl<P: Platform> Store<P> {
         Ok(count)
     }
 
-    /// Creates an extent. Its id must not have been used before. Durable when this returns.
+    /// Creates an extent. Its id must not have been used before, and not be the highest, which is the store's own.
+    /// Durable when this returns.
     pub async fn create_extent(&self, id: ExtentId, geometry: Geometry) -> Result<(), StoreError> {
-        let inner = &self.inner;
-        let size_bytes = geometry.dvol_bytes();
-        let new = CreateDvol {
-            name: format!(".extent-{:016x}", id.0),
-            id: None,
-            size_bytes,
-            reserved_bytes: FIRST_RESERVE_BYTES.min(size_bytes),
-        };
-        let handle = inner
-            .engine
-            .create_with(new, geometry.attributes(id))
-            .await?;
-        let mut extent = Extent::new(id, handle, geometry);
-        extent.set_usage(inner.engine.usage_of(handle)?);
-        inner.machine.borrow_mut().add_extent(extent);
-        Ok(())
+        match id {
+            RECORDS => Err(StoreError::NoExtent(id)),
+            _ => self.inner.create_extent(id, geometry).await,
+        }
     }
 
     /// Reads a page.
@@ -447,42 +449,9 @@ impl<P: Platform> Store<P> {
         if let Some(ptr) = inner.injected(commit) {
             return Err(CommitError::Conflict(ptr));
         }
-        // Those who found the open group full go first, in their order.
-        let is_crowded = inner.crowd.free() == 0;
-        let mut turn = if is_crowded {
-            Some(inner.crowd.take(1).await)
-        } else {
-            None
-        };
-        loop {
-            if inner.stopping.get() {
-                return Err(StoreError::Stopping.into());
-            }
-            let lookups = inner.machine.borrow().lookups;
-            let found = inner.look_up(commit).await?;
-            if inner.machine.borrow().lookups != lookups {
-                continue;
-            }
-            let found = found.ok_or(StoreError::Corrupt)?;
-            let settled = inner.settled.wait();
-            if inner.is_failing.get() && inner.machine.borrow().needs_room {
-                return Err(StoreError::Stuck.into());
-            }
-            let decided = inner.machine.borrow_mut().commit(commit, &found);
-            match decided {
-                Ok(committed) => {
-                    inner.work.notify();
-                    return Ok(committed);
-                }
-                Err(Refused::For(error)) => return Err(error),
-                Err(Refused::GroupFull) if turn.is_none() => turn = Some(inner.crowd.take(1).await),
-                Err(Refused::GroupFull) => settled.await,
-                Err(Refused::NeedsTable(index, page)) => inner.load_table(index, page).await?,
-                // Its newest version became durable while others were looked up.
-                Err(Refused::NeedsSlot) => {}
-                Err(Refused::NeedsSpace(index, blocks)) => inner.set_aside(index, blocks).await?,
-            }
-        }
+        inner
+            .decide(commit, |machine, found| machine.commit(commit, found))
+            .await
     }
 
     /// Waits until what a ticket stands for survives power loss, or is lost.
@@ -517,6 +486,71 @@ impl<P: Platform> Store<P> {
 }
 
 impl<P: Platform> Inner<P> {
+    /// Has something decided, of which `commit` has all the pages, as soon as that can be: looks up, loads and sets aside
+    /// what it takes.
+    pub(crate) async fn decide<D>(
+        &self,
+        commit: &Commit,
+        mut decide: impl FnMut(&mut Machine, &DeviceSlots) -> Result<D, Refused>,
+    ) -> Result<D, CommitError> {
+        // Those who found the open group full go first, in their order.
+        let is_crowded = self.crowd.free() == 0;
+        let mut turn = if is_crowded {
+            Some(self.crowd.take(1).await)
+        } else {
+            None
+        };
+        loop {
+            if self.stopping.get() {
+                return Err(StoreError::Stopping.into());
+            }
+            let lookups = self.machine.borrow().lookups;
+            let found = self.look_up(commit).await?;
+            if self.machine.borrow().lookups != lookups {
+                continue;
+            }
+            let found = found.ok_or(StoreError::Corrupt)?;
+            let settled = self.settled.wait();
+            if self.is_failing.get() && self.machine.borrow().needs_room {
+                return Err(StoreError::Stuck.into());
+            }
+            let decided = decide(&mut self.machine.borrow_mut(), &found);
+            match decided {
+                Ok(decided) => {
+                    self.work.notify();
+                    return Ok(decided);
+                }
+                Err(Refused::For(error)) => return Err(error),
+                Err(Refused::GroupFull) if turn.is_none() => turn = Some(self.crowd.take(1).await),
+                Err(Refused::GroupFull) => settled.await,
+                Err(Refused::NeedsTable(index, page)) => self.load_table(index, page).await?,
+                // Its newest version became durable while others were looked up.
+                Err(Refused::NeedsSlot) => {}
+                Err(Refused::NeedsSpace(index, blocks)) => self.set_aside(index, blocks).await?,
+            }
+        }
+    }
+
+    pub(crate) async fn create_extent(
+        &self,
+        id: ExtentId,
+        geometry: Geometry,
+    ) -> Result<(), StoreError> {
+        let size_bytes = geometry.dvol_bytes();
+        let new = CreateDvol {
+            name: format!(".extent-{:016x}", id.0),
+            id: None,
+            size_bytes,
+            reserved_bytes: FIRST_RESERVE_BYTES.min(size_bytes),
+        };
+        let attributes = geometry.attributes(id);
+        let handle = self.engine.create_with(new, attributes).await?;
+        let mut extent = Extent::new(id, handle, geometry);
+        extent.set_usage(self.engine.usage_of(handle)?);
+        self.machine.borrow_mut().add_extent(extent);
+        Ok(())
+    }
+
     /// Whether the first of some pages of a table was written, and up to which one that is so of all.
     async fn table_run(
         &self,
@@ -625,9 +659,12 @@ impl<P: Platform> Inner<P> {
             .table(table_page)
             .filter(|page| page.free_count > 0)?;
         let mut claimed = self.claimed.borrow_mut();
-        let free = page
-            .free_from(skip, count)
-            .find(|entry| !claimed.contains(&(index, first + *entry as u64)))?;
+        let free = page.free_from(skip, count).find(|entry| {
+            let block = first + *entry as u64;
+            let is_held = !machine.ledger.is_empty()
+                && machine.ledger.holds_pages(id, &extent.pages_of(block));
+            !is_held && !claimed.contains(&(index, block))
+        })?;
         let (block, entry) = (first + free as u64, page.get(free));
         claimed.insert((index, block));
         let ptr = BlockPtr(PagePtr {
@@ -769,7 +806,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// All of it in one buffer.
-    fn join(&self, mut pieces: Pieces, len: usize) -> IoBuf {
+    pub(crate) fn join(&self, mut pieces: Pieces, len: usize) -> IoBuf {
         if pieces.len() == 1
             && let Some(Piece::Data(data)) = pieces.pop()
         {

@@ -255,7 +255,9 @@ async fn step(store: &TestStore, history: &Rc<RefCell<History>>, rng: &mut Rng) 
             history.borrow_mut().conflicts += 1;
             true
         }
-        Err(CommitError::Invalid(what)) => panic!("{what}: {commit:?}"),
+        Err(error @ (CommitError::Invalid(_) | CommitError::Busy(..))) => {
+            panic!("{error}: {commit:?}")
+        }
         Err(CommitError::Store(_)) => false,
     }
 }
