@@ -3,9 +3,11 @@
 use flagstone_platform::Platform;
 
 use crate::attributes::Timestamp;
+use crate::error::FileError;
 use crate::files::FilesystemId;
 use crate::filesystem::Filesystem;
 use crate::settings::Settings;
+use crate::system::FilesystemInfo;
 
 /// A filesystem as it is now.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,6 +28,27 @@ pub struct Description {
     pub snapshots: u64,
     /// The snapshot that it is being rolled back to.
     pub rolling_back_to: Option<String>,
+    /// What is wrong with it, and what to do.
+    pub problem: Option<String>,
+}
+
+impl Description {
+    /// Of one that can't be opened: what the list of all says, and why.
+    pub fn unreadable(info: &FilesystemInfo, error: FileError) -> Description {
+        Description {
+            id: info.id,
+            name: info.name.clone(),
+            created: Timestamp::from_ns(0),
+            settings: Settings::default(),
+            used_bytes: 0,
+            files: 0,
+            snapshots: 0,
+            rolling_back_to: None,
+            problem: Some(format!(
+                "it can't be opened ({error}): `flagstone fs check` and `flagstone verify` say more"
+            )),
+        }
+    }
 }
 
 impl<P: Platform> Filesystem<P> {
@@ -46,6 +69,7 @@ impl<P: Platform> Filesystem<P> {
             files: state.usage.files.max(0).cast_unsigned(),
             snapshots: state.snapshots.len() as u64,
             rolling_back_to: rolling,
+            problem: self.inner.trouble.borrow().said(),
         })
     }
 }

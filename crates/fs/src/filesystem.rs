@@ -23,6 +23,7 @@ use crate::key::Keys;
 use crate::locks::Locks;
 use crate::object::Objects;
 use crate::reaper::Turns;
+use crate::rollback::Trouble;
 use crate::snapshots::Versions;
 use crate::superblock::{ROOT, SnapshotValue, Superblock, Usage};
 use crate::sweep::{AT_ONCE, Taken};
@@ -86,6 +87,7 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) versions: Versions,
     /// Files whose dvols have more than they need.
     pub(crate) to_cut: RefCell<Turns<FileId>>,
+    pub(crate) trouble: RefCell<Trouble>,
     pub(crate) taken: RefCell<Taken>,
     /// There were too many dvols; from then on there may be room for more.
     pub(crate) promote_from_ns: Cell<u64>,
@@ -100,12 +102,40 @@ pub(crate) struct State {
     /// Ascending.
     pub(crate) numbers_of_snapshots: Rc<[u32]>,
     pub(crate) usage: Usage,
-    /// The snapshot that it is being rolled back to.
-    pub(crate) rolling: Option<u32>,
+    pub(crate) rolling: Option<Rolling>,
     /// Numbers that files can be given.
     numbers: std::ops::Range<u64>,
     /// The store's when this was loaded.
     verifier: u64,
+}
+
+/// What is being rolled back to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rolling {
+    /// The snapshot.
+    pub(crate) to: u32,
+    /// Nothing is changed yet: it is seen whether all can be read that it takes.
+    pub(crate) is_looking: bool,
+}
+
+impl Rolling {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let mut out = self.to.to_le_bytes().to_vec();
+        // What began in an older version may have changed something.
+        out.extend(self.is_looking.then_some(1));
+        out
+    }
+
+    pub(crate) fn decode(value: &[u8]) -> Option<Rolling> {
+        let (to, rest) = value.split_first_chunk()?;
+        let is_looking = match rest {
+            [] => false,
+            [1] => true,
+            _ => return None,
+        };
+        let to = u32::from_le_bytes(*to);
+        Some(Rolling { to, is_looking })
+    }
 }
 
 impl<P: Platform> Inner<P> {
@@ -145,6 +175,7 @@ impl<P: Platform> Inner<P> {
             to_sweep: RefCell::default(),
             versions: Versions::default(),
             to_cut: RefCell::default(),
+            trouble: RefCell::default(),
             taken: RefCell::default(),
             promote_from_ns: Cell::new(0),
         });
@@ -364,9 +395,9 @@ impl<P: Platform> Inner<P> {
         self.with_state(|state| state.rolling.is_some())
     }
 
-    /// It has been rolled back.
-    pub(crate) fn end_rolling(&self) {
-        self.state.borrow_mut().rolling = None;
+    /// It has been rolled back, or goes on with that.
+    pub(crate) fn set_rolling(&self, rolling: Option<Rolling>) {
+        self.state.borrow_mut().rolling = rolling;
     }
 
     /// Loads again what is in memory, if the store has lost commits since.
@@ -448,6 +479,18 @@ impl<P: Platform> Inner<P> {
         &self,
         operation: impl AsyncFn(&mut Change<P>, &State) -> Result<T, Tried>,
     ) -> Result<T, FileError> {
+        let operation = async |change: &mut Change<P>, state: &State| {
+            self.check_there()?;
+            operation(change, state).await
+        };
+        self.change_state_of_all(operation).await
+    }
+
+    /// The same also while it is being rolled back.
+    pub(crate) async fn change_state_of_all<T>(
+        &self,
+        operation: impl AsyncFn(&mut Change<P>, &State) -> Result<T, Tried>,
+    ) -> Result<T, FileError> {
         for attempt in 0..ATTEMPTS_MAX {
             if attempt > 2 {
                 self.platform.yield_now().await;
@@ -467,7 +510,9 @@ impl<P: Platform> Inner<P> {
         &self,
         operation: &impl AsyncFn(&mut Change<P>, &State) -> Result<T, Tried>,
     ) -> Result<T, Tried> {
-        self.check_there()?;
+        if self.is_deleted.get() {
+            return Err(FileError::Stale.into());
+        }
         // Read anew: a transaction of its own may have raised the next number.
         let state = load(&self.tree, self.keys).await?;
         let snapshots = state.numbers_of_snapshots.clone();
@@ -591,9 +636,9 @@ async fn load<P: Platform>(tree: &Tree<P>, keys: Keys) -> Result<State, Tried> {
         None => Usage::default(),
     };
     let rolling = match view.get_plain(&keys.rollback()).await? {
-        Some(number) => {
-            let number = number.try_into().ok().map(u32::from_le_bytes);
-            Some(decoded(number, "what is being rolled back to")?)
+        Some(value) => {
+            let rolling = Rolling::decode(&value);
+            Some(decoded(rolling, "what is being rolled back to")?)
         }
         None => None,
     };

@@ -48,6 +48,11 @@ impl<T: Ord + Copy> Turns<T> {
         self.waiting.is_empty()
     }
 
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }

@@ -5,18 +5,21 @@
 //! number, as if somebody had changed it: so other snapshots keep what they have, whether they are older or newer.
 //! Blocks that files got since are given back, those of the snapshot are copied, and dvols are rolled back to the
 //! layer that keeps them. After a crash it is walked once more from the beginning; what is there by then stays.
+//!
+//! Before anything is changed all is read that this will read. If something can't be, the filesystem is let be as
+//! it is. What can't be read later keeps it closed: then it can be rolled back to another snapshot, or deleted.
 
 use flagstone_device::engine::{Batch, Change as DvolChange, Stability as DvolStability};
 use flagstone_pagestore::{OwnerId, PARTS_MAX, RangeWrite, Ticket};
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::DvolId;
-use tracing::info;
+use tracing::{error, info};
 
 use crate::change::{Change, Later, Tried, versions};
 use crate::contents::{BlockValue, PAGE_BYTES, block_size_index, content_mut};
 use crate::error::FileError;
 use crate::files::{FileId, SnapshotNumber};
-use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, decoded, final_error};
+use crate::filesystem::{ATTEMPTS_MAX, Filesystem, Inner, Rolling, decoded, final_error};
 use crate::inode::{Body, Content, Inode, ObjectContent};
 use crate::key::{self, FileKey, Part};
 use crate::names::COOKIE_FIRST;
@@ -36,6 +39,25 @@ const COOKIES_JUMP: u64 = 1 << 32;
 const PAUSE_NS: u64 = 1_000_000;
 /// Transactions that may wait for their flush.
 const AHEAD: usize = 32;
+/// How often it is tried to read what can't be read, before that is said.
+const TRIES: u32 = 3;
+/// Between two tries. It doubles, up to the latter.
+const FAILED_NS: u64 = 1_000_000_000;
+const FAILED_MAX_NS: u64 = 64_000_000_000;
+
+/// What came of rolling back that went wrong.
+#[derive(Default)]
+pub(crate) struct Trouble {
+    /// How often it was tried in vain.
+    tries: u32,
+    said: Option<String>,
+}
+
+impl Trouble {
+    pub(crate) fn said(&self) -> Option<String> {
+        self.said.clone()
+    }
+}
 
 /// A key that is to be what a snapshot has.
 struct Wanted {
@@ -47,15 +69,27 @@ impl<P: Platform> Filesystem<P> {
     /// Makes everything what it was when a snapshot was taken; later snapshots stay. Durable when this returns:
     /// it happens then, behind, whatever comes between, and until it has ([`Filesystem::rolling_back_to`])
     /// everything else is [`FileError::Later`].
+    ///
+    /// What is being rolled back and can't be, since something can't be read, can be rolled back to another snapshot.
     pub async fn roll_back(&self, name: &str) -> Result<(), FileError> {
         let inner = &self.inner;
-        let begun = inner.change_state(async |change, state| {
+        let begun = inner.change_state_of_all(async |change, state| {
+            let is_stuck = inner.trouble.borrow().said.is_some();
+            if state.rolling.is_some() && !is_stuck {
+                return Err(FileError::Later.into());
+            }
             let is_it = |(other, _): &&(Vec<u8>, SnapshotValue)| other == name.as_bytes();
             let found = state.snapshots.iter().find(|snapshot| is_it(snapshot));
             let (_, snapshot) = found.ok_or(FileError::NotFound)?;
-            change.put_plain(&inner.keys.rollback(), &snapshot.number.to_le_bytes())
+            let rolling = Rolling {
+                to: snapshot.number,
+                // What was begun has changed something.
+                is_looking: state.rolling.is_none_or(|rolling| rolling.is_looking),
+            };
+            change.put_plain(&inner.keys.rollback(), &rolling.encode())
         });
         begun.await?;
+        *inner.trouble.borrow_mut() = Trouble::default();
         inner.orphaned.notify();
         Ok(())
     }
@@ -63,18 +97,22 @@ impl<P: Platform> Filesystem<P> {
     /// The snapshot that it is being rolled back to.
     pub fn rolling_back_to(&self) -> Option<SnapshotNumber> {
         self.inner
-            .with_state(|state| state.rolling.map(SnapshotNumber))
+            .with_state(|state| state.rolling.map(|rolling| SnapshotNumber(rolling.to)))
     }
 }
 
 impl<P: Platform> Inner<P> {
     /// Does what was begun. Returns whether there was anything.
     pub(crate) async fn roll(&self) -> Result<bool, FileError> {
-        let Some(to) = self.with_state(|state| state.rolling) else {
+        let Some(rolling) = self.with_state(|state| state.rolling) else {
             return Ok(false);
         };
-        let mut done = self.roll_to(to).await;
-        if done == Err(FileError::NoSpace) {
+        let to = rolling.to;
+        let mut done = match rolling.is_looking {
+            true => self.look_through(to).await,
+            false => self.roll_to(to).await,
+        };
+        if !rolling.is_looking && done == Err(FileError::NoSpace) {
             // What came after the snapshot has the room, and only this gives it back.
             done = self.restore_all(to, |wanted| wanted.value.is_none()).await;
             if done.is_ok() {
@@ -84,9 +122,113 @@ impl<P: Platform> Inner<P> {
         match done {
             // Some of it is lost: once more.
             Err(FileError::Later) => self.platform.sleep_ns(PAUSE_NS).await,
+            Err(error @ (FileError::Corrupt | FileError::Device)) => {
+                self.not_rolled(rolling, error).await?;
+            }
             done => done?,
         }
         Ok(true)
+    }
+
+    /// Reads all that is to be read, and has it begin then.
+    async fn look_through(&self, to: u32) -> Result<(), FileError> {
+        let (mut from, end) = self.keys.all_files();
+        loop {
+            let (wanted, next) = self.wanted(&from, &end, to).await?;
+            for wanted in &wanted {
+                let looked = self.look_through_key(wanted, to).await;
+                looked.map_err(final_error)?;
+            }
+            self.platform.yield_now().await;
+            match next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        let rolling = Rolling {
+            to,
+            is_looking: false,
+        };
+        self.note_rolling(to, Some(rolling)).await
+    }
+
+    async fn look_through_key(&self, wanted: &Wanted, to: u32) -> Result<(), Tried> {
+        let Wanted { key, value } = wanted;
+        let parts = decoded(self.keys.of_file(key), "a key of a file")?;
+        let Some(value) = value else { return Ok(()) };
+        match parts.part {
+            Part::Inode => {
+                let mut inode = decoded(Inode::decode(parts.file, value), "an inode")?;
+                if inode.object().is_some() {
+                    self.complete(parts.file, &mut inode, |dvol| self.dvol_at(dvol, to))?;
+                }
+            }
+            Part::Block(_) if self.has_blocks(parts.file, to).await? => {
+                let kept = decoded(BlockValue::decode(value), "a block of a file")?;
+                for page in (0..64).filter(|page| kept.written >> page & 1 == 1) {
+                    self.store().read(kept.page(page)).await?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Notes how far it is, if it is still that snapshot.
+    async fn note_rolling(&self, to: u32, rolling: Option<Rolling>) -> Result<(), FileError> {
+        let key = self.keys.rollback();
+        let noted = self.alone(to, async |change| {
+            match rolling {
+                Some(rolling) => change.put_plain(&key, &rolling.encode())?,
+                None => change.delete_plain(&key)?,
+            }
+            Ok(true)
+        });
+        if let Some(ticket) = noted.await? {
+            self.wait_for(ticket).await?;
+        }
+        self.set_rolling(rolling);
+        Ok(())
+    }
+
+    /// Something that it takes can't be read. If nothing was changed yet, everything stays as it is.
+    async fn not_rolled(&self, rolling: Rolling, error: FileError) -> Result<(), FileError> {
+        let tries = self.trouble.borrow().tries + 1;
+        self.trouble.borrow_mut().tries = tries;
+        let name = self.with_state(|state| {
+            let is_it = |(_, value): &&(Vec<u8>, SnapshotValue)| value.number == rolling.to;
+            let found = state.snapshots.iter().find(is_it);
+            found.map_or(String::new(), |(name, _)| {
+                String::from_utf8_lossy(name).into_owned()
+            })
+        });
+        if tries >= TRIES {
+            let what = match rolling.is_looking {
+                true => format!(
+                    "it was not rolled back to '{name}', since not all of that can be read ({error}): it is as it was before; `flagstone fs check` says more"
+                ),
+                false => format!(
+                    "it is half rolled back to '{name}', since not all of that can be read ({error}), and clients wait: roll it back to another snapshot, or delete it"
+                ),
+            };
+            error!(filesystem = %self.keys.0, "{what}");
+            self.trouble.borrow_mut().said = Some(what);
+            if rolling.is_looking {
+                self.note_rolling(rolling.to, None).await?;
+                self.trouble.borrow_mut().tries = 0;
+                return Ok(());
+            }
+        }
+        let pause_ns = FAILED_NS << (tries - 1).min(6);
+        let until_ns = self.platform.now().0 + pause_ns.min(FAILED_MAX_NS);
+        // Somebody may choose another snapshot, or delete it, or the node stop.
+        while self.platform.now().0 < until_ns
+            && !self.stopping.get()
+            && self.with_state(|state| state.rolling == Some(rolling))
+        {
+            self.platform.sleep_ns(FAILED_NS / 10).await;
+        }
+        Ok(())
     }
 
     /// Gives keys the values that the snapshot has: those of the keys that differ that are `included`.
@@ -98,7 +240,7 @@ impl<P: Platform> Inner<P> {
         let mut last = Ticket::default();
         // Whoever removed those files did so after the snapshot, or they would be given back with what comes back.
         while let Some(ticket) = self
-            .alone(async |change| self.roll_orphan(change).await)
+            .alone(to, async |change| self.roll_orphan(change).await)
             .await?
         {
             last = self.store().later(last, ticket);
@@ -113,7 +255,7 @@ impl<P: Platform> Inner<P> {
             while !rest.is_empty() {
                 let begun = rest;
                 let done = std::cell::Cell::new(0);
-                let ticket = self.alone(async |change| {
+                let ticket = self.alone(to, async |change| {
                     done.set(0);
                     for wanted in begun {
                         if change.parts() + PARTS_PER_KEY > PARTS_MAX {
@@ -144,7 +286,7 @@ impl<P: Platform> Inner<P> {
 
     async fn roll_to(&self, to: u32) -> Result<(), FileError> {
         self.restore_all(to, |_| true).await?;
-        let done = self.alone(async |change| {
+        let done = self.alone(to, async |change| {
             change.delete_plain(&self.keys.rollback())?;
             Ok(true)
         });
@@ -155,7 +297,8 @@ impl<P: Platform> Inner<P> {
         self.objects.forget_all();
         self.sweep_all_soon();
         self.recount_all().await;
-        self.end_rolling();
+        self.set_rolling(None);
+        *self.trouble.borrow_mut() = Trouble::default();
         info!(filesystem = %self.keys.0, snapshot = to, "rolled back");
         Ok(())
     }
@@ -168,6 +311,7 @@ impl<P: Platform> Inner<P> {
     /// Carries out one step while nobody else is let in. `None` if it has found nothing to do.
     async fn alone(
         &self,
+        to: u32,
         operation: impl AsyncFn(&mut Change<P>) -> Result<bool, Tried>,
     ) -> Result<Option<Ticket>, FileError> {
         for attempt in 0..ATTEMPTS_MAX {
@@ -177,6 +321,10 @@ impl<P: Platform> Inner<P> {
             let _entered = self.enter().await;
             if self.stopping.get() {
                 return Err(FileError::Stopping);
+            }
+            if self.with_state(|state| state.rolling.is_none_or(|rolling| rolling.to != to)) {
+                // Somebody has chosen another snapshot.
+                return Err(FileError::Later);
             }
             match self.try_alone(&operation).await {
                 Ok(done) => return Ok(done),

@@ -333,7 +333,8 @@ impl<P: Platform> Filesystems<P> {
     }
 
     /// Looks at everything: the tree, all filesystems with all snapshots, and that every block is somebody's.
-    /// Whoever changes something meanwhile waits.
+    /// Whoever changes something meanwhile waits. What can't be read is a problem of its filesystem and keeps
+    /// nobody from looking at the others.
     pub async fn check(&self) -> Result<Vec<(FilesystemInfo, CheckReport)>, FileError> {
         let tree = &self.inner.tree;
         // None is made or opened until this is over, and nothing is under way in those there are: the blocks of
@@ -341,30 +342,76 @@ impl<P: Platform> Filesystems<P> {
         let _turn = self.inner.turn.take(1).await;
         let (mut all, mut pauses) = (Vec::new(), Vec::new());
         for info in self.list().await? {
-            let filesystem = self.open_in_turn(info.id).await?;
-            pauses.push(filesystem.inner.pause().await);
+            let filesystem = match self.open_in_turn(info.id).await {
+                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                filesystem => filesystem,
+            };
+            if let Ok(filesystem) = &filesystem {
+                pauses.push(filesystem.inner.pause().await);
+            }
             all.push((info, filesystem));
         }
-        tree.check().await.map_err(failed)?;
         let mut reports = Vec::new();
         let there: Vec<FilesystemId> = all.iter().map(|(info, _)| info.id).collect();
         // Of deleted ones, what is still being given back.
-        let remains = self.inner.check_remains(&there).await.map_err(failed)?;
-        let (mut blocks, mut problems) = remains;
+        let mut problems = Vec::new();
+        if let Err(error) = tree.check().await.map_err(failed) {
+            if error == FileError::Stopping {
+                return Err(error);
+            }
+            problems.push(format!("the tree of all filesystems: {error}"));
+        }
+        // Of what can't be read nobody knows which blocks it has.
+        let mut blocks;
+        match self.inner.check_remains(&there).await.map_err(failed) {
+            Ok((remaining, found)) => {
+                blocks = Some(remaining);
+                problems.extend(found);
+            }
+            Err(FileError::Stopping) => return Err(FileError::Stopping),
+            Err(error) => {
+                blocks = None;
+                problems.push(format!("what deleted filesystems still have: {error}"));
+            }
+        }
         for (info, filesystem) in all {
-            let report = filesystem.check_in_pause().await?;
-            blocks += report.blocks;
+            let report = match filesystem {
+                Ok(filesystem) => filesystem.check_in_pause().await,
+                Err(error) => Err(error),
+            };
+            let report = match report {
+                Ok(report) => {
+                    blocks = blocks.map(|blocks| blocks + report.blocks);
+                    report
+                }
+                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                Err(error) => {
+                    blocks = None;
+                    let what = format!("it can't be looked at to its end: {error}");
+                    CheckReport {
+                        problems: vec![what],
+                        ..CheckReport::default()
+                    }
+                }
+            };
             reports.push((info, report));
         }
         let mut allocated = 0;
         for extent in self.inner.extents.0 {
-            let found = tree.store().allocated_blocks(extent).await;
-            allocated += found.map_err(failed)?;
+            match tree.store().allocated_blocks(extent).await.map_err(failed) {
+                Ok(found) => allocated += found,
+                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                Err(error) => {
+                    blocks = None;
+                    problems.push(format!("which blocks are allocated: {error}"));
+                }
+            }
         }
-        if allocated != blocks {
-            problems.push(format!(
+        match blocks {
+            Some(blocks) if allocated != blocks => problems.push(format!(
                 "{allocated} blocks are allocated, and files of all filesystems have {blocks}"
-            ));
+            )),
+            _ => {}
         }
         if reports.is_empty() && !problems.is_empty() {
             let nobody = FilesystemInfo {

@@ -82,6 +82,10 @@ pub struct FilesystemInfo {
     pub snapshot_count: u64,
     /// The snapshot that it is being rolled back to; null if it isn't. Until it is done clients wait.
     pub rolling_back_to: Option<String>,
+    /// What is wrong with it, and what to do; null if nothing is known to be. If it can't be opened, what counts
+    /// is 0.
+    #[serde(default)]
+    pub problem: Option<String>,
     /// What clients mount. `@SNAPSHOT` behind it names a snapshot.
     #[schema(example = "/data")]
     pub export_path: String,

@@ -54,6 +54,7 @@ impl Filesystems {
             created_ns: 1_700_000_000_000_000_000,
             snapshot_count: 0,
             rolling_back_to: None,
+            problem: None,
             export_path: format!("/{name}"),
             export_url: format!("nfs://127.0.0.1/{name}?version=3&nfsport=12049&mountport=12049"),
             mount_command: format!("mount -t nfs 127.0.0.1:/{name} /mnt"),

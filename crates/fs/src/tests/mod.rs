@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each module uses its part.
 
 mod background;
+mod damage;
 mod expiry;
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};

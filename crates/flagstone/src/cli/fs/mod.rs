@@ -289,7 +289,7 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
                 output.sentence(&format!("deleted filesystem {name}"))?;
             }
         }
-        FsCommand::List { prefix } => show::list(&client, prefix, output)?,
+        FsCommand::List { prefix } => return show::list(&client, prefix, output),
         FsCommand::Show { name } => {
             let info: FilesystemInfo = client.get(&format!("/v1/filesystems/{name}"))?;
             show::show(&info, output)?;

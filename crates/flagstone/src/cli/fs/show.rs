@@ -63,12 +63,21 @@ pub(super) fn list(
     client: &Client,
     prefix: Option<String>,
     output: &mut Output<'_>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Exit> {
     let wanted = prefix.as_deref().map(|prefix| ("prefix", prefix));
     let all: FilesystemPage = listing::all(client, "/v1/filesystems", wanted)?;
+    let problem = |info: &FilesystemInfo| {
+        let problem = info.problem.as_ref()?;
+        Some(format!("PROBLEM: {}: {problem}", info.name))
+    };
+    let problems: Vec<String> = all.items.iter().filter_map(problem).collect();
+    let exit = match problems.is_empty() {
+        true => Exit::Ok,
+        false => Exit::Corrupt,
+    };
     if output.is_json() {
         output.json(&all)?;
-        return Ok(());
+        return Ok(exit);
     }
     let rows = all.items.into_iter().map(|info| {
         vec![
@@ -91,7 +100,10 @@ pub(super) fn list(
         "EXPORT",
     ];
     output.table(&HEADINGS, &[1, 2, 3, 4], rows)?;
-    Ok(())
+    for problem in problems {
+        output.sentence(&problem)?;
+    }
+    Ok(exit)
 }
 
 pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -113,7 +125,7 @@ pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Re
         true => no_nfs(),
         false => text.to_owned(),
     };
-    output.card(&[
+    let mut card = vec![
         ("filesystem", info.name.clone()),
         ("used", bytes(info.used_bytes)),
         ("quota", info.quota_bytes.map_or("none".to_owned(), bytes)),
@@ -131,7 +143,9 @@ pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Re
         ("mount", or_none(&info.mount_command)),
         ("url", or_none(&info.export_url)),
         ("id", info.id.to_string()),
-    ])?;
+    ];
+    card.extend(info.problem.clone().map(|problem| ("PROBLEM", problem)));
+    output.card(&card)?;
     Ok(())
 }
 

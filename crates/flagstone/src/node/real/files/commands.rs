@@ -85,7 +85,9 @@ impl CoreFiles {
                 Ok(filesystem) => found.push(filesystem.describe()),
                 // It was deleted meanwhile.
                 Err(FileError::NotFound | FileError::Stale) => {}
-                Err(error) => return Err(error),
+                Err(error @ FileError::Stopping) => return Err(error),
+                // It keeps nobody from seeing the others.
+                Err(error) => found.push(Description::unreadable(&info, error)),
             }
         }
         Ok((found, next))
@@ -153,6 +155,7 @@ impl RealNode {
             created_ns: ns_of(found.created),
             snapshot_count: found.snapshots,
             rolling_back_to: found.rolling_back_to,
+            problem: found.problem,
             export_path: format!("/{name}"),
             export_url: target.as_ref().map_or_else(String::new, |t| t.url(name)),
             mount_command: target.map_or_else(String::new, |t| t.mount_command(name)),

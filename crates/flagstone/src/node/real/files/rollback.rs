@@ -43,7 +43,14 @@ impl RealNode {
                 core.platform.sleep_ns(POLL_NS).await;
                 left_ns -= POLL_NS;
             }
-            described(files, &said).await
+            let found = described(files, &said).await?;
+            match (&found.0.rolling_back_to, &found.0.problem) {
+                (None, Some(problem)) => {
+                    let error = NodeError::new(NodeErrorKind::Corrupt, &*said, problem.clone());
+                    Err(error.next("choose another snapshot"))
+                }
+                _ => Ok(found),
+            }
         });
         let found = found.await??;
         self.info_of(found, &doing).await
