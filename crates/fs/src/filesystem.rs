@@ -1,7 +1,7 @@
 //! An open filesystem: what of it is in memory, and how each operation is carried out.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use flagstone_btree::{Tree, decode_counters};
@@ -89,6 +89,8 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) to_cut: RefCell<Turns<FileId>>,
     pub(crate) trouble: RefCell<Trouble>,
     pub(crate) taken: RefCell<Taken>,
+    /// Bytes of blocks that files had before they became dvols, and that are still to be given back.
+    pub(crate) giving_back: RefCell<BTreeMap<FileId, u64>>,
     /// There were too many dvols; from then on there may be room for more.
     pub(crate) promote_from_ns: Cell<u64>,
 }
@@ -177,6 +179,7 @@ impl<P: Platform> Inner<P> {
             to_cut: RefCell::default(),
             trouble: RefCell::default(),
             taken: RefCell::default(),
+            giving_back: RefCell::default(),
             promote_from_ns: Cell::new(0),
         });
         for (nth, dvol) in dvols.into_iter().enumerate() {

@@ -656,7 +656,7 @@ impl<P: Platform> Files for Filesystem<P> {
         let inner = &self.inner;
         let (usage, quota, quota_files) = inner.counted().await?;
         inner.recount_if_old().await;
-        let used = usage.bytes.max(0).cast_unsigned() + inner.taken.borrow().total();
+        let used = inner.used_bytes();
         let (capacity, free) = inner.store().space();
         let (total_bytes, free_bytes) = match quota {
             0 => (capacity, free),

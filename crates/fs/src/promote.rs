@@ -9,7 +9,7 @@ use flagstone_types::DvolId;
 use tracing::warn;
 
 use crate::attributes::SetAttributes;
-use crate::change::{Change, Tried};
+use crate::change::{Change, Tried, needed_by};
 use crate::contents::{BlockValue, block_start_and_size};
 use crate::error::FileError;
 use crate::files::{Caller, FileId};
@@ -172,7 +172,9 @@ impl<P: Platform> Inner<P> {
         };
         let mut view = View::new(&self.tree, u32::MAX);
         self.copy_content(&mut view, file, &inode, made).await?;
+        let mut twice = 0;
         if let Content::Blocks { .. } = content {
+            twice = self.bytes_only_now(&mut change, file).await?;
             // Given back behind this, as a removed file's are.
             change.put_plain(&self.keys.orphan(file), &[])?;
             change.leaves_orphan = true;
@@ -185,7 +187,38 @@ impl<P: Platform> Inner<P> {
         self.store().wait(ticket).await?;
         making.is_named = true;
         self.recount(making.dvol);
+        if twice > 0 {
+            self.giving_back.borrow_mut().insert(file, twice);
+        }
         Ok(())
+    }
+
+    /// Bytes of a file's blocks that no snapshot needs.
+    async fn bytes_only_now(&self, change: &mut Change<P>, file: FileId) -> Result<u64, Tried> {
+        let snapshots = self.with_state(|state| state.numbers_of_snapshots.clone());
+        let mut view = View::new(&self.tree, u32::MAX);
+        let (mut from, to) = self.keys.blocks(file, 0);
+        let mut bytes = 0;
+        let mut last: Vec<u8> = Vec::new();
+        loop {
+            let found = view.scan_plain(&from, &to, BATCH).await?;
+            change.note(view.ticket());
+            let Some((end, _)) = found.last() else {
+                return Ok(bytes);
+            };
+            from = [end.as_slice(), &[0]].concat();
+            for (versioned, value) in found {
+                let (key, version) = decoded(key::split_version(&versioned), "a block's key")?;
+                if key == last {
+                    continue;
+                }
+                last = key.to_vec();
+                if !value.is_empty() && needed_by(&snapshots, version, u32::MAX).is_none() {
+                    let block = decoded(BlockValue::decode(&value), "a block of a file")?;
+                    bytes += block.bytes();
+                }
+            }
+        }
     }
 
     /// Copies what a file has into a new dvol; holes stay holes. Durable when this returns: of two units that no

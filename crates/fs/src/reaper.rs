@@ -1,6 +1,7 @@
 //! Gives back, behind the operations, the contents of files that have no name any more and were too many blocks
 //! for one transaction, and what deleted snapshots alone kept.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::rc::Rc;
@@ -170,15 +171,26 @@ impl<P: Platform> Inner<P> {
     async fn reap_orphan(&self, key: &[u8]) -> Result<(), FileError> {
         let file = self.keys.of_orphan(key);
         loop {
+            let freed = Cell::new(0);
             let step = self.run(async |change| {
                 let file = decoded(file, "an orphan's key")?;
                 let is_done = self.free_blocks(change, file, None, 0).await?;
+                freed.set(change.usage().bytes.min(0).unsigned_abs());
                 if is_done {
                     change.delete_plain(key)?;
                 }
                 Ok(is_done)
             });
-            if step.await? || self.stopping.get() {
+            let is_done = step.await?;
+            if let Some(file) = file {
+                let mut all = self.giving_back.borrow_mut();
+                if is_done {
+                    all.remove(&file);
+                } else if let Some(bytes) = all.get_mut(&file) {
+                    *bytes = bytes.saturating_sub(freed.get());
+                }
+            }
+            if is_done || self.stopping.get() {
                 return Ok(());
             }
         }

@@ -293,6 +293,7 @@ impl<P: Platform> Inner<P> {
         if let Some(ticket) = done.await? {
             self.wait_for(ticket).await?;
         }
+        self.giving_back.borrow_mut().clear();
         // Nobody has looked at any of them meanwhile.
         self.objects.forget_all();
         self.sweep_all_soon();

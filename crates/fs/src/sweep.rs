@@ -190,10 +190,12 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// What is counted in the tree, and what dvols take.
+    /// What is counted in the tree, and what dvols take; what is in both counts once.
     pub(crate) fn used_bytes(&self) -> u64 {
         let blocks = self.with_state(|state| state.usage.bytes);
-        blocks.max(0).cast_unsigned() + self.taken.borrow().total()
+        let twice: u64 = self.giving_back.borrow().values().sum();
+        let blocks = blocks.max(0).cast_unsigned().saturating_sub(twice);
+        blocks + self.taken.borrow().total()
     }
 
     /// Whether a write to an object stays within the quota.

@@ -284,3 +284,58 @@ fn a_full_device_can_be_rolled_back() {
     });
     let _ = world.crash();
 }
+
+/// Groups of commits are given up while it goes on: what was done by then is done again.
+fn rolled_back_while_commits_are_lost(seed: u64) -> Option<u64> {
+    let (world, disk) = (World::new(seed), SimDisk::new(config()));
+    let platform = world.platform(0);
+    let losses = world.block_on(0, async move {
+        let (_engine, all, fs) = begin(&platform, &disk).await;
+        let root = Client::root(&fs);
+        let top = root.top();
+        let mut files = Vec::new();
+        for n in 0..120_u8 {
+            let file = root.file(top, format!("{n}")).await.expect("makes");
+            root.write(file, 0, &[n; 600]).await.expect("writes");
+            files.push(file);
+        }
+        let at = fs.take_snapshot("then").await.expect("takes one");
+        for file in &files {
+            root.write(*file, 0, &[200; 700]).await.expect("writes");
+        }
+        let then = walk(&fs, at).await;
+        let before = all.store_counters();
+        disk.set_faults(FaultConfig {
+            write_error: 0.02,
+            ..FaultConfig::default()
+        });
+        fs.roll_back("then").await.expect("begins");
+        for _ in 0..3000 {
+            if fs.rolling_back_to().is_none() {
+                break;
+            }
+            platform.sleep_ns(1_000_000).await;
+        }
+        disk.set_faults(FaultConfig::default());
+        // What the device failed once too often waits, or the engine takes nothing more: other tests' business.
+        if fs.rolling_back_to().is_some() || fs.describe().problem.is_some() {
+            return None;
+        }
+        let now = walk(&fs, SnapshotNumber::LIVE).await.as_now();
+        assert_eq!(now.differences(&then.as_now()), [""; 0], "seed {seed}");
+        for (info, report) in all.check().await.expect("can be looked at") {
+            assert_eq!(report.problems, [""; 0], "seed {seed}: {info:?}");
+        }
+        Some(all.store_counters().groups_lost - before.groups_lost)
+    });
+    let _ = world.crash();
+    losses
+}
+
+#[test]
+fn what_is_lost_on_the_way_is_rolled_back_once_more() {
+    let losses = (0..60).filter_map(rolled_back_while_commits_are_lost);
+    let losses: Vec<u64> = losses.collect();
+    println!("groups lost by those that were rolled back: {losses:?}");
+    assert!(losses.iter().sum::<u64>() > 10, "{losses:?}");
+}

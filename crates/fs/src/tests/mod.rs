@@ -5,6 +5,8 @@
 mod background;
 mod damage;
 mod expiry;
+mod reaper;
+mod rollback;
 
 use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, format_device};
 use flagstone_platform::IoBuf;

@@ -1,0 +1,227 @@
+//! What the background does in spite of failures, and when it ends.
+
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+
+use super::*;
+use crate::attributes::Timestamp;
+use crate::change::versions;
+use crate::contents::content_mut;
+use crate::error::FileError;
+use crate::inode::{Content, Inode};
+use crate::superblock::SnapshotValue;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl Stage {
+    async fn inode(&self, file: FileId) -> (Vec<u8>, Inode) {
+        let key = self.keys().inode(file);
+        let (key, value) = self.scan(versions(&key, u32::MAX)).await.remove(0);
+        (key, Inode::decode(file, &value).expect("is one"))
+    }
+
+    /// A large file that was cut from 200,000 bytes, and nobody has given back what is behind that yet.
+    async fn cut_by_hand(&self, name: &str, size_bytes: u64) -> FileId {
+        let file = self.make(name).await;
+        self.write(file, 1, 200_000).await;
+        // So that the inode says what the dvol has said.
+        let set = SetAttributes {
+            mode: Some(0o640),
+            ..SetAttributes::default()
+        };
+        let by = Caller::default();
+        let set = self.fs.set_attributes(&by, Node::live(file), set, None);
+        set.await.expect("sets");
+        let (key, mut inode) = self.inode(file).await;
+        inode.attributes.size_bytes = size_bytes;
+        match content_mut(&mut inode) {
+            Content::Object(object) => object.cut_bytes = 200_000,
+            _ => panic!("it is large"),
+        }
+        self.put(&key, &inode.encode()).await;
+        self.inner().objects.forget(file);
+        file
+    }
+
+    async fn is_cut(&self, file: FileId) -> bool {
+        let (_, inode) = self.inode(file).await;
+        inode.object().is_some_and(|object| object.cut_bytes == 0)
+    }
+
+    /// Damages what a key has, and gives what it was.
+    async fn damage(&self, key: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let (key, value) = self.scan(versions(key, u32::MAX)).await.remove(0);
+        self.put(&key, b"damage").await;
+        (key, value)
+    }
+}
+
+/// A copy of a file that is still to be cut has nothing behind its end, either.
+#[test]
+fn a_clone_of_what_is_to_be_cut_is_cut() {
+    run(async |stage| {
+        let file = stage.cut_by_hand("file", 5000).await;
+        let (by, top) = (Caller::default(), Node::live(stage.fs.root()));
+        let copy = stage
+            .fs
+            .clone_file(&by, Node::live(file), top, b"copy")
+            .await;
+        let copy = copy.expect("clones").node;
+        let set = SetAttributes {
+            size_bytes: Some(200_000),
+            ..SetAttributes::default()
+        };
+        let set = stage.fs.set_attributes(&by, copy, set, None).await;
+        set.expect("extends");
+        let read = stage
+            .fs
+            .read(&by, copy, 5000, 195_000)
+            .await
+            .expect("reads");
+        let is_zero = |piece: &crate::Piece| match piece {
+            crate::Piece::Data(data) => data.iter().all(|byte| *byte == 0),
+            crate::Piece::Zeros(_) => true,
+        };
+        assert!(read.pieces.iter().all(is_zero));
+        stage.inner().to_cut.borrow_mut().insert(file);
+        stage.inner().orphaned.notify();
+        stage.sleep_ns(SECOND_NS).await;
+        assert!(stage.is_cut(file).await);
+    });
+}
+
+/// What could not be done is tried again.
+#[test]
+fn what_failed_has_another_turn() {
+    run(async |stage| {
+        let file = stage.cut_by_hand("file", 5000).await;
+        let (_, inode) = stage.inode(file).await;
+        let dvol = inode.object().expect("is large").dvol;
+        let (key, value) = stage.damage(&stage.keys().inode(file)).await;
+        stage.inner().to_cut.borrow_mut().insert(file);
+        stage.inner().sweep_soon(dvol);
+        stage.sleep_ns(5 * SECOND_NS).await;
+        assert_eq!(stage.inner().to_cut.borrow().len(), 1);
+        assert_eq!(stage.inner().to_sweep.borrow().len(), 1);
+        stage.put(&key, &value).await;
+        stage.sleep_ns(5 * SECOND_NS).await;
+        assert!(stage.is_cut(file).await);
+        assert!(stage.inner().to_sweep.borrow().is_empty());
+    });
+}
+
+/// One that can't be given back does not hold up the others, of whatever kind they are.
+#[test]
+fn what_fails_does_not_hold_up_the_rest() {
+    run(async |stage| {
+        let bad = stage.make("bad").await;
+        stage.write(bad, 1, 9000).await;
+        let good = stage.make("good").await;
+        stage.write(good, 1, 9000).await;
+        let cut = stage.cut_by_hand("cut", 5000).await;
+        let top = Node::live(stage.fs.root());
+        let (by, keys) = (Caller::default(), stage.keys());
+        // What a removed file had, that nobody has given back.
+        let orphan = FileId {
+            file: 1 << 20,
+            ..good
+        };
+        let inner = stage.inner();
+        for (file, name) in [(bad, "bad"), (good, "good")] {
+            let blocks = stage.scan(keys.blocks(file, 0)).await;
+            let removed = stage.fs.remove(&by, top, name.as_bytes());
+            removed.await.expect("removes");
+            assert!(!blocks.is_empty());
+        }
+        let _ = orphan;
+        stage
+            .put(
+                &keys
+                    .block(bad, 0)
+                    .into_iter()
+                    .chain([255; 4])
+                    .collect::<Vec<u8>>(),
+                b"damage",
+            )
+            .await;
+        stage.put(&keys.orphan(bad), &[]).await;
+        stage.put(&keys.orphan(good), &[]).await;
+        inner.to_cut.borrow_mut().insert(cut);
+        inner.orphaned.notify();
+        stage.sleep_ns(5 * SECOND_NS).await;
+        let (from, to) = keys.orphans();
+        let left = stage.scan((from, to)).await;
+        assert_eq!(left.len(), 1, "that which can't be read");
+        assert!(stage.is_cut(cut).await);
+        stage
+            .delete(
+                &keys
+                    .block(bad, 0)
+                    .into_iter()
+                    .chain([255; 4])
+                    .collect::<Vec<u8>>(),
+            )
+            .await;
+        stage.sleep_ns(5 * SECOND_NS).await;
+        assert!(stage.scan(keys.orphans()).await.is_empty());
+    });
+}
+
+/// Nothing of a deleted filesystem stays in memory.
+#[test]
+fn the_task_of_a_deleted_filesystem_ends() {
+    run(async |stage| {
+        let other = stage.all.create("other", 0).await.expect("makes");
+        stage.sleep_ns(SECOND_NS).await;
+        assert!(Rc::strong_count(&other.inner) > 1);
+        stage.all.delete(other.id()).await.expect("deletes");
+        stage.sleep_ns(10 * SECOND_NS).await;
+        assert_eq!(Rc::strong_count(&other.inner), 1);
+    });
+}
+
+/// A change of the snapshots became durable, and what is there then could not be loaded: it is seen when it can be.
+#[test]
+fn what_could_not_be_loaded_is_loaded_later() {
+    run(async |stage| {
+        let (inner, key) = (stage.inner(), stage.keys().snapshot(b"one"));
+        let changed = inner.change_state(async |change, _| change.put_plain(&key, b"damage"));
+        assert_eq!(changed.await, Err(FileError::Corrupt));
+        assert_eq!(stage.fs.snapshots().len(), 0);
+        let taken = SnapshotValue {
+            number: 1,
+            taken: Timestamp::from_ns(1),
+        };
+        // Its number is taken, so that what follows is above it.
+        stage.put(&key, &taken.encode()).await;
+        stage.make("file").await;
+        assert_eq!(stage.fs.snapshots().len(), 1);
+        stage.fs.delete_snapshot("one").await.expect("deletes");
+    });
+}
+
+/// A file that becomes a dvol counts once, also while its blocks are given back.
+#[test]
+fn what_becomes_large_counts_once() {
+    run(async |stage| {
+        for (name, is_kept) in [("alone", false), ("kept", true)] {
+            let before = stage.fs.describe().used_bytes;
+            let file = stage.make(name).await;
+            stage.write(file, 1, 60 << 10).await;
+            if is_kept {
+                stage.fs.take_snapshot("one").await.expect("takes one");
+            }
+            let kept = if is_kept { 60 << 10 } else { 0 };
+            stage.write(file, 2, 100 << 10).await;
+            for _ in 0..500 {
+                let used = stage.fs.describe().used_bytes - before;
+                assert!(used <= kept + (100 << 10), "{used} bytes");
+                stage.platform.yield_now().await;
+            }
+            stage.sleep_ns(SECOND_NS).await;
+            let used = stage.fs.describe().used_bytes - before;
+            assert_eq!(used, kept + (100 << 10));
+        }
+    });
+}
