@@ -150,6 +150,15 @@ pub(crate) async fn note_transactions<P: Platform>(
     note(engine, header, Knows::Transactions).await
 }
 
+/// Writes it as it is: whatever the journal has before that is durable then.
+pub(crate) async fn write_again<P: Platform>(
+    engine: &Engine<P>,
+    header: Header,
+) -> Result<(), StoreError> {
+    let found = engine.dvol(HEADER_DVOL).ok_or(StoreError::Corrupt)?;
+    write(engine, found.handle, header).await
+}
+
 async fn note<P: Platform>(
     engine: &Engine<P>,
     header: Header,

@@ -115,6 +115,8 @@ pub(crate) struct Inner<P: Platform> {
     pub(crate) header: Cell<Header>,
     /// Who makes the extent for records.
     pub(crate) records_turn: Budget,
+    /// The epoch in which it was last made sure that what was lost stays lost.
+    pub(crate) sure_epoch: Cell<u64>,
 }
 
 /// What a store has counted. [`Store::counters`]
@@ -196,6 +198,7 @@ impl<P: Platform> Store<P> {
             id: StoreId(id.0),
             header: Cell::new(header),
             records_turn: Budget::new(1),
+            sure_epoch: Cell::new(0),
         });
         platform.spawn(inner.clone().carry_out_groups());
         let store = Store { inner };

@@ -269,6 +269,18 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// What was lost with its group must not come back after a power loss, once somebody was told that it isn't there. The
+    /// journal's word that it was given up is durable with whatever is written later.
+    async fn make_sure(&self) -> Result<(), StoreError> {
+        let epoch = self.machine.borrow().epoch();
+        if epoch == self.sure_epoch.get() {
+            return Ok(());
+        }
+        header::write_again(&self.engine, self.header.get()).await?;
+        self.sure_epoch.set(epoch);
+        Ok(())
+    }
+
     /// Waits until what this store has of a transaction is durable, or lost.
     async fn stand_still(self: &Rc<Self>, transaction: TransactionId) -> Result<(), StoreError> {
         loop {
@@ -298,8 +310,17 @@ impl<P: Platform> Participant for Store<P> {
 
     async fn send(&self, message: Message) -> Result<Reply, StoreError> {
         let answer = self.handle(message).await?;
-        let as_of = self.inner.machine.borrow().ledger.as_of();
-        Ok(Reply { answer, as_of })
+        self.inner.make_sure().await?;
+        let machine = self.inner.machine.borrow();
+        // A store that is fenced doesn't know what it has: a group whose flush failed may be there at the next start,
+        // and with it a decision, or a record that was not deleted.
+        if let Some(error) = machine.dead {
+            return Err(error);
+        }
+        Ok(Reply {
+            answer,
+            as_of: machine.ledger.as_of(),
+        })
     }
 
     async fn records(&self) -> Result<Vec<TransactionId>, StoreError> {

@@ -310,5 +310,11 @@ mod tests {
             assert!(decode_body(&body[..len]).is_none(), "{len} bytes");
             fuzz(&body[..len]);
         }
+        // Whatever is read is written as the same bytes.
+        for bit in (0..400 * 8).chain((body.len() - 200) * 8..body.len() * 8) {
+            let mut flipped = body.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            fuzz(&flipped);
+        }
     }
 }
