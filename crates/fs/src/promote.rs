@@ -183,13 +183,17 @@ impl<P: Platform> Inner<P> {
         inode.attributes.used_bytes = 0;
         self.put_inode(&mut change, file, &inode).await?;
         let ticket = self.commit_step(change).await?;
-        // If it is lost, so is the file's dvol.
-        self.store().wait(ticket).await?;
-        making.is_named = true;
+        // At once: blocks begin to be given back now.
         self.recount(making.dvol);
         if twice > 0 {
             self.giving_back.borrow_mut().insert(file, twice);
         }
+        if let Err(error) = self.store().wait(ticket).await {
+            // If it is lost, so is the file's dvol, and a sweep counts it no more.
+            self.giving_back.borrow_mut().remove(&file);
+            return Err(error.into());
+        }
+        making.is_named = true;
         Ok(())
     }
 
