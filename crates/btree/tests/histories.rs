@@ -2,7 +2,7 @@
 //! transactions up to some point made, with every one that somebody was told to be durable, and the tree is
 //! whole.
 
-mod support;
+use crate::support;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! What a tree and its transactions promise, each once; and trees that grow and shrink beside a plain map.
 
-mod support;
+use crate::support;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

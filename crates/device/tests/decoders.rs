@@ -2,7 +2,7 @@
 //! answers, never panics, and what it accepts is what it would write. Inputs follow from seeds, so a
 //! failure repeats; `fuzz/` does the same with coverage.
 
-mod support;
+use crate::support;
 
 use flagstone_device::format::bytes::seal_block;
 use flagstone_device::format::catalogue::{CatalogueRecord, RECORD_BYTES};

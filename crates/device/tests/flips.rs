@@ -1,7 +1,7 @@
 //! A flipped bit in anything live is noticed, and one in anything else is not. What is live is
 //! what `docs/formats/device.md` says under "Flipped bits"; the builder knows it independently.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeSet;
 

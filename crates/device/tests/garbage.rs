@@ -2,7 +2,7 @@
 //! noise, and images in which random bytes were changed and all checksums made right again, which is
 //! the only way for nonsense to get past the decoders.
 
-mod support;
+use crate::support;
 
 use std::cell::Cell;
 use std::io;

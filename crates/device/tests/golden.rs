@@ -2,7 +2,7 @@
 //! offsets of `docs/formats/device.md`. If one of these tests fails, the format has changed: that
 //! takes a new version, a new page and new images, and this code has to go on reading the old ones.
 
-mod support;
+use crate::support;
 
 use flagstone_device::format::catalogue::{FLAG_HIDDEN, RecordKind};
 use flagstone_device::format::record::Record;

@@ -1,7 +1,7 @@
 //! Each way in which the engine's bookkeeping could be wrong, with all checksums right: `verify`
 //! says what it is.
 
-mod support;
+use crate::support;
 
 use flagstone_device::format::catalogue::FLAG_HIDDEN;
 use flagstone_device::format::record::{MapRun, MappedBlock, Record};

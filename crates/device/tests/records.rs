@@ -2,7 +2,7 @@
 //! that recovery and `verify` share refuses them or they do no harm: nothing panics, and what comes
 //! of those that pass is consistent.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! `verify` finds nothing wrong with images that are right.
 
-mod support;
+use crate::support;
 
 use flagstone_device::format::record::Record;
 use flagstone_device::offline::verify::{Options, Report, verify};

@@ -1,6 +1,6 @@
 //! What a client can use up, how connections end, and who waits for whom.
 
-mod support;
+use crate::support;
 
 use std::rc::Rc;
 

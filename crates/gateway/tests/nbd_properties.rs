@@ -3,7 +3,7 @@
 //! Requests in flight never overlap, so each read has one right answer whatever the order in which
 //! the server does things. A failing seed is printed; replay it with `NBD_SEED`.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Random and mutated bytes as negotiation and as requests: nothing may panic, hang, or be left
 //! behind. The fuzz targets in `fuzz/` run the same functions with a fuzzer's inputs.
 
-mod support;
+use crate::support;
 
 use flagstone_gateway::nbd::options::Output;
 use support::Rng;

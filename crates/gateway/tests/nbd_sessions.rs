@@ -1,6 +1,6 @@
 //! Whole NBD sessions over streams and volumes in memory.
 
-mod support;
+use crate::support;
 
 use flagstone_gateway::nbd::{CloseReason, Command, NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{Stability, VolumeError};

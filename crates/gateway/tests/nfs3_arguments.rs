@@ -1,8 +1,8 @@
 //! Arguments of all procedures: what another implementation encodes is what we decode; and no
 //! truncation or mutation of it makes ours panic.
 
-mod nfs_oracle;
-mod nfs_support;
+use crate::nfs_oracle;
+use crate::nfs_support;
 
 use flagstone_gateway::nfs3::wire::Procedure;
 use flagstone_gateway::nfs3::wire::args::{Arguments, WRITE_HEAD_BYTES_MAX};

@@ -1,25 +1,19 @@
 //! Clients on a network that breaks at any byte, and a server that is replaced now and then: whatever must not
 //! be done twice is done once, and answered as the first time.
 
-#[path = "nfs_server/client.rs"]
-#[allow(dead_code, unreachable_pub)] // Other tests use the rest.
-mod client;
-#[path = "nfs_server/holding.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod holding;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use client::*;
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
 use flagstone_fs::{FileError, Files, FilesystemId, Node};
 use flagstone_gateway::nfs3::{Clients, Export, Exports, Listed, NfsOptions, NfsService, Squash};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer};
 use flagstone_platform::{Listener, Platform};
 use flagstone_sim::{NetworkConfig, Rng, SimNetwork, SimPlatform, SimStream, World, WorldConfig};
-use holding::Holding;
+
+use crate::nfs_server::client::*;
+use crate::nfs_server::holding::Holding;
 
 const ADDRESS: &str = "10.0.0.99:2049";
 const CLIENTS: u64 = 3;

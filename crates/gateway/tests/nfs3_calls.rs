@@ -1,7 +1,7 @@
 //! Calls in flight: out of order, once more, later; and the portmapper.
 
-mod nfs_server;
-mod support;
+use crate::nfs_server;
+use crate::support;
 
 use std::collections::BTreeSet;
 

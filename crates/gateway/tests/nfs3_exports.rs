@@ -1,7 +1,6 @@
 //! Exports: mounting them, who may use them and in whose name, their handles, and what lies between them.
 
-mod nfs_server;
-mod support;
+use crate::nfs_server;
 
 use flagstone_fs::{Caller, Files, Node};
 use flagstone_gateway::nfs3::{Clients, Squash};

@@ -1,7 +1,7 @@
 //! What a client can use up, how connections end, and who waits for whom.
 
-mod nfs_server;
-mod support;
+use crate::nfs_server;
+use crate::support;
 
 use flagstone_gateway::rpc::record::{RecordError, RecordLimits};
 use flagstone_gateway::rpc::server::{CloseReason, RpcLimits};

@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS: limits to the byte, cookies, directories that change meanwhile.
 
-mod nfs_server;
-mod support;
+use crate::nfs_server;
+use crate::support;
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,6 @@
 //! Each procedure of NFS over a filesystem in memory, byte for byte.
 
-mod nfs_server;
-mod support;
+use crate::nfs_server;
 
 use flagstone_fs::FileError;
 use nfs_server::client::*;

@@ -3,7 +3,7 @@
 //! A client that is not installed is skipped, and said so. CI installs them all, and with
 //! `FLAGSTONE_REQUIRE_TOOLS` set, as there, a missing one is a failure.
 
-mod nfs_node;
+use crate::nfs_node;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,8 +1,8 @@
 //! Results of all procedures: what we write is byte for byte what another implementation writes, and
 //! can be read by it.
 
-mod nfs_oracle;
-mod nfs_support;
+use crate::nfs_oracle;
+use crate::nfs_support;
 
 use flagstone_gateway::nfs3::wire::args::Stability;
 use flagstone_gateway::nfs3::wire::attributes::{Attributes, Changes};

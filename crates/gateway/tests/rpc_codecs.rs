@@ -1,7 +1,7 @@
 //! RPC headers, MOUNT and the portmapper against another implementation, in both directions.
 
-mod nfs_oracle;
-mod nfs_support;
+use crate::nfs_oracle;
+use crate::nfs_support;
 
 use flagstone_gateway::nfs3::mount::{
     self, MountError, put_export, put_exports_end, put_mount_failed, put_mounted, put_mounts,

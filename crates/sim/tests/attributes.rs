@@ -1,8 +1,7 @@
 //! What the layer above keeps with a dvol, and writes that bring it along. That attributes and data of one
 //! write are there together or not at all, whatever crash comes, is the scene `attributes`.
 
-#[path = "support/engine.rs"]
-mod support;
+use crate::engine_support as support;
 
 use std::cell::Cell;
 use std::rc::Rc;

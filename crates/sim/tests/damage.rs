@@ -1,8 +1,7 @@
 //! What the engine makes of devices that are damaged, or hold what it would never have written: it
 //! opens them right, or refuses them in words. It never panics, and never goes back in time unseen.
 
-#[path = "../../device/tests/support/mod.rs"]
-mod support;
+use crate::device_support as support;
 
 use flagstone_device::engine::{
     Batch, Change, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, OpenError,

@@ -1,6 +1,6 @@
 //! Each rule of the simulated disk, seen through a device as code under test sees it.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

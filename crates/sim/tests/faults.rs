@@ -1,6 +1,6 @@
 //! Each fault really happens, does what its description says, and no more than that.
 
-mod support;
+use crate::support;
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

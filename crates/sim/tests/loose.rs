@@ -1,8 +1,7 @@
 //! What a crash may still take back is flushed before a part of it is copied, and nothing else is:
 //! many dvols at a time, and units of several dvols (`engine/loose.rs` in the device).
 
-#[path = "support/engine.rs"]
-mod engine_support;
+use crate::engine_support;
 
 use engine_support::{BLOCK, begin, bytes, named, write};
 use flagstone_device::engine::{Batch, Change, Engine, EngineOptions, Handle, Stability, join_all};

@@ -1,7 +1,6 @@
 //! What is reserved, and what is about to be, while others write at the same time.
 
-#[path = "support/engine.rs"]
-mod engine_support;
+use crate::engine_support;
 
 use std::cell::Cell;
 use std::rc::Rc;

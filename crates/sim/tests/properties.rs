@@ -2,7 +2,7 @@
 //! is always something the platform's contract allows, under every fault within the contract; and
 //! the crash images of a recorded history are exactly what the contract allows.
 
-mod support;
+use crate::support;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

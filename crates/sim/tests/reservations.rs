@@ -1,8 +1,7 @@
 //! What is reserved for a dvol can really be written on a full device, whatever was done to the dvol
 //! and to others before.
 
-#[path = "support/engine.rs"]
-mod engine_support;
+use crate::engine_support;
 
 use std::cell::Cell;
 use std::rc::Rc;

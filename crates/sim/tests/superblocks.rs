@@ -1,8 +1,7 @@
 //! A damaged copy of the superblock is rewritten from the other one when the device is opened, and only
 //! then: never with what may not be this device's.
 
-#[path = "support/engine.rs"]
-mod engine_support;
+use crate::engine_support;
 
 use engine_support::{BLOCK, begin, named, write};
 use flagstone_device::engine::{Engine, EngineOptions, OpenError};

@@ -1,6 +1,6 @@
 //! The executor, the clock and the trace.
 
-mod support;
+use crate::support;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -354,7 +354,7 @@ fn the_same_seed_gives_the_same_run_in_another_process() {
     let program = std::env::current_exe().unwrap();
     let run = |filler: &str| {
         let output = std::process::Command::new(&program)
-            .args(["--exact", "print_hashes_if_asked", "--nocapture"])
+            .args(["--exact", "worlds::print_hashes_if_asked", "--nocapture"])
             .env(CHILD, filler)
             .output()
             .unwrap();

@@ -3,6 +3,7 @@
 mod arrows;
 mod citations;
 mod planted;
+mod programs;
 mod shape;
 mod source;
 mod words;
@@ -48,6 +49,7 @@ impl Finding {
 pub(crate) fn run(root: &Path) -> Result<Counts> {
     let mut findings = arrows::check(root)?;
     findings.extend(planted::check(root)?);
+    findings.extend(programs::check(root)?);
     let keys = citations::known_keys(root)?;
     for path in repo::files(root)? {
         if !is_text(&path) {

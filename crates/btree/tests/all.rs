@@ -1,0 +1,5 @@
+//! All integration tests of the crate in one program: what they share is compiled and linked once.
+
+mod histories;
+mod support;
+mod trees;

@@ -1,0 +1,8 @@
+//! All integration tests of the crate in one program: what they share is compiled and linked once.
+
+mod common;
+mod device;
+mod lifetime;
+mod mailbox;
+mod net;
+mod runtime;

@@ -1,0 +1,37 @@
+//! All integration tests of the crate in one program: what they share is compiled and linked once.
+
+mod answers;
+mod attributes;
+mod cache;
+mod damage;
+#[path = "../../device/tests/support/mod.rs"]
+mod device_support;
+mod disk_rules;
+mod engine_basic;
+#[path = "support/engine.rs"]
+mod engine_support;
+mod faults;
+mod flips;
+mod flush_ahead;
+mod full_device;
+mod history;
+mod idle;
+mod loose;
+mod nbd;
+mod network;
+mod offline;
+mod parts;
+mod promises;
+mod properties;
+mod races;
+mod replay;
+mod reservations;
+mod reuse;
+mod script_covers;
+mod segments;
+mod stopping;
+mod stories;
+mod superblocks;
+mod support;
+mod trims;
+mod worlds;
