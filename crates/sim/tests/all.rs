@@ -29,6 +29,7 @@ mod reservations;
 mod reuse;
 mod script_covers;
 mod segments;
+mod sharing;
 mod stopping;
 mod stories;
 mod superblocks;

@@ -111,9 +111,7 @@ impl<P: Platform> Inner<P> {
         if self.options.hold_checkpoints {
             return false;
         }
-        journal.used_blocks() > journal.ring_blocks() / 2
-            || self.state.borrow().dirty_nodes() > self.dirty_nodes_max()
-            || self.checkpoint_requested.get()
+        journal.is_due() || self.has_many_dirty_nodes() || self.checkpoint_requested.get()
     }
 
     /// Has a checkpoint made soon.

@@ -527,7 +527,7 @@ impl<P: Platform> Inner<P> {
     /// Whether aborts wait, nothing waits, enough is in flight, the ring is full.
     fn journal_stands(&self) -> (bool, bool, bool, bool) {
         let journal = self.journal.borrow();
-        let busy = journal.in_flight() >= self.options.groups_in_flight_max;
+        let busy = journal.in_flight() >= self.options.groups_in_flight_max || journal.may_grow();
         (
             journal.has_aborts(),
             !journal.has_open_group(),

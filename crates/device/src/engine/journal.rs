@@ -10,6 +10,7 @@ use std::rc::Rc;
 use flagstone_types::{BLOCK_SIZE, ChainHash};
 
 use super::unit::Unit;
+use crate::format::geometry::RING_MIN_BLOCKS;
 use crate::format::group::{self, BODY_MAX_BYTES, GroupHeader, HEADER_BYTES};
 use crate::planted::{Bug, planted};
 
@@ -169,6 +170,15 @@ impl Journal {
         !self.units.is_empty()
     }
 
+    /// True if the open group had better go on growing while another one is being written: nobody in it
+    /// waits for a flush, and it has room in its first block. A unit that is answered once it is written
+    /// would gain half a write's time by a group of its own, and cost a block of the ring.
+    pub(super) fn may_grow(&self) -> bool {
+        self.in_flight() > 0
+            && HEADER_BYTES + self.body.len() < BLOCK_SIZE as usize
+            && self.units.iter().all(|unit| !unit.stable)
+    }
+
     /// Ring blocks that closing the open group will take, with the pad before it if one is needed.
     fn blocks_to_close(&self) -> (u32, u32) {
         let bytes = HEADER_BYTES + self.body.len();
@@ -182,6 +192,13 @@ impl Journal {
     pub(super) fn has_room(&self) -> bool {
         let (blocks, pad) = self.blocks_to_close();
         self.used_blocks + blocks + pad + ABORT_BLOCKS <= self.ring_blocks
+    }
+
+    /// True if so much of the ring is in use that a checkpoint is due: three quarters, or what leaves two
+    /// groups of the largest size. Writes go on in the rest meanwhile.
+    pub(super) fn is_due(&self) -> bool {
+        let rest = (self.ring_blocks / 4).max(RING_MIN_BLOCKS / 2);
+        self.used_blocks > self.ring_blocks - rest
     }
 
     /// Ring blocks in use, of [`Journal::ring_blocks`].

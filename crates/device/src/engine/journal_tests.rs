@@ -245,3 +245,53 @@ fn the_watermark_is_told_once_when_things_are_quiet() {
     journal.settle();
     assert!(!journal.has_unflushed(), "or telling would never end");
 }
+
+#[test]
+fn only_a_small_group_of_unstable_units_behind_one_in_flight_grows() {
+    let unstable = || unit(DataState::Written);
+    let stable = || {
+        let mut unit = Rc::into_inner(unstable()).expect("nobody else has it");
+        unit.stable = true;
+        Rc::new(unit)
+    };
+    let mut journal = journal();
+    journal.add(unstable(), &[0; 40]);
+    assert!(!journal.may_grow(), "nothing is in flight");
+    let sealed = journal.close();
+    assert_eq!(sealed.len(), 1);
+
+    journal.add(unstable(), &[0; 40]);
+    assert!(journal.may_grow(), "one is in flight");
+    journal.add(unstable(), &[0; BLOCK_SIZE as usize - HEADER_BYTES - 41]);
+    assert!(journal.may_grow(), "its block has a byte left");
+    journal.add(unstable(), &[0; 1]);
+    assert!(!journal.may_grow(), "its block is full");
+    let second = journal.close();
+
+    journal.add(unstable(), &[0; 40]);
+    journal.add(stable(), &[0; 40]);
+    assert!(!journal.may_grow(), "somebody waits for a flush");
+    let third = journal.close();
+    for group in [sealed, second, third].iter().flatten() {
+        journal.handle_written(group.seq);
+    }
+    journal.add(unstable(), &[0; 40]);
+    assert!(!journal.may_grow(), "all are written");
+}
+
+#[test]
+fn a_checkpoint_is_due_while_two_large_groups_still_fit() {
+    let mut journal = journal();
+    while !journal.is_due() {
+        journal.add(unit(DataState::Written), &[0; 40]);
+        assert!(journal.has_room(), "no checkpoint was due");
+        journal.close();
+    }
+    assert_eq!(journal.used_blocks(), RING_BLOCKS / 2 + 1);
+    let mut large = journal;
+    large.ring_blocks = 4096;
+    large.used_blocks = 3072;
+    assert!(!large.is_due());
+    large.used_blocks = 3073;
+    assert!(large.is_due());
+}

@@ -11,13 +11,13 @@ pub struct FormatOptions {
     pub size_bytes: u64,
     /// Journals: as many cores can own parts of the device. 1 to 64.
     pub journal_count: u16,
-    /// Blocks in each journal's ring. 128 to 16,384.
+    /// Blocks in each journal's ring. 128 to 131,072.
     pub ring_blocks: u32,
 }
 
 impl FormatOptions {
     /// Sensible values for a device of `size_bytes`: eight journals (four below 8 GiB, one below
-    /// 1 GiB) whose rings take a 64th of the device together, each 0.5 to 64 MiB. At worst each
+    /// 1 GiB) whose rings take a 64th of the device together, each 0.5 to 512 MiB. At worst each
     /// block of a ring holds one small write, and the map nodes of all of them are written at the
     /// next checkpoint: the longer the ring, the more writes share a node. A restart reads it once.
     pub fn for_size(size_bytes: u64) -> FormatOptions {
@@ -55,7 +55,8 @@ pub struct EngineOptions {
     /// Groups written at the same time.
     pub groups_in_flight_max: usize,
     /// Map nodes that may become dirty before a checkpoint begins. Zero: one for 256 blocks of the
-    /// device, 32 to 16,384.
+    /// device, 32 to 16,384; and while there is space to spare, up to one for 64 blocks, as long as
+    /// they fit into three quarters of `map_cache_bytes`.
     pub dirty_nodes_max: usize,
     /// How long a journal must be quiet before it flushes what is unflushed and tells the
     /// watermark, nanoseconds.

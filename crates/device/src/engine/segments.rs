@@ -44,7 +44,7 @@ impl<P: Platform> Inner<P> {
             (true, false) => promised.blocks() + self.overwrite_reserve(),
             (false, false) => promised.blocks(),
         };
-        self.checkpoint_reserve() + promised
+        self.kept_for_checkpoint() + promised
     }
 
     /// Blocks that must lie in segments of this journal for all that is promised and pledged.

@@ -19,8 +19,8 @@ pub const SEGMENT_USABLE_MIN_BLOCKS: u64 = 64;
 /// The smallest ring, in blocks: four groups of the largest size.
 pub const RING_MIN_BLOCKS: u32 = 128;
 
-/// The largest ring, in blocks (64 MiB). It bounds recovery.
-pub const RING_MAX_BLOCKS: u32 = 16384;
+/// The largest ring, in blocks (512 MiB). It bounds recovery.
+pub const RING_MAX_BLOCKS: u32 = 131_072;
 
 /// The smallest device, in bytes.
 pub const DEVICE_MIN_BYTES: u64 = 16 << 20;

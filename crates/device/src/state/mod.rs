@@ -31,7 +31,7 @@ pub use promise::Promise;
 
 /// LSNs left out at the first change of a dvol after each start, so that one which a crash made
 /// the node forget is never given out again. More than a ring can hold records.
-pub const LSN_SKIP: u64 = 1 << 22;
+pub const LSN_SKIP: u64 = 1 << 25;
 
 /// A dvol or a layer.
 pub struct SlotState {

@@ -1,8 +1,8 @@
 //! What checkpoints must cost with writes at random places of an image that is too large to be written here.
 //!
 //! A checkpoint writes each node of the map that has changed since the last one, once. So what matters is how many
-//! writes share a node, and when a checkpoint begins: when half of the ring is used, or when too many nodes are dirty.
-//! (`docs/formats/device.md`; `dirty_nodes_max` and `wants_checkpoint` in the engine.)
+//! writes share a node, and when a checkpoint begins: when three quarters of the ring are used, or when too many nodes
+//! are dirty. (`docs/formats/device.md`; `has_many_dirty_nodes` and `wants_checkpoint` in the engine.)
 
 use super::counts::BLOCK_BYTES;
 
@@ -11,12 +11,12 @@ const LEAF_ENTRIES: f64 = 100.0;
 
 /// Blocks of one journal's ring on a device of that size, from 8 GiB on: eight of them share a 64th of it.
 fn ring_blocks(device_bytes: f64) -> f64 {
-    (device_bytes / BLOCK_BYTES / 64.0 / 8.0).clamp(128.0, 16_384.0)
+    (device_bytes / BLOCK_BYTES / 64.0 / 8.0).clamp(128.0, 131_072.0)
 }
 
-/// Nodes that may be dirty, for a device of that size.
+/// Nodes that may be dirty, for a device of that size with space to spare and 1 GiB for maps.
 fn dirty_nodes_max(device_bytes: f64) -> f64 {
-    (device_bytes / BLOCK_BYTES / 256.0).clamp(32.0, 16_384.0)
+    (device_bytes / BLOCK_BYTES / 64.0).clamp(32.0, 196_608.0)
 }
 
 /// What a write of a block at a random place of a full image costs.
@@ -34,7 +34,7 @@ pub(super) struct Expected {
 pub(super) fn expected(image_bytes: f64, device_bytes: f64, journal_bytes: f64) -> Expected {
     let leaves = (image_bytes / BLOCK_BYTES / LEAF_ENTRIES).max(1.0);
     let limit = dirty_nodes_max(device_bytes);
-    let by_ring = ring_blocks(device_bytes) / 2.0 * BLOCK_BYTES / journal_bytes;
+    let by_ring = ring_blocks(device_bytes) * 0.75 * BLOCK_BYTES / journal_bytes;
     // Of `leaves`, so many writes at random miss each with the chance exp(-writes / leaves).
     let by_nodes = match limit < leaves {
         true => -leaves * (1.0 - limit / leaves).ln(),
