@@ -162,3 +162,58 @@ fn counts(engine: &Engine<SimPlatform>) -> (u64, u64) {
     let counters = engine.counters();
     (counters.checkpoints.get(), counters.nodes_written.get())
 }
+
+/// Dvols of one block each: as many nodes get dirty as there are.
+const SMALL_DVOLS: u64 = 900;
+/// Reserved for one more dvol: most of what the others leave.
+const RESERVED_BLOCKS: u64 = 40_000;
+
+/// More nodes are dirty than what is kept for them when space is short, and then a dvol takes all that is
+/// reserved for it at once: the next checkpoint still finds room for them.
+#[test]
+fn what_is_reserved_leaves_room_for_all_nodes_that_are_dirty() {
+    with_engine(
+        256 << 20,
+        EngineOptions::default(),
+        |engine, _| async move {
+            let mut small = Vec::new();
+            for number in 0..SMALL_DVOLS {
+                let created = engine.create(named(&format!("small-{number}"), 0)).await;
+                small.push(created.expect("creates"));
+            }
+            let reserved = engine
+                .create(named("reserved", RESERVED_BLOCKS * BLOCK))
+                .await;
+            let reserved = reserved.expect("creates");
+            engine.checkpoint().await.expect("checkpoints");
+
+            // One that is under way ends.
+            engine.platform().sleep_ns(100_000_000).await;
+            let (made, nodes) = counts(&engine);
+            // Many at once, so that the ring is not what asks for a checkpoint.
+            for some in small.chunks(30) {
+                let all = some.iter().map(|dvol| write(&engine, *dvol, 0, BLOCK));
+                for written in join_all(all).await {
+                    written.expect("writes");
+                }
+            }
+            assert_eq!(
+                counts(&engine).0,
+                made,
+                "no checkpoint comes before it has to"
+            );
+            let piece = RESERVED_BLOCKS / 10;
+            let pieces =
+                (0..10).map(|at| write(&engine, reserved, at * piece * BLOCK, piece * BLOCK));
+            for written in join_all(pieces).await {
+                written.expect("writes what is reserved for it");
+            }
+            engine.checkpoint().await.expect("checkpoints");
+            let written = counts(&engine).1 - nodes;
+            assert!(written >= SMALL_DVOLS, "{written} nodes were dirty");
+            for dvol in &small {
+                write(&engine, *dvol, 0, BLOCK).await.expect("overwrites");
+            }
+        },
+    );
+}
