@@ -194,10 +194,10 @@ impl Journal {
         self.used_blocks + blocks + pad + ABORT_BLOCKS <= self.ring_blocks
     }
 
-    /// True if so much of the ring is in use that a checkpoint is due: three quarters, or what leaves two
+    /// True if so much of the ring is in use that a checkpoint is due: seven eighths, or what leaves two
     /// groups of the largest size. Writes go on in the rest meanwhile.
     pub(super) fn is_due(&self) -> bool {
-        let rest = (self.ring_blocks / 4).max(RING_MIN_BLOCKS / 2);
+        let rest = (self.ring_blocks / 8).max(RING_MIN_BLOCKS / 2);
         self.used_blocks > self.ring_blocks - rest
     }
 

@@ -290,8 +290,8 @@ fn a_checkpoint_is_due_while_two_large_groups_still_fit() {
     assert_eq!(journal.used_blocks(), RING_BLOCKS / 2 + 1);
     let mut large = journal;
     large.ring_blocks = 4096;
-    large.used_blocks = 3072;
+    large.used_blocks = 3584;
     assert!(!large.is_due());
-    large.used_blocks = 3073;
+    large.used_blocks = 3585;
     assert!(large.is_due());
 }

@@ -2,7 +2,11 @@
 
 use flagstone_types::BLOCK_SIZE;
 
-use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MAX_BLOCKS, RING_MIN_BLOCKS};
+use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MIN_BLOCKS};
+
+/// The largest ring that is made without asking, in blocks (256 MiB): with eight of them in full use, a
+/// restart after a crash takes some ten seconds and 3 GiB of memory.
+const RING_DEFAULT_MAX_BLOCKS: u32 = 65_536;
 
 /// How to lay a device out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +21,7 @@ pub struct FormatOptions {
 
 impl FormatOptions {
     /// Sensible values for a device of `size_bytes`: eight journals (four below 8 GiB, one below
-    /// 1 GiB) whose rings take a 64th of the device together, each 0.5 to 512 MiB. At worst each
+    /// 1 GiB) whose rings take a 64th of the device together, each 0.5 to 256 MiB. At worst each
     /// block of a ring holds one small write, and the map nodes of all of them are written at the
     /// next checkpoint: the longer the ring, the more writes share a node. A restart reads it once.
     pub fn for_size(size_bytes: u64) -> FormatOptions {
@@ -30,7 +34,7 @@ impl FormatOptions {
         };
         let ring = blocks / 64 / u64::from(journal_count);
         let ring_blocks = (ring as u32)
-            .clamp(RING_MIN_BLOCKS, RING_MAX_BLOCKS)
+            .clamp(RING_MIN_BLOCKS, RING_DEFAULT_MAX_BLOCKS)
             .next_multiple_of(8);
         FormatOptions {
             size_bytes,
