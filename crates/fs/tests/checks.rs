@@ -1,6 +1,6 @@
 //! A check of everything while clients work: they wait, and it finds nothing that isn't wrong.
 
-mod support;
+use crate::support;
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Copies of files by their paths, and what can't be copied.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use flagstone_fs::{Caller, FileError, Node, PathError, WithSnapshots, find, split_last};
 

@@ -1,7 +1,7 @@
 //! `.snapshot` in every directory: it is there, it can only be looked at, and it is in the way of nothing else.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
 use flagstone_fs::{
@@ -37,9 +37,9 @@ fn run<T: Future<Output = ()> + 'static>(test: impl FnOnce(Memory) -> T) {
 }
 
 // All that is promised of a filesystem without it.
-conformance_tests! { crate::run }
+conformance_tests! { crate::dot_snapshot::run }
 
-conformance_tests! { crate::run:
+conformance_tests! { crate::dot_snapshot::run:
     snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
 }
 

@@ -1,7 +1,7 @@
 //! Random histories of the filesystem in memory are such as it could have had, with restarts in between; and the
 //! judge of histories notices what isn't true.
 
-mod conformance;
+use crate::conformance;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
 use flagstone_fs::{Caller, Creation, FileError, SnapshotNumber, Stability};

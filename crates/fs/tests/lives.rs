@@ -1,8 +1,8 @@
 //! Random histories of clients with power losses: what is there afterwards is what every answered call
 //! made, in some order that time allows, and the filesystem is whole. And snapshots, taken while clients work.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

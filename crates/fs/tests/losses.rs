@@ -1,7 +1,7 @@
 //! What is said of large files while the page store loses commits: that is not what they are written with.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use std::cell::Cell;
 use std::rc::Rc;

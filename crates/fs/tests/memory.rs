@@ -1,6 +1,6 @@
 //! The filesystem in memory keeps the promises of [`flagstone_fs::Files`], so that others can be compared with it.
 
-mod conformance;
+use crate::conformance;
 
 use flagstone_fs::memory::{MemoryFiles, MemoryOptions};
 use flagstone_fs::{FileError, Files, Node, SnapshotNumber};
@@ -30,9 +30,9 @@ fn run_with<T: Future<Output = ()> + 'static>(
     world.block_on(0, test(files));
 }
 
-conformance_tests! { crate::run }
+conformance_tests! { crate::memory::run }
 
-conformance_tests! { crate::run:
+conformance_tests! { crate::memory::run:
     snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
 }
 

@@ -1,7 +1,7 @@
 //! Large files are dvols: what that costs, what becomes of them in a crash, and what snapshots and copies see.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

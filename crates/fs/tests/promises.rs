@@ -1,7 +1,7 @@
 //! The filesystem keeps the promises of [`flagstone_fs::Files`], with commits refused for nothing now and then.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use flagstone_fs::{PROMOTE_BYTES, SnapshotNumber};
 use flagstone_sim::World;
@@ -48,18 +48,18 @@ fn run_with<T: Future<Output = ()> + 'static>(
     });
 }
 
-conformance_tests! { crate::run }
+conformance_tests! { crate::promises::run }
 
-conformance_tests! { crate::run:
+conformance_tests! { crate::promises::run:
     snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
 }
 
 mod in_dvols {
     use crate::conformance::conformance_tests;
 
-    conformance_tests! { crate::run_in_dvols }
+    conformance_tests! { crate::promises::run_in_dvols }
 
-    conformance_tests! { crate::run_in_dvols:
+    conformance_tests! { crate::promises::run_in_dvols:
         snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
     }
 }
@@ -67,9 +67,9 @@ mod in_dvols {
 mod in_both {
     use crate::conformance::conformance_tests;
 
-    conformance_tests! { crate::run_in_both }
+    conformance_tests! { crate::promises::run_in_both }
 
-    conformance_tests! { crate::run_in_both:
+    conformance_tests! { crate::promises::run_in_both:
         snapshots::{a_snapshot_can_only_be_read, a_snapshot_stays_as_it_was},
     }
 }

@@ -1,7 +1,7 @@
 //! Quotas of bytes hold also for what is shared with snapshots and copies.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use flagstone_fs::{Caller, FileError, Files, Node, Settings, Stability};
 use flagstone_platform::IoBuf;

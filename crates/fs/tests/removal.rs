@@ -1,8 +1,8 @@
 //! Filesystems that are deleted: gone at once and for ever, and what they held is given back, whatever happens
 //! meanwhile.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use flagstone_device::engine::Engine;
 use flagstone_fs::{Caller, Cookie, FileError, Files, Filesystems, Node, Stability};

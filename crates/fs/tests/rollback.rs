@@ -1,8 +1,8 @@
 //! Filesystems that go back to a snapshot: they are what they were then, whatever happens meanwhile, and all other
 //! snapshots are as they were.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Quotas of files, sizes of promotion and image stores, as they are set, kept and told of.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use flagstone_fs::{Caller, FileError, Files, Settings};
 use flagstone_sim::World;

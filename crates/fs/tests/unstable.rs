@@ -1,8 +1,8 @@
 //! Unstable writes on disks that fail, with power losses: what a commit has answered with the verifier of the write is
 //! there, and nothing else is but what was written.
 
-mod conformance;
-mod support;
+use crate::conformance;
+use crate::support;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! Each promise of the store once.
 
-mod support;
+use crate::support;
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -2,7 +2,7 @@
 //! some point made, in the order in which they happened, and every commit that somebody was told to be
 //! durable is among them.
 
-mod support;
+use crate::support;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

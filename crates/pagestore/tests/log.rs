@@ -1,6 +1,6 @@
 //! The log: what it saves, and that what is in it is as good as in its place.
 
-mod support;
+use crate::support;
 
 use std::cell::RefCell;
 use std::rc::Rc;

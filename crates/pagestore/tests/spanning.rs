@@ -1,6 +1,6 @@
 //! Commits over several stores, each promise once. Histories are in `spanning_histories.rs`.
 
-mod support;
+use crate::support;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 //! die, stores crash one by one and all at once. Whatever happens, the sum over all pages is kept, each transfer is
 //! there wholly or not at all, what a client was told is so, and no record stays.
 
-mod support;
+use crate::support;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

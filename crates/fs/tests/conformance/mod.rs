@@ -1,10 +1,10 @@
 //! What [`Files`] promises, each promise once, for whatever implements it.
 //!
-//! A test binary says `mod conformance;`, writes a function that makes a filesystem in a simulated world and
+//! A test file writes a function that makes a filesystem in a simulated world and
 //! gives it to a test, and lists the tests with [`conformance_tests`]. Each begins with a filesystem
 //! that has a topmost directory of root's with mode 0755 and nothing in it.
 
-#![allow(dead_code, unused_imports, unused_macros)] // Each test binary uses its part.
+#![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub(crate) mod attributes;
 pub(crate) mod calls;

@@ -1,0 +1,18 @@
+//! All integration tests of the crate in one program: what they share is compiled and linked once.
+
+mod checks;
+mod conformance;
+mod copies;
+mod dot_snapshot;
+mod histories;
+mod lives;
+mod losses;
+mod memory;
+mod objects;
+mod promises;
+mod quotas;
+mod removal;
+mod rollback;
+mod settings;
+mod support;
+mod unstable;
