@@ -160,6 +160,62 @@ fn later_is_tried_again_for_a_while() {
     });
 }
 
+/// Many calls that are all to be tried later come back few at a time; each gets an answer in time, and another
+/// filesystem notices nothing. Once it goes well again, so does everything.
+#[test]
+fn a_filesystem_that_says_later_is_tried_by_few_at_a_time() {
+    const CALLS: u32 = 300;
+    run(36, |scene| async move {
+        let quiet = nfs_server::memory(&scene.world, 2);
+        let more = std::rc::Rc::new(open_export(8, "/quiet", &quiet));
+        scene.exports.0.borrow_mut().push(more);
+        let client = scene.connect();
+        let root = client.mount("/data").await;
+        let clock = scene.world.clone();
+        // Each takes a millisecond, so that many are under way at once.
+        let pause = move || -> nfs_server::holding::Pause {
+            let clock = clock.clone();
+            Box::pin(async move { clock.sleep_ns(1_000_000).await })
+        };
+        *scene.files.control.pause.borrow_mut() = Some(Box::new(pause));
+        scene.files.fail("make", FileError::Later, u32::MAX);
+        let begin = scene.world.now();
+        let before = scene.files.begun("make");
+        let mut asked = BTreeSet::new();
+        for number in 0..CALLS {
+            let name = format!("new-{number}");
+            let args = Args::new()
+                .place(&root, name.as_bytes())
+                .set(&Set::default());
+            asked.insert(client.send((NFS, 3, 9), &args).await);
+        }
+        let other = scene.connect();
+        let elsewhere = other.mount("/quiet").await;
+        other.make_directory(&elsewhere, "quick").await;
+        let took = scene.world.now().since(begin);
+        assert!(took < 100_000_000, "the other filesystem took {took} ns");
+        while !asked.is_empty() {
+            let (xid, reply) = client.receive().await.expect("an answer");
+            let Reply::Done(mut body) = reply else {
+                panic!("{reply:?}")
+            };
+            assert_eq!(body.u32(), JUKEBOX);
+            assert!(asked.remove(&xid));
+        }
+        let took = scene.world.now().since(begin);
+        assert!(took < 1_300_000_000, "{took}");
+        // The first of each came in at once, and then hardly more than one at a time, a millisecond each.
+        let tries = scene.files.begun("make") - before;
+        assert!((CALLS..CALLS + 1500).contains(&tries), "{tries} tries");
+        scene.files.fail("make", FileError::Later, 0);
+        for number in 0..20 {
+            client
+                .make_directory(&root, &format!("again-{number}"))
+                .await;
+        }
+    });
+}
+
 /// A mount that is in the way is tried again as well. MOUNT has no word for later.
 #[test]
 fn mounting_is_tried_again() {

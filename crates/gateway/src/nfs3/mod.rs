@@ -9,9 +9,10 @@
 //! [`mount`] (handles of exports), [`acl`] (POSIX ACLs, which no server uses yet), [`portmap`] (who listens
 //! where), [`handle`] (file handles). Rules: [`exports`], [`status`] (the table of errors), `token` (names of
 //! calls). Driving them: `service` (calls of both programs), `serve` (procedures), `running`, `retry`,
-//! [`counters`], [`portmapper`].
+//! `congestion`, [`counters`], [`portmapper`].
 
 pub mod acl;
+mod congestion;
 mod convert;
 pub mod counters;
 pub mod exports;

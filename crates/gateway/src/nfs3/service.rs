@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use flagstone_fs::Pieces;
 use flagstone_platform::Platform;
 
+use super::congestion::Congestion;
 use super::counters::{NfsCounters, Note};
 use super::exports::Exports;
 use super::mount;
@@ -52,6 +53,7 @@ pub struct NfsService<P: Platform, E: Exports> {
     pub(crate) counters: RefCell<NfsCounters>,
     /// Mounts that were refused, in the log.
     pub(crate) refusals: Sparingly,
+    pub(crate) congestion: Congestion,
     running: Running,
     /// Key of the names of calls under way.
     key: [u8; 16],
@@ -70,6 +72,7 @@ impl<P: Platform, E: Exports> NfsService<P, E> {
             options,
             counters: RefCell::default(),
             refusals: Sparingly::default(),
+            congestion: Congestion::default(),
             running: Running::default(),
             key,
         }

@@ -15,7 +15,9 @@ mod names;
 use std::future::Future;
 use std::rc::Rc;
 
-use flagstone_fs::{Attributes, Caller, Changes, FileError, Files, NAME_MAX_BYTES, Node, Pieces};
+use flagstone_fs::{
+    Attributes, Caller, Changes, FileError, Files, FilesystemId, NAME_MAX_BYTES, Node, Pieces,
+};
 use flagstone_platform::{IoBuf, Platform};
 use smallvec::SmallVec;
 
@@ -254,7 +256,7 @@ impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
         let raw = RawFileHandle::decode(handle.0).ok_or(Nfs3Error::BadHandle)?;
         let exports = &self.service.exports;
         let by_number = || exports.by_number(raw.filesystem, raw.export);
-        let export = self.retried(by_number).await;
+        let export = self.retried(None, by_number).await;
         // [rfc1813 2.6, NFS3ERR_STALE] the file is gone, or access to it has been revoked.
         let export = export
             .map_err(|error| self.status(error))?
@@ -327,15 +329,17 @@ impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
         status_of(error, self.procedure)
     }
 
-    /// Does an operation, again if it is to be tried later.
+    /// Does an operation, of a filesystem if it is known, again if it is to be tried later.
     async fn retried<T, R: Future<Output = Result<T, FileError>>>(
         &self,
+        filesystem: Option<FilesystemId>,
         operation: impl FnMut() -> R,
     ) -> Result<T, FileError> {
         let service = self.service;
         let deadline_ns = service.options.retry_ms.saturating_mul(1_000_000);
         let count = || service.counters.borrow_mut().retried += 1;
-        retry(&service.platform, deadline_ns, operation, count).await
+        let gate = (&service.congestion, filesystem);
+        retry(&service.platform, gate, deadline_ns, operation, count).await
     }
 
     /// Does an operation on a file, or on two.
@@ -344,7 +348,8 @@ impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
         targets: &[&Target<E::Files>],
         operation: impl FnMut() -> R,
     ) -> Outcome<T, E::Files> {
-        let result = self.retried(operation).await;
+        let filesystem = targets.first().map(|target| target.export.files.id());
+        let result = self.retried(filesystem, operation).await;
         result.map_err(|error| Failed {
             error: self.status(error),
             known: targets.iter().map(|&target| target.clone()).collect(),

@@ -131,7 +131,8 @@ async fn later<P: Platform, E: Exports, T, R: Future<Output = Result<T, FileErro
 ) -> Result<T, MountError> {
     let deadline_ns = service.options.retry_ms.saturating_mul(1_000_000);
     let count = || service.counters.borrow_mut().retried += 1;
-    retry(&service.platform, deadline_ns, operation, count)
+    let gate = (&service.congestion, None);
+    retry(&service.platform, gate, deadline_ns, operation, count)
         .await
         .map_err(mount_status_of)
 }
