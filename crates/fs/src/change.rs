@@ -359,13 +359,14 @@ impl<P: Platform> Change<P> {
         Ok(self.tx.first(&from, &to).await?.is_some())
     }
 
-    /// There are too many versions to keep for one transaction: gives the keys concerned their value once more
-    /// under the live number, so that the next attempt keeps none. Nothing changes for anybody.
+    /// There are too many older versions for one transaction: gives the keys concerned their value once more
+    /// under the live number, so that the next attempt finds none, and keeps the older version if a snapshot needs
+    /// it. Nothing changes for anybody.
     async fn thaw(self) -> Result<Ticket, Tried> {
         let cold = self.known.iter().filter_map(|(key, known)| {
             let (version, value) = known.found.as_ref()?;
-            let needed = needed_by(&self.snapshots, *version, self.live)?;
-            let is_cold = known.next.is_some() && !known.names_block;
+            let needed = needed_by(&self.snapshots, *version, self.live);
+            let is_cold = *version < self.live && known.next.is_some() && !known.names_block;
             is_cold.then_some((key, *version, value, needed))
         });
         let cold: Vec<_> = cold.collect();
@@ -383,7 +384,10 @@ impl<P: Platform> Change<P> {
                     return Err(Tried::Again);
                 }
                 tx.put(&key::versioned(key, self.live), value)?;
-                tx.put(&self.keys.displaced(*snapshot, &old), &[])?;
+                match snapshot {
+                    Some(snapshot) => tx.put(&self.keys.displaced(*snapshot, &old), &[])?,
+                    None => tx.delete(&old)?,
+                }
             }
             tx.commit().await?;
         }

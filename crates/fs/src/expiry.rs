@@ -1,4 +1,4 @@
-//! Answers that are kept go when their client has not called for a day, and those of the clients that called longest
+//! Answers that are kept go when their client has not called for 30 days, and those of the clients that called longest
 //! ago when there are too many.
 //!
 //! When a client called is noted beside its answers, so a pass looks at one short key for each client. A client may

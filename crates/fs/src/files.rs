@@ -26,7 +26,7 @@ pub const ANSWERS_KEPT: usize = 1024;
 /// Clients of which answers are kept, but for a few that have just come: those that called last.
 pub const CLIENTS_KEPT: usize = 1024;
 /// Answers of a client that has not called for so many seconds go. No client waits that long.
-pub const ANSWERS_KEPT_SECONDS: i64 = 24 * 3600;
+pub const ANSWERS_KEPT_SECONDS: i64 = 30 * 24 * 3600;
 
 /// A filesystem of this system, never given twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

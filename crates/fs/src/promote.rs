@@ -156,6 +156,10 @@ impl<P: Platform> Inner<P> {
             return Ok(());
         }
         self.check_cut(&change, file, &inode).await?;
+        if !self.has_room_to_promote(&mut change, file, &inode).await? {
+            self.promote_from_ns.set(self.platform.now().0 + PAUSE_NS);
+            return Ok(());
+        }
         let mut making = self.begin_making();
         let said = self.said_first(file, &inode);
         let new = self.new_dvol(making.dvol);
@@ -195,6 +199,23 @@ impl<P: Platform> Inner<P> {
         }
         making.is_named = true;
         Ok(())
+    }
+
+    /// Whether a file that becomes a dvol leaves its filesystem within the quota: what snapshots keep of its blocks
+    /// stays beside the dvol. If not, it stays in blocks.
+    async fn has_room_to_promote(
+        &self,
+        change: &mut Change<P>,
+        file: FileId,
+        inode: &Inode,
+    ) -> Result<bool, Tried> {
+        let quota = self.with_state(|state| state.superblock.quota_bytes);
+        if quota == 0 {
+            return Ok(true);
+        }
+        let goes = self.bytes_only_now(change, file).await?;
+        let more = inode.attributes.used_bytes.saturating_sub(goes);
+        Ok(more == 0 || self.used_bytes().saturating_add(more) <= quota)
     }
 
     /// Bytes of a file's blocks that no snapshot needs.

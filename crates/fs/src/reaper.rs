@@ -99,10 +99,10 @@ impl<P: Platform> Inner<P> {
         if self.roll().await? {
             return Ok(1);
         }
-        // What fails must not hold up the others.
-        let mut failed = None;
+        // What fails must not hold up the others, nor what takes hours: each has a step in turn.
+        let (mut done, mut failed) = (0, None);
         for kind in 0..5 {
-            let done = match kind {
+            let step = match kind {
                 0 => self.reap_some().await,
                 1 => self.reap_versions().await,
                 2 => self.cut_some().await,
@@ -110,13 +110,16 @@ impl<P: Platform> Inner<P> {
                 _ if self.stopping.get() => Ok(0),
                 _ => self.sweep_some().await,
             };
-            match done {
-                Ok(0) => {}
-                Err(error) if error != FileError::Stopping => failed = Some(error),
-                done => return done,
+            match step {
+                Ok(some) => done += some,
+                Err(FileError::Stopping) => return Err(FileError::Stopping),
+                Err(error) => failed = Some(error),
             }
         }
-        failed.map_or(Ok(0), Err)
+        match failed {
+            Some(error) if done == 0 => Err(error),
+            _ => Ok(done),
+        }
     }
 
     /// Gives back what was cut off a file's dvol.

@@ -37,6 +37,10 @@ const PARTS_PER_KEY: usize = 6;
 const COOKIES_JUMP: u64 = 1 << 32;
 /// When it has to begin once more.
 const PAUSE_NS: u64 = 1_000_000;
+
+/// So often in a row it begins anew because something seems to be gone. A file's dvol that is missing looks like
+/// one that others are just deleting.
+const LATERS_MAX: u32 = 200;
 /// Transactions that may wait for their flush.
 const AHEAD: usize = 32;
 /// How often it is tried to read what can't be read, before that is said.
@@ -50,6 +54,8 @@ const FAILED_MAX_NS: u64 = 64_000_000_000;
 pub(crate) struct Trouble {
     /// How often it was tried in vain.
     tries: u32,
+    /// How often in a row it was to be tried once more.
+    laters: u32,
     said: Option<String>,
 }
 
@@ -120,12 +126,23 @@ impl<P: Platform> Inner<P> {
             }
         }
         match done {
-            // Some of it is lost: once more.
-            Err(FileError::Later) => self.platform.sleep_ns(PAUSE_NS).await,
+            // Some of it is lost: once more. If that goes on and on, something is missing for good.
+            Err(FileError::Later) => {
+                let laters = self.trouble.borrow().laters + 1;
+                self.trouble.borrow_mut().laters = laters;
+                self.platform.sleep_ns(PAUSE_NS).await;
+                if laters >= LATERS_MAX {
+                    self.trouble.borrow_mut().laters = 0;
+                    self.not_rolled(rolling, FileError::Corrupt).await?;
+                }
+            }
             Err(error @ (FileError::Corrupt | FileError::Device)) => {
                 self.not_rolled(rolling, error).await?;
             }
-            done => done?,
+            done => {
+                self.trouble.borrow_mut().laters = 0;
+                done?;
+            }
         }
         Ok(true)
     }
@@ -187,7 +204,10 @@ impl<P: Platform> Inner<P> {
         if let Some(ticket) = noted.await? {
             self.wait_for(ticket).await?;
         }
-        self.set_rolling(rolling);
+        // Another one may have been asked for meanwhile.
+        if self.with_state(|state| state.rolling.is_some_and(|now| now.to == to)) {
+            self.set_rolling(rolling);
+        }
         Ok(())
     }
 
@@ -298,8 +318,15 @@ impl<P: Platform> Inner<P> {
         self.objects.forget_all();
         self.sweep_all_soon();
         self.recount_all().await;
-        self.set_rolling(None);
-        *self.trouble.borrow_mut() = Trouble::default();
+        // Counting took a while, and whoever asked for another rollback meanwhile was told that it is done.
+        let this = Rolling {
+            to,
+            is_looking: false,
+        };
+        if self.with_state(|state| state.rolling) == Some(this) {
+            self.set_rolling(None);
+            *self.trouble.borrow_mut() = Trouble::default();
+        }
         info!(filesystem = %self.keys.0, snapshot = to, "rolled back");
         Ok(())
     }

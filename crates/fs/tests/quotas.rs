@@ -6,7 +6,7 @@ use crate::support;
 use flagstone_fs::{Caller, FileError, Files, Node, Settings, Stability};
 use flagstone_platform::IoBuf;
 
-use conformance::Client;
+use conformance::{Client, size};
 use support::stage::{Stage, run};
 use support::*;
 
@@ -109,5 +109,33 @@ fn a_file_in_blocks_can_be_overwritten_behind_a_snapshot_up_to_the_quota() {
         let written = overwrite(&fs, file, 3 << 20, 4096, 4096).await;
         assert!(written < 3 << 20, "{written} bytes were written");
         assert!(written >= 512 << 10, "{written} bytes were written");
+    });
+}
+
+/// What snapshots keep of its blocks would stay beside the dvol.
+#[test]
+fn a_file_that_a_snapshot_has_becomes_no_dvol_beyond_the_quota() {
+    run(async |stage| {
+        let fs = bounded(stage, PROMOTE).await;
+        let root = Client::root(&fs);
+        let mut files = Vec::new();
+        for number in 0..3 {
+            let file = root.file(root.top(), format!("file-{number}")).await;
+            let file = file.expect("makes");
+            let data = vec![1; PROMOTE as usize];
+            root.write(file, 0, &data).await.expect("writes");
+            files.push(file);
+        }
+        fs.take_snapshot("kept").await.expect("takes one");
+        for file in files {
+            // Larger than what is promoted, by a hole that takes nothing.
+            let set = root.set(file, size(PROMOTE + 1)).await;
+            set.expect("sets the size");
+            stage.settle().await;
+            let used = fs.describe().used_bytes;
+            assert!(used <= QUOTA, "{used} bytes are used");
+            let read = root.read(file, PROMOTE - 1, 9).await.expect("reads");
+            assert_eq!(read, [1, 0]);
+        }
     });
 }

@@ -14,7 +14,10 @@ impl Stage {
     }
 }
 
-/// A day after its last call a client is forgotten; one that goes on isn't, nor is what it was answered.
+/// A part of how long answers are kept; it is looked at every hour.
+const STEP_NS: u64 = ANSWERS_KEPT_SECONDS.cast_unsigned() * 1_000_000_000 / 24;
+
+/// So long after its last call a client is forgotten; one that goes on isn't, nor is what it was answered.
 #[test]
 fn who_does_not_call_is_forgotten() {
     run(async |stage| {
@@ -22,16 +25,16 @@ fn who_does_not_call_is_forgotten() {
             stage.make_by(&call(1, n), &format!("by-1-{n}")).await;
         }
         let first = stage.make_by(&call(2, 0), "by-2").await;
-        stage.sleep_ns(HOUR_NS / 2).await;
+        stage.sleep_ns(STEP_NS / 2).await;
         assert_eq!(stage.answers().await, (2, 41));
-        for hour in 0..25 {
+        for step in 0..25 {
             stage
-                .make_by(&call(2, 1 + hour), &format!("hour-{hour}"))
+                .make_by(&call(2, 1 + step), &format!("step-{step}"))
                 .await;
-            stage.sleep_ns(HOUR_NS).await;
-            let expected = if hour < 24 { 2 } else { 1 };
-            if hour < 23 || hour == 24 {
-                assert_eq!(stage.answers().await.0, expected, "hour {hour}");
+            stage.sleep_ns(STEP_NS).await;
+            let expected = if step < 24 { 2 } else { 1 };
+            if step < 23 || step == 24 {
+                assert_eq!(stage.answers().await.0, expected, "step {step}");
             }
         }
         assert_eq!(stage.answers().await, (1, 26));
@@ -93,8 +96,8 @@ fn clients_of_an_older_version_are_noted_when_it_is_opened() {
         let report = stage.fs.check().await.expect("can be looked at");
         assert_eq!((report.clients, report.problems), (40, vec![]));
         // From then on they are forgotten like others.
-        let day_ns = ANSWERS_KEPT_SECONDS.cast_unsigned() * 1_000_000_000;
-        stage.sleep_ns(day_ns + HOUR_NS).await;
+        let kept_ns = ANSWERS_KEPT_SECONDS.cast_unsigned() * 1_000_000_000;
+        stage.sleep_ns(kept_ns + HOUR_NS).await;
         let (by, top) = (call(1, 1), Node::live(stage.fs.root()));
         let removed = stage.fs.remove(&by, top, b"a").await;
         removed.expect("removes");
@@ -110,8 +113,8 @@ fn who_calls_meanwhile_is_not_forgotten() {
         for n in 0..200 {
             stage.make_by(&call(1, n), &format!("{n}")).await;
         }
-        let day_ns = ANSWERS_KEPT_SECONDS.cast_unsigned() * 1_000_000_000;
-        stage.sleep_ns(day_ns + HOUR_NS).await;
+        let kept_ns = ANSWERS_KEPT_SECONDS.cast_unsigned() * 1_000_000_000;
+        stage.sleep_ns(kept_ns + HOUR_NS).await;
         // It is noted that it calls with the first: whatever is under way ends then.
         let by = call(2, 0);
         stage.make_by(&by, "other").await;
