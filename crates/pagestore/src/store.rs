@@ -200,9 +200,10 @@ impl<P: Platform> Store<P> {
             records_turn: Budget::new(1),
             sure_epoch: Cell::new(0),
         });
-        platform.spawn(inner.clone().carry_out_groups());
         let store = Store { inner };
         store.load_records().await?;
+        // Behind the records: what is kept for prepared parts must not be given back.
+        platform.spawn(store.inner.clone().carry_out_groups());
         Ok(store)
     }
 

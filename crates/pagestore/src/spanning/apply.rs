@@ -141,6 +141,12 @@ impl Machine {
         with: Commit,
     ) -> Result<(Commit, usize), Refused> {
         let bytes = record.encode();
+        // A start has to understand it: checks of pages that are also written count as no parts, so there may be more.
+        if Record::decode(&bytes).is_none() {
+            return Err(Refused::For(CommitError::Invalid(
+                "more than a record of a commit over several stores can have",
+            )));
+        }
         let index = self.locate(&new.block.0)?;
         if bytes.len() as u64 > self.extents[index].geometry.block_bytes() {
             return Err(Refused::For(CommitError::Invalid(
@@ -173,7 +179,15 @@ impl Machine {
         bytes: usize,
     ) -> Option<()> {
         let (holds, bytes) = match &record.state {
-            RecordState::Prepared { part, .. } => (self.touches(part).ok()?, bytes),
+            RecordState::Prepared { part, .. } => {
+                // Generations that were given before are in the pointers, whatever the table says.
+                for ptr in &part.allocates {
+                    let index = self.locate(&ptr.0).ok()?;
+                    let block = self.extents[index].geometry.block_of(ptr.0.page);
+                    self.spent.insert((index, block), ptr.0.generation.before());
+                }
+                (self.touches(part).ok()?, bytes)
+            }
             RecordState::Decided => (Vec::new(), 0),
         };
         self.ledger.insert(record, (block, bytes), holds, 0);

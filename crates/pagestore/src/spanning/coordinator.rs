@@ -224,7 +224,9 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
     async fn abort_from(&self, transaction: TransactionId, prepared: &[(StoreId, Commit)]) {
         for (store, _) in prepared.iter().rev() {
             let done = self.send(*store, Message::Abort(transaction)).await;
-            if done.is_err() {
+            // Those before it are deleted with its promise only.
+            let is_there = matches!(done, Ok(Answer::Prepared { .. } | Answer::Decided { .. }));
+            if done.is_err() || is_there {
                 self.leave(transaction, prepared[0].0);
                 return;
             }

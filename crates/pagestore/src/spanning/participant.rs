@@ -161,7 +161,7 @@ impl<P: Platform> Store<P> {
         let claim = match claim {
             Ok(claim) => claim,
             Err(StoreError::NoSpace) => {
-                return Ok(inner.refused(transaction, StoreError::NoSpace.into()));
+                return Ok(inner.refused(transaction, as_of, StoreError::NoSpace.into()));
             }
             Err(error) => return Err(error),
         };
@@ -185,7 +185,7 @@ impl<P: Platform> Store<P> {
             Ok(()) => {}
             // Nothing was decided, and the same message may come again.
             Err(CommitError::Store(error)) if error != StoreError::NoSpace => return Err(error),
-            Err(error) => return Ok(inner.refused(transaction, error)),
+            Err(error) => return Ok(inner.refused(transaction, as_of, error)),
         }
         inner.stand_still(transaction).await?;
         Ok(inner.answer_of(transaction))
@@ -257,10 +257,10 @@ impl<P: Platform> Inner<P> {
     }
 
     /// A refusal is final: a second copy of the message must not find the condition true.
-    fn refused(&self, transaction: TransactionId, error: CommitError) -> Answer {
+    fn refused(&self, transaction: TransactionId, as_of: u64, error: CommitError) -> Answer {
         let mut machine = self.machine.borrow_mut();
-        match over(&machine, transaction, u64::MAX) {
-            // A copy of the message was first.
+        match over(&machine, transaction, as_of) {
+            // A copy of the message was first, and may be forgotten already.
             Some(answer) => answer,
             None => {
                 machine.ledger.finish(transaction, Finished::Aborted);
@@ -276,6 +276,8 @@ impl<P: Platform> Inner<P> {
         if epoch == self.sure_epoch.get() {
             return Ok(());
         }
+        // A new version of the header may be under way, which this must not take back.
+        let _turn = self.records_turn.take(1).await;
         header::write_again(&self.engine, self.header.get()).await?;
         self.sure_epoch.set(epoch);
         Ok(())
