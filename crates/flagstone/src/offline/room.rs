@@ -74,7 +74,7 @@ pub(super) fn make_room(
         }
     })?;
     if is_set_aside {
-        // Every flush waits for journals: 20 GiB have 64 MiB of them, written in a moment. Segments are written when
+        // Every flush waits for journals: 20 GiB have 320 MiB of them, written in a moment. Segments are written when
         // they are first used.
         let journals = fixed_areas(size_bytes).map_err(invalid)?;
         write_out(path, &journals).map_err(io_failed)?;

@@ -302,7 +302,8 @@ impl Files for VolumeFiles {
         }
         let from = match behind.0 {
             0..FIRST => 0,
-            behind => u128::from(behind + 1) << COOKIE_SHIFT,
+            // At most behind the last id there is.
+            behind => u128::from(behind + 1).saturating_mul(1 << COOKIE_SHIFT),
         };
         let room = count - entries.len();
         // With one more it is known whether there is one.
