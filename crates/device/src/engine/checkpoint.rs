@@ -171,6 +171,8 @@ impl<P: Platform> Inner<P> {
                     self.checkpoints_failed.set(failed + 1);
                     self.signals.checkpointed.notify();
                     self.platform.sleep_ns(10_000_000).await;
+                    // A ring that is full asks once more.
+                    self.signals.journal.notify();
                 }
                 Err(_) => {
                     self.fence("a checkpoint could not be written");
@@ -255,7 +257,7 @@ impl<P: Platform> Inner<P> {
 
     /// Stops applying behind the last closed group, and waits until all up to it is applied.
     async fn cut(self: &Rc<Self>) -> Result<Position, DvolError> {
-        let position = self.journal.borrow().position();
+        let position = self.journal.borrow_mut().cut();
         let last = position.next_seq - 1;
         self.hold_after(Some(last));
         loop {

@@ -511,7 +511,8 @@ impl<P: Platform> Inner<P> {
                 self.close_aborts();
                 continue;
             }
-            if full && !idle {
+            // One that is under way makes room.
+            if full && !idle && !self.checkpoint_is_under_way() {
                 self.request_checkpoint();
             }
             if idle || busy || full {
@@ -527,7 +528,8 @@ impl<P: Platform> Inner<P> {
     /// Whether aborts wait, nothing waits, enough is in flight, the ring is full.
     fn journal_stands(&self) -> (bool, bool, bool, bool) {
         let journal = self.journal.borrow();
-        let busy = journal.in_flight() >= self.options.groups_in_flight_max || journal.may_grow();
+        let busy = journal.in_flight() >= self.options.groups_in_flight_max
+            || (journal.may_grow() && self.overflow.borrow().is_empty());
         (
             journal.has_aborts(),
             !journal.has_open_group(),

@@ -10,13 +10,19 @@ use std::rc::Rc;
 use flagstone_types::{BLOCK_SIZE, ChainHash};
 
 use super::unit::Unit;
-use crate::format::geometry::RING_MIN_BLOCKS;
 use crate::format::group::{self, BODY_MAX_BYTES, GroupHeader, HEADER_BYTES};
 use crate::planted::{Bug, planted};
 
 /// Ring blocks kept for aborts: groups of one block for each group in flight that may hold failed
 /// units, and a pad.
 const ABORT_BLOCKS: u32 = 24;
+
+/// Ring blocks that are left when a checkpoint begins, if that is not more than half of them.
+const REST_BLOCKS: u32 = 2048;
+
+/// Units in a ring at which a checkpoint begins: a restart after a crash takes some 300 bytes and a microsecond
+/// for each, of all journals.
+const UNITS_MAX: u64 = 1 << 20;
 
 /// Where a journal stands. Together with the ring it gives the chain that follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +62,12 @@ pub(super) struct Journal {
     position: Position,
     /// Ring blocks from the oldest one a root needs up to the position.
     used_blocks: u32,
+    /// Units of all groups that were closed.
+    units_closed: u64,
+    /// The same where the last checkpoint was cut, with the sequence number of the group there.
+    units_at_cut: (u64, u64),
+    /// The same up to the newest root: a restart doesn't read those.
+    units_trimmed: u64,
     body: Vec<u8>,
     units: Vec<Rc<Unit>>,
     /// Aborts go into groups of their own, so that a full ring can't hold them up.
@@ -100,6 +112,9 @@ impl Journal {
             ring_blocks,
             position,
             used_blocks: 0,
+            units_closed: 0,
+            units_at_cut: (0, 0),
+            units_trimmed: 0,
             body: Vec::new(),
             units: Vec::new(),
             abort_body: Vec::new(),
@@ -194,11 +209,18 @@ impl Journal {
         self.used_blocks + blocks + pad + ABORT_BLOCKS <= self.ring_blocks
     }
 
-    /// True if so much of the ring is in use that a checkpoint is due: seven eighths, or what leaves two
-    /// groups of the largest size. Writes go on in the rest meanwhile.
+    /// True if a checkpoint is due: so much of the ring is in use, or so many units are in it. Writes go on
+    /// in the rest of it meanwhile: an eighth, at least 8 MiB or half of it.
     pub(super) fn is_due(&self) -> bool {
-        let rest = (self.ring_blocks / 8).max(RING_MIN_BLOCKS / 2);
+        let rest = (self.ring_blocks / 8).max(REST_BLOCKS.min(self.ring_blocks / 2));
         self.used_blocks > self.ring_blocks - rest
+            || self.units_closed - self.units_trimmed > UNITS_MAX
+    }
+
+    /// A checkpoint is cut here. Returns [`Journal::position`].
+    pub(super) fn cut(&mut self) -> Position {
+        self.units_at_cut = (self.position.next_seq, self.units_closed);
+        self.position
     }
 
     /// Ring blocks in use, of [`Journal::ring_blocks`].
@@ -255,6 +277,7 @@ impl Journal {
             ring_index: (ring_index + u32::from(header.block_count)) % self.ring_blocks,
             prev_hash: hash,
         };
+        self.units_closed += units.len() as u64;
         for unit in &units {
             unit.seq.set(seq);
         }
@@ -357,6 +380,10 @@ impl Journal {
             "trimming only ever frees blocks of the ring"
         );
         self.used_blocks = used_blocks;
+        let (next_seq, units) = self.units_at_cut;
+        if next_seq == from.next_seq {
+            self.units_trimmed = units;
+        }
     }
 
     /// Everything up to this group is known to be on stable media with its data.

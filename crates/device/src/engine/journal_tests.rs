@@ -280,7 +280,7 @@ fn only_a_small_group_of_unstable_units_behind_one_in_flight_grows() {
 }
 
 #[test]
-fn a_checkpoint_is_due_while_two_large_groups_still_fit() {
+fn a_checkpoint_is_due_while_there_is_room_for_what_comes_meanwhile() {
     let mut journal = journal();
     while !journal.is_due() {
         journal.add(unit(DataState::Written), &[0; 40]);
@@ -288,10 +288,38 @@ fn a_checkpoint_is_due_while_two_large_groups_still_fit() {
         journal.close();
     }
     assert_eq!(journal.used_blocks(), RING_BLOCKS / 2 + 1);
-    let mut large = journal;
-    large.ring_blocks = 4096;
-    large.used_blocks = 3584;
-    assert!(!large.is_due());
-    large.used_blocks = 3585;
-    assert!(large.is_due());
+    for (blocks, used) in [(2048, 1024), (8192, 6144), (65_536, 57_344)] {
+        journal.ring_blocks = blocks;
+        journal.used_blocks = used;
+        assert!(!journal.is_due(), "{used} of {blocks}");
+        journal.used_blocks = used + 1;
+        assert!(journal.is_due(), "{used} and one of {blocks}");
+    }
+}
+
+/// A ring of many small records is bounded by what a restart needs for each.
+#[test]
+fn a_checkpoint_is_due_when_there_are_many_units_that_no_root_is_behind() {
+    let mut journal = journal();
+    let close = |journal: &mut Journal, count: usize| {
+        for _ in 0..count {
+            journal.add(unit(DataState::Written), &[0; 8]);
+        }
+        journal.close();
+    };
+    close(&mut journal, 5);
+    let cut = journal.cut();
+    close(&mut journal, 7);
+    journal.units_closed += UNITS_MAX - 12;
+    assert!(!journal.is_due());
+    close(&mut journal, 1);
+    assert!(journal.is_due(), "one more than there may be");
+    // The checkpoint's root covers what was before its cut, and nothing behind it.
+    journal.trim(cut);
+    assert!(!journal.is_due());
+    assert_eq!(journal.units_closed - journal.units_trimmed, UNITS_MAX - 4);
+    close(&mut journal, 4);
+    assert!(!journal.is_due());
+    close(&mut journal, 1);
+    assert!(journal.is_due());
 }

@@ -585,6 +585,11 @@ pub fn decode_units(body: &[u8]) -> Result<Vec<Vec<Record>>, FormatError> {
     let mut unit = Vec::new();
     while reader.remaining() > 0 {
         let (record, more) = Record::decode(&mut reader)?;
+        if !more && unit.is_empty() {
+            // Nearly all: there may be millions, so no memory for more than the one.
+            units.push(vec![record]);
+            continue;
+        }
         unit.push(record);
         if !more {
             units.push(std::mem::take(&mut unit));

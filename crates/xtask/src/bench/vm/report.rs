@@ -442,8 +442,8 @@ impl Report {
             page,
             "\n## Images that are full\n\nA sparse image has a small map, however large it is: each write adds an entry, and \
              entries written together share a node. Over an image that was written in full each write at a random place \
-             changes a node of its own, unless a checkpoint waits for many writes. It begins when half of the ring is used or \
-             16,384 nodes are dirty (fewer on small devices). What that must cost, by the journal measured above:\n"
+             changes a node of its own, unless a checkpoint waits for many writes. It begins when seven \
+             eighths of the ring are used (less of one below 64 MiB), or more nodes are dirty than memory or space are for. What that must cost, by the journal measured above:\n"
         );
         table_head(
             page,
