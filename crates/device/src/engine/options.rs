@@ -4,8 +4,9 @@ use flagstone_types::BLOCK_SIZE;
 
 use crate::format::geometry::{DEVICE_MIN_BYTES, RING_MIN_BLOCKS};
 
-/// The largest ring that is made without asking, in blocks (256 MiB): with eight of them in full use, a
-/// restart after a crash takes some ten seconds and 3 GiB of memory.
+/// The largest ring that is made without asking, in blocks (256 MiB): every start reads them whole, and of
+/// eight in full use a restart after a crash would take some eight seconds and 2.5 GiB beside them (computed from
+/// smaller ones: `docs/benchmarks/scale.md`).
 const RING_DEFAULT_MAX_BLOCKS: u32 = 65_536;
 
 /// How to lay a device out.
