@@ -176,7 +176,9 @@ impl<P: Platform> Inner<P> {
         match parts.part {
             Part::Inode => {
                 let mut inode = decoded(Inode::decode(parts.file, value), "an inode")?;
-                if inode.object().is_some() {
+                if let Some(object) = inode.object() {
+                    // Which is to become what the snapshot has.
+                    self.dvol(object.dvol).ok_or(Tried::Again)?;
                     self.complete(parts.file, &mut inode, |dvol| self.dvol_at(dvol, to))?;
                 }
             }

@@ -1,9 +1,12 @@
 //! What can't be read: of one filesystem it is said, and the others go on; one that can't be rolled back opens again.
 
+use flagstone_device::engine::DvolInfo;
+
 use super::*;
 use crate::change::versions;
 use crate::error::FileError;
 use crate::filesystem::Rolling;
+use crate::object::NAME_PREFIX;
 
 const SNAPSHOT: u32 = 1;
 
@@ -40,14 +43,6 @@ fn one_filesystem_that_cannot_be_read_does_not_hide_the_others() {
         let key = other.inner.keys.superblock();
         let good = stage.inner().tree.get(&key).await.expect("reads");
         let good = good.value.expect("is there");
-        // An inode of the third: what it is found out by the check, which breaks off there.
-        let (inode, kept) = {
-            let keys = third.inner.keys;
-            let found = stage
-                .scan(versions(&keys.inode(third.root()), u32::MAX))
-                .await;
-            found[0].clone()
-        };
         stage.put(&key, b"damage").await;
         stage.put(&third.inner.keys.counters(), b"damage").await;
         stage.reopen().await;
@@ -63,7 +58,6 @@ fn one_filesystem_that_cannot_be_read_does_not_hide_the_others() {
         );
         assert_eq!(reports[0].1.files, 2);
         stage.put(&key, &good).await;
-        let _ = (inode, kept);
         stage.delete(&third.inner.keys.counters()).await;
         let counters = crate::superblock::Usage { files: 1, bytes: 0 }.counters();
         let mut tx = stage.inner().tree.begin();
@@ -136,5 +130,34 @@ fn what_is_half_rolled_back_says_so_and_takes_another_snapshot() {
         assert_eq!(stage.fs.rolling_back_to(), None);
         assert_eq!(stage.first_byte(file).await, Ok(2));
         stage.put(&key, &value).await;
+    });
+}
+
+/// A dvol that is missing looks like one that others are just deleting; but while it is rolled back nobody does.
+#[test]
+fn what_has_lost_a_dvol_is_not_rolled_back_for_ever() {
+    run(async |stage| {
+        let large = stage.make("large").await;
+        stage.write(large, 1, 2 * PROMOTE_BYTES as usize).await;
+        stage.sleep_ns(1_000_000_000).await;
+        stage.fs.take_snapshot("then").await.expect("takes one");
+        stage.write(large, 2, 9000).await;
+        let of_file = |info: &DvolInfo| info.name.starts_with(NAME_PREFIX);
+        let dvol = stage.engine.dvols().into_iter().find(of_file);
+        let dvol = dvol.expect("it is large");
+        let renamed = stage.engine.rename(dvol.handle, "elsewhere").await;
+        renamed.expect("renames");
+        stage.fs.roll_back("then").await.expect("begins");
+        stage.sleep_ns(20_000_000_000).await;
+        assert_eq!(stage.fs.rolling_back_to(), None);
+        let problem = stage.fs.describe().problem.expect("is said");
+        assert!(problem.contains("as it was before"), "{problem}");
+        let renamed = stage.engine.rename(dvol.handle, &dvol.name).await;
+        renamed.expect("renames");
+        stage.reopen().await;
+        assert_eq!(stage.first_byte(large).await, Ok(2));
+        stage.fs.roll_back("then").await.expect("begins");
+        stage.sleep_ns(1_000_000_000).await;
+        assert_eq!(stage.first_byte(large).await, Ok(1));
     });
 }
