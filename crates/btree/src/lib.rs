@@ -15,12 +15,14 @@ mod check;
 mod error;
 mod node;
 mod pages;
+mod reads;
 mod transaction;
 mod tree;
 
 pub use check::TreeReport;
 pub use error::TreeError;
 pub use node::NodeError;
+pub use reads::Held;
 pub use transaction::{Counters, Part, Transaction, decode_counters, encode_counters};
 pub use tree::{Entries, KEY_MAX_BYTES, Read, Tree, TreeOptions, VALUE_MAX_BYTES};
 
@@ -32,6 +34,12 @@ pub fn fuzz_decoders(bytes: &[u8]) {
         let entries = node.merged(&[]);
         let mut again = vec![0; bytes.len()];
         assert!(node::encode(&node.frame(), &entries, &mut again));
+        assert_eq!(again, bytes);
+        let mut again = vec![0; bytes.len()];
+        assert_eq!(
+            node.encode_changed(&[], &mut again),
+            Some(node.used_bytes())
+        );
         assert_eq!(again, bytes);
         let _ = node.get(bytes);
     }

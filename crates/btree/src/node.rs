@@ -3,14 +3,18 @@
 //! A page validates itself: it says at which height it is and which keys it is responsible for, so whoever
 //! reads it by a pointer that may be old sees whether it is the right one. [fss 5: self-validating pages]
 //!
-//! Pages are never changed in place. A change makes the bytes of a new version, by copying entries in order
-//! and putting new ones between them.
+//! Pages are never changed in place. A change makes the bytes of a new version: entry by entry where fences change
+//! ([`encode`]), and else by copying what stays ([`Node::encode_changed`]).
+
+mod changed;
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 
 use flagstone_pagestore::PagePtr;
+
+pub(crate) use changed::Change;
 
 /// Bytes before the fences.
 pub(crate) const HEADER_BYTES: usize = 96;
@@ -64,20 +68,51 @@ impl Frame {
 }
 
 fn common_prefix(low: &[u8], high: Option<&[u8]>) -> usize {
-    let pairs = low.iter().zip(high.unwrap_or_default());
-    pairs.take_while(|(a, b)| a == b).count()
+    // Eight bytes at a time: keys of one directory have some thirty in common.
+    let (low_words, high_words) = (
+        low.as_chunks::<8>().0,
+        high.unwrap_or_default().as_chunks().0,
+    );
+    let words = low_words.iter().zip(high_words);
+    let same = 8 * words.take_while(|(a, b)| a == b).count();
+    let rest = low[same..].iter().zip(&high.unwrap_or_default()[same..]);
+    same + rest.take_while(|(a, b)| a == b).count()
+}
+
+/// Where things are in a page.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    count: usize,
+    low_end: usize,
+    has_high: bool,
+    prefix_len: usize,
+    /// Where the offsets of entries begin.
+    offsets_at: usize,
+}
+
+impl Shape {
+    /// Of bytes that [`Node::parse`] has taken before.
+    pub(crate) fn of_checked(bytes: &[u8]) -> Shape {
+        let has_high = short(bytes, 12) as u16 & HAS_HIGH != 0;
+        let (count, low_len, high_len) = (short(bytes, 6), short(bytes, 8), short(bytes, 10));
+        let low_end = HEADER_BYTES + low_len;
+        let offsets_at = low_end + high_len;
+        let high = has_high.then_some(&bytes[low_end..offsets_at]);
+        Shape {
+            count,
+            low_end,
+            has_high,
+            prefix_len: common_prefix(&bytes[HEADER_BYTES..low_end], high),
+            offsets_at,
+        }
+    }
 }
 
 /// A page that has been looked through: every length in it is within it, and its keys ascend.
 #[derive(Clone, Copy)]
 pub(crate) struct Node<'a> {
     bytes: &'a [u8],
-    count: usize,
-    low: &'a [u8],
-    high: Option<&'a [u8]>,
-    prefix_len: usize,
-    /// Where the offsets of entries begin.
-    offsets_at: usize,
+    shape: Shape,
 }
 
 impl<'a> Node<'a> {
@@ -106,8 +141,8 @@ impl<'a> Node<'a> {
         {
             return Err(NodeError("lengths that leave it"));
         }
-        let node = Node::of_checked(bytes);
-        let (low, high) = (node.low, node.high);
+        let node = Node::of_checked(bytes, Shape::of_checked(bytes));
+        let (low, high) = (node.low(), node.high());
         if high.is_none() && high_len > 0 || high.is_some_and(|high| high <= low) {
             return Err(NodeError("fences that enclose nothing"));
         }
@@ -117,28 +152,15 @@ impl<'a> Node<'a> {
         Ok(node)
     }
 
-    /// Bytes that [`Node::parse`] has taken before: nothing is looked through again.
-    pub(crate) fn of_checked(bytes: &'a [u8]) -> Node<'a> {
-        let flags = short(bytes, 12) as u16;
-        let (count, low_len, high_len) = (short(bytes, 6), short(bytes, 8), short(bytes, 10));
-        let offsets_at = HEADER_BYTES + low_len + high_len;
-        let low = &bytes[HEADER_BYTES..HEADER_BYTES + low_len];
-        let high = &bytes[HEADER_BYTES + low_len..offsets_at];
-        let high = (flags & HAS_HIGH != 0).then_some(high);
-        Node {
-            bytes,
-            count,
-            low,
-            high,
-            prefix_len: common_prefix(low, high),
-            offsets_at,
-        }
+    /// Bytes that [`Node::parse`] has taken before, with their shape: nothing is looked through again.
+    pub(crate) fn of_checked(bytes: &'a [u8], shape: Shape) -> Node<'a> {
+        Node { bytes, shape }
     }
 
     fn check_entries(&self, used: usize) -> Result<(), NodeError> {
-        let mut at = self.offsets_at + self.count * OFFSET_BYTES;
+        let mut at = self.shape.offsets_at + self.shape.count * OFFSET_BYTES;
         let mut last: Option<&[u8]> = None;
-        for index in 0..self.count {
+        for index in 0..self.count() {
             if self.offset(index) != at || at + ENTRY_HEAD_BYTES > used {
                 return Err(NodeError("an entry where none can be"));
             }
@@ -157,10 +179,11 @@ impl<'a> Node<'a> {
         }
         let outside = |index: usize| {
             let suffix = self.suffix(index);
-            let high = self.high.map(|high| &high[self.prefix_len..]);
-            suffix < &self.low[self.prefix_len..] || high.is_some_and(|high| suffix >= high)
+            let prefix_len = self.shape.prefix_len;
+            let high = self.high().map(|high| &high[prefix_len..]);
+            suffix < &self.low()[prefix_len..] || high.is_some_and(|high| suffix >= high)
         };
-        if self.count > 0 && (outside(0) || outside(self.count - 1)) {
+        if self.count() > 0 && (outside(0) || outside(self.count() - 1)) {
             return Err(NodeError("keys beyond its fences"));
         }
         Ok(())
@@ -180,7 +203,7 @@ impl<'a> Node<'a> {
     }
 
     fn offset(&self, index: usize) -> usize {
-        short(self.bytes, self.offsets_at + index * OFFSET_BYTES)
+        short(self.bytes, self.shape.offsets_at + index * OFFSET_BYTES)
     }
 
     pub(crate) fn height(&self) -> u8 {
@@ -188,15 +211,26 @@ impl<'a> Node<'a> {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.count
+        self.shape.count
     }
 
     pub(crate) fn low(&self) -> &'a [u8] {
-        self.low
+        &self.bytes[HEADER_BYTES..self.shape.low_end]
     }
 
     pub(crate) fn high(&self) -> Option<&'a [u8]> {
-        self.high
+        let Shape {
+            low_end,
+            offsets_at,
+            has_high,
+            ..
+        } = self.shape;
+        has_high.then(|| &self.bytes[low_end..offsets_at])
+    }
+
+    /// What all its keys begin with.
+    fn prefix(&self) -> &'a [u8] {
+        &self.bytes[HEADER_BYTES..HEADER_BYTES + self.shape.prefix_len]
     }
 
     pub(crate) fn prev(&self) -> Option<PagePtr> {
@@ -214,14 +248,14 @@ impl<'a> Node<'a> {
 
     /// Whether it is responsible for a key at this height.
     pub(crate) fn owns(&self, key: &[u8], height: u8) -> bool {
-        self.height() == height && key >= self.low && self.high.is_none_or(|high| key < high)
+        self.height() == height && key >= self.low() && self.high().is_none_or(|high| key < high)
     }
 
     pub(crate) fn frame(&self) -> Frame {
         Frame {
             height: self.height(),
-            low: self.low.to_vec(),
-            high: self.high.map(<[u8]>::to_vec),
+            low: self.low().to_vec(),
+            high: self.high().map(<[u8]>::to_vec),
             prev: self.prev(),
             next: self.next(),
         }
@@ -235,7 +269,23 @@ impl<'a> Node<'a> {
     }
 
     pub(crate) fn key(&self, index: usize) -> Vec<u8> {
-        [&self.low[..self.prefix_len], self.suffix(index)].concat()
+        [self.prefix(), self.suffix(index)].concat()
+    }
+
+    /// The last bytes of an entry's key, if it has so many.
+    pub(crate) fn key_end<const N: usize>(&self, index: usize) -> Option<[u8; N]> {
+        match self.suffix(index).last_chunk() {
+            Some(end) => Some(*end),
+            None => self.key(index).last_chunk().copied(),
+        }
+    }
+
+    /// Whether an entry's key is below this one.
+    pub(crate) fn is_below(&self, index: usize, key: &[u8]) -> bool {
+        let prefix = self.prefix();
+        let (head, rest) = key.split_at(prefix.len().min(key.len()));
+        let order = prefix.cmp(head);
+        order.then_with(|| self.suffix(index).cmp(rest)).is_lt()
     }
 
     pub(crate) fn value(&self, index: usize) -> &'a [u8] {
@@ -246,9 +296,9 @@ impl<'a> Node<'a> {
 
     /// Where a key is, or would be. The key must be one it owns.
     pub(crate) fn search(&self, key: &[u8]) -> Result<usize, usize> {
-        let (mut from, mut to) = (0, self.count);
+        let (mut from, mut to) = (0, self.count());
         // Those it owns have its prefix; for others every answer is as good.
-        let wanted = key.get(self.prefix_len..).unwrap_or_default();
+        let wanted = key.get(self.shape.prefix_len..).unwrap_or_default();
         while from < to {
             let middle = from.midpoint(to);
             match self.suffix(middle).cmp(wanted) {
@@ -282,8 +332,8 @@ impl<'a> Node<'a> {
         &'b self,
         changes: &'b [(&'b [u8], Option<&'b [u8]>)],
     ) -> Vec<Entry<'b>> {
-        let prefix = &self.low[..self.prefix_len];
-        let mut out = Vec::with_capacity(self.count + changes.len());
+        let prefix = self.prefix();
+        let mut out = Vec::with_capacity(self.count() + changes.len());
         let mut index = 0;
         for (key, value) in changes {
             let place = self.search(key);
@@ -298,7 +348,7 @@ impl<'a> Node<'a> {
                 });
             }
         }
-        out.extend((index..self.count).map(|i| self.entry(i, prefix)));
+        out.extend((index..self.count()).map(|i| self.entry(i, prefix)));
         out
     }
 
@@ -548,7 +598,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_are_maps(map in small_map(), changes in small_map(), prefix in prop::collection::vec(any::<u8>(), 0..5), deleted in any::<u64>()) {
+        fn pages_are_maps(map in small_map(), changes in small_map(), prefix in prop::collection::vec(any::<u8>(), 0..20), deleted in any::<u64>()) {
             let under = |key: &[u8]| [&prefix[..], key].concat();
             let map: Map = map.into_iter().map(|(k, v)| (under(&k), v)).collect();
             let frame = frame(&prefix, Some(&under(&[9])));
@@ -558,6 +608,15 @@ mod tests {
             prop_assert_eq!(&node.frame(), &frame);
             let found: Map = (0..node.count()).map(|i| (node.key(i), node.value(i).to_vec())).collect();
             prop_assert_eq!(&found, &map);
+            for (index, key) in map.keys().enumerate() {
+                for other in changes.keys() {
+                    // Those of its prefix, and any others.
+                    let under = under(other);
+                    prop_assert_eq!(node.is_below(index, &under), *key < under);
+                    prop_assert_eq!(node.is_below(index, other), key < other);
+                }
+                prop_assert_eq!(node.key_end::<3>(index), key.last_chunk().copied());
+            }
             let changes: Vec<(Vec<u8>, Option<Vec<u8>>)> = changes
                 .into_iter()
                 .enumerate()
@@ -574,7 +633,29 @@ mod tests {
             }
             let mut again = vec![0; 4096];
             prop_assert!(encode(&frame, &node.merged(&refs), &mut again));
-            prop_assert_eq!(again, page(&frame, &expected));
+            let expected = page(&frame, &expected);
+            prop_assert_eq!(&again, &expected);
+            let copied = |out: &mut [u8]| {
+                let changes = refs.iter().map(|&(key, value)| Change { key, place: node.search(key), value: value.map(Into::into) });
+                let changes = changes.filter(|change| change.place.is_ok() || change.value.is_some());
+                node.encode_changed(&changes.collect::<Vec<_>>(), out)
+            };
+            let mut again = vec![0; 4096];
+            let used = Node::parse(&expected).expect("a page").used_bytes();
+            prop_assert_eq!(copied(&mut again), Some(used));
+            prop_assert_eq!(&again, &expected);
+            prop_assert_eq!(copied(&mut again[..used - 1]), None);
+            let mut exact = vec![0; used];
+            prop_assert_eq!(copied(&mut exact), Some(used));
+            prop_assert_eq!(&exact, &expected[..used]);
+        }
+
+        #[test]
+        fn a_common_prefix_is_what_both_begin_with(same in prop::collection::vec(any::<u8>(), 0..40), a in prop::collection::vec(0_u8..3, 0..12), b in prop::collection::vec(0_u8..3, 0..12)) {
+            let (a, b) = ([&same[..], &a].concat(), [&same[..], &b].concat());
+            let expected = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+            prop_assert_eq!(common_prefix(&a, Some(&b)), expected);
+            prop_assert_eq!(common_prefix(&a, None), 0);
         }
 
         #[test]
@@ -587,7 +668,10 @@ mod tests {
             if let Ok(node) = Node::parse(&changed) {
                 let mut again = vec![0; 4096];
                 prop_assert!(encode(&node.frame(), &node.merged(&[]), &mut again));
-                prop_assert_eq!(again, changed);
+                prop_assert_eq!(&again, &changed);
+                let mut copied = vec![0; 4096];
+                prop_assert_eq!(node.encode_changed(&[], &mut copied), Some(node.used_bytes()));
+                prop_assert_eq!(&copied, &changed);
             }
         }
     }

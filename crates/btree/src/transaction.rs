@@ -4,8 +4,8 @@
 //! read, its keys are compared again, and the changes are made to the page as it is now: two transactions that
 //! touch different keys of a page don't disturb each other.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Bound;
 
 use flagstone_pagestore::{
     BlockPtr, Commit, Committed, PARTS_MAX, PagePtr, PageSlot, PageWrite, RangeWrite, Ticket,
@@ -13,7 +13,8 @@ use flagstone_pagestore::{
 use flagstone_platform::{IoBuf, Platform};
 
 use crate::error::{TreeError, Tried};
-use crate::node::{HEADER_BYTES, encode, encoded_bytes};
+use crate::node::{Change, HEADER_BYTES, Node};
+use crate::reads::{Held, Reads, page_of};
 use crate::tree::{ATTEMPTS_MAX, Found, Tree, VALUE_MAX_BYTES, check_key};
 
 /// A page with less in it than this part is joined with a neighbour.
@@ -65,36 +66,29 @@ fn sum(value: Option<&[u8]>, deltas: &Counters) -> [u8; COUNTERS_BYTES] {
     encode_counters(&counters)
 }
 
-/// What a range began with when it was read: the first key in it and its value.
-type First = Option<(Vec<u8>, Vec<u8>)>;
-
 /// See the module's page. Dropping it leaves everything as it was.
 pub struct Transaction<P: Platform> {
     tree: Tree<P>,
-    reads: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-    ranges: Vec<(Vec<u8>, Vec<u8>, First)>,
+    reads: Reads<P>,
     writes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
     counts: BTreeMap<Vec<u8>, Counters>,
     parts: Commit,
-    ticket: Ticket,
 }
 
 impl<P: Platform> Transaction<P> {
     pub(crate) fn new(tree: Tree<P>) -> Transaction<P> {
         Transaction {
+            reads: Reads::new(tree.clone()),
             tree,
-            reads: BTreeMap::new(),
-            ranges: Vec::new(),
             writes: BTreeMap::new(),
             counts: BTreeMap::new(),
             parts: Commit::default(),
-            ticket: Ticket::default(),
         }
     }
 
     /// When what it has read so far survives power loss: for a transaction that changes nothing.
     pub fn ticket(&self) -> Ticket {
-        self.ticket
+        self.reads.ticket()
     }
 
     /// Reads a key: its own change of it, or else what is there. The commit depends on what was found.
@@ -103,24 +97,13 @@ impl<P: Platform> Transaction<P> {
         if let Some(written) = self.writes.get(key) {
             return Ok(written.clone());
         }
-        if let Some(read) = self.reads.get(key) {
-            return Ok(read.clone());
-        }
-        let read = self.tree.get(key).await?;
-        self.ticket = self.tree.store().later(self.ticket, read.ticket);
-        self.reads.insert(key.to_vec(), read.value.clone());
-        Ok(read.value)
+        Ok(self.reads.get(key).await?.map(<[u8]>::to_vec))
     }
 
     /// The first key from `from` on that is below `to`, its own changes left out of account. The commit
     /// depends on there being no other.
-    pub async fn first(&mut self, from: &[u8], to: &[u8]) -> Result<First, TreeError> {
-        let mut read = self.tree.scan(from, to, 1).await?;
-        self.ticket = self.tree.store().later(self.ticket, read.ticket);
-        let first = read.value.pop();
-        self.ranges
-            .push((from.to_vec(), to.to_vec(), first.clone()));
-        Ok(first)
+    pub async fn first(&mut self, from: Vec<u8>, to: Vec<u8>) -> Result<Option<Held>, TreeError> {
+        self.reads.first(from, to).await
     }
 
     /// Gives a key a value.
@@ -166,13 +149,14 @@ impl<P: Platform> Transaction<P> {
 
     /// Makes all changes at once, or none. Others see them when this returns; they are durable when the
     /// ticket is, and so is everything that was read.
-    pub async fn commit(self) -> Result<Committed, TreeError> {
+    pub async fn commit(mut self) -> Result<Committed, TreeError> {
         let keys = self.writes.len() + self.counts.len() + self.parts.parts();
         if keys > PARTS_MAX {
             return Err(TreeError::TooLarge("more than fifteen keys and parts"));
         }
+        let mut unchanged = self.reads.take_unchanged();
         for attempt in 0..ATTEMPTS_MAX {
-            match self.try_commit().await {
+            match self.try_commit(unchanged.take()).await {
                 Ok(committed) => return Ok(committed),
                 Err(Tried::For(error)) => return Err(error),
                 Err(Tried::Stale) if attempt > 4 => self.tree.platform().yield_now().await,
@@ -182,29 +166,22 @@ impl<P: Platform> Transaction<P> {
         Err(TreeError::Busy)
     }
 
-    async fn try_commit(&self) -> Result<Committed, Tried> {
-        let mut pages: Vec<Found> = Vec::new();
-        let keys = self.reads.keys().chain(self.writes.keys());
-        for key in keys.chain(self.counts.keys()) {
-            if !pages.iter().any(|page| page.node().owns(key, 0)) {
-                let page = self.tree.find(key, 0).await?;
-                if pages.iter().any(|other| other.ptr == page.ptr) {
-                    // It was joined with its neighbour since it was found first.
-                    return Err(Tried::Stale);
-                }
-                pages.push(page);
-            }
+    /// `unchanged`: the pages that everything was read from, if they seem to be as they were.
+    async fn try_commit(&self, unchanged: Option<Vec<Found>>) -> Result<Committed, Tried> {
+        let is_unchanged = unchanged.is_some();
+        let mut pages = unchanged.unwrap_or_default();
+        if !is_unchanged {
+            self.reads.compare(&mut pages).await?;
         }
-        self.check_reads(&pages)?;
+        let planned = self.plan(&mut pages).await?;
         let mut commit = self.parts.clone();
-        self.check_ranges(&mut commit).await?;
         let mut sparse = Vec::new();
-        for page in &pages {
-            self.change(page, &mut commit, &mut sparse).await?;
+        let mut rest = planned.as_slice();
+        for (index, page) in pages.iter().enumerate() {
+            let own;
+            (own, rest) = rest.split_at(rest.partition_point(|planned| planned.page == index));
+            self.change(page, own, &mut commit, &mut sparse).await?;
         }
-        // A page may be the condition of several ranges.
-        commit.checks.sort_unstable();
-        commit.checks.dedup();
         if commit.parts() > PARTS_MAX {
             return Err(TreeError::TooLarge("more than fifteen pages").into());
         }
@@ -230,92 +207,54 @@ impl<P: Platform> Transaction<P> {
             self.tree.tidy_up_later(low);
         }
         Ok(Committed {
-            ticket: self.tree.store().later(committed.ticket, self.ticket),
+            ticket: self
+                .tree
+                .store()
+                .later(committed.ticket, self.reads.ticket()),
             ..committed
         })
     }
 
-    /// What it has read is as it was.
-    fn check_reads(&self, pages: &[Found]) -> Result<(), Tried> {
-        for (key, expected) in &self.reads {
-            let page = pages.iter().find(|page| page.node().owns(key, 0));
-            let page = page.ok_or(Tried::Stale)?;
-            if page.node().get(key) != expected.as_deref() {
-                return Err(TreeError::Conflict.into());
-            }
+    /// Which page has which keys to change: in the order of the pages, and of the keys. Adds pages that are missing.
+    async fn plan(&self, pages: &mut Vec<Found>) -> Result<Vec<Planned<'_>>, Tried> {
+        let written = self.writes.iter().map(|(key, value)| {
+            let value = value.as_deref();
+            (key.as_slice(), Next::Value(value))
+        });
+        let counted = self.counts.iter();
+        let counted = counted.map(|(key, deltas)| (key.as_slice(), Next::Sum(deltas)));
+        let mut planned = Vec::with_capacity(self.writes.len() + self.counts.len());
+        for (key, next) in written.chain(counted) {
+            let page = page_of(&self.tree, pages, key).await?;
+            planned.push(Planned { page, key, next });
         }
-        Ok(())
-    }
-
-    /// The ranges begin as they did; and every page that says so is a condition.
-    async fn check_ranges(&self, commit: &mut Commit) -> Result<(), Tried> {
-        for (from, to, expected) in &self.ranges {
-            let mut at = from.clone();
-            let mut first: First = None;
-            while at < *to {
-                let page = self.tree.find(&at, 0).await?;
-                commit.checks.push((page.ptr, page.slot));
-                let node = page.node();
-                let index = node.search(&at).unwrap_or_else(|index| index);
-                if index < node.count() {
-                    let key = node.key(index);
-                    first = (key < *to).then(|| (key, node.value(index).to_vec()));
-                    break;
-                }
-                match node.high() {
-                    Some(high) => at = high.to_vec(),
-                    None => break,
-                }
-            }
-            if first != *expected {
-                return Err(TreeError::Conflict.into());
-            }
-        }
-        Ok(())
+        planned.sort_unstable_by_key(|planned| (planned.page, planned.key));
+        Ok(planned)
     }
 
     /// Adds a page's new version to the commit, or that it must not change.
     async fn change(
         &self,
         page: &Found,
+        planned: &[Planned<'_>],
         commit: &mut Commit,
         sparse: &mut Vec<Vec<u8>>,
     ) -> Result<(), Tried> {
         let node = page.node();
-        let from = Bound::Included(node.low().to_vec());
-        let to = node
-            .high()
-            .map_or(Bound::Unbounded, |high| Bound::Excluded(high.to_vec()));
-        let counted: Vec<(&[u8], [u8; COUNTERS_BYTES])> = self
-            .counts
-            .range::<Vec<u8>, _>((from.clone(), to.clone()))
-            .map(|(key, deltas)| (key.as_slice(), sum(node.get(key), deltas)))
-            .collect();
-        let counted = counted
-            .iter()
-            .map(|(key, value)| (*key, Some(value.as_slice())));
-        let mut changes: Vec<(&[u8], Option<&[u8]>)> = self
-            .writes
-            .range::<Vec<u8>, _>((from, to))
-            .map(|(key, value)| (key.as_slice(), value.as_deref()))
-            .chain(counted)
-            .filter(|(key, value)| node.get(key) != *value)
-            .collect();
-        changes.sort_unstable();
+        let changes = planned.iter().filter_map(|planned| planned.change(&node));
+        let changes: Vec<Change<'_>> = changes.collect();
         if changes.is_empty() {
             commit.checks.push((page.ptr, page.slot));
             return Ok(());
         }
-        let (frame, entries) = (node.frame(), node.merged(&changes));
         let mut data = IoBuf::zeroed(self.tree.page_bytes());
-        if !encode(&frame, &entries, data.bytes_mut()) {
-            let key = changes[0].0;
-            self.tree.split(key, 0).await?;
+        let Some(used) = node.encode_changed(&changes, data.bytes_mut()) else {
+            self.tree.split(changes[0].key, 0).await?;
             return Err(Tried::Stale);
-        }
-        let used = encoded_bytes(&frame, &entries) - HEADER_BYTES;
-        if used < self.tree.page_bytes() / SPARSE_PART && used < node.used_bytes() - HEADER_BYTES {
-            sparse.push(frame.low);
+        };
+        let is_sparse = used - HEADER_BYTES < self.tree.page_bytes() / SPARSE_PART;
+        if is_sparse && used < node.used_bytes() {
+            sparse.push(node.low().to_vec());
         }
         commit.writes.push(PageWrite {
             ptr: page.ptr,
@@ -323,5 +262,36 @@ impl<P: Platform> Transaction<P> {
             data,
         });
         Ok(())
+    }
+}
+
+/// What a key is to be.
+enum Next<'a> {
+    Value(Option<&'a [u8]>),
+    Sum(&'a Counters),
+}
+
+/// A key to be changed, and which of the pages that were found is responsible for it.
+struct Planned<'a> {
+    page: usize,
+    key: &'a [u8],
+    next: Next<'a>,
+}
+
+impl<'a> Planned<'a> {
+    /// `None` if it is that already.
+    fn change(&self, node: &Node<'_>) -> Option<Change<'a>> {
+        let place = node.search(self.key);
+        let now = place.ok().map(|index| node.value(index));
+        let value = match self.next {
+            Next::Value(value) => value.map(Cow::Borrowed),
+            Next::Sum(deltas) => Some(Cow::Owned(sum(now, deltas).to_vec())),
+        };
+        let change = Change {
+            key: self.key,
+            place,
+            value,
+        };
+        (now != change.value.as_deref()).then_some(change)
     }
 }

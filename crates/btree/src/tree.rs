@@ -12,7 +12,7 @@ use flagstone_pagestore::{
 use flagstone_platform::{IoBuf, Platform};
 
 use crate::error::{TreeError, Tried};
-use crate::node::{Frame, Node, encode};
+use crate::node::{Frame, Node, Shape, encode};
 use crate::pages::{BlockPage, PAGES_MAX};
 use crate::transaction::Transaction;
 
@@ -90,12 +90,20 @@ pub(crate) struct Found {
     pub(crate) slot: PageSlot,
     pub(crate) data: IoBuf,
     pub(crate) ticket: Ticket,
+    pub(crate) shape: Shape,
+    /// At this moment of the store it was the newest version.
+    moment: Cell<u64>,
 }
 
 impl Found {
     /// Looked through when it was found.
     pub(crate) fn node(&self) -> Node<'_> {
-        Node::of_checked(&self.data)
+        Node::of_checked(&self.data, self.shape)
+    }
+
+    /// Whether it is a leaf, and responsible for a key.
+    pub(crate) fn owns(&self, key: &[u8]) -> bool {
+        self.node().owns(key, 0)
     }
 }
 
@@ -315,11 +323,11 @@ impl<P: Platform> Tree<P> {
 
     async fn try_find(&self, key: &[u8], height: u8) -> Result<Found, Tried> {
         if height == 0
-            && let Some((low, ptr)) = self.cached(key)
+            && let Some(ptr) = self.cached(key)
         {
             match self.read_page(ptr).await {
-                Ok(found) if found.node().owns(key, 0) => return Ok(found),
-                Ok(_) | Err(Tried::Stale) => drop(self.inner.leaves.borrow_mut().remove(&low)),
+                Ok(found) if found.owns(key) => return Ok(found),
+                Ok(_) | Err(Tried::Stale) => self.forget(key, ptr),
                 Err(error) => return Err(error),
             }
         }
@@ -351,14 +359,28 @@ impl<P: Platform> Tree<P> {
 
     /// Reads a page and looks it through. `Stale` if there is none any more.
     pub(crate) async fn read_page(&self, ptr: PagePtr) -> Result<Found, Tried> {
+        // Before it is read: if nothing has changed since then, it is still the newest.
+        let moment = Cell::new(self.store().moment());
         let read = self.store().read(ptr).await?;
         self.look_through(ptr, read.slot, &read.data)?;
         Ok(Found {
             ptr,
             slot: read.slot,
+            shape: Shape::of_checked(&read.data),
             data: read.data,
             ticket: read.ticket,
+            moment,
         })
+    }
+
+    /// Whether a page that was read is still the newest version, as far as that is known without asking the device.
+    pub(crate) fn is_newest(&self, page: &Found) -> bool {
+        let moment = self.store().moment();
+        let is_newest = page.moment.get() == moment || self.store().is_newest(page.ptr, page.slot);
+        if is_newest {
+            page.moment.set(moment);
+        }
+        is_newest
     }
 
     /// Whether bytes are a page of the tree. Once for each version of a page: that takes longer than searching it.
@@ -385,11 +407,25 @@ impl<P: Platform> Tree<P> {
         checked.insert(ptr.page, slot);
     }
 
-    fn cached(&self, key: &[u8]) -> Option<(Vec<u8>, PagePtr)> {
+    /// The leaf that was last seen to be responsible for keys up to this one.
+    fn cached(&self, key: &[u8]) -> Option<PagePtr> {
         let leaves = self.inner.leaves.borrow();
         let up_to = (Bound::Unbounded, Bound::Included(key));
-        let (low, ptr) = leaves.range::<[u8], _>(up_to).next_back()?;
-        Some((low.clone(), *ptr))
+        leaves
+            .range::<[u8], _>(up_to)
+            .next_back()
+            .map(|(_, ptr)| *ptr)
+    }
+
+    /// It isn't.
+    fn forget(&self, key: &[u8], ptr: PagePtr) {
+        let mut leaves = self.inner.leaves.borrow_mut();
+        let up_to = (Bound::Unbounded, Bound::Included(key));
+        let found = leaves.range::<[u8], _>(up_to).next_back();
+        // Somebody may have found another one meanwhile.
+        if let Some(low) = found.and_then(|(low, now)| (*now == ptr).then(|| low.clone())) {
+            leaves.remove(&low);
+        }
     }
 
     pub(crate) fn cache(&self, low: &[u8], ptr: PagePtr) {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_btree::{Part, Transaction, Tree, TreeError};
+use flagstone_btree::{Held, Part, Transaction, Tree, TreeError};
 use flagstone_pagestore::{
     BlockPtr, Claim, CommitError, ExtentId, OwnerId, PARTS_MAX, RangeWrite, ReadError, StoreError,
     Ticket,
@@ -103,7 +103,7 @@ pub(crate) enum Later {
 /// What is there of a key, and what is to be.
 struct Known {
     /// The newest version and its value, empty if the key was taken away in it.
-    found: Option<(u32, Vec<u8>)>,
+    found: Option<(u32, Held)>,
     /// `None`: nothing changes. Otherwise the value it gets, if it isn't taken away.
     next: Option<Option<Vec<u8>>>,
     /// Its value can't be another version's as well: it names a block.
@@ -174,11 +174,11 @@ impl<P: Platform> Change<P> {
     }
 
     /// The value of a versioned key now, its own change included. The commit depends on it.
-    pub(crate) async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, Tried> {
+    pub(crate) async fn get(&mut self, key: &[u8]) -> Result<Option<&[u8]>, Tried> {
         let known = self.know(key).await?;
         let value = match &known.next {
-            Some(next) => next.clone(),
-            None => known.found.as_ref().map(|(_, value)| value.clone()),
+            Some(next) => next.as_deref(),
+            None => known.found.as_ref().map(|(_, held)| held.value()),
         };
         Ok(value.filter(|value| !value.is_empty()))
     }
@@ -186,8 +186,8 @@ impl<P: Platform> Change<P> {
     /// Whether a snapshot needs the version that is there of a key. The key was got before.
     pub(crate) fn is_kept(&self, key: &[u8]) -> bool {
         let found = self.known.get(key).and_then(|known| known.found.as_ref());
-        found.is_some_and(|(version, value)| {
-            !value.is_empty() && needed_by(&self.snapshots, *version, self.live).is_some()
+        found.is_some_and(|(version, held)| {
+            !held.value().is_empty() && needed_by(&self.snapshots, *version, self.live).is_some()
         })
     }
 
@@ -231,8 +231,8 @@ impl<P: Platform> Change<P> {
     async fn know(&mut self, key: &[u8]) -> Result<&mut Known, Tried> {
         if !self.known.contains_key(key) {
             let (from, to) = versions(key, u32::MAX);
-            let found = self.tx.first(&from, &to).await?;
-            let found = found.map(|(key, value)| (version_of(&key), value));
+            let found = self.tx.first(from, to).await?;
+            let found = found.map(|held| (version_of(&held), held));
             let known = Known {
                 found,
                 next: None,
@@ -254,7 +254,8 @@ impl<P: Platform> Change<P> {
         from: &[u8],
         to: &[u8],
     ) -> Result<Option<(Vec<u8>, Vec<u8>)>, Tried> {
-        Ok(self.tx.first(from, to).await?)
+        let first = self.tx.first(from.to_vec(), to.to_vec()).await?;
+        Ok(first.map(|held| (held.key(), held.value().to_vec())))
     }
 
     pub(crate) fn put_plain(&mut self, key: &[u8], value: &[u8]) -> Result<(), Tried> {
@@ -326,11 +327,11 @@ impl<P: Platform> Change<P> {
             };
             // That a key was taken away is needed as much: what is older must not come back.
             let needed = needed_by(&self.snapshots, version, self.live);
-            let old = key::versioned(&key, version);
             if let Some(snapshot) = needed {
+                let old = key::versioned(&key, version);
                 self.tx.put(&self.keys.displaced(snapshot, &old), &[])?;
             } else if version != self.live {
-                self.tx.delete(&old)?;
+                self.tx.delete(&key::versioned(&key, version))?;
             }
             let new = key::versioned(&key, self.live);
             match next {
@@ -356,7 +357,7 @@ impl<P: Platform> Change<P> {
             return Ok(false);
         }
         let (from, to) = versions(key, version - 1);
-        Ok(self.tx.first(&from, &to).await?.is_some())
+        Ok(self.tx.first(from, to).await?.is_some())
     }
 
     /// There are too many older versions for one transaction: gives the keys concerned their value once more
@@ -364,10 +365,10 @@ impl<P: Platform> Change<P> {
     /// it. Nothing changes for anybody.
     async fn thaw(self) -> Result<Ticket, Tried> {
         let cold = self.known.iter().filter_map(|(key, known)| {
-            let (version, value) = known.found.as_ref()?;
+            let (version, held) = known.found.as_ref()?;
             let needed = needed_by(&self.snapshots, *version, self.live);
             let is_cold = *version < self.live && known.next.is_some() && !known.names_block;
-            is_cold.then_some((key, *version, value, needed))
+            is_cold.then_some((key, *version, held.value(), needed))
         });
         let cold: Vec<_> = cold.collect();
         if cold.is_empty() {
@@ -378,9 +379,9 @@ impl<P: Platform> Change<P> {
             let mut tx = self.tree.begin();
             for (key, version, value, snapshot) in some {
                 let (from, to) = versions(key, u32::MAX);
-                let first = tx.first(&from, &to).await?;
+                let first = tx.first(from, to).await?;
                 let old = key::versioned(key, *version);
-                if first.as_ref().is_none_or(|(key, _)| *key != old) {
+                if first.is_none_or(|held| held.key() != old) {
                     return Err(Tried::Again);
                 }
                 tx.put(&key::versioned(key, self.live), value)?;
@@ -410,8 +411,8 @@ pub(crate) fn versions(key: &[u8], up_to: u32) -> (Vec<u8>, Vec<u8>) {
     (key::versioned(key, up_to), to)
 }
 
-fn version_of(versioned: &[u8]) -> u32 {
-    key::split_version(versioned).map_or(0, |(_, version)| version)
+fn version_of(versioned: &Held) -> u32 {
+    versioned.key_end().map_or(0, key::version_of)
 }
 
 #[cfg(test)]

@@ -202,7 +202,7 @@ impl<P: Platform> Inner<P> {
 
     async fn block(&self, change: &mut Change<P>, key: &[u8]) -> Result<Option<BlockValue>, Tried> {
         let value = change.get(key).await?;
-        let block = value.map(|value| decoded(BlockValue::decode(&value), "a block of a file"));
+        let block = value.map(|value| decoded(BlockValue::decode(value), "a block of a file"));
         block.transpose()
     }
 

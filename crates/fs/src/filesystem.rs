@@ -569,7 +569,7 @@ impl<P: Platform> Inner<P> {
     pub(crate) async fn inode(&self, change: &mut Change<P>, file: FileId) -> Result<Inode, Tried> {
         let value = change.get(&self.keys.inode(file)).await?;
         let value = value.ok_or(FileError::Stale)?;
-        let mut inode = decoded(Inode::decode(file, &value), "an inode")?;
+        let mut inode = decoded(Inode::decode(file, value), "an inode")?;
         self.complete_alone(file, &mut inode)?;
         Ok(inode)
     }

@@ -317,13 +317,22 @@ fn split_file(key: &[u8]) -> Option<(FileId, &[u8])> {
 
 /// The key of a version: newer ones come first.
 pub(crate) fn versioned(key: &[u8], version: u32) -> Vec<u8> {
-    [key, &(!version).to_be_bytes()].concat()
+    // One byte more, for whoever wants what comes behind it.
+    let mut versioned = Vec::with_capacity(key.len() + VERSION_BYTES + 1);
+    versioned.extend_from_slice(key);
+    versioned.extend_from_slice(&(!version).to_be_bytes());
+    versioned
 }
 
 /// Takes a versioned key apart. `None` if it is too short.
 pub(crate) fn split_version(key: &[u8]) -> Option<(&[u8], u32)> {
     let (key, version) = key.split_last_chunk::<VERSION_BYTES>()?;
-    Some((key, !u32::from_be_bytes(*version)))
+    Some((key, version_of(*version)))
+}
+
+/// The version that a versioned key ends with.
+pub(crate) fn version_of(end: [u8; VERSION_BYTES]) -> u32 {
+    !u32::from_be_bytes(end)
 }
 
 /// Whether a versioned key, without its version, names a block of a file.

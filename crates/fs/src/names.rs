@@ -96,7 +96,7 @@ impl<P: Platform> Inner<P> {
         name: &[u8],
     ) -> Result<Option<EntryValue>, Tried> {
         let value = change.get(&self.keys.entry(directory, name)).await?;
-        let entry = value.map(|value| decoded(EntryValue::decode(&value), "a name"));
+        let entry = value.map(|value| decoded(EntryValue::decode(value), "a name"));
         entry.transpose()
     }
 

@@ -478,7 +478,7 @@ impl<P: Platform> Inner<P> {
     /// Gives a key the value that the snapshot has.
     async fn restore(&self, change: &mut Change<P>, wanted: &Wanted, to: u32) -> Result<(), Tried> {
         let Wanted { key, value } = wanted;
-        let now = change.get(key).await?;
+        let now = change.get(key).await?.map(<[u8]>::to_vec);
         let parts = decoded(self.keys.of_file(key), "a key of a file")?;
         match parts.part {
             Part::Inode => {

@@ -183,6 +183,24 @@ impl Machine {
         self.epoch
     }
 
+    /// Rises with every commit, and when commits are lost: as long as it is the same, so is every page.
+    pub(crate) fn moment(&self) -> u64 {
+        self.epoch + self.last_slot
+    }
+
+    /// Whether this is the newest version of a page, and the pointer may be used. False also if only the device knows.
+    pub(crate) fn is_newest(&self, ptr: &PagePtr, slot: PageSlot) -> bool {
+        let Ok(index) = self.index_of(ptr.extent) else {
+            return false;
+        };
+        let now = match self.latest(index, ptr.page) {
+            Some(Known::Version(version)) => Some(version.slot),
+            Some(Known::Empty(_)) => None,
+            None => self.recent.slot((index, ptr.page)),
+        };
+        now == Some(slot) && matches!(self.admits(index, ptr), Ok(true))
+    }
+
     /// The newest of a page, if the device doesn't have it.
     pub(crate) fn latest(&self, index: usize, page: u64) -> Option<Known<'_>> {
         let block = self.extents[index].geometry.block_of(page);

@@ -369,6 +369,18 @@ impl<P: Platform> Store<P> {
         })
     }
 
+    /// A number that changes with every commit, and when commits are lost: as long as it is the same, what was the
+    /// newest version of a page is that still.
+    pub fn moment(&self) -> u64 {
+        self.inner.machine.borrow().moment()
+    }
+
+    /// Whether a page that was read is still the newest version, if that is known without asking the device. False
+    /// says nothing: read it.
+    pub fn is_newest(&self, ptr: PagePtr, slot: PageSlot) -> bool {
+        self.inner.machine.borrow().is_newest(&ptr, slot)
+    }
+
     /// Reads bytes of one block, from `offset_bytes` behind the beginning of the page of `first`. Each page
     /// is as it was at one instant; to see several as they were at the same one, keep writers away.
     pub async fn read_range(
