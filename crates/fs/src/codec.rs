@@ -4,9 +4,17 @@
 use crate::attributes::Timestamp;
 use crate::files::FileId;
 
+/// Nearly all values fit this, so that they needn't move while they are written.
+const VALUE_BYTES: usize = 320;
+
 /// Writes a value.
-#[derive(Default)]
 pub(crate) struct Encoder(pub(crate) Vec<u8>);
+
+impl Default for Encoder {
+    fn default() -> Encoder {
+        Encoder(Vec::with_capacity(VALUE_BYTES))
+    }
+}
 
 impl Encoder {
     pub(crate) fn u8(&mut self, value: u8) {

@@ -84,10 +84,41 @@ impl Called {
     }
 }
 
+/// The last calls of a client, oldest first.
+#[derive(Default)]
+struct LastCalls {
+    done: VecDeque<Done>,
+    /// How many were there before those.
+    passed: u64,
+    /// Which of all each call was; if it was carried out twice, the later time.
+    places: BTreeMap<u64, u64>,
+}
+
+impl LastCalls {
+    /// What a call was answered.
+    fn answer(&self, call: u64) -> Option<Answer> {
+        let place = self.places.get(&call)? - self.passed;
+        self.done.get(place as usize).map(|done| done.answer)
+    }
+
+    fn push(&mut self, done: Done) {
+        let place = self.passed + self.done.len() as u64;
+        self.places.insert(done.call, place);
+        self.done.push_back(done);
+        if self.done.len() > ANSWERS_KEPT
+            && let Some(oldest) = self.done.pop_front()
+        {
+            if self.places.get(&oldest.call) == Some(&self.passed) {
+                self.places.remove(&oldest.call);
+            }
+            self.passed += 1;
+        }
+    }
+}
+
 /// One client's calls.
 struct Ring {
-    /// The last of them, oldest first.
-    done: VecDeque<Done>,
+    last: LastCalls,
     next: u64,
     used: u64,
     /// When it was noted that the client calls, since the ring came into memory.
@@ -131,17 +162,22 @@ impl Tokens {
         Some(ring)
     }
 
-    fn insert(&mut self, client: u64, done: VecDeque<Done>) {
+    /// What is kept of a client's calls, oldest first.
+    fn insert(&mut self, client: u64, done: Vec<Done>) {
         if self.clients.len() >= CLIENTS_MAX {
             let oldest = self.clients.iter().min_by_key(|(_, ring)| ring.used);
             if let Some(oldest) = oldest.map(|(client, _)| *client) {
                 self.clients.remove(&oldest);
             }
         }
-        let next = done.back().map_or(0, |last| last.number + 1);
+        let next = done.last().map_or(0, |last| last.number + 1);
         let used = self.turn;
+        let mut last = LastCalls::default();
+        for done in done {
+            last.push(done);
+        }
         self.clients.entry(client).or_insert(Ring {
-            done,
+            last,
             next,
             used,
             noted_s: None,
@@ -154,9 +190,7 @@ impl<P: Platform> Inner<P> {
     pub(crate) async fn answer_of(&self, token: Token) -> Result<Option<Answer>, Tried> {
         loop {
             if let Some(ring) = self.tokens.borrow_mut().ring(token.client) {
-                let mut done = ring.done.iter().rev();
-                let found = done.find(|done| done.call == token.call);
-                return Ok(found.map(|done| done.answer));
+                return Ok(ring.last.answer(token.call));
             }
             let mut view = View::new(&self.tree, u32::MAX);
             let from = self.keys.token(token.client, 0);
@@ -169,7 +203,7 @@ impl<P: Platform> Inner<P> {
             self.store().wait(view.ticket()).await?;
             ring.sort_unstable_by_key(|done| done.number);
             if self.store().verifier() == verifier {
-                self.tokens.borrow_mut().insert(token.client, ring.into());
+                self.tokens.borrow_mut().insert(token.client, ring);
             }
         }
     }
@@ -205,7 +239,7 @@ impl<P: Platform> Inner<P> {
         Ok(Kept {
             done,
             noted_s,
-            is_first: ring.done.is_empty(),
+            is_first: ring.last.done.is_empty(),
         })
     }
 
@@ -219,10 +253,7 @@ impl<P: Platform> Inner<P> {
             return;
         };
         ring.noted_s = kept.noted_s.or(ring.noted_s);
-        ring.done.push_back(kept.done);
-        if ring.done.len() > ANSWERS_KEPT {
-            ring.done.pop_front();
-        }
+        ring.last.push(kept.done);
     }
 }
 
@@ -233,5 +264,60 @@ pub(crate) fn fuzz(bytes: &[u8]) {
     }
     if let Some(called) = Called::decode(bytes) {
         assert_eq!(called.encode(), bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attributes::{Attributes, Changes, FileKind, Timestamp};
+
+    fn done(call: u64, number: u64) -> Done {
+        let time = Timestamp::default();
+        let attributes = Attributes {
+            kind: FileKind::Regular,
+            mode: 0,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size_bytes: 0,
+            used_bytes: 0,
+            number,
+            accessed: time,
+            modified: time,
+            changed: time,
+        };
+        let changes = Changes {
+            before: (&attributes).into(),
+            after: attributes,
+        };
+        Done {
+            call,
+            number,
+            answer: Answer::Changed(changes),
+        }
+    }
+
+    #[test]
+    fn the_last_calls_are_found_and_the_later_of_two_that_are_the_same() {
+        let mut last = LastCalls::default();
+        let mut all: Vec<Done> = Vec::new();
+        for number in 0..4 * ANSWERS_KEPT as u64 {
+            // Each seventh comes again soon, some when the first time is about to be forgotten.
+            let call = match number % 7 {
+                0 => number / 2,
+                3 => number.saturating_sub(ANSWERS_KEPT as u64 - 1),
+                _ => number,
+            };
+            all.push(done(call, number));
+            last.push(done(call, number));
+            let kept = &all[all.len().saturating_sub(ANSWERS_KEPT)..];
+            for call in [0, call, number / 2, number.saturating_sub(1030), number + 1] {
+                let expected = kept.iter().rev().find(|done| done.call == call);
+                let expected = expected.map(|done| done.answer);
+                assert_eq!(last.answer(call), expected, "call {call} at {number}");
+            }
+            assert!(last.places.len() <= last.done.len());
+        }
     }
 }
