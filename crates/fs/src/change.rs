@@ -3,7 +3,6 @@
 //! What is written bears the live number. A version that a snapshot needs stays beside it, and is noted under
 //! the newest snapshot that needs it, so that deleting a snapshot costs what it alone kept.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use flagstone_btree::{Held, Part, Transaction, Tree, TreeError};
@@ -117,7 +116,8 @@ pub(crate) struct Change<P: Platform> {
     keys: Keys,
     live: u32,
     snapshots: Rc<[u32]>,
-    known: BTreeMap<Vec<u8>, Known>,
+    /// By key, in the order in which they were looked for: there are a dozen of them.
+    known: Vec<(Vec<u8>, Known)>,
     /// Keys that have no versions, and parts that are no keys.
     others: usize,
     usage: Usage,
@@ -140,7 +140,7 @@ impl<P: Platform> Change<P> {
             keys,
             live,
             snapshots,
-            known: BTreeMap::new(),
+            known: Vec::new(),
             others: 0,
             usage: Usage::default(),
             claims: Vec::new(),
@@ -170,7 +170,9 @@ impl<P: Platform> Change<P> {
     /// Whether it would change anything.
     pub(crate) fn changes_something(&self) -> bool {
         let is_changed = |known: &Known| known.next.is_some();
-        self.others > 0 || !self.usage.is_zero() || self.known.values().any(is_changed)
+        self.others > 0
+            || !self.usage.is_zero()
+            || self.known.iter().any(|(_, known)| is_changed(known))
     }
 
     /// The value of a versioned key now, its own change included. The commit depends on it.
@@ -185,7 +187,8 @@ impl<P: Platform> Change<P> {
 
     /// Whether a snapshot needs the version that is there of a key. The key was got before.
     pub(crate) fn is_kept(&self, key: &[u8]) -> bool {
-        let found = self.known.get(key).and_then(|known| known.found.as_ref());
+        let known = self.position(key).map(|index| &self.known[index].1);
+        let found = known.and_then(|known| known.found.as_ref());
         found.is_some_and(|(version, held)| {
             !held.value().is_empty() && needed_by(&self.snapshots, *version, self.live).is_some()
         })
@@ -211,7 +214,10 @@ impl<P: Platform> Change<P> {
             next: Some(Some(value)),
             names_block: false,
         };
-        self.known.insert(key, known);
+        match self.position(&key) {
+            Some(index) => self.known[index].1 = known,
+            None => self.known.push((key, known)),
+        }
     }
 
     pub(crate) async fn delete(&mut self, key: &[u8]) -> Result<(), Tried> {
@@ -228,19 +234,26 @@ impl<P: Platform> Change<P> {
         Ok(())
     }
 
+    fn position(&self, key: &[u8]) -> Option<usize> {
+        self.known.iter().position(|(known, _)| known == key)
+    }
+
     async fn know(&mut self, key: &[u8]) -> Result<&mut Known, Tried> {
-        if !self.known.contains_key(key) {
-            let (from, to) = versions(key, u32::MAX);
-            let found = self.tx.first(from, to).await?;
-            let found = found.map(|held| (version_of(&held), held));
-            let known = Known {
-                found,
-                next: None,
-                names_block: false,
-            };
-            self.known.insert(key.to_vec(), known);
-        }
-        Ok(self.known.get_mut(key).expect("put there if it was not"))
+        let index = match self.position(key) {
+            Some(index) => index,
+            None => {
+                let (from, to) = versions(key, u32::MAX);
+                let found = self.tx.first(from, to).await?;
+                let known = Known {
+                    found: found.map(|held| (version_of(&held), held)),
+                    next: None,
+                    names_block: false,
+                };
+                self.known.push((key.to_vec(), known));
+                self.known.len() - 1
+            }
+        };
+        Ok(&mut self.known[index].1)
     }
 
     /// The value of a key that has no versions.
@@ -308,7 +321,7 @@ impl<P: Platform> Change<P> {
             (Some(_), Some((version, _))) if *version < self.live => 2,
             (Some(_), _) => 1,
         };
-        let keys: usize = self.known.values().map(of_key).sum();
+        let keys: usize = self.known.iter().map(|(_, known)| of_key(known)).sum();
         keys + self.others + usize::from(!self.usage.is_zero())
     }
 
