@@ -271,7 +271,7 @@ impl<P: Platform> Tree<P> {
 
     /// A page's new bytes, if they fit.
     fn encoded(&self, frame: &Frame, entries: &[Entry<'_>]) -> Option<IoBuf> {
-        let mut data = IoBuf::zeroed(self.page_bytes());
+        let mut data = self.new_page();
         encode(frame, entries, data.bytes_mut()).then_some(data)
     }
 

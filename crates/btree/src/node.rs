@@ -10,7 +10,6 @@ mod changed;
 
 use std::cmp::Ordering;
 use std::fmt;
-use std::ops::Range;
 
 use flagstone_pagestore::PagePtr;
 
@@ -124,12 +123,7 @@ impl<'a> Node<'a> {
             return Err(NodeError("a version or a height that does not exist"));
         }
         let flags = short(bytes, 12) as u16;
-        // Many bytes at a time: most of a page may be free.
-        let is_zero = |range: Range<usize>| {
-            let mut parts = bytes[range].chunks(64);
-            parts.all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
-        };
-        if flags & !FLAGS != 0 || !is_zero(16..32) {
+        if flags & !FLAGS != 0 || !is_zero(&bytes[16..32]) {
             return Err(NodeError("flags that do not exist"));
         }
         let used = short(bytes, 14);
@@ -137,7 +131,7 @@ impl<'a> Node<'a> {
         let offsets_at = HEADER_BYTES + low_len + high_len;
         if used > bytes.len()
             || offsets_at + count * OFFSET_BYTES > used
-            || !is_zero(used..bytes.len())
+            || !is_zero(&bytes[used..])
         {
             return Err(NodeError("lengths that leave it"));
         }
@@ -451,6 +445,12 @@ pub(crate) fn encode(frame: &Frame, entries: &[Entry<'_>], out: &mut [u8]) -> bo
 pub(crate) fn separator(last: &[u8], first: &[u8]) -> Vec<u8> {
     let same = common_prefix(last, Some(first));
     first[..(same + 1).min(first.len())].to_vec()
+}
+
+/// Many bytes at a time: most of a page may be free.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let mut parts = bytes.chunks(64);
+    parts.all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 fn put(out: &mut [u8], at: &mut usize, bytes: &[u8]) {

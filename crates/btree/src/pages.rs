@@ -3,9 +3,10 @@
 //! locality]
 
 use flagstone_pagestore::{BlockPtr, Claim, Commit, PagePtr, PageSlot, PageWrite};
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::Platform;
 
 use crate::error::{TreeError, Tried};
+use crate::node::is_zero;
 use crate::tree::Tree;
 
 const MAGIC: [u8; 4] = *b"FSBK";
@@ -26,7 +27,7 @@ impl BlockPage {
     pub(crate) fn decode(bytes: &[u8]) -> Option<BlockPage> {
         let head: &[u8; 16] = bytes.first_chunk()?;
         let used = u64::from_le_bytes(std::array::from_fn(|i| head[8 + i]));
-        let is_zero = head[5..8].iter().chain(&bytes[16..]).all(|&byte| byte == 0);
+        let is_zero = is_zero(&head[5..8]) && is_zero(&bytes[16..]);
         let fits = head[0..4] == MAGIC && head[4] == VERSION && used & 1 == 1 && is_zero;
         fits.then_some(BlockPage { used })
     }
@@ -156,7 +157,7 @@ impl<P: Platform> Pages<P> {
             if is_new {
                 commit.allocates.push(touched.block);
             }
-            let mut data = IoBuf::zeroed(tree.page_bytes());
+            let mut data = tree.new_page();
             touched.page.encode(data.bytes_mut());
             commit.writes.push(PageWrite {
                 ptr: touched.block.0,
@@ -171,7 +172,7 @@ impl<P: Platform> Pages<P> {
                 commit.writes.push(PageWrite {
                     ptr: *ptr,
                     slot: *slot,
-                    data: IoBuf::zeroed(tree.page_bytes()),
+                    data: tree.new_page(),
                 });
             } else {
                 commit.checks.push((*ptr, *slot));

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use flagstone_pagestore::{
     BlockPtr, Commit, Committed, PARTS_MAX, PagePtr, PageSlot, PageWrite, RangeWrite, Ticket,
 };
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::Platform;
 
 use crate::error::{TreeError, Tried};
 use crate::node::{Change, HEADER_BYTES, Node};
@@ -247,7 +247,7 @@ impl<P: Platform> Transaction<P> {
             commit.checks.push((page.ptr, page.slot));
             return Ok(());
         }
-        let mut data = IoBuf::zeroed(self.tree.page_bytes());
+        let mut data = self.tree.new_page();
         let Some(used) = node.encode_changed(&changes, data.bytes_mut()) else {
             self.tree.split(changes[0].key, 0).await?;
             return Err(Tried::Stale);

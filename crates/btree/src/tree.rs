@@ -9,7 +9,7 @@ use flagstone_pagestore::{
     BlockPtr, Commit, ExtentId, Geometry, OwnerId, PagePtr, PageSlot, PageWrite, Store, StoreError,
     Ticket,
 };
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::{BufferPool, IoBuf, Platform};
 
 use crate::error::{TreeError, Tried};
 use crate::node::{Frame, Node, Shape, encode};
@@ -81,6 +81,8 @@ struct Inner<P: Platform> {
     /// A block that had room lately.
     hint: Cell<Option<BlockPtr>>,
     walks: Cell<u64>,
+    /// Memory for new versions of pages: of its own, since the store keeps them long.
+    memory: BufferPool,
 }
 
 /// A page that was read.
@@ -92,7 +94,7 @@ pub(crate) struct Found {
     pub(crate) ticket: Ticket,
     pub(crate) shape: Shape,
     /// At this moment of the store it was the newest version.
-    moment: Cell<u64>,
+    moment: Cell<Option<u64>>,
 }
 
 impl Found {
@@ -126,7 +128,7 @@ impl<P: Platform> Tree<P> {
             ));
         }
         let tree = Tree::new(platform, store, geometry, claim.ptr, options);
-        let mut header = IoBuf::zeroed(tree.page_bytes());
+        let mut header = tree.new_page();
         BlockPage { used: 0b11 }.encode(header.bytes_mut());
         let frame = Frame {
             height: 0,
@@ -135,7 +137,7 @@ impl<P: Platform> Tree<P> {
             prev: None,
             next: None,
         };
-        let mut root = IoBuf::zeroed(tree.page_bytes());
+        let mut root = tree.new_page();
         encode(&frame, &[], root.bytes_mut());
         let page = |ptr: PagePtr, data: IoBuf| PageWrite {
             ptr,
@@ -202,6 +204,7 @@ impl<P: Platform> Tree<P> {
             checked: RefCell::default(),
             hint: Cell::new(None),
             walks: Cell::new(0),
+            memory: BufferPool::new(),
         };
         Tree {
             inner: Rc::new(inner),
@@ -235,6 +238,13 @@ impl<P: Platform> Tree<P> {
 
     pub(crate) fn page_bytes(&self) -> usize {
         self.inner.geometry.page_bytes() as usize
+    }
+
+    /// Memory for a page, zeroed.
+    pub(crate) fn new_page(&self) -> IoBuf {
+        let mut page = self.inner.memory.take(self.page_bytes());
+        page.bytes_mut().fill(0);
+        page
     }
 
     pub(crate) fn pages_per_block(&self) -> u64 {

@@ -183,20 +183,22 @@ impl Machine {
         self.epoch
     }
 
-    /// Rises with every commit, and when commits are lost: as long as it is the same, so is every page.
-    pub(crate) fn moment(&self) -> u64 {
-        self.epoch + self.last_slot
+    /// Rises with every commit, and when commits are lost: as long as it is the same, so is every page. `None`: nothing
+    /// can be committed any more.
+    pub(crate) fn moment(&self) -> Option<u64> {
+        self.dead.is_none().then_some(self.epoch + self.last_slot)
     }
 
     /// Whether this is the newest version of a page, and the pointer may be used. False also if only the device knows.
     pub(crate) fn is_newest(&self, ptr: &PagePtr, slot: PageSlot) -> bool {
-        let Ok(index) = self.index_of(ptr.extent) else {
+        let (Ok(index), None) = (self.index_of(ptr.extent), self.dead) else {
             return false;
         };
         let now = match self.latest(index, ptr.page) {
             Some(Known::Version(version)) => Some(version.slot),
             Some(Known::Empty(_)) => None,
-            None => self.recent.slot((index, ptr.page)),
+            // Which notes that it is in use.
+            None => self.recent.get((index, ptr.page)).map(|(_, slot)| *slot),
         };
         now == Some(slot) && matches!(self.admits(index, ptr), Ok(true))
     }

@@ -370,8 +370,8 @@ impl<P: Platform> Store<P> {
     }
 
     /// A number that changes with every commit, and when commits are lost: as long as it is the same, what was the
-    /// newest version of a page is that still.
-    pub fn moment(&self) -> u64 {
+    /// newest version of a page is that still. `None`: nothing can be committed any more.
+    pub fn moment(&self) -> Option<u64> {
         self.inner.machine.borrow().moment()
     }
 
