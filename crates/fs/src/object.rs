@@ -282,10 +282,6 @@ impl Objects {
         object
     }
 
-    pub(crate) fn forget_all(&self) {
-        self.files.borrow_mut().clear();
-    }
-
     pub(crate) fn forget(&self, file: FileId) {
         self.files.borrow_mut().remove(&file.number());
     }

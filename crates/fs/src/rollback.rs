@@ -316,8 +316,6 @@ impl<P: Platform> Inner<P> {
             self.wait_for(ticket).await?;
         }
         self.giving_back.borrow_mut().clear();
-        // Nobody has looked at any of them meanwhile.
-        self.objects.forget_all();
         self.sweep_all_soon();
         self.recount_all().await;
         // Counting took a while, and whoever asked for another rollback meanwhile was told that it is done.
@@ -339,7 +337,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Carries out one step while nobody else is let in. `None` if it has found nothing to do.
-    async fn alone(
+    pub(crate) async fn alone(
         &self,
         to: u32,
         operation: impl AsyncFn(&mut Change<P>) -> Result<bool, Tried>,
@@ -573,6 +571,8 @@ impl<P: Platform> Inner<P> {
         let now_object = now.as_ref().and_then(Inode::object);
         let files = i64::from(value.is_some()) - i64::from(now.is_some());
         change.count(Usage { files, bytes: 0 });
+        // It comes back when clients are let in again, and has what it is by then. Those that stay in memory are what
+        // they were.
         self.objects.forget(file);
         if let Some(object) = now_object {
             change.later.push(Later::Sweep(object.dvol));

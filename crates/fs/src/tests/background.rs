@@ -10,7 +10,7 @@ use crate::files::SnapshotNumber;
 
 impl Stage {
     /// Large files, each changed behind each of some snapshots.
-    async fn large_files(&self, files: usize, snapshots: usize) -> Vec<FileId> {
+    pub(super) async fn large_files(&self, files: usize, snapshots: usize) -> Vec<FileId> {
         let mut made = Vec::new();
         for n in 0..files {
             let file = self.make(&format!("large-{n}")).await;
@@ -34,7 +34,7 @@ impl Stage {
         bytes.sum()
     }
 
-    fn walked(&self) -> u64 {
+    pub(super) fn walked(&self) -> u64 {
         self.inner().taken.borrow().walked
     }
 

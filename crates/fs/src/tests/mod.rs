@@ -52,7 +52,12 @@ async fn open_all(
 
 /// Runs a test, and proves that everything is whole afterwards.
 fn run(test: impl AsyncFnOnce(&mut Stage) + 'static) {
-    let (world, disk) = (World::new(1), SimDisk::new(DiskConfig::new(256 << 20)));
+    run_on(DiskConfig::new(256 << 20), test);
+}
+
+/// The same on a disk of some kind.
+fn run_on(config: DiskConfig, test: impl AsyncFnOnce(&mut Stage) + 'static) {
+    let (world, disk) = (World::new(1), SimDisk::new(config));
     let platform = world.platform(0);
     world.block_on(0, async move {
         let device = platform.open(&disk);

@@ -1,10 +1,16 @@
 //! What a rollback does before and behind its walk.
 
+use flagstone_pagestore::StoreError;
 use flagstone_platform::Platform;
+use flagstone_sim::{Fault, Injection, IoKind, Latency, WriteErrorLeaves};
 
 use super::*;
 use crate::error::FileError;
 use crate::files::SnapshotNumber;
+use crate::filesystem::Rolling;
+
+/// Where the journal does not lie.
+const DATA: std::ops::Range<u64> = 512 * 4096..256 << 20;
 
 impl Stage {
     async fn roll_back(&self, name: &str) {
@@ -88,6 +94,80 @@ fn who_reads_beside_a_rollback_has_to_come_again() {
             Ok(())
         });
         assert_eq!(looked.await, Err(FileError::Later));
+        stage.sleep_ns(1_000_000_000).await;
+        assert_eq!(stage.fs.rolling_back_to(), None);
+    });
+}
+
+/// While a rollback counts what there is, another one can be asked for. That is done then, not at the next start.
+#[test]
+fn what_is_asked_for_while_the_first_counts_is_done() {
+    // Nothing takes long, so that the second is noted before the first has counted all of these.
+    const FILES: u64 = 1500;
+    let mut config = DiskConfig::new(512 << 20);
+    config.latency = Latency {
+        read_ns: 0..=0,
+        write_ns: 0..=0,
+        flush_ns: 0..=0,
+        discard_ns: 0..=0,
+        per_kib_ns: 0,
+    };
+    run_on(config, async |stage| {
+        stage.large_files(FILES as usize, 0).await;
+        let file = stage.make("file").await;
+        for (byte, name) in [(1, "one"), (2, "two")] {
+            stage.write(file, byte, 9).await;
+            stage.fs.take_snapshot(name).await.expect("takes one");
+        }
+        stage.write(file, 3, 9).await;
+        stage.sleep_ns(1_000_000_000).await;
+        let walked = stage.walked();
+        stage.fs.roll_back("one").await.expect("begins");
+        while let Err(error) = stage.fs.roll_back("two").await {
+            assert_eq!(error, FileError::Later);
+            stage.platform.yield_now().await;
+        }
+        let counted = stage.walked() - walked;
+        assert!((1..FILES).contains(&counted), "{counted} by then");
+        stage.sleep_ns(1_000_000_000).await;
+        assert_eq!(stage.fs.rolling_back_to(), None);
+        assert_eq!(stage.bytes(file, 9).await, [2; 9]);
+    });
+}
+
+/// What a rollback has seen of its own doing can be lost until it is durable: its next step has to say so.
+#[test]
+fn what_was_seen_and_is_lost_is_looked_at_once_more() {
+    run(async |stage| {
+        stage.fs.take_snapshot("then").await.expect("takes one");
+        stage.sleep_ns(1_000_000_000).await;
+        let (inner, key) = (stage.inner(), stage.keys().image_store(77));
+        // Nobody tells the background, so each step is this test's.
+        let rolling = Rolling {
+            to: 1,
+            is_looking: false,
+        };
+        stage.put(&stage.keys().rollback(), &rolling.encode()).await;
+        stage.sleep_ns(1_000_000_000).await;
+        inner.set_rolling(Some(rolling));
+        let failing = Fault::WriteError {
+            leaves: WriteErrorLeaves::Old,
+        };
+        let data = Injection::next(failing).only(IoKind::Write).within(DATA);
+        stage.disk.inject(data.times(2));
+        let put = inner.alone(1, async |change| {
+            change.put_plain(&key, &[])?;
+            Ok(true)
+        });
+        let put = put.await.expect("commits").expect("has something to do");
+        let seen = inner.tree.get(&key).await.expect("reads");
+        assert_eq!(seen.value, Some(vec![]), "so nobody would put it again");
+        assert_eq!(inner.store().wait(put).await, Err(StoreError::Lost));
+        let step = inner.alone(1, async |_| Ok(true)).await.map(drop);
+        assert_eq!(step, Err(FileError::Later), "from the beginning");
+        let seen = inner.tree.get(&key).await.expect("reads");
+        assert_eq!(seen.value, None);
+        // What has looked anew has woken the background, which does it to its end.
         stage.sleep_ns(1_000_000_000).await;
         assert_eq!(stage.fs.rolling_back_to(), None);
     });
