@@ -522,19 +522,23 @@ impl<P: Platform> Inner<P> {
         let mut change = Change::new(&self.tree, self.keys, state.superblock.live, snapshots);
         let value = operation(&mut change, &state).await?;
         // Until it is loaded again, whatever fails on the way: it may be durable all the same.
-        self.is_state_old.set(true);
+        let was_old = self.is_state_old.replace(true);
         let ticket = change.commit().await?;
         self.store().wait(ticket).await?;
         let (numbers, verifier) = self.with_state(|state| (state.numbers.clone(), state.verifier));
         let mut state = load(&self.tree, self.keys).await?;
         state.numbers = numbers;
-        if state.verifier != verifier {
-            // As `refresh` does, which won't see it any more.
+        let was_lost = state.verifier != verifier;
+        // As `reload` does, which won't see any of it any more.
+        if was_lost {
             self.last.set(Ticket::default());
             self.tokens.borrow_mut().forget();
         }
         *self.state.borrow_mut() = state;
         self.is_state_old.set(false);
+        if was_old || was_lost {
+            self.snapshot_gone();
+        }
         Ok(value)
     }
 

@@ -202,6 +202,30 @@ fn what_could_not_be_loaded_is_loaded_later() {
     });
 }
 
+/// A snapshot's deletion became durable and could not be loaded, and what could be next was another snapshot: what the
+/// first alone kept is given back all the same.
+#[test]
+fn what_a_deletion_left_is_given_back_though_it_could_not_be_loaded() {
+    run(async |stage| {
+        let file = stage.make("file").await;
+        stage.write(file, 1, 9000).await;
+        stage.fs.take_snapshot("one").await.expect("takes one");
+        stage.write(file, 2, 9000).await;
+        stage.sleep_ns(SECOND_NS).await;
+        let (inner, keys) = (stage.inner(), stage.keys());
+        let deleted = inner.change_state(async |change, _| {
+            change.delete_plain(&keys.snapshot(b"one"))?;
+            change.put_plain(&keys.snapshot(b"bad"), b"damage")
+        });
+        assert_eq!(deleted.await, Err(FileError::Corrupt));
+        stage.delete(&keys.snapshot(b"bad")).await;
+        stage.fs.take_snapshot("two").await.expect("takes another");
+        stage.sleep_ns(SECOND_NS).await;
+        let report = stage.fs.check().await.expect("can be looked at");
+        assert_eq!((report.snapshots, report.kept), (1, 0));
+    });
+}
+
 /// A file that becomes a dvol counts once, also while its blocks are given back.
 #[test]
 fn what_becomes_large_counts_once() {
