@@ -32,7 +32,7 @@ const MARK: &[u8] = &[1];
 
 /// When to look for clients to forget.
 pub(crate) struct Expiry {
-    is_due: Cell<bool>,
+    pub(crate) is_due: Cell<bool>,
     opened_ns: u64,
     next_ns: Cell<u64>,
     new: Cell<usize>,

@@ -10,6 +10,7 @@ use crate::attributes::Timestamp;
 use crate::change::versions;
 use crate::contents::content_mut;
 use crate::error::FileError;
+use crate::files::ANSWERS_KEPT_SECONDS;
 use crate::inode::{Content, Inode};
 use crate::superblock::SnapshotValue;
 
@@ -166,6 +167,76 @@ fn what_fails_does_not_hold_up_the_rest() {
             .await;
         stage.sleep_ns(5 * SECOND_NS).await;
         assert!(stage.scan(keys.orphans()).await.is_empty());
+    });
+}
+
+/// Each kind of what the background does has its step before one that has much to do has two more.
+#[test]
+fn no_kind_of_work_waits_for_another_one_to_end() {
+    // Steps that each kind has to do, and how much one does.
+    const STEPS: usize = 6;
+    const ORPHANS: usize = 64;
+    const NOTES: usize = 64;
+    const CLIENTS: usize = 16;
+    run(async |stage| {
+        for n in 0..STEPS * CLIENTS {
+            stage.make_by(&call(n as u64, 0), "same").await;
+        }
+        stage
+            .sleep_ns(SECOND_NS * (ANSWERS_KEPT_SECONDS.cast_unsigned() + 3600))
+            .await;
+        let mut small = Vec::new();
+        // The directory and large files are changed, too.
+        for n in 0..STEPS * NOTES - 20 {
+            small.push(stage.make(&format!("small-{n}")).await);
+        }
+        stage.fs.take_snapshot("one").await.expect("takes one");
+        for file in small {
+            stage.write(file, 1, 9).await;
+        }
+        let mut cut = Vec::new();
+        for n in 0..STEPS {
+            cut.push(stage.cut_by_hand(&format!("cut-{n}"), 5000).await);
+        }
+        stage.sleep_ns(SECOND_NS).await;
+        let (inner, keys) = (stage.inner(), stage.keys());
+        for n in 0..STEPS * ORPHANS {
+            let orphan = FileId {
+                directory: 1 << 30,
+                file: n as u64 + 1,
+            };
+            stage.put(&keys.orphan(orphan), &[]).await;
+        }
+        let left = async || {
+            let orphans = stage.scan(keys.orphans()).await.len();
+            let notes = stage.scan(keys.all_displaced()).await.len();
+            let clients = stage.scan(keys.clients()).await.len();
+            [
+                orphans.div_ceil(ORPHANS),
+                notes.div_ceil(NOTES),
+                inner.to_cut.borrow().len(),
+                clients.div_ceil(CLIENTS),
+                inner.to_sweep.borrow().len(),
+            ]
+        };
+        inner.to_cut.borrow_mut().extend(cut);
+        inner.expiry.is_due.set(true);
+        // This wakes the background, and has all dvols looked at.
+        stage.fs.delete_snapshot("one").await.expect("deletes");
+        assert_eq!(left().await, [STEPS; 5]);
+        let mut apart = 0;
+        loop {
+            let left = left().await;
+            let most = left.into_iter().max().unwrap_or_default();
+            if most == 0 {
+                break;
+            }
+            let least = left.into_iter().min().unwrap_or_default();
+            apart = apart.max(most - least);
+            assert!(apart <= 2, "{left:?}");
+            stage.sleep_ns(50_000).await;
+        }
+        assert!(apart > 0);
     });
 }
 
