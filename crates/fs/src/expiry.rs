@@ -1,18 +1,20 @@
-//! Answers that are kept go when their client has not called for 30 days, and those of the clients that called longest
-//! ago when there are too many.
+//! Answers that are kept go when their client has not called for 30 days, and when there are too many clients those of
+//! the ones that called longest ago, of the source that has most of them.
 //!
 //! When a client called is noted beside its answers, so a pass looks at one short key for each client. A client may
 //! call while its answers go: then it finds those that are left. Its ring is taken out of memory first, and with
 //! the first call afterwards it is noted anew, which whoever takes the answers away depends on.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 
 use flagstone_platform::Platform;
+use tracing::error;
 
 use crate::change::{Change, Tried};
 use crate::check::CheckReport;
 use crate::error::FileError;
-use crate::files::{ANSWERS_KEPT_SECONDS, CLIENTS_KEPT, SnapshotNumber};
+use crate::files::{ANSWERS_KEPT_SECONDS, CLIENTS_KEPT, SnapshotNumber, Token};
 use crate::filesystem::{Inner, decoded, final_error};
 use crate::tokens::Called;
 use crate::view::View;
@@ -86,17 +88,20 @@ impl<P: Platform> Inner<P> {
         let mut clients = Vec::new();
         for (key, value) in found.await? {
             let client = decoded(self.keys.of_client(&key), "a client's key");
-            let called = decoded(Called::decode(&value), "when a client called");
-            let called = called.map_err(final_error)?;
-            clients.push((client.map_err(final_error)?, called));
+            let client = client.map_err(final_error)?;
+            let called = Called::decode(&value);
+            if called.is_none() {
+                // Who still calls is noted anew before it counts as long ago.
+                error!(
+                    filesystem = %self.keys.0,
+                    "when client {client:016x} called can't be read: it counts as the one that called longest ago"
+                );
+            }
+            clients.push((client, called));
         }
-        clients.sort_unstable_by_key(|(_, called)| called.seconds);
-        let too_many = clients.len().saturating_sub(CLIENTS_KEPT);
         let is_long = self.platform.now().0 >= self.expiry.opened_ns + OPEN_NS;
         let before_s = self.now().seconds.saturating_sub(ANSWERS_KEPT_SECONDS);
-        let idle = clients.partition_point(|(_, called)| called.seconds < before_s);
-        let idle = if is_long { idle } else { 0 };
-        clients.truncate(too_many.max(idle).min(CLIENTS));
+        let clients = to_forget(clients, is_long.then_some(before_s));
         if clients.is_empty() {
             return Ok(0);
         }
@@ -122,13 +127,13 @@ impl<P: Platform> Inner<P> {
         &self,
         change: &mut Change<P>,
         client: u64,
-        expected: Called,
+        expected: Option<Called>,
     ) -> Result<bool, Tried> {
         let key = self.keys.client(client);
         let Some(value) = change.get_plain(&key).await? else {
             return Ok(true);
         };
-        if decoded(Called::decode(&value), "when a client called")? != expected {
+        if Called::decode(&value) != expected {
             return Ok(true);
         }
         let (from, to) = self.keys.tokens_of(client);
@@ -223,6 +228,45 @@ impl<P: Platform> Inner<P> {
         }
         Ok(())
     }
+}
+
+/// Clients with when they called; `None` if that can't be read.
+type Clients = Vec<(u64, Option<Called>)>;
+
+/// Which clients to forget now, [`CLIENTS`] at most: those that called before a time, and of too many those of the
+/// source that has most, one after the other, the one that called longest ago first. So whoever calls in ever new names
+/// pushes out his own.
+fn to_forget(mut clients: Clients, idle_before_s: Option<i64>) -> Clients {
+    let too_many = clients.len().saturating_sub(CLIENTS_KEPT);
+    // What can't be read comes first.
+    clients.sort_by_key(|(_, called)| called.map(|called| called.seconds));
+    let is_idle = |before_s: i64, called: &Option<Called>| {
+        called.is_none_or(|called| called.seconds < before_s)
+    };
+    let idle = idle_before_s.map_or(0, |before_s| {
+        clients.partition_point(|(_, called)| is_idle(before_s, called))
+    });
+    let mut others = clients.split_off(idle);
+    let mut forgotten = clients;
+    forgotten.truncate(CLIENTS);
+    let mut of_source: BTreeMap<u32, usize> = BTreeMap::new();
+    for (client, _) in &others {
+        *of_source.entry(Token::source_of(*client)).or_default() += 1;
+    }
+    while forgotten.len() < too_many.min(CLIENTS) {
+        let most = of_source.values().copied().max().unwrap_or_default();
+        let source = |client| Token::source_of(client);
+        let is_of_most = |(client, _): &(u64, _)| of_source.get(&source(*client)) == Some(&most);
+        let Some(at) = others.iter().position(is_of_most) else {
+            break;
+        };
+        let (client, called) = others.remove(at);
+        if let Some(count) = of_source.get_mut(&source(client)) {
+            *count -= 1;
+        }
+        forgotten.push((client, called));
+    }
+    forgotten
 }
 
 /// What a filesystem begins with.

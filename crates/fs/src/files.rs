@@ -23,7 +23,7 @@ pub const LINKS_MAX: u32 = 65_000;
 pub const NAME_SIZE_BYTES: u64 = 16;
 /// Answers that are kept of each client, for calls that come once more. See [`Token`].
 pub const ANSWERS_KEPT: usize = 1024;
-/// Clients of which answers are kept, but for a few that have just come: those that called last.
+/// Clients of which answers are kept, but for a few that have just come.
 pub const CLIENTS_KEPT: usize = 1024;
 /// Answers of a client that has not called for so many seconds go. No client waits that long.
 pub const ANSWERS_KEPT_SECONDS: i64 = 30 * 24 * 3600;
@@ -85,14 +85,28 @@ impl Node {
 ///
 /// [`Files::make`], [`Files::remove`], [`Files::remove_directory`], [`Files::rename`], [`Files::link`] and
 /// [`Files::set_attributes`] with a guard or a size look at it. Of each client the last [`ANSWERS_KEPT`] answers are
-/// kept, for [`ANSWERS_KEPT_SECONDS`] behind its last call at least, but of the [`CLIENTS_KEPT`] that called last
-/// alone. A failure isn't one of them: it has changed nothing, so the call is simply done again.
+/// kept, for [`ANSWERS_KEPT_SECONDS`] behind its last call at least. If there are more than [`CLIENTS_KEPT`] clients,
+/// those are forgotten that called longest ago, always of the source that has most: whoever calls in ever new names
+/// pushes out nobody else. A failure isn't an answer: it has changed nothing, so the call is simply done again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token {
-    /// Which client.
+    /// Which client, as [`Token::client_of`] has it.
     pub client: u64,
     /// Which of its calls: what it is, and what it asks for.
     pub call: u64,
+}
+
+impl Token {
+    /// The number of a client. Its source is where it calls from, which it can't choose as it can its name. Two that
+    /// get one number share what is kept of one, and their calls are still told apart.
+    pub fn client_of(source: u32, name: u32) -> u64 {
+        u64::from(source) << 32 | u64::from(name)
+    }
+
+    /// The source in the number of a client.
+    pub(crate) fn source_of(client: u64) -> u32 {
+        (client >> 32) as u32
+    }
 }
 
 /// In whose name something is done, after the gateway has squashed what is to be squashed.

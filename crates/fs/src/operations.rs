@@ -68,7 +68,7 @@ impl<P: Platform> Inner<P> {
             }
             // Also if it changes nothing: done later it might.
             let answer = operation(change).await?;
-            let kept = self.keep_answer(change, token, answer)?;
+            let kept = self.keep_answer(change, token, answer).await?;
             Ok((answer, Some(kept)))
         });
         let (answer, kept) = answer.await?;

@@ -120,6 +120,8 @@ impl LastCalls {
 struct Ring {
     last: LastCalls,
     next: u64,
+    /// Below it a call that began before the ring came into memory may have the same number.
+    sure_from: u64,
     used: u64,
     /// When it was noted that the client calls, since the ring came into memory.
     noted_s: Option<i64>,
@@ -179,6 +181,7 @@ impl Tokens {
         self.clients.entry(client).or_insert(Ring {
             last,
             next,
+            sure_from: next + ANSWERS_KEPT as u64,
             used,
             noted_s: None,
         });
@@ -209,24 +212,36 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Keeps with a change what the call is answered. For [`Inner::kept_answer`].
-    pub(crate) fn keep_answer(
+    pub(crate) async fn keep_answer(
         &self,
         change: &mut Change<P>,
         token: Token,
         answer: Answer,
     ) -> Result<Kept, Tried> {
         let now_s = self.now().seconds;
-        let mut tokens = self.tokens.borrow_mut();
         // It was looked for just now; if it was forgotten since, everything begins anew.
-        let ring = tokens.ring(token.client).ok_or(Tried::Again)?;
+        let next = |ring: &mut Ring| {
+            ring.next += 1;
+            (ring.next - 1, ring.sure_from)
+        };
+        let next = self.tokens.borrow_mut().ring(token.client).map(next);
+        let (number, sure_from) = next.ok_or(Tried::Again)?;
+        let slot = (number % ANSWERS_KEPT as u64) as u16;
+        let slot = self.keys.token(token.client, slot);
+        // A ring that was let go while a call was under way, and read again, gives the call's slot once more. So
+        // the commit depends on what is there: of the two the later one begins anew. No client has more calls under way
+        // than the ring has slots, so this ends.
+        if number < sure_from {
+            change.get_plain(&slot).await?;
+        }
         let done = Done {
             call: token.call,
-            number: ring.next,
+            number,
             answer,
         };
-        ring.next += 1;
-        let slot = (done.number % ANSWERS_KEPT as u64) as u16;
-        change.put_plain(&self.keys.token(token.client, slot), &done.encode())?;
+        change.put_plain(&slot, &done.encode())?;
+        let mut tokens = self.tokens.borrow_mut();
+        let ring = tokens.ring(token.client).ok_or(Tried::Again)?;
         // Always with the first since the ring is in memory: so whoever takes it out of there, and forgets it then,
         // sees that the client has come back.
         let is_fresh = |noted_s: i64| (0..NOTED_EVERY_S).contains(&(now_s - noted_s));

@@ -1,6 +1,13 @@
 //! Whose answers are kept, and for how long.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+
 use super::*;
+use crate::answer::Answer;
+use crate::attributes::Changes;
 use crate::files::{ANSWERS_KEPT_SECONDS, CLIENTS_KEPT};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
@@ -11,6 +18,16 @@ impl Stage {
         let answers = self.scan(self.keys().tokens(0)).await;
         let clients = self.scan(self.keys().clients()).await;
         (clients.len(), answers.len())
+    }
+
+    /// What an operation could be answered.
+    async fn changes(&self) -> Changes {
+        let after = self.fs.attributes(Node::live(self.fs.root())).await;
+        let after = after.expect("looks");
+        Changes {
+            before: (&after).into(),
+            after,
+        }
     }
 }
 
@@ -48,11 +65,16 @@ fn who_does_not_call_is_forgotten() {
     });
 }
 
-/// Whoever asks in ever new names pushes out who called longest ago, and nobody else.
+/// Whoever asks in ever new names pushes out his own that called longest ago, and nobody else's.
 #[test]
-fn of_too_many_those_go_that_called_longest_ago() {
+fn of_too_many_those_go_of_whom_there_are_most() {
     run(async |stage| {
-        stage.make_by(&call(u64::MAX, 0), "old").await;
+        let elsewhere: Vec<u64> = (1..9).map(|n| Token::client_of(n % 4 + 1, n)).collect();
+        let mut made = Vec::new();
+        for client in &elsewhere {
+            let name = format!("old-{client}");
+            made.push(stage.make_by(&call(*client, 0), &name).await);
+        }
         stage.sleep_ns(1_000_000_000).await;
         for n in 0..CLIENTS_KEPT as u64 + 300 {
             stage.make_by(&call(n, 0), "same").await;
@@ -71,8 +93,79 @@ fn of_too_many_those_go_that_called_longest_ago() {
         let (from, to) = stage.keys().clients();
         let found = stage.scan((from, to)).await;
         let is_there = |n: u64| found.iter().any(|(key, _)| *key == client(n));
-        assert!(!is_there(u64::MAX));
+        assert!(!(0..100).any(is_there));
         assert!((400..CLIENTS_KEPT as u64 + 300).all(is_there));
+        for (client, file) in elsewhere.into_iter().zip(made) {
+            assert!(is_there(client), "{client:016x}");
+            assert_eq!(stage.make_by(&call(client, 0), "none").await, file);
+        }
+    });
+}
+
+/// What can't be read of one client keeps no others from being forgotten, and goes first.
+#[test]
+fn one_that_cannot_be_read_does_not_hold_up_the_others() {
+    run(async |stage| {
+        for client in 1..5 {
+            stage.make_by(&call(client, 0), &format!("{client}")).await;
+        }
+        stage.put(&stage.keys().client(2), b"damage").await;
+        let kept_ns = ANSWERS_KEPT_SECONDS.cast_unsigned() * 1_000_000_000;
+        stage.sleep_ns(kept_ns / 2).await;
+        stage.make_by(&call(3, 1), "goes on").await;
+        stage.sleep_ns(1_000_000_000).await;
+        let (clients, _) = stage.answers().await;
+        assert_eq!(clients, 3, "that one is gone");
+        stage.put(&stage.keys().client(4), b"damage").await;
+        stage.sleep_ns(kept_ns / 2 + HOUR_NS).await;
+        stage.make_by(&call(3, 2), "still there").await;
+        stage.sleep_ns(1_000_000_000).await;
+        assert_eq!(stage.answers().await, (1, 3));
+    });
+}
+
+/// While a call is under way others push what is kept of its client out of memory, and the client calls again: both
+/// are kept.
+#[test]
+fn a_place_for_an_answer_is_not_given_twice() {
+    run(async |stage| {
+        let inner = stage.fs.inner.clone();
+        let (began, goes_on) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let (platform, begins, may) = (stage.platform.clone(), began.clone(), goes_on.clone());
+        let over = Rc::new(Cell::new(false));
+        let is_over = over.clone();
+        let answer = Answer::Changed(stage.changes().await);
+        let first = Token { client: 7, call: 1 };
+        stage.platform.spawn(async move {
+            let done = inner.run(async |change| {
+                if inner.answer_of(first).await?.is_some() {
+                    return Ok(());
+                }
+                inner.keep_answer(change, first, answer).await?;
+                begins.set(true);
+                while !may.get() {
+                    platform.yield_now().await;
+                }
+                Ok(())
+            });
+            done.await.expect("is done");
+            is_over.set(true);
+        });
+        while !began.get() {
+            stage.platform.yield_now().await;
+        }
+        for client in 100..500 {
+            stage.make_by(&call(client, 0), "same").await;
+        }
+        let second = stage.make_by(&call(7, 2), "second").await;
+        goes_on.set(true);
+        while !over.get() {
+            stage.sleep_ns(1_000_000).await;
+        }
+        stage.reopen().await;
+        assert_eq!(stage.make_by(&call(7, 2), "none").await, second);
+        let kept = stage.inner().answer_of(first).await.expect("looks");
+        assert_eq!(kept, Some(answer));
     });
 }
 

@@ -24,6 +24,7 @@ use crate::rpc::call::{Call, Credential};
 /// In front of what is hashed. Handles begin with 1.
 const CLIENT: u8 = 0xc1;
 const CALL: u8 = 0xca;
+const SOURCE: u8 = 0xc5;
 
 /// True if doing it a second time is something else than doing it once. WRITE and COMMIT are not among
 /// these: the same bytes in the same place are the same file.
@@ -103,7 +104,21 @@ impl Identity<'_> {
         let mut hasher = SipHasher24::new_with_key(key);
         hasher.write(&[CLIENT]);
         self.write_client(&mut hasher);
-        u128::from_be_bytes(hasher.finish128().as_bytes()) as u64
+        let name = u128::from_be_bytes(hasher.finish128().as_bytes());
+        Token::client_of(self.source(key), name as u32)
+    }
+
+    /// Where it comes from, without the name that it gives itself.
+    fn source(&self, key: &[u8; 16]) -> u32 {
+        let mut hasher = SipHasher24::new_with_key(key);
+        hasher.write(&[SOURCE]);
+        match self.peer.map(|peer| peer.to_canonical()) {
+            None => hasher.write(&[0]),
+            Some(IpAddr::V4(address)) => hasher.write(&address.octets()),
+            // A machine can have all addresses of its subnet.
+            Some(IpAddr::V6(address)) => hasher.write(&address.octets()[..8]),
+        }
+        u128::from_be_bytes(hasher.finish128().as_bytes()) as u32
     }
 
     fn write_client(&self, hasher: &mut SipHasher24) {
@@ -175,6 +190,7 @@ mod tests {
             assert_eq!(first.client, other.client);
             assert_ne!(first.call, other.call);
         }
+        let source = |token: Token| token.client >> 32;
         let elsewhere = [
             token(&call(1, 2, b"host", 3), "10.0.0.2", b"name"),
             token(&call(1, 2, b"hos", 3), "10.0.0.1", b"name"),
@@ -184,5 +200,13 @@ mod tests {
             assert_ne!(first.client, other.client);
             assert_ne!(first.call, other.call);
         }
+        // Whatever it calls itself, it is known where it calls from.
+        let same = token(&call(1, 2, b"hos", 3), "10.0.0.1", b"name");
+        assert_eq!(source(first), source(same));
+        assert_ne!(source(first), source(elsewhere[0]));
+        let of = |peer| source(token(&call(1, 2, b"host", 3), peer, b"name"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::2:3:4:5"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), source(first));
     }
 }
