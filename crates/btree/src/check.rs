@@ -22,6 +22,9 @@ pub struct TreeReport {
     pub leaf_bytes: u64,
 }
 
+/// Pages looked at before others have their turn on the core.
+const AT_ONCE: u64 = 16;
+
 struct Walk<'a, P: Platform> {
     tree: &'a Tree<P>,
     report: TreeReport,
@@ -29,6 +32,7 @@ struct Walk<'a, P: Platform> {
     /// The page met last at each height, and what it says its right neighbour is.
     last: BTreeMap<u8, (PagePtr, Option<PagePtr>)>,
     seen: BTreeSet<PagePtr>,
+    looked_at: u64,
 }
 
 impl<P: Platform> Tree<P> {
@@ -41,6 +45,7 @@ impl<P: Platform> Tree<P> {
             used: BTreeMap::new(),
             last: BTreeMap::new(),
             seen: BTreeSet::new(),
+            looked_at: 0,
         };
         let root = walk.read(self.root()).await?;
         let node = root.node();
@@ -61,11 +66,22 @@ impl<P: Platform> Tree<P> {
             }
         }
         walk.check_blocks().await?;
+        // What was noted goes in parts, too.
+        while walk.seen.pop_first().is_some() || walk.used.pop_first().is_some() {
+            walk.step().await;
+        }
         Ok(walk.report)
     }
 }
 
 impl<P: Platform> Walk<'_, P> {
+    async fn step(&mut self) {
+        self.looked_at += 1;
+        if self.looked_at.is_multiple_of(AT_ONCE) {
+            self.tree.platform().yield_now().await;
+        }
+    }
+
     async fn read(&self, ptr: PagePtr) -> Result<Found, TreeError> {
         self.tree.read_page(ptr).await.map_err(|error| match error {
             Tried::For(error) => error,
@@ -74,6 +90,7 @@ impl<P: Platform> Walk<'_, P> {
     }
 
     async fn visit(&mut self, page: Found) -> Result<(), TreeError> {
+        self.step().await;
         let node = page.node();
         let damaged = |what| Err(TreeError::Damaged(page.ptr, what));
         if !self.seen.insert(page.ptr) {
@@ -117,7 +134,10 @@ impl<P: Platform> Walk<'_, P> {
     }
 
     async fn check_blocks(&mut self) -> Result<(), TreeError> {
-        for (block, used) in &self.used {
+        for (index, (block, used)) in (1..).zip(&self.used) {
+            if u64::is_multiple_of(index, AT_ONCE) {
+                self.tree.platform().yield_now().await;
+            }
             let damaged = TreeError::Damaged(block.0, "a block that does not know its pages");
             let read = self.tree.store().read(block.0).await.map_err(|_| damaged)?;
             if BlockPage::decode(&read.data) != Some(BlockPage { used: *used }) {

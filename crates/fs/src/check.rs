@@ -19,6 +19,7 @@ use crate::inode::{Body, Content, CookieValue, EntryValue, Inode};
 use crate::key::{self, FileKey, Part};
 use crate::names::COOKIE_FIRST;
 use crate::object::snapshot_of;
+use crate::pace::Pace;
 use crate::superblock::Usage;
 use crate::view::View;
 
@@ -27,8 +28,8 @@ mod tests;
 
 /// Problems told, at most; what comes behind is as wrong.
 const PROBLEMS_MAX: usize = 100;
-/// Keys read at once.
-const BATCH: usize = 1024;
+/// Keys read at once, before others have their turn.
+const BATCH: usize = 256;
 
 /// What a check found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -91,7 +92,7 @@ impl<P: Platform> Filesystem<P> {
                 inner.check_view(at, &mut named, &mut report).await?;
                 report.snapshots += 1;
             }
-            inner.check_dvols(state, &named, &mut report);
+            inner.check_dvols(state, named, &mut report).await;
             inner.check_clients(&mut report).await?;
             Ok(report)
         });
@@ -120,6 +121,7 @@ impl<P: Platform> Inner<P> {
             let found = view.scan_plain(&at, &to, BATCH).await?;
             let Some((last, _)) = found.last() else { break };
             at = [last.as_slice(), &[0]].concat();
+            self.platform.yield_now().await;
             for (note, _) in found {
                 match self.keys.of_displaced(&note) {
                     Some((snapshot, versioned)) => {
@@ -138,6 +140,7 @@ impl<P: Platform> Inner<P> {
             let found = view.scan_plain(&at, &to, BATCH).await?;
             let Some((last, _)) = found.last() else { break };
             at = [last.as_slice(), &[0]].concat();
+            self.platform.yield_now().await;
             for (versioned, value) in found {
                 let Some((key, version)) = key::split_version(&versioned) else {
                     report.problem(format!("a key without a version: {versioned:02x?}"));
@@ -160,7 +163,9 @@ impl<P: Platform> Inner<P> {
         if let Some(group) = group {
             check_versions(state, &group, &mut notes, &mut blocks, report);
         }
+        let pace = Pace::new(self.platform.clone());
         for (versioned, snapshot) in notes {
+            pace.step().await;
             report.problem(format!(
                 "snapshot {snapshot} is noted to need a version that is not there: {versioned:02x?}"
             ));
@@ -189,7 +194,9 @@ impl<P: Platform> Inner<P> {
         blocks: BTreeSet<BlockPtr>,
         report: &mut CheckReport,
     ) -> Result<(), Tried> {
+        let pace = Pace::new(self.platform.clone());
         for block in blocks {
+            pace.step().await;
             let extent = block.0.extent;
             let geometry = self.store().geometry(extent)?;
             let found = self
@@ -229,6 +236,7 @@ impl<P: Platform> Inner<P> {
             let Some((last, _)) = found.last() else { break };
             // Behind all versions of the last key.
             from = [last.as_slice(), &[255; 5]].concat();
+            self.platform.yield_now().await;
             for (key, value) in found {
                 match self.keys.of_file(&key) {
                     Some(key) => see(&mut files, key, &value, &mut problems),
@@ -239,20 +247,28 @@ impl<P: Platform> Inner<P> {
         // A snapshot may have been taken before an orphan's blocks were given back: they are kept with it.
         let mut orphans = (at == SnapshotNumber::LIVE).then(BTreeSet::new);
         if let Some(orphans) = &mut orphans {
-            let (from, to) = self.keys.orphans();
-            for (key, _) in view.scan_plain(&from, &to, usize::MAX).await? {
-                orphans.extend(self.keys.of_orphan(&key));
+            let (mut from, to) = self.keys.orphans();
+            loop {
+                let found = view.scan_plain(&from, &to, BATCH).await?;
+                let Some((last, _)) = found.last() else { break };
+                from = [last.as_slice(), &[0]].concat();
+                self.platform.yield_now().await;
+                orphans.extend(found.iter().filter_map(|(key, _)| self.keys.of_orphan(key)));
             }
         }
-        judge(
-            &files,
-            orphans.as_ref(),
-            self.with_state(|state| state.superblock.next_number),
-            &mut problems,
-        );
-        self.check_objects(at, &files, named, &mut problems);
+        let pace = Pace::new(self.platform.clone());
+        let next_number = self.with_state(|state| state.superblock.next_number);
+        judge(&files, orphans.as_ref(), next_number, &mut problems, &pace).await;
+        self.check_objects(at, &files, named, &mut problems, &pace)
+            .await;
+        let mut count = 0;
+        for seen in files.into_values() {
+            count += u64::from(seen.inode.is_some());
+            pace.step().await;
+            pace.let_go(seen.names).await;
+            pace.let_go(seen.cookies).await;
+        }
         if at == SnapshotNumber::LIVE {
-            let count = files.values().filter(|seen| seen.inode.is_some()).count() as u64;
             let counted = self.with_state(|state| state.usage.files);
             if counted != count.cast_signed() {
                 problems.say(format!(
@@ -267,15 +283,17 @@ impl<P: Platform> Inner<P> {
 
 impl<P: Platform> Inner<P> {
     /// The dvol of each file is there, says so, and is no other one's.
-    fn check_objects(
+    async fn check_objects(
         &self,
         at: SnapshotNumber,
         files: &BTreeMap<FileId, Seen>,
         named: &mut BTreeSet<DvolId>,
         problems: &mut Problems<'_>,
+        pace: &Pace<P>,
     ) {
         let mut here = BTreeSet::new();
         for (file, seen) in files {
+            pace.step().await;
             let Some(object) = seen.inode.as_ref().and_then(Inode::object) else {
                 continue;
             };
@@ -304,12 +322,17 @@ impl<P: Platform> Inner<P> {
                 ));
             }
         }
-        named.extend(here);
+        for dvol in here {
+            named.insert(dvol);
+            pace.step().await;
+        }
     }
 
     /// Each dvol of a file is named by one, and its layers are of snapshots.
-    fn check_dvols(&self, state: &State, named: &BTreeSet<DvolId>, report: &mut CheckReport) {
-        for (dvol, said) in self.own_dvols() {
+    async fn check_dvols(&self, state: &State, named: BTreeSet<DvolId>, report: &mut CheckReport) {
+        let pace = Pace::new(self.platform.clone());
+        for (dvol, said) in self.own_dvols().await {
+            pace.step().await;
             report.objects += 1;
             if said.is_none() {
                 report.problem(format!(
@@ -329,6 +352,7 @@ impl<P: Platform> Inner<P> {
             }
         }
         report.object_bytes = self.taken.borrow().total();
+        pace.let_go(named).await;
     }
 }
 
@@ -449,17 +473,20 @@ fn see(
 }
 
 /// Names, inodes and blocks belong together.
-fn judge(
+async fn judge<P: Platform>(
     files: &BTreeMap<FileId, Seen>,
     orphans: Option<&BTreeSet<FileId>>,
     next_number: u64,
     problems: &mut Problems<'_>,
+    pace: &Pace<P>,
 ) {
     // Names that lead to each file, and directories in each directory.
     let mut names: BTreeMap<FileId, u32> = BTreeMap::new();
     let mut directories: BTreeMap<FileId, u32> = BTreeMap::new();
     for (file, seen) in files {
+        pace.step().await;
         for entry in seen.names.values() {
+            pace.step().await;
             *names.entry(entry.file).or_default() += 1;
             if entry.file.file == 0 {
                 *directories.entry(*file).or_default() += 1;
@@ -487,6 +514,7 @@ fn judge(
         problems.say("the topmost directory is missing".to_owned());
     }
     for (file, seen) in files {
+        pace.step().await;
         let Some(inode) = &seen.inode else {
             let is_empty = seen.names.is_empty() && seen.cookies.is_empty();
             if !is_empty || orphans.is_some_and(|orphans| !orphans.contains(file)) {
@@ -514,7 +542,7 @@ fn judge(
                 "{file:?} has {links} links and {count} names, and {expected} were expected"
             ));
         }
-        judge_names(*file, seen, inode, problems);
+        judge_names(*file, seen, inode, problems, pace).await;
         if inode.object().is_some() {
             // What it had in blocks is being given back, or is a snapshot's that was taken before that was done.
             let is_rest = orphans.is_none_or(|orphans| orphans.contains(file));
@@ -525,21 +553,32 @@ fn judge(
         }
         judge_content(*file, seen, inode, problems);
     }
-    judge_ways_up(files, problems);
+    pace.let_go(names).await;
+    judge_ways_up(files, problems, pace).await;
 }
 
-fn judge_names(file: FileId, seen: &Seen, inode: &Inode, problems: &mut Problems<'_>) {
+async fn judge_names<P: Platform>(
+    file: FileId,
+    seen: &Seen,
+    inode: &Inode,
+    problems: &mut Problems<'_>,
+    pace: &Pace<P>,
+) {
     let Body::Directory(part) = &inode.body else {
         if !seen.names.is_empty() || !seen.cookies.is_empty() {
             problems.say(format!("{file:?} is no directory and has names"));
         }
         return;
     };
-    let bytes: u64 = seen
-        .names
-        .keys()
-        .map(|name| name.len() as u64 + NAME_SIZE_BYTES)
-        .sum();
+    let (mut bytes, mut are_same) = (0, seen.cookies.len() == seen.names.len());
+    for (name, entry) in &seen.names {
+        pace.step().await;
+        bytes += name.len() as u64 + NAME_SIZE_BYTES;
+        let cookie = seen.cookies.get(&entry.cookie);
+        let fits = (COOKIE_FIRST..part.next_cookie).contains(&entry.cookie);
+        are_same &=
+            fits && cookie.is_some_and(|value| value.name == *name && value.file == entry.file);
+    }
     let entries = seen.names.len() as u64;
     if part.entries != entries || inode.attributes.size_bytes != bytes {
         problems.say(format!(
@@ -547,12 +586,7 @@ fn judge_names(file: FileId, seen: &Seen, inode: &Inode, problems: &mut Problems
             part.entries, inode.attributes.size_bytes
         ));
     }
-    let is_same = |(name, entry): (&Vec<u8>, &EntryValue)| {
-        let cookie = seen.cookies.get(&entry.cookie);
-        let fits = (COOKIE_FIRST..part.next_cookie).contains(&entry.cookie);
-        fits && cookie.is_some_and(|value| value.name == *name && value.file == entry.file)
-    };
-    if seen.cookies.len() != seen.names.len() || !seen.names.iter().all(is_same) {
+    if !are_same {
         problems.say(format!("names and cookies of {file:?} are not the same"));
     }
 }
@@ -577,16 +611,25 @@ fn judge_content(file: FileId, seen: &Seen, inode: &Inode, problems: &mut Proble
 }
 
 /// From each directory one comes to the topmost.
-fn judge_ways_up(files: &BTreeMap<FileId, Seen>, problems: &mut Problems<'_>) {
+async fn judge_ways_up<P: Platform>(
+    files: &BTreeMap<FileId, Seen>,
+    problems: &mut Problems<'_>,
+    pace: &Pace<P>,
+) {
     let parent = |file: &FileId| {
         let inode = files.get(file).and_then(|seen| seen.inode.as_ref());
         inode.and_then(Inode::directory).map(|part| part.parent())
     };
     let mut good = BTreeSet::from([ROOT_DIRECTORY]);
-    for file in files.keys().filter(|file| file.file == 0) {
+    for file in files.keys() {
+        pace.step().await;
+        if file.file != 0 {
+            continue;
+        }
         let mut way = BTreeSet::new();
         let mut at = *file;
         while !good.contains(&at) && way.insert(at) {
+            pace.step().await;
             match parent(&at) {
                 Some(next) => at = next,
                 None => break,

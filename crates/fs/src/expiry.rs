@@ -217,14 +217,20 @@ impl<P: Platform> Inner<P> {
         if view.get_plain(&self.keys.has_clients()).await?.is_none() {
             return Ok(());
         }
-        for client in self.clients_with_answers(&mut view, 0, usize::MAX).await? {
-            let called = view.get_plain(&self.keys.client(client)).await?;
-            if called.is_none_or(|value| Called::decode(&value).is_none()) {
-                report.problem(format!(
-                    "answers are kept of client {client:016x}, and not when it called"
-                ));
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let clients = self.clients_with_answers(&mut view, from, CLIENTS).await?;
+            next = clients.last().and_then(|last| last.checked_add(1));
+            for client in clients {
+                let called = view.get_plain(&self.keys.client(client)).await?;
+                if called.is_none_or(|value| Called::decode(&value).is_none()) {
+                    report.problem(format!(
+                        "answers are kept of client {client:016x}, and not when it called"
+                    ));
+                }
+                report.clients += 1;
             }
-            report.clients += 1;
+            self.platform.yield_now().await;
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ mod names;
 mod object;
 mod objects;
 mod operations;
+mod pace;
 mod paths;
 mod permissions;
 mod promote;

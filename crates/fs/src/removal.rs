@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use flagstone_btree::Part;
 use flagstone_device::engine::DvolError;
-use flagstone_pagestore::{DvolRole, PARTS_MAX, Ticket};
+use flagstone_pagestore::{PARTS_MAX, Ticket};
 use flagstone_platform::Platform;
 use tracing::{error, warn};
 
@@ -18,7 +18,6 @@ use crate::error::FileError;
 use crate::files::FilesystemId;
 use crate::filesystem::{ATTEMPTS_MAX, Inner, decoded};
 use crate::key::{self, Keys};
-use crate::object::Said;
 use crate::objects::of_dvol;
 use crate::superblock::Superblock;
 use crate::system::{All, Filesystems, failed};
@@ -29,6 +28,8 @@ const DVOLS: usize = 16;
 const TRANSACTIONS: usize = 64;
 /// Deleted filesystems that have their turn if those before them fail.
 const DELETED: usize = 64;
+/// Keys of them that a check looks at before others have their turn.
+const CHECKED: usize = 256;
 /// After a failure the device gets some time.
 const PAUSE_NS: u64 = 1_000_000_000;
 
@@ -217,27 +218,24 @@ impl<P: Platform> All<P> {
     ) -> Result<(u64, Vec<String>), Tried> {
         let deleted = self.deleted_ones(usize::MAX).await?;
         let mut problems = Vec::new();
-        self.engine.visit_dvols(|handle, attributes| {
-            let said = Said::decode(attributes);
-            let of = said.map(|said| said.filesystem);
-            if DvolRole::of(attributes) == Some(DvolRole::File)
-                && let Some(of) = of
-                && !there.contains(&of)
-                && !deleted.contains(&of)
-            {
+        self.visit_files(|handle, said| {
+            if !there.contains(&said.filesystem) && !deleted.contains(&said.filesystem) {
                 problems.push(format!(
-                    "the dvol {} is of a file of filesystem {of}, which is not there",
-                    handle.id
+                    "the dvol {} is of a file of filesystem {}, which is not there",
+                    handle.id, said.filesystem
                 ));
             }
-        });
+            true
+        })
+        .await;
         let mut blocks = 0;
         for id in deleted {
             let (mut from, to) = Keys(id).all_files();
             let mut view = View::new(&self.tree, u32::MAX);
             loop {
-                let found = view.scan_plain(&from, &to, 1024).await?;
+                let found = view.scan_plain(&from, &to, CHECKED).await?;
                 let Some((last, _)) = found.last() else { break };
+                self.platform.yield_now().await;
                 from = [last.as_slice(), &[0]].concat();
                 for (key, value) in &found {
                     match block_of(key, value) {

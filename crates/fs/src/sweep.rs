@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use flagstone_device::engine::{Batch, Change as DvolChange, Handle, Stability as DvolStability};
+use flagstone_device::engine::{
+    Attributes, Batch, Change as DvolChange, Handle, Stability as DvolStability,
+};
 use flagstone_pagestore::DvolRole;
 use flagstone_platform::Platform;
 use flagstone_types::DvolId;
@@ -112,18 +114,29 @@ impl<P: Platform> Inner<P> {
     }
 
     /// All dvols that say they have a file of this filesystem.
-    pub(crate) fn own_dvols(&self) -> Vec<(DvolId, Option<Said>)> {
-        let mut own = Vec::new();
-        self.engine.visit_dvols(|handle, attributes| {
-            if DvolRole::of(attributes) != Some(DvolRole::File) {
-                return;
+    /// Others have their turn meanwhile.
+    pub(crate) async fn own_dvols(&self) -> Vec<(DvolId, Option<Said>)> {
+        let (mut own, mut last) = (Vec::new(), String::new());
+        loop {
+            let behind = std::mem::take(&mut last);
+            let visit = |name: &str, handle: Handle, attributes: &Attributes| {
+                name.clone_into(&mut last);
+                if DvolRole::of(attributes) != Some(DvolRole::File) {
+                    return;
+                }
+                let said = Said::decode(attributes);
+                if said.is_none_or(|said| said.filesystem == self.keys.0) {
+                    own.push((handle.id, said));
+                }
+            };
+            let count = self
+                .engine
+                .visit_dvols_behind(&behind, VISITED_AT_ONCE, visit);
+            if count < VISITED_AT_ONCE {
+                return own;
             }
-            let said = Said::decode(attributes);
-            if said.is_none_or(|said| said.filesystem == self.keys.0) {
-                own.push((handle.id, said));
-            }
-        });
-        own
+            self.platform.yield_now().await;
+        }
     }
 
     /// Counts again what a dvol takes with its layers.
@@ -360,10 +373,11 @@ impl<P: Platform> Inner<P> {
     pub(crate) async fn sweep_in_pause(&self) -> Result<u64, FileError> {
         let mut gone = 0;
         self.to_sweep.borrow_mut().clear();
-        for (dvol, said) in self.own_dvols() {
+        for (dvol, said) in self.own_dvols().await {
             if said.is_none() {
                 continue;
             }
+            self.platform.yield_now().await;
             match self.sweep(dvol).await {
                 Ok(is_gone) => gone += u64::from(is_gone),
                 Err(error) => {

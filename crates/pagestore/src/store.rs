@@ -22,6 +22,8 @@ use crate::spanning::{RECORDS, StoreId};
 use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 
 /// Set aside for a new extent.
+/// Pages of a table counted before others have their turn on the core.
+const COUNTED_AT_ONCE: u64 = 16;
 const FIRST_RESERVE_BYTES: u64 = 1 << 20;
 /// One commit in so many fails for nothing, where failures are injected. [fss 3]
 const INJECTED_ONE_IN: u64 = 500;
@@ -298,6 +300,9 @@ impl<P: Platform> Store<P> {
                         Some(in_page) => break count += in_page,
                         None => inner.load_table(index, page).await?,
                     }
+                }
+                if page % COUNTED_AT_ONCE == 0 {
+                    inner.platform.yield_now().await;
                 }
             }
             page = end;

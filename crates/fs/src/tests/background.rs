@@ -28,8 +28,8 @@ impl Stage {
     }
 
     /// What all dvols have, counted one by one.
-    fn counted(&self) -> u64 {
-        let own = self.inner().own_dvols().into_iter();
+    async fn counted(&self) -> u64 {
+        let own = self.inner().own_dvols().await.into_iter();
         let bytes = own.map(|(dvol, _)| self.inner().bytes_of(dvol));
         bytes.sum()
     }
@@ -124,7 +124,7 @@ fn what_is_used_is_a_sum_that_is_kept() {
         }
         assert_eq!(stage.walked(), before);
         let taken = stage.inner().taken.borrow().total();
-        assert_eq!(taken, stage.counted());
+        assert_eq!(taken, stage.counted().await);
         // A clone takes what its source had for itself, and gives it back.
         let by = Caller::default();
         let (top, source) = (Node::live(stage.fs.root()), Node::live(files[0]));
@@ -133,7 +133,7 @@ fn what_is_used_is_a_sum_that_is_kept() {
         for file in [files[0], copy] {
             stage.write(file, 9, 30_000).await;
             let taken = stage.inner().taken.borrow().total();
-            assert_eq!(taken, stage.counted());
+            assert_eq!(taken, stage.counted().await);
         }
         // What the background frees is seen by who asks a second later.
         for n in 0..10 {
@@ -143,9 +143,61 @@ fn what_is_used_is_a_sum_that_is_kept() {
         stage.sleep_ns(3_000_000_000).await;
         stage.fs.space().await.expect("looks");
         let taken = stage.inner().taken.borrow().total();
-        assert_eq!(taken, stage.counted());
+        assert_eq!(taken, stage.counted().await);
         let _ = SnapshotNumber::LIVE;
     });
+}
+
+/// Nobody is kept from the core while everything is looked at, whatever there is much of.
+#[test]
+fn others_have_their_turn_while_everything_is_checked() {
+    run(async |stage| {
+        let mut before = turns_of_a_check(stage).await;
+        let mut more = async |stage: &Stage| {
+            let turns = turns_of_a_check(stage).await;
+            turns - std::mem::replace(&mut before, turns)
+        };
+        for n in 0..2000 {
+            stage.make(&format!("empty-{n}")).await;
+        }
+        let empty = more(stage).await;
+        for n in 0..400 {
+            let file = stage.make(&format!("empty-{n}")).await;
+            stage.write(file, 1, 9000).await;
+        }
+        let blocks = more(stage).await;
+        stage.large_files(400, 0).await;
+        let dvols = more(stage).await;
+        for n in 0..400 {
+            stage.make_by(&call(n, 0), "same").await;
+        }
+        let clients = more(stage).await;
+        // Nearly as many as there are: each of what is done for each of them has its part in that.
+        let expected = [374, 18, 495, 27];
+        let turns = [empty, blocks, dvols, clients];
+        let are_enough = turns
+            .iter()
+            .zip(expected)
+            .all(|(turns, least)| *turns >= least);
+        assert!(are_enough, "{turns:?} of {expected:?}");
+    });
+}
+
+/// Turns that somebody else has on the core during a check.
+async fn turns_of_a_check(stage: &Stage) -> u64 {
+    // Then all is in memory, and it waits for nothing.
+    stage.check().await;
+    let (turns, is_over) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+    let (count, over, platform) = (turns.clone(), is_over.clone(), stage.platform.clone());
+    stage.platform.spawn(async move {
+        while !over.get() {
+            count.set(count.get() + 1);
+            platform.yield_now().await;
+        }
+    });
+    stage.check().await;
+    is_over.set(true);
+    turns.get()
 }
 
 /// Nobody is kept from the core while the filesystem of many dvols is opened.
@@ -154,7 +206,7 @@ fn dvols_are_counted_in_parts_when_a_filesystem_is_opened() {
     run(async |stage| {
         stage.large_files(200, 0).await;
         let (turns, is_over) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
-        let expected = stage.counted();
+        let expected = stage.counted().await;
         stage.all.stop().await;
         stage.all = open_all(&stage.platform, &stage.engine).await;
         let (count, over, platform) = (turns.clone(), is_over.clone(), stage.platform.clone());

@@ -75,7 +75,7 @@ fn what_is_used_is_right_when_clients_are_let_in() {
         while stage.fs.rolling_back_to().is_some() {
             stage.platform.yield_now().await;
         }
-        let own = stage.inner().own_dvols().into_iter();
+        let own = stage.inner().own_dvols().await.into_iter();
         let counted: u64 = own.map(|(dvol, _)| stage.inner().bytes_of(dvol)).sum();
         assert_eq!(stage.inner().taken.borrow().total(), counted);
     });
