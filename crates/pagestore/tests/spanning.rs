@@ -834,6 +834,52 @@ impl Participant for Overtaken {
     }
 }
 
+/// What is known of a store that has restarted since is too old for it: the first commit behind that happens all the same.
+#[test]
+fn the_first_commit_behind_a_restart_is_not_interrupted() {
+    in_world(|platform| async move {
+        for restarted in [vec![0], vec![1], vec![2], vec![0, 1, 2]] {
+            let all = Rc::new(RefCell::new(three(&platform).await));
+            let remotes = (0..3).map(|place| Overtaken {
+                platform: platform.clone(),
+                all: all.clone(),
+                place,
+                is_next: Rc::default(),
+            });
+            let spanning = Spanning::new(platform.clone(), remotes);
+            for byte in [1, 2] {
+                let mut parts = Vec::new();
+                let stores: Vec<_> = all
+                    .borrow()
+                    .iter()
+                    .map(|one| (one.2.clone(), one.3))
+                    .collect();
+                for (store, block) in stores {
+                    let slot = store.read(block).await.expect("readable").slot;
+                    parts.push((store.id(), write(block, slot, byte)));
+                }
+                let done = spanning.commit(&parts).await;
+                assert!(done.is_ok(), "{byte}, {restarted:?} restarted: {done:?}");
+                platform.sleep_ns(50_000_000).await;
+                for place in &restarted {
+                    let mut one = all.borrow_mut().remove(*place);
+                    reopen(&platform, &mut one).await;
+                    all.borrow_mut().insert(*place, one);
+                }
+            }
+            let stores: Vec<_> = all
+                .borrow()
+                .iter()
+                .map(|one| (one.2.clone(), one.3))
+                .collect();
+            for (store, block) in stores {
+                assert_eq!(byte_of(&store, block).await, 2);
+                assert_eq!(store.records().await, Ok(Vec::new()));
+            }
+        }
+    });
+}
+
 /// A promise of a store that may have forgotten proves nothing: not "aborted", when it was committed.
 #[test]
 fn what_nobody_remembers_is_unknown() {

@@ -1,6 +1,9 @@
-//! Random histories of transfers between pages of three stores: messages are lost, late, doubled and out of order, coordinators
-//! die, stores crash one by one and all at once. Whatever happens, the sum over all pages is kept, each transfer is
-//! there wholly or not at all, what a client was told is so, and no record stays.
+//! Random histories of transfers between pages of three stores, which also take, leave and seal blocks: messages are lost, late,
+//! doubled and out of order, coordinators die, stores crash one by one and all at once. Whatever happens, the sum over
+//! all pages is kept, each transfer is there wholly or not at all, what a client was told is so, each block is whose the
+//! pages say, and no record stays.
+
+mod accounts;
 
 use crate::support;
 
@@ -8,12 +11,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use accounts::{Account, check_rooms};
 use flagstone_device::engine::Engine;
 use flagstone_pagestore::{
-    Commit, CommitError, Message, PagePtr, PageSlot, PageWrite, Participant, Reply, Spanning,
-    SpanningError, StoreError, StoreId, StoreOptions, TransactionId,
+    Claim, Commit, CommitError, Message, PagePtr, PageSlot, PageWrite, Participant, Reply,
+    Spanning, SpanningError, StoreError, StoreId, StoreOptions, TransactionId,
 };
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::Platform;
 use flagstone_sim::{
     Counting, CrashMoment, CrashPoint, DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform,
     World,
@@ -25,39 +29,8 @@ const CLIENTS: usize = 4;
 /// Pages of a store's block: accounts.
 const ACCOUNTS: u64 = 4;
 const BALANCE: u64 = 1000;
-const PAGE: usize = 4096;
 /// Bytes of the log: one soon full, none, and one that holds everything.
 const LOG_BYTES: [u64; STORES] = [256 << 10, 0, 1 << 20];
-
-/// What an account holds: its balance, and the names of the transfers that changed it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Account {
-    balance: u64,
-    names: Vec<u64>,
-}
-
-impl Account {
-    fn encode(&self) -> IoBuf {
-        let mut out = vec![0; PAGE];
-        out[0..8].copy_from_slice(&self.balance.to_le_bytes());
-        out[8..16].copy_from_slice(&(self.names.len() as u64).to_le_bytes());
-        assert!(self.names.len() < 500, "the page is full");
-        for (index, name) in self.names.iter().enumerate() {
-            out[16 + 8 * index..24 + 8 * index].copy_from_slice(&name.to_le_bytes());
-        }
-        IoBuf::copy_of(&out)
-    }
-
-    fn decode(bytes: &[u8]) -> Account {
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        Account {
-            balance: long(0),
-            names: (0..long(8) as usize)
-                .map(|index| long(16 + 8 * index))
-                .collect(),
-        }
-    }
-}
 
 /// A store as its node runs it: it may be another one, on what a crash has left, from one moment to the next.
 struct Node {
@@ -241,19 +214,20 @@ fn set_up(seed: u64) -> (Vec<SimDisk>, Setup) {
             let (engine, store) = open(&platform, disk, place).await;
             store.create_extent(SMALL, small()).await.expect("creates");
             let block = allocate(&store, SMALL, ALICE).await.0;
-            let account = Account {
-                balance: BALANCE,
-                names: Vec::new(),
-            };
-            let rows = (0..ACCOUNTS).map(|page| PageWrite {
-                ptr: block.with_page(block.page + page),
-                slot: PageSlot(0),
-                data: account.encode(),
-            });
-            let commit = Commit {
-                writes: rows.collect(),
-                ..Commit::default()
-            };
+            // Each of them has a block from the beginning.
+            let (mut commit, mut claims) = (Commit::default(), Vec::new());
+            for page in 0..ACCOUNTS {
+                let mut account = Account {
+                    balance: BALANCE,
+                    ..Account::default()
+                };
+                claims.extend(account.take(&store, &mut commit, 0).await);
+                commit.writes.push(PageWrite {
+                    ptr: block.with_page(block.page + page),
+                    slot: PageSlot(0),
+                    data: account.encode(),
+                });
+            }
             store.commit_alone(&commit).await.expect("commits");
             ids.push(store.id());
             blocks.push(block);
@@ -287,13 +261,21 @@ fn remotes(
     Spanning::new(platform.clone(), all)
 }
 
-/// Reads some accounts and makes the parts that move money between them. `None` if a store is down.
+/// What a transfer does in each store, which accounts it changes, and what names the blocks that it takes.
+type Begun = (
+    Vec<(StoreId, Commit)>,
+    Vec<(usize, u64)>,
+    Vec<Claim<SimPlatform>>,
+);
+
+/// Reads some accounts and makes the parts that move money between them, and change their rooms. `None` if a store is
+/// down.
 async fn transfer(
     setup: &Setup,
     nodes: &[Rc<RefCell<Node>>],
     rng: &mut Rng,
     name: u64,
-) -> Option<(Vec<(StoreId, Commit)>, Vec<(usize, u64)>)> {
+) -> Option<Begun> {
     let mut accounts = BTreeSet::new();
     for _ in 0..2 + rng.below(3) {
         accounts.insert((rng.below(STORES as u64) as usize, rng.below(ACCOUNTS)));
@@ -301,7 +283,7 @@ async fn transfer(
     let only_depends =
         (accounts.len() > 2 && rng.below(3) == 0).then(|| *accounts.first().expect("some"));
     let mut commits: BTreeMap<usize, Commit> = BTreeMap::new();
-    let mut changed = Vec::new();
+    let (mut changed, mut claims) = (Vec::new(), Vec::new());
     let mut taken = 0;
     let count = accounts.len();
     for (number, (place, page)) in accounts.into_iter().enumerate() {
@@ -329,6 +311,10 @@ async fn transfer(
         }
         account.names.push(name);
         changed.push((place, page));
+        claims.extend(account.change_rooms(&store, commit, name, rng).await);
+        if nodes[place].borrow().life != life {
+            return None;
+        }
         commit.writes.push(PageWrite {
             ptr,
             slot: read.slot,
@@ -345,7 +331,7 @@ async fn transfer(
     if rng.below(2) == 0 {
         parts.reverse();
     }
-    Some((parts, changed))
+    Some((parts, changed, claims))
 }
 
 /// A client: each of its transfers has a coordinator of its own, which may die.
@@ -360,7 +346,8 @@ async fn client(
     for number in 0..30 {
         platform.sleep_ns(rng.below(3_000_000)).await;
         let name = names + number;
-        let Some((parts, changed)) = transfer(&setup, &nodes, &mut rng, name).await else {
+        let begun = transfer(&setup, &nodes, &mut rng, name).await;
+        let Some((parts, changed, claims)) = begun else {
             continue;
         };
         book.borrow_mut().transfers.insert(name, (changed, None));
@@ -378,6 +365,7 @@ async fn client(
         let is_over = told.clone();
         platform.spawn(async move {
             let done = spanning.commit(&parts).await;
+            drop(claims);
             let mut book = book.borrow_mut();
             let told = match done {
                 Ok(_) => Told::Committed,
@@ -465,6 +453,7 @@ async fn open_all(platform: &SimPlatform, disks: &[SimDisk]) -> Vec<Rc<RefCell<N
 fn check(what: &str, seed: u64, disks: &[SimDisk], setup: &Rc<Setup>, book: &Rc<RefCell<Book>>) {
     let world = World::new(seed);
     let (platform, on, shared) = (world.platform(0), disks.to_vec(), setup.clone());
+    let whose = what.to_owned();
     let (accounts, left) = world.block_on(0, async move {
         let nodes = open_all(&platform, &on).await;
         let spanning = remotes(&platform, &shared, &nodes, GOOD, u64::MAX, 1);
@@ -476,11 +465,14 @@ fn check(what: &str, seed: u64, disks: &[SimDisk], setup: &Rc<Setup>, book: &Rc<
         for (place, node) in nodes.iter().enumerate() {
             let (store, engine) = (node.borrow().store.clone(), node.borrow().engine.clone());
             left += store.records().await.expect("answers").len();
+            let mut here = Vec::new();
             for page in 0..ACCOUNTS {
                 let ptr = shared.blocks[place].with_page(shared.blocks[place].page + page);
                 let read = store.read(ptr).await.expect("readable");
-                accounts.insert((place, page), Account::decode(&read.data));
+                here.push(Account::decode(&read.data));
+                accounts.insert((place, page), here[page as usize].clone());
             }
+            check_rooms(&format!("{whose}, store {place}"), &store, &here, 1).await;
             store.stop().await;
             engine.stop().await.expect("stops");
         }
@@ -739,24 +731,25 @@ fn one_transfer(
     let platform = world.platform(0);
     world.spawn(0, async move {
         let spanning = remotes(&platform, &shared, &nodes, GOOD, messages_left, 3);
-        let mut parts = Vec::new();
+        let (mut parts, mut claims) = (Vec::new(), Vec::new());
         for (place, node) in nodes.iter().enumerate() {
             let ptr = shared.blocks[place];
             let store = node.borrow().store.clone();
-            let slot = store.read(ptr).await.expect("readable").slot;
-            let account = Account {
-                balance: BALANCE + 10 * place as u64 - 10,
-                names: vec![1],
-            };
-            let write = PageWrite {
+            let read = store.read(ptr).await.expect("readable");
+            let mut account = Account::decode(&read.data);
+            account.balance = BALANCE + 10 * place as u64 - 10;
+            account.names = vec![1];
+            let mut commit = Commit::default();
+            match place {
+                0 => claims.extend(account.take(&store, &mut commit, 1).await),
+                1 => account.leave(0, &mut commit),
+                _ => account.seal(0, &mut commit),
+            }
+            commit.writes.push(PageWrite {
                 ptr,
-                slot,
+                slot: read.slot,
                 data: account.encode(),
-            };
-            let commit = Commit {
-                writes: vec![write],
-                ..Commit::default()
-            };
+            });
             parts.push((store.id(), commit));
         }
         let changed = (0..STORES).map(|place| (place, 0)).collect();

@@ -75,6 +75,20 @@ impl fmt::Display for SpanningError {
 
 impl std::error::Error for SpanningError {}
 
+/// Why one transaction did not happen.
+enum Stopped {
+    /// A store has forgotten more than was known of it. What it says now is known; nothing has changed.
+    TooOld,
+    /// For good.
+    For(SpanningError),
+}
+
+impl From<SpanningError> for Stopped {
+    fn from(error: SpanningError) -> Stopped {
+        Stopped::For(error)
+    }
+}
+
 impl<P: Platform, T: Participant> Spanning<P, T> {
     /// Commits over these. They must reach every store that shares a transaction with one of them.
     pub fn new(platform: P, participants: impl IntoIterator<Item = T>) -> Spanning<P, T> {
@@ -125,6 +139,9 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
     /// Commits all parts or nothing. Durable, and seen in every store, when this returns. The parts are prepared in the
     /// order in which they are given; who always takes the same order collides less. One part alone is an ordinary
     /// commit.
+    ///
+    /// A store that has restarted since it was last asked refuses what comes next as too old, and says from where on it
+    /// counts now. So it begins anew, under another name, once for each store.
     pub async fn commit(&self, parts: &[(StoreId, Commit)]) -> Result<Spanned, SpanningError> {
         let invalid = |store, what| SpanningError::Refused(store, CommitError::Invalid(what));
         let ids: std::collections::BTreeSet<StoreId> = parts.iter().map(|part| part.0).collect();
@@ -146,6 +163,25 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
                 is_everywhere: true,
             });
         }
+        for _ in 0..parts.len() {
+            match self.attempt(parts).await {
+                Err(Stopped::TooOld) => {}
+                Err(Stopped::For(error)) => return Err(error),
+                Ok(spanned) => return Ok(spanned),
+            }
+        }
+        match self.attempt(parts).await {
+            Err(Stopped::TooOld) => Err(SpanningError::Interrupted),
+            Err(Stopped::For(error)) => Err(error),
+            Ok(spanned) => Ok(spanned),
+        }
+    }
+
+    /// One transaction.
+    async fn attempt(&self, parts: &[(StoreId, Commit)]) -> Result<Spanned, Stopped> {
+        let Some(((last, last_part), others)) = parts.split_last() else {
+            return Err(SpanningError::Interrupted.into());
+        };
         let high = u128::from(self.platform.random_u64()) << 64;
         let transaction = TransactionId(high | u128::from(self.platform.random_u64()));
         let as_of = self.as_of(transaction, parts).await?;
@@ -160,14 +196,21 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
             Ok(Answer::Decided { .. } | Answer::Committed) => {}
             Ok(Answer::Refused(error)) => {
                 self.abort_from(transaction, others).await;
-                return Err(SpanningError::Refused(*last, error));
+                return Err(SpanningError::Refused(*last, error).into());
             }
             Ok(Answer::Aborted) => {
                 self.abort_from(transaction, others).await;
-                return Err(SpanningError::Interrupted);
+                return Err(SpanningError::Interrupted.into());
             }
             // In doubt: it may have decided, and that may have been seen to and be forgotten.
-            Ok(_) | Err(_) => return self.resolve_own(transaction, parts).await,
+            Ok(answer) => {
+                let resolved = self.resolve_own(transaction, parts).await;
+                return resolved.map_err(|error| match (answer, error) {
+                    (Answer::Gone, SpanningError::Interrupted) => Stopped::TooOld,
+                    (_, error) => error.into(),
+                });
+            }
+            Err(_) => return Ok(self.resolve_own(transaction, parts).await?),
         }
         Ok(self.release(transaction, parts).await)
     }
@@ -195,7 +238,7 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
         transaction: TransactionId,
         parts: &[(StoreId, Commit)],
         as_of: &[u64],
-    ) -> Result<(), SpanningError> {
+    ) -> Result<(), Stopped> {
         for (place, pair) in parts.windows(2).enumerate() {
             let message = Message::Prepare {
                 transaction,
@@ -207,6 +250,13 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
             let error = match self.send(pair[0].0, message).await {
                 Ok(Answer::Prepared { .. }) => continue,
                 Ok(Answer::Refused(error)) => SpanningError::Refused(pair[0].0, error),
+                // Nobody has it yet.
+                Ok(Answer::Gone) if place == 0 => return Err(Stopped::TooOld),
+                // What was prepared is given up first, or the next attempt would find its pages held.
+                Ok(Answer::Gone) => match self.resolve(transaction, parts[0].0).await {
+                    Ok(Outcome::Aborted) => return Err(Stopped::TooOld),
+                    _ => SpanningError::Interrupted,
+                },
                 // The last one never gets its message, so it never decides.
                 Ok(_) | Err(_) => SpanningError::Interrupted,
             };
@@ -215,7 +265,7 @@ impl<P: Platform, T: Participant> Spanning<P, T> {
                 SpanningError::Refused(..) => self.abort_from(transaction, &parts[..place]).await,
                 _ => self.leave(transaction, parts[0].0),
             }
-            return Err(error);
+            return Err(error.into());
         }
         Ok(())
     }
