@@ -182,8 +182,8 @@ async fn go_on(platform: SimPlatform, disk: SimDisk, is_committed: bool) {
         }],
         ..Commit::default()
     };
-    let busy = Err(CommitError::Busy(all[0].0, T));
-    assert_eq!(store.commit(&write).await.map(drop), busy.map(|()| ()));
+    let busy = CommitError::Busy(all[0].0, T);
+    assert_eq!(store.commit(&write).await, Err(busy));
     let (message, answer) = match is_committed {
         true => (Message::DecideAndRelease(T), Answer::Committed),
         false => (Message::Abort(T), Answer::Aborted),
