@@ -49,12 +49,16 @@ async fn open_with(
 }
 
 fn formatted() -> SimDisk {
+    formatted_with(512)
+}
+
+fn formatted_with(ring_blocks: u32) -> SimDisk {
     let disk = SimDisk::new(DiskConfig::new(DEVICE_BYTES));
     run(&disk, |platform, disk| async move {
         let device = platform.open(&disk);
         let options = FormatOptions {
             journal_count: 1,
-            ring_blocks: 512,
+            ring_blocks,
             size_bytes: DEVICE_BYTES,
         };
         let formatted = format_device(&platform, &device, options).await;
@@ -178,6 +182,43 @@ fn forgetting_ends_however_little_room_maps_have() {
         settle(&platform, &engine).await;
         let forgotten = engine.counters().tombstones_forgotten.get();
         assert!(forgotten > 1700, "{forgotten} are forgotten");
+        engine.stop().await.expect("stops");
+    });
+    tombstones(&disk.stable_image(), "stopped");
+}
+
+/// Writes may leave many nodes dirty while there is space. Forgetting asked for a checkpoint at half of what is allowed
+/// without any, so as long as it went on there was one after the other.
+#[test]
+fn forgetting_makes_no_checkpoint_that_writes_would_not() {
+    // It begins none for want of room.
+    let disk = formatted_with(4096);
+    run(&disk, |platform, disk| async move {
+        let engine = open(&platform, &disk, 40).await;
+        let dvol = create(&engine).await;
+        let other = CreateDvol {
+            name: "other".into(),
+            id: None,
+            size_bytes: DVOL_BYTES,
+            reserved_bytes: 0,
+        };
+        let other = engine.create(other).await.expect("creates");
+        // A node each at least, so more of them are dirty than the 160 that may be without a checkpoint, however little
+        // space there is. Six hundred may be with so much of it.
+        let data = IoBuf::copy_of(&vec![1; 100 * BLOCK as usize]);
+        for n in 0..190 {
+            let at = n * 3000 * BLOCK;
+            let written = engine.write(other, at, data.clone(), Stability::Unstable);
+            written.await.expect("writes");
+        }
+        let before = engine.counters().checkpoints.get();
+        for n in 0..120 {
+            touch(&engine, dvol, 2 * n).await;
+        }
+        while engine.counters().tombstones_forgotten.get() < 60 {
+            platform.sleep_ns(1_000_000).await;
+        }
+        assert_eq!(engine.counters().checkpoints.get(), before);
         engine.stop().await.expect("stops");
     });
     tombstones(&disk.stable_image(), "stopped");

@@ -176,17 +176,16 @@ impl<P: Platform> Inner<P> {
 
     /// Drops the tombstones up to a dvol's floor and `up_to`. How many there were.
     async fn drop_tombstones(self: &Rc<Self>, slot: Slot, up_to: Lsn) -> Result<u64, DvolError> {
-        let nodes_max = self.dirty_nodes_max() / 2;
-        let step = STEP_MAX.min(nodes_max / 4).max(1);
+        let step = STEP_MAX.min(self.dirty_nodes_max() / 8).max(1);
         let mut from = VBlock(0);
         let mut dropped = 0;
         loop {
             self.check_running()?;
-            // A checkpoint under way must not lose its nodes, and one that is due comes first: there
-            // is room for so many new nodes and no more.
+            // A checkpoint under way must not lose its nodes, and one that is due comes first. That it finds room is
+            // seen to below, so no other begins sooner for this than for writes.
             let checkpointed = self.signals.checkpointed.wait();
             let more = step as u64 * self.nodes_due_unmapping(slot) + 1;
-            let is_due = self.state.borrow().dirty_nodes() > nodes_max;
+            let is_due = self.has_many_dirty_nodes();
             if is_due || self.checkpoint_is_under_way() {
                 if is_due {
                     self.request_checkpoint();
