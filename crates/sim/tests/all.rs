@@ -10,6 +10,7 @@ mod disk_rules;
 mod engine_basic;
 #[path = "support/engine.rs"]
 mod engine_support;
+mod evictions;
 mod faults;
 mod flips;
 mod flush_ahead;

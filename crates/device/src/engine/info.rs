@@ -169,6 +169,8 @@ counters! {
     nodes_written,
     /// Map nodes read.
     nodes_read,
+    /// Map nodes looked at to see whether they can be let go.
+    nodes_looked_at,
     /// Reads of data that the device failed.
     read_errors,
     /// Blocks whose bytes did not match their checksum.

@@ -1,5 +1,6 @@
 //! Bringing map nodes into memory, and letting them go again.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use flagstone_platform::{BlockDevice, Platform};
@@ -15,6 +16,18 @@ const LOADS_IN_FLIGHT_MAX: usize = 32;
 
 /// Nodes of one map looked at in one round of eviction.
 const EVICT_VISITS_MAX: usize = 4096;
+
+/// How far eviction has come.
+#[derive(Default)]
+pub(super) struct Eviction {
+    /// Where it goes on.
+    from: Cell<Slot>,
+    /// Nodes looked at since there were few enough.
+    looked_at: Cell<u64>,
+    /// All were looked at twice and too many are left, since they are dirty or being written: nobody looks again before
+    /// the maps take more bytes than this, or nodes were written since, of which this is the round.
+    in_vain: Cell<Option<(u64, u64)>>,
+}
 
 impl<P: Platform> Inner<P> {
     /// Reads, checks and fills in one node.
@@ -75,25 +88,48 @@ impl<P: Platform> Inner<P> {
     /// than too many, so that this is not done for every node that is loaded. Goes on where it
     /// stopped the last time, and looks at each map twice at most (the first look at a node that
     /// was used only notes it).
+    ///
+    /// While a large checkpoint is being written nearly all nodes may be such that stay. Then it
+    /// looks again with each sixteenth that comes, and not at all of them for every node.
     pub(super) fn evict_nodes(&self) {
         let state = self.state.borrow();
-        let loaded = || state.map_stats.loaded_bytes() as u64;
+        let (stats, eviction) = (&state.map_stats, &self.eviction);
+        let loaded = || stats.loaded_bytes() as u64;
         let limit = self.options.map_cache_bytes;
         if loaded() <= limit {
+            eviction.looked_at.set(0);
             return;
         }
+        let round = stats.writes_round();
+        let in_vain = eviction.in_vain.get();
+        if in_vain.is_some_and(|(bytes, of)| of == round && loaded() <= bytes) {
+            return;
+        }
+        eviction.in_vain.set(None);
         let target = limit - limit / 16;
-        let from = self.evict_from.get();
+        let before = stats.evict_looks();
+        let from = eviction.from.replace(Slot(0));
         let rest = state.slots().skip_while(|(slot, _)| *slot < from);
         for (slot, found) in rest.chain(state.slots()) {
             if loaded() <= target {
-                self.evict_from.set(slot);
-                return;
+                eviction.from.set(slot);
+                break;
             }
             let mut hand = found.evict_hand.get();
             found.map.evict(&mut hand, EVICT_VISITS_MAX);
             found.evict_hand.set(hand);
         }
-        self.evict_from.set(Slot(0));
+        let looks = stats.evict_looks() - before;
+        let counter = &self.counters.nodes_looked_at;
+        counter.set(counter.get() + looks);
+        let looked_at = eviction.looked_at.get() + looks;
+        eviction.looked_at.set(looked_at);
+        if loaded() <= target {
+            eviction.looked_at.set(0);
+        } else if looked_at >= 2 * stats.loaded_nodes() as u64 {
+            eviction.looked_at.set(0);
+            let bytes = loaded() + limit / 16;
+            eviction.in_vain.set(Some((bytes, round)));
+        }
     }
 }

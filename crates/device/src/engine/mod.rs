@@ -182,7 +182,7 @@ struct Inner<P: Platform> {
     /// The device said that what holds it has no room, and has not taken anything new since.
     host_full: Cell<bool>,
     /// Slot whose map gives up nodes next.
-    evict_from: Cell<Slot>,
+    eviction: load::Eviction,
     /// Background tasks still running.
     tasks: Cell<usize>,
     last_scrub: RefCell<Option<ScrubReport>>,

@@ -156,6 +156,7 @@ impl<P: Platform> Inner<P> {
         search: impl Fn(&crate::v2p::Map, Range<VBlock>, &mut Vec<Entry>) -> Result<(), Missing>,
     ) -> Result<(Vec<Entry>, VBlock), DvolError> {
         let mut entries = Vec::new();
+        let mut makes_room = true;
         loop {
             let _pass = self.gate.enter();
             let missing = {
@@ -169,6 +170,9 @@ impl<P: Platform> Inner<P> {
                     Err(missing) => missing,
                 }
             };
+            if std::mem::take(&mut makes_room) {
+                self.evict_nodes();
+            }
             self.load_node(&missing).await?;
         }
         let all = entries.len() < ENTRIES_MAX;

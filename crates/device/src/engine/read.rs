@@ -155,6 +155,7 @@ impl<P: Platform> Inner<P> {
         {
             return Ok(plan_one(&mapping));
         }
+        let mut makes_room = true;
         loop {
             let missing = {
                 let state = self.state.borrow();
@@ -167,6 +168,10 @@ impl<P: Platform> Inner<P> {
                     Err(missing) => missing,
                 }
             };
+            // As for a change: else maps would take more and more as long as there are reads alone.
+            if std::mem::take(&mut makes_room) {
+                self.evict_nodes();
+            }
             let ahead = {
                 let state = self.state.borrow();
                 state

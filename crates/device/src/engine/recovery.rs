@@ -266,7 +266,7 @@ impl<P: Platform> Engine<P> {
             reaping_failed: None.into(),
             reaping_settled: None.into(),
             host_full: false.into(),
-            evict_from: Slot(0).into(),
+            eviction: Default::default(),
             tasks: 0.into(),
             last_scrub: RefCell::default(),
             background_scrub: RefCell::default(),

@@ -183,6 +183,7 @@ impl<P: Platform> Inner<P> {
             }
             // Nothing is kept from being reused while the scrub rests.
             drop(reading);
+            self.evict_nodes();
             self.platform.sleep_ns(pass.pause_ns).await;
             match last {
                 Some(last) => from = last,

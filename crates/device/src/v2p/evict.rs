@@ -46,6 +46,7 @@ impl Map {
         if let Some(root) = &self.root {
             turn.child(&root.entry, &root.slot, state.next);
         }
+        self.stats.count_evict_looks(visits - turn.budget);
         state.next = turn.stopped.unwrap_or_default();
         turn.dropped
     }

@@ -12,6 +12,8 @@ pub struct MapStats {
     dirty_nodes: Cell<usize>,
     /// Grows each time all writes of nodes handed out so far are known to have ended.
     round: Cell<u64>,
+    /// Nodes that eviction has looked at.
+    evict_looks: Cell<u64>,
     /// Entries per node. Smaller than on the device only in tests, to get tall trees cheaply.
     pub(super) fanout: usize,
     /// Room for the entries of a run while it is being put into a map.
@@ -28,6 +30,7 @@ impl Default for MapStats {
             loaded_bytes: Cell::new(0),
             dirty_nodes: Cell::new(0),
             round: Cell::new(1),
+            evict_looks: Cell::new(0),
             fanout: ENTRIES_MAX,
             scratch: Cell::new(Vec::new()),
             #[cfg(test)]
@@ -70,6 +73,20 @@ impl MapStats {
 
     pub(super) fn round(&self) -> u64 {
         self.round.get()
+    }
+
+    /// Another number when those nodes can be evicted that could not before.
+    pub fn writes_round(&self) -> u64 {
+        self.round.get()
+    }
+
+    /// Nodes that eviction has looked at so far.
+    pub fn evict_looks(&self) -> u64 {
+        self.evict_looks.get()
+    }
+
+    pub(super) fn count_evict_looks(&self, count: usize) {
+        self.evict_looks.set(self.evict_looks.get() + count as u64);
     }
 
     pub(super) fn count_node(&self, bytes: usize) {
