@@ -84,20 +84,22 @@ impl<P: Platform> Inner<P> {
 
     async fn try_once(&self, way: &Way) -> Result<(), DvolError> {
         let log = self.log;
+        let aligned = |frame: &[u8]| {
+            let mut data = self.platform.buffers().take(frame.len());
+            data.bytes_mut().copy_from_slice(frame);
+            data
+        };
         match (way, log) {
             (Way::Frame(at, frame, beside), Some(log)) if beside.is_empty() => {
-                let stable = DeviceStability::Stable;
-                self.engine
-                    .write(log, *at, frame.clone(), stable)
-                    .await
-                    .map(drop)
+                let (data, stable) = (aligned(frame), DeviceStability::Stable);
+                self.engine.write(log, *at, data, stable).await.map(drop)
             }
             (Way::Frame(at, frame, beside), Some(log)) => {
                 let mut changes = beside.clone();
                 changes.push(Change::Write {
                     handle: log,
                     offset_bytes: *at,
-                    data: frame.clone(),
+                    data: aligned(frame),
                     meta: 0,
                 });
                 self.commit_all(changes).await

@@ -12,7 +12,9 @@ use crate::latest::{Key, Version, runs_of};
 /// See the module's page. Later changes are taken over by [`Dirty::absorb`].
 #[derive(Clone, Default)]
 pub(crate) struct Dirty {
-    pub(crate) pages: BTreeMap<Key, Version>,
+    pages: BTreeMap<Key, Version>,
+    /// Bytes of those.
+    page_bytes: usize,
     /// Blocks of which nothing is left but pages above.
     pub(crate) freed: BTreeSet<(usize, u64)>,
     pub(crate) tables: BTreeMap<(usize, u64), IoBuf>,
@@ -30,29 +32,48 @@ impl Dirty {
     }
 
     /// Bytes that are written then.
-    pub(crate) fn bytes(&self, extents: &[Extent]) -> usize {
-        let pages = self
-            .pages
-            .keys()
-            .map(|key| extents[key.0].geometry.page_bytes() as usize);
-        pages.sum::<usize>() + self.tables.len() * BLOCK_SIZE as usize
+    pub(crate) fn bytes(&self) -> usize {
+        self.page_bytes + self.tables.len() * BLOCK_SIZE as usize
     }
 
     /// Bytes of those pages that are contents.
-    pub(crate) fn contents_bytes(&self, extents: &[Extent]) -> usize {
-        let contents = self.pages.iter().filter(|(_, version)| !version.is_alone());
-        contents
-            .map(|(key, _)| extents[key.0].geometry.page_bytes() as usize)
-            .sum()
+    pub(crate) fn contents_bytes(&self) -> usize {
+        let contents = self.pages.values().filter(|version| !version.is_alone());
+        contents.map(Version::len_bytes).sum()
     }
 
-    /// Takes over what was changed later.
-    pub(crate) fn absorb(&mut self, mut later: Dirty, extents: &[Extent]) {
+    pub(crate) fn pages(&self) -> &BTreeMap<Key, Version> {
+        &self.pages
+    }
+
+    pub(crate) fn pages_mut(&mut self) -> impl Iterator<Item = (&Key, &mut Version)> {
+        self.pages.iter_mut()
+    }
+
+    /// A page is like this now.
+    pub(crate) fn put(&mut self, key: Key, version: Version) {
+        self.page_bytes += version.len_bytes();
+        if let Some(old) = self.pages.insert(key, version) {
+            self.page_bytes -= old.len_bytes();
+        }
+    }
+
+    /// A page isn't among what changed.
+    pub(crate) fn take(&mut self, key: &Key) -> Option<Version> {
+        let version = self.pages.remove(key)?;
+        self.page_bytes -= version.len_bytes();
+        Some(version)
+    }
+
+    /// Takes over what was changed later. Costs what that is, not what there was.
+    pub(crate) fn absorb(&mut self, later: Dirty, extents: &[Extent]) {
         for &(extent, block) in &later.freed {
             self.free(extent, block, extents);
         }
-        self.pages.append(&mut later.pages);
-        self.tables.append(&mut later.tables);
+        for (key, version) in later.pages {
+            self.put(key, version);
+        }
+        self.tables.extend(later.tables);
     }
 
     /// Nothing is in this block any more.
@@ -61,7 +82,7 @@ impl Dirty {
         let range = (extent, pages.start)..(extent, pages.end);
         let gone: Vec<Key> = self.pages.range(range).map(|(key, _)| *key).collect();
         for key in gone {
-            self.pages.remove(&key);
+            self.take(&key);
         }
         self.freed.insert((extent, block));
     }
@@ -118,8 +139,7 @@ pub(crate) fn write_pages(
     extents: &[Extent],
     changes: &mut Vec<Change>,
 ) {
-    let page_bytes = |extent: usize| extents[extent].geometry.page_bytes() as usize;
-    changes.extend(runs_of(pages, page_bytes).into_iter().map(|run| {
+    changes.extend(runs_of(pages).into_iter().map(|run| {
         let (handle, offset_bytes) = extents[run.extent].page_place(run.pages.start);
         Change::Write {
             handle,

@@ -20,14 +20,12 @@
 
 use std::collections::BTreeMap;
 
-use flagstone_device::engine::{Change, Handle};
-use flagstone_platform::IoBuf;
-
 use crate::commit::StoreError;
 use crate::dirty::{Dirty, write_pages};
 use crate::latest::{Key, Version};
 use crate::log::{FrameWriter, Mark, Ring};
 use crate::machine::{EPOCHS_MAX, GROUP_CHANGES_MAX, Machine};
+use flagstone_device::engine::{Change, Handle};
 
 /// Contents of a group that are worth writing twice, in bytes.
 const LOGGED_CONTENTS_MAX: u64 = 256 << 10;
@@ -60,7 +58,7 @@ pub(crate) struct Closed {
 /// How it becomes durable.
 pub(crate) enum Way {
     /// These bytes at this place of the log, and these changes.
-    Frame(u64, IoBuf, Vec<Change>),
+    Frame(u64, Vec<u8>, Vec<Change>),
     /// By these changes. The log's header is among them if it has to be written: that is for the log's owner to add.
     Direct(Vec<Change>, Option<Mark>),
 }
@@ -82,10 +80,12 @@ impl Machine {
         let mut placed = self.take_fresh(&mut dirty);
         let frame = self.frame_of(&dirty);
         if frame.is_none() {
-            dirty.pages.append(&mut placed);
+            for (key, version) in std::mem::take(&mut placed) {
+                dirty.put(key, version);
+            }
         }
         let changes = [&self.logged, &dirty].map(Dirty::changes_max);
-        let bytes = [&self.logged, &dirty].map(|dirty| dirty.bytes(&self.extents));
+        let bytes = [&self.logged, &dirty].map(Dirty::bytes);
         let fits = changes.iter().sum::<usize>() <= GROUP_CHANGES_MAX
             && bytes.iter().sum::<usize>() <= self.group_bytes_max;
         if !fits && !self.logged.is_empty() {
@@ -99,13 +99,11 @@ impl Machine {
                     (self.is_due, self.needs_room) = (true, true);
                     return None;
                 };
-                let extents = &self.extents;
-                let page_bytes = |index: usize| extents[index].geometry.page_bytes() as usize;
                 // It is kept for a while, and what came from a client would be as long.
-                self.latest.detach(&mut dirty.pages, page_bytes);
+                self.latest.detach(dirty.pages_mut());
                 let mut beside = Vec::new();
-                write_pages(&placed, extents, &mut beside);
-                Way::Frame(at, IoBuf::copy_of(&frame.finish(sequence)), beside)
+                write_pages(&placed, &self.extents, &mut beside);
+                Way::Frame(at, frame.finish(sequence), beside)
             }
             None if self.writing.is_some() => {
                 self.needs_room = true;
@@ -150,27 +148,28 @@ impl Machine {
             !self.latest.is_freed(key.0, block)
         };
         let fresh = self.open_fresh.iter().filter(can_be_placed);
-        fresh
-            .filter_map(|key| dirty.pages.remove_entry(key))
-            .collect()
+        let taken = fresh.filter_map(|key| dirty.take(key).map(|version| (*key, version)));
+        taken.collect()
     }
 
     /// What the open group changes.
     fn open_dirty(&self) -> Dirty {
-        let tables = self.open_tables.keys();
-        Dirty {
-            pages: self.latest.of_group(self.open),
-            freed: self.latest.freed_in(self.open).collect(),
-            tables: tables
-                .map(|&(index, page)| ((index, page), self.extents[index].encoded_table(page)))
-                .collect(),
+        let mut dirty = Dirty::default();
+        dirty.freed.extend(self.latest.freed_in(self.open));
+        for &(index, page) in self.open_tables.keys() {
+            let table = self.extents[index].encoded_table(page);
+            dirty.tables.insert((index, page), table);
         }
+        for (key, version) in self.latest.written_in(self.open) {
+            dirty.put(key, version.clone());
+        }
+        dirty
     }
 
     /// The frame for what the open group changes. `None`: it has to be put in its place.
     fn frame_of(&self, dirty: &Dirty) -> Option<FrameWriter> {
         let frame_max = self.ring.as_ref()?.frame_max();
-        if dirty.contents_bytes(&self.extents) as u64 > frame_max.min(LOGGED_CONTENTS_MAX) {
+        if dirty.contents_bytes() as u64 > frame_max.min(LOGGED_CONTENTS_MAX) {
             return None;
         }
         let mut frame = FrameWriter::new();
@@ -182,9 +181,9 @@ impl Machine {
             let old = self.open_tables.get(&(index, page));
             frame.table(id(index), page, old.map(|old| &old[..]), data);
         }
-        for (key, version) in &dirty.pages {
+        for (key, version) in dirty.pages() {
             let name = (id(key.0), key.1, version.slot.0);
-            let data = version.bytes(self.extents[key.0].geometry.page_bytes() as usize);
+            let data = version.bytes();
             frame.page(name, self.open_bases.get(key).map(|old| &old[..]), &data);
         }
         (frame.padded_len() as u64 <= frame_max).then_some(frame)
@@ -234,7 +233,7 @@ impl Machine {
     pub(crate) fn wants_write_back(&self) -> bool {
         let is_free = self.writing.is_none() && self.flying.is_none();
         let is_much = self.logged.changes_max() > GROUP_CHANGES_MAX / 4 * 3
-            || self.logged.bytes(&self.extents) > self.group_bytes_max / 2;
+            || self.logged.bytes() > self.group_bytes_max / 2;
         let is_half_full = self.ring.as_ref().is_some_and(Ring::is_half_full);
         let is_wanted = is_half_full || !self.logged.is_empty() && (self.is_due || is_much);
         is_free && is_wanted && self.dead.is_none()
@@ -255,11 +254,10 @@ impl Machine {
             return;
         };
         self.lookups += 1;
-        let (extents, recent) = (&self.extents, &mut self.recent);
+        let recent = &mut self.recent;
         self.latest.handle_written(writing.group, |key, version| {
             if version.is_alone() {
-                let page_bytes = extents[key.0].geometry.page_bytes() as usize;
-                recent.handle_durable(key, &version.bytes(page_bytes), version.slot);
+                recent.handle_durable(key, &version.bytes(), version.slot);
             }
         });
         if let (Some(ring), Some(mark)) = (&mut self.ring, writing.mark) {
@@ -313,7 +311,7 @@ impl Machine {
                 .freed
                 .iter()
                 .map(|&(index, block)| ((index, block), extents[index].pages_of(block)));
-            self.latest.put_back(freed, &dirty.pages, group);
+            self.latest.put_back(freed, dirty.pages(), group);
             for (&(index, page), data) in &dirty.tables {
                 self.extents[index].put_back_table(page, data);
             }

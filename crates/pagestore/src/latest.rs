@@ -16,8 +16,8 @@ pub(crate) type Key = (usize, u64);
 pub(crate) struct Version {
     /// What was written together with it, as one piece.
     whole: IoBuf,
-    /// Where in that it begins.
-    at: usize,
+    /// Where in that it is.
+    at: Range<usize>,
     /// Names the piece.
     run: u64,
     /// Its memory may be part of something large, such as what a client sent.
@@ -41,7 +41,16 @@ pub(crate) struct LatestPages {
     pages: BTreeMap<Key, Version>,
     /// Freed blocks, and the group of the last time.
     freed: BTreeMap<(usize, u64), u64>,
+    open: Open,
     runs: u64,
+}
+
+/// What was written and freed in the newest group, perhaps several times.
+#[derive(Default)]
+struct Open {
+    group: u64,
+    pages: Vec<Key>,
+    freed: Vec<(usize, u64)>,
 }
 
 /// Consecutive pages that were written in one piece.
@@ -56,8 +65,8 @@ impl Version {
     /// A page by itself, of the device.
     pub(crate) fn alone(data: IoBuf, slot: PageSlot) -> Version {
         Version {
+            at: 0..data.len(),
             whole: data,
-            at: 0,
             run: 0,
             is_shared: false,
             slot,
@@ -66,10 +75,10 @@ impl Version {
     }
 
     /// The same in memory of its own.
-    fn detached(&self, page_bytes: usize) -> Version {
+    fn detached(&self) -> Version {
         Version {
-            whole: IoBuf::copy_of(&self.bytes(page_bytes)),
-            at: 0,
+            whole: IoBuf::copy_of(&self.bytes()),
+            at: 0..self.len_bytes(),
             is_shared: false,
             ..*self
         }
@@ -81,36 +90,36 @@ impl Version {
     }
 
     /// Its bytes, without copying them.
-    pub(crate) fn bytes(&self, page_bytes: usize) -> IoBuf {
-        self.whole.slice(self.at..self.at + page_bytes)
+    pub(crate) fn bytes(&self) -> IoBuf {
+        self.whole.slice(self.at.clone())
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.at.len()
     }
 }
 
 /// Pieces of consecutive pages that were written at once.
-pub(crate) fn runs_of(
-    pages: &BTreeMap<Key, Version>,
-    page_bytes: impl Fn(usize) -> usize,
-) -> Vec<Run> {
+pub(crate) fn runs_of(pages: &BTreeMap<Key, Version>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     let mut last = None;
     for (&(extent, page), version) in pages {
-        let size = page_bytes(extent);
         // Consecutive in memory too: some may have been moved since.
-        let goes_on = last == Some((extent, page, version.run, version.at));
+        let goes_on = last == Some((extent, page, version.run, version.at.start));
         match runs.last_mut().filter(|_| goes_on) {
             Some(run) => {
-                let begin = version.at - (run.pages.end - run.pages.start) as usize * size;
-                run.data = version.whole.slice(begin..version.at + size);
+                let begin = version.at.start - run.data.len();
+                run.data = version.whole.slice(begin..version.at.end);
                 run.pages.end = page + 1;
             }
             None => runs.push(Run {
                 extent,
                 pages: page..page + 1,
-                data: version.bytes(size),
+                data: version.bytes(),
                 slot: version.slot,
             }),
         }
-        last = Some((extent, page + 1, version.run, version.at + size));
+        last = Some((extent, page + 1, version.run, version.at.end));
     }
     runs
 }
@@ -134,18 +143,30 @@ impl LatestPages {
         slot: PageSlot,
         group: u64,
     ) {
+        self.begin_group(group);
         self.runs += 1;
         for (index, at) in (0..whole.len()).step_by(page_bytes).enumerate() {
             let version = Version {
                 whole: whole.clone(),
-                at,
+                at: at..at + page_bytes,
                 run: self.runs,
                 is_shared,
                 slot,
                 group,
             };
-            self.pages
-                .insert((first.0, first.1 + index as u64), version);
+            let key = (first.0, first.1 + index as u64);
+            self.open.pages.push(key);
+            self.pages.insert(key, version);
+        }
+    }
+
+    /// What is noted of a group, which is no earlier one than last time.
+    fn begin_group(&mut self, group: u64) {
+        if self.open.group != group {
+            self.open = Open {
+                group,
+                ..Open::default()
+            };
         }
     }
 
@@ -154,32 +175,25 @@ impl LatestPages {
         for page in pages {
             self.pages.remove(&(extent, page));
         }
+        self.begin_group(group);
+        self.open.freed.push((extent, block));
         self.freed.insert((extent, block), group);
     }
 
-    /// The pages that were written in a group. Those that a later write replaced are not among them.
-    pub(crate) fn of_group(&self, group: u64) -> BTreeMap<Key, Version> {
-        let of_group = self
-            .pages
-            .iter()
-            .filter(|(_, version)| version.group == group);
-        of_group
-            .map(|(key, version)| (*key, version.clone()))
-            .collect()
+    /// The pages that were written in the group, which is the newest. Costs what that has, not what all have.
+    pub(crate) fn written_in(&self, group: u64) -> impl Iterator<Item = (Key, &Version)> {
+        let of_group = (self.open.group == group).then_some(&self.open.pages[..]);
+        let versions = of_group.unwrap_or_default().iter();
+        versions.filter_map(|key| self.pages.get(key).map(|version| (*key, version)))
     }
 
     /// From now on pages of these are held in memory that holds nothing else.
-    pub(crate) fn detach(
-        &mut self,
-        pages: &mut BTreeMap<Key, Version>,
-        page_bytes: impl Fn(usize) -> usize,
-    ) {
+    pub(crate) fn detach<'a>(&mut self, pages: impl Iterator<Item = (&'a Key, &'a mut Version)>) {
         for (key, version) in pages {
-            let size = page_bytes(key.0);
             if version.is_alone() {
                 continue;
             }
-            *version = version.detached(size);
+            *version = version.detached();
             if let Some(now) = self
                 .pages
                 .get_mut(key)
@@ -222,10 +236,10 @@ impl LatestPages {
         }
     }
 
-    /// Blocks freed in a group.
+    /// Blocks freed in the group, which is the newest.
     pub(crate) fn freed_in(&self, group: u64) -> impl Iterator<Item = (usize, u64)> + '_ {
-        let of_group = self.freed.iter().filter(move |(_, freed)| **freed == group);
-        of_group.map(|(key, _)| *key)
+        let of_group = (self.open.group == group).then_some(&self.open.freed[..]);
+        of_group.unwrap_or_default().iter().copied()
     }
 
     /// All groups up to this one are in their place: what is newest of them is what the device has. `settle` gets each
@@ -245,5 +259,6 @@ impl LatestPages {
     pub(crate) fn clear(&mut self) {
         self.pages.clear();
         self.freed.clear();
+        self.open = Open::default();
     }
 }

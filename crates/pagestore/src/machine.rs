@@ -535,9 +535,8 @@ impl Machine {
         }
         let index = self.by_id[&ptr.extent];
         let key = (index, ptr.page);
-        let page_bytes = self.extents[index].geometry.page_bytes() as usize;
         let base = match self.latest(index, ptr.page) {
-            Some(Known::Version(version)) if version.group < self.open => version.bytes(page_bytes),
+            Some(Known::Version(version)) if version.group < self.open => version.bytes(),
             // Made by the open group, or empty before it.
             Some(_) => return,
             None => match self.recent.get(key) {

@@ -621,7 +621,7 @@ impl<P: Platform> Inner<P> {
         let machine = self.machine.borrow();
         match machine.latest(index, page)? {
             Known::Version(version) => Some(PageRead {
-                data: version.bytes(page_bytes as usize),
+                data: version.bytes(),
                 slot: version.slot,
                 ticket: machine.ticket(version.group),
             }),

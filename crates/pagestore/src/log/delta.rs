@@ -9,10 +9,15 @@ const LITERAL: u16 = 1 << 15;
 const LEN_MAX: usize = (1 << 15) - 1;
 /// Shorter pieces are not worth their head.
 const PIECE_MIN: usize = 8;
-/// So far into a literal the index is asked, which has to be made first.
-const INDEX_FROM: usize = 17;
+/// So far into a literal the index is asked, which has to be made first. Positions of entries behind one that comes or
+/// goes all change, and are no longer than this in most pages.
+const INDEX_FROM: usize = 97;
 /// Places that an index has.
 const INDEX_PLACES: usize = 1024;
+/// Bytes that are compared at once.
+const SAME_BYTES: usize = 32;
+/// How far entries of a page of the tree move if there is one position more or less in front of them, or two.
+const POSITIONS: [isize; 4] = [2, -2, 4, -4];
 
 /// Appends operations that make `new` out of `old`, a page of the same length or, if there is none, of zeros.
 pub(super) fn encode(old: &[u8], new: &[u8], out: &mut Vec<u8>) {
@@ -23,14 +28,11 @@ pub(super) fn encode(old: &[u8], new: &[u8], out: &mut Vec<u8>) {
     let apart = new.len().cast_signed() - old.len().cast_signed();
     let (mut literal_from, mut distance) = (0, 0);
     let mut index = None;
-    while let Some((mut at, mut from)) =
-        find(old, new, literal_from, [distance, 0, apart], &mut index)
-    {
+    while let Some((at, from)) = find(old, new, literal_from, [distance, 0, apart], &mut index) {
         // It may have begun before it was found.
-        while at > literal_from && from > 0 && old[from - 1] == new[at - 1] {
-            (at, from) = (at - 1, from - 1);
-        }
-        let len = match_len(old, from, new, at);
+        let before = same_at_end(&old[..from], &new[literal_from..at]);
+        let (at, from) = (at - before, from - before);
+        let len = same_at_start(&old[from..], &new[at..]);
         put_literal(&new[literal_from..at], out);
         put_piece(from, len, out);
         distance = at.cast_signed() - from.cast_signed();
@@ -47,11 +49,12 @@ fn find(
     distances: [isize; 3],
     index: &mut Option<Index>,
 ) -> Option<(usize, usize)> {
-    for (past, piece) in new[begin..].array_windows::<PIECE_MIN>().enumerate() {
-        let (at, wanted) = (begin + past, u64::from_le_bytes(*piece));
+    let mut at = begin;
+    while let Some(wanted) = word(new, at) {
+        let past = at - begin;
         // What is as far away is long, and found a little later as well.
-        if past % PIECE_MIN == 0 {
-            let found = distances.into_iter().find_map(|distance| {
+        if past.is_multiple_of(PIECE_MIN) {
+            let found = distances.into_iter().chain(POSITIONS).find_map(|distance| {
                 let from = at.checked_sub_signed(distance)?;
                 (word(old, from) == Some(wanted)).then_some(from)
             });
@@ -61,12 +64,14 @@ fn find(
         }
         // A number or a time has changed: what follows is where it was.
         if past < INDEX_FROM {
+            at += PIECE_MIN;
             continue;
         }
         let index = index.get_or_insert_with(|| Index::new(old));
         if let Some(from) = index.find(old, wanted) {
             return Some((at, from));
         }
+        at += 1;
     }
     None
 }
@@ -126,27 +131,48 @@ fn used(page: &[u8]) -> usize {
     let mut end = page.len();
     // Many bytes at a time: most of a page may be free.
     while let Some(part) = page[..end].last_chunk::<64>()
-        && part.iter().fold(0, |all, byte| all | byte) == 0
+        && part
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .fold(0, |all, word| all | u64::from_le_bytes(*word))
+            == 0
     {
         end -= part.len();
     }
-    while end > 0 && page[end - 1] == 0 {
-        end -= 1;
-    }
-    end
+    end - page[..end]
+        .iter()
+        .rev()
+        .take_while(|byte| **byte == 0)
+        .count()
 }
 
-/// How many bytes of `new` from `at` on are those of `old` from `from` on.
-fn match_len(old: &[u8], from: usize, new: &[u8], at: usize) -> usize {
-    let (old, new) = (&old[from..], &new[at..]);
-    let pieces = old
-        .as_chunks::<PIECE_MIN>()
-        .0
-        .iter()
-        .zip(new.as_chunks::<PIECE_MIN>().0);
-    let len = pieces.take_while(|(a, b)| a == b).count() * PIECE_MIN;
-    let rest = old[len..].iter().zip(&new[len..]);
-    len + rest.take_while(|(a, b)| a == b).count()
+/// How many bytes both begin with.
+fn same_at_start(a: &[u8], b: &[u8]) -> usize {
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[..len], &b[..len]);
+    let parts = a.as_chunks().0.iter().zip(b.as_chunks().0);
+    let same = parts.take_while(|(a, b)| is_same(a, b)).count() * SAME_BYTES;
+    let rest = a[same..].iter().zip(&b[same..]);
+    same + rest.take_while(|(a, b)| a == b).count()
+}
+
+/// How many bytes both end with.
+fn same_at_end(a: &[u8], b: &[u8]) -> usize {
+    let len = a.len().min(b.len());
+    let (a, b) = (&a[a.len() - len..], &b[b.len() - len..]);
+    let parts = a.as_rchunks().1.iter().zip(b.as_rchunks().1).rev();
+    let same = parts.take_while(|(a, b)| is_same(a, b)).count() * SAME_BYTES;
+    let rest = a[..len - same].iter().zip(&b[..len - same]).rev();
+    same + rest.take_while(|(a, b)| a == b).count()
+}
+
+/// Without a branch for each word.
+fn is_same(a: &[u8; SAME_BYTES], b: &[u8; SAME_BYTES]) -> bool {
+    let words = a.as_chunks().0.iter().zip(b.as_chunks().0);
+    words.fold(0, |apart, (a, b)| {
+        apart | (u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b))
+    }) == 0
 }
 
 /// The shortest piece there can be, from `at` on.
@@ -157,7 +183,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 
 fn put_literal(bytes: &[u8], out: &mut Vec<u8>) {
     for part in bytes.chunks(LEN_MAX) {
-        out.extend((LITERAL | part.len() as u16).to_le_bytes());
+        out.extend_from_slice(&(LITERAL | part.len() as u16).to_le_bytes());
         out.extend_from_slice(part);
     }
 }
@@ -165,8 +191,8 @@ fn put_literal(bytes: &[u8], out: &mut Vec<u8>) {
 fn put_piece(mut from: usize, mut len: usize, out: &mut Vec<u8>) {
     while len > 0 {
         let part = len.min(LEN_MAX);
-        out.extend((part as u16).to_le_bytes());
-        out.extend((from as u16).to_le_bytes());
+        out.extend_from_slice(&(part as u16).to_le_bytes());
+        out.extend_from_slice(&(from as u16).to_le_bytes());
         from += part;
         len -= part;
     }
@@ -221,6 +247,37 @@ mod tests {
                 "{cost} for {put} in and {taken} out at {at}"
             );
         }
+    }
+
+    /// What lies between them has moved by a distance that nothing else says: it is found in the index.
+    #[test]
+    fn what_moved_between_bytes_put_in_and_bytes_taken_out_is_found() {
+        let old = random(3, 3000);
+        for apart in [1, 3, 40, 333] {
+            let mut new = old.clone();
+            new.drain(2000..2000 + apart);
+            new.splice(500..500, random(4, apart));
+            let cost = cost(&old, &new);
+            assert!(cost <= apart + INDEX_FROM + 40, "{cost} for {apart}");
+        }
+    }
+
+    #[test]
+    fn what_is_the_same_is_counted_to_the_byte() {
+        let page = random(5, 200);
+        for at in 0..page.len() {
+            let mut other = page.clone();
+            other[at] ^= 1;
+            assert_eq!(same_at_start(&page, &other), at);
+            assert_eq!(same_at_start(&page[..150], &other), at.min(150));
+            assert_eq!(same_at_end(&page, &other), page.len() - at - 1);
+            assert_eq!(same_at_end(&page[50..], &other), (199 - at).min(150));
+            let mut zeros = vec![0; 200];
+            zeros[at] = 1;
+            assert_eq!(used(&zeros), at + 1);
+        }
+        assert_eq!((same_at_start(&[], &page), same_at_end(&page, &[])), (0, 0));
+        assert_eq!((used(&[0; 100]), used(&[])), (0, 0));
     }
 
     /// As in a page of the tree: positions behind the one that is put in rise, one for each entry.

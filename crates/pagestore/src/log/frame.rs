@@ -7,6 +7,8 @@ use super::delta;
 const MAGIC: [u8; 8] = *b"FSPFRAME";
 /// Bytes before the entries.
 pub(crate) const HEAD_BYTES: usize = 32;
+/// Bytes that most frames don't exceed.
+const USUAL_BYTES: usize = 8 << 10;
 const SEAL_AT: usize = 24;
 const KIND_FREED: u8 = 1;
 const KIND_TABLE: u8 = 2;
@@ -63,15 +65,15 @@ pub(crate) struct FrameWriter {
 
 impl FrameWriter {
     pub(crate) fn new() -> FrameWriter {
-        FrameWriter {
-            bytes: vec![0; HEAD_BYTES],
-        }
+        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        bytes.resize(HEAD_BYTES, 0);
+        FrameWriter { bytes }
     }
 
     fn name(&mut self, kind: u8, extent: u64, number: u64) {
         self.bytes.push(kind);
-        self.bytes.extend(extent.to_le_bytes());
-        self.bytes.extend(number.to_le_bytes());
+        self.bytes.extend_from_slice(&extent.to_le_bytes());
+        self.bytes.extend_from_slice(&number.to_le_bytes());
     }
 
     pub(crate) fn freed(&mut self, extent: u64, block: u64) {
@@ -90,13 +92,14 @@ impl FrameWriter {
         new: &[u8],
     ) {
         self.name(KIND_PAGE, extent, page);
-        self.bytes.extend(slot.to_le_bytes());
+        self.bytes.extend_from_slice(&slot.to_le_bytes());
         self.change(old, new);
     }
 
     fn change(&mut self, old: Option<&[u8]>, new: &[u8]) {
         self.bytes.push(u8::from(old.is_none()));
-        self.bytes.extend(BlockChecksum::of(new).0.to_le_bytes());
+        self.bytes
+            .extend_from_slice(&BlockChecksum::of(new).0.to_le_bytes());
         let at = self.bytes.len();
         self.bytes.extend([0; 4]);
         delta::encode(old.unwrap_or_default(), new, &mut self.bytes);

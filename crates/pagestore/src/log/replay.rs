@@ -195,7 +195,7 @@ impl<P: Platform> Replay<'_, P> {
             return Err(StoreError::Corrupt);
         };
         let parts = self.dirty.changes_max() + 2 * entries.len();
-        let is_much = self.dirty.bytes(&self.extents) > self.group_bytes_max / 2;
+        let is_much = self.dirty.bytes() > self.group_bytes_max / 2;
         if parts > GROUP_CHANGES_MAX || is_much {
             self.clear().await?;
         }
@@ -260,9 +260,9 @@ impl<P: Platform> Replay<'_, P> {
                 let key = (index, number);
                 let known = self
                     .dirty
-                    .pages
+                    .pages()
                     .get(&key)
-                    .map(|version| version.bytes(len).to_vec());
+                    .map(|version| version.bytes().to_vec());
                 let old = match known {
                     Some(old) => old,
                     None if change.needs_old() => {
@@ -275,7 +275,7 @@ impl<P: Platform> Replay<'_, P> {
                     return Ok(None);
                 };
                 let version = Version::alone(IoBuf::copy_of(&made), PageSlot(*slot));
-                self.dirty.pages.insert(key, version);
+                self.dirty.put(key, version);
             }
             _ => return Ok(None),
         }
