@@ -28,6 +28,7 @@ mod races;
 mod replay;
 mod reservations;
 mod reuse;
+mod rings;
 mod script_covers;
 mod segments;
 mod sharing;

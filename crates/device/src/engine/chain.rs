@@ -1,10 +1,12 @@
 //! What a ring holds behind a root: which groups continue the chain, and what the rest tells of how
 //! it ends.
 
+use flagstone_platform::Platform;
 use flagstone_types::{BlockNo, ChainHash};
 
 use super::journal::Position;
-use super::recovery::{BLOCK_BYTES, OpenError};
+use super::recovery::OpenError;
+use super::ring::Ring;
 use crate::format::FormatError;
 use crate::format::geometry::Geometry;
 use crate::format::group;
@@ -30,47 +32,47 @@ pub(super) struct Chain {
 }
 
 /// The group at `position` of a ring, with its bytes and hash, if it continues the chain.
-pub(super) fn group_at<'a>(
-    ring: &'a [u8],
+pub(super) async fn group_at<'a, P: Platform>(
+    ring: &'a mut Ring<'_, P>,
     superblock: &Superblock,
     root: &Root,
     position: &Position,
-) -> Option<(group::GroupHeader, &'a [u8], ChainHash)> {
-    let at = position.ring_index as usize * BLOCK_BYTES;
-    let rest = ring.get(at..)?;
-    let header = group::decode_header(rest.get(..BLOCK_BYTES)?).ok()?;
+) -> Result<Option<(group::GroupHeader, &'a [u8], ChainHash)>, OpenError> {
+    let at = position.ring_index;
+    let Ok(header) = group::decode_header(ring.blocks(at, 1).await?) else {
+        return Ok(None);
+    };
     let continues = is_ours(&header, superblock, root)
         && header.seq == position.next_seq
         && (header.prev_hash == position.prev_hash || planted(Bug::NoChain));
     if !continues {
-        return None;
+        return Ok(None);
     }
-    whole_group(rest, &header).map(|(bytes, hash)| (header, bytes, hash))
+    let whole = whole_group(ring, at, &header).await?;
+    Ok(whole.map(|(bytes, hash)| (header, bytes, hash)))
 }
 
-/// The bytes and hash of the group that begins `rest`, the part of the ring from there on, if it
-/// ends within the ring and is whole.
-pub(super) fn whole_group<'a>(
-    rest: &'a [u8],
+/// The bytes and hash of the group whose header is at `at` of the ring, if it ends within the ring and is whole.
+async fn whole_group<'a, P: Platform>(
+    ring: &'a mut Ring<'_, P>,
+    at: u32,
     header: &group::GroupHeader,
-) -> Option<(&'a [u8], ChainHash)> {
-    let taken = usize::from(header.block_count);
+) -> Result<Option<(&'a [u8], ChainHash)>, OpenError> {
+    let taken = u32::from(header.block_count);
+    if taken > ring.len_blocks() - at {
+        return Ok(None);
+    }
     let stored = if header.pad { 1 } else { taken };
-    let bytes = rest.get(..stored * BLOCK_BYTES)?;
-    let hash = (taken * BLOCK_BYTES <= rest.len()).then(|| group::check_hash(bytes))??;
-    Some((bytes, hash))
+    let bytes = ring.blocks(at, stored).await?;
+    Ok(group::check_hash(bytes).map(|hash| (bytes, hash)))
 }
 
-pub(super) fn is_of_journal(
-    header: &group::GroupHeader,
-    superblock: &Superblock,
-    root: &Root,
-) -> bool {
+fn is_of_journal(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
     header.device_id_low == group::device_id_low(superblock.device_id)
         && header.journal == root.journal
 }
 
-pub(super) fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
+fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root: &Root) -> bool {
     is_of_journal(header, superblock, root)
         && (header.incarnation == root.incarnation || planted(Bug::NoChain))
 }
@@ -82,8 +84,8 @@ pub(super) fn is_ours(header: &group::GroupHeader, superblock: &Superblock, root
 ///
 /// Only whole groups tell. If all groups that could tell are damaged, or there are none, the end of
 /// the chain looks like any other: see "Flipped bits" in the format's page.
-pub(super) fn check_end(
-    ring: &[u8],
+pub(super) async fn check_end<P: Platform>(
+    ring: &mut Ring<'_, P>,
     superblock: &Superblock,
     root: &Root,
     chain: &Chain,
@@ -93,9 +95,11 @@ pub(super) fn check_end(
         let message = format!("journal {}: {what}; run `flagstone verify`", root.journal);
         Err(OpenError::Format(FormatError { message }))
     };
-    for at in (0..ring.len()).step_by(BLOCK_BYTES) {
-        let rest = &ring[at..];
-        let Ok(header) = group::decode_header(&rest[..BLOCK_BYTES]) else {
+    // Beginning where the chain ends, so that nothing is read twice. Its own groups tell nothing of what is behind them.
+    let blocks = ring.len_blocks();
+    let from = chain.position.ring_index;
+    for at in (from..blocks).chain(0..from) {
+        let Ok(header) = group::decode_header(ring.blocks(at, 1).await?) else {
             continue;
         };
         let is_later = header.incarnation > root.incarnation && !planted(Bug::NoChain);
@@ -103,7 +107,7 @@ pub(super) fn check_end(
             && header.seq > missing
             && header.watermark >= missing;
         if !(is_later && is_of_journal(&header, superblock, root) || tells)
-            || whole_group(rest, &header).is_none()
+            || whole_group(ring, at, &header).await?.is_none()
         {
             continue;
         }

@@ -39,6 +39,7 @@ mod reaper;
 mod recent_parts;
 mod recovery;
 mod replay;
+mod ring;
 mod scrub;
 mod segments;
 mod spacing;

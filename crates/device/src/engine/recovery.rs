@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{BlockDevice, BufferPool, IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockNo, ChainHash, SegmentNo, Slot};
+use flagstone_types::{BlockNo, ChainHash, SegmentNo, Slot};
 
 use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
 use super::format::{Found, find_superblock, read_again, rewrite_copies};
@@ -21,6 +21,7 @@ use super::journal::{Journal, Position};
 use super::options::EngineOptions;
 use super::pieces;
 use super::replay::in_group;
+use super::ring::Ring;
 use super::{Engine, Inner, Signals};
 use crate::cache::{BlockCache, Part};
 use crate::format::FormatError;
@@ -206,6 +207,9 @@ impl<P: Platform> Engine<P> {
         }
         let (mut state, mut report) = loader.replay(state, &root, &chain).await?;
         report.mended = mended;
+        let position = chain.position;
+        // It may be as large as the ring, and the checkpoint takes memory, too.
+        drop(chain);
         state.incarnation = root.incarnation + 1;
         state.pool.reuse_soon = options.reuse_soon;
         let journal = Journal::new(
@@ -213,7 +217,7 @@ impl<P: Platform> Engine<P> {
             journal_no,
             state.incarnation,
             geometry.ring_blocks,
-            chain.position,
+            position,
         );
         let root_seq = root.root_seq.into();
         let inner = Inner {
@@ -363,11 +367,6 @@ fn claim_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> Result
     shared.journal_known();
     Ok(())
 }
-
-pub(super) const BLOCK_BYTES: usize = BLOCK_SIZE as usize;
-
-/// Blocks of the ring read at a time.
-const RING_READ_BLOCKS: u32 = 256;
 
 /// Reads what a journal has on its device.
 pub(super) struct Loader<'a, P: Platform> {
@@ -530,7 +529,7 @@ impl<P: Platform> Loader<'_, P> {
 
     /// Follows the chain from the root until it ends.
     async fn read_chain(&self, superblock: &Superblock, root: &Root) -> Result<Chain, OpenError> {
-        let ring = self.read_ring(root.journal).await?;
+        let mut ring = Ring::new(self.platform, self.device, self.geometry, root.journal);
         let mut chain = Chain {
             units: Vec::new(),
             position: Position {
@@ -544,8 +543,8 @@ impl<P: Platform> Loader<'_, P> {
         };
         let mut left = self.geometry.ring_blocks;
         while left > 0 {
-            let Some((header, bytes, hash)) = group_at(&ring, superblock, root, &chain.position)
-            else {
+            let group = group_at(&mut ring, superblock, root, &chain.position).await?;
+            let Some((header, bytes, hash)) = group else {
                 break;
             };
             let blocks = u32::from(header.block_count);
@@ -575,31 +574,8 @@ impl<P: Platform> Loader<'_, P> {
                 prev_hash: hash,
             };
         }
-        check_end(&ring, superblock, root, &chain)?;
+        check_end(&mut ring, superblock, root, &chain).await?;
         Ok(chain)
-    }
-
-    /// The whole ring.
-    async fn read_ring(&self, journal: u16) -> Result<Vec<u8>, OpenError> {
-        let mut ring = Vec::with_capacity(self.geometry.ring_blocks as usize * BLOCK_BYTES);
-        let mut at = 0;
-        while at < self.geometry.ring_blocks {
-            let blocks = (self.geometry.ring_blocks - at).min(RING_READ_BLOCKS);
-            let place = self.geometry.ring_block(journal, at);
-            let buf = self.platform.buffers().take(blocks as usize * BLOCK_BYTES);
-            let (buf, result) = self.device.read(place.offset_bytes(), buf).await;
-            if result.is_ok() {
-                ring.extend_from_slice(&buf);
-            } else {
-                for index in at..at + blocks {
-                    let place = self.geometry.ring_block(journal, index);
-                    let bytes = read_again(self.platform, self.device, place).await;
-                    ring.extend_from_slice(&bytes.map_err(OpenError::Io)?);
-                }
-            }
-            at += blocks;
-        }
-        Ok(ring)
     }
 
     /// Writes again, byte for byte, what recovery goes on from and no successful flush may have
