@@ -21,9 +21,9 @@ use crate::pointer::{BlockPtr, ExtentId, OwnerId, PagePtr, PageSlot};
 use crate::spanning::{RECORDS, StoreId};
 use crate::table::{ENTRIES_PER_TABLE_PAGE, TablePage, place_of};
 
-/// Set aside for a new extent.
 /// Pages of a table counted before others have their turn on the core.
 const COUNTED_AT_ONCE: u64 = 16;
+/// Set aside for a new extent.
 const FIRST_RESERVE_BYTES: u64 = 1 << 20;
 /// One commit in so many fails for nothing, where failures are injected. [fss 3]
 const INJECTED_ONE_IN: u64 = 500;

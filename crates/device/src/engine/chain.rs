@@ -95,10 +95,7 @@ pub(super) async fn check_end<P: Platform>(
         let message = format!("journal {}: {what}; run `flagstone verify`", root.journal);
         Err(OpenError::Format(FormatError { message }))
     };
-    // Beginning where the chain ends, so that nothing is read twice. Its own groups tell nothing of what is behind them.
-    let blocks = ring.len_blocks();
-    let from = chain.position.ring_index;
-    for at in (from..blocks).chain(0..from) {
+    for at in blocks_behind(chain, ring.len_blocks()) {
         let Ok(header) = group::decode_header(ring.blocks(at, 1).await?) else {
             continue;
         };
@@ -127,6 +124,24 @@ pub(super) async fn check_end<P: Platform>(
     Ok(())
 }
 
+/// The ring's blocks in order from where the chain ends, but for those of its own groups, which were read already and
+/// tell nothing of what is behind them.
+fn blocks_behind(chain: &Chain, ring_blocks: u32) -> impl Iterator<Item = u32> {
+    let end = chain.position.ring_index;
+    let mut groups = chain.places.iter().peekable();
+    let mut group_end = 0;
+    (end..end + ring_blocks)
+        .filter(move |&step| {
+            if let Some(&(_, _, held)) =
+                groups.next_if(|(_, first, _)| *first == step % ring_blocks)
+            {
+                group_end = step + held;
+            }
+            step >= group_end
+        })
+        .map(move |step| step % ring_blocks)
+}
+
 /// The ring blocks of groups above the watermark.
 pub(super) fn suspect_groups(geometry: &Geometry, journal: u16, chain: &Chain) -> Vec<BlockNo> {
     let suspects = chain
@@ -137,4 +152,34 @@ pub(super) fn suspect_groups(geometry: &Geometry, journal: u16, chain: &Chain) -
         .flat_map(|&(_, first, count)| first..first + count)
         .map(|index| geometry.ring_block(journal, index))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn behind(end: u32, places: &[(u64, u32, u32)]) -> Vec<u32> {
+        let chain = Chain {
+            units: Vec::new(),
+            position: Position {
+                next_seq: 9,
+                ring_index: end,
+                prev_hash: ChainHash(0),
+            },
+            watermark: 0,
+            groups: places.len() as u64,
+            places: places.to_vec(),
+        };
+        blocks_behind(&chain, 8).collect()
+    }
+
+    #[test]
+    fn what_is_behind_a_chain_is_looked_at_once() {
+        assert_eq!(behind(3, &[]), [3, 4, 5, 6, 7, 0, 1, 2]);
+        assert_eq!(behind(5, &[(1, 2, 2), (2, 4, 1)]), [5, 6, 7, 0, 1]);
+        // Around the end, with blocks that a group of one block leaves out there.
+        assert_eq!(behind(2, &[(1, 4, 2), (2, 6, 1), (3, 0, 2)]), [2, 3, 7]);
+        // All of the ring.
+        assert_eq!(behind(3, &[(1, 3, 5), (2, 0, 3)]), []);
+    }
 }
