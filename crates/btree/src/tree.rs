@@ -9,7 +9,7 @@ use flagstone_pagestore::{
     BlockPtr, Commit, ExtentId, Geometry, OwnerId, PagePtr, PageSlot, PageWrite, Store, StoreError,
     Ticket,
 };
-use flagstone_platform::{BufferPool, IoBuf, Platform};
+use flagstone_platform::{IoBuf, Platform};
 
 use crate::error::{TreeError, Tried};
 use crate::node::{Frame, Node, Shape, encode};
@@ -81,8 +81,6 @@ struct Inner<P: Platform> {
     /// A block that had room lately.
     hint: Cell<Option<BlockPtr>>,
     walks: Cell<u64>,
-    /// Memory for new versions of pages: of its own, since the store keeps them long.
-    memory: BufferPool,
 }
 
 /// A page that was read.
@@ -204,7 +202,6 @@ impl<P: Platform> Tree<P> {
             checked: RefCell::default(),
             hint: Cell::new(None),
             walks: Cell::new(0),
-            memory: BufferPool::new(),
         };
         Tree {
             inner: Rc::new(inner),
@@ -242,9 +239,7 @@ impl<P: Platform> Tree<P> {
 
     /// Memory for a page, zeroed.
     pub(crate) fn new_page(&self) -> IoBuf {
-        let mut page = self.inner.memory.take(self.page_bytes());
-        page.bytes_mut().fill(0);
-        page
+        IoBuf::zeroed(self.page_bytes())
     }
 
     pub(crate) fn pages_per_block(&self) -> u64 {
