@@ -224,6 +224,28 @@ fn forgetting_makes_no_checkpoint_that_writes_would_not() {
     tombstones(&disk.stable_image(), "stopped");
 }
 
+/// A shrinking wrote everything behind the new end down as deallocated, also what an earlier one had deallocated behind
+/// the old end; whoever asked later, in a larger clone, was told that it had changed.
+#[test]
+fn shrinking_changes_nothing_behind_the_old_end() {
+    let disk = formatted();
+    run(&disk, |platform, disk| async move {
+        let engine = open(&platform, &disk, 1000).await;
+        let dvol = create(&engine).await;
+        for block in 0..20 {
+            write(&engine, dvol, block).await;
+        }
+        engine.resize(dvol, 10 * BLOCK).await.expect("shrinks");
+        let before = write(&engine, dvol, 9).await;
+        engine.resize(dvol, 5 * BLOCK).await.expect("shrinks");
+        engine.resize(dvol, 20 * BLOCK).await.expect("grows");
+        let found = changed(&engine, dvol, before, 20).await.expect("is known");
+        let shrunk: Vec<bool> = (0..20).map(|block| (5..10).contains(&block)).collect();
+        assert_eq!(found, shrunk);
+        engine.stop().await.expect("stops");
+    });
+}
+
 #[test]
 fn what_is_forgotten_is_refused_and_the_rest_is_answered() {
     let disk = formatted();

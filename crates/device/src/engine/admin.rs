@@ -497,10 +497,15 @@ impl<P: Platform> Inner<P> {
         // First, so that what is given back is there for the zeros.
         let first = VBlock(end_bytes.div_ceil(BLOCK_SIZE));
         let shrinks = end_bytes < old_end_bytes;
-        let loses_blocks = first < VBlock(old_end_bytes.div_ceil(BLOCK_SIZE));
-        if loses_blocks || self.has_mapped(handle.slot, first..DVOL_END).await? {
-            self.unmap(handle, first..DVOL_END, Stability::Stable)
+        let old_end = VBlock(old_end_bytes.div_ceil(BLOCK_SIZE));
+        if first < old_end {
+            self.unmap(handle, first..old_end, Stability::Stable)
                 .await?;
+        }
+        // Not together with the others: what was deallocated there before did not change now.
+        let behind = first.max(old_end)..DVOL_END;
+        if self.has_mapped(handle.slot, behind.clone()).await? {
+            self.unmap(handle, behind, Stability::Stable).await?;
         }
         let part = (end_bytes % BLOCK_SIZE) as usize;
         let last = VBlock::containing(end_bytes)..first;

@@ -196,8 +196,10 @@ impl<P: Platform> Engine<P> {
             let (_, result) = device.write(root_slot.offset_bytes(), bytes).await;
             result.map_err(OpenError::Io)?;
         }
-        let trusted = planted(Bug::TrustAfterFailedFlush);
-        if !(trusted || root.clean && chain.groups == 0) {
+        // Whether it was stopped in order or not: the flush behind a stop's root may have failed. What takes the
+        // place of the other root next would then be torn with nothing durable beside it but a root whose blocks
+        // are used again already.
+        if !planted(Bug::TrustAfterFailedFlush) {
             if !planted(Bug::RootNotRewritten) {
                 loader.rewrite([root_slot]).await?;
             }
