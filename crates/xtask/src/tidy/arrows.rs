@@ -13,10 +13,11 @@ use super::Finding;
 use crate::repo;
 
 /// Each crate and the crates of ours that it may depend on, lowest first.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("types", &[]),
     ("model", &[]),
     ("platform", &["types"]),
+    ("sched", &["types"]),
     ("device", &["types", "platform"]),
     ("pagestore", &["types", "platform", "device"]),
     ("btree", &["types", "platform", "device", "pagestore"]),

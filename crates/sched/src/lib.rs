@@ -1,0 +1,27 @@
+//! Which tenant's request a device does next. [decibel 4.3]
+//!
+//! Promises: everything here is pure. It is told the time and never asks for it, owns no request but
+//! those handed to it, and does no I/O, so a node, the simulator and a test with a device on paper run
+//! the same code. Nothing allocates once its queues have grown.
+//!
+//! Everything is counted in device time: nanoseconds of a device that does one thing after another,
+//! of which it has 10^9 a second ([`price`]). What volumes were promised of it is in [`promise`]; who
+//! goes next in [`scheduler`]; what the cores of a node lend each other in [`cores`]. Read first:
+//! `docs/scheduling.md`, then [`Scheduler`].
+
+mod bucket;
+pub mod cores;
+mod first_come;
+pub mod price;
+pub mod promise;
+mod rounds;
+pub mod scheduler;
+mod volume;
+
+pub use price::{Kind, Prices};
+pub use promise::{Promise, Slo};
+pub use scheduler::{Budget, Decision, Policy, Scheduler, Start};
+pub use volume::{Ask, Limits, VolumeKey};
+
+/// Device time in a second, in nanoseconds.
+pub const SECOND_NS: u64 = 1_000_000_000;

@@ -1,0 +1,214 @@
+//! What volumes are promised of a device.
+
+use crate::SECOND_NS;
+use crate::price::{Kind, Prices};
+
+/// What somebody asked for a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slo {
+    /// So many parts of what floors leave. Zero is taken for one.
+    Share(u32),
+    /// So many requests of 4 KiB a second, whatever others do.
+    Floor {
+        /// Reads a second.
+        reads: u64,
+        /// Writes a second.
+        writes: u64,
+    },
+}
+
+impl Default for Slo {
+    fn default() -> Slo {
+        Slo::Share(1)
+    }
+}
+
+impl Slo {
+    /// What it claims of a device by itself, in nanoseconds of device time a second. Shares claim nothing.
+    pub fn claim_ns(&self, prices: &Prices) -> u64 {
+        match *self {
+            Slo::Share(_) => 0,
+            Slo::Floor { reads, writes } => {
+                let reads = reads.saturating_mul(prices.of(Kind::Read, 0, 1));
+                reads.saturating_add(writes.saturating_mul(prices.of(Kind::Write, 0, 1)))
+            }
+        }
+    }
+}
+
+/// Device time that a volume is promised, in nanoseconds a second. At least one, so that everybody's
+/// turn comes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Promise(pub u64);
+
+/// The part of a device that shares have together however much was promised as floors, so that a volume
+/// without a floor isn't starved by an oversubscribed device: a hundredth.
+const SHARES_PART: u64 = 100;
+
+/// The part of a device that is never promised: a 32nd. It is kept for those who come back after they
+/// used less than their promise ([`crate::scheduler`]), so the others together may not count on it.
+pub(crate) const KEPT_PART: u64 = 32;
+
+/// What can be promised of a device that gives `rate_ns` device time a second.
+fn promisable_ns(rate_ns: u64) -> u64 {
+    rate_ns - rate_ns / KEPT_PART
+}
+
+/// What each volume of a device is promised, of `rate_ns` device time a second: floors what they claim,
+/// shares what is left in proportion. Where floors claim more than there is, all of them shrink by
+/// the same factor.
+pub fn promises<'a>(
+    prices: &'a Prices,
+    rate_ns: u64,
+    slos: impl Iterator<Item = Slo> + Clone + 'a,
+) -> impl Iterator<Item = Promise> + 'a {
+    let claimed: u128 = slos
+        .clone()
+        .map(|slo| u128::from(slo.claim_ns(prices)))
+        .sum();
+    let parts: u128 = slos.clone().map(parts_of).sum();
+    let rate = u128::from(promisable_ns(rate_ns));
+    let kept = if parts > 0 {
+        rate / u128::from(SHARES_PART)
+    } else {
+        0
+    };
+    let for_floors = claimed.min(rate - kept);
+    let for_shares = rate - for_floors;
+    slos.map(move |slo| {
+        let promised = match slo {
+            Slo::Share(_) => for_shares * parts_of(slo) / parts.max(1),
+            Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
+        };
+        Promise(u64::try_from(promised).unwrap_or(u64::MAX).max(1))
+    })
+}
+
+fn parts_of(slo: Slo) -> u128 {
+    match slo {
+        Slo::Share(parts) => u128::from(parts.max(1)),
+        Slo::Floor { .. } => 0,
+    }
+}
+
+/// Whether one more volume may be promised a floor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// It fits.
+    Fits,
+    /// It doesn't. So much device time a second is left, and it claims so much.
+    TooMuch {
+        /// What is not promised yet, in nanoseconds of device time a second.
+        left_ns: u64,
+        /// What it asked for, in the same.
+        claimed_ns: u64,
+    },
+}
+
+/// Whether a floor fits beside what others were promised. Shares always do.
+pub fn admit(
+    prices: &Prices,
+    rate_ns: u64,
+    others: impl Iterator<Item = Slo>,
+    asked: Slo,
+) -> Admission {
+    let rate_ns = promisable_ns(rate_ns);
+    let rate_ns = rate_ns - rate_ns / SHARES_PART;
+    let others: u128 = others.map(|slo| u128::from(slo.claim_ns(prices))).sum();
+    let left_ns = u64::try_from(u128::from(rate_ns).saturating_sub(others)).unwrap_or(u64::MAX);
+    let claimed_ns = asked.claim_ns(prices);
+    match claimed_ns <= left_ns {
+        true => Admission::Fits,
+        false => Admission::TooMuch {
+            left_ns,
+            claimed_ns,
+        },
+    }
+}
+
+/// Floors of a device in words that people use: how many reads of 4 KiB a second so much device time is.
+pub fn reads_per_second(prices: &Prices, promised: Promise) -> u64 {
+    promised.0 / prices.of(Kind::Read, 0, 1)
+}
+
+/// The whole of a device that isn't throttled.
+pub const WHOLE_NS: u64 = SECOND_NS;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::price::Price;
+
+    fn prices() -> Prices {
+        Prices {
+            read: Price::of_rates(100_000, 1 << 30),
+            write: Price::of_rates(50_000, 1 << 29),
+            flush_ns: 50_000,
+        }
+    }
+
+    fn promised(slos: &[Slo]) -> Vec<u64> {
+        // Of which a second can be promised.
+        promises(&prices(), WHOLE_NS * 32 / 31, slos.iter().copied())
+            .map(|p| p.0)
+            .collect()
+    }
+
+    fn reads(reads: u64) -> Slo {
+        Slo::Floor { reads, writes: 0 }
+    }
+
+    #[test]
+    fn floors_come_first_and_shares_divide_the_rest() {
+        let floor = Slo::Floor {
+            reads: 20_000,
+            writes: 5_000,
+        };
+        // 0.2 s for the reads and 0.1 s for the writes.
+        assert_eq!(
+            promised(&[floor, Slo::Share(1), Slo::Share(3)]),
+            [300_000_000, 175_000_000, 525_000_000]
+        );
+        assert_eq!(promised(&[floor]), [300_000_000]);
+        assert_eq!(promised(&[Slo::Share(7)]), [WHOLE_NS]);
+        assert_eq!(promised(&[Slo::Share(0), Slo::Share(1)]), [WHOLE_NS / 2; 2]);
+    }
+
+    #[test]
+    fn floors_that_claim_too_much_shrink_together() {
+        // Three halves of the device, and a hundredth for the share.
+        let all = promised(&[reads(100_000), reads(50_000), Slo::Share(1)]);
+        assert_eq!(all, [660_000_000, 330_000_000, 10_000_000]);
+    }
+
+    #[test]
+    fn nobody_is_promised_nothing() {
+        let mut slos = vec![Slo::Share(u32::MAX); 100];
+        slos.push(Slo::Share(1));
+        assert!(promised(&slos).iter().all(|&p| p >= 1));
+        assert_eq!(promised(&[reads(0), Slo::Share(1)]), [1, WHOLE_NS]);
+        assert!(
+            promised(&[reads(u64::MAX), reads(u64::MAX)])
+                .iter()
+                .sum::<u64>()
+                <= WHOLE_NS
+        );
+    }
+
+    #[test]
+    fn a_floor_is_let_in_if_it_fits() {
+        let others = [reads(50_000), Slo::Share(9)];
+        let rate_ns = WHOLE_NS * 32 / 31;
+        let ask = |slo| admit(&prices(), rate_ns, others.iter().copied(), slo);
+        assert_eq!(ask(reads(49_000)), Admission::Fits);
+        assert_eq!(ask(Slo::Share(1)), Admission::Fits);
+        assert_eq!(
+            ask(reads(49_001)),
+            Admission::TooMuch {
+                left_ns: 490_000_000,
+                claimed_ns: 490_010_000
+            }
+        );
+        assert_eq!(reads_per_second(&prices(), Promise(490_000_000)), 49_000);
+    }
+}

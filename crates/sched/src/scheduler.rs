@@ -1,0 +1,457 @@
+//! The scheduler of one core and one device.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::SECOND_NS;
+use crate::bucket::Bucket;
+use crate::cores::Line;
+use crate::first_come::FirstCome;
+use crate::promise::{KEPT_PART, Promise};
+use crate::rounds::Rounds;
+use crate::volume::{Ask, Limits, Place, Volume, VolumeKey, Waiting};
+
+/// For how long a core that did nothing may begin more than its rate.
+const BURST_NS: u64 = 500_000;
+
+/// A request should be cut into parts that keep no more than this part of the window in flight: a 16th. Then
+/// nobody waits long for the end of somebody else's.
+const LARGEST_PART: u64 = 16;
+
+/// Who goes next.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Policy {
+    /// In turns by credit; what one doesn't use others get. [decibel 4.3: deficit round robin]
+    #[default]
+    Deficit,
+    /// Each its part of each millisecond, and no more. [decibel 4.3: strict time sharing]
+    Strict,
+    /// In the order in which they came.
+    FirstCome,
+}
+
+/// What a core may use of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budget {
+    /// Device time that it may begin, in nanoseconds a second.
+    pub rate_ns: u64,
+    /// Blocks of 4 KiB that it may have in flight. One request may always be.
+    pub window_blocks: u64,
+}
+
+/// A request whose turn has come.
+#[derive(Debug)]
+pub struct Start<R> {
+    /// Whose.
+    pub volume: VolumeKey,
+    /// What was submitted.
+    pub request: R,
+    /// What it asks; to be told to [`Scheduler::complete`].
+    pub ask: Ask,
+    /// How long it waited, in nanoseconds.
+    pub waited_ns: u64,
+}
+
+/// What to do now.
+#[derive(Debug)]
+pub enum Decision<R> {
+    /// Begin this one, and ask again.
+    Start(Start<R>),
+    /// Ask again at this time, or when a request has come or was completed, if that is earlier.
+    WaitUntil(u64),
+    /// Ask again when a request has come or was completed.
+    Wait,
+}
+
+/// A request that was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused<R> {
+    /// So many of the volume wait already as may.
+    Full(R),
+    /// The volume was removed.
+    Gone(R),
+}
+
+#[derive(Debug)]
+enum Queues {
+    Rounds(Rounds),
+    FirstCome(FirstCome),
+}
+
+impl Queues {
+    fn of(policy: Policy) -> Queues {
+        match policy {
+            Policy::Deficit => Queues::Rounds(Rounds::deficit()),
+            Policy::Strict => Queues::Rounds(Rounds::strict()),
+            Policy::FirstCome => Queues::FirstCome(FirstCome::default()),
+        }
+    }
+}
+
+/// Requests of many volumes for one device, as far as one core sends them. [decibel 4.3]
+#[derive(Debug)]
+pub struct Scheduler<R> {
+    volumes: Vec<Option<Volume<R>>>,
+    free: Vec<u32>,
+    generations: u32,
+    queue_max: usize,
+    queues: Queues,
+    /// Volumes that a limit of their own holds, by when it lets them go on.
+    limited: BinaryHeap<Reverse<(u64, u32, u64)>>,
+    budget: Budget,
+    rate: Bucket,
+    in_flight_blocks: u64,
+    in_flight: u64,
+    waiting: u64,
+    promised_ns: u64,
+    used_ns: u64,
+    used_before_ns: u64,
+    /// What it used at its busiest, in nanoseconds of device time a second; forgotten by an eighth with each report.
+    peak_ns: u64,
+    /// Something had to wait since the last report.
+    was_held: bool,
+}
+
+impl<R> Scheduler<R> {
+    /// Up to `queue_max` requests of a volume may wait.
+    pub fn new(policy: Policy, budget: Budget, queue_max: usize, now_ns: u64) -> Scheduler<R> {
+        Scheduler {
+            volumes: Vec::new(),
+            free: Vec::new(),
+            generations: 0,
+            queue_max: queue_max.max(1),
+            queues: Queues::of(policy),
+            limited: BinaryHeap::new(),
+            budget,
+            rate: Bucket::new(budget.rate_ns, BURST_NS, now_ns),
+            in_flight_blocks: 0,
+            in_flight: 0,
+            waiting: 0,
+            promised_ns: 0,
+            used_ns: 0,
+            used_before_ns: 0,
+            peak_ns: 0,
+            was_held: false,
+        }
+    }
+
+    /// A volume that requests may come for.
+    pub fn add(&mut self, promise: Promise, limits: &Limits, now_ns: u64) -> VolumeKey {
+        self.generations = self.generations.wrapping_add(1);
+        let generation = self.generations;
+        let mut volume = Volume::new(generation, promise, limits, now_ns);
+        if let Queues::Rounds(rounds) = &mut self.queues {
+            rounds.tick(now_ns);
+            rounds.welcome(&mut volume);
+        }
+        self.promised_ns = self.promised_ns.saturating_add(promise.0);
+        let index = self.free.pop().unwrap_or(self.volumes.len() as u32);
+        match self.volumes.get_mut(index as usize) {
+            Some(slot) => *slot = Some(volume),
+            None => self.volumes.push(Some(volume)),
+        }
+        VolumeKey { index, generation }
+    }
+
+    /// Takes a volume out, and returns what waited for it, oldest first. What is in flight of it is
+    /// still to be completed.
+    pub fn remove(&mut self, key: VolumeKey) -> Vec<R> {
+        let Some(volume) = self.take(key) else {
+            return Vec::new();
+        };
+        self.promised_ns = self.promised_ns.saturating_sub(volume.promise.0);
+        self.waiting -= volume.queue.len() as u64;
+        self.free.push(key.index);
+        volume.queue.into_iter().map(|w| w.request).collect()
+    }
+
+    fn take(&mut self, key: VolumeKey) -> Option<Volume<R>> {
+        let slot = self.volumes.get_mut(key.index as usize)?;
+        slot.take_if(|volume| volume.generation == key.generation)
+    }
+
+    fn volume(&mut self, key: VolumeKey) -> Option<&mut Volume<R>> {
+        let volume = self.volumes.get_mut(key.index as usize)?.as_mut()?;
+        (volume.generation == key.generation).then_some(volume)
+    }
+
+    /// Another promise and other limits, from now on.
+    pub fn change(&mut self, key: VolumeKey, promise: Promise, limits: &Limits, now_ns: u64) {
+        let Some(volume) = self.volume(key) else {
+            return;
+        };
+        let before = std::mem::replace(&mut volume.promise, promise);
+        volume.limits = crate::volume::LimitBuckets::new(limits, now_ns);
+        self.promised_ns = self
+            .promised_ns
+            .saturating_sub(before.0)
+            .saturating_add(promise.0);
+        // In debt by another promise, or held by a limit that is none any more.
+        self.put(key.index);
+    }
+
+    /// Another policy, from now on. Nothing that waits is lost.
+    pub fn set_policy(&mut self, policy: Policy, now_ns: u64) {
+        self.queues = Queues::of(policy);
+        self.limited.clear();
+        let mut order = Vec::new();
+        for (index, volume) in self.volumes.iter_mut().enumerate() {
+            let Some(volume) = volume else { continue };
+            volume.put(Place::Idle);
+            volume.missed_turns = 0;
+            let key = VolumeKey {
+                index: index as u32,
+                generation: volume.generation,
+            };
+            match &mut self.queues {
+                Queues::Rounds(rounds) => {
+                    rounds.tick(now_ns);
+                    rounds.welcome(volume);
+                    rounds.put(key.index, volume);
+                }
+                Queues::FirstCome(_) => {
+                    order.extend(volume.queue.iter().map(|w| (w.arrived_ns, key)));
+                }
+            }
+        }
+        if let Queues::FirstCome(queue) = &mut self.queues {
+            order.sort();
+            for (_, key) in order {
+                if let Some(Some(volume)) = self.volumes.get_mut(key.index as usize) {
+                    queue.add(key, volume);
+                }
+            }
+        }
+    }
+
+    /// How many blocks a request should have at most: larger ones are to be cut.
+    pub fn blocks_max(&self) -> u64 {
+        (self.budget.window_blocks / LARGEST_PART).max(1)
+    }
+
+    /// Another part of the device, from now on.
+    pub fn set_budget(&mut self, budget: Budget, now_ns: u64) {
+        if self.budget.rate_ns != budget.rate_ns {
+            self.rate.set_rate(budget.rate_ns, BURST_NS, now_ns);
+        }
+        self.budget = budget;
+    }
+
+    /// A request has come.
+    pub fn submit(
+        &mut self,
+        key: VolumeKey,
+        ask: Ask,
+        request: R,
+        now_ns: u64,
+    ) -> Result<(), Refused<R>> {
+        let queue_max = self.queue_max;
+        let Some(volume) = self.volume(key) else {
+            return Err(Refused::Gone(request));
+        };
+        if volume.queue.len() >= queue_max {
+            return Err(Refused::Full(request));
+        }
+        volume.queue.push_back(Waiting {
+            request,
+            ask,
+            arrived_ns: now_ns,
+        });
+        let is_new = volume.place == Place::Idle;
+        self.waiting += 1;
+        let volume = self.volumes[key.index as usize].as_mut();
+        match (&mut self.queues, volume) {
+            (Queues::FirstCome(queue), Some(volume)) => queue.add(key, volume),
+            (Queues::Rounds(rounds), Some(volume)) if is_new => {
+                rounds.tick(now_ns);
+                rounds.put(key.index, volume);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What to do now. To be asked again until it says to wait.
+    pub fn next(&mut self, now_ns: u64) -> Decision<R> {
+        self.rate.fill(now_ns);
+        if let Queues::Rounds(rounds) = &mut self.queues {
+            rounds.tick(now_ns);
+        }
+        self.let_limited_go_on(now_ns);
+        if self.waiting == 0 {
+            return Decision::Wait;
+        }
+        if self.in_flight > 0 && self.in_flight_blocks >= self.budget.window_blocks {
+            self.was_held = true;
+            return Decision::Wait;
+        }
+        if !self.rate.has_some() {
+            self.was_held = true;
+            return wait_until(self.rate.ready_at_ns());
+        }
+        // Whoever has used less than he was promised finds room when he comes, however much others want.
+        let kept = self.budget.window_blocks / KEPT_PART;
+        let is_nearly_full = self.in_flight > 0
+            && self.in_flight_blocks.saturating_add(kept) >= self.budget.window_blocks;
+        while let Some(index) = self.pick(is_nearly_full) {
+            if let Some(start) = self.begin(index, now_ns) {
+                return Decision::Start(start);
+            }
+        }
+        if is_nearly_full {
+            self.was_held = true;
+            return Decision::Wait;
+        }
+        let by_limit = self.limited.peek().map(|&Reverse((at, ..))| at);
+        let by_clock = match &mut self.queues {
+            Queues::Rounds(rounds) => rounds.wakes_at_ns(&self.volumes),
+            Queues::FirstCome(_) => None,
+        };
+        let first = by_limit.into_iter().chain(by_clock).min();
+        first.map_or(Decision::Wait, wait_until)
+    }
+
+    fn pick(&mut self, only_behind: bool) -> Option<u32> {
+        match &mut self.queues {
+            Queues::Rounds(rounds) => {
+                rounds.pick(&mut self.volumes, only_behind && !rounds.is_strict())
+            }
+            Queues::FirstCome(queue) => queue.pick(&mut self.volumes),
+        }
+    }
+
+    /// Begins the oldest request of a volume, unless a limit or its part of the window holds it.
+    fn begin(&mut self, index: u32, now_ns: u64) -> Option<Start<R>> {
+        let is_strict = matches!(&self.queues, Queues::Rounds(rounds) if rounds.is_strict());
+        let budget = self.budget;
+        let volume = self.volumes.get_mut(index as usize)?.as_mut()?;
+        if let Some(until_ns) = volume.limited_until_ns(now_ns) {
+            // With first come, first served this turn comes back, too.
+            volume.missed_turns += 1;
+            let stamp = volume.put(Place::Limited);
+            self.limited.push(Reverse((until_ns, index, stamp)));
+            return None;
+        }
+        if is_strict && volume.in_flight_blocks > 0 {
+            let part = part_of(budget.window_blocks, volume.promise.0, budget.rate_ns);
+            if volume.in_flight_blocks >= part {
+                volume.put(Place::WindowFull);
+                return None;
+            }
+        }
+        let waiting = volume.begin()?;
+        let generation = volume.generation;
+        match &mut self.queues {
+            Queues::Rounds(rounds) => rounds.put(index, volume),
+            Queues::FirstCome(_) if volume.queue.is_empty() => {
+                volume.put(Place::Idle);
+            }
+            Queues::FirstCome(_) => {}
+        }
+        self.waiting -= 1;
+        self.in_flight += 1;
+        let ask = waiting.ask;
+        self.in_flight_blocks = self.in_flight_blocks.saturating_add(ask.blocks);
+        self.used_ns = self.used_ns.saturating_add(ask.price_ns);
+        self.rate.take(ask.price_ns);
+        Some(Start {
+            volume: VolumeKey { index, generation },
+            request: waiting.request,
+            ask,
+            waited_ns: now_ns.saturating_sub(waiting.arrived_ns),
+        })
+    }
+
+    fn let_limited_go_on(&mut self, now_ns: u64) {
+        while let Some(&Reverse((at_ns, index, stamp))) = self.limited.peek() {
+            if at_ns > now_ns {
+                return;
+            }
+            self.limited.pop();
+            let volume = self.volumes.get(index as usize).and_then(Option::as_ref);
+            if volume.is_some_and(|volume| volume.stamp == stamp) {
+                self.put(index);
+            }
+        }
+    }
+
+    /// Puts a volume where the policy wants it, wherever it was.
+    fn put(&mut self, index: u32) {
+        let Some(Some(volume)) = self.volumes.get_mut(index as usize) else {
+            return;
+        };
+        match &mut self.queues {
+            Queues::Rounds(rounds) => {
+                volume.missed_turns = 0;
+                rounds.put(index, volume);
+            }
+            Queues::FirstCome(queue) => queue.give_turns(index, volume),
+        }
+    }
+
+    /// A request is done, and has used `cost_ns` of the device: nothing, if it was answered from memory.
+    pub fn complete(&mut self, key: VolumeKey, ask: &Ask, cost_ns: u64) {
+        let price_ns = ask.price_ns;
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.in_flight_blocks = self.in_flight_blocks.saturating_sub(ask.blocks);
+        self.used_ns = self
+            .used_ns
+            .saturating_sub(price_ns)
+            .saturating_add(cost_ns);
+        match cost_ns <= price_ns {
+            true => self.rate.give_back(price_ns - cost_ns),
+            false => self.rate.take(cost_ns - price_ns),
+        }
+        let Some(volume) = self.volume(key) else {
+            return;
+        };
+        volume.end(ask, cost_ns);
+        let has_credit_again = volume.place == Place::InDebt && volume.credit_ns > 0;
+        if volume.place == Place::WindowFull || has_credit_again {
+            self.put(key.index);
+        }
+    }
+
+    /// Requests that wait, of all volumes.
+    pub fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
+    /// Requests that were started and not completed.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// Device time that a volume has used in all, in nanoseconds. `None` if it was removed.
+    pub fn used_ns(&self, key: VolumeKey) -> Option<u64> {
+        let volume = self.volumes.get(key.index as usize)?.as_ref()?;
+        (volume.generation == key.generation).then_some(volume.used_ns)
+    }
+
+    /// What this core has to say to the others ([`crate::cores`]), about the `passed_ns` since it said so last.
+    pub fn report(&mut self, passed_ns: u64) -> Line {
+        let used = self.used_ns.saturating_sub(self.used_before_ns);
+        self.used_before_ns = self.used_ns;
+        let rate = u128::from(used) * u128::from(SECOND_NS) / u128::from(passed_ns.max(1));
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+        self.peak_ns = rate.max(self.peak_ns - self.peak_ns / 8);
+        Line {
+            promised_ns: self.promised_ns,
+            used_ns: self.peak_ns,
+            was_held: std::mem::take(&mut self.was_held),
+        }
+    }
+}
+
+fn wait_until<R>(at_ns: u64) -> Decision<R> {
+    match at_ns {
+        u64::MAX => Decision::Wait,
+        at_ns => Decision::WaitUntil(at_ns),
+    }
+}
+
+/// `whole * part / all`, for parts of what there is.
+fn part_of(whole: u64, part: u64, all: u64) -> u64 {
+    let share = u128::from(whole) * u128::from(part) / u128::from(all.max(1));
+    u64::try_from(share).unwrap_or(u64::MAX)
+}

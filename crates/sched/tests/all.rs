@@ -1,0 +1,6 @@
+//! One program for all tests of the crate: linking is most of what building them costs.
+
+mod bench;
+mod figure13;
+mod properties;
+mod shares;
