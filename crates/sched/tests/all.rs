@@ -3,4 +3,5 @@
 mod bench;
 mod figure13;
 mod properties;
+mod rules;
 mod shares;

@@ -196,16 +196,10 @@ impl<P: Platform> Engine<P> {
             let (_, result) = device.write(root_slot.offset_bytes(), bytes).await;
             result.map_err(OpenError::Io)?;
         }
-        // Whether it was stopped in order or not: the flush behind a stop's root may have failed. What takes the
-        // place of the other root next would then be torn with nothing durable beside it but a root whose blocks
-        // are used again already.
-        if !planted(Bug::TrustAfterFailedFlush) {
-            if !planted(Bug::RootNotRewritten) {
-                loader.rewrite([root_slot]).await?;
-            }
-            loader
-                .rewrite(suspect_groups(&geometry, journal_no, &chain))
-                .await?;
+        let trusted = planted(Bug::TrustAfterFailedFlush);
+        if !trusted {
+            let suspects = suspect_groups(&geometry, journal_no, &chain);
+            loader.rewrite(suspects).await?;
         }
         let (mut state, mut report) = loader.replay(state, &root, &chain).await?;
         report.mended = mended;
@@ -282,15 +276,19 @@ impl<P: Platform> Engine<P> {
         };
         let lost = engine.inner.state.borrow().pool.lost_segments().count() as u64;
         engine.inner.counters.bitmaps_lost.set(lost);
-        engine.finish_recovery().await?;
+        let goes_on_from = match trusted || planted(Bug::RootNotRewritten) {
+            true => None,
+            false => Some(root_slot),
+        };
+        engine.finish_recovery(goes_on_from).await?;
         engine.start_tasks();
         engine.inner.signals.reap.notify();
         engine.inner.signals.forget.notify();
         Ok((engine, report))
     }
 
-    /// Writes the root with which the new incarnation begins.
-    async fn finish_recovery(&self) -> Result<(), OpenError> {
+    /// Writes the root with which the new incarnation begins; before that, the one again that it goes on from.
+    async fn finish_recovery(&self, goes_on_from: Option<BlockNo>) -> Result<(), OpenError> {
         while !self.inner.shared.is_complete() {
             if self.inner.shared.is_given_up() {
                 return Err(OpenError::OtherJournal);
@@ -300,6 +298,12 @@ impl<P: Platform> Engine<P> {
         // Not before all journals have shown that they are this superblock's.
         let damaged = self.inner.shared.take_damaged_superblocks();
         rewrite_copies(&self.inner.device, &self.inner.superblock, damaged).await;
+        // Whether it was stopped in order or not: the flush behind a stop's root may have failed, too. What takes the
+        // place of the other root next would then be torn with nothing durable beside it but a root whose blocks
+        // are used again already. Not before all journals are known: a device that can't be opened isn't written to.
+        pieces::rewrite(&self.inner.platform, &self.inner.device, goes_on_from)
+            .await
+            .map_err(OpenError::Io)?;
         // What was read may still be in a volatile cache (the process died, the machine did not).
         // The checkpoint reuses blocks that the chain freed, so the chain must be durable first.
         if !planted(Bug::RecoveryFlushSkipped) {

@@ -1,0 +1,321 @@
+//! Each rule of the scheduler by itself.
+
+use flagstone_sched::{
+    Ask, Budget, Decision, Kind, Limits, Policy, Promise, Scheduler, Start, VolumeKey,
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+
+const WIDE: Budget = Budget {
+    rate_ns: SECOND_NS,
+    window_blocks: u64::MAX,
+};
+
+const NO_LIMITS: Limits = Limits {
+    reads: None,
+    writes: None,
+    bytes: None,
+};
+
+fn ask(kind: Kind, price_ns: u64) -> Ask {
+    Ask {
+        kind,
+        bytes: 4096,
+        blocks: 1,
+        price_ns,
+    }
+}
+
+fn read(price_ns: u64) -> Ask {
+    ask(Kind::Read, price_ns)
+}
+
+fn submit(scheduler: &mut Scheduler<u64>, key: VolumeKey, ask: Ask, count: u64, now_ns: u64) {
+    for request in 0..count {
+        let taken = scheduler.submit(key, ask, request, now_ns);
+        taken.expect("has room");
+    }
+}
+
+/// What may begin now.
+fn begin(scheduler: &mut Scheduler<u64>, now_ns: u64) -> Vec<Start<u64>> {
+    let mut begun = Vec::new();
+    while let Decision::Start(start) = scheduler.next(now_ns) {
+        begun.push(start);
+    }
+    begun
+}
+
+/// Begins and completes at once until a time, looking each tenth of a millisecond. How many of each volume.
+fn serve(scheduler: &mut Scheduler<u64>, keys: &[VolumeKey], from_ns: u64, to_ns: u64) -> Vec<u64> {
+    let mut counts = vec![0; keys.len()];
+    for now_ns in (from_ns..to_ns).step_by(MS as usize / 10) {
+        while let Decision::Start(start) = scheduler.next(now_ns) {
+            scheduler.complete(start.volume, &start.ask, start.ask.price_ns);
+            let at = keys.iter().position(|&key| key == start.volume);
+            counts[at.expect("is one of them")] += 1;
+        }
+    }
+    counts
+}
+
+fn scheduler(policy: Policy, budget: Budget) -> Scheduler<u64> {
+    Scheduler::new(policy, budget, 1_000_000, 0)
+}
+
+/// Neither what nobody else wants, nor what it did not use before.
+#[test]
+fn strict_time_sharing_gives_no_more_than_was_promised() {
+    let mut scheduler = scheduler(Policy::Strict, WIDE);
+    let key = scheduler.add(Promise(SECOND_NS / 10), &NO_LIMITS, 0);
+    let later = SECOND_NS;
+    submit(&mut scheduler, key, read(10_000), 5000, later);
+    // A tenth of 50 ms in requests of 10 us.
+    let count = serve(&mut scheduler, &[key], later, later + 50 * MS)[0];
+    assert!((490..=520).contains(&count), "{count}");
+}
+
+#[test]
+fn with_strict_time_sharing_the_window_is_wholly_divided() {
+    let budget = Budget {
+        rate_ns: SECOND_NS,
+        window_blocks: 64,
+    };
+    let mut scheduler = scheduler(Policy::Strict, budget);
+    let half = Promise(SECOND_NS / 2);
+    let keys = [0, 1].map(|_| scheduler.add(half, &NO_LIMITS, 0));
+    for key in keys {
+        submit(&mut scheduler, key, read(1), 100, 0);
+    }
+    let begun = begin(&mut scheduler, 0);
+    for key in keys {
+        assert_eq!(begun.iter().filter(|s| s.volume == key).count(), 32);
+    }
+    // Room comes back to whose it was.
+    let mine = begun.iter().find(|s| s.volume == keys[1]).expect("began");
+    scheduler.complete(mine.volume, &mine.ask, 1);
+    let next = begin(&mut scheduler, 0);
+    assert_eq!(next.len(), 1);
+    assert_eq!(next[0].volume, keys[1]);
+}
+
+/// It has not used less than it was promised before it was there.
+#[test]
+fn who_comes_new_is_not_behind() {
+    let mut scheduler = scheduler(Policy::Deficit, WIDE);
+    let half = Promise(SECOND_NS / 2);
+    let old = scheduler.add(half, &NO_LIMITS, 0);
+    submit(&mut scheduler, old, read(10_000), 10_000, 0);
+    serve(&mut scheduler, &[old], 0, 20 * MS);
+    let new = scheduler.add(half, &NO_LIMITS, 20 * MS);
+    submit(&mut scheduler, new, read(10_000), 10_000, 20 * MS);
+    let counts = serve(&mut scheduler, &[old, new], 20 * MS, 21 * MS);
+    // It has one round, 50 requests. Had it four, all would be its.
+    assert!(counts[0] >= 20, "{counts:?}");
+}
+
+#[test]
+fn each_limit_holds_by_itself_and_all_together() {
+    let limits = |reads, writes, bytes| Limits {
+        reads,
+        writes,
+        bytes,
+    };
+    let cases = [
+        (limits(Some(1000), None, None), Kind::Read, 1000),
+        (limits(Some(1000), None, None), Kind::Write, 20_000),
+        (limits(None, Some(1000), None), Kind::Write, 1000),
+        (limits(None, Some(1000), None), Kind::Read, 20_000),
+        (limits(None, None, Some(4096 * 500)), Kind::Write, 500),
+        (
+            limits(Some(1000), Some(9), Some(4096 * 500)),
+            Kind::Read,
+            500,
+        ),
+        (
+            limits(Some(100), Some(9), Some(4096 * 500)),
+            Kind::Read,
+            100,
+        ),
+    ];
+    for (limits, kind, expected) in cases {
+        let mut scheduler = scheduler(Policy::Deficit, WIDE);
+        let key = scheduler.add(Promise(SECOND_NS), &limits, 0);
+        submit(&mut scheduler, key, ask(kind, 50_000), 30_000, 0);
+        let count = serve(&mut scheduler, &[key], 0, SECOND_NS)[0];
+        // What it had left from 20 ms before comes on top.
+        let most = expected + expected / 40 + 11;
+        assert!(
+            (expected - expected / 50..=most).contains(&count),
+            "{limits:?}, {kind:?}: {count}"
+        );
+    }
+}
+
+/// Looking anew at a volume must not give it more turns than others.
+#[test]
+fn a_changed_volume_has_one_turn_as_before() {
+    let mut scheduler = scheduler(Policy::Deficit, WIDE);
+    let half = Promise(SECOND_NS / 2);
+    let keys = [0, 1].map(|_| scheduler.add(half, &NO_LIMITS, 0));
+    for key in keys {
+        submit(&mut scheduler, key, read(1000), 100, 0);
+    }
+    for _ in 0..50 {
+        scheduler.change(keys[0], half, &NO_LIMITS, 0);
+    }
+    let begun = begin(&mut scheduler, 0);
+    for two in begun[..100].chunks(2) {
+        assert_ne!(two[0].volume, two[1].volume);
+    }
+}
+
+#[test]
+fn the_rate_holds_and_changes_at_once() {
+    let budget = |rate_ns| Budget { rate_ns, ..WIDE };
+    let mut scheduler = scheduler(Policy::Deficit, budget(SECOND_NS / 10));
+    let key = scheduler.add(Promise(1), &NO_LIMITS, 0);
+    submit(&mut scheduler, key, read(10_000), 100_000, 0);
+    let tenth = serve(&mut scheduler, &[key], 0, 100 * MS)[0];
+    assert!((990..=1020).contains(&tenth), "{tenth}");
+    scheduler.set_budget(budget(SECOND_NS / 2), 100 * MS);
+    let half = serve(&mut scheduler, &[key], 100 * MS, 200 * MS)[0];
+    assert!((4950..=5060).contains(&half), "{half}");
+}
+
+/// What a request cost more or less than its price counts for the core's rate and the volume's credit.
+#[test]
+fn what_it_cost_counts_and_not_the_price() {
+    for (cost_ns, expected) in [(20_000, 5_000), (10_000, 10_000), (2_000, 50_000)] {
+        let mut scheduler = scheduler(Policy::Deficit, WIDE);
+        let key = scheduler.add(Promise(SECOND_NS), &NO_LIMITS, 0);
+        submit(&mut scheduler, key, read(10_000), 100_000, 0);
+        let mut count = 0u64;
+        for now_ns in (0..100 * MS).step_by(1000) {
+            while let Decision::Start(start) = scheduler.next(now_ns) {
+                scheduler.complete(start.volume, &start.ask, cost_ns);
+                count += 1;
+            }
+        }
+        let off = count.abs_diff(expected);
+        assert!(off <= 10 + expected / 50, "{cost_ns}: {count}");
+        assert_eq!(scheduler.used_ns(key), Some(count * cost_ns));
+    }
+}
+
+#[test]
+fn a_line_says_what_is_promised_used_and_held() {
+    let budget = Budget {
+        rate_ns: SECOND_NS,
+        window_blocks: 2,
+    };
+    let mut scheduler = scheduler(Policy::Deficit, budget);
+    let keys = [100, 20, 3].map(|ns| scheduler.add(Promise(ns), &NO_LIMITS, 0));
+    assert_eq!(scheduler.report(2 * MS).promised_ns, 123);
+    scheduler.change(keys[1], Promise(50), &NO_LIMITS, 0);
+    scheduler.remove(keys[2]);
+    assert_eq!(scheduler.report(2 * MS).promised_ns, 150);
+    // Two of three begin; the window holds the third.
+    submit(&mut scheduler, keys[0], read(200_000), 3, 0);
+    let begun = begin(&mut scheduler, 0);
+    assert_eq!(begun.len(), 2);
+    let line = scheduler.report(2 * MS);
+    assert!(line.was_held);
+    assert_eq!(line.used_ns, SECOND_NS / 5);
+    // Nothing new; what it used before is forgotten by an eighth.
+    let line = scheduler.report(2 * MS);
+    assert!(!line.was_held);
+    assert_eq!(line.used_ns, SECOND_NS / 5 - SECOND_NS / 40);
+    // Now the rate holds: its half millisecond is more than used up.
+    for start in begun {
+        scheduler.complete(start.volume, &start.ask, 10 * MS);
+    }
+    assert!(begin(&mut scheduler, 0).is_empty());
+    assert!(scheduler.report(2 * MS).was_held);
+}
+
+#[test]
+fn a_lifted_limit_lets_go_at_once() {
+    let slow = Limits {
+        reads: Some(1),
+        ..NO_LIMITS
+    };
+    for policy in [Policy::Deficit, Policy::Strict, Policy::FirstCome] {
+        let mut scheduler = scheduler(policy, WIDE);
+        let key = scheduler.add(Promise(SECOND_NS), &slow, 0);
+        submit(&mut scheduler, key, read(10), 5, 0);
+        assert_eq!(begin(&mut scheduler, 0).len(), 1, "{policy:?}");
+        scheduler.change(key, Promise(SECOND_NS), &NO_LIMITS, 1);
+        assert_eq!(begin(&mut scheduler, 1).len(), 4, "{policy:?}");
+    }
+}
+
+#[test]
+fn it_wakes_for_the_first_that_may_go_on() {
+    let mut scheduler = scheduler(Policy::Deficit, WIDE);
+    for reads in [10, 1000, 100] {
+        let limits = Limits {
+            reads: Some(reads),
+            ..NO_LIMITS
+        };
+        let key = scheduler.add(Promise(SECOND_NS / 4), &limits, 0);
+        // One block less than a 20 ms of it, so that all are held in the end.
+        submit(&mut scheduler, key, read(10), 100, 0);
+    }
+    begin(&mut scheduler, 0);
+    let Decision::WaitUntil(at_ns) = scheduler.next(0) else {
+        panic!("all are held by their limits");
+    };
+    assert!(at_ns <= MS, "{at_ns}: the one with a thousand a second");
+}
+
+#[test]
+fn another_policy_keeps_the_order_in_which_requests_came() {
+    let mut scheduler = scheduler(Policy::Deficit, WIDE);
+    let keys = [0, 1].map(|_| scheduler.add(Promise(SECOND_NS / 2), &NO_LIMITS, 0));
+    // The second volume's came first.
+    submit(&mut scheduler, keys[1], read(10), 3, 5);
+    submit(&mut scheduler, keys[0], read(10), 3, 6);
+    scheduler.set_policy(Policy::FirstCome, 7);
+    let begun: Vec<VolumeKey> = begin(&mut scheduler, 7).iter().map(|s| s.volume).collect();
+    assert_eq!(
+        begun,
+        [keys[1], keys[1], keys[1], keys[0], keys[0], keys[0]]
+    );
+}
+
+/// First come, first served, also for those whom a limit held: they came before those who wait still.
+#[test]
+fn a_limit_costs_nobody_his_place() {
+    let budget = Budget {
+        rate_ns: SECOND_NS,
+        window_blocks: 1,
+    };
+    let slow = Limits {
+        reads: Some(1000),
+        ..NO_LIMITS
+    };
+    let mut scheduler = scheduler(Policy::FirstCome, budget);
+    let held = scheduler.add(Promise(1), &slow, 0);
+    let free = scheduler.add(Promise(1), &NO_LIMITS, 0);
+    // Twenty are what it had left; then one each millisecond.
+    submit(&mut scheduler, held, read(10), 20, 0);
+    for _ in 0..20 {
+        let Decision::Start(start) = scheduler.next(0) else {
+            panic!("has not reached its limit");
+        };
+        scheduler.complete(start.volume, &start.ask, 10);
+    }
+    submit(&mut scheduler, held, read(10), 3, 0);
+    submit(&mut scheduler, free, read(10), 20, 0);
+    let mut order = Vec::new();
+    for now_ns in [0, 0, 0, 2 * MS, 2 * MS, 2 * MS, 2 * MS] {
+        let Decision::Start(start) = scheduler.next(now_ns) else {
+            panic!("somebody may always go on");
+        };
+        order.push(start.volume == held);
+        scheduler.complete(start.volume, &start.ask, 10);
+    }
+    assert_eq!(order, [false, false, false, true, true, false, false]);
+}
