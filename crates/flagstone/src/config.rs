@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
 use crate::exit::Exit;
+use crate::layers::LayerText;
 use crate::name::check_name;
 use crate::node::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT,
@@ -114,6 +115,9 @@ level = "info"
 # name = "fast"
 # The size it must have been formatted with; without it any size is accepted.
 # size = "20G"
+# For measuring and testing: what the device is asked for passes these first, in order. A ceiling (a second), latency on
+# top of its own, operations that fail without being begun. With a device in memory (on tmpfs) it seems to be any device.
+# layers = ["ceiling reads=20000 writes=10000 flushes=2000 bytes=1G", "latency reads=80us jitter=20%", "errors reads=0.001"]
 
 # One section per filesystem that not only this machine may mount, or not like that: without one it is
 # exported to loopback addresses, and users are believed to be who they say.
@@ -221,6 +225,9 @@ pub struct DeviceConfig {
     /// The size it must have been formatted with.
     #[serde(default)]
     pub size: Option<Size>,
+    /// What it is asked for passes these first.
+    #[serde(default)]
+    pub layers: Vec<LayerText>,
 }
 
 impl Default for Config {
@@ -384,6 +391,7 @@ impl FromStr for DeviceConfig {
             path: PathBuf::from(path),
             name: None,
             size,
+            layers: Vec::new(),
         })
     }
 }
@@ -509,6 +517,7 @@ impl Config {
                 name,
                 path: device.path.clone(),
                 expected_size_bytes: device.size.map(|size| size.0),
+                layers: device.layers.clone(),
             });
         }
         Ok(devices)
@@ -548,6 +557,13 @@ mod tests {
             path: "/var/lib/flagstone/device.img".into(),
             name: Some("fast".into()),
             size: Some(Size(20 << 30)),
+            layers: [
+                "ceiling reads=20000 writes=10000 flushes=2000 bytes=1G",
+                "latency reads=80us jitter=20%",
+                "errors reads=0.001",
+            ]
+            .map(|layer| layer.parse().expect(layer))
+            .into(),
         };
         assert_eq!(config.devices, vec![device]);
         assert_eq!(

@@ -16,6 +16,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod exit;
+pub mod layers;
 pub mod log;
 pub mod metrics;
 pub mod name;

@@ -25,6 +25,7 @@ use crate::attach::{NbdTarget, NfsTarget, attach_lines, mount_lines, unix_url};
 use crate::client::Client;
 use crate::config::{Config, DeviceConfig};
 use crate::exit::{Exit, Failure};
+use crate::layers::LayerText;
 use crate::node::{
     FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeInfo,
     VolumeSpec,
@@ -87,6 +88,8 @@ pub struct ServePlan {
     pub config: Config,
     /// `dev`, which creates what is missing.
     pub dev: Option<DevPlan>,
+    /// Of all its devices, behind those that the configuration gives them.
+    pub layers: Vec<LayerText>,
 }
 
 /// What `dev` creates.
@@ -104,7 +107,11 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             path: dir.join(DEV_IMAGE),
             name: None,
             size: None,
+            layers: Vec::new(),
         }];
+    }
+    for device in &mut plan.config.devices {
+        device.layers.extend(plan.layers.iter().cloned());
     }
     let mut options = plan.config.node_options()?;
     options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);

@@ -10,6 +10,7 @@
 //! Read first: [`Platform`], [`BlockDevice`], [`IoBuf`].
 
 pub mod buf;
+pub mod layers;
 pub mod record;
 pub mod sync;
 mod traits;

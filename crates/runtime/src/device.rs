@@ -34,8 +34,9 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use flagstone_platform::layers::{Layers, Operation};
 use flagstone_platform::record::IoEvent;
-use flagstone_platform::{BlockDevice, IoBuf};
+use flagstone_platform::{BlockDevice, IoBuf, Platform, Time};
 use io_uring::squeue;
 
 pub use self::create::{
@@ -89,6 +90,8 @@ pub struct UringDevice {
     core: Rc<Core>,
     file: Rc<DeviceFile>,
     trace: Trace,
+    /// What operations pass before they are begun; of all cores together.
+    layers: Option<Arc<Layers>>,
 }
 
 /// The open file. Operations in flight hold it.
@@ -185,6 +188,34 @@ impl UringDevice {
         }
     }
 
+    /// The same device behind layers, which all cores that have it share. What it is asked for passes them
+    /// first; their time counts as the device's.
+    pub fn behind(self, layers: Arc<Layers>) -> UringDevice {
+        UringDevice {
+            layers: Some(layers),
+            ..self
+        }
+    }
+
+    /// Waits as long as the layers say; fails if they do.
+    async fn pass_layers(&self, operation: Operation) -> io::Result<()> {
+        let Some(layers) = &self.layers else {
+            return Ok(());
+        };
+        let now = Time(self.core.read_clock());
+        let verdict = layers.pass(now, operation);
+        if verdict.until > now {
+            let platform = UringPlatform {
+                core: self.core.clone(),
+            };
+            platform.sleep_until(verdict.until).await;
+        }
+        match verdict.fails {
+            false => Ok(()),
+            true => Err(io::Error::other("a layer of the device lets it fail")),
+        }
+    }
+
     /// What this core has asked of the device so far.
     pub fn io_stats(&self) -> IoStats {
         self.file.io.clone()
@@ -239,10 +270,13 @@ impl UringDevice {
             return (buf, Err(error));
         }
         let (began_ns, len_bytes) = (self.core.clock_ns(), buf.len() as u64);
-        let (buf, result) = self.transfer_any(direction, offset_bytes, buf).await;
-        let kind = match direction {
-            Direction::Read => IoKind::Read,
-            Direction::Write { .. } => IoKind::Write,
+        let (kind, operation) = match direction {
+            Direction::Read => (IoKind::Read, Operation::Read { len_bytes }),
+            Direction::Write { .. } => (IoKind::Write, Operation::Write { len_bytes }),
+        };
+        let (buf, result) = match self.pass_layers(operation).await {
+            Ok(()) => self.transfer_any(direction, offset_bytes, buf).await,
+            Err(error) => (buf, Err(error)),
         };
         self.count(kind, len_bytes, began_ns, result.is_ok());
         (buf, result)
@@ -376,7 +410,10 @@ impl UringDevice {
             return Ok(());
         }
         let began_ns = self.core.clock_ns();
-        let result = self.discard_uncounted(offset_bytes, len_bytes).await;
+        let result = match self.pass_layers(Operation::Discard).await {
+            Ok(()) => self.discard_uncounted(offset_bytes, len_bytes).await,
+            Err(error) => Err(error),
+        };
         // That a device can't is an answer, not a failure.
         let unsupported = |e: &io::Error| e.kind() == io::ErrorKind::Unsupported;
         if !result.as_ref().is_err_and(unsupported) {

@@ -12,8 +12,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::Command;
+use std::sync::Arc;
 
 use common::{Random, TempDir, all, kernels, pattern, run};
+use flagstone_platform::layers::{Layer, Layers, PerOperation};
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_runtime::{
@@ -672,4 +674,60 @@ fn a_block_device_works() {
             );
         },
     );
+}
+
+/// Each kind of operation passes the layers, waits as long as they say, and isn't begun if they let it fail.
+#[test]
+fn operations_pass_the_layers_first() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    run(&RuntimeConfig::default(), move |platform| async move {
+        let device = open(&platform, &path);
+        let written = device.write(0, pattern(4096, 1)).await.1;
+        written.unwrap();
+        let slow_ns = 30_000_000;
+        let each = |number| PerOperation {
+            reads: number,
+            writes: number,
+            flushes: number,
+            discards: number,
+        };
+        let slow = Layers::new(&[Layer::Latency {
+            ns: each(slow_ns),
+            jitter_percent: 0,
+            seed: 0,
+        }]);
+        let slow = open(&platform, &path).behind(Arc::new(slow));
+        let began = platform.now();
+        let mut least_ns = 0;
+        let mut passed = |what: &str| {
+            least_ns += slow_ns;
+            let took_ns = platform.now().since(began);
+            assert!(took_ns >= least_ns, "{what}: {took_ns} ns in all");
+        };
+        let (back, result) = slow.read(0, platform.buffers().take(4096)).await;
+        result.unwrap();
+        assert_eq!(&back[..], &pattern(4096, 1)[..]);
+        passed("read");
+        slow.write(4096, pattern(4096, 2)).await.1.unwrap();
+        passed("write");
+        slow.flush().await.unwrap();
+        passed("flush");
+        // Whether the filesystem can, is no matter.
+        let _ = slow.discard(8192, 4096).await;
+        passed("discard");
+        let failing = Layers::new(&[Layer::Errors {
+            per_million: each(1_000_000),
+            seed: 0,
+        }]);
+        let failing = open(&platform, &path).behind(Arc::new(failing));
+        failing.write(0, pattern(4096, 3)).await.1.unwrap_err();
+        failing.flush().await.unwrap_err();
+        failing.discard(0, 4096).await.unwrap_err();
+        let buf = platform.buffers().take(4096);
+        failing.read(0, buf).await.1.unwrap_err();
+        let (back, result) = device.read(0, platform.buffers().take(4096)).await;
+        result.unwrap();
+        assert_eq!(&back[..], &pattern(4096, 1)[..], "nothing was begun");
+    });
 }

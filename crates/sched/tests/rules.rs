@@ -270,6 +270,31 @@ fn it_wakes_for_the_first_that_may_go_on() {
     assert!(at_ns <= MS, "{at_ns}: the one with a thousand a second");
 }
 
+/// One is held by its limit for nearly a second, the other by the clock until the next millisecond.
+#[test]
+fn a_limit_of_one_does_not_keep_another_asleep() {
+    let slow = Limits {
+        reads: Some(1),
+        ..NO_LIMITS
+    };
+    let mut scheduler = scheduler(
+        Policy::Strict,
+        Budget {
+            rate_ns: 10 * SECOND_NS,
+            ..WIDE
+        },
+    );
+    for limits in [slow, NO_LIMITS] {
+        let key = scheduler.add(Promise(SECOND_NS / 2), &limits, 0);
+        submit(&mut scheduler, key, read(100_000), 20, 0);
+    }
+    begin(&mut scheduler, 0);
+    let Decision::WaitUntil(at_ns) = scheduler.next(0) else {
+        panic!("one is held by its limit, one by the clock");
+    };
+    assert!(at_ns <= MS, "{at_ns}");
+}
+
 #[test]
 fn another_policy_keeps_the_order_in_which_requests_came() {
     let mut scheduler = scheduler(Policy::Deficit, WIDE);

@@ -9,6 +9,7 @@ use crate::config::{
     Address, CORES_CEILING, Config, ConfigError, DeviceConfig, ExportConfig, NfsConfig,
     OptionalAddress,
 };
+use crate::layers::LayerText;
 use crate::serve::{DevPlan, ServePlan};
 use crate::size::Size;
 
@@ -92,6 +93,11 @@ struct CommonArgs {
     /// and whoever reaches the API may do everything
     #[arg(long)]
     allow_remote_api: bool,
+    /// For measuring and testing: what devices are asked for passes this first. 'ceiling reads=20000
+    /// writes=10000 flushes=2000 bytes=1G' (a second), 'latency reads=80us writes=20us flushes=1ms
+    /// jitter=20%', 'errors reads=0.001'. Can be given several times
+    #[arg(long = "layer", value_name = "LAYER")]
+    layers: Vec<LayerText>,
 }
 
 /// In a configuration file 0 stands for the default; here the option would be left out.
@@ -160,9 +166,11 @@ impl DevArgs {
             exports: vec![ExportConfig::of_dev_volumes()],
             ..Config::default()
         };
+        let layers = self.common.layers.clone();
         self.common.apply(&mut config);
         Ok(ServePlan {
             config,
+            layers,
             dev: Some(DevPlan {
                 size_bytes: self.size.map(|size| size.0),
             }),
@@ -184,12 +192,17 @@ impl ServeArgs {
             Some(path) => Config::load(path)?,
             None => Config::default(),
         };
+        let layers = self.common.layers.clone();
         self.common.apply(&mut config);
         if !self.devices.is_empty() {
             config.devices = self.devices;
         }
         // Before a lock is taken or a port opened.
         config.node_options()?;
-        Ok(ServePlan { config, dev: None })
+        Ok(ServePlan {
+            config,
+            layers,
+            dev: None,
+        })
     }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use flagstone_gateway::nfs3::{Network, Squash};
 
+use crate::layers::LayerText;
+
 /// A device to be opened. It must be formatted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceOptions {
@@ -14,6 +16,8 @@ pub struct DeviceOptions {
     pub path: PathBuf,
     /// The size it must have been formatted with; `None` accepts any.
     pub expected_size_bytes: Option<u64>,
+    /// What it is asked for passes these first: for measuring and testing.
+    pub layers: Vec<LayerText>,
 }
 
 /// Memory for maps unless something else is said: enough for some hundred gigabytes in use.

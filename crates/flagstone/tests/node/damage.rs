@@ -118,6 +118,7 @@ fn start_at(
             name: (*name).to_owned(),
             path: path.to_path_buf(),
             expected_size_bytes: None,
+            layers: Vec::new(),
         })
         .collect();
     let (sender, receiver) = mpsc::channel();

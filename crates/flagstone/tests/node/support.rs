@@ -44,6 +44,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
             name: "main".to_owned(),
             path,
             expected_size_bytes: None,
+            layers: Vec::new(),
         }],
         cores: Some(1),
         nbd: Some("127.0.0.1:0".parse().expect("an address")),

@@ -88,3 +88,25 @@ fn sizes_end_where_clients_do() {
     assert!(refused.to_string().contains(&MAX.to_string()), "{refused}");
     assert_eq!(grow(MAX).expect("resized").size_bytes, MAX);
 }
+
+/// What a client asks for passes the layers of the device, and whoever runs the node is told that it has some.
+#[test]
+fn a_device_behind_layers_is_what_they_make_of_it() {
+    let layer = "errors reads=1 seed=3";
+    let refused = Scene::start(64 << 20, |options| {
+        options.devices[0].layers = vec![layer.parse().expect(layer)];
+    });
+    let refused = refused.err().expect("nothing of it can be read");
+    assert!(refused.found.contains("a layer of the device"), "{refused}");
+    let scene = Scene::with(|options| {
+        let layers = ["latency reads=1us jitter=50%", "errors discards=1"];
+        options.devices[0].layers = layers.map(|l| l.parse().expect(l)).into();
+    });
+    scene.create("disk", 8 << 20).expect("created");
+    let mut client = scene.attach("disk");
+    assert_eq!(client.call(READ, 0, 4096).0, 0);
+    let notices = scene.ask(|node| node.info()).expect("told").notices;
+    let told =
+        "behind layers, for measuring and testing: latency reads=1us jitter=50%; errors discards=1";
+    assert!(notices.iter().any(|n| n.contains(told)), "{notices:?}");
+}

@@ -5,6 +5,7 @@
 
 use std::io;
 
+use flagstone_platform::layers::Operation;
 use flagstone_platform::record::IoEvent;
 
 use super::{RETRIES_MAX, UringDevice, finished, read_only_error, yield_once};
@@ -40,7 +41,10 @@ impl UringDevice {
             return Err(read_only_error());
         }
         let began_ns = self.core.clock_ns();
-        let result = self.flush_uncounted().await;
+        let result = match self.pass_layers(Operation::Flush).await {
+            Ok(()) => self.flush_uncounted().await,
+            Err(error) => Err(error),
+        };
         self.count(IoKind::Flush, 0, began_ns, result.is_ok());
         result
     }

@@ -61,6 +61,7 @@ pub(super) fn open_device(
         core,
         file: Rc::new(file),
         trace: Trace::default(),
+        layers: None,
     })
 }
 

@@ -1,12 +1,14 @@
 //! Opening the journals of a node's devices: all of them, or none.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flagstone_device::cache::BlockCache;
 use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport, join_all};
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
 use flagstone_fs::DvolRole;
+use flagstone_platform::layers::Layers;
 use flagstone_platform::{BlockDevice, BufferPool};
 use flagstone_runtime::{
     DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
@@ -27,6 +29,8 @@ pub(super) struct Prepared {
     pub(super) superblock: Superblock,
     pub(super) shared: DeviceShared,
     pub(super) flush: FlushMethod,
+    /// Shared by the cores.
+    pub(super) layers: Option<Arc<Layers>>,
 }
 
 /// A journal that can't be opened.
@@ -274,7 +278,10 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
             (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
         {
             let opened = match open_file(&platform, &found.path, found.flush) {
-                Ok(opened) => opened,
+                Ok(opened) => match &found.layers {
+                    Some(layers) => opened.behind(layers.clone()),
+                    None => opened,
+                },
                 Err(error) => {
                     // The others, here and on other cores, would wait for it.
                     found.shared.give_up();

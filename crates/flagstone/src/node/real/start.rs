@@ -11,6 +11,7 @@ use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
 use flagstone_gateway::nfs3::portmap::PORT as PORTMAPPER_PORT;
+use flagstone_platform::layers::{Layer, Layers};
 use flagstone_runtime::{
     CoreRemote, FlushMethod, Runtime, UringListener, UringPlatform, lock_device,
 };
@@ -150,6 +151,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
     })?;
     let mut notices = notices(&runtime);
     notices.extend(files_notice);
+    notices.extend(options.devices.iter().filter_map(layers_notice));
     notices.extend(
         devices
             .iter()
@@ -247,6 +249,8 @@ fn prepare(
     flush: FlushMethod,
 ) -> Result<Prepared, NodeError> {
     let path = device.path.clone();
+    let layers: Vec<Layer> = device.layers.iter().map(|l| l.layer).collect();
+    let layers = (!layers.is_empty()).then(|| Arc::new(Layers::new(&layers)));
     let doing = format!("opening device '{}'", device.name);
     let found = run_on(runtime, 0, &doing, move |platform| async move {
         let opened = open_file(&platform, &path, flush)?;
@@ -257,6 +261,7 @@ fn prepare(
                 superblock,
                 shared,
                 flush,
+                layers,
             })
     })?;
     let found = found.map_err(|error| open_error(device, &error))?;
@@ -425,6 +430,18 @@ fn one_journal(device: &Device, cores: usize) -> Option<String> {
 }
 
 /// What a person should know of this machine.
+/// A device that isn't what it seems.
+fn layers_notice(device: &DeviceOptions) -> Option<String> {
+    let layers: Vec<String> = device.layers.iter().map(ToString::to_string).collect();
+    (!layers.is_empty()).then(|| {
+        format!(
+            "device '{}' is behind layers, for measuring and testing: {}",
+            device.name,
+            layers.join("; ")
+        )
+    })
+}
+
 fn notices(runtime: &Runtime) -> Vec<String> {
     let asked = runtime.cores()[0].remote().call(|platform| {
         let support = platform.kernel_support();

@@ -24,6 +24,7 @@ fn options(path: PathBuf) -> NodeOptions {
             name: "main".to_owned(),
             path,
             expected_size_bytes: None,
+            layers: Vec::new(),
         }],
         cores: Some(1),
         nbd: None,
