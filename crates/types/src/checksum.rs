@@ -1,6 +1,12 @@
 //! Checksums: CRC32C for blocks, CRC-64/NVME for whole structures and the journal's chain.
+//!
+//! CRC32C of bytes that follow one another can be put together from those of the pieces
+//! ([`crc32c_combine`]), so whoever has the checksum of each block has that of all of them without
+//! another pass over the data.
 
 use std::fmt;
+
+use crate::unit::BLOCK_SIZE;
 
 /// CRC32C (Castagnoli) of one block's 4096 bytes. It is kept with the pointer to the block, never
 /// beside the data, so it also catches misdirected and lost writes. [decibel 4.1, data integrity]
@@ -10,8 +16,7 @@ pub struct BlockChecksum(pub u32);
 impl BlockChecksum {
     /// The checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> BlockChecksum {
-        let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes);
-        BlockChecksum(crc as u32)
+        BlockChecksum(crc32c(bytes))
     }
 }
 
@@ -38,8 +43,114 @@ impl fmt::Debug for ChainHash {
     }
 }
 
+/// CRC32C (Castagnoli) of `bytes`. Of no bytes it is 0.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// CRC32C of bytes whose own is `before`, and then of `bytes`: as long as those are at hand, quicker
+/// than [`crc32c_combine`], and as quick as [`crc32c`].
+pub fn crc32c_append(before: u32, bytes: &[u8]) -> u32 {
+    // The inversion at the end of what was before is taken back.
+    let state = u64::from(before ^ u32::MAX);
+    let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
+    let mut digest = crc_fast::Digest::new_with_init_state(algorithm, state);
+    digest.update(bytes);
+    digest.finalize() as u32
+}
+
+/// CRC32C of two pieces, one after the other: from those of both and the length of the `second`.
+///
+/// One multiplication of polynomials for each bit that is set in `second_bytes`. The function of
+/// `crc-fast` that does this squares matrices instead: 18 us a call, where this took 50 ns for a
+/// length of one bit and 0.7 us for one of twelve (the CRC of 4 KiB took 190 ns there).
+pub const fn crc32c_combine(first: u32, second: u32, second_bytes: u64) -> u32 {
+    let mut shifted = first;
+    let mut rest = second_bytes;
+    while rest != 0 {
+        shifted = multiply(POWERS[rest.trailing_zeros() as usize], shifted);
+        rest &= rest - 1;
+    }
+    shifted ^ second
+}
+
+/// The same if the second piece is a block of [`BLOCK_SIZE`] bytes, by a table of 512 bytes.
+/// 45 instructions, and 8 ns where the CRC of the block took 190: cheap enough to be called for each.
+pub const fn crc32c_combine_block(first: u32, block: BlockChecksum) -> u32 {
+    let mut combined = block.0;
+    let mut digit = 0;
+    while digit < 8 {
+        combined ^= BLOCK_SHIFTS[digit][(first >> (4 * digit) & 15) as usize];
+        digit += 1;
+    }
+    combined
+}
+
+/// CRC32C of so many zeros, without looking at any.
+pub const fn crc32c_of_zeros(bytes: u64) -> u32 {
+    // Without the ones that a CRC begins and ends with, zeros would have the CRC 0.
+    crc32c_combine(u32::MAX, u32::MAX, bytes)
+}
+
+// How it works: a CRC is the rest of a division of polynomials over GF(2), here with the bits in
+// reverse (bit 31 is the factor of x^0). Bytes that follow multiply what was before by x^8 each, and
+// the inversions at both ends cancel out. So the CRC of the first piece is multiplied by
+// x^(8 * second_bytes) modulo the polynomial, and that of the second is added.
+
+/// The polynomial of CRC32C, reversed, without x^32. [crccat "CRC-32/ISCSI"]
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
+/// x^(8 * 2^k), for each bit of a length in bytes.
+const POWERS: [u32; 64] = {
+    let mut powers = [0; 64];
+    // x^8, for one byte.
+    powers[0] = 1 << (31 - 8);
+    let mut k = 1;
+    while k < powers.len() {
+        powers[k] = multiply(powers[k - 1], powers[k - 1]);
+        k += 1;
+    }
+    powers
+};
+
+/// For each hexadecimal digit of a CRC, what each of its values becomes a block later.
+const BLOCK_SHIFTS: [[u32; 16]; 8] = {
+    let mut shifts = [[0; 16]; 8];
+    let block = POWERS[BLOCK_SIZE.trailing_zeros() as usize];
+    let mut digit = 0;
+    while digit < 8 {
+        let mut value = 0;
+        while value < 16 {
+            shifts[digit][value] = multiply(block, (value as u32) << (4 * digit));
+            value += 1;
+        }
+        digit += 1;
+    }
+    shifts
+};
+
+const _: () = assert!(BLOCK_SIZE.is_power_of_two());
+
+/// The product of two polynomials modulo [`POLYNOMIAL`].
+const fn multiply(a: u32, b: u32) -> u32 {
+    let mut product = 0;
+    let mut shifted = b;
+    let mut bit = 1 << 31;
+    while bit != 0 {
+        if a & bit != 0 {
+            product ^= shifted;
+        }
+        let carry = if shifted & 1 == 1 { POLYNOMIAL } else { 0 };
+        shifted = shifted >> 1 ^ carry;
+        bit >>= 1;
+    }
+    product
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -66,6 +177,82 @@ mod tests {
         ];
         for (bytes, checksum) in vectors {
             assert_eq!(BlockChecksum::of(bytes), BlockChecksum(checksum));
+        }
+    }
+    #[test]
+    fn nothing_has_no_checksum() {
+        assert_eq!(crc32c(b""), 0);
+        assert_eq!(crc32c_of_zeros(0), 0);
+        assert_eq!(crc32c_combine(7, 0, 0), 7);
+        assert_eq!(crc32c_combine(0, 7, 9), 7);
+    }
+
+    #[test]
+    fn lengths_of_many_bits() {
+        // The same by another way: a length put together from two.
+        for (a, b) in [
+            (1 << 40, 1 << 50),
+            (u64::from(u32::MAX), 1 << 63),
+            (1, u64::MAX - 1),
+        ] {
+            let (first, second) = (crc32c_of_zeros(a), crc32c_of_zeros(b));
+            assert_eq!(crc32c_combine(first, second, b), crc32c_of_zeros(a + b));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_make_the_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..9000),
+            cuts in proptest::collection::vec(0_usize..9000, 0..6),
+        ) {
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| *cut.min(&bytes.len())).collect();
+            cuts.extend([0, bytes.len()]);
+            cuts.sort_unstable();
+            let combined = cuts.windows(2).fold(0, |crc, cut| {
+                let piece = &bytes[cut[0]..cut[1]];
+                crc32c_combine(crc, crc32c(piece), piece.len() as u64)
+            });
+            prop_assert_eq!(combined, crc32c(&bytes));
+            let appended = cuts.windows(2).fold(0, |crc, cut| {
+                crc32c_append(crc, &bytes[cut[0]..cut[1]])
+            });
+            prop_assert_eq!(appended, combined);
+        }
+
+        #[test]
+        fn blocks_make_the_whole(
+            head in proptest::collection::vec(any::<u8>(), 0..5000),
+            fills in proptest::collection::vec(any::<[u8; 4]>(), 0..5),
+        ) {
+            let mut bytes = head.clone();
+            let mut combined = crc32c(&head);
+            for fill in fills {
+                let block = fill.repeat(1024);
+                combined = crc32c_combine_block(combined, BlockChecksum::of(&block));
+                bytes.extend(block);
+            }
+            prop_assert_eq!(combined, crc32c(&bytes));
+        }
+
+        #[test]
+        fn any_crc_is_carried_over_a_block(first in any::<u32>(), second in any::<u32>()) {
+            let general = crc32c_combine(first, second, BLOCK_SIZE);
+            prop_assert_eq!(crc32c_combine_block(first, BlockChecksum(second)), general);
+            // crc-fast as the judge of both.
+            let algorithm = crc_fast::CrcAlgorithm::Crc32Iscsi;
+            let theirs = crc_fast::checksum_combine(
+                algorithm,
+                first.into(),
+                second.into(),
+                BLOCK_SIZE,
+            );
+            prop_assert_eq!(u64::from(general), theirs);
+        }
+
+        #[test]
+        fn zeros_without_zeros(count in 0_usize..20_000) {
+            prop_assert_eq!(crc32c_of_zeros(count as u64), crc32c(&vec![0; count]));
         }
     }
 }
