@@ -1,0 +1,9 @@
+//! All integration tests of the crate in one program: what they share is compiled and linked once.
+
+mod bodies;
+mod checks;
+mod garbage;
+mod golden_bodies;
+mod golden_headers;
+mod headers;
+mod support;
