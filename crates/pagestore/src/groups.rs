@@ -289,8 +289,11 @@ impl Machine {
         let durable = std::mem::replace(&mut self.settled, self.open);
         self.open += 1;
         for (key, (generation, _)) in std::mem::take(&mut self.given) {
-            // Only what was given later can be above what was spent before.
-            self.spent.insert(key, generation);
+            // A part that was applied again has given what was given before.
+            let spent = self.spent.entry(key).or_insert(generation);
+            if generation.is_above(*spent) {
+                *spent = generation;
+            }
         }
         self.handle_lost_records(durable);
         self.forget_open();

@@ -612,3 +612,26 @@ impl Commit {
 fn invalid(what: &'static str) -> Refused {
     Refused::For(CommitError::Invalid(what))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Above what the start has gained the next start gives slots.
+    #[test]
+    fn only_slots_that_the_start_has_gained_are_given() {
+        let mut machine = Machine::new(10..14, 1 << 20, 0, None);
+        let mut given = Vec::new();
+        let refused = loop {
+            match machine.commit(&Commit::default(), &DeviceSlots::new()) {
+                Ok(committed) => given.push(committed.slot.0),
+                Err(refused) => break refused,
+            }
+            assert!(given.len() < 10, "{given:?}");
+        };
+        assert!(given.is_sorted() && given[0] > 10, "{given:?}");
+        assert!(given.last().is_some_and(|last| *last <= 14), "{given:?}");
+        let stopping = CommitError::Store(StoreError::Stopping);
+        assert!(matches!(refused, Refused::For(error) if error == stopping));
+    }
+}

@@ -73,6 +73,7 @@ pub(crate) async fn open<P: Platform>(
         size_bytes,
         group_bytes_max,
         header,
+        cleared: header,
         extents: extents_of(engine),
         dirty: Dirty::default(),
     };
@@ -159,6 +160,8 @@ struct Replay<'a, P: Platform> {
     group_bytes_max: usize,
     /// Behind the last frame that was taken.
     header: LogHeader,
+    /// What the header on the device says.
+    cleared: LogHeader,
     extents: Vec<Extent>,
     /// What frames changed that is not in its place.
     dirty: Dirty,
@@ -284,10 +287,11 @@ impl<P: Platform> Replay<'_, P> {
 
     /// Puts in its place what was taken, and says so.
     async fn clear(&mut self) -> Result<(), StoreError> {
-        let dirty = std::mem::take(&mut self.dirty);
-        if dirty.is_empty() {
+        // Not whether something was changed: a frame may have no entries, and its place is used again as well.
+        if self.header == self.cleared && self.dirty.is_empty() {
             return Ok(());
         }
+        let dirty = std::mem::take(&mut self.dirty);
         let mut changes = dirty.changes(&self.extents);
         changes.push(header_change(self.handle, self.header));
         let batch = Batch {
@@ -295,6 +299,7 @@ impl<P: Platform> Replay<'_, P> {
             changes,
         };
         self.engine.commit(batch, Stability::Stable).await?;
+        self.cleared = self.header;
         Ok(())
     }
 }

@@ -9,7 +9,10 @@ use super::message::{StoreId, TransactionId};
 use super::record::{Record, RecordState};
 use crate::commit::{Commit, CommitError, Committed, PARTS_MAX, RangeWrite, StoreError, Ticket};
 use crate::machine::{DeviceSlots, Machine, Refused};
-use crate::pointer::{BlockPtr, PagePtr};
+use crate::pointer::{BlockPtr, Generation, PagePtr};
+
+/// A block, and the newest of its generations that were given and lost.
+type Spent = ((usize, u64), Option<Generation>);
 
 /// A part that is to be prepared, or to be decided with its transaction.
 pub(super) struct NewPart<'a> {
@@ -179,15 +182,7 @@ impl Machine {
         bytes: usize,
     ) -> Option<()> {
         let (holds, bytes) = match &record.state {
-            RecordState::Prepared { part, .. } => {
-                // Generations that were given before are in the pointers, whatever the table says.
-                for ptr in &part.allocates {
-                    let index = self.locate(&ptr.0).ok()?;
-                    let block = self.extents[index].geometry.block_of(ptr.0.page);
-                    self.spent.insert((index, block), ptr.0.generation.before());
-                }
-                (self.touches(part).ok()?, bytes)
-            }
+            RecordState::Prepared { part, .. } => (self.touches(part).ok()?, bytes),
             RecordState::Decided => (Vec::new(), 0),
         };
         self.ledger.insert(record, (block, bytes), holds, 0);
@@ -212,8 +207,10 @@ impl Machine {
         // From here on its own holds, and what is kept for it, don't count.
         self.ledger.set_gone(transaction, Some((self.open, how)));
         self.recount_kept();
+        let spent = self.give_again(&commit.allocates);
         let done = self.decide(&commit, found, PARTS_MAX + 2);
         let done = done.map(|done: Committed| done.ticket);
+        self.set_spent(spent);
         if done.is_err() {
             self.ledger.set_gone(transaction, None);
             self.recount_kept();
@@ -235,6 +232,30 @@ impl Machine {
         done
     }
 
+    /// Has blocks get the generations of these pointers next. A part has the same ones whenever it is applied, though they
+    /// may have been given, and others behind them, by groups that were lost. Returns what was spent.
+    fn give_again(&mut self, allocates: &[BlockPtr]) -> Vec<Spent> {
+        let mut before = Vec::new();
+        for ptr in allocates {
+            let Ok(index) = self.locate(&ptr.0) else {
+                continue;
+            };
+            let key = (index, self.extents[index].geometry.block_of(ptr.0.page));
+            let spent = self.spent.insert(key, ptr.0.generation.before());
+            before.push((key, spent));
+        }
+        before
+    }
+
+    fn set_spent(&mut self, before: Vec<Spent>) {
+        for (key, spent) in before {
+            match spent {
+                Some(spent) => self.spent.insert(key, spent),
+                None => self.spent.remove(&key),
+            };
+        }
+    }
+
     /// What is kept for parts that are prepared.
     pub(crate) fn recount_kept(&mut self) {
         for extent in &mut self.extents {
@@ -247,14 +268,7 @@ impl Machine {
         if self.ledger.is_empty() {
             return;
         }
-        for ptr in self.ledger.handle_lost(durable) {
-            // The block gets the generation that the transaction's pointers have, though it was given and lost.
-            let Ok(index) = self.locate(&ptr.0) else {
-                continue;
-            };
-            let block = self.extents[index].geometry.block_of(ptr.0.page);
-            self.spent.insert((index, block), ptr.0.generation.before());
-        }
+        self.ledger.handle_lost(durable);
         self.recount_kept();
     }
 }

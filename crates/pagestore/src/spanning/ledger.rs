@@ -226,19 +226,12 @@ impl Ledger {
         }
     }
 
-    /// Groups above this one are lost. Returns the blocks that would have been allocated by parts that are prepared
-    /// again.
-    pub(crate) fn handle_lost(&mut self, durable: u64) -> Vec<BlockPtr> {
+    /// Groups above this one are lost.
+    pub(crate) fn handle_lost(&mut self, durable: u64) {
         self.entries.retain(|_, entry| entry.made_in <= durable);
-        let mut again = Vec::new();
         for entry in self.entries.values_mut() {
-            if entry.gone_in.take().is_some()
-                && let RecordState::Prepared { part, .. } = &entry.record.state
-            {
-                again.extend(&part.allocates);
-            }
+            entry.gone_in = None;
         }
-        again
     }
 }
 
