@@ -5,12 +5,12 @@
 use crate::support;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use flagstone_pagestore::{
-    BlockPtr, Commit, CommitError, ExtentId, OwnerId, PagePtr, PageSlot, PageWrite, RangeWrite,
-    ReadError, StoreError, StoreOptions, Ticket,
+    BlockPtr, Commit, CommitError, ExtentId, Geometry, OwnerId, PagePtr, PageSlot, PageWrite,
+    RangeWrite, ReadError, StoreError, StoreOptions, Ticket,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, FaultConfig, Latency, Rng, SimDisk, SimPlatform, World};
@@ -20,6 +20,8 @@ const CLIENTS: usize = 6;
 const OWNERS: [OwnerId; 2] = [ALICE, BOB];
 /// Blocks that clients hold at a time, all together: few, so that they meet.
 const BLOCKS_MAX: usize = 5;
+/// Blocks of an extent: so few that each is given away again and again in one life.
+const BLOCKS: u64 = 5;
 /// Memory for pages that were read: none, some pages, all.
 const RECENT_BYTES: [usize; 3] = [0, 20 << 10, 64 << 20];
 
@@ -56,6 +58,10 @@ struct History {
     verifier: u64,
     /// Commits that were lost with their group.
     lost: usize,
+    /// Blocks that commits took since the last start, lost ones included.
+    given: BTreeSet<BlockPtr>,
+    /// Of those, such as had been somebody's since that start.
+    again: usize,
 }
 
 /// Takes out of the history what the store has lost since. Waits for nothing. False if the store has failed
@@ -87,8 +93,22 @@ async fn settle(store: &TestStore, history: &Rc<RefCell<History>>) -> bool {
     true
 }
 
-fn geometry_of(extent: ExtentId) -> flagstone_pagestore::Geometry {
-    if extent == SMALL { small() } else { large() }
+fn geometry_of(extent: ExtentId) -> Geometry {
+    let shape = if extent == SMALL { small() } else { large() };
+    Geometry::new(shape.page_bytes(), shape.block_bytes(), BLOCKS).expect("a shape")
+}
+
+/// Until the next start no generation is given twice, whoever had the block and whether that was lost.
+fn note_given(history: &mut History, ptr: BlockPtr) {
+    let is_same = |other: &&BlockPtr| (other.0.extent, other.0.page) == (ptr.0.extent, ptr.0.page);
+    let before: Vec<&BlockPtr> = history.given.iter().filter(is_same).collect();
+    let is_new = |other: &&BlockPtr| other.0.generation < ptr.0.generation;
+    assert!(
+        before.iter().all(is_new),
+        "{ptr:?} was given before: {before:?}"
+    );
+    history.again += usize::from(!before.is_empty());
+    history.given.insert(ptr);
 }
 
 fn block_of(ptr: &PagePtr) -> (ExtentId, u64) {
@@ -160,17 +180,20 @@ async fn step(store: &TestStore, history: &Rc<RefCell<History>>, rng: &mut Rng) 
     if held.is_empty() || (held.len() < BLOCKS_MAX && rng.below(6) == 0) {
         let extent = if rng.below(3) == 0 { LARGE } else { SMALL };
         let owner = OWNERS[rng.below(2) as usize];
-        let Ok(claim) = store.claim(extent, owner).await else {
-            return false;
-        };
-        commit.allocates.push(claim.ptr);
-        event.allocated.push(claim.ptr);
-        if rng.below(2) == 0 {
-            let first = claim.ptr.0;
-            event.written.push(first);
-            commit.writes.push(write_of(first, PageSlot(0)));
+        match store.claim(extent, owner).await {
+            Ok(claim) => {
+                commit.allocates.push(claim.ptr);
+                event.allocated.push(claim.ptr);
+                if rng.below(2) == 0 {
+                    let first = claim.ptr.0;
+                    event.written.push(first);
+                    commit.writes.push(write_of(first, PageSlot(0)));
+                }
+                claims.push(claim);
+            }
+            Err(StoreError::NoSpace) => {}
+            Err(_) => return false,
         }
-        claims.push(claim);
     }
     for _ in 0..rng.below(3) + 1 {
         if held.is_empty() {
@@ -235,6 +258,9 @@ async fn step(store: &TestStore, history: &Rc<RefCell<History>>, rng: &mut Rng) 
                     );
                 }
                 apply(&mut history.now, &event);
+                for ptr in &event.allocated {
+                    note_given(history, *ptr);
+                }
                 history.events.push(event);
                 history.happened += 1;
                 history.events.len()
@@ -380,6 +406,9 @@ async fn look(store: &TestStore, events: &[Event]) -> Blocks {
                 }
             }
         }
+        let count = found.keys().filter(|(of, _)| *of == extent).count();
+        let allocated = store.allocated_blocks(extent).await;
+        assert_eq!(allocated, Ok(count as u64), "blocks that nobody took");
     }
     found
 }
@@ -398,6 +427,7 @@ struct Outcome {
     lost: usize,
     kept: usize,
     conflicts: usize,
+    again: usize,
 }
 
 fn config(faults: FaultConfig) -> DiskConfig {
@@ -419,7 +449,13 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
     let world = World::new(seed);
     let (platform, on) = (world.platform(0), disk.clone());
     world.block_on(0, async move {
-        let (engine, store) = begin(&platform, &on).await;
+        format(&platform, &on).await;
+        let engine = open_engine(&platform, &on).await;
+        let store = open_store(&platform, &engine, 0).await;
+        for id in [SMALL, LARGE] {
+            let created = store.create_extent(id, geometry_of(id)).await;
+            created.expect("creates");
+        }
         store.stop().await;
         engine.stop().await.expect("stops");
     });
@@ -439,6 +475,7 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
             };
             let store = open_with(&platform, &engine, options).await;
             shared.borrow_mut().verifier = store.verifier();
+            shared.borrow_mut().given.clear();
             on.set_faults(faults);
             for _ in 0..CLIENTS {
                 let client_rng = Rng::new(seeds.next_u64());
@@ -465,6 +502,7 @@ fn run(seed: u64, faults: FaultConfig) -> Outcome {
         kept: history.durable,
         conflicts: history.conflicts,
         lost: history.lost,
+        again: history.again,
     }
 }
 
@@ -518,11 +556,13 @@ fn run_all(seeds: std::ops::Range<u64>, faults: &FaultConfig) -> Outcome {
         sum.kept += outcome.kept;
         sum.conflicts += outcome.conflicts;
         sum.lost += outcome.lost;
+        sum.again += outcome.again;
     }
     println!(
-        "{} commits, {} durable, {} conflicts, {} lost",
-        sum.events, sum.kept, sum.conflicts, sum.lost
+        "{} commits, {} durable, {} conflicts, {} lost, {} blocks given again",
+        sum.events, sum.kept, sum.conflicts, sum.lost, sum.again
     );
+    assert!(sum.again > 100, "too few blocks that others had");
     sum
 }
 

@@ -1,6 +1,6 @@
 //! What a page of a store's accounts holds, and the blocks that it has: rooms, which transfers take, leave and seal.
 
-use flagstone_pagestore::{BlockPtr, Claim, Commit, PagePtr, PageSlot, PageWrite};
+use flagstone_pagestore::{BlockPtr, Claim, Commit, Geometry, PagePtr, PageSlot, PageWrite};
 use flagstone_platform::IoBuf;
 use flagstone_sim::{Rng, SimPlatform};
 
@@ -11,14 +11,19 @@ const PAGE: usize = 4096;
 const ROOMS_AT: usize = 2048;
 /// Bytes that note one: its pointer and the transfer that took it.
 const ROOM_BYTES: usize = 40;
-const ROOMS_MAX: usize = 10;
+const ROOMS_MAX: usize = 2;
+
+/// So few blocks that each is somebody else's again and again in one life of a store.
+pub(super) fn shape() -> Geometry {
+    Geometry::new(small().page_bytes(), small().block_bytes(), 10).expect("a shape")
+}
 
 /// A block that an account has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Room {
     pub(super) ptr: PagePtr,
     /// The transfer that took it, which its first page has.
-    name: u64,
+    pub(super) name: u64,
 }
 
 /// What an account holds: its balance, the names of the transfers that changed it, and its rooms.
@@ -126,7 +131,7 @@ impl Account {
 pub(super) async fn check_rooms(what: &str, store: &TestStore, accounts: &[Account], more: u64) {
     let rooms: Vec<&Room> = accounts.iter().flat_map(|account| &account.rooms).collect();
     for room in &rooms {
-        let block = small().block_of(room.ptr.page);
+        let block = shape().block_of(room.ptr.page);
         let found = store.block(SMALL, block).await.expect("readable");
         assert_eq!(found, Some(BlockPtr(room.ptr)), "{what}");
         let read = store.read(room.ptr).await.expect("readable");
