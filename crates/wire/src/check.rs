@@ -134,6 +134,8 @@ pub enum CloseReason {
     TooMuchPayload(u64, u32),
     /// The unsettled numbers go back further than they may: found, allowed.
     Unsettled(u32, u64),
+    /// The request's number is not the one that follows: found, expected.
+    Number(u64, u64),
     /// The reply has flags that nobody asked for.
     ReplyFlags(u8),
 }
@@ -173,6 +175,12 @@ impl fmt::Display for CloseReason {
                     "{found} unsettled numbers before this one; at most {max} are allowed"
                 )
             }
+            CloseReason::Number(found, expected) => {
+                write!(
+                    f,
+                    "a request has the number {found}, and must have {expected}"
+                )
+            }
             CloseReason::ReplyFlags(flags) => {
                 write!(f, "a reply with the flags {flags:#04x}, which mean nothing")
             }
@@ -199,6 +207,17 @@ pub fn check_hello(header: &RequestHeader) -> Result<(), CloseReason> {
         return Err(CloseReason::PayloadTooLong(header.payload_bytes, 0));
     }
     Ok(())
+}
+
+/// Looks at the number of any later request; `arrived` is the highest of the session before it. They
+/// have no gaps, so that what a server remembers is bounded by how far back a client looks.
+pub fn check_number(header: &RequestHeader, arrived: u64) -> Result<(), CloseReason> {
+    let expected = arrived.saturating_add(1);
+    // Nobody gets as far as the second condition.
+    if header.number == expected && arrived < u64::MAX {
+        return Ok(());
+    }
+    Err(CloseReason::Number(header.number, expected))
 }
 
 /// Looks at the header of any later request. `in_flight` is without it.

@@ -12,7 +12,8 @@
 //! [`check_reply`]. Bodies are read where they lie: lists are iterators over the bytes that came,
 //! which `decode` has looked through once.
 //!
-//! Called by: the native server in `gateway`, and the client. It calls only `types`.
+//! Called by: the native server in `gateway`, and the client. It calls only `types`, and a library for
+//! the proofs.
 
 pub mod address;
 pub mod batch;
@@ -27,11 +28,12 @@ mod numbered;
 pub mod open;
 pub mod operation;
 pub mod payload;
+pub mod proof;
 pub mod query;
 pub mod snapshots;
 pub mod status;
 
-pub use check::{CloseReason, Complaint, Verdict, check, check_hello, check_reply};
+pub use check::{CloseReason, Complaint, Verdict, check, check_hello, check_number, check_reply};
 pub use error::{BodyError, HeadDamaged};
 pub use header::{REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, RequestHeader, VolumeNo};
 pub use limits::{InFlight, Limits};

@@ -1,16 +1,14 @@
-//! Bodies of `OPEN`, `LOCATE` and `DESCRIBE`, and of their replies.
-
-use std::net::SocketAddr;
+//! Bodies of `OPEN` and of the replies to it and to `DESCRIBE`.
 
 use flagstone_types::{DeviceId, DvolId, Epoch, Lsn};
 
+use crate::BodyError;
 use crate::fields::{Fields, bounded, text};
 use crate::hello::cut;
-use crate::{BodyError, address};
 
 /// The longest name of a volume or snapshot, in bytes.
 pub const NAME_MAX_BYTES: usize = 128;
-/// The longest name in `OPEN` and `LOCATE`, in bytes: `NAME@SNAPSHOT`.
+/// The longest name in `OPEN`, in bytes: `NAME@SNAPSHOT`.
 pub const OPEN_NAME_MAX_BYTES: usize = 2 * NAME_MAX_BYTES + 1;
 /// Bytes of a proof: HMAC-SHA-256.
 pub const PROOF_BYTES: usize = 32;
@@ -28,8 +26,7 @@ pub enum Target<'a> {
 
 impl<'a> Target<'a> {
     /// Appends it: `name_bytes` u16 and the name, or 0 and the id. This is what a proof is made over,
-    /// too, and all of the body of `LOCATE`. An empty name can't be said; a longer one than there can
-    /// be is cut.
+    /// too. An empty name can't be said; a longer one than there can be is cut.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Target::Name(name) => {
@@ -40,14 +37,6 @@ impl<'a> Target<'a> {
                 out.extend(id.0.to_le_bytes());
             }
         }
-    }
-
-    /// The body of a `LOCATE`.
-    pub fn decode(body: &'a [u8]) -> Result<Target<'a>, BodyError> {
-        let mut fields = Fields::new(body);
-        let target = Target::take(&mut fields)?;
-        fields.end()?;
-        Ok(target)
     }
 
     fn take(fields: &mut Fields<'a>) -> Result<Target<'a>, BodyError> {
@@ -181,38 +170,6 @@ impl<'a> OpenReply<'a> {
             device,
             failure_domain,
         })
-    }
-}
-
-/// Body of the reply to `LOCATE`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Located {
-    /// The volume's id.
-    pub id: DvolId,
-    /// The core that has it.
-    pub core: u16,
-    /// Where that listens.
-    pub address: SocketAddr,
-}
-
-impl Located {
-    /// Appends the body.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        out.extend(self.id.0.to_le_bytes());
-        out.extend(self.core.to_le_bytes());
-        address::encode(self.address, out);
-    }
-
-    /// A body that came.
-    pub fn decode(body: &[u8]) -> Result<Located, BodyError> {
-        let mut fields = Fields::new(body);
-        let located = Located {
-            id: DvolId(fields.u128("the id")?),
-            core: fields.u16("the core")?,
-            address: address::take(&mut fields)?,
-        };
-        fields.end()?;
-        Ok(located)
     }
 }
 

@@ -15,8 +15,6 @@ numbered! {
         Open = 2 "OPEN",
         /// Closes it.
         Close = 3 "CLOSE",
-        /// Asks where a volume is.
-        Locate = 4 "LOCATE",
         /// Sends bytes back.
         Ping = 5 "PING",
         /// Reads a range.
@@ -195,7 +193,7 @@ impl Operation {
         match self {
             Write | Zero | Deallocate | CompareAndSwap | Commit => true,
             Snapshot | DeleteSnapshot | RollBack | Resize | Reserve | SetEpoch => true,
-            Hello | Open | Close | Locate | Ping | Read | Flush | ReadMetadata | ReadIf => false,
+            Hello | Open | Close | Ping | Read | Flush | ReadMetadata | ReadIf => false,
             Allocation | ChangedSince | ListSnapshots | Describe => false,
         }
     }
@@ -214,7 +212,6 @@ impl Operation {
             Operation::Open => Shape::BARE
                 .flags(READ_ONLY | ALONE)
                 .body(3 + PROOF, TARGET_MAX + PROOF),
-            Operation::Locate => Shape::BARE.body(3, TARGET_MAX),
             Operation::Ping => Shape::BARE.payload(PayloadUse::UpTo(PING_MAX_BYTES)),
             Operation::Close | Operation::Flush | Operation::Describe => Shape::VOLUME,
             Operation::Read => Shape::RANGE.flags(SPARSE),

@@ -6,4 +6,5 @@ mod garbage;
 mod golden_bodies;
 mod golden_headers;
 mod headers;
+mod proofs;
 mod support;

@@ -4,7 +4,7 @@ use flagstone_types::Lsn;
 use flagstone_wire::operation::{PING_MAX_BYTES, flag};
 use flagstone_wire::{
     CloseReason, Complaint, InFlight, Limits, Operation, ReplyHeader, RequestHeader, Status,
-    Verdict, VolumeNo, check, check_hello, check_reply,
+    Verdict, VolumeNo, check, check_hello, check_number, check_reply,
 };
 
 use crate::support::{Frame, frame, frames};
@@ -194,8 +194,6 @@ fn bodies_have_their_length() {
     for (name, body_bytes) in [
         ("open", 38),
         ("open", 296),
-        ("locate", 2),
-        ("locate", 260),
         ("commit", 3),
         ("allocation", 3),
         ("changed_since", 5),
@@ -325,6 +323,17 @@ fn unsettled_numbers_have_an_end() {
         &with(u64::MAX, u32::MAX),
         CloseReason::Unsettled(u32::MAX, 1023),
     );
+}
+
+#[test]
+fn numbers_have_no_gaps() {
+    let with = |number| changed("flush_request", |header| header.number = number);
+    assert_eq!(check_number(&with(1), 0), Ok(()));
+    assert_eq!(check_number(&with(8), 7), Ok(()));
+    for (number, arrived) in [(0, 0), (2, 0), (7, 7), (9, 7), (6, 7), (u64::MAX, u64::MAX)] {
+        let reason = CloseReason::Number(number, u64::saturating_add(arrived, 1));
+        assert_eq!(check_number(&with(number), arrived), Err(reason));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use flagstone_types::{DeviceId, DvolId, Epoch, Lsn};
 use flagstone_wire::batch::{self, Change, Condition, ReadRange, decode_commit, decode_read_if};
 use flagstone_wire::failure::Failure;
 use flagstone_wire::hello::{HelloReply, HelloRequest, NodeId, Nonce, Outcome, SessionId};
-use flagstone_wire::open::{Located, OpenReply, OpenRequest, Target, open_flag, right};
+use flagstone_wire::open::{OpenReply, OpenRequest, Target, open_flag, right};
 use flagstone_wire::query::{self, BlockMetadata, Run, SparseRun};
 use flagstone_wire::snapshots::{self, NewSnapshot, Snapshot, Snapshots};
 use flagstone_wire::{BodyError, Limits, Operation, Status, VolumeNo};
@@ -144,24 +144,6 @@ fn open() {
         assert_eq!(OpenReply::decode(frame.body()), Ok(reply));
         refused_if_cut(&frame, &[], OpenReply::decode);
     }
-}
-
-#[test]
-fn locate() {
-    let request = frame("locate_request");
-    let target = Target::Name("vm-1@a");
-    assert_eq!(written(|out| target.encode(out)), request.body());
-    assert_eq!(Target::decode(request.body()), Ok(target));
-    refused_if_cut(&request, &[], Target::decode);
-    let reply = frame("locate_reply");
-    let located = Located {
-        id: ID,
-        core: 1,
-        address: "10.0.0.7:4421".parse().expect("an address"),
-    };
-    assert_eq!(written(|out| located.encode(out)), reply.body());
-    assert_eq!(Located::decode(reply.body()), Ok(located));
-    refused_if_cut(&reply, &[], Located::decode);
 }
 
 #[test]

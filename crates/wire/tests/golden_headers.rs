@@ -44,7 +44,6 @@ fn request_of(name: &str) -> RequestHeader {
         "open" => with(bare(Operation::Open, 1), flag::ALONE, none, 0),
         "open_id" => with(bare(Operation::Open, 2), flag::READ_ONLY, none, 1),
         "close" => of_volume(Operation::Close, 4),
-        "locate" => bare(Operation::Locate, 5),
         "ping" => bare(Operation::Ping, 6),
         "read" => {
             let read = of_range(Operation::Read, 7, 4608, 3072);
@@ -87,9 +86,7 @@ fn reply_of(name: &str) -> (&str, Status, Lsn, u32) {
         "version" => ("hello", Status::Version, Lsn::ZERO, 0),
         "open" => (name, Status::Ok, lsn(2, 99), 0),
         "denied" => ("open_id", Status::Denied, Lsn::ZERO, 0),
-        "hello" | "close" | "locate" | "ping" | "resize" | "reserve" => {
-            (name, Status::Ok, Lsn::ZERO, 0)
-        }
+        "hello" | "close" | "ping" | "resize" | "reserve" => (name, Status::Ok, Lsn::ZERO, 0),
         "read" => (name, Status::Ok, lsn(2, 99), 1500),
         "moved" => ("read", Status::Moved, Lsn::ZERO, 0),
         "write" => (name, Status::Ok, lsn(2, 100), 0),

@@ -29,7 +29,7 @@ fn nothing_is_no_header() {
 
 #[test]
 fn a_body_is_compared_with_its_header() {
-    let mut header = RequestHeader::of(Operation::Locate);
+    let mut header = RequestHeader::of(Operation::RollBack);
     header.set_body(b"body");
     assert!(header.check_body(b"body"));
     assert!(!header.check_body(b"bodY"));

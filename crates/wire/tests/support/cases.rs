@@ -7,7 +7,7 @@ use flagstone_types::checksum::crc32c;
 use flagstone_wire::batch::{self, decode_commit, decode_read_if};
 use flagstone_wire::failure::Failure;
 use flagstone_wire::hello::{HelloReply, HelloRequest};
-use flagstone_wire::open::{Located, OpenReply, OpenRequest, Target};
+use flagstone_wire::open::{OpenReply, OpenRequest};
 use flagstone_wire::query::{self, Item};
 use flagstone_wire::snapshots::{self, Snapshots};
 use flagstone_wire::{
@@ -121,10 +121,6 @@ fn request_body(operation: Operation, body: &[u8], payload_bytes: u32) {
             let write = |open: OpenRequest<'_>, out: &mut Vec<u8>| open.encode(out);
             is_same(body, OpenRequest::decode(body), write);
         }
-        Operation::Locate => {
-            let write = |target: Target<'_>, out: &mut Vec<u8>| target.encode(out);
-            is_same(body, Target::decode(body), write);
-        }
         Operation::Commit => {
             // A request can have any payload: that its length fits must not be left to chance.
             for payload_bytes in [payload_bytes, payload_sum(body)] {
@@ -196,10 +192,6 @@ fn reply_body(operation: Operation, body: &[u8], word: u32) {
         Operation::Open | Operation::Describe => {
             let write = |open: OpenReply<'_>, out: &mut Vec<u8>| open.encode(out);
             is_same(body, OpenReply::decode(body), write);
-        }
-        Operation::Locate => {
-            let write = |located: Located, out: &mut Vec<u8>| located.encode(out);
-            assert_same(Located::decode(body), write, Located::decode);
         }
         Operation::Read => {
             let asked_bytes = u64::from(word) + body.len() as u64;
