@@ -11,6 +11,8 @@ pub enum Kind {
     Read,
     /// Writes blocks.
     Write,
+    /// Makes what was written durable. No limit of requests a second counts it.
+    Flush,
 }
 
 /// Prices of one kind of request, in nanoseconds of device time.
@@ -57,6 +59,7 @@ impl Prices {
         let price = match kind {
             Kind::Read => self.read,
             Kind::Write => self.write,
+            Kind::Flush => return self.of_flush(1),
         };
         let blocks = blocks_of(offset_bytes, len_bytes);
         let all = price

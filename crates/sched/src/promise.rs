@@ -54,39 +54,95 @@ fn promisable_ns(rate_ns: u64) -> u64 {
     rate_ns - rate_ns / KEPT_PART
 }
 
-/// What each volume of a device is promised, of `rate_ns` device time a second: floors what they claim,
-/// shares what is left in proportion. Where floors claim more than there is, all of them shrink by
-/// the same factor.
+/// What all volumes of a device ask for together. Wide enough that no sum of theirs runs over, so that what is taken
+/// out again was there.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Totals {
+    /// Reads a second of all floors.
+    pub reads: u128,
+    /// Writes a second of all floors.
+    pub writes: u128,
+    /// Parts of all shares.
+    pub parts: u128,
+}
+
+impl Totals {
+    /// Those of these volumes.
+    pub fn of(slos: impl Iterator<Item = Slo>) -> Totals {
+        slos.fold(Totals::default(), |sum, slo| sum.with(slo))
+    }
+
+    /// With one more.
+    pub fn with(self, slo: Slo) -> Totals {
+        let Totals {
+            reads: r,
+            writes: w,
+            parts,
+        } = self;
+        match slo {
+            Slo::Share(_) => Totals {
+                parts: parts + u128::from(parts_of(slo)),
+                ..self
+            },
+            Slo::Floor { reads, writes } => Totals {
+                reads: r + u128::from(reads),
+                writes: w + u128::from(writes),
+                parts,
+            },
+        }
+    }
+
+    /// With one less.
+    pub fn without(self, slo: Slo) -> Totals {
+        let one = Totals::default().with(slo);
+        Totals {
+            reads: self.reads.saturating_sub(one.reads),
+            writes: self.writes.saturating_sub(one.writes),
+            parts: self.parts.saturating_sub(one.parts),
+        }
+    }
+
+    /// What the floors claim, in nanoseconds of device time a second.
+    pub fn claimed_ns(&self, prices: &Prices) -> u128 {
+        let reads = self.reads.saturating_mul(prices.of(Kind::Read, 0, 1).into());
+        let writes = self.writes.saturating_mul(prices.of(Kind::Write, 0, 1).into());
+        reads.saturating_add(writes)
+    }
+
+    /// What a volume that is among them is promised of `rate_ns` device time a second: a floor what it claims, a share
+    /// its parts of what is left. Where floors claim more than there is, all of them shrink by the same factor.
+    pub fn promise(&self, prices: &Prices, rate_ns: u64, slo: Slo) -> Promise {
+        let claimed = self.claimed_ns(prices);
+        let rate = u128::from(promisable_ns(rate_ns));
+        let kept = match self.parts {
+            0 => 0,
+            _ => rate / u128::from(SHARES_PART),
+        };
+        let for_floors = claimed.min(rate - kept);
+        let for_shares = rate - for_floors;
+        let promised = match slo {
+            Slo::Share(_) => {
+                for_shares * u128::from(parts_of(slo)) / self.parts.max(1)
+            }
+            Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
+        };
+        Promise(u64::try_from(promised).unwrap_or(u64::MAX).max(1))
+    }
+}
+
+/// What each volume of a device is promised: see [`Totals::promise`].
 pub fn promises<'a>(
     prices: &'a Prices,
     rate_ns: u64,
     slos: impl Iterator<Item = Slo> + Clone + 'a,
 ) -> impl Iterator<Item = Promise> + 'a {
-    let claimed: u128 = slos
-        .clone()
-        .map(|slo| u128::from(slo.claim_ns(prices)))
-        .sum();
-    let parts: u128 = slos.clone().map(parts_of).sum();
-    let rate = u128::from(promisable_ns(rate_ns));
-    let kept = if parts > 0 {
-        rate / u128::from(SHARES_PART)
-    } else {
-        0
-    };
-    let for_floors = claimed.min(rate - kept);
-    let for_shares = rate - for_floors;
-    slos.map(move |slo| {
-        let promised = match slo {
-            Slo::Share(_) => for_shares * parts_of(slo) / parts.max(1),
-            Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
-        };
-        Promise(u64::try_from(promised).unwrap_or(u64::MAX).max(1))
-    })
+    let totals = Totals::of(slos.clone());
+    slos.map(move |slo| totals.promise(prices, rate_ns, slo))
 }
 
-fn parts_of(slo: Slo) -> u128 {
+fn parts_of(slo: Slo) -> u64 {
     match slo {
-        Slo::Share(parts) => u128::from(parts.max(1)),
+        Slo::Share(parts) => u64::from(parts.max(1)),
         Slo::Floor { .. } => 0,
     }
 }
@@ -106,16 +162,11 @@ pub enum Admission {
 }
 
 /// Whether a floor fits beside what others were promised. Shares always do.
-pub fn admit(
-    prices: &Prices,
-    rate_ns: u64,
-    others: impl Iterator<Item = Slo>,
-    asked: Slo,
-) -> Admission {
+pub fn admit(prices: &Prices, rate_ns: u64, others: Totals, asked: Slo) -> Admission {
     let rate_ns = promisable_ns(rate_ns);
     let rate_ns = rate_ns - rate_ns / SHARES_PART;
-    let others: u128 = others.map(|slo| u128::from(slo.claim_ns(prices))).sum();
-    let left_ns = u64::try_from(u128::from(rate_ns).saturating_sub(others)).unwrap_or(u64::MAX);
+    let left_ns = u128::from(rate_ns).saturating_sub(others.claimed_ns(prices));
+    let left_ns = u64::try_from(left_ns).unwrap_or(u64::MAX);
     let claimed_ns = asked.claim_ns(prices);
     match claimed_ns <= left_ns {
         true => Admission::Fits,
@@ -199,7 +250,8 @@ mod tests {
     fn a_floor_is_let_in_if_it_fits() {
         let others = [reads(50_000), Slo::Share(9)];
         let rate_ns = WHOLE_NS * 32 / 31;
-        let ask = |slo| admit(&prices(), rate_ns, others.iter().copied(), slo);
+        let totals = Totals::of(others.iter().copied());
+        let ask = |slo| admit(&prices(), rate_ns, totals, slo);
         assert_eq!(ask(reads(49_000)), Admission::Fits);
         assert_eq!(ask(Slo::Share(1)), Admission::Fits);
         assert_eq!(

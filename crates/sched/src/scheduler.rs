@@ -190,6 +190,28 @@ impl<R> Scheduler<R> {
         self.put(key.index);
     }
 
+    /// Another promise, from now on.
+    pub fn promise(&mut self, key: VolumeKey, promise: Promise) {
+        let Some(volume) = self.volume(key) else {
+            return;
+        };
+        let before = std::mem::replace(&mut volume.promise, promise);
+        let is_in_debt = volume.place == Place::InDebt;
+        self.promised_ns = self
+            .promised_ns
+            .saturating_sub(before.0)
+            .saturating_add(promise.0);
+        if is_in_debt {
+            // The round in which it has credit again is another one.
+            self.put(key.index);
+        }
+    }
+
+    /// What all volumes were promised, in nanoseconds of device time a second.
+    pub fn promised_ns(&self) -> u64 {
+        self.promised_ns
+    }
+
     /// Another policy, from now on. Nothing that waits is lost.
     pub fn set_policy(&mut self, policy: Policy, now_ns: u64) {
         self.queues = Queues::of(policy);
@@ -415,6 +437,18 @@ impl<R> Scheduler<R> {
     /// Requests that wait, of all volumes.
     pub fn waiting(&self) -> u64 {
         self.waiting
+    }
+
+    /// Requests of a volume that wait. Zero if it was removed.
+    pub fn waiting_of(&self, key: VolumeKey) -> usize {
+        let volume = self
+            .volumes
+            .get(key.index as usize)
+            .and_then(Option::as_ref);
+        match volume {
+            Some(volume) if volume.generation == key.generation => volume.queue.len(),
+            _ => 0,
+        }
     }
 
     /// Requests that were started and not completed.

@@ -51,10 +51,15 @@ impl LimitBuckets {
 
     fn of(&mut self, kind: Kind) -> impl Iterator<Item = &mut Bucket> {
         let ops = match kind {
-            Kind::Read => &mut self.reads,
-            Kind::Write => &mut self.writes,
+            Kind::Read => self.reads.as_mut(),
+            Kind::Write => self.writes.as_mut(),
+            Kind::Flush => None,
         };
-        ops.iter_mut().chain(self.bytes.iter_mut())
+        let bytes = match kind {
+            Kind::Flush => None,
+            _ => self.bytes.as_mut(),
+        };
+        ops.into_iter().chain(bytes)
     }
 
     /// When a request of this kind may begin: `None` is now.
@@ -71,6 +76,7 @@ impl LimitBuckets {
         let ops = match kind {
             Kind::Read => &mut self.reads,
             Kind::Write => &mut self.writes,
+            Kind::Flush => &mut None,
         };
         if let Some(bucket) = ops {
             bucket.take(1);

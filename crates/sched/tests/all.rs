@@ -5,3 +5,4 @@ mod figure13;
 mod properties;
 mod rules;
 mod shares;
+mod turns;

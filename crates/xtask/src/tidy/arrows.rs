@@ -18,7 +18,7 @@ const ALLOWED: [(&str, &[&str]); 14] = [
     ("model", &[]),
     ("wire", &["types"]),
     ("platform", &["types"]),
-    ("sched", &["types"]),
+    ("sched", &["types", "platform"]),
     ("device", &["types", "platform"]),
     ("pagestore", &["types", "platform", "device"]),
     ("btree", &["types", "platform", "device", "pagestore"]),

@@ -1,0 +1,688 @@
+//! The scheduler at work on one core: requests wait here for their turn at a device.
+//!
+//! A request asks its [`Tenant`] for a [`Turn`], does its work, and says when the turn is over. Turns of one tenant
+//! begin in the order in which they were asked for. A device without a ceiling gives a turn to everybody at once, and
+//! costs a request two comparisons.
+//!
+//! Promises: nothing is allocated for a request once the queues have grown, but where it has to wait for the clock (a
+//! rate or a limit): then there is one timer for all. A request that is given up before its turn gives it back.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use flagstone_platform::{Platform, Time};
+use flagstone_types::LatencyHistogram;
+
+use crate::cores::{Line, PERIOD_NS, divide};
+use crate::device::{Device, Settings};
+use crate::price::Price;
+use crate::promise::{Promise, Totals, WHOLE_NS};
+use crate::{Ask, Decision, Kind, Limits, Prices, Scheduler, Slo, VolumeKey};
+
+/// The clock wakes nobody sooner than after this time: what a rate holds back is let go in small groups, which its
+/// bucket allows, instead of by a timer each.
+const TIMER_LEAST_NS: u64 = 50_000;
+
+/// How often it is looked at whether tenants get what they were promised.
+const JUDGED_EVERY_NS: u64 = 100_000_000;
+
+/// What requests of a device that nobody has measured are taken to cost: only limits need it then, which count
+/// requests and bytes.
+const UNMEASURED: Prices = Prices {
+    read: Price {
+        op_ns: 0,
+        block_ns: 1_000,
+    },
+    write: Price {
+        op_ns: 0,
+        block_ns: 1_000,
+    },
+    flush_ns: 10_000,
+};
+
+/// The turns at one device on one core. A cheap handle.
+pub struct Turns<P: Platform> {
+    inner: Rc<Inner<P>>,
+}
+
+impl<P: Platform> Clone for Turns<P> {
+    fn clone(&self) -> Self {
+        Turns {
+            inner: self.inner.clone(),
+        }
+    }
+}
+
+struct Inner<P> {
+    platform: P,
+    core: usize,
+    device: Arc<Device>,
+    /// How many flushes this core has had the device do.
+    flushes: Box<dyn Fn() -> u64>,
+    state: RefCell<State>,
+}
+
+/// Somebody who waits for a turn.
+struct Waiter {
+    tenant: u32,
+    waker: Option<Waker>,
+    /// What it may begin now, and how long it waited.
+    granted: Option<(Ask, u64)>,
+    /// Nobody waits any more: what is granted is given back.
+    is_abandoned: bool,
+}
+
+struct Seat {
+    key: VolumeKey,
+    slo: Slo,
+    limits: Limits,
+    /// Waiters whose turn has come and who have not taken it, in order.
+    granted: VecDeque<u32>,
+    stats: Rc<RefCell<TenantStats>>,
+    judged_used_ns: u64,
+    /// Something waited when it was judged last.
+    was_waiting: bool,
+}
+
+struct State {
+    scheduler: Scheduler<u32>,
+    settings: Settings,
+    totals: Totals,
+    seen_version: u64,
+    seats: Vec<Option<Seat>>,
+    free_seats: Vec<u32>,
+    waiters: Vec<Waiter>,
+    free_waiters: Vec<u32>,
+    /// When the clock wakes this core.
+    wakes_at: Option<Time>,
+    is_ticking: bool,
+    /// Something was asked for since the last tick.
+    was_busy: bool,
+    reported_at: Time,
+    judged_at: Time,
+    /// Stable changes and flushes that ended, ever; how many share a flush, from these.
+    durable_ended: u64,
+    durable_seen: u64,
+    flushes_seen: u64,
+    sharers: u64,
+}
+
+/// What a tenant got. Counted where something was divided or limited; elsewhere there is nothing to wait for.
+#[derive(Clone, Debug, Default)]
+pub struct TenantStats {
+    /// How long requests waited for their turn.
+    pub waited: LatencyHistogram,
+    /// Device time used, in nanoseconds.
+    pub used_ns: u64,
+    /// For how long it got less than it was promised though it wanted more, in nanoseconds.
+    pub short_ns: u64,
+}
+
+/// What a request wants of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Want {
+    /// What it does.
+    pub kind: Kind,
+    /// From which byte.
+    pub offset_bytes: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+    /// It is answered when it survives power loss.
+    pub is_durable: bool,
+}
+
+impl Want {
+    /// To read.
+    pub fn read(offset_bytes: u64, len_bytes: u64) -> Want {
+        Want {
+            kind: Kind::Read,
+            offset_bytes,
+            len_bytes,
+            is_durable: false,
+        }
+    }
+
+    /// To write.
+    pub fn write(offset_bytes: u64, len_bytes: u64, is_durable: bool) -> Want {
+        Want {
+            kind: Kind::Write,
+            offset_bytes,
+            len_bytes,
+            is_durable,
+        }
+    }
+
+    /// To make durable what was written.
+    pub fn flush() -> Want {
+        Want {
+            kind: Kind::Flush,
+            offset_bytes: 0,
+            len_bytes: 0,
+            is_durable: true,
+        }
+    }
+}
+
+impl<P: Platform> Turns<P> {
+    /// The turns at `device` on the core with this index. `flushes` tells how many flushes this core has had the device do.
+    pub fn new(
+        platform: P,
+        core: usize,
+        device: Arc<Device>,
+        flushes: impl Fn() -> u64 + 'static,
+    ) -> Turns<P> {
+        let now = platform.now();
+        let settings = Settings::default();
+        let scheduler = Scheduler::new(settings.policy, settings.whole(), usize::MAX, now.0);
+        let turns = Turns {
+            inner: Rc::new(Inner {
+                platform,
+                core,
+                device,
+                flushes: Box::new(flushes),
+                state: RefCell::new(State {
+                    scheduler,
+                    settings,
+                    totals: Totals::default(),
+                    seen_version: 0,
+                    seats: Vec::new(),
+                    free_seats: Vec::new(),
+                    waiters: Vec::new(),
+                    free_waiters: Vec::new(),
+                    wakes_at: None,
+                    is_ticking: false,
+                    was_busy: false,
+                    reported_at: now,
+                    judged_at: now,
+                    durable_ended: 0,
+                    durable_seen: 0,
+                    flushes_seen: 0,
+                    sharers: 1,
+                }),
+            }),
+        };
+        turns.inner.look(&mut turns.inner.state.borrow_mut());
+        turns
+    }
+
+    /// Somebody who wants turns, until the last handle is dropped.
+    pub fn tenant(&self, slo: Slo, limits: Limits) -> Tenant<P> {
+        let inner = &self.inner;
+        inner.device.add(slo);
+        let mut state = inner.state.borrow_mut();
+        // What the others are promised now they hear with the next tick, so that ten thousand who come together don't
+        // cost ten thousand looks at all.
+        state.totals = state.totals.with(slo);
+        let promise = state.promise(slo);
+        let now_ns = inner.platform.now().0;
+        let key = state.scheduler.add(promise, &limits, now_ns);
+        let stats: Rc<RefCell<TenantStats>> = Rc::default();
+        let seat = Seat {
+            key,
+            slo,
+            limits,
+            granted: VecDeque::new(),
+            stats: stats.clone(),
+            judged_used_ns: 0,
+            was_waiting: false,
+        };
+        let at = match state.free_seats.pop() {
+            Some(at) => at,
+            None => {
+                state.seats.push(None);
+                state.seats.len() as u32 - 1
+            }
+        };
+        state.seats[at as usize] = Some(seat);
+        Tenant {
+            seat: Rc::new(SeatHandle {
+                inner: inner.clone(),
+                at,
+                is_limited: Cell::new(limits != Limits::default()),
+                stats,
+            }),
+        }
+    }
+
+    /// Requests that wait for their turn, and that have it.
+    pub fn load(&self) -> (u64, u64) {
+        let state = self.inner.state.borrow();
+        (state.scheduler.waiting(), state.scheduler.in_flight())
+    }
+}
+
+impl State {
+    fn prices(&self) -> Prices {
+        self.settings
+            .ceiling
+            .map_or(UNMEASURED, |ceiling| ceiling.prices)
+    }
+
+    fn promise(&self, slo: Slo) -> Promise {
+        self.totals.promise(&self.prices(), WHOLE_NS, slo)
+    }
+
+    fn ask(&self, want: Want) -> Ask {
+        let prices = self.prices();
+        let mut ask = Ask::of(&prices, want.kind, want.offset_bytes, want.len_bytes);
+        let flush_ns = prices.of_flush(self.sharers);
+        match want.kind {
+            Kind::Flush => ask.price_ns = flush_ns,
+            _ if want.is_durable => ask.price_ns = ask.price_ns.saturating_add(flush_ns),
+            _ => {}
+        }
+        ask
+    }
+
+    fn add_waiter(&mut self, tenant: u32) -> u32 {
+        let waiter = Waiter {
+            tenant,
+            waker: None,
+            granted: None,
+            is_abandoned: false,
+        };
+        match self.free_waiters.pop() {
+            Some(at) => {
+                self.waiters[at as usize] = waiter;
+                at
+            }
+            None => {
+                self.waiters.push(waiter);
+                self.waiters.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The turn of a waiter has come. He takes it after those of his tenant whose turns came before. Returns what is
+    /// given back because nobody waits any more.
+    fn grant(&mut self, at: u32, ask: Ask, waited_ns: u64) -> Option<(VolumeKey, Ask)> {
+        let waiter = &mut self.waiters[at as usize];
+        let seat = self.seats[waiter.tenant as usize].as_mut()?;
+        if waiter.is_abandoned {
+            self.free_waiters.push(at);
+            return Some((seat.key, ask));
+        }
+        waiter.granted = Some((ask, waited_ns));
+        seat.granted.push_back(at);
+        if seat.granted.len() == 1
+            && let Some(waker) = waiter.waker.take()
+        {
+            waker.wake();
+        }
+        None
+    }
+
+    /// Takes the turn of a waiter, if it has come and is the first of its tenant.
+    fn take(&mut self, at: u32) -> Option<(Ask, u64)> {
+        let waiter = &mut self.waiters[at as usize];
+        let seat = self.seats[waiter.tenant as usize].as_mut()?;
+        if seat.granted.front() != Some(&at) {
+            return None;
+        }
+        let granted = waiter.granted.take()?;
+        self.leave(at);
+        Some(granted)
+    }
+
+    /// Takes a waiter whose turn has come out of the line of its tenant; the next one may go on.
+    fn leave(&mut self, at: u32) {
+        let tenant = self.waiters[at as usize].tenant;
+        self.free_waiters.push(at);
+        let Some(seat) = self.seats[tenant as usize].as_mut() else {
+            return;
+        };
+        seat.granted.retain(|&granted| granted != at);
+        let next = seat.granted.front().copied();
+        if let Some(waker) = next.and_then(|next| self.waiters[next as usize].waker.take()) {
+            waker.wake();
+        }
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Begins what may begin.
+    fn pump(self: &Rc<Self>, state: &mut State) {
+        let now = self.platform.now();
+        loop {
+            match state.scheduler.next(now.0) {
+                Decision::Start(start) => {
+                    let given_back = state.grant(start.request, start.ask, start.waited_ns);
+                    if let Some((key, ask)) = given_back {
+                        state.scheduler.complete(key, &ask, 0);
+                    }
+                }
+                Decision::WaitUntil(at_ns) => {
+                    let at = Time(at_ns.max(now.0.saturating_add(TIMER_LEAST_NS)));
+                    return self.wake_at(state, at);
+                }
+                Decision::Wait => return,
+            }
+        }
+    }
+
+    fn wake_at(self: &Rc<Self>, state: &mut State, at: Time) {
+        if state.wakes_at.is_some_and(|earlier| earlier <= at) {
+            return;
+        }
+        state.wakes_at = Some(at);
+        let inner = self.clone();
+        self.platform.spawn(async move {
+            inner.platform.sleep_until(at).await;
+            let mut state = inner.state.borrow_mut();
+            // Otherwise an earlier one has taken its place.
+            if state.wakes_at == Some(at) {
+                state.wakes_at = None;
+                inner.pump(&mut state);
+            }
+        });
+    }
+
+    /// Goes by what the device's settings, promises and lines are now.
+    fn look(&self, state: &mut State) {
+        let now = self.platform.now();
+        let version = self.device.version();
+        if version != state.seen_version {
+            state.seen_version = version;
+            let (settings, totals) = self.device.read();
+            let is_other_policy = settings.policy != state.settings.policy;
+            (state.settings, state.totals) = (settings, totals);
+            if is_other_policy {
+                state.scheduler.set_policy(settings.policy, now.0);
+            }
+            for at in 0..state.seats.len() {
+                let Some(seat) = &state.seats[at] else {
+                    continue;
+                };
+                let (key, promise) = (seat.key, state.promise(seat.slo));
+                state.scheduler.promise(key, promise);
+            }
+        }
+        let mine: Vec<Line> = self.device.lines().collect();
+        let budgets = divide(state.settings.whole(), &mine);
+        if let Some(&budget) = budgets.get(self.core) {
+            state.scheduler.set_budget(budget, now.0);
+        }
+    }
+
+    /// Says what this core did, and looks what it may do.
+    fn tick(self: &Rc<Self>, state: &mut State) {
+        let now = self.platform.now();
+        let passed_ns = now.since(state.reported_at);
+        state.reported_at = now;
+        let line = state.scheduler.report(passed_ns);
+        self.device.write_line(self.core, line);
+        self.look(state);
+        self.estimate_sharers(state);
+        let unjudged_ns = now.since(state.judged_at);
+        if unjudged_ns >= JUDGED_EVERY_NS {
+            state.judged_at = now;
+            judge(state, unjudged_ns);
+        }
+        self.pump(state);
+    }
+
+    /// How many shared the last flushes: smoothed, since few of either end within a period.
+    fn estimate_sharers(&self, state: &mut State) {
+        let flushes = (self.flushes)();
+        let (new, ended) = (
+            flushes.saturating_sub(state.flushes_seen),
+            state.durable_ended.saturating_sub(state.durable_seen),
+        );
+        if new >= 8 {
+            state.flushes_seen = flushes;
+            state.durable_seen = state.durable_ended;
+            state.sharers = (ended / new).max(1);
+        }
+    }
+
+    /// Ticks as long as something is asked for: an idle core does nothing.
+    fn keep_ticking(self: &Rc<Self>, state: &mut State) {
+        state.was_busy = true;
+        if state.is_ticking {
+            return;
+        }
+        state.is_ticking = true;
+        state.judged_at = self.platform.now();
+        self.tick(state);
+        let inner = self.clone();
+        self.platform.spawn(async move {
+            loop {
+                inner.platform.sleep_ns(PERIOD_NS).await;
+                let mut state = inner.state.borrow_mut();
+                let is_idle = state.scheduler.waiting() + state.scheduler.in_flight() == 0;
+                inner.tick(&mut state);
+                if is_idle && !std::mem::take(&mut state.was_busy) {
+                    state.is_ticking = false;
+                    // What it was promised others may use meanwhile.
+                    let promised_ns = state.scheduler.promised_ns();
+                    let line = Line {
+                        promised_ns,
+                        ..Line::default()
+                    };
+                    return inner.device.write_line(inner.core, line);
+                }
+            }
+        });
+    }
+}
+
+/// Who wanted more and got less than promised, over so many nanoseconds.
+fn judge(state: &mut State, passed_ns: u64) {
+    for at in 0..state.seats.len() {
+        let Some(seat) = &state.seats[at] else {
+            continue;
+        };
+        let promise = state.promise(seat.slo);
+        let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
+        let is_waiting = state.scheduler.waiting_of(seat.key) > 0;
+        let Some(seat) = &mut state.seats[at] else {
+            continue;
+        };
+        let got = used_ns.saturating_sub(seat.judged_used_ns);
+        let due = u128::from(promise.0) * u128::from(passed_ns) / u128::from(WHOLE_NS);
+        // A twentieth is what measuring at a moment can be wrong by.
+        let is_short = u128::from(got) < due * 19 / 20;
+        // Its own limits are not a broken promise.
+        let is_limited = seat.limits != Limits::default();
+        let mut stats = seat.stats.borrow_mut();
+        if is_waiting && seat.was_waiting && is_short && !is_limited {
+            stats.short_ns += passed_ns;
+        }
+        stats.used_ns = used_ns;
+        seat.judged_used_ns = used_ns;
+        seat.was_waiting = is_waiting;
+    }
+}
+
+/// Somebody who gets turns by an SLO. A cheap handle.
+pub struct Tenant<P: Platform> {
+    seat: Rc<SeatHandle<P>>,
+}
+
+impl<P: Platform> Clone for Tenant<P> {
+    fn clone(&self) -> Self {
+        Tenant {
+            seat: self.seat.clone(),
+        }
+    }
+}
+
+struct SeatHandle<P: Platform> {
+    inner: Rc<Inner<P>>,
+    at: u32,
+    is_limited: Cell<bool>,
+    stats: Rc<RefCell<TenantStats>>,
+}
+
+impl<P: Platform> Drop for SeatHandle<P> {
+    fn drop(&mut self) {
+        // Whoever waits has a handle, so nobody does.
+        let mut state = self.inner.state.borrow_mut();
+        if let Some(seat) = state.seats[self.at as usize].take() {
+            state.scheduler.remove(seat.key);
+            state.free_seats.push(self.at);
+            self.inner.device.remove(seat.slo);
+        }
+    }
+}
+
+impl<P: Platform> Tenant<P> {
+    /// Another SLO and other limits, from now on, for what waits already, too.
+    pub fn change(&self, slo: Slo, limits: Limits) {
+        let inner = &self.seat.inner;
+        let mut state = inner.state.borrow_mut();
+        let Some(seat) = state.seats[self.seat.at as usize].as_mut() else {
+            return;
+        };
+        let before = std::mem::replace(&mut seat.slo, slo);
+        seat.limits = limits;
+        let key = seat.key;
+        self.seat.is_limited.set(limits != Limits::default());
+        inner.device.remove(before);
+        inner.device.add(slo);
+        inner.look(&mut state);
+        let promise = state.promise(slo);
+        let now_ns = inner.platform.now().0;
+        state.scheduler.change(key, promise, &limits, now_ns);
+        inner.pump(&mut state);
+    }
+
+    /// What it got until now.
+    pub fn stats(&self) -> TenantStats {
+        self.seat.stats.borrow().clone()
+    }
+
+    /// What it is promised of the device, in nanoseconds of device time a second; `None` where nothing is divided.
+    pub fn promised_ns(&self) -> Option<u64> {
+        let state = self.seat.inner.state.borrow();
+        state.settings.ceiling?;
+        let seat = state.seats[self.seat.at as usize].as_ref()?;
+        Some(state.promise(seat.slo).0)
+    }
+
+    /// Waits until it is its turn to do this. The order in which this was called is the one in which calls go on.
+    pub async fn turn(&self, want: Want) -> Turn<P> {
+        let inner = &self.seat.inner;
+        if !inner.device.is_divided() && !self.seat.is_limited.get() {
+            return Turn(None);
+        }
+        let waiting = {
+            let mut state = inner.state.borrow_mut();
+            inner.keep_ticking(&mut state);
+            let at = state.add_waiter(self.seat.at);
+            let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
+            let ask = state.ask(want);
+            let now_ns = inner.platform.now().0;
+            let taken = key.is_some_and(|key| state.scheduler.submit(key, ask, at, now_ns).is_ok());
+            debug_assert!(taken, "queues have no end, and a tenant with a handle a seat");
+            inner.pump(&mut state);
+            Waiting {
+                seat: &self.seat,
+                at,
+                is_over: false,
+            }
+        };
+        let (ask, waited_ns) = waiting.wait().await;
+        self.seat.stats.borrow_mut().waited.record(waited_ns);
+        Turn(Some(Held {
+            seat: self.seat.clone(),
+            ask,
+            cost_ns: ask.price_ns,
+            is_durable: want.is_durable,
+        }))
+    }
+}
+
+/// Waits for a turn; gives it back if nobody waits any more.
+struct Waiting<'a, P: Platform> {
+    seat: &'a Rc<SeatHandle<P>>,
+    at: u32,
+    is_over: bool,
+}
+
+impl<P: Platform> Waiting<'_, P> {
+    async fn wait(mut self) -> (Ask, u64) {
+        poll_fn(|cx| {
+            let mut state = self.seat.inner.state.borrow_mut();
+            match state.take(self.at) {
+                Some(granted) => {
+                    self.is_over = true;
+                    Poll::Ready(granted)
+                }
+                None => {
+                    let waiter = &mut state.waiters[self.at as usize];
+                    match &mut waiter.waker {
+                        Some(waker) => waker.clone_from(cx.waker()),
+                        none => *none = Some(cx.waker().clone()),
+                    }
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl<P: Platform> Drop for Waiting<'_, P> {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let inner = &self.seat.inner;
+        let mut state = inner.state.borrow_mut();
+        let waiter = &mut state.waiters[self.at as usize];
+        match waiter.granted.take() {
+            None => {
+                waiter.is_abandoned = true;
+                waiter.waker = None;
+            }
+            Some((ask, _)) => {
+                state.leave(self.at);
+                let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
+                if let Some(key) = key {
+                    state.scheduler.complete(key, &ask, 0);
+                }
+                inner.pump(&mut state);
+            }
+        }
+    }
+}
+
+struct Held<P: Platform> {
+    seat: Rc<SeatHandle<P>>,
+    ask: Ask,
+    cost_ns: u64,
+    is_durable: bool,
+}
+
+/// A turn at a device. It is over when it is dropped.
+#[must_use = "the turn is over when this is dropped"]
+pub struct Turn<P: Platform>(Option<Held<P>>);
+
+impl<P: Platform> Turn<P> {
+    /// Of what was asked for only this part needed the device (`part` of `whole`): the rest is given back.
+    pub fn used_only(&mut self, part: u64, whole: u64) {
+        if let Some(held) = &mut self.0 {
+            let price = u128::from(held.ask.price_ns);
+            let cost = price * u128::from(part.min(whole)) / u128::from(whole.max(1));
+            held.cost_ns = u64::try_from(cost).unwrap_or(u64::MAX);
+        }
+    }
+}
+
+impl<P: Platform> Drop for Held<P> {
+    fn drop(&mut self) {
+        let inner = &self.seat.inner;
+        let mut state = inner.state.borrow_mut();
+        state.durable_ended += u64::from(self.is_durable);
+        let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
+        if let Some(key) = key {
+            state.scheduler.complete(key, &self.ask, self.cost_ns);
+        }
+        inner.pump(&mut state);
+    }
+}

@@ -1,0 +1,453 @@
+//! Turns in the simulator: tasks that wait, cores that lend each other, settings that change.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_platform::Platform;
+use flagstone_platform::sync::Budget;
+use flagstone_sched::price::Price;
+use flagstone_sched::{
+    Ceiling, Device, Limits, Policy, Prices, Settings, Slo, Tenant, Turns, Want,
+};
+use flagstone_sim::{SimPlatform, World, WorldConfig};
+
+const MS: u64 = 1_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// 20,000 blocks a second.
+const BLOCK_NS: u64 = 50_000;
+/// What the device does at a time.
+const CHANNELS: u64 = 20;
+
+fn prices() -> Prices {
+    let block = Price {
+        op_ns: 0,
+        block_ns: BLOCK_NS,
+    };
+    Prices {
+        read: block,
+        write: block,
+        flush_ns: BLOCK_NS,
+    }
+}
+
+fn ceiling() -> Ceiling {
+    Ceiling {
+        prices: prices(),
+        window_blocks: CHANNELS,
+    }
+}
+
+fn divided(policy: Policy) -> Settings {
+    Settings {
+        ceiling: Some(ceiling()),
+        policy,
+    }
+}
+
+/// A device with channels; each is busy with a block for a while.
+#[derive(Clone)]
+struct Channels(Rc<Budget>);
+
+impl Channels {
+    fn new() -> Channels {
+        Channels(Rc::new(Budget::new(CHANNELS)))
+    }
+
+    async fn work(&self, platform: &SimPlatform) {
+        let _channel = self.0.take(1).await;
+        let jitter = platform.random_u64() % (BLOCK_NS * CHANNELS / 5);
+        platform
+            .sleep_ns(BLOCK_NS * CHANNELS * 9 / 10 + jitter)
+            .await;
+    }
+}
+
+fn turns(world: &World, core: usize, device: &Arc<Device>) -> Turns<SimPlatform> {
+    Turns::new(world.platform(core), core, device.clone(), || 0)
+}
+
+/// A greedy client: so many reads in flight as `wants` says. Counts answers.
+fn greedy(
+    world: &World,
+    core: usize,
+    tenant: &Tenant<SimPlatform>,
+    channels: &Channels,
+    in_flight: usize,
+    until: Rc<Cell<bool>>,
+) -> Rc<Cell<u64>> {
+    let answers: Rc<Cell<u64>> = Rc::default();
+    for _ in 0..in_flight {
+        let (tenant, channels, until) = (tenant.clone(), channels.clone(), until.clone());
+        let (answers, platform) = (answers.clone(), world.platform(core));
+        world.spawn(core, async move {
+            while !until.get() {
+                let turn = tenant.turn(Want::read(0, 4096)).await;
+                channels.work(&platform).await;
+                drop(turn);
+                answers.set(answers.get() + 1);
+            }
+        });
+    }
+    answers
+}
+
+fn stop() -> Rc<Cell<bool>> {
+    Rc::default()
+}
+
+#[test]
+fn without_a_ceiling_nobody_waits() {
+    let world = World::new(1);
+    let device = Arc::new(Device::new(Settings::default(), 1));
+    let turns = turns(&world, 0, &device);
+    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    assert_eq!(tenant.promised_ns(), None);
+    let waited = tenant.clone();
+    let began = world.now();
+    world.block_on(0, async move {
+        let mut held = Vec::new();
+        for _ in 0..10_000 {
+            held.push(waited.turn(Want::read(0, 1 << 20)).await);
+        }
+    });
+    // Running a task takes some hundred nanoseconds there.
+    assert!(world.now().since(began) < 10_000);
+    assert!(tenant.stats().waited.is_empty());
+    assert_eq!(turns.load(), (0, 0));
+}
+
+#[test]
+fn figure_13_of_tasks() {
+    for (policy, victims_keep) in [
+        (Policy::Deficit, 0.97..1.04),
+        (Policy::Strict, 0.97..1.04),
+        (Policy::FirstCome, 0.5..0.8),
+    ] {
+        let world = World::new(13);
+        let device = Arc::new(Device::new(divided(policy), 1));
+        let turns = turns(&world, 0, &device);
+        let channels = Channels::new();
+        let end = stop();
+        let tenants: Vec<_> = (0..3)
+            .map(|_| turns.tenant(Slo::Share(1), Limits::default()))
+            .collect();
+        let greedy = |n: usize, count| greedy(&world, 0, &tenants[n], &channels, count, end.clone());
+        let before: Vec<_> = (0..3).map(|n| greedy(n, 30)).collect();
+        let counts = |of: &[Rc<Cell<u64>>]| of.iter().map(|c| c.get()).collect::<Vec<_>>();
+        world.run_for(100 * MS);
+        let start = counts(&before);
+        world.run_for(SECOND_NS / 2);
+        let calm = counts(&before);
+        let burst = greedy(2, 60);
+        world.run_for(50 * MS);
+        let (begun, burst_begun) = (counts(&before), burst.get());
+        world.run_for(SECOND_NS / 2);
+        let over = counts(&before);
+        for victim in 0..2 {
+            let had = (calm[victim] - start[victim]) as f64;
+            let kept = (over[victim] - begun[victim]) as f64 / had;
+            assert!(victims_keep.contains(&kept), "{policy:?}: {kept}");
+        }
+        let all: u64 = (0..3).map(|n| over[n] - begun[n]).sum::<u64>() + burst.get() - burst_begun;
+        if policy != Policy::Strict {
+            // Half a second of 20,000.
+            assert!(all >= 9_500, "{policy:?}: {all} of 10,000");
+        }
+        end.set(true);
+        world.run_until_idle();
+    }
+}
+
+#[test]
+fn turns_of_a_tenant_go_on_in_their_order() {
+    for seed in 0..20 {
+        let world = World::new(seed);
+        let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+        let turns = turns(&world, 0, &device);
+        let tenants: Vec<_> = (0..3)
+            .map(|_| turns.tenant(Slo::Share(1), Limits::default()))
+            .collect();
+        let orders: Vec<Rc<RefCell<Vec<u64>>>> = (0..3).map(|_| Rc::default()).collect();
+        let asked: Rc<RefCell<Vec<u64>>> = Rc::new(RefCell::new(vec![0; 3]));
+        for number in 0..600usize {
+            let of = number % 3;
+            let (tenant, order) = (tenants[of].clone(), orders[of].clone());
+            let (asked, platform) = (asked.clone(), world.platform(0));
+            world.spawn(0, async move {
+                platform.sleep_ns(platform.random_u64() % (5 * MS)).await;
+                let place = {
+                    let mut asked = asked.borrow_mut();
+                    asked[of] += 1;
+                    asked[of]
+                };
+                let turn = tenant.turn(Want::read(0, 4096)).await;
+                order.borrow_mut().push(place);
+                platform.sleep_ns(platform.random_u64() % MS).await;
+                drop(turn);
+            });
+        }
+        world.run_until_idle();
+        for order in &orders {
+            let order = order.borrow();
+            assert_eq!(order.len(), 200);
+            assert!(order.is_sorted(), "seed {seed}: {order:?}");
+        }
+        assert_eq!(turns.load(), (0, 0));
+    }
+}
+
+#[test]
+fn who_gives_up_gives_back() {
+    for seed in 0..50 {
+        let world = World::new(seed);
+        let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+        let turns = turns(&world, 0, &device);
+        let tenant = turns.tenant(Slo::Share(1), Limits::default());
+        let done: Rc<Cell<u64>> = Rc::default();
+        for _ in 0..300 {
+            let (tenant, platform, done) = (tenant.clone(), world.platform(0), done.clone());
+            world.spawn(0, async move {
+                platform.sleep_ns(platform.random_u64() % MS).await;
+                let patience = platform.sleep_ns(platform.random_u64() % (20 * MS));
+                let turn = Box::pin(tenant.turn(Want::read(0, 4096)));
+                if let Some(turn) = first(turn, Box::pin(patience)).await {
+                    platform.sleep_ns(MS).await;
+                    drop(turn);
+                    done.set(done.get() + 1);
+                }
+            });
+        }
+        world.run_until_idle();
+        assert_eq!(turns.load(), (0, 0), "seed {seed}");
+        assert!((1..300).contains(&done.get()), "seed {seed}: {}", done.get());
+        // Whole again: everything that may be in flight is.
+        let again = world.block_on(0, async move {
+            let mut held = Vec::new();
+            for _ in 0..CHANNELS {
+                held.push(tenant.turn(Want::read(0, 4096)).await);
+            }
+            held.len()
+        });
+        assert_eq!(again as u64, CHANNELS);
+    }
+}
+
+/// What `wanted` gives, or nothing if `patience` ends before.
+async fn first<T>(
+    mut wanted: std::pin::Pin<Box<impl Future<Output = T>>>,
+    mut patience: std::pin::Pin<Box<impl Future<Output = ()>>>,
+) -> Option<T> {
+    std::future::poll_fn(move |cx| {
+        use std::task::Poll;
+        if let Poll::Ready(value) = wanted.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        patience.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}
+
+#[test]
+fn limits_hold_without_a_ceiling_and_change_while_requests_wait() {
+    let world = World::new(5);
+    let device = Arc::new(Device::new(Settings::default(), 1));
+    let turns = turns(&world, 0, &device);
+    let channels = Channels::new();
+    let limits = |reads| Limits {
+        reads: Some(reads),
+        ..Limits::default()
+    };
+    let tenant = turns.tenant(Slo::Share(1), limits(1000));
+    let free = turns.tenant(Slo::Share(1), Limits::default());
+    let end = stop();
+    let answers = greedy(&world, 0, &tenant, &channels, 8, end.clone());
+    let others = greedy(&world, 0, &free, &channels, 8, end.clone());
+    world.run_for(SECOND_NS);
+    let held = answers.get();
+    assert!((1000..1040).contains(&held), "{held}");
+    assert!(others.get() > 7000, "{}", others.get());
+    tenant.change(Slo::Share(1), limits(4000));
+    world.run_for(SECOND_NS);
+    let more = answers.get() - held;
+    assert!((3900..4100).contains(&more), "{more}");
+    tenant.change(Slo::Share(1), Limits::default());
+    world.run_for(SECOND_NS);
+    assert!(answers.get() - held - more > 7000);
+    end.set(true);
+    world.run_until_idle();
+}
+
+#[test]
+fn a_ceiling_comes_and_goes_while_requests_are_under_way() {
+    let world = World::new(6);
+    let device = Arc::new(Device::new(Settings::default(), 1));
+    let turns = turns(&world, 0, &device);
+    // No device behind it: only the ceiling holds anything back.
+    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    let end = stop();
+    let answers: Rc<Cell<u64>> = Rc::default();
+    for _ in 0..16 {
+        let (tenant, end, answers) = (tenant.clone(), end.clone(), answers.clone());
+        let platform = world.platform(0);
+        world.spawn(0, async move {
+            while !end.get() {
+                let turn = tenant.turn(Want::read(0, 4096)).await;
+                platform.sleep_ns(100_000).await;
+                drop(turn);
+                answers.set(answers.get() + 1);
+            }
+        });
+    }
+    let mut rates = Vec::new();
+    for settings in [
+        Settings::default(),
+        divided(Policy::Deficit),
+        divided(Policy::Strict),
+        divided(Policy::FirstCome),
+        divided(Policy::Deficit),
+        Settings::default(),
+    ] {
+        device.set(settings);
+        world.run_for(10 * MS);
+        let before = answers.get();
+        world.run_for(SECOND_NS);
+        rates.push(answers.get() - before);
+    }
+    let near = |rate: u64, wanted: u64| rate.abs_diff(wanted) * 20 < wanted;
+    let wanted = [128_000, 20_000, 19_375, 128_000, 20_000, 128_000];
+    for (rate, wanted) in rates.iter().zip(wanted) {
+        assert!(near(*rate, wanted), "{rates:?}");
+    }
+    assert!(tenant.stats().waited.quantile_ns(0.5) > Some(0));
+    end.set(true);
+    world.run_until_idle();
+}
+
+#[test]
+fn cores_lend_each_other_and_take_back() {
+    let world = World::with_config(WorldConfig::new(8).cores(2));
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 2));
+    let cores = [turns(&world, 0, &device), turns(&world, 1, &device)];
+    let channels = Channels::new();
+    let tenants = [
+        cores[0].tenant(Slo::Share(3), Limits::default()),
+        cores[1].tenant(Slo::Share(1), Limits::default()),
+    ];
+    let ends = [stop(), stop()];
+    let one = greedy(&world, 1, &tenants[1], &channels, 40, ends[1].clone());
+    world.run_for(SECOND_NS / 2);
+    let alone = one.get();
+    // All but a block of the window, of twenty.
+    assert!(alone > 9_100, "it has all that nobody uses: {alone}");
+    let zero = greedy(&world, 0, &tenants[0], &channels, 40, ends[0].clone());
+    world.run_for(50 * MS);
+    let before = (zero.get(), one.get());
+    world.run_for(SECOND_NS);
+    let got = (zero.get() - before.0, one.get() - before.1);
+    let share = got.0 as f64 / (got.0 + got.1) as f64;
+    assert!((0.71..0.79).contains(&share), "{got:?}");
+    assert!(got.0 + got.1 > 19_000, "{got:?}");
+    ends[0].set(true);
+    world.run_for(50 * MS);
+    let before = one.get();
+    world.run_for(SECOND_NS / 2);
+    assert!(one.get() - before > 9_100, "{}", one.get() - before);
+    ends[1].set(true);
+    // Idle cores do nothing: otherwise this would never end.
+    world.run_until_idle();
+}
+
+#[test]
+fn who_gets_less_than_promised_is_known() {
+    let world = World::new(9);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    // A device that does half of what was measured.
+    let channels = Channels(Rc::new(Budget::new(CHANNELS / 2)));
+    let floor = Slo::Floor {
+        reads: 15_000,
+        writes: 0,
+    };
+    let tenant = turns.tenant(floor, Limits::default());
+    let modest = turns.tenant(Slo::Share(1), Limits::default());
+    assert_eq!(tenant.promised_ns(), Some(15_000 * BLOCK_NS));
+    let end = stop();
+    greedy(&world, 0, &tenant, &channels, 60, end.clone());
+    greedy(&world, 0, &modest, &channels, 1, end.clone());
+    world.run_for(2 * SECOND_NS);
+    let short = tenant.stats().short_ns;
+    assert!((3 * SECOND_NS / 2..=2 * SECOND_NS).contains(&short), "{short}");
+    assert_eq!(modest.stats().short_ns, 0, "it wants no more than it gets");
+    // Once the device is as it was measured, the promise is kept.
+    end.set(true);
+    world.run_until_idle();
+    let channels = Channels::new();
+    let end = stop();
+    greedy(&world, 0, &tenant, &channels, 60, end.clone());
+    let before = tenant.stats().short_ns;
+    world.run_for(SECOND_NS);
+    assert!(tenant.stats().short_ns - before <= SECOND_NS / 5);
+    end.set(true);
+    world.run_until_idle();
+}
+
+#[test]
+fn what_the_device_did_not_have_to_do_is_given_back() {
+    let world = World::new(10);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    let began = world.now();
+    let count = world.block_on(0, async move {
+        let mut count = 0;
+        for _ in 0..10_000 {
+            let mut turn = tenant.turn(Want::read(0, 8192)).await;
+            turn.used_only(0, 2);
+            drop(turn);
+            count += 1;
+        }
+        count
+    });
+    assert_eq!(count, 10_000);
+    // At the price of two blocks each it would have taken a second.
+    let took = world.now().since(began);
+    assert!(took < 10 * MS, "{took}");
+}
+
+#[test]
+fn a_durable_change_pays_its_part_of_the_flush() {
+    let rate = |sharers: u64| {
+        let world = World::new(11);
+        let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+        let answers: Rc<Cell<u64>> = Rc::default();
+        let counted = answers.clone();
+        let flushes = move || counted.get() / sharers;
+        let turns = Turns::new(world.platform(0), 0, device, flushes);
+        let tenant = turns.tenant(Slo::Share(1), Limits::default());
+        let end = stop();
+        for _ in 0..16 {
+            let (tenant, end, answers) = (tenant.clone(), end.clone(), answers.clone());
+            let platform = world.platform(0);
+            world.spawn(0, async move {
+                while !end.get() {
+                    let turn = tenant.turn(Want::write(0, 4096, true)).await;
+                    platform.sleep_ns(100_000).await;
+                    drop(turn);
+                    answers.set(answers.get() + 1);
+                }
+            });
+        }
+        world.run_for(SECOND_NS / 2);
+        let before = answers.get();
+        world.run_for(SECOND_NS);
+        end.set(true);
+        world.run_until_idle();
+        answers.get() - before
+    };
+    // A flush costs what a block does: alone it halves the rate, shared by ten it takes an eleventh.
+    let (alone, shared) = (rate(1), rate(10));
+    assert!((9_500..10_500).contains(&alone), "{alone}");
+    assert!((17_300..19_000).contains(&shared), "{shared}");
+}
