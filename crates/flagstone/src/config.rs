@@ -20,9 +20,11 @@ use crate::layers::LayerText;
 use crate::name::check_name;
 use crate::node::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT,
-    NodeErrorKind, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
+    NodeErrorKind, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, Schedule,
+    SchedulePolicy,
 };
 use crate::size::Size;
+use crate::slo_text::CeilingText;
 
 pub use export::{ExportConfig, NfsConfig, SquashConfig};
 
@@ -118,6 +120,11 @@ level = "info"
 # For measuring and testing: what the device is asked for passes these first, in order. A ceiling (a second), latency on
 # top of its own, operations that fail without being begun. With a device in memory (on tmpfs) it seems to be any device.
 # layers = ["ceiling reads=20000 writes=10000 flushes=2000 bytes=1G", "latency reads=80us jitter=20%", "errors reads=0.001"]
+# What the device may be asked for, so that its volumes can be promised parts of it: reads and writes of 4 KiB, flushes and
+# bytes a second, and how long a request may be in it. Without one nothing is divided. A little below what it can do.
+# ceiling = "reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms"
+# Who goes next: "deficit" (by promises; what one doesn't use, others get), "strict" (by promises only) or "first-come".
+# policy = "deficit"
 
 # One section per filesystem that not only this machine may mount, or not like that: without one it is
 # exported to loopback addresses, and users are believed to be who they say.
@@ -228,6 +235,12 @@ pub struct DeviceConfig {
     /// What it is asked for passes these first.
     #[serde(default)]
     pub layers: Vec<LayerText>,
+    /// What it may be asked for.
+    #[serde(default)]
+    pub ceiling: Option<CeilingText>,
+    /// Who goes next.
+    #[serde(default)]
+    pub policy: SchedulePolicy,
 }
 
 impl Default for Config {
@@ -392,6 +405,8 @@ impl FromStr for DeviceConfig {
             name: None,
             size,
             layers: Vec::new(),
+            ceiling: None,
+            policy: Default::default(),
         })
     }
 }
@@ -518,6 +533,10 @@ impl Config {
                 path: device.path.clone(),
                 expected_size_bytes: device.size.map(|size| size.0),
                 layers: device.layers.clone(),
+                schedule: Schedule {
+                    ceiling: device.ceiling.map(|text| text.0),
+                    policy: device.policy,
+                },
             });
         }
         Ok(devices)
@@ -564,6 +583,12 @@ mod tests {
             ]
             .map(|layer| layer.parse().expect(layer))
             .into(),
+            ceiling: Some(
+                "reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms"
+                    .parse()
+                    .expect("a ceiling"),
+            ),
+            policy: SchedulePolicy::Deficit,
         };
         assert_eq!(config.devices, vec![device]);
         assert_eq!(

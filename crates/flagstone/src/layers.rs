@@ -6,7 +6,7 @@ use std::str::FromStr;
 use flagstone_platform::layers::{Layer, PerOperation};
 use serde::de::{self, Deserialize, Deserializer};
 
-use crate::size::Size;
+use crate::words::{Words, WordsError, bytes, decimal, duration, number};
 
 /// A layer between a device and the node, for measuring and testing: the device seems slower, or worse, than it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,132 +22,27 @@ impl fmt::Display for LayerText {
     }
 }
 
-/// Why a text is not a layer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LayerError(String);
+const EXAMPLE: &str = "'ceiling reads=20000 writes=10000 flushes=2000 bytes=1G' (a second), 'latency reads=80us \
+                       writes=20us flushes=1ms jitter=20%' or 'errors reads=0.001 seed=7'";
 
-impl fmt::Display for LayerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+fn take<T: Default>(
+    words: &mut Words<'_>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, WordsError> {
+    words.take(key, read).map(Option::unwrap_or_default)
 }
 
-impl std::error::Error for LayerError {}
-
-/// What follows the layer's name.
-struct Words<'a> {
-    text: &'a str,
-    words: Vec<(&'a str, &'a str)>,
-}
-
-impl<'a> Words<'a> {
-    fn of(text: &'a str) -> Result<(&'a str, Words<'a>), LayerError> {
-        let mut all = text.split_whitespace();
-        let name = all.next().unwrap_or("");
-        let mut words: Vec<(&str, &str)> = Vec::new();
-        for word in all {
-            let Some((key, value)) = word.split_once('=') else {
-                return Err(wrong(
-                    text,
-                    &format!("'{word}' is not of the form NAME=VALUE"),
-                ));
-            };
-            if words.iter().any(|(known, _)| *known == key) {
-                return Err(wrong(text, &format!("{key} is there twice")));
-            }
-            words.push((key, value));
-        }
-        Ok((name, Words { text, words }))
-    }
-
-    /// Takes the value of a key out and reads it; the default if it isn't there.
-    fn take<T: Default>(
-        &mut self,
-        key: &str,
-        read: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<T, LayerError> {
-        let Some(at) = self.words.iter().position(|(known, _)| *known == key) else {
-            return Ok(T::default());
-        };
-        let (_, value) = self.words.remove(at);
-        read(value).map_err(|found| wrong(self.text, &format!("{key}={value}: {found}")))
-    }
-
-    fn take_four(
-        &mut self,
-        read: impl Fn(&str) -> Result<u64, String>,
-    ) -> Result<PerOperation<u64>, LayerError> {
-        Ok(PerOperation {
-            reads: self.take("reads", &read)?,
-            writes: self.take("writes", &read)?,
-            flushes: self.take("flushes", &read)?,
-            discards: self.take("discards", &read)?,
-        })
-    }
-
-    /// Nothing is left that nobody asked for.
-    fn end(self) -> Result<(), LayerError> {
-        match self.words.first() {
-            None => Ok(()),
-            Some((key, _)) => Err(wrong(self.text, &format!("there is no {key} here"))),
-        }
-    }
-}
-
-fn wrong(text: &str, found: &str) -> LayerError {
-    LayerError(format!(
-        "'{text}' is not a layer: {found}; write for example 'ceiling reads=20000 writes=10000 flushes=2000 bytes=1G' \
-         (a second), 'latency reads=80us writes=20us flushes=1ms jitter=20%' or 'errors reads=0.001 seed=7'"
-    ))
-}
-
-fn number(text: &str) -> Result<u64, String> {
-    text.parse()
-        .map_err(|_| "expected a whole number".to_owned())
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    text.parse()
-        .map(|size: Size| size.0)
-        .map_err(|error| error.to_string())
-}
-
-/// Nanoseconds of `80us`, `1.5ms`, `2s`.
-fn duration(text: &str) -> Result<u64, String> {
-    let units = [
-        ("ns", 1),
-        ("us", 1_000),
-        ("ms", 1_000_000),
-        ("s", 1_000_000_000),
-    ];
-    let expected = || "expected a time such as 80us, 1.5ms or 2s".to_owned();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = &text[digits.len()..];
-    let (_, factor) = units
-        .into_iter()
-        .find(|(name, _)| *name == unit)
-        .ok_or_else(expected)?;
-    let scaled = decimal(digits, factor).ok_or_else(expected)?;
-    match scaled <= HOUR_NS {
-        true => Ok(scaled),
-        false => Err("more than an hour".to_owned()),
-    }
-}
-
-const HOUR_NS: u64 = 3600 * 1_000_000_000;
-
-/// A decimal number times a factor, rounded down. `None` if it is none, or too large.
-fn decimal(text: &str, factor: u64) -> Option<u64> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let all_digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
-    if !all_digits(whole) || !all_digits(fraction) || fraction.len() > 9 {
-        return None;
-    }
-    let scale = 10u128.pow(fraction.len() as u32);
-    let number = whole.parse::<u64>().ok()?;
-    let fraction = fraction.parse::<u64>().ok()?;
-    let all = (u128::from(number) * scale + u128::from(fraction)) * u128::from(factor) / scale;
-    u64::try_from(all).ok()
+fn take_four(
+    words: &mut Words<'_>,
+    read: impl Fn(&str) -> Result<u64, String>,
+) -> Result<PerOperation<u64>, WordsError> {
+    Ok(PerOperation {
+        reads: take(words, "reads", &read)?,
+        writes: take(words, "writes", &read)?,
+        flushes: take(words, "flushes", &read)?,
+        discards: take(words, "discards", &read)?,
+    })
 }
 
 fn percent(text: &str) -> Result<u64, String> {
@@ -167,26 +62,30 @@ fn part(text: &str) -> Result<u64, String> {
 }
 
 impl FromStr for LayerText {
-    type Err = LayerError;
+    type Err = WordsError;
 
-    fn from_str(text: &str) -> Result<LayerText, LayerError> {
-        let (name, mut words) = Words::of(text)?;
+    fn from_str(text: &str) -> Result<LayerText, WordsError> {
+        let trimmed = text.trim_start();
+        let (name, rest) = trimmed
+            .split_once(char::is_whitespace)
+            .unwrap_or((trimmed, ""));
+        let mut words = Words::behind(text, rest, "is not a layer", EXAMPLE)?;
         let layer = match name {
             "ceiling" => Layer::Ceiling {
-                per_second: words.take_four(number)?,
-                bytes_per_second: words.take("bytes", bytes)?,
+                per_second: take_four(&mut words, number)?,
+                bytes_per_second: take(&mut words, "bytes", bytes)?,
             },
             "latency" => Layer::Latency {
-                ns: words.take_four(duration)?,
-                jitter_percent: words.take("jitter", percent)?,
-                seed: words.take("seed", number)?,
+                ns: take_four(&mut words, duration)?,
+                jitter_percent: take(&mut words, "jitter", percent)?,
+                seed: take(&mut words, "seed", number)?,
             },
             "errors" => Layer::Errors {
-                per_million: words.take_four(part)?,
-                seed: words.take("seed", number)?,
+                per_million: take_four(&mut words, part)?,
+                seed: take(&mut words, "seed", number)?,
             },
-            "" => return Err(wrong(text, "it has no name")),
-            name => return Err(wrong(text, &format!("there is no '{name}'"))),
+            "" => return Err(words.wrong("it has no name")),
+            name => return Err(words.wrong(&format!("there is no '{name}'"))),
         };
         words.end()?;
         Ok(LayerText {

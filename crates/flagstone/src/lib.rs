@@ -26,4 +26,6 @@ pub mod offline;
 pub mod output;
 pub mod serve;
 pub mod size;
+pub mod slo_text;
 mod wait;
+pub mod words;

@@ -13,7 +13,8 @@ use std::fmt::{self, Display, Write};
 use flagstone_types::LatencyHistogram;
 
 use crate::node::{
-    CoreMetrics, DeviceMetrics, IoMetrics, MetricKind, MetricsSnapshot, NamedValue, VolumeMetrics,
+    CoreMetrics, DeviceMetrics, IoMetrics, MetricKind, MetricsSnapshot, NamedValue, TurnMetrics,
+    VolumeMetrics,
 };
 
 /// The media type of the text.
@@ -39,6 +40,7 @@ pub fn render(snapshot: &MetricsSnapshot, version: &str) -> String {
         |v| &v.volume,
         volume_io,
     );
+    render_turns(&mut text, &snapshot.volumes);
     render_io(
         &mut text,
         "device",
@@ -116,6 +118,53 @@ fn render_io<T>(
     );
     for (name, op, metrics) in &rows {
         text.histogram(&family, &[(owner, name), ("op", op)], &metrics.latency);
+    }
+}
+
+/// Of volumes that had to ask for their turns.
+fn render_turns(text: &mut Text, volumes: &[VolumeMetrics]) {
+    let asked = |volume: &&VolumeMetrics| !volume.turns.waited.is_empty();
+    let rows: Vec<&VolumeMetrics> = volumes.iter().filter(asked).collect();
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    let family = "flagstone_volume_wait_seconds";
+    let help = "How long operations waited for their turn at the device.";
+    text.family(family, help, "histogram");
+    for volume in &rows {
+        text.histogram(family, &[("volume", &volume.volume)], &volume.turns.waited);
+    }
+    type Field = (
+        &'static str,
+        &'static str,
+        &'static str,
+        fn(&TurnMetrics) -> u64,
+    );
+    const FIELDS: [Field; 3] = [
+        (
+            "device_seconds_total",
+            "Device time used, of which a device has a second each second.",
+            "counter",
+            |turns| turns.used_ns,
+        ),
+        (
+            "promised_ratio",
+            "Part of the device's time that the volume is promised.",
+            "gauge",
+            |turns| turns.promised_ns,
+        ),
+        (
+            "slo_missed_seconds_total",
+            "Time in which it wanted more and got less than promised.",
+            "counter",
+            |turns| turns.short_ns,
+        ),
+    ];
+    for (name, help, kind, field) in FIELDS {
+        let family = format!("flagstone_volume_{name}");
+        text.family(&family, help, kind);
+        for volume in &rows {
+            let value = seconds(field(&volume.turns));
+            text.value(&family, &[("volume", &volume.volume)], value);
+        }
     }
 }
 

@@ -27,12 +27,13 @@ use crate::config::{Config, DeviceConfig};
 use crate::exit::{Exit, Failure};
 use crate::layers::LayerText;
 use crate::node::{
-    FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation, VolumeInfo,
-    VolumeSpec,
+    FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation,
+    SchedulePolicy, VolumeInfo, VolumeSpec,
 };
 use crate::node_file::{DirLock, LOCK_SECONDS, NodeFile};
 use crate::offline::{FormatOptions, FormatReport};
 use crate::size;
+use crate::slo_text::CeilingText;
 
 /// The device that `dev` makes in its folder.
 const DEV_IMAGE: &str = "device.img";
@@ -90,6 +91,10 @@ pub struct ServePlan {
     pub dev: Option<DevPlan>,
     /// Of all its devices, behind those that the configuration gives them.
     pub layers: Vec<LayerText>,
+    /// Of all its devices, instead of those that the configuration gives them.
+    pub ceiling: Option<CeilingText>,
+    /// The same.
+    pub policy: Option<SchedulePolicy>,
 }
 
 /// What `dev` creates.
@@ -108,10 +113,14 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             name: None,
             size: None,
             layers: Vec::new(),
+            ceiling: None,
+            policy: Default::default(),
         }];
     }
     for device in &mut plan.config.devices {
         device.layers.extend(plan.layers.iter().cloned());
+        device.ceiling = plan.ceiling.or(device.ceiling);
+        device.policy = plan.policy.unwrap_or(device.policy);
     }
     let mut options = plan.config.node_options()?;
     options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
@@ -281,6 +290,8 @@ async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
         reserve: Reservation::None,
         device: None,
         core: None,
+        slo: Default::default(),
+        oversubscribe: false,
     };
     match node.create_volume(spec).await {
         Err(error) if error.kind == NodeErrorKind::AlreadyExists => Ok(()),

@@ -11,6 +11,9 @@ use crate::log::ATTRIBUTE_KIND_LOG;
 /// First byte of a file's attributes. The filesystem says the others.
 pub const ATTRIBUTE_KIND_FILE: u8 = 3;
 
+/// First byte of the attributes of a volume that has some: nothing of filesystems.
+pub const ATTRIBUTE_KIND_VOLUME: u8 = 5;
+
 /// What a dvol is to the store, or to who uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DvolRole {

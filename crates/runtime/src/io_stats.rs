@@ -54,6 +54,11 @@ pub(crate) enum IoKind {
 pub struct IoStats(Rc<RefCell<DeviceIoStats>>);
 
 impl IoStats {
+    /// Flushes that have ended. Cheap, where [`snapshot`](IoStats::snapshot) copies histograms.
+    pub fn flushes(&self) -> u64 {
+        self.0.borrow().flush.operations
+    }
+
     /// A copy.
     pub fn snapshot(&self) -> DeviceIoStats {
         self.0.borrow().clone()

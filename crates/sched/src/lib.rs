@@ -25,7 +25,7 @@ pub use device::{Ceiling, Device, Settings};
 pub use price::{Kind, Prices};
 pub use promise::{Promise, Slo, Totals};
 pub use scheduler::{Budget, Decision, Policy, Scheduler, Start};
-pub use turns::{Tenant, TenantStats, Turn, Turns, Want};
+pub use turns::{Tenant, TenantStats, Turn, Turns, Want, WeakTenant};
 pub use volume::{Ask, Limits, VolumeKey};
 
 /// Device time in a second, in nanoseconds.

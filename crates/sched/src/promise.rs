@@ -104,8 +104,12 @@ impl Totals {
 
     /// What the floors claim, in nanoseconds of device time a second.
     pub fn claimed_ns(&self, prices: &Prices) -> u128 {
-        let reads = self.reads.saturating_mul(prices.of(Kind::Read, 0, 1).into());
-        let writes = self.writes.saturating_mul(prices.of(Kind::Write, 0, 1).into());
+        let reads = self
+            .reads
+            .saturating_mul(prices.of(Kind::Read, 0, 1).into());
+        let writes = self
+            .writes
+            .saturating_mul(prices.of(Kind::Write, 0, 1).into());
         reads.saturating_add(writes)
     }
 
@@ -121,9 +125,7 @@ impl Totals {
         let for_floors = claimed.min(rate - kept);
         let for_shares = rate - for_floors;
         let promised = match slo {
-            Slo::Share(_) => {
-                for_shares * u128::from(parts_of(slo)) / self.parts.max(1)
-            }
+            Slo::Share(_) => for_shares * u128::from(parts_of(slo)) / self.parts.max(1),
             Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
         };
         Promise(u64::try_from(promised).unwrap_or(u64::MAX).max(1))

@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
@@ -211,6 +211,16 @@ impl<P: Platform> Turns<P> {
 
     /// Somebody who wants turns, until the last handle is dropped.
     pub fn tenant(&self, slo: Slo, limits: Limits) -> Tenant<P> {
+        self.tenant_counted(slo, limits, Rc::default())
+    }
+
+    /// The same, with counts that go on from what they are.
+    pub fn tenant_counted(
+        &self,
+        slo: Slo,
+        limits: Limits,
+        stats: Rc<RefCell<TenantStats>>,
+    ) -> Tenant<P> {
         let inner = &self.inner;
         inner.device.add(slo);
         let mut state = inner.state.borrow_mut();
@@ -220,7 +230,6 @@ impl<P: Platform> Turns<P> {
         let promise = state.promise(slo);
         let now_ns = inner.platform.now().0;
         let key = state.scheduler.add(promise, &limits, now_ns);
-        let stats: Rc<RefCell<TenantStats>> = Rc::default();
         let seat = Seat {
             key,
             slo,
@@ -492,7 +501,7 @@ fn judge(state: &mut State, passed_ns: u64) {
         if is_waiting && seat.was_waiting && is_short && !is_limited {
             stats.short_ns += passed_ns;
         }
-        stats.used_ns = used_ns;
+        stats.used_ns += got;
         seat.judged_used_ns = used_ns;
         seat.was_waiting = is_waiting;
     }
@@ -511,6 +520,18 @@ impl<P: Platform> Clone for Tenant<P> {
     }
 }
 
+/// Finds a tenant as long as somebody has a handle on it.
+pub struct WeakTenant<P: Platform> {
+    seat: Weak<SeatHandle<P>>,
+}
+
+impl<P: Platform> WeakTenant<P> {
+    /// The tenant, if it is there.
+    pub fn upgrade(&self) -> Option<Tenant<P>> {
+        self.seat.upgrade().map(|seat| Tenant { seat })
+    }
+}
+
 struct SeatHandle<P: Platform> {
     inner: Rc<Inner<P>>,
     at: u32,
@@ -523,6 +544,8 @@ impl<P: Platform> Drop for SeatHandle<P> {
         // Whoever waits has a handle, so nobody does.
         let mut state = self.inner.state.borrow_mut();
         if let Some(seat) = state.seats[self.at as usize].take() {
+            let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
+            seat.stats.borrow_mut().used_ns += used_ns.saturating_sub(seat.judged_used_ns);
             state.scheduler.remove(seat.key);
             state.free_seats.push(self.at);
             self.inner.device.remove(seat.slo);
@@ -531,6 +554,13 @@ impl<P: Platform> Drop for SeatHandle<P> {
 }
 
 impl<P: Platform> Tenant<P> {
+    /// A handle that doesn't keep it.
+    pub fn downgrade(&self) -> WeakTenant<P> {
+        WeakTenant {
+            seat: Rc::downgrade(&self.seat),
+        }
+    }
+
     /// Another SLO and other limits, from now on, for what waits already, too.
     pub fn change(&self, slo: Slo, limits: Limits) {
         let inner = &self.seat.inner;
@@ -578,7 +608,10 @@ impl<P: Platform> Tenant<P> {
             let ask = state.ask(want);
             let now_ns = inner.platform.now().0;
             let taken = key.is_some_and(|key| state.scheduler.submit(key, ask, at, now_ns).is_ok());
-            debug_assert!(taken, "queues have no end, and a tenant with a handle a seat");
+            debug_assert!(
+                taken,
+                "queues have no end, and a tenant with a handle a seat"
+            );
             inner.pump(&mut state);
             Waiting {
                 seat: &self.seat,

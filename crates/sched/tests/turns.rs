@@ -133,7 +133,8 @@ fn figure_13_of_tasks() {
         let tenants: Vec<_> = (0..3)
             .map(|_| turns.tenant(Slo::Share(1), Limits::default()))
             .collect();
-        let greedy = |n: usize, count| greedy(&world, 0, &tenants[n], &channels, count, end.clone());
+        let greedy =
+            |n: usize, count| greedy(&world, 0, &tenants[n], &channels, count, end.clone());
         let before: Vec<_> = (0..3).map(|n| greedy(n, 30)).collect();
         let counts = |of: &[Rc<Cell<u64>>]| of.iter().map(|c| c.get()).collect::<Vec<_>>();
         world.run_for(100 * MS);
@@ -221,7 +222,11 @@ fn who_gives_up_gives_back() {
         }
         world.run_until_idle();
         assert_eq!(turns.load(), (0, 0), "seed {seed}");
-        assert!((1..300).contains(&done.get()), "seed {seed}: {}", done.get());
+        assert!(
+            (1..300).contains(&done.get()),
+            "seed {seed}: {}",
+            done.get()
+        );
         // Whole again: everything that may be in flight is.
         let again = world.block_on(0, async move {
             let mut held = Vec::new();
@@ -378,7 +383,10 @@ fn who_gets_less_than_promised_is_known() {
     greedy(&world, 0, &modest, &channels, 1, end.clone());
     world.run_for(2 * SECOND_NS);
     let short = tenant.stats().short_ns;
-    assert!((3 * SECOND_NS / 2..=2 * SECOND_NS).contains(&short), "{short}");
+    assert!(
+        (3 * SECOND_NS / 2..=2 * SECOND_NS).contains(&short),
+        "{short}"
+    );
     assert_eq!(modest.stats().short_ns, 0, "it wants no more than it gets");
     // Once the device is as it was measured, the promise is kept.
     end.set(true);

@@ -5,8 +5,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::Api;
-use super::problem::{ApiError, Names, Problem};
-use crate::node::{DeviceInfo, DevicePage, ScrubStatus};
+use super::problem::{ApiError, Body, Names, Problem};
+use crate::node::{DeviceInfo, DevicePage, Schedule, ScrubStatus};
 
 /// Lists devices.
 #[utoipa::path(get, path = "/v1/devices", tag = "devices", operation_id = "list_devices", responses(
@@ -77,4 +77,27 @@ pub(super) async fn scrub_status(
         .call(doing, |node| async move { node.scrub_status(device).await })
         .await?;
     Ok(Json(status))
+}
+
+/// Divides a device in another way, until the node is started again.
+#[utoipa::path(put, path = "/v1/devices/{device}/schedule", tag = "devices",
+    operation_id = "set_schedule",
+    params(("device" = String, Path, description = "The device, by name or id")),
+    request_body = Schedule, responses(
+    (status = 200, description = "The device", body = DeviceInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn set_schedule(
+    State(api): State<Api>,
+    Names(device): Names<String>,
+    Body(schedule): Body<Schedule>,
+) -> Result<Json<DeviceInfo>, ApiError> {
+    let doing = format!("changing the schedule of device '{device}'");
+    let info = api
+        .call(doing, |node| async move {
+            node.set_schedule(device, schedule).await
+        })
+        .await?;
+    Ok(Json(info))
 }

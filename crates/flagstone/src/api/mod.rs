@@ -43,7 +43,7 @@ pub mod requests {
     pub use super::filesystems::{CheckRequest, FilesystemSnapshotRequest};
     pub use super::snapshots::{SnapshotGroup, SnapshotRequest};
     pub use super::volumes::{
-        CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
+        CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest, SloRequest,
     };
 }
 
@@ -200,6 +200,8 @@ impl Api {
             .route("/v1/volumes/{name}/clone", post(volumes::clone))
             .route("/v1/volumes/{name}/rollback", post(volumes::rollback))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
+            .route("/v1/volumes/{name}/slo", put(volumes::set_slo))
+            .route("/v1/devices/{device}/schedule", put(devices::set_schedule))
             .route(
                 "/v1/snapshots",
                 get(snapshots::list).post(snapshots::create),

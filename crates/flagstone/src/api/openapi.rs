@@ -17,12 +17,14 @@ use super::{devices, filesystems, nodes, snapshots, volumes};
     paths(
         volumes::list, volumes::create, volumes::show, volumes::delete, volumes::resize,
         volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
+        volumes::set_slo,
         snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
         filesystems::list, filesystems::create, filesystems::show, filesystems::check,
         filesystems::change, filesystems::delete, filesystems::set_image_store,
         filesystems::clone_file, filesystems::roll_back,
         filesystems::snapshots, filesystems::create_snapshot, filesystems::delete_snapshot,
-        devices::list, devices::show, devices::start_scrub, devices::scrub_status,
+        devices::list, devices::show, devices::set_schedule, devices::start_scrub,
+        devices::scrub_status,
         nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
     ),
     tags(

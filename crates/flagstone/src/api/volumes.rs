@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
-use crate::node::{PageQuery, Reservation, VolumeInfo, VolumePage, VolumeSpec};
+use crate::node::{PageQuery, Reservation, Slo, VolumeInfo, VolumePage, VolumeSpec};
 
 /// A volume's new size.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -55,6 +55,17 @@ pub struct RollbackRequest {
 pub struct ReserveRequest {
     /// Space kept free for the volume.
     pub reserve: Reservation,
+}
+
+/// What a volume is to be promised, and what it may not exceed.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SloRequest {
+    /// Its SLO from now on.
+    pub slo: Slo,
+    /// Do it although its device can't keep that promise beside the others it has made.
+    #[serde(default)]
+    pub oversubscribe: bool,
 }
 
 /// How to delete.
@@ -272,6 +283,30 @@ pub(super) async fn reserve(
     let info = api
         .call(doing, |node| async move {
             node.set_reservation(name, request.reserve).await
+        })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Changes what a volume is promised of its device and what it may not exceed.
+#[utoipa::path(put, path = "/v1/volumes/{name}/slo", tag = "volumes",
+    operation_id = "set_slo",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = SloRequest, responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn set_slo(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<SloRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("changing the SLO of volume '{name}'");
+    let SloRequest { slo, oversubscribe } = request;
+    let info = api
+        .call(doing, |node| async move {
+            node.set_slo(name, slo, oversubscribe).await
         })
         .await?;
     Ok(Json(info))

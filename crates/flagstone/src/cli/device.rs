@@ -11,12 +11,15 @@ use crate::client::Client;
 use crate::config::DeviceConfig;
 use crate::exit::Exit;
 use crate::name::parse_name;
-use crate::node::{DeviceInfo, DevicePage, ScrubState, ScrubStatus};
+use crate::node::{
+    DeviceCeiling, DeviceInfo, DevicePage, Schedule, SchedulePolicy, ScrubState, ScrubStatus,
+};
 use crate::offline::FormatOptions;
 use crate::output::{Output, utc};
 use crate::serve::Backend;
 use crate::size::{counted, rounded};
 use crate::wait;
+use crate::words::WordsError;
 
 /// How often a scrub that is waited for is asked about.
 const SCRUB_PAUSE: Duration = Duration::from_millis(200);
@@ -50,6 +53,27 @@ enum DeviceCommand {
         #[arg(long)]
         wait: bool,
     },
+    /// Show or change how a device is divided among its volumes; what is changed holds until the node is started again
+    #[command(after_help = "\
+A ceiling is what the device may be asked for: a little below what it can do. Without one nothing is divided. To keep
+one, write it into the configuration (`flagstone config example`).
+
+Examples:
+  flagstone device schedule fast
+  flagstone device schedule fast --ceiling 'reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms'
+  flagstone device schedule fast --policy strict
+  flagstone device schedule fast --ceiling none")]
+    Schedule {
+        /// Its name or id
+        #[arg(value_parser = parse_name)]
+        device: String,
+        /// Reads and writes of 4 KiB, flushes and bytes a second, and how long a request may be in it; or none
+        #[arg(long, value_name = "RATES", value_parser = parse_ceiling)]
+        ceiling: Option<CeilingArg>,
+        /// Who goes next
+        #[arg(long)]
+        policy: Option<SchedulePolicy>,
+    },
     /// Write an empty device to a file, partition or disk that is blank
     #[command(after_help = "\
 Examples:
@@ -69,6 +93,17 @@ Examples:
         #[arg(long)]
         sparse: bool,
     },
+}
+
+/// A ceiling, or that there is to be none.
+#[derive(Clone, Copy, Debug)]
+struct CeilingArg(Option<DeviceCeiling>);
+
+fn parse_ceiling(text: &str) -> Result<CeilingArg, WordsError> {
+    match text {
+        "none" => Ok(CeilingArg(None)),
+        text => text.parse().map(|ceiling| CeilingArg(Some(ceiling))),
+    }
 }
 
 pub(super) fn run(
@@ -97,6 +132,23 @@ pub(super) fn run(
         DeviceCommand::Show { device } => {
             let info: DeviceInfo = client.get(&format!("/v1/devices/{device}"))?;
             show(&info, output)?;
+        }
+        DeviceCommand::Schedule {
+            device,
+            ceiling,
+            policy,
+        } => {
+            let path = format!("/v1/devices/{device}");
+            let mut info: DeviceInfo = client.get(&path)?;
+            if ceiling.is_some() || policy.is_some() {
+                let schedule = Schedule {
+                    ceiling: ceiling.map_or(info.schedule.ceiling, |arg| arg.0),
+                    policy: policy.unwrap_or(info.schedule.policy),
+                };
+                info = client.send("PUT", &format!("{path}/schedule"), &schedule)?;
+            }
+            let sentence = format!("device {}: {}", info.name, schedule_sentence(&info));
+            output.outcome(&info, &sentence)?;
         }
         DeviceCommand::Scrub { device, wait } => return scrub(&client, &device, wait, output),
     }
@@ -187,9 +239,23 @@ fn show(info: &DeviceInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
                 .clone()
                 .map_or("ok".to_string(), |why| format!("FENCED: {why}")),
         ),
+        ("schedule", schedule_sentence(info)),
         ("scrub", scrub_sentence(&info.scrub)),
     ])?;
     Ok(())
+}
+
+fn schedule_sentence(info: &DeviceInfo) -> String {
+    let Schedule { ceiling, policy } = info.schedule;
+    let Some(ceiling) = ceiling else {
+        return "no ceiling, so nothing is divided".to_string();
+    };
+    let promised = info.promised.unwrap_or(0.0) * 100.0;
+    let over = match promised > 100.0 {
+        true => ": MORE THAN IT HAS",
+        false => "",
+    };
+    format!("{policy}, up to {ceiling}; floors claim {promised:.1} % of what it can promise{over}")
 }
 
 fn scrub_sentence(status: &ScrubStatus) -> String {

@@ -10,8 +10,10 @@ use crate::config::{
     OptionalAddress,
 };
 use crate::layers::LayerText;
+use crate::node::SchedulePolicy;
 use crate::serve::{DevPlan, ServePlan};
 use crate::size::Size;
+use crate::slo_text::CeilingText;
 
 /// Starts a node in a folder. Creates the folder, a file-backed device in it, a volume called 'demo' and
 /// a filesystem called 'demo-files', if they are missing. Serves in the foreground; prints how to attach the
@@ -98,6 +100,13 @@ struct CommonArgs {
     /// jitter=20%', 'errors reads=0.001'. Can be given several times
     #[arg(long = "layer", value_name = "LAYER")]
     layers: Vec<LayerText>,
+    /// What devices may be asked for, so that volumes can be promised parts of them: 'reads=80000 writes=50000
+    /// flushes=10000 bytes=1G latency=1ms' (a second; how long a request may be in it)
+    #[arg(long, value_name = "RATES")]
+    ceiling: Option<CeilingText>,
+    /// Who goes next where there is a ceiling [default: deficit]
+    #[arg(long)]
+    policy: Option<SchedulePolicy>,
 }
 
 /// In a configuration file 0 stands for the default; here the option would be left out.
@@ -167,10 +176,13 @@ impl DevArgs {
             ..Config::default()
         };
         let layers = self.common.layers.clone();
+        let (ceiling, policy) = (self.common.ceiling, self.common.policy);
         self.common.apply(&mut config);
         Ok(ServePlan {
             config,
             layers,
+            ceiling,
+            policy,
             dev: Some(DevPlan {
                 size_bytes: self.size.map(|size| size.0),
             }),
@@ -193,6 +205,7 @@ impl ServeArgs {
             None => Config::default(),
         };
         let layers = self.common.layers.clone();
+        let (ceiling, policy) = (self.common.ceiling, self.common.policy);
         self.common.apply(&mut config);
         if !self.devices.is_empty() {
             config.devices = self.devices;
@@ -202,6 +215,8 @@ impl ServeArgs {
         Ok(ServePlan {
             config,
             layers,
+            ceiling,
+            policy,
             dev: None,
         })
     }

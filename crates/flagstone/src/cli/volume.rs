@@ -5,11 +5,13 @@ use clap::{Args, Subcommand};
 use super::target::TargetArgs;
 use super::{OutputArgs, SnapshotArg, listing};
 use crate::api::requests::{
-    CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
+    CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest, SloRequest,
 };
 use crate::client::Client;
 use crate::name::{SourceRef, parse_name};
-use crate::node::{Reservation, VolumeInfo, VolumePage, VolumeSpec};
+use crate::node::{
+    Rates, Reservation, Slo, SloLimit, SloPromise, VolumeInfo, VolumePage, VolumeSpec,
+};
 use crate::output::{Output, utc};
 use crate::size::{Size, counted, rounded};
 
@@ -29,7 +31,8 @@ enum VolumeCommand {
     #[command(after_help = "\
 Examples:
   flagstone volume create vm-1 --size 10G
-  flagstone volume create db --size 100G --reserve full     never fails for lack of space")]
+  flagstone volume create db --size 100G --reserve full     never fails for lack of space
+  flagstone volume create web --size 20G --floor reads=5000,writes=1000 --limit bytes=200M")]
     Create {
         /// The new volume: letters, digits, '-', '_', '.'
         #[arg(value_parser = parse_name)]
@@ -46,6 +49,8 @@ Examples:
         /// The core that owns it [default: the node chooses]
         #[arg(long)]
         core: Option<u32>,
+        #[command(flatten)]
+        slo: SloArgs,
     },
     /// List volumes
     List {
@@ -111,6 +116,21 @@ Example:
         #[command(flatten)]
         snapshot: SnapshotArg,
     },
+    /// Change what a volume is promised of its device and what it may not exceed, at once and for its clients, too
+    #[command(after_help = "\
+What is not named stays as it is. Promises need a device with a ceiling (`flagstone device schedule`).
+
+Examples:
+  flagstone volume slo db --floor reads=5000,writes=1000     so much, whatever others do
+  flagstone volume slo web --share 3                         three times what one with share 1 gets
+  flagstone volume slo batch --limit reads=2000,bytes=100M   never more, also if nobody else wants anything
+  flagstone volume slo batch --limit none")]
+    Slo {
+        #[arg(value_parser = parse_name)]
+        name: String,
+        #[command(flatten)]
+        slo: SloArgs,
+    },
     /// Change how much space is kept free for a volume
     Reserve {
         #[arg(value_parser = parse_name)]
@@ -119,6 +139,42 @@ Example:
         #[arg(value_name = "SPACE", value_parser = parse_reservation)]
         reserve: Reservation,
     },
+}
+
+/// A service level objective, or parts of one.
+#[derive(Args, Debug)]
+struct SloArgs {
+    /// What it gets of what floors leave, in proportion to other volumes' shares [default: 1]
+    #[arg(long, value_name = "PARTS", conflicts_with = "floor", value_parser = clap::value_parser!(u32).range(1..))]
+    share: Option<u32>,
+    /// So many reads and writes of 4 KiB a second, whatever others do: 'reads=5000,writes=1000'
+    #[arg(long, value_name = "RATES")]
+    floor: Option<Rates>,
+    /// What it may not exceed, a second: 'reads=2000,writes=500,bytes=100M', or none
+    #[arg(long, value_name = "RATES")]
+    limit: Option<SloLimit>,
+    /// Do it although the device can't keep all its floors when they are claimed at once
+    #[arg(long)]
+    oversubscribe: bool,
+}
+
+impl SloArgs {
+    /// `before`, with what was given.
+    fn over(&self, before: Slo) -> Slo {
+        let promise = match (self.floor, self.share) {
+            (Some(rates), _) => SloPromise::Floor(rates),
+            (None, Some(parts)) => SloPromise::Share(parts),
+            (None, None) => before.promise,
+        };
+        Slo {
+            promise,
+            limit: self.limit.unwrap_or(before.limit),
+        }
+    }
+
+    fn says_nothing(&self) -> bool {
+        self.share.is_none() && self.floor.is_none() && self.limit.is_none()
+    }
 }
 
 fn parse_reservation(text: &str) -> Result<Reservation, String> {
@@ -145,6 +201,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             reserve,
             device,
             core,
+            slo,
         } => {
             let spec = VolumeSpec {
                 name,
@@ -152,6 +209,8 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
                 reserve,
                 device,
                 core,
+                slo: slo.over(Slo::default()),
+                oversubscribe: slo.oversubscribe,
             };
             let info: VolumeInfo = client.send("POST", "/v1/volumes", &spec)?;
             outcome(output, &info, "created")
@@ -201,6 +260,20 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
         }
         VolumeCommand::Clone { source, new_name } => clone(&client, source, new_name, output),
         VolumeCommand::Rollback { snapshot } => rollback(&client, &snapshot, output),
+        VolumeCommand::Slo { name, slo } => {
+            let path = format!("/v1/volumes/{name}");
+            let before: VolumeInfo = client.get(&path)?;
+            if slo.says_nothing() {
+                return show_slo(&before, output);
+            }
+            let request = SloRequest {
+                slo: slo.over(before.slo),
+                oversubscribe: slo.oversubscribe,
+            };
+            let info: VolumeInfo = client.send("PUT", &format!("{path}/slo"), &request)?;
+            output.outcome(&info, &slo_sentence(&info))?;
+            Ok(())
+        }
         VolumeCommand::Reserve { name, reserve } => {
             let path = format!("/v1/volumes/{name}/reservation");
             let info: VolumeInfo = client.send("PUT", &path, &ReserveRequest { reserve })?;
@@ -209,6 +282,19 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             Ok(())
         }
     }
+}
+
+fn show_slo(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match output.is_json() {
+        true => output.json(&info.slo)?,
+        false => output.sentence(&slo_sentence(info))?,
+    }
+    Ok(())
+}
+
+fn slo_sentence(info: &VolumeInfo) -> String {
+    let Slo { promise, limit } = info.slo;
+    format!("volume {}: {promise}, limit {limit}", info.name)
 }
 
 fn rollback(client: &Client, args: &SnapshotArg, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -326,6 +412,8 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     }
     rows.extend([
         ("reserved", reserve),
+        ("promised", info.slo.promise.to_string()),
+        ("limit", info.slo.limit.to_string()),
         ("snapshots", info.snapshot_count.to_string()),
         ("connections", info.connection_count.to_string()),
         (

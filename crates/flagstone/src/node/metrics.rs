@@ -65,6 +65,21 @@ pub struct VolumeMetrics {
     pub flush: IoMetrics,
     /// Deallocations and zeroing.
     pub trim: IoMetrics,
+    /// Its turns at the device, where that is divided or the volume limited.
+    pub turns: TurnMetrics,
+}
+
+/// Turns of a volume at its device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TurnMetrics {
+    /// How long operations waited for their turn.
+    pub waited: LatencyHistogram,
+    /// Device time that it used, in nanoseconds.
+    pub used_ns: u64,
+    /// For how long it got less than promised though it wanted more, in nanoseconds.
+    pub short_ns: u64,
+    /// Device time that it is promised, in nanoseconds a second; 0 where nothing is divided.
+    pub promised_ns: u64,
 }
 
 /// A device's I/O, as it was issued to the file or block device.

@@ -16,6 +16,7 @@ mod filesystems;
 mod metrics;
 mod options;
 pub mod real;
+mod slo;
 mod types;
 
 use std::future::Future;
@@ -29,13 +30,14 @@ pub use filesystems::{
 };
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
-    MetricsSnapshot, NamedValue, NfsCallMetrics, VolumeMetrics,
+    MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, MAP_CACHE_DEFAULT_BYTES,
     NBD_CONNECTIONS_DEFAULT, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
     VOLUMES_EXPORT,
 };
+pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
     PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery,
@@ -52,6 +54,10 @@ pub trait Node: Send + Sync + 'static {
     /// Creates an empty volume. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
     /// device or core named in the spec), `InvalidArgument` (more is reserved than its size).
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Changes what a volume is promised and may not exceed, from now on, for its clients too. `NoSpace` if its device
+    /// can't promise that beside what it has promised, unless `oversubscribe` is true; `InvalidArgument`.
+    fn set_slo(&self, name: String, slo: Slo, oversubscribe: bool) -> NodeFuture<'_, VolumeInfo>;
 
     /// A page of volumes, sorted by name.
     fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage>;
@@ -180,6 +186,10 @@ pub trait Node: Send + Sync + 'static {
 
     /// One device, by name or id. `NotFound`.
     fn show_device(&self, device: String) -> NodeFuture<'_, DeviceInfo>;
+
+    /// Divides a device in another way, within milliseconds and until the node is started again. `NotFound`,
+    /// `InvalidArgument`.
+    fn set_schedule(&self, device: String, schedule: Schedule) -> NodeFuture<'_, DeviceInfo>;
 
     /// Starts a scrub, or answers with the one that runs: every live block is read and checked.
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus>;

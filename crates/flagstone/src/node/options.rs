@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use flagstone_gateway::nfs3::{Network, Squash};
 
+use super::slo::Schedule;
 use crate::layers::LayerText;
 
 /// A device to be opened. It must be formatted.
@@ -18,6 +19,8 @@ pub struct DeviceOptions {
     pub expected_size_bytes: Option<u64>,
     /// What it is asked for passes these first: for measuring and testing.
     pub layers: Vec<LayerText>,
+    /// How it is divided among its volumes, until somebody says otherwise.
+    pub schedule: Schedule,
 }
 
 /// Memory for maps unless something else is said: enough for some hundred gigabytes in use.

@@ -7,6 +7,8 @@ use flagstone_types::{Epoch, Lsn};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::slo::{Schedule, Slo};
+
 /// Rows of a page unless the request says otherwise.
 pub const PAGE_ROWS_DEFAULT: usize = 1000;
 
@@ -45,6 +47,12 @@ pub struct VolumeSpec {
     /// The core that owns it; without it the node chooses.
     #[serde(default)]
     pub core: Option<u32>,
+    /// What it is promised of its device, and what it may not exceed.
+    #[serde(default)]
+    pub slo: Slo,
+    /// Create it although its device can't keep that promise beside the others it has made.
+    #[serde(default)]
+    pub oversubscribe: bool,
 }
 
 /// Which page of a list.
@@ -134,6 +142,9 @@ pub struct VolumeInfo {
     pub lsn: Lsn,
     /// The epoch of whoever may write it.
     pub epoch: u32,
+    /// What it is promised of its device, and what it may not exceed.
+    #[serde(default)]
+    pub slo: Slo,
     /// Where NBD clients find it.
     #[schema(example = "nbd://127.0.0.1:10809/vm-1")]
     pub export_url: String,
@@ -185,14 +196,14 @@ pub struct SnapshotPage {
 }
 
 /// The devices of a node. There are few, so there is one page.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DevicePage {
     /// The devices, sorted by name.
     pub items: Vec<DeviceInfo>,
 }
 
 /// A device.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceInfo {
     /// Its name on this node.
     #[schema(example = "device")]
@@ -232,6 +243,13 @@ pub struct DeviceInfo {
     pub snapshot_count: u64,
     /// Why the device takes no more changes; null while it does.
     pub fenced: Option<String>,
+    /// How it is divided among its volumes.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// What all floors of its volumes claim of what it can promise: 0.8 is four fifths. Above 1 they can't all be kept
+    /// at the same time. Null where there is no ceiling.
+    #[serde(default)]
+    pub promised: Option<f64>,
     /// The last scrub.
     pub scrub: ScrubStatus,
 }

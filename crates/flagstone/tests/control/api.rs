@@ -22,6 +22,8 @@ fn spec(name: &str, size_bytes: u64) -> VolumeSpec {
         reserve: Reservation::None,
         device: None,
         core: None,
+        slo: Default::default(),
+        oversubscribe: false,
     }
 }
 

@@ -131,6 +131,57 @@ fn a_session() {
         json(&served, "volume reserve vm-1 1G")["reserved_bytes"],
         1 << 30
     );
+    assert_eq!(
+        json(
+            &served,
+            "volume slo vm-1 --floor reads=500,writes=7 --limit bytes=1M"
+        )["slo"],
+        serde_json::json!({
+            "promise": {"floor": {"reads": 500, "writes": 7}},
+            "limit": {"reads": null, "writes": null, "bytes": 1 << 20},
+        })
+    );
+    // What is not named stays as it is.
+    assert_eq!(
+        good(&served, "volume slo vm-1 --share 3"),
+        "volume vm-1: share 3, limit bytes=1048576\n"
+    );
+    assert_eq!(
+        good(&served, "volume slo vm-1 --limit none"),
+        "volume vm-1: share 3, limit none\n"
+    );
+    assert_eq!(
+        json(&served, "volume slo vm-1")["promise"],
+        serde_json::json!({"share": 3})
+    );
+    good(
+        &served,
+        "volume slo vm-1 --floor reads=200000 --oversubscribe",
+    );
+    let created = json(
+        &served,
+        "volume create vm-7 --size 1G --share 2 --limit reads=9",
+    );
+    assert_eq!(created["slo"]["promise"], serde_json::json!({"share": 2}));
+    assert_eq!(created["slo"]["limit"]["reads"], 9);
+    good(&served, "volume delete vm-7");
+    assert_eq!(
+        good(&served, "device schedule device"),
+        "device device: no ceiling, so nothing is divided\n"
+    );
+    assert_eq!(
+        good(
+            &served,
+            "device schedule device --ceiling reads=9000,writes=4000,latency=2ms"
+        ),
+        "device device: deficit, up to reads=9000 writes=4000 latency=2000us; floors claim 25.0 % of what it can \
+         promise\n"
+    );
+    let strict = json(&served, "device schedule device --policy strict");
+    assert_eq!(strict["schedule"]["policy"], "strict");
+    assert_eq!(strict["schedule"]["ceiling"]["reads"], 9000, "it stays");
+    let none = json(&served, "device schedule device --ceiling none");
+    assert_eq!(none["schedule"]["ceiling"], serde_json::Value::Null);
     assert_eq!(json(&served, "volume rename vm-5 vm-6")["name"], "vm-6");
     good(&served, "snapshot rename vm-2@s1 first");
     good(&served, "snapshot delete vm-2@first");
@@ -371,6 +422,8 @@ fn ten_thousand_volumes_are_listed() {
                 reserve: Default::default(),
                 device: None,
                 core: None,
+                slo: Default::default(),
+                oversubscribe: false,
             };
             state.create(spec).expect("created");
         }
@@ -392,6 +445,8 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
             reserve: Default::default(),
             device: None,
             core: None,
+            slo: Default::default(),
+            oversubscribe: false,
         };
         state.create(spec).expect("created");
     }

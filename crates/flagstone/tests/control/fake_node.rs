@@ -91,6 +91,14 @@ impl Node for FakeNode {
         self.with(|state| state.reserve(&name, reserve))
     }
 
+    fn set_slo(&self, name: String, slo: Slo, oversubscribe: bool) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.set_slo(&name, slo, oversubscribe))
+    }
+
+    fn set_schedule(&self, device: String, schedule: Schedule) -> NodeFuture<'_, DeviceInfo> {
+        self.with(|state| state.set_schedule(&device, schedule))
+    }
+
     fn create_snapshots(&self, snapshots: Vec<SnapshotRef>) -> NodeFuture<'_, Vec<SnapshotInfo>> {
         self.with(|state| state.create_snapshots(&snapshots))
     }

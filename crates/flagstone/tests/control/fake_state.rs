@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    DeviceInfo, NodeError, NodeErrorKind, PageQuery, Reservation, ScrubState, ScrubStatus,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage, VolumeSpec,
+    DeviceInfo, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScrubState,
+    ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
+    VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -20,6 +21,7 @@ pub(crate) struct State {
     pub(crate) volumes: BTreeMap<String, VolumeInfo>,
     pub(crate) snapshots: BTreeMap<SnapshotRef, SnapshotInfo>,
     pub(crate) scrub: ScrubStatus,
+    pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
     next_id: u64,
 }
@@ -108,6 +110,7 @@ impl State {
             connection_count: 0,
             lsn: Lsn::new(Epoch(1), id),
             epoch: 1,
+            slo: spec.slo,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };
         self.volumes.insert(spec.name, info.clone());
@@ -213,6 +216,8 @@ impl State {
             reserve: Reservation::None,
             device: None,
             core: Some(from.core),
+            slo: Default::default(),
+            oversubscribe: false,
         };
         self.create(spec)?;
         let info = self.volume("cloning", new_name)?;
@@ -225,6 +230,32 @@ impl State {
         let volume = self.volume("rolling back", &target.volume)?;
         volume.size_bytes = size_bytes;
         Ok(volume.clone())
+    }
+
+    /// Promises 100,000 reads a second in all.
+    pub(crate) fn set_slo(
+        &mut self,
+        name: &str,
+        slo: Slo,
+        oversubscribe: bool,
+    ) -> Answer<VolumeInfo> {
+        if let SloPromise::Floor(rates) = slo.promise
+            && rates.reads > 100_000
+            && !oversubscribe
+        {
+            let doing = format!("changing the SLO of volume '{name}'");
+            let found = "that takes 120.0 % of device 'device', and 96.0 % can still be promised";
+            return Err(error(NodeErrorKind::NoSpace, doing, found));
+        }
+        let volume = self.volume("changing the SLO of", name)?;
+        volume.slo = slo;
+        Ok(volume.clone())
+    }
+
+    pub(crate) fn set_schedule(&mut self, device: &str, schedule: Schedule) -> Answer<DeviceInfo> {
+        self.device(device)?;
+        self.schedule = schedule;
+        self.device(device)
     }
 
     pub(crate) fn reserve(&mut self, name: &str, reserve: Reservation) -> Answer<VolumeInfo> {
@@ -357,6 +388,8 @@ impl State {
             volume_count: self.volumes.len() as u64,
             snapshot_count: self.snapshots.len() as u64,
             fenced: None,
+            schedule: self.schedule,
+            promised: self.schedule.ceiling.map(|_| 0.25),
             scrub: self.scrub.clone(),
         })
     }

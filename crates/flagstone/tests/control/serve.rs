@@ -91,6 +91,8 @@ impl Node for Stuck {
         clone_volume(source: SourceRef, new_name: String) -> VolumeInfo;
         rollback_volume(snapshot: SnapshotRef) -> VolumeInfo;
         set_reservation(name: String, reserve: Reservation) -> VolumeInfo;
+        set_slo(name: String, slo: Slo, oversubscribe: bool) -> VolumeInfo;
+        set_schedule(device: String, schedule: Schedule) -> DeviceInfo;
         create_snapshots(snapshots: Vec<SnapshotRef>) -> Vec<SnapshotInfo>;
         list_snapshots(query: SnapshotQuery) -> SnapshotPage;
         show_snapshot(snapshot: SnapshotRef) -> SnapshotInfo;

@@ -17,6 +17,8 @@ fn create_reserved(scene: &Scene, name: &str, size_bytes: u64) -> Result<VolumeI
         reserve: Reservation::Full,
         device: None,
         core: None,
+        slo: Default::default(),
+        oversubscribe: false,
     };
     scene.ask(|node| node.create_volume(spec))
 }

@@ -119,6 +119,7 @@ fn start_at(
             path: path.to_path_buf(),
             expected_size_bytes: None,
             layers: Vec::new(),
+            schedule: Default::default(),
         })
         .collect();
     let (sender, receiver) = mpsc::channel();
@@ -165,6 +166,8 @@ fn create(image: &Image, name: &str, cores: u32) {
                 reserve: Reservation::None,
                 device: None,
                 core: Some(core),
+                slo: Default::default(),
+                oversubscribe: false,
             })
             .await?;
         }

@@ -35,6 +35,8 @@ fn no_room_is_said_in_numbers() {
         reserve: Reservation::Full,
         device: None,
         core: None,
+        slo: Default::default(),
+        oversubscribe: false,
     };
     let refused = scene.ask(|node| node.create_volume(spec));
     scene.create("disk", asked).expect("created");
@@ -158,6 +160,8 @@ fn volumes_that_have_no_instant_in_common_are_named() {
         reserve: Reservation::None,
         device: None,
         core: Some(0),
+        slo: Default::default(),
+        oversubscribe: false,
     };
     scene.ask(|node| node.create_volume(spec)).expect("created");
     let both = vec![snapshot("data@t"), snapshot("log-2@t")];
@@ -175,6 +179,8 @@ fn cores_that_can_own_a_volume_are_named() {
             reserve: Reservation::None,
             device: None,
             core: Some(core),
+            slo: Default::default(),
+            oversubscribe: false,
         };
         scene.ask(|node| node.create_volume(spec))
     };
@@ -203,6 +209,8 @@ fn no_more_is_reserved_than_a_volume_can_hold() {
             reserve: Reservation::Bytes(bytes),
             device: None,
             core: None,
+            slo: Default::default(),
+            oversubscribe: false,
         };
         scene.ask(|node| node.create_volume(spec))
     };

@@ -8,6 +8,7 @@ mod filesystems;
 mod lineage;
 mod metrics;
 mod series;
+mod slo;
 mod stop;
 mod support;
 mod volume_files;

@@ -45,6 +45,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
             path,
             expected_size_bytes: None,
             layers: Vec::new(),
+            schedule: Default::default(),
         }],
         cores: Some(1),
         nbd: Some("127.0.0.1:0".parse().expect("an address")),
@@ -152,6 +153,8 @@ impl Scene {
             reserve: Reservation::None,
             device: None,
             core: None,
+            slo: Default::default(),
+            oversubscribe: false,
         };
         self.ask(|node| node.create_volume(spec)).map(drop)
     }

@@ -55,6 +55,8 @@ fn scene() -> Scene {
             reserve: flagstone::node::Reservation::None,
             device: None,
             core: Some(core),
+            slo: Default::default(),
+            oversubscribe: false,
         };
         let made = scene.ask(|node| node.create_volume(spec)).expect("created");
         assert_eq!(made.core, core);

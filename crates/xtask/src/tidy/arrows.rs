@@ -29,7 +29,7 @@ const ALLOWED: [(&str, &[&str]); 14] = [
     (
         "flagstone",
         &[
-            "types", "wire", "platform", "device", "fs", "gateway", "runtime",
+            "types", "wire", "platform", "sched", "device", "fs", "gateway", "runtime",
         ],
     ),
     ("xtask", &[]),

@@ -2,24 +2,27 @@
 //! storage by messages from the control side.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use flagstone_device::engine::{Engine, Handle, LayerInfo};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::sync::Budget;
-use flagstone_platform::{Listener, Platform};
+use flagstone_platform::{Listener, Platform, Time};
 use flagstone_runtime::{CoreRemote, IoStats, Refused, UringListener, UringPlatform, UringStream};
+use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
 use flagstone_types::{DvolId, Lsn};
 
 use super::files::CoreFiles;
 use super::names::Names;
 use super::notes::VolumeNotes;
 use super::recording::Recording;
+use super::slo::{Floors, note_floor, slo_of, terms_of};
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
-use crate::node::VolumeMetrics;
+use crate::node::{Slo, VolumeMetrics};
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
@@ -44,6 +47,17 @@ pub(super) struct OwnedEngine {
     pub(super) io: IoStats,
 }
 
+/// How devices are divided, as a core has to know it when it begins.
+pub(super) struct Divided {
+    /// What all cores share of each device of the node.
+    pub(super) devices: Vec<Arc<DividedDevice>>,
+    /// SLOs of this core's volumes, but for those that have the one of all.
+    pub(super) slos: BTreeMap<DvolId, Slo>,
+}
+
+/// How long a tenant is kept that nobody uses.
+const LINGER_NS: u64 = 10_000_000_000;
+
 /// A core's part of the node.
 pub(super) struct CoreNode {
     pub(super) index: usize,
@@ -56,6 +70,14 @@ pub(super) struct CoreNode {
     remotes: RefCell<Vec<CoreRemote>>,
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
+    /// Turns at each device of the node.
+    pub(super) turns: Vec<Turns<UringPlatform>>,
+    /// Of volumes that have another SLO than all.
+    slos: RefCell<BTreeMap<DvolId, Slo>>,
+    /// Of volumes that somebody uses.
+    tenants: RefCell<BTreeMap<DvolId, WeakTenant<UringPlatform>>>,
+    /// Tenants that were in use a short while ago: a file of a volume is opened anew for each call.
+    lingering: RefCell<VecDeque<(Time, Tenant<UringPlatform>)>>,
     /// Of each volume that somebody has looked at.
     notes: RefCell<BTreeMap<DvolId, Rc<VolumeNotes>>>,
     /// When this run of the node began, in nanoseconds since 1970.
@@ -83,7 +105,16 @@ impl CoreNode {
         recording: Recording,
         files: CoreFiles,
         share: Share,
+        divided: Divided,
     ) -> Rc<CoreNode> {
+        let turns = divided.devices.into_iter().enumerate();
+        let turns = turns.map(|(device, divided)| {
+            let mine = engines.iter().filter(|owned| owned.device == device);
+            let io: Vec<IoStats> = mine.map(|owned| owned.io.clone()).collect();
+            let flushes = move || io.iter().map(IoStats::flushes).sum();
+            Turns::new(platform.clone(), platform.core_index(), divided, flushes)
+        });
+        let turns = turns.collect();
         let core = Rc::new(CoreNode {
             index: platform.core_index(),
             platform: platform.clone(),
@@ -94,6 +125,10 @@ impl CoreNode {
             remotes: RefCell::default(),
             nbd: RefCell::default(),
             counters: RefCell::default(),
+            turns,
+            slos: RefCell::new(divided.slos),
+            tenants: RefCell::default(),
+            lingering: RefCell::default(),
             notes: RefCell::default(),
             started_ns: platform.wall_clock_ns(),
             life: platform.random_u64(),
@@ -233,6 +268,8 @@ impl CoreNode {
     pub(super) fn forget(&self, id: DvolId) {
         self.counters.borrow_mut().remove(&id);
         self.sizing.borrow_mut().remove(&id);
+        self.slos.borrow_mut().remove(&id);
+        self.tenants.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&id);
     }
 
@@ -241,8 +278,10 @@ impl CoreNode {
         let counters = self.counters.borrow();
         let named = counters
             .iter()
-            .filter_map(|(id, c)| Some((self.names.name_of(*id)?, c)));
-        named.map(|(name, c)| c.snapshot(name)).collect()
+            .filter_map(|(id, c)| Some((self.names.name_of(*id)?, *id, c)));
+        named
+            .map(|(name, id, c)| self.metrics_of(name, id, c))
+            .collect()
     }
 
     /// The engine that has a volume.
@@ -252,14 +291,81 @@ impl CoreNode {
 
     /// A volume, or a snapshot of one, to be read and written.
     pub(super) fn volume(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
+        let owned = self.engines.get(engine)?;
         Some(RealVolume {
             platform: self.platform.clone(),
-            engine: self.engine(engine)?.clone(),
+            engine: owned.engine.clone(),
             handle,
+            tenant: self.tenant_of(owned.device, handle.id)?,
             counters: self.counters_of(handle.id),
             notes: self.notes_of(handle.id),
             recording: self.recording.clone(),
         })
+    }
+
+    /// What gives a volume's operations their turns.
+    fn tenant_of(&self, device: usize, id: DvolId) -> Option<Tenant<UringPlatform>> {
+        let known = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        let tenant = match known {
+            Some(tenant) => tenant,
+            None => {
+                let (slo, limits) = terms_of(&self.slo_of(id));
+                let stats = self.counters_of(id).turns.clone();
+                let tenant = self.turns.get(device)?.tenant_counted(slo, limits, stats);
+                self.tenants.borrow_mut().insert(id, tenant.downgrade());
+                self.linger(&tenant);
+                tenant
+            }
+        };
+        Some(tenant)
+    }
+
+    /// Keeps a tenant for a while, also if nobody else does.
+    fn linger(&self, tenant: &Tenant<UringPlatform>) {
+        let now = self.platform.now();
+        let mut lingering = self.lingering.borrow_mut();
+        while lingering
+            .front()
+            .is_some_and(|(since, _)| now.since(*since) > LINGER_NS)
+        {
+            lingering.pop_front();
+        }
+        lingering.push_back((now, tenant.clone()));
+    }
+
+    /// What a volume is promised and may not exceed.
+    pub(super) fn slo_of(&self, id: DvolId) -> Slo {
+        self.slos.borrow().get(&id).copied().unwrap_or_default()
+    }
+
+    /// What volumes of this core were promised, whatever others do.
+    pub(super) fn floors(&self) -> Floors {
+        let mut floors = Floors::new();
+        for owned in &self.engines {
+            owned.engine.visit_dvols(|handle, attributes| {
+                note_floor(&mut floors, handle.id, owned.device, &slo_of(attributes));
+            });
+        }
+        floors
+    }
+
+    /// Has a volume go by another SLO from now on.
+    pub(super) fn set_slo(&self, id: DvolId, slo: &Slo) {
+        match *slo == Slo::default() {
+            true => self.slos.borrow_mut().remove(&id),
+            false => self.slos.borrow_mut().insert(id, *slo),
+        };
+        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        if let Some(tenant) = tenant {
+            let (slo, limits) = terms_of(slo);
+            tenant.change(slo, limits);
+        }
+    }
+
+    fn metrics_of(&self, name: String, id: DvolId, counters: &VolumeCounters) -> VolumeMetrics {
+        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        let promised_ns = tenant.and_then(|tenant| tenant.promised_ns());
+        counters.snapshot(name, promised_ns.unwrap_or(0))
     }
 
     /// How many cores the node has.

@@ -17,8 +17,8 @@ use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery,
-    Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
-    VolumePage,
+    Reservation, Schedule, ScrubState, ScrubStatus, Slo, SnapshotInfo, SnapshotPage, SnapshotQuery,
+    VolumeInfo, VolumePage,
 };
 
 /// A volume as its core sees it.
@@ -27,6 +27,7 @@ struct FoundVolume {
     place: Place,
     device: usize,
     connection_count: u64,
+    slo: Slo,
 }
 
 /// What the engines of one device on one core say, added up.
@@ -70,6 +71,7 @@ impl RealNode {
             place,
             device,
             connection_count,
+            slo,
         } = found;
         let origin = dvol.origin.map(|(id, snapshot)| {
             let volume = self
@@ -109,6 +111,7 @@ impl RealNode {
             connection_count,
             lsn: dvol.lsn,
             epoch: dvol.epoch.0,
+            slo,
             export_url,
         }
     }
@@ -141,6 +144,7 @@ impl RealNode {
                             place,
                             device: owned.device,
                             connection_count: attached.get(&place.id).copied().unwrap_or(0),
+                            slo: core.slo_of(place.id),
                         })
                     };
                     mine.into_iter().filter_map(one).collect::<Vec<_>>()
@@ -278,10 +282,18 @@ impl RealNode {
     pub(super) async fn device_info(&self, index: usize) -> Result<DeviceInfo, NodeError> {
         let share = self.device_share(index).await?;
         let scrub = self.scrub_info(index).await?;
-        Ok(self.device_info_of(index, &share, scrub))
+        let schedule = self.schedule_info(index).await;
+        Ok(self.device_info_of(index, &share, schedule, scrub))
     }
 
-    fn device_info_of(&self, index: usize, share: &DeviceShare, scrub: ScrubStatus) -> DeviceInfo {
+    fn device_info_of(
+        &self,
+        index: usize,
+        share: &DeviceShare,
+        schedule: (Schedule, Option<f64>),
+        scrub: ScrubStatus,
+    ) -> DeviceInfo {
+        let (schedule, promised) = schedule;
         let device = &self.devices[index];
         let open = share.own_open_bytes + share.unowned_bytes;
         let free_bytes = open.saturating_sub(share.kept_bytes);
@@ -307,6 +319,8 @@ impl RealNode {
             fenced: share
                 .fenced
                 .then(|| "a flush or journal write failed; see the log".to_owned()),
+            schedule,
+            promised,
             scrub,
         }
     }
@@ -462,7 +476,8 @@ impl RealNode {
         }
         for index in 0..self.devices.len() {
             let share = self.device_share(index).await?;
-            let info = self.device_info_of(index, &share, ScrubStatus::default());
+            let schedule = self.schedule_info(index).await;
+            let info = self.device_info_of(index, &share, schedule, ScrubStatus::default());
             snapshot.devices.push(DeviceMetrics {
                 device: info.name,
                 read: io_metrics(share.io.read),

@@ -13,6 +13,7 @@ mod notes;
 mod opening;
 mod recording;
 mod resize;
+mod slo;
 mod start;
 mod tuning;
 mod volume;
@@ -22,12 +23,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo, Handle};
 use flagstone_platform::record::NodeMark;
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
+use flagstone_sched::Device as DividedDevice;
 use flagstone_types::DvolId;
 
 use self::core::{CoreNode, current};
@@ -37,12 +39,13 @@ use self::errors::{
 };
 use self::names::{Names, Place};
 use self::recording::Recording;
+use self::slo::{Floors, attributes_of, note_floor};
 use super::{
     ClonedFile, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck, FilesystemInfo,
     FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec, ImageStoreSpec,
     MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery, Reservation,
-    ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
-    VolumeSpec,
+    Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
+    VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -84,6 +87,12 @@ struct RealNode {
     notices: Vec<String>,
     stopping: AtomicBool,
     scrubs: Mutex<Vec<ScrubStatus>>,
+    /// How each device is divided, as people say it.
+    schedules: Mutex<Vec<Schedule>>,
+    /// The same as the cores know it.
+    divided: Vec<Arc<DividedDevice>>,
+    /// What was promised whatever others do. Held while a promise is made, so never on a core.
+    floors: tokio::sync::Mutex<Floors>,
     recording: Recording,
 }
 
@@ -208,6 +217,16 @@ impl RealNode {
         let (core, device) = self.place_for(&spec, &doing)?;
         let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
         check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
+        let slo = spec.slo;
+        // Held until it is there: two who ask at the same time can't both get what is left. Who asks for no floor
+        // waits for nobody.
+        let mut floors = match slo.promise {
+            SloPromise::Floor(_) => Some(self.floors.lock().await),
+            SloPromise::Share(_) => None,
+        };
+        let none = Floors::new();
+        let known = floors.as_deref().unwrap_or(&none);
+        self.admit(known, device, None, &slo, spec.oversubscribe, &doing)?;
         let new = CreateDvol {
             name: spec.name.clone(),
             id: None,
@@ -226,12 +245,21 @@ impl RealNode {
             let Some(engine) = engine else {
                 return Err(DvolError::NotFound);
             };
-            let id = running.engines[engine].engine.create(new).await?.id;
+            let attributes = attributes_of(&slo);
+            let created = running.engines[engine].engine.create_with(new, attributes);
+            let id = created.await?.id;
+            running.set_slo(id, &slo);
             claim.came_to_be(Place { core, engine, id });
-            Ok(())
+            Ok(id)
         });
         match created.await? {
-            Ok(()) => self.show(&spec.name).await,
+            Ok(id) => {
+                if let Some(floors) = &mut floors {
+                    note_floor(floors, id, device, &slo);
+                }
+                drop(floors);
+                self.show(&spec.name).await
+            }
             Err(error) => {
                 let find = move |core: &CoreNode| {
                     let owned = core.engines.iter().find(|e| e.device == device)?;
@@ -329,7 +357,10 @@ impl RealNode {
             })
             .await;
         match deleted {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.floors.lock().await.remove(&place.id);
+                Ok(())
+            }
             Err(error) if error.kind == NodeErrorKind::Busy => {
                 Err(
                     NodeError::new(NodeErrorKind::HasSnapshots, doing, "it has snapshots")
@@ -513,6 +544,14 @@ impl RealNode {
 impl Node for RealNode {
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo> {
         Box::pin(self.create(spec))
+    }
+
+    fn set_slo(&self, name: String, slo: Slo, oversubscribe: bool) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.change_slo(name, slo, oversubscribe))
+    }
+
+    fn set_schedule(&self, device: String, schedule: Schedule) -> NodeFuture<'_, DeviceInfo> {
+        Box::pin(self.change_schedule(device, schedule))
     }
 
     fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage> {

@@ -1,5 +1,6 @@
 //! Opening the journals of a node's devices: all of them, or none.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,13 +14,15 @@ use flagstone_platform::{BlockDevice, BufferPool};
 use flagstone_runtime::{
     DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
 };
+use flagstone_sched::Device as DividedDevice;
 
-use super::core::{CoreNode, OwnedEngine, current};
+use super::core::{CoreNode, Divided, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
 use super::names::{Names, Place};
 use super::recording::Recording;
+use super::slo::slo_of;
 use super::start::{Share, wait_for};
-use crate::node::{DeviceOptions, ExportOptions, NodeError, NodeErrorKind};
+use crate::node::{DeviceOptions, ExportOptions, NodeError, NodeErrorKind, Slo};
 use crate::offline::no_device;
 
 /// What a core needs to open its journals of one device.
@@ -127,6 +130,7 @@ pub(super) fn open_all(
     recording: &Recording,
     exports: &[ExportOptions],
     share: Share,
+    divided: &[Arc<DividedDevice>],
 ) -> Result<(), NodeError> {
     let cores = runtime.cores().len();
     let mut waiting = Vec::new();
@@ -139,6 +143,7 @@ pub(super) fn open_all(
             recording: recording.clone(),
             exports: exports.to_vec(),
             share,
+            divided: divided.to_vec(),
         };
         let sent = core.remote().call_then(
             move |platform| open_core(platform, part),
@@ -256,6 +261,7 @@ struct Part {
     recording: Recording,
     exports: Vec<ExportOptions>,
     share: Share,
+    divided: Vec<Arc<DividedDevice>>,
 }
 
 /// Opens this core's journals and puts its part of the node in place, with those that could be
@@ -268,7 +274,9 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         recording,
         exports,
         share,
+        divided,
     } = part;
+    let mut slos = BTreeMap::new();
     let core = platform.core_index();
     let cache_bytes = share.block_cache_bytes(core, cores);
     let cache = BlockCache::new(cache_bytes, BufferPool::of_large_pieces());
@@ -336,6 +344,10 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
             if DvolRole::of(&dvol.attributes).is_some() {
                 continue;
             }
+            let slo = slo_of(&dvol.attributes);
+            if slo != Slo::default() {
+                slos.insert(dvol.handle.id, slo);
+            }
             let place = Place {
                 core,
                 engine: engines.len(),
@@ -351,6 +363,10 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         engines.push(OwnedEngine { device, engine, io });
     }
     let files = CoreFiles::new(Rules(exports));
-    CoreNode::install(&platform, engines, names, recording, files, share);
+    let divided = Divided {
+        devices: divided,
+        slos,
+    };
+    CoreNode::install(&platform, engines, names, recording, files, share, divided);
     (recovered, refused)
 }

@@ -21,6 +21,7 @@ use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
 use super::opening::{Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
+use super::slo::{self, Floors};
 use super::{Device, RealNode, describe, tuning};
 use crate::node::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError,
@@ -123,6 +124,8 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared.push(found);
     }
     let names = Names::default();
+    let schedules: Vec<_> = options.devices.iter().map(|d| d.schedule).collect();
+    let divided = slo::divide(&schedules, cores);
     let share = Share {
         hold_checkpoints: tuning.hold_checkpoints,
         ..Share::of(&options, cores)
@@ -135,7 +138,9 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         &recording,
         &options.exports,
         share,
+        &divided,
     )?;
+    let floors = floors(&runtime)?;
     let remotes: Vec<_> = runtime
         .cores()
         .iter()
@@ -172,8 +177,24 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         notices,
         stopping: false.into(),
         scrubs: Mutex::new(scrubs),
+        schedules: Mutex::new(schedules),
+        divided,
+        floors: tokio::sync::Mutex::new(floors),
         recording,
     }))
+}
+
+/// What was promised before the node was started.
+fn floors(runtime: &Runtime) -> Result<Floors, NodeError> {
+    let mut floors = Floors::new();
+    for core in runtime.cores() {
+        let asked = core.remote().call(|_| {
+            let core = current()?;
+            Some(core.floors())
+        });
+        floors.extend(wait_for(asked, "asking what was promised")?.unwrap_or_default());
+    }
+    Ok(floors)
 }
 
 fn default_cores() -> usize {

@@ -25,6 +25,7 @@ fn options(path: PathBuf) -> NodeOptions {
             path,
             expected_size_bytes: None,
             layers: Vec::new(),
+            schedule: Default::default(),
         }],
         cores: Some(1),
         nbd: None,
@@ -66,6 +67,8 @@ fn counters_go_with_the_volume_and_its_last_client() {
                 reserve: Reservation::None,
                 device: None,
                 core: None,
+                slo: Default::default(),
+                oversubscribe: false,
             };
             node.create_volume(spec).await.unwrap();
             let attach = |core: Rc<CoreNode>| async move {
@@ -126,6 +129,8 @@ fn of_two_volumes_of_one_name_both_can_be_renamed() {
                 reserve: Reservation::None,
                 device: None,
                 core: None,
+                slo: Default::default(),
+                oversubscribe: false,
             };
             ids.push(node.create_volume(spec).await.unwrap().id);
             node.shutdown().await.unwrap();
@@ -189,6 +194,8 @@ fn whoever_asks_may_leave_before_the_answer() {
         reserve: Reservation::None,
         device: None,
         core: None,
+        slo: Default::default(),
+        oversubscribe: false,
     };
     let source = |volume: &str| SourceRef {
         volume: volume.to_owned(),

@@ -10,11 +10,12 @@ use flagstone_gateway::volume::{
 use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
+use flagstone_sched::{Tenant, TenantStats, Turn, Want};
 use flagstone_types::{LatencyHistogram, Lsn};
 
 use super::notes::VolumeNotes;
 use super::recording::Recording;
-use crate::node::{ErrorCount, IoMetrics, VolumeMetrics};
+use crate::node::{ErrorCount, IoMetrics, TurnMetrics, VolumeMetrics};
 
 /// Most bytes of one engine write; larger ones are cut.
 const WRITE_PART_BYTES: usize = engine::WRITE_MAX_BYTES as usize;
@@ -58,17 +59,26 @@ pub(super) struct VolumeCounters {
     write: RefCell<OpCounters>,
     flush: RefCell<OpCounters>,
     trim: RefCell<OpCounters>,
+    /// Of its turns at the device.
+    pub(super) turns: Rc<RefCell<TenantStats>>,
 }
 
 impl VolumeCounters {
     /// A copy under the volume's present name.
-    pub(super) fn snapshot(&self, volume: String) -> VolumeMetrics {
+    pub(super) fn snapshot(&self, volume: String, promised_ns: u64) -> VolumeMetrics {
+        let turns = self.turns.borrow();
         VolumeMetrics {
             volume,
             read: self.read.borrow().snapshot(),
             write: self.write.borrow().snapshot(),
             flush: self.flush.borrow().snapshot(),
             trim: self.trim.borrow().snapshot(),
+            turns: TurnMetrics {
+                waited: turns.waited.clone(),
+                used_ns: turns.used_ns,
+                short_ns: turns.short_ns,
+                promised_ns,
+            },
         }
     }
 }
@@ -79,6 +89,8 @@ pub(super) struct RealVolume {
     pub(super) platform: UringPlatform,
     pub(super) engine: Engine<UringPlatform>,
     pub(super) handle: Handle,
+    /// Whose turn it has to be.
+    pub(super) tenant: Tenant<UringPlatform>,
     pub(super) counters: Rc<VolumeCounters>,
     pub(super) notes: Rc<VolumeNotes>,
     pub(super) recording: Recording,
@@ -113,6 +125,12 @@ impl RealVolume {
         result
     }
 
+    /// To deallocate costs a record in the journal, however long the range.
+    async fn turn_to_clear(&self, stability: Stability) -> Turn<UringPlatform> {
+        let want = Want::write(0, 1, stability == Stability::Stable);
+        self.tenant.turn(want).await
+    }
+
     /// Says that it was changed, also if only a part of a change was made.
     fn tell_changed(&self) {
         self.notes.change.tell(self.platform.wall_clock_ns());
@@ -125,10 +143,16 @@ impl RealVolume {
         len_bytes: u32,
     ) -> Result<engine::Pieces, VolumeError> {
         let began = self.platform.now();
+        let want = Want::read(offset_bytes, u64::from(len_bytes));
+        let mut turn = self.tenant.turn(want).await;
         let read = self
             .engine
             .read(self.handle, offset_bytes, u64::from(len_bytes))
             .await;
+        if let Ok(pieces) = &read {
+            turn.used_only(bytes_of(pieces), u64::from(len_bytes));
+        }
+        drop(turn);
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
     }
 
@@ -145,6 +169,8 @@ impl RealVolume {
             Stability::Stable => NodeMark::WroteStable,
             Stability::Unstable => NodeMark::WroteUnstable,
         };
+        let want = Want::write(offset_bytes, len, stability == Stability::Stable);
+        let turn = self.tenant.turn(want).await;
         let stability = engine_stability(stability);
         let write = |at, part| self.engine.write(self.handle, at, part, stability);
         let result = if data.len() <= WRITE_PART_BYTES {
@@ -160,6 +186,7 @@ impl RealVolume {
             }
             result
         };
+        drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.write, len, result);
         self.mark(&result, mark, offset_bytes, len);
@@ -197,6 +224,7 @@ impl Volume for RealVolume {
 
     async fn flush(&self) -> Result<(), VolumeError> {
         let began = self.platform.now();
+        let turn = self.tenant.turn(Want::flush()).await;
         let number = self.recording.number();
         self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
         // The engine flushes for all its volumes, and would for one that is gone.
@@ -204,6 +232,7 @@ impl Volume for RealVolume {
             Ok(_) => self.engine.flush().await,
             Err(error) => Err(error),
         };
+        drop(turn);
         let result = self.finish(began, &self.counters.flush, 0, result);
         self.mark(&result, NodeMark::Flushed(number), 0, 0);
         result
@@ -217,6 +246,7 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.platform.now();
         let mark = cleared(stability);
+        let turn = self.turn_to_clear(stability).await;
         let stability = engine_stability(stability);
         let result = self
             .engine
@@ -229,6 +259,7 @@ impl Volume for RealVolume {
             Err(DvolError::NoSpace) => Ok(()),
             result => result,
         };
+        drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);
@@ -244,6 +275,14 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.platform.now();
         let mark = cleared(stability);
+        let turn = match keep_allocated {
+            // The zeros are written.
+            true => {
+                let want = Want::write(offset_bytes, len_bytes, stability == Stability::Stable);
+                self.tenant.turn(want).await
+            }
+            false => self.turn_to_clear(stability).await,
+        };
         let stability = engine_stability(stability);
         let result = match keep_allocated {
             true => {
@@ -257,6 +296,7 @@ impl Volume for RealVolume {
                     .await
             }
         };
+        drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);
@@ -299,6 +339,15 @@ impl Volume for RealVolume {
         };
         Ok(extents.map(extent).collect())
     }
+}
+
+/// Bytes that came from the device or its cache; holes cost nothing.
+fn bytes_of(pieces: &engine::Pieces) -> u64 {
+    let bytes = pieces.iter().map(|piece| match piece {
+        engine::Piece::Data(buf) => buf.len() as u64,
+        engine::Piece::Zeros(_) => 0,
+    });
+    bytes.sum()
 }
 
 fn cleared(stability: Stability) -> NodeMark {

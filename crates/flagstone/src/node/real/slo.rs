@@ -1,0 +1,434 @@
+//! SLOs of volumes and schedules of devices: how they lie on the device, who may have which, and what they are to the
+//! scheduler.
+//!
+//! A volume's SLO is in the attributes of its dvol, so it is created, cloned away and deleted with it
+//! (`docs/formats/device.md`, "Attributes of volumes").
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use flagstone_device::engine::Attributes;
+use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
+use flagstone_sched::price::Price;
+use flagstone_sched::promise::{Admission, Totals, WHOLE_NS, admit};
+use flagstone_sched::{Ceiling, Device as Divided, Limits, Policy, Prices, Settings};
+use flagstone_types::{BLOCK_SIZE, DvolId};
+
+use super::RealNode;
+use crate::node::{
+    DeviceCeiling, DeviceInfo, NodeError, NodeErrorKind, Rates, Schedule, SchedulePolicy, Slo,
+    SloLimit, SloPromise, VolumeInfo,
+};
+
+const VERSION: u8 = 1;
+const PROMISE_SHARE: u8 = 0;
+const PROMISE_FLOOR: u8 = 1;
+
+/// How long a request may be in a device whose ceiling doesn't say it.
+const LATENCY_DEFAULT_NS: u64 = 1_000_000;
+
+/// The smallest window: fewer requests keep no device busy.
+const WINDOW_LEAST_BLOCKS: u64 = 16;
+
+/// Floors that were promised, by volume, and on which device of the node.
+pub(super) type Floors = BTreeMap<DvolId, (usize, Rates)>;
+
+/// A volume's attributes. One with the SLO that everybody has who has asked for nothing has zeros.
+pub(super) fn attributes_of(slo: &Slo) -> Attributes {
+    let mut attributes: Attributes = [0; _];
+    if *slo == Slo::default() {
+        return attributes;
+    }
+    let mut put = |at: usize, value: u64| {
+        attributes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    let limit = slo.limit;
+    put(24, limit.reads.unwrap_or(0));
+    put(32, limit.writes.unwrap_or(0));
+    put(40, limit.bytes.unwrap_or(0));
+    let kind = match slo.promise {
+        SloPromise::Share(parts) => {
+            put(8, u64::from(parts));
+            PROMISE_SHARE
+        }
+        SloPromise::Floor(Rates { reads, writes }) => {
+            put(8, reads);
+            put(16, writes);
+            PROMISE_FLOOR
+        }
+    };
+    attributes[..3].copy_from_slice(&[ATTRIBUTE_KIND_VOLUME, VERSION, kind]);
+    attributes
+}
+
+/// The SLO of a volume with these attributes. What is of a version that isn't known is no promise.
+pub(super) fn slo_of(attributes: &Attributes) -> Slo {
+    if attributes[..2] != [ATTRIBUTE_KIND_VOLUME, VERSION] {
+        return Slo::default();
+    }
+    let get = |at: usize| -> u64 {
+        let mut value = [0; 8];
+        value.copy_from_slice(&attributes[at..at + 8]);
+        u64::from_le_bytes(value)
+    };
+    let limit_at = |at| Some(get(at)).filter(|&rate| rate > 0);
+    let promise = match attributes[2] {
+        PROMISE_SHARE => SloPromise::Share(u32::try_from(get(8)).unwrap_or(u32::MAX).max(1)),
+        PROMISE_FLOOR => SloPromise::Floor(Rates {
+            reads: get(8),
+            writes: get(16),
+        }),
+        _ => SloPromise::default(),
+    };
+    Slo {
+        promise,
+        limit: SloLimit {
+            reads: limit_at(24),
+            writes: limit_at(32),
+            bytes: limit_at(40),
+        },
+    }
+}
+
+/// What the scheduler knows it as.
+pub(super) fn terms_of(slo: &Slo) -> (flagstone_sched::Slo, Limits) {
+    let limit = slo.limit;
+    let limits = Limits {
+        reads: limit.reads,
+        writes: limit.writes,
+        bytes: limit.bytes,
+    };
+    (promise_of(slo.promise), limits)
+}
+
+fn promise_of(promise: SloPromise) -> flagstone_sched::Slo {
+    match promise {
+        SloPromise::Share(parts) => flagstone_sched::Slo::Share(parts),
+        SloPromise::Floor(Rates { reads, writes }) => flagstone_sched::Slo::Floor { reads, writes },
+    }
+}
+
+pub(super) fn settings_of(schedule: &Schedule) -> Settings {
+    let ceiling = schedule.ceiling.map(|ceiling| {
+        let DeviceCeiling {
+            reads,
+            writes,
+            flushes,
+            bytes,
+            latency_us,
+        } = ceiling;
+        // Without a word about large requests they cost what their blocks do.
+        let price = |ops: u64| {
+            let bytes = if bytes > 0 {
+                bytes
+            } else {
+                ops.saturating_mul(BLOCK_SIZE)
+            };
+            Price::of_rates(ops, bytes)
+        };
+        let prices = Prices {
+            read: price(reads),
+            write: price(writes),
+            flush_ns: WHOLE_NS.checked_div(flushes).unwrap_or(0),
+        };
+        let latency_ns = match latency_us {
+            0 => LATENCY_DEFAULT_NS,
+            us => us.saturating_mul(1000),
+        };
+        let window = u128::from(latency_ns) * u128::from(reads.max(1)) / u128::from(WHOLE_NS);
+        let window = u64::try_from(window).unwrap_or(u64::MAX);
+        Ceiling {
+            prices,
+            window_blocks: window.max(WINDOW_LEAST_BLOCKS),
+        }
+    });
+    let policy = match schedule.policy {
+        SchedulePolicy::Deficit => Policy::Deficit,
+        SchedulePolicy::Strict => Policy::Strict,
+        SchedulePolicy::FirstCome => Policy::FirstCome,
+    };
+    Settings { ceiling, policy }
+}
+
+/// What the cores share of each device.
+pub(super) fn divide(schedules: &[Schedule], cores: usize) -> Vec<Arc<Divided>> {
+    let divided = |schedule| Arc::new(Divided::new(settings_of(schedule), cores));
+    schedules.iter().map(divided).collect()
+}
+
+fn check(slo: &Slo, doing: &str) -> Result<(), NodeError> {
+    let found = match (slo.promise, slo.limit) {
+        (SloPromise::Share(0), _) => "a share of no parts",
+        (SloPromise::Floor(rates), _) if rates == Rates::default() => {
+            "a floor that promises nothing"
+        }
+        (_, limit) if [limit.reads, limit.writes, limit.bytes].contains(&Some(0)) => {
+            "a limit of 0, with which nothing would ever be done"
+        }
+        _ => return Ok(()),
+    };
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+        .next("give a number above 0, or leave it out"))
+}
+
+/// Refuses a schedule that makes no sense.
+fn check_schedule(schedule: &Schedule, doing: &str) -> Result<(), NodeError> {
+    match schedule.ceiling {
+        Some(ceiling) if ceiling.reads == 0 || ceiling.writes == 0 => {
+            let found = "a ceiling of no reads or no writes a second";
+            Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("say how many reads and writes of 4 KiB a second it may be asked for"))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl RealNode {
+    fn schedule_of(&self, device: usize) -> Schedule {
+        let schedules = self
+            .schedules
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        schedules.get(device).copied().unwrap_or_default()
+    }
+
+    /// A device's schedule, and what part of what it can promise its floors claim.
+    pub(super) async fn schedule_info(&self, device: usize) -> (Schedule, Option<f64>) {
+        let schedule = self.schedule_of(device);
+        let claimed = settings_of(&schedule).ceiling.map(|ceiling| async move {
+            let floors = self.floors.lock().await;
+            let totals = totals_of(&floors, device, None);
+            let claimed = totals.claimed_ns(&ceiling.prices);
+            let nothing = flagstone_sched::Slo::Floor {
+                reads: u64::MAX,
+                writes: u64::MAX,
+            };
+            let all = admit(&ceiling.prices, WHOLE_NS, Totals::default(), nothing);
+            let promisable = match all {
+                Admission::TooMuch { left_ns, .. } => left_ns,
+                Admission::Fits => WHOLE_NS,
+            };
+            claimed as f64 / promisable.max(1) as f64
+        });
+        match claimed {
+            Some(claimed) => (schedule, Some(claimed.await)),
+            None => (schedule, None),
+        }
+    }
+
+    /// Refuses a promise that the device can't keep beside those it has made.
+    pub(super) fn admit(
+        &self,
+        floors: &Floors,
+        device: usize,
+        volume: Option<DvolId>,
+        slo: &Slo,
+        oversubscribe: bool,
+        doing: &str,
+    ) -> Result<(), NodeError> {
+        check(slo, doing)?;
+        let SloPromise::Floor(_) = slo.promise else {
+            return Ok(());
+        };
+        let name = &self.devices[device].name;
+        let Some(ceiling) = settings_of(&self.schedule_of(device)).ceiling else {
+            let found = format!("device '{name}' has no ceiling, so nothing of it can be promised");
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
+                "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
+            ));
+        };
+        let others = totals_of(floors, device, volume);
+        match admit(&ceiling.prices, WHOLE_NS, others, promise_of(slo.promise)) {
+            Admission::Fits => Ok(()),
+            Admission::TooMuch { .. } if oversubscribe => Ok(()),
+            Admission::TooMuch {
+                left_ns,
+                claimed_ns,
+            } => {
+                let percent = |ns: u64| ns as f64 * 100.0 / WHOLE_NS as f64;
+                let reads = left_ns / ceiling.prices.of(flagstone_sched::Kind::Read, 0, 1);
+                let found = format!(
+                    "that takes {:.1} % of device '{name}', and {:.1} % can still be promised, which is {reads} \
+                     reads/s or less",
+                    percent(claimed_ns),
+                    percent(left_ns)
+                );
+                Err(NodeError::new(NodeErrorKind::NoSpace, doing, found).next(
+                    "ask for less, change other volumes' floors, or confirm with --oversubscribe that all floors \
+                     shrink together when they are all claimed at once",
+                ))
+            }
+        }
+    }
+
+    pub(super) async fn change_slo(
+        &self,
+        name: String,
+        slo: Slo,
+        oversubscribe: bool,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("changing the SLO of volume '{name}'");
+        let target = self.target(&name, &doing)?;
+        let place = target.place;
+        let device = self
+            .on_core(place.core, &doing, move |core| async move {
+                core.engines.get(place.engine).map(|owned| owned.device)
+            })
+            .await?
+            .unwrap_or(0);
+        // Held until it is done: two who ask at the same time can't both get what is left.
+        let mut floors = self.floors.lock().await;
+        self.admit(&floors, device, Some(place.id), &slo, oversubscribe, &doing)?;
+        self.on_volume(&target, &doing, move |core, dvol| async move {
+            let engine = core
+                .engine(place.engine)
+                .ok_or(flagstone_device::engine::DvolError::NotFound)?;
+            engine.set_attributes(dvol, attributes_of(&slo)).await?;
+            core.set_slo(dvol.id, &slo);
+            Ok(())
+        })
+        .await?;
+        note_floor(&mut floors, place.id, device, &slo);
+        drop(floors);
+        self.show(&name).await
+    }
+
+    pub(super) async fn change_schedule(
+        &self,
+        device: String,
+        schedule: Schedule,
+    ) -> Result<DeviceInfo, NodeError> {
+        let doing = format!("changing the schedule of device '{device}'");
+        let index = self.device_index(&device, &doing)?;
+        check_schedule(&schedule, &doing)?;
+        {
+            let mut schedules = self
+                .schedules
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            schedules[index] = schedule;
+            self.divided[index].set(settings_of(&schedule));
+        }
+        self.device_info(index).await
+    }
+}
+
+/// Notes what a volume was promised now.
+pub(super) fn note_floor(floors: &mut Floors, id: DvolId, device: usize, slo: &Slo) {
+    match slo.promise {
+        SloPromise::Floor(rates) => floors.insert(id, (device, rates)),
+        SloPromise::Share(_) => floors.remove(&id),
+    };
+}
+
+/// All floors of a device, but for that of one volume.
+fn totals_of(floors: &Floors, device: usize, but: Option<DvolId>) -> Totals {
+    let others = floors
+        .iter()
+        .filter(|(id, (of, _))| *of == device && Some(**id) != but);
+    Totals::of(others.map(|(_, (_, rates))| promise_of(SloPromise::Floor(*rates))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floor(reads: u64, writes: u64) -> SloPromise {
+        SloPromise::Floor(Rates { reads, writes })
+    }
+
+    #[test]
+    fn slos_are_read_as_they_were_written() {
+        let limits = [
+            SloLimit::default(),
+            SloLimit {
+                reads: Some(1),
+                writes: Some(u64::MAX),
+                bytes: Some(7),
+            },
+            SloLimit {
+                writes: Some(500),
+                ..SloLimit::default()
+            },
+        ];
+        for promise in [
+            SloPromise::Share(1),
+            SloPromise::Share(u32::MAX),
+            floor(5000, 0),
+            floor(u64::MAX, 3),
+        ] {
+            for limit in limits {
+                let slo = Slo { promise, limit };
+                let attributes = attributes_of(&slo);
+                assert_eq!(slo_of(&attributes), slo);
+                let role = flagstone_fs::DvolRole::of(&attributes);
+                assert_eq!(role, None, "it still is a volume's");
+            }
+        }
+        assert_eq!(attributes_of(&Slo::default()), [0; 64]);
+    }
+
+    #[test]
+    fn bytes_on_the_device_are_these() {
+        let slo = Slo {
+            promise: floor(0x0102, 0x03),
+            limit: SloLimit {
+                reads: Some(4),
+                writes: Some(5),
+                bytes: Some(6),
+            },
+        };
+        let mut expected = [0; 64];
+        expected[..3].copy_from_slice(&[5, 1, 1]);
+        expected[8..10].copy_from_slice(&[2, 1]);
+        (expected[16], expected[24], expected[32], expected[40]) = (3, 4, 5, 6);
+        assert_eq!(attributes_of(&slo), expected);
+    }
+
+    #[test]
+    fn any_bytes_are_some_slo() {
+        let mut seed = 1u64;
+        for round in 0..10_000 {
+            let mut attributes: Attributes = [0; _];
+            for byte in &mut attributes {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                *byte = (seed >> 56) as u8;
+            }
+            if round % 2 == 0 {
+                attributes[..3].copy_from_slice(&[5, 1, (round % 3) as u8]);
+            }
+            let slo = slo_of(&attributes);
+            assert_eq!(slo_of(&attributes_of(&slo)), slo);
+            assert_ne!(slo.promise, SloPromise::Share(0));
+        }
+    }
+
+    #[test]
+    fn a_ceiling_is_prices_and_a_window() {
+        let schedule = |ceiling: &str| Schedule {
+            ceiling: Some(ceiling.parse().expect(ceiling)),
+            policy: SchedulePolicy::Strict,
+        };
+        let settings = settings_of(&schedule("reads=20000 writes=10000"));
+        assert_eq!(settings.policy, Policy::Strict);
+        let ceiling = settings.ceiling.expect("one");
+        let price = |kind, len| ceiling.prices.of(kind, 0, len);
+        use flagstone_sched::Kind;
+        assert_eq!(price(Kind::Read, 4096), 50_000);
+        assert_eq!(price(Kind::Write, 4096), 100_000);
+        assert_eq!(price(Kind::Read, 1 << 20), 256 * 50_000);
+        assert_eq!(price(Kind::Flush, 0), 1, "as good as nothing");
+        assert_eq!(ceiling.window_blocks, 20, "a millisecond of reads");
+        let text = "reads=20000 writes=10000 flushes=1000 bytes=512M latency=5ms";
+        let ceiling = settings_of(&schedule(text)).ceiling.expect("one");
+        assert_eq!(ceiling.window_blocks, 100);
+        assert_eq!(ceiling.prices.of_flush(10), 100_000);
+        let mebibyte = ceiling.prices.of(Kind::Read, 0, 1 << 20);
+        assert!((1_950_000..2_050_000).contains(&mebibyte), "{mebibyte}");
+        assert_eq!(settings_of(&Schedule::default()).ceiling, None);
+        let slow = settings_of(&schedule("reads=1 writes=1"))
+            .ceiling
+            .expect("one");
+        assert_eq!(slow.window_blocks, WINDOW_LEAST_BLOCKS);
+    }
+}

@@ -1,0 +1,164 @@
+//! What volumes are promised of their device, and how a device is divided. `docs/scheduling.md` has the rules.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Reads and writes of 4 KiB a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rates {
+    /// Reads of 4 KiB a second.
+    #[schema(example = 5000)]
+    pub reads: u64,
+    /// Writes of 4 KiB a second.
+    #[schema(example = 1000)]
+    pub writes: u64,
+}
+
+/// What a volume is promised of its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SloPromise {
+    /// Of what floors leave, so many parts among those of all volumes in use. At least 1.
+    Share(u32),
+    /// So much, whatever others do.
+    Floor(Rates),
+}
+
+impl Default for SloPromise {
+    fn default() -> SloPromise {
+        SloPromise::Share(1)
+    }
+}
+
+/// What a volume may not exceed, whether or not others want anything. Null: no such limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SloLimit {
+    /// Reads a second.
+    pub reads: Option<u64>,
+    /// Writes a second.
+    pub writes: Option<u64>,
+    /// Bytes a second, both ways together.
+    pub bytes: Option<u64>,
+}
+
+/// A volume's service level objective. [decibel 4.3]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Slo {
+    /// What it is promised.
+    pub promise: SloPromise,
+    /// What it may not exceed.
+    pub limit: SloLimit,
+}
+
+impl fmt::Display for SloPromise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SloPromise::Share(parts) => write!(f, "share {parts}"),
+            SloPromise::Floor(Rates { reads, writes }) => {
+                write!(f, "floor reads={reads} writes={writes}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for SloLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SloLimit {
+            reads,
+            writes,
+            bytes,
+        } = self;
+        let words = [("reads", reads), ("writes", writes), ("bytes", bytes)];
+        let given = words.iter().filter_map(|(name, n)| n.map(|n| (name, n)));
+        let words: Vec<String> = given.map(|(name, n)| format!("{name}={n}")).collect();
+        match words.is_empty() {
+            true => f.write_str("none"),
+            false => f.write_str(&words.join(" ")),
+        }
+    }
+}
+
+/// What a device may be asked for, so that its latency stays where it is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceCeiling {
+    /// Reads of 4 KiB a second. At least 1.
+    #[schema(example = 80000)]
+    pub reads: u64,
+    /// Writes of 4 KiB a second that are not flushed. At least 1.
+    #[schema(example = 50000)]
+    pub writes: u64,
+    /// Flushes a second; 0: they cost nothing.
+    #[serde(default)]
+    pub flushes: u64,
+    /// Bytes a second in large requests; 0: large requests cost what their blocks do.
+    #[serde(default)]
+    pub bytes: u64,
+    /// How long a request may be in the device at the ceiling, in microseconds: what is more at a time waits outside,
+    /// where its order can still be changed. 0: a millisecond.
+    #[serde(default)]
+    pub latency_us: u64,
+}
+
+/// Who goes next where not everybody can.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum SchedulePolicy {
+    /// Deficit round robin: by promises; what one doesn't use, others get.
+    #[default]
+    Deficit,
+    /// Strict time sharing: by promises, each its own and no more.
+    Strict,
+    /// First come, first served: for comparison.
+    FirstCome,
+}
+
+impl fmt::Display for SchedulePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SchedulePolicy::Deficit => "deficit",
+            SchedulePolicy::Strict => "strict",
+            SchedulePolicy::FirstCome => "first-come",
+        })
+    }
+}
+
+/// How a device is divided among its volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Schedule {
+    /// What it may be asked for. Null: whatever it can do; then nothing is divided, and floors promise nothing.
+    pub ceiling: Option<DeviceCeiling>,
+    /// Who goes next.
+    pub policy: SchedulePolicy,
+}
+
+impl fmt::Display for DeviceCeiling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeviceCeiling {
+            reads,
+            writes,
+            flushes,
+            bytes,
+            latency_us,
+        } = self;
+        write!(f, "reads={reads} writes={writes}")?;
+        if *flushes > 0 {
+            write!(f, " flushes={flushes}")?;
+        }
+        if *bytes > 0 {
+            write!(f, " bytes={bytes}")?;
+        }
+        if *latency_us > 0 {
+            write!(f, " latency={latency_us}us")?;
+        }
+        Ok(())
+    }
+}

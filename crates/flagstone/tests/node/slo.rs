@@ -1,0 +1,258 @@
+//! SLOs of volumes and schedules of devices, on a real node.
+
+use std::time::{Duration, Instant};
+
+use flagstone::metrics::render;
+use flagstone::name::{SnapshotRef, SourceRef};
+use flagstone::node::{
+    NodeError, NodeErrorKind, NodeOptions, Rates, Schedule, SchedulePolicy, Slo, SloLimit,
+    SloPromise, VolumeInfo, VolumeSpec,
+};
+
+use crate::client::{Client, READ, WRITE};
+use crate::support::Scene;
+
+const MIB: u64 = 1 << 20;
+
+fn schedule(ceiling: &str, policy: SchedulePolicy) -> Schedule {
+    Schedule {
+        ceiling: Some(ceiling.parse().expect(ceiling)),
+        policy,
+    }
+}
+
+/// 1,000 reads or 500 writes a second.
+fn slow(options: &mut NodeOptions) {
+    options.devices[0].schedule = schedule("reads=1000 writes=500", SchedulePolicy::Deficit);
+}
+
+fn floor(reads: u64, writes: u64) -> Slo {
+    Slo {
+        promise: SloPromise::Floor(Rates { reads, writes }),
+        limit: SloLimit::default(),
+    }
+}
+
+fn share(parts: u32) -> Slo {
+    Slo {
+        promise: SloPromise::Share(parts),
+        limit: SloLimit::default(),
+    }
+}
+
+fn limited(reads: u64) -> Slo {
+    Slo {
+        promise: SloPromise::default(),
+        limit: SloLimit {
+            reads: Some(reads),
+            ..SloLimit::default()
+        },
+    }
+}
+
+fn create(scene: &Scene, name: &str, slo: Slo) -> Result<VolumeInfo, NodeError> {
+    let spec = VolumeSpec {
+        name: name.to_owned(),
+        size_bytes: 8 * MIB,
+        reserve: Default::default(),
+        device: None,
+        core: None,
+        slo,
+        oversubscribe: false,
+    };
+    scene.ask(|node| node.create_volume(spec))
+}
+
+fn set(scene: &Scene, name: &str, slo: Slo, oversubscribe: bool) -> Result<VolumeInfo, NodeError> {
+    scene.ask(|node| node.set_slo(name.to_owned(), slo, oversubscribe))
+}
+
+fn set_schedule(scene: &Scene, schedule: Schedule) -> Result<Option<f64>, NodeError> {
+    let set = scene.ask(|node| node.set_schedule("main".to_owned(), schedule));
+    set.map(|device| device.promised)
+}
+
+fn kind<T>(result: Result<T, NodeError>) -> Option<NodeErrorKind> {
+    result.err().map(|error| error.kind)
+}
+
+#[test]
+fn an_slo_lives_as_long_as_its_volume() {
+    let scene = Scene::with(slow);
+    create(&scene, "floor", floor(100, 10)).expect("created");
+    create(&scene, "plain", Slo::default()).expect("created");
+    let both = Slo {
+        promise: SloPromise::Share(7),
+        limit: SloLimit {
+            writes: Some(5),
+            bytes: Some(1 << 30),
+            reads: None,
+        },
+    };
+    set(&scene, "plain", both, false).expect("changed");
+    // A snapshot doesn't keep it, and a volume that is rolled back keeps its own.
+    let snapshot = SnapshotRef::new("floor", "s").expect("a name");
+    scene
+        .ask(|node| node.create_snapshots(vec![snapshot.clone()]))
+        .expect("taken");
+    set(&scene, "floor", floor(200, 20), false).expect("changed");
+    let rolled = scene.ask(|node| node.rollback_volume(snapshot));
+    assert_eq!(rolled.expect("rolled back").slo, floor(200, 20));
+    let source = SourceRef {
+        volume: "floor".to_owned(),
+        snapshot: None,
+    };
+    let cloned = scene.ask(|node| node.clone_volume(source, "clone".to_owned()));
+    assert_eq!(
+        cloned.expect("cloned").slo,
+        Slo::default(),
+        "nobody was asked whether there is room for a second one"
+    );
+    let scene = scene.restart(slow);
+    for (name, slo) in [
+        ("floor", floor(200, 20)),
+        ("plain", both),
+        ("clone", Slo::default()),
+    ] {
+        assert_eq!(scene.show(name).expect("there").slo, slo, "{name}");
+    }
+    scene
+        .ask(|node| node.rename_volume("plain".to_owned(), "fancy".to_owned()))
+        .expect("renamed");
+    assert_eq!(scene.show("fancy").expect("there").slo, both);
+    set(&scene, "fancy", Slo::default(), false).expect("changed");
+    let scene = scene.restart(slow);
+    assert_eq!(scene.show("fancy").expect("there").slo, Slo::default());
+}
+
+#[test]
+fn more_is_not_promised_than_there_is() {
+    let scene = Scene::with(slow);
+    // 959 reads a second can be promised: a 32nd is kept, and a hundredth of the rest for shares.
+    create(&scene, "a", floor(500, 0)).expect("half of it");
+    create(&scene, "b", floor(0, 200)).expect("two fifths");
+    let error = create(&scene, "c", floor(100, 0)).expect_err("too much");
+    assert_eq!(error.kind, NodeErrorKind::NoSpace);
+    assert!(error.found.contains("which is 59 reads/s"), "{error}");
+    assert_eq!(kind(scene.show("c")), Some(NodeErrorKind::NotFound));
+    create(&scene, "c", floor(59, 0)).expect("the rest");
+    create(&scene, "d", share(100)).expect("shares always fit");
+    let refused = set(&scene, "d", floor(1, 0), false);
+    assert_eq!(kind(refused), Some(NodeErrorKind::NoSpace));
+    assert_eq!(scene.show("d").expect("there").slo, share(100));
+    set(&scene, "a", floor(499, 0), false).expect("its own is not in its way");
+    set(&scene, "d", floor(1, 0), false).expect("now there is room");
+    set(&scene, "d", floor(600, 0), true).expect("as confirmed");
+    let device = |scene: &Scene| scene.ask(|node| node.show_device("main".to_owned()));
+    let promised = device(&scene).expect("there").promised;
+    assert!(promised.is_some_and(|part| part > 1.6), "{promised:?}");
+    // Also of what was promised before a restart.
+    let scene = scene.restart(slow);
+    assert_eq!(device(&scene).expect("there").promised, promised);
+    scene
+        .ask(|node| node.delete_volume("d".to_owned(), false))
+        .expect("deleted");
+    let refused = create(&scene, "e", floor(2, 0));
+    assert_eq!(kind(refused), Some(NodeErrorKind::NoSpace));
+    create(&scene, "e", floor(1, 0)).expect("what it had is free");
+
+    for nonsense in [
+        floor(0, 0),
+        share(0),
+        Slo {
+            limit: SloLimit {
+                bytes: Some(0),
+                ..SloLimit::default()
+            },
+            ..Slo::default()
+        },
+    ] {
+        let refused = set(&scene, "e", nonsense, true);
+        assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
+        let refused = create(&scene, "f", nonsense);
+        assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
+    }
+}
+
+#[test]
+fn without_a_ceiling_there_is_nothing_to_promise() {
+    let scene = Scene::new();
+    let error = create(&scene, "a", floor(1, 0)).expect_err("of what?");
+    assert_eq!(error.kind, NodeErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("device schedule"), "{error}");
+    create(&scene, "a", limited(5000)).expect("a limit needs none");
+    let ceiling = schedule("reads=1000 writes=500", SchedulePolicy::Strict);
+    assert_eq!(set_schedule(&scene, ceiling).expect("set"), Some(0.0));
+    set(&scene, "a", floor(1, 0), false).expect("now there is one");
+    assert_eq!(
+        set_schedule(&scene, Schedule::default()).expect("set"),
+        None
+    );
+    let nonsense = Schedule {
+        ceiling: Some(flagstone::node::DeviceCeiling {
+            reads: 0,
+            writes: 5,
+            flushes: 0,
+            bytes: 0,
+            latency_us: 0,
+        }),
+        policy: SchedulePolicy::Deficit,
+    };
+    let refused = set_schedule(&scene, nonsense);
+    assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
+    let unknown = scene.ask(|node| node.set_schedule("none".to_owned(), Schedule::default()));
+    assert_eq!(kind(unknown), Some(NodeErrorKind::NotFound));
+}
+
+/// How long so many requests take, one after the other.
+fn time(client: &mut Client, command: u16, count: u32) -> Duration {
+    let began = Instant::now();
+    for number in 0..count {
+        let at = u64::from(number % 64) * 4096;
+        let error = match command {
+            WRITE => client.write(at, &[7; 4096]),
+            _ => client.call(READ, at, 4096).0,
+        };
+        assert_eq!(error, 0);
+    }
+    began.elapsed()
+}
+
+/// What holds requests back can only make them take longer, so these times have a lower bound on any machine.
+#[test]
+fn limits_and_ceilings_hold_clients_back_and_let_them_go_again() {
+    let scene = Scene::new();
+    create(&scene, "disk", Slo::default()).expect("created");
+    let mut client = scene.attach("disk");
+    time(&mut client, WRITE, 64);
+    set(&scene, "disk", limited(200), false).expect("changed");
+    // 20 ms of it at once, then 5 ms each.
+    assert!(time(&mut client, READ, 40) > Duration::from_millis(150));
+    set(&scene, "disk", Slo::default(), false).expect("changed");
+    let ceiling = schedule("reads=400 writes=200", SchedulePolicy::Deficit);
+    set_schedule(&scene, ceiling).expect("set");
+    assert!(time(&mut client, READ, 80) > Duration::from_millis(150));
+    assert!(time(&mut client, WRITE, 40) > Duration::from_millis(150));
+    // A hole costs the device nothing.
+    let holes = Instant::now();
+    for _ in 0..400 {
+        client.call(READ, 4 * MIB, 4096);
+    }
+    let (holes, data) = (holes.elapsed(), time(&mut client, READ, 400));
+    assert!(holes < data, "{holes:?} {data:?}");
+    let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
+    let value = |name: &str| -> f64 {
+        let row = text.lines().find(|line| line.starts_with(name));
+        let value = row.and_then(|row| row.rsplit_once(' '));
+        value.and_then(|(_, v)| v.parse().ok()).unwrap_or(-1.0)
+    };
+    let label = "{volume=\"disk\"}";
+    assert!(value(&format!("flagstone_volume_wait_seconds_count{label}")) >= 960.0);
+    assert!(value(&format!("flagstone_volume_device_seconds_total{label}")) > 1.0);
+    let promised = value(&format!("flagstone_volume_promised_ratio{label}"));
+    assert!((0.95..1.0).contains(&promised), "{promised}");
+    assert!(value(&format!("flagstone_volume_slo_missed_seconds_total{label}")) >= 0.0);
+    set_schedule(&scene, Schedule::default()).expect("set");
+    let free = time(&mut client, READ, 400);
+    assert!(free < data, "{free:?} {data:?}");
+}
