@@ -125,26 +125,12 @@ pub(super) fn open_file(
 pub(super) fn open_all(
     runtime: &Runtime,
     devices: &[DeviceOptions],
-    prepared: Vec<Prepared>,
-    names: &Names,
-    recording: &Recording,
-    exports: &[ExportOptions],
-    share: Share,
-    divided: &[Arc<DividedDevice>],
+    part: &Part,
 ) -> Result<(), NodeError> {
-    let cores = runtime.cores().len();
     let mut waiting = Vec::new();
     for core in runtime.cores() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let part = Part {
-            cores,
-            prepared: prepared.clone(),
-            names: names.clone(),
-            recording: recording.clone(),
-            exports: exports.to_vec(),
-            share,
-            divided: divided.to_vec(),
-        };
+        let part = part.clone();
         let sent = core.remote().call_then(
             move |platform| open_core(platform, part),
             move |result| drop(sender.send(result)),
@@ -254,14 +240,16 @@ impl Recovered {
 }
 
 /// What a core gets of a node.
-struct Part {
-    cores: usize,
-    prepared: Vec<Prepared>,
-    names: Names,
-    recording: Recording,
-    exports: Vec<ExportOptions>,
-    share: Share,
-    divided: Vec<Arc<DividedDevice>>,
+#[derive(Clone)]
+pub(super) struct Part {
+    /// How many there are.
+    pub(super) cores: usize,
+    pub(super) prepared: Vec<Prepared>,
+    pub(super) names: Names,
+    pub(super) recording: Recording,
+    pub(super) exports: Vec<ExportOptions>,
+    pub(super) share: Share,
+    pub(super) divided: Vec<Arc<DividedDevice>>,
 }
 
 /// Opens this core's journals and puts its part of the node in place, with those that could be

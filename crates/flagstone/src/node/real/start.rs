@@ -19,7 +19,7 @@ use flagstone_runtime::{
 use super::core::{CoreNode, current};
 use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
-use super::opening::{Prepared, open_all, open_error, open_file, stop_all};
+use super::opening::{Part, Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
 use super::slo::{self, Floors};
 use super::{Device, RealNode, describe, tuning};
@@ -130,16 +130,16 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         hold_checkpoints: tuning.hold_checkpoints,
         ..Share::of(&options, cores)
     };
-    open_all(
-        &runtime,
-        &options.devices,
+    let part = Part {
+        cores,
         prepared,
-        &names,
-        &recording,
-        &options.exports,
+        names: names.clone(),
+        recording: recording.clone(),
+        exports: options.exports.clone(),
         share,
-        &divided,
-    )?;
+        divided: divided.clone(),
+    };
+    open_all(&runtime, &options.devices, &part)?;
     let floors = floors(&runtime)?;
     let remotes: Vec<_> = runtime
         .cores()
