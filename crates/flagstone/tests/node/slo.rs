@@ -1,5 +1,7 @@
 //! SLOs of volumes and schedules of devices, on a real node.
 
+#![expect(clippy::disallowed_methods, reason = "a real node takes real time")]
+
 use std::time::{Duration, Instant};
 
 use flagstone::metrics::render;
