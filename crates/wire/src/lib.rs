@@ -12,8 +12,10 @@
 //! [`check_reply`]. Bodies are read where they lie: lists are iterators over the bytes that came,
 //! which `decode` has looked through once.
 //!
-//! Called by: the native server in `gateway`, and the client. It calls only `types`, and a library for
-//! the proofs.
+//! Beside the frames: [`stream`], what a snapshot is outside of a node (`docs/formats/stream.md`).
+//!
+//! Called by: the native server in `gateway`, the client, and `flagstone` for streams. It calls only
+//! `types`, and a library for the proofs.
 
 pub mod address;
 pub mod batch;
@@ -32,6 +34,7 @@ pub mod proof;
 pub mod query;
 pub mod snapshots;
 pub mod status;
+pub mod stream;
 
 pub use check::{CloseReason, Complaint, Verdict, check, check_hello, check_number, check_reply};
 pub use error::{BodyError, HeadDamaged};

@@ -7,4 +7,5 @@ mod golden_bodies;
 mod golden_headers;
 mod headers;
 mod proofs;
+mod streams;
 mod support;

@@ -1,6 +1,7 @@
 //! What the tests share: the frames of `golden/frames.txt`, and what a fuzzer may try.
 
 pub(crate) mod cases;
+pub(crate) mod streams;
 
 use flagstone_wire::{REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES, ReplyHeader, RequestHeader};
 
