@@ -586,6 +586,25 @@ impl<P: Platform> Tenant<P> {
         self.seat.stats.borrow().clone()
     }
 
+    /// Device time that it used until now, in nanoseconds: also what [`TenantStats`] has not heard of yet. Less than
+    /// before if what was charged when it began turned out to need less.
+    pub fn used_ns(&self) -> u64 {
+        let state = self.seat.inner.state.borrow();
+        let seat = state.seats[self.seat.at as usize].as_ref();
+        let unjudged_ns = seat.map_or(0, |seat| {
+            let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
+            used_ns.saturating_sub(seat.judged_used_ns)
+        });
+        self.seat.stats.borrow().used_ns.saturating_add(unjudged_ns)
+    }
+
+    /// Requests of it that wait for their turn now.
+    pub fn waiting(&self) -> u64 {
+        let state = self.seat.inner.state.borrow();
+        let seat = state.seats[self.seat.at as usize].as_ref();
+        seat.map_or(0, |seat| state.scheduler.waiting_of(seat.key) as u64)
+    }
+
     /// What it is promised of the device, in nanoseconds of device time a second; `None` where nothing is divided.
     pub fn promised_ns(&self) -> Option<u64> {
         let state = self.seat.inner.state.borrow();

@@ -402,6 +402,37 @@ fn who_gets_less_than_promised_is_known() {
 }
 
 #[test]
+fn what_a_tenant_uses_and_waits_for_is_known_at_once() {
+    let world = World::new(7);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    let (holder, platform) = (tenant.clone(), world.platform(0));
+    world.spawn(0, async move {
+        let mut held = Vec::new();
+        for _ in 0..CHANNELS {
+            held.push(holder.turn(Want::read(0, 4096)).await);
+        }
+        platform.sleep_ns(20 * MS).await;
+    });
+    world.run_for(5 * MS);
+    for _ in 0..3 {
+        let tenant = tenant.clone();
+        world.spawn(
+            0,
+            async move { drop(tenant.turn(Want::read(0, 4096)).await) },
+        );
+    }
+    world.run_for(5 * MS);
+    assert_eq!(tenant.waiting(), 3);
+    assert_eq!(tenant.used_ns(), CHANNELS * BLOCK_NS);
+    assert_eq!(tenant.stats().used_ns, 0, "nobody has judged yet");
+    world.run_for(SECOND_NS);
+    assert_eq!(tenant.waiting(), 0);
+    assert_eq!(tenant.used_ns(), (CHANNELS + 3) * BLOCK_NS);
+}
+
+#[test]
 fn what_the_device_did_not_have_to_do_is_given_back() {
     let world = World::new(10);
     let device = Arc::new(Device::new(divided(Policy::Deficit), 1));

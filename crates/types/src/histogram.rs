@@ -141,6 +141,52 @@ impl LatencyHistogram {
     }
 }
 
+/// What a histogram had counted at some moment, in as much memory as it has buckets in use: to be kept of thousands
+/// until another moment.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct HistogramMark {
+    /// Buckets that are not empty, with their counts, in order.
+    counts: Vec<(u8, u64)>,
+    sum_ns: u64,
+    max_ns: u64,
+}
+
+const _: () = assert!(LATENCY_BUCKETS <= u8::MAX as usize);
+
+impl LatencyHistogram {
+    /// What it has counted until now.
+    pub fn mark(&self) -> HistogramMark {
+        let used = self.counts.iter().enumerate().filter(|(_, n)| **n > 0);
+        HistogramMark {
+            counts: used.map(|(bucket, n)| (bucket as u8, *n)).collect(),
+            sum_ns: self.sum_ns,
+            max_ns: self.max_ns,
+        }
+    }
+}
+
+impl HistogramMark {
+    /// What was counted between an earlier mark of the same histogram and this one. The longest value is known to a
+    /// bucket only, unless it is the longest there ever was. Where the earlier one has more, nothing was.
+    pub fn since(&self, earlier: &HistogramMark) -> LatencyHistogram {
+        let mut counted = LatencyHistogram::new();
+        for (bucket, n) in &self.counts {
+            if let Some(count) = counted.counts.get_mut(usize::from(*bucket)) {
+                *count = *n;
+            }
+        }
+        for (bucket, n) in &earlier.counts {
+            if let Some(count) = counted.counts.get_mut(usize::from(*bucket)) {
+                *count = count.saturating_sub(*n);
+            }
+        }
+        counted.sum_ns = self.sum_ns.saturating_sub(earlier.sum_ns);
+        let last = counted.counts.iter().rposition(|n| *n > 0);
+        counted.max_ns = last.map_or(0, |bucket| (bucket_end_ns(bucket) - 1).min(self.max_ns));
+        counted
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,5 +269,29 @@ mod tests {
         assert_eq!(left, both);
         assert!(LatencyHistogram::new().is_empty());
         assert!(!left.is_empty());
+    }
+
+    #[test]
+    fn between_two_marks_is_what_was_recorded_between_them() {
+        let (mut all, mut late) = (LatencyHistogram::new(), LatencyHistogram::new());
+        let values = values();
+        let (before, behind) = values.split_at(2000);
+        before.iter().for_each(|ns| all.record(*ns));
+        let earlier = all.mark();
+        for ns in behind {
+            all.record(*ns);
+            late.record(*ns);
+        }
+        let between = all.mark().since(&earlier);
+        assert_eq!(between.counts, late.counts);
+        assert_eq!(between.sum_ns(), late.sum_ns());
+        let (found, exact) = (between.max_ns(), late.max_ns());
+        assert!(exact <= found && found <= exact + exact / 4 || exact >= 1 << LAST_OCTAVE);
+        assert_eq!(all.mark().since(&HistogramMark::default()), all);
+        // Of what went back, or stood still, nothing is left.
+        assert!(earlier.since(&all.mark()).is_empty());
+        let nothing = all.mark().since(&all.mark());
+        assert_eq!(nothing, LatencyHistogram::new());
+        assert_eq!(nothing.mark(), HistogramMark::default());
     }
 }

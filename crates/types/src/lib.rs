@@ -12,7 +12,7 @@ pub mod lsn;
 pub mod unit;
 
 pub use checksum::{BlockChecksum, ChainHash};
-pub use histogram::LatencyHistogram;
+pub use histogram::{HistogramMark, LatencyHistogram};
 pub use id::{DeviceId, DvolId, LayerNo, Slot};
 pub use lsn::{Epoch, Lsn};
 pub use unit::{BLOCK_SIZE, BlockNo, SEGMENT_BLOCKS, SEGMENT_SIZE, SegmentNo, VBlock};

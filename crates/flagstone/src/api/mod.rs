@@ -8,6 +8,7 @@
 //! There is no authentication yet: whoever can connect may do everything. So it listens on loopback
 //! unless the operator insists.
 
+mod activity;
 mod crowd;
 mod devices;
 mod filesystems;
@@ -251,6 +252,7 @@ impl Api {
                 "/v1/devices/{device}/scrub",
                 get(devices::scrub_status).post(devices::start_scrub),
             )
+            .route("/v1/activity", get(activity::show))
             .route("/v1/node", get(nodes::info))
             .route("/v1/node/stop", post(nodes::stop))
             .route("/healthz", get(nodes::healthz))

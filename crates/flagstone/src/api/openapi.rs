@@ -4,7 +4,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use utoipa::OpenApi;
 
-use super::{devices, filesystems, nodes, snapshots, volumes};
+use super::{activity, devices, filesystems, nodes, snapshots, volumes};
 
 /// All operations. A test compares them with the routes that are served.
 #[derive(OpenApi)]
@@ -25,7 +25,7 @@ use super::{devices, filesystems, nodes, snapshots, volumes};
         filesystems::snapshots, filesystems::create_snapshot, filesystems::delete_snapshot,
         devices::list, devices::show, devices::set_schedule, devices::start_scrub,
         devices::scrub_status,
-        nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
+        activity::show, nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
     ),
     tags(
         (name = "volumes", description = "Block devices that tenants use"),

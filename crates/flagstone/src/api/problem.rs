@@ -71,7 +71,7 @@ impl ApiError {
         }
     }
 
-    fn invalid(doing: &str, found: impl Into<String>) -> ApiError {
+    pub(super) fn invalid(doing: &str, found: impl Into<String>) -> ApiError {
         NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
             .next("see /openapi.json for what the request takes")
             .into()

@@ -84,6 +84,7 @@ impl Command {
             Command::Fs(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Device(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Node(args) => (Some(&mut args.target), Some(&mut args.output)),
+            Command::Top(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Inspect(args) => (None, Some(&mut args.output)),
             Command::Verify(args) => (None, Some(&mut args.output)),
             Command::Dev(_)
@@ -118,6 +119,7 @@ impl Command {
             Command::Fs(_) => "fs",
             Command::Device(_) => "device",
             Command::Node(_) => "node",
+            Command::Top(_) => "top",
             Command::Inspect(_) => "inspect",
             Command::Verify(_) => "verify",
             Command::Config(_) => "config",

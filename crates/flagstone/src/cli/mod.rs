@@ -14,6 +14,7 @@ mod series;
 mod serve;
 mod snapshot;
 mod target;
+mod top;
 mod volume;
 
 use std::ffi::OsString;
@@ -120,6 +121,7 @@ enum Command {
     Device(device::DeviceArgs),
     /// Show a node, its metrics, or stop it
     Node(node::NodeArgs),
+    Top(top::TopArgs),
     /// Describe what is on a device; changes nothing
     Inspect(offline::InspectArgs),
     /// Check a device that no node serves; changes nothing
@@ -265,6 +267,7 @@ fn dispatch(cli: Cli, backend: Backend, out: &mut dyn Write) -> anyhow::Result<E
         Command::Fs(args) => return fs::run(args, output),
         Command::Device(args) => return device::run(args, backend, output),
         Command::Node(args) => node::run(args, output)?,
+        Command::Top(args) => top::run(&args, output)?,
         Command::Inspect(args) => offline::inspect(&args, output)?,
         Command::Verify(args) => return offline::verify(&args, output),
         Command::Config(args) => misc::config(&args, output)?,
@@ -282,6 +285,7 @@ impl Command {
             Command::Fs(args) => args.output.format(),
             Command::Device(args) => args.output.format(),
             Command::Node(args) => args.output.format(),
+            Command::Top(args) => args.output.format(),
             Command::Inspect(args) => args.output.format(),
             Command::Verify(args) => args.output.format(),
             _ => Format::Table,

@@ -50,6 +50,11 @@ fn promised_lines_are_read() {
         "flagstone device scrub d --wait",
         "flagstone node stop --no-wait",
         "flagstone node metrics --no-volumes",
+        "flagstone top",
+        "flagstone top vm- --once --sort used --interval 500ms --limit 5 -o json --dir d",
+        "flagstone top --count 3 --sort latency --api 127.0.0.1:1",
+        "flagstone -o json top --sort bytes",
+        "flagstone top --sort waited",
         "flagstone inspect p.img -o json --detailed",
         "flagstone verify p.img --metadata-only",
         "flagstone config example",
@@ -90,6 +95,10 @@ fn wrong_lines_are_refused_with_a_hint() {
         ("flagstone volume rollback a b c", "unexpected argument 'c'"),
         ("flagstone completions tcsh", "bash"),
         ("flagstone volumes list", "volume"),
+        ("flagstone top --interval 1ms", "expected 100ms to 30s"),
+        ("flagstone top --sort size", "iops, bytes, latency"),
+        ("flagstone top --count 0", "1.."),
+        ("flagstone top --once --count 2", "cannot be used with"),
     ];
     for (line, hint) in cases {
         let error = parse(line).expect_err(line);

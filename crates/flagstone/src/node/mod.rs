@@ -11,8 +11,10 @@
 //!   half done; if its time runs out the client is told that it may still happen.
 //! - Lists are sorted by name and paged: a page costs what it holds, not what the node holds.
 
+mod activity;
 mod error;
 mod filesystems;
+mod look;
 mod metrics;
 mod options;
 pub mod real;
@@ -22,12 +24,18 @@ mod types;
 use std::future::Future;
 use std::pin::Pin;
 
+pub use activity::{
+    ACTIVITY_ROWS_MAX, Activity, ActivityOrder, ActivityQuery, CoreActivity, DeviceActivity,
+    DeviceUser, INTERVAL_LEAST_MS, INTERVAL_MOST_MS, Latency, OpActivity, SloState, VolumeActivity,
+    activity,
+};
 pub use error::{NodeError, NodeErrorKind};
 pub use filesystems::{
     CheckedFilesystem, ClonedFile, FileCloneSpec, FilesystemChanges, FilesystemCheck,
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
     ImageStoreSpec,
 };
+pub use look::{CoreLook, DeviceFacts, DeviceLook, IoMark, Look, VolumeLook};
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
@@ -202,6 +210,10 @@ pub trait Node: Send + Sync + 'static {
 
     /// Counters and histograms, copied from the cores. Volumes without activity may be left out.
     fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot>;
+
+    /// What was counted until now, to be compared with what was counted at another moment. Volumes without activity
+    /// may be left out.
+    fn look(&self) -> NodeFuture<'_, Look>;
 
     /// Stops: refuses new connections, answers what is in flight, writes checkpoints and ends the
     /// cores. Called once, at the end.

@@ -1,5 +1,6 @@
 //! A node in memory.
 
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -14,6 +15,8 @@ use crate::fake_state::State;
 pub(crate) struct FakeNode {
     pub(crate) state: Mutex<State>,
     pub(crate) metrics: Mutex<MetricsSnapshot>,
+    /// What it is found to have counted, one after the other; at last it stays as it is.
+    pub(crate) looks: Mutex<VecDeque<Look>>,
     /// Calls of `info` that find it starting, before it is ready.
     pub(crate) starting: AtomicU32,
     pub(crate) shutdowns: AtomicU32,
@@ -25,6 +28,7 @@ impl FakeNode {
         FakeNode {
             state: Mutex::default(),
             metrics: Mutex::default(),
+            looks: Mutex::default(),
             starting: AtomicU32::new(0),
             shutdowns: AtomicU32::new(0),
             options: None,
@@ -255,6 +259,16 @@ impl Node for FakeNode {
     fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot> {
         let metrics = self.metrics.lock().expect("no test panics with it").clone();
         Box::pin(async move { Ok(metrics) })
+    }
+
+    fn look(&self) -> NodeFuture<'_, Look> {
+        let mut looks = self.looks.lock().expect("no test panics with it");
+        let look = match looks.len() {
+            0 | 1 => looks.front().cloned(),
+            _ => looks.pop_front(),
+        };
+        drop(looks);
+        Box::pin(async move { Ok(look.unwrap_or_default()) })
     }
 
     fn shutdown(&self) -> NodeFuture<'_, ()> {

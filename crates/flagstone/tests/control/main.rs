@@ -1,6 +1,7 @@
 //! The control side as a whole, over a node in memory: the API through its socket, the real binary
 //! against it, and a node's life from `dev` to SIGTERM.
 
+mod activity;
 mod api;
 mod cli;
 mod fake_filesystems;

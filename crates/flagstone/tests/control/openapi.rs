@@ -69,5 +69,5 @@ fn what_is_described_is_served() {
             );
         }
     }
-    assert_eq!(operations, 36);
+    assert_eq!(operations, 37);
 }

@@ -116,6 +116,7 @@ impl Node for Stuck {
         scrub_status(device: String) -> ScrubStatus;
         info() -> NodeInfo;
         metrics() -> MetricsSnapshot;
+        look() -> Look;
     }
 
     fn shutdown(&self) -> NodeFuture<'_, ()> {

@@ -1,5 +1,6 @@
 //! The real node, in this process: what volumes and clients see of each other through it.
 
+mod activity;
 mod client;
 mod control;
 mod damage;

@@ -22,7 +22,7 @@ use super::recording::Recording;
 use super::slo::{Floors, note_floor, slo_of, terms_of};
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
-use crate::node::{Slo, VolumeMetrics};
+use crate::node::{Slo, VolumeLook, VolumeMetrics};
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
@@ -235,6 +235,27 @@ impl CoreNode {
         let mut sizing = self.sizing.borrow_mut();
         let turns = sizing.entry(id).or_insert_with(|| Rc::new(Budget::new(1)));
         turns.clone()
+    }
+
+    /// Volumes of which there are counters, by id.
+    pub(super) fn counted(&self) -> Vec<DvolId> {
+        self.counters.borrow().keys().copied().collect()
+    }
+
+    /// Puts what was counted of a volume into a look at it.
+    pub(super) fn fill_look(&self, look: VolumeLook) -> Option<VolumeLook> {
+        let id = look.id;
+        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        let filled = self.counters.borrow().get(&id)?.fill_look(look);
+        Some(match tenant {
+            None => filled,
+            Some(tenant) => VolumeLook {
+                waiting: tenant.waiting(),
+                used_ns: tenant.used_ns(),
+                promised_ns: tenant.promised_ns(),
+                ..filled
+            },
+        })
     }
 
     /// Volumes of which there are counters.

@@ -8,6 +8,7 @@ mod core;
 mod describe;
 mod errors;
 mod files;
+mod look;
 mod names;
 mod notes;
 mod opening;
@@ -43,9 +44,9 @@ use self::slo::{Floors, attributes_of, note_floor};
 use super::{
     ClonedFile, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck, FilesystemInfo,
     FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec, ImageStoreSpec,
-    MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery, Reservation,
-    Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
-    VolumeInfo, VolumePage, VolumeSpec,
+    Look, MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery,
+    Reservation, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage,
+    SnapshotQuery, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -779,6 +780,10 @@ impl Node for RealNode {
 
     fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot> {
         Box::pin(self.collect_metrics())
+    }
+
+    fn look(&self) -> NodeFuture<'_, Look> {
+        Box::pin(self.look_at_all())
     }
 
     fn shutdown(&self) -> NodeFuture<'_, ()> {

@@ -15,7 +15,7 @@ use flagstone_types::{LatencyHistogram, Lsn};
 
 use super::notes::VolumeNotes;
 use super::recording::Recording;
-use crate::node::{ErrorCount, IoMetrics, TurnMetrics, VolumeMetrics};
+use crate::node::{ErrorCount, IoMark, IoMetrics, TurnMetrics, VolumeLook, VolumeMetrics};
 
 /// Most bytes of one engine write; larger ones are cut.
 const WRITE_PART_BYTES: usize = engine::WRITE_MAX_BYTES as usize;
@@ -50,6 +50,15 @@ impl OpCounters {
             latency: self.latency.clone(),
         }
     }
+
+    fn mark(&self) -> IoMark {
+        IoMark {
+            operations: self.operations,
+            bytes: self.bytes,
+            errors: self.errors.clone(),
+            latency: self.latency.mark(),
+        }
+    }
 }
 
 /// Counts of one volume since the node was started.
@@ -79,6 +88,23 @@ impl VolumeCounters {
                 short_ns: turns.short_ns,
                 promised_ns,
             },
+        }
+    }
+}
+
+impl VolumeCounters {
+    /// Puts what was counted into a look at the volume.
+    pub(super) fn fill_look(&self, look: VolumeLook) -> VolumeLook {
+        let turns = self.turns.borrow();
+        VolumeLook {
+            read: self.read.borrow().mark(),
+            write: self.write.borrow().mark(),
+            flush: self.flush.borrow().mark(),
+            trim: self.trim.borrow().mark(),
+            waited: turns.waited.mark(),
+            used_ns: turns.used_ns,
+            short_ns: turns.short_ns,
+            ..look
         }
     }
 }

@@ -1,0 +1,301 @@
+//! An [`Activity`] as lines of text, for a width. Pure.
+
+use crate::node::{Activity, DeviceActivity, OpActivity, SloState, VolumeActivity};
+use crate::output::utc;
+use crate::size::rounded;
+
+/// How much room there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Size {
+    /// Lines. `None`: as many as it takes.
+    pub(super) rows: Option<usize>,
+    /// Characters in a line.
+    pub(super) columns: usize,
+}
+
+/// Where there is no terminal: wide enough for all columns.
+pub(super) const SIZE_DEFAULT: Size = Size {
+    rows: None,
+    columns: 200,
+};
+
+/// Between two columns.
+const GAP: usize = 2;
+
+/// Names are cut to so many characters where they don't fit.
+const NAME_LEAST: usize = 12;
+
+/// A column of the table of volumes.
+struct Column {
+    heading: &'static str,
+    /// Where not all fit, those with the largest number go first.
+    expendable: u8,
+    is_text: bool,
+    cell: fn(&VolumeActivity) -> String,
+}
+
+const COLUMNS: [Column; 15] = [
+    text("VOLUME", 0, |v| v.name.clone()),
+    text("DEVICE", 8, |v| v.device.clone()),
+    number("CORE", 9, |v| v.core.to_string()),
+    number("READS/S", 0, |v| count(v.read.per_second)),
+    number("WRITES/S", 0, |v| count(v.write.per_second)),
+    number("READ/S", 3, |v| bytes(v.read.bytes_per_second)),
+    number("WRITTEN/S", 3, |v| bytes(v.write.bytes_per_second)),
+    number("P50", 4, |v| time(v.latency.map(|l| l.p50_ns))),
+    number("P99", 1, |v| time(v.latency.map(|l| l.p99_ns))),
+    number("WAIT P99", 2, |v| time(v.waited.map(|l| l.p99_ns))),
+    number("QUEUE", 5, |v| few(v.in_flight)),
+    number("WAITING", 7, |v| few(v.waiting)),
+    number("USED", 2, |v| part(v.used)),
+    number("PROMISED", 6, |v| part(v.promised)),
+    text("SLO", 1, |v| match (v.slo_state, v.missed) {
+        (SloState::Missed, missed) => format!("missed {}", part(Some(missed))),
+        (state, _) => state.to_string(),
+    }),
+];
+
+const fn text(
+    heading: &'static str,
+    expendable: u8,
+    cell: fn(&VolumeActivity) -> String,
+) -> Column {
+    Column {
+        heading,
+        expendable,
+        is_text: true,
+        cell,
+    }
+}
+
+const fn number(
+    heading: &'static str,
+    expendable: u8,
+    cell: fn(&VolumeActivity) -> String,
+) -> Column {
+    Column {
+        heading,
+        expendable,
+        is_text: false,
+        cell,
+    }
+}
+
+/// All that is to be shown, none of it wider than there is room.
+pub(super) fn lines(activity: &Activity, size: &Size) -> Vec<String> {
+    let mut lines = vec![headline(activity)];
+    lines.push(totals(activity));
+    for device in &activity.devices {
+        lines.extend(device_lines(device));
+        lines.extend(users_line(device));
+    }
+    lines.push(String::new());
+    lines.extend(table(&activity.volumes, size.columns));
+    let shown = activity.volumes.len() as u64;
+    if activity.active_count > shown {
+        lines.push(format!("and {} more", activity.active_count - shown));
+    }
+    lines.iter().map(|line| cut(line, size.columns)).collect()
+}
+
+/// The lines as they are.
+pub(super) fn plain(lines: &[String]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// The lines in the place of those before, as many as there is room for. The cursor stands behind the last one, so
+/// that whatever is printed next is below.
+pub(super) fn frame(lines: &[String], size: &Size, is_first: bool) -> String {
+    // Home; each line up to its end; what is left of the frame before.
+    let mut frame = String::from(if is_first { "\x1b[2J\x1b[H" } else { "\x1b[H" });
+    let room = size.rows.unwrap_or(lines.len() + 1).saturating_sub(1);
+    for line in lines.iter().take(room) {
+        frame += line;
+        frame += "\x1b[K\n";
+    }
+    frame + "\x1b[J"
+}
+
+fn headline(activity: &Activity) -> String {
+    let volumes = match activity.active_count {
+        1 => "1 volume at work".to_owned(),
+        count => format!("{count} volumes at work"),
+    };
+    let ended = utc(activity.ended_ns);
+    format!(
+        "{ended} UTC, over {}: {volumes}",
+        time(Some(activity.interval_ns))
+    )
+}
+
+fn flow(what: &str, op: &OpActivity) -> String {
+    format!(
+        "{what} {}/s {}/s",
+        count(op.per_second),
+        bytes(op.bytes_per_second)
+    )
+}
+
+fn totals(activity: &Activity) -> String {
+    let busy: Vec<String> = activity
+        .cores
+        .iter()
+        .map(|core| format!("{} {}", core.core, part(Some(core.busy))))
+        .collect();
+    format!(
+        "{}, {}; cores busy: {}",
+        flow("reads", &activity.read),
+        flow("writes", &activity.write),
+        busy.join(", ")
+    )
+}
+
+fn device_lines(device: &DeviceActivity) -> [String; 2] {
+    let ceiling = match (&device.schedule.ceiling, device.used) {
+        (Some(ceiling), Some(used)) => {
+            let (used, policy) = (part(Some(used)), device.schedule.policy);
+            let waiting = few(device.waiting);
+            format!("{used} of ceiling {ceiling} ({policy}), waiting {waiting}")
+        }
+        _ => "no ceiling".to_owned(),
+    };
+    let op = |name: &str, op: &OpActivity| {
+        let p99 = time(op.latency.map(|latency| latency.p99_ns));
+        format!("{name} {}/s p99 {p99}", count(op.per_second))
+    };
+    let did = [
+        op("reads", &device.read),
+        op("writes", &device.write),
+        op("flushes", &device.flush),
+        format!("queue {}", few(device.in_flight)),
+    ];
+    [
+        format!("device {}: {ceiling}", device.name),
+        format!("  {}", did.join(", ")),
+    ]
+}
+
+fn users_line(device: &DeviceActivity) -> Option<String> {
+    if device.users.is_empty() {
+        return None;
+    }
+    let users: Vec<String> = device
+        .users
+        .iter()
+        .map(|user| {
+            let over = user.over.filter(|over| *over > 0.0);
+            let over = over.map(|over| format!(" ({} over its promise)", part(Some(over))));
+            let part = part(Some(user.part));
+            format!("{} {part}{}", user.volume, over.unwrap_or_default())
+        })
+        .collect();
+    Some(format!("  load: {}", users.join(", ")))
+}
+
+fn table(volumes: &[VolumeActivity], columns_max: usize) -> Vec<String> {
+    let rows: Vec<[String; COLUMNS.len()]> = volumes
+        .iter()
+        .map(|volume| COLUMNS.each_ref().map(|column| (column.cell)(volume)))
+        .collect();
+    let mut widths = COLUMNS.each_ref().map(|column| column.heading.len());
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
+    let needed = |shown: &[usize], widths: &[usize]| -> usize {
+        shown.iter().map(|&at| widths[at] + GAP).sum::<usize>() - GAP
+    };
+    while needed(&shown, &widths) > columns_max {
+        // A long name gives way before a column does.
+        let excess = needed(&shown, &widths) - columns_max;
+        let spare = widths[0].saturating_sub(NAME_LEAST);
+        if spare >= excess {
+            widths[0] -= excess;
+            break;
+        }
+        let last = shown.iter().copied();
+        let last = last.max_by_key(|&at| (COLUMNS[at].expendable, at));
+        match last.filter(|&at| COLUMNS[at].expendable > 0) {
+            // What is read and what is written go together.
+            Some(at) => {
+                shown.retain(|&kept| COLUMNS[kept].expendable != COLUMNS[at].expendable);
+            }
+            None => break,
+        }
+    }
+    let line = |cells: &dyn Fn(usize) -> String| {
+        let cells = shown.iter().map(|&at| {
+            let (cell, width) = (cut(&cells(at), widths[at]), widths[at]);
+            match COLUMNS[at].is_text {
+                true => format!("{cell:<width$}"),
+                false => format!("{cell:>width$}"),
+            }
+        });
+        let cells: Vec<String> = cells.collect();
+        cells.join(&" ".repeat(GAP)).trim_end().to_owned()
+    };
+    let mut lines = vec![line(&|at| COLUMNS[at].heading.to_owned())];
+    lines.extend(rows.iter().map(|row| line(&|at| row[at].clone())));
+    lines
+}
+
+/// The beginning of a text that is too long, with a mark that it is cut.
+fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(columns.saturating_sub(1)).collect();
+    format!("{kept}~")
+}
+
+/// A number of events a second: `0`, `3.4`, `912`, `12.3k`, `1.2M`.
+fn count(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        v if v < 9.95 => format!("{v:.1}"),
+        v if v < 9999.5 => format!("{v:.0}"),
+        v if v < 999_950.0 => format!("{:.1}k", v / 1e3),
+        v => format!("{:.1}M", v / 1e6),
+    }
+}
+
+/// A number that is often below one.
+fn few(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        v if v < 99.95 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+fn bytes(per_second: f64) -> String {
+    rounded(per_second as u64)
+}
+
+/// A part of a whole in percent.
+fn part(value: Option<f64>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(part) if part > 0.0 && part < 0.0995 => format!("{:.1}%", part * 100.0),
+        Some(part) => format!("{:.0}%", part * 100.0),
+    }
+}
+
+/// A duration in three digits or so.
+fn time(ns: Option<u64>) -> String {
+    let Some(ns) = ns else {
+        return "-".to_owned();
+    };
+    let us = ns as f64 / 1e3;
+    match us {
+        us if us < 999.5 => format!("{us:.0}us"),
+        us if us < 99_950.0 => format!("{:.1}ms", us / 1e3),
+        us if us < 999_500.0 => format!("{:.0}ms", us / 1e3),
+        us => format!("{:.1}s", us / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! What a look at the node costs its cores: copies of counters, a few volumes at a time.
+
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+use flagstone_runtime::IoKindStats;
+use flagstone_types::DvolId;
+
+use super::RealNode;
+use super::core::CoreNode;
+use super::describe::wall_clock_ns;
+use crate::node::{
+    CoreLook, DeviceFacts, DeviceLook, ErrorCount, IoMark, Look, NodeError, VolumeLook,
+};
+
+/// Volumes that are copied before requests have their turn again: some fifty microseconds of work.
+const VOLUMES_AT_A_TIME: usize = 64;
+
+impl RealNode {
+    pub(super) async fn look_at_all(&self) -> Result<Look, NodeError> {
+        let mut devices = Vec::new();
+        for (index, device) in self.devices.iter().enumerate() {
+            devices.push(DeviceFacts {
+                name: device.name.clone(),
+                schedule: self.schedule_info(index).await.0,
+            });
+        }
+        let mut cores = Vec::new();
+        for (index, remote) in self.remotes.iter().enumerate() {
+            let mut look = self
+                .on_core(index, "looking at what goes on", look_at)
+                .await?;
+            let counters = remote.counters();
+            look.core = index as u32;
+            (look.busy_ns, look.spin_ns) = (counters.busy_ns, counters.spin_ns);
+            cores.push(look);
+        }
+        Ok(Look {
+            wall_ns: wall_clock_ns(),
+            devices,
+            cores,
+        })
+    }
+}
+
+/// Looks at one core. Volumes come first, so that what follows is as old as the last of them.
+async fn look_at(core: Rc<CoreNode>) -> CoreLook {
+    let ids = core.counted();
+    let mut volumes = Vec::with_capacity(ids.len());
+    for some in ids.chunks(VOLUMES_AT_A_TIME) {
+        volumes.extend(some.iter().filter_map(|&id| core.look_at_volume(id)));
+        core.platform.yield_now().await;
+    }
+    let mut devices: Vec<DeviceLook> = Vec::new();
+    for index in 0..core.turns.len() {
+        let mine = core.engines.iter().filter(|owned| owned.device == index);
+        let mut io = flagstone_runtime::DeviceIoStats::default();
+        mine.for_each(|owned| io.merge(&owned.io.snapshot()));
+        devices.push(DeviceLook {
+            device: index,
+            read: io_mark(&io.read),
+            write: io_mark(&io.write),
+            flush: io_mark(&io.flush),
+            trim: io_mark(&io.discard),
+        });
+    }
+    CoreLook {
+        at_ns: core.platform.now().0,
+        devices,
+        volumes,
+        ..CoreLook::default()
+    }
+}
+
+impl CoreNode {
+    fn look_at_volume(&self, id: DvolId) -> Option<VolumeLook> {
+        let name = self.names.name_of(id)?;
+        let place = self.names.find(&name)?;
+        let device = self.engines.get(place.engine)?.device;
+        let empty = VolumeLook::new(id, name, device, self.slo_of(id));
+        self.fill_look(empty)
+    }
+}
+
+fn io_mark(stats: &IoKindStats) -> IoMark {
+    let errors = ErrorCount {
+        kind: "device",
+        count: stats.errors,
+    };
+    IoMark {
+        operations: stats.operations,
+        bytes: stats.bytes,
+        errors: Some(errors)
+            .filter(|error| error.count > 0)
+            .into_iter()
+            .collect(),
+        latency: stats.latency.mark(),
+    }
+}

@@ -1,0 +1,137 @@
+//! What goes on, on a real node.
+
+use flagstone::node::{
+    Activity, ActivityQuery, DeviceCeiling, NodeOptions, Schedule, SloState, activity,
+};
+
+use crate::client::{Client, FLUSH, READ};
+use crate::support::Scene;
+
+const MIB: u64 = 1 << 20;
+
+fn ceiling(options: &mut NodeOptions) {
+    options.devices[0].schedule = Schedule {
+        ceiling: Some(DeviceCeiling {
+            reads: 100_000,
+            writes: 50_000,
+            flushes: 0,
+            bytes: 0,
+            latency_us: 0,
+        }),
+        ..Schedule::default()
+    };
+}
+
+/// What happens between two looks.
+fn meanwhile(scene: &Scene, act: impl FnOnce()) -> Activity {
+    let look = || scene.ask(|node| node.look()).expect("answered");
+    let before = look();
+    act();
+    activity(&before, &look(), &ActivityQuery::default())
+}
+
+fn written(client: &mut Client, count: u64) {
+    for number in 0..count {
+        assert_eq!(client.write(number * 4096, &[1; 4096]), 0);
+    }
+}
+
+/// How many times, of a rate.
+fn times(found: &Activity, per_second: f64) -> f64 {
+    let times = per_second * found.interval_ns as f64 / 1e9;
+    // Rates are in tenths.
+    assert!(
+        (times - times.round()).abs() < 0.1 + times / 100.0,
+        "{times}"
+    );
+    times.round()
+}
+
+#[test]
+fn operations_are_seen_where_they_happen() {
+    let scene = Scene::with(ceiling);
+    for name in ["busy", "calm", "other"] {
+        scene.create(name, 8 * MIB).expect("created");
+    }
+    let (mut busy, mut calm) = (scene.attach("busy"), scene.attach("calm"));
+    written(&mut busy, 10);
+    let found = meanwhile(&scene, || {
+        written(&mut busy, 60);
+        assert_eq!(busy.call(FLUSH, 0, 0).0, 0);
+        for number in 0..20 {
+            assert_eq!(busy.call(READ, number * 4096, 4096).0, 0);
+        }
+        written(&mut calm, 3);
+        // Beyond the end.
+        assert_ne!(calm.call(READ, 9 * MIB, 4096).0, 0);
+    });
+    assert_eq!(found.active_count, 2, "{found:?}");
+    let [first, second] = &found.volumes[..] else {
+        panic!("two volumes: {found:?}");
+    };
+    assert_eq!(
+        (first.name.as_str(), second.name.as_str()),
+        ("busy", "calm")
+    );
+    assert_eq!(times(&found, first.write.per_second), 60.0);
+    assert_eq!(times(&found, first.read.per_second), 20.0);
+    assert_eq!(times(&found, first.flush.per_second), 1.0);
+    assert_eq!(times(&found, second.write.per_second), 3.0);
+    assert!(first.latency.is_some() && first.waited.is_some());
+    assert!(first.in_flight > 0.0 && first.in_flight <= 1.0, "{first:?}");
+    assert_eq!(first.slo_state, SloState::Met);
+    // 20 reads and 60 writes of some 10 and 20 us, and what a flush and journals cost nobody here.
+    let used_us = first.used.expect("divided") * found.interval_ns as f64 / 1e3;
+    assert!((1_300.0..1_500.0).contains(&used_us), "{used_us}");
+    let promised = first.promised.expect("divided");
+    assert!((0.45..0.5).contains(&promised), "half of it: {promised}");
+    let device = &found.devices[0];
+    assert_eq!(device.name, "main");
+    assert!(times(&found, device.flush.per_second) >= 1.0);
+    assert!(device.write.per_second >= first.write.per_second / 60.0);
+    assert_eq!(device.users[0].volume, "busy");
+    let core = found.cores[0];
+    assert!(core.busy > 0.0 && core.busy <= 1.0, "{core:?}");
+    let nothing = meanwhile(&scene, || {});
+    assert!(nothing.volumes.is_empty(), "{:?}", nothing.volumes);
+}
+
+#[test]
+fn volumes_of_all_cores_are_seen() {
+    let scene = Scene::with_two_cores();
+    let names: Vec<String> = (0..4).map(|number| format!("disk-{number}")).collect();
+    for name in &names {
+        scene.create(name, 8 * MIB).expect("created");
+    }
+    let mut clients: Vec<Client> = names.iter().map(|name| scene.attach(name)).collect();
+    let found = meanwhile(&scene, || {
+        for client in &mut clients {
+            written(client, 5);
+        }
+    });
+    let mut cores: Vec<(&str, u32)> = found
+        .volumes
+        .iter()
+        .map(|volume| (volume.name.as_str(), volume.core))
+        .collect();
+    cores.sort_unstable();
+    assert_eq!(cores.len(), 4);
+    for core in 0..2 {
+        assert!(cores.iter().any(|(_, of)| *of == core), "{cores:?}");
+    }
+    assert_eq!(times(&found, found.write.per_second), 20.0);
+    assert_eq!(found.devices[0].used, None, "there is no ceiling");
+    assert_eq!(found.volumes[0].slo_state, SloState::Undivided);
+}
+
+/// Beyond the number of volumes that are looked at in one go.
+#[test]
+fn none_of_many_volumes_is_missed() {
+    let scene = Scene::new();
+    for number in 0..70 {
+        scene.create(&format!("v{number}"), MIB).expect("created");
+        written(&mut scene.attach(&format!("v{number}")), 1);
+    }
+    let look = scene.ask(|node| node.look()).expect("answered");
+    assert_eq!(look.cores[0].volumes.len(), 70);
+}
