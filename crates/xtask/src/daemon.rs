@@ -24,7 +24,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take to stop once asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Warnings that a test asks for.
-const EXPECTED: [&str; 6] = [
+const EXPECTED: [&str; 7] = [
     // Some scenarios want more cores than the machine has.
     "cores were asked for, and the process may run on",
     "cores run unpinned",
@@ -34,6 +34,8 @@ const EXPECTED: [&str; 6] = [
     "mounting was refused: no rule of this export",
     // For a guest in a network of its own.
     "NFS clients say themselves who they are",
+    // With `--layer`.
+    "is behind layers, for measuring and testing",
     // With `FLAGSTONE_RECORD`.
     "everything written is copied there, which is slow",
 ];

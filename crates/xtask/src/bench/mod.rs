@@ -1,5 +1,5 @@
 //! `cargo xtask bench block`: Flagstone beside its peers on one machine, in one run. `bench nfs` and `bench curve` are in `nfs`,
-//! `bench vm` is in `vm`.
+//! `bench vm` is in `vm`, `bench isolation` in `isolation`.
 //!
 //! For each point the targets take turns, and the whole is repeated, so that drift of the machine
 //! hits all of them alike. What counts are ratios of medians; how each server treats a completed
@@ -7,6 +7,7 @@
 
 mod client;
 mod floor;
+mod isolation;
 mod machine;
 mod nfs;
 mod plot;
@@ -55,6 +56,8 @@ pub(crate) enum Bench {
     Curve(nfs::curve::CurveArguments),
     /// What virtual machines cost: bytes and operations of the application, of NFS and of the device.
     Vm(vm::VmArguments),
+    /// What neighbours on one device do to each other: Decibel's Figure 13 on a node.
+    Isolation(isolation::IsolationArguments),
 }
 
 #[derive(Args)]
@@ -114,6 +117,7 @@ pub(crate) fn run(root: &Path, bench: Bench) -> Result<()> {
         Bench::Nfs(arguments) => nfs::run(root, &arguments),
         Bench::Curve(arguments) => nfs::curve::run(root, &arguments),
         Bench::Vm(arguments) => vm::run(root, &arguments),
+        Bench::Isolation(arguments) => isolation::run(root, &arguments),
     }
 }
 

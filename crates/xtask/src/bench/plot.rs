@@ -1,4 +1,4 @@
-//! Pictures: grouped bars, and dots with a curve, written as SVG by hand.
+//! Pictures: grouped bars, dots with a curve, and lines over time, written as SVG by hand.
 //!
 //! For volumes, upper panel: operations per second as a ratio to the raw file, with the range over the rounds.
 //! Lower panel: server CPU per 100,000 operations.
@@ -186,6 +186,71 @@ impl Dots<'_> {
     }
 }
 
+/// Lines over time.
+pub(super) struct Lines<'a> {
+    pub(super) title: String,
+    /// Colour and points of each, in the order in which they are drawn. The points are in the order of time.
+    pub(super) series: Vec<(&'a str, Vec<(f64, f64)>)>,
+    /// Seconds at the right edge.
+    pub(super) end: f64,
+    /// From and to which second the ground is grey.
+    pub(super) shaded: Option<(f64, f64)>,
+}
+
+/// Panels of lines below each other, with the colour of each name.
+pub(super) fn lines(caption: &str, names: &[(&str, &str)], panels: &[Lines]) -> String {
+    let step = PANEL_HEIGHT + BETWEEN;
+    let height = TOP + step * panels.len() as f64 - BETWEEN + BOTTOM;
+    let mut svg = String::new();
+    begin(&mut svg, height, caption);
+    legend(&mut svg, names);
+    for (index, panel) in panels.iter().enumerate() {
+        panel.draw(&mut svg, TOP + step * index as f64);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+impl Lines<'_> {
+    fn draw(&self, svg: &mut String, top: f64) {
+        let points = self.series.iter().flat_map(|(_, points)| points);
+        let highest = points.map(|point| point.1).fold(0.0, f64::max);
+        let (limit, step) = scale(highest);
+        let (end, seconds) = scale(self.end / 1.08);
+        let x = |second: f64| LEFT + (WIDTH - LEFT - RIGHT) * (second / self.end).clamp(0.0, 1.0);
+        let y = |value: f64| top + PANEL_HEIGHT * (1.0 - (value / limit).clamp(0.0, 1.0));
+        text(svg, LEFT, top - 12.0, "start", "13", &self.title);
+        if let Some((from, to)) = self.shaded {
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{PANEL_HEIGHT}\" fill=\"#f1f2f4\"/>",
+                x(from),
+                x(to) - x(from)
+            );
+        }
+        grid(svg, limit, step, y);
+        for mark in 0..=(end / seconds).round() as u32 {
+            let second = f64::from(mark) * seconds;
+            if second <= self.end {
+                let label = format!("{} s", trimmed(second));
+                let base = top + PANEL_HEIGHT + 18.0;
+                text(svg, x(second), base, "middle", "11", &label);
+            }
+        }
+        for (colour, points) in &self.series {
+            let path: Vec<String> = points
+                .iter()
+                .map(|(second, value)| format!("{:.1},{:.1}", x(*second), y(*value)))
+                .collect();
+            let _ = writeln!(
+                svg,
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>",
+                path.join(" ")
+            );
+        }
+    }
+}
+
 /// The page itself and what it is about.
 fn begin(svg: &mut String, height: f64, caption: &str) {
     let _ = writeln!(
@@ -368,6 +433,26 @@ mod tests {
                 "{highest}: {step}"
             );
         }
+    }
+
+    #[test]
+    fn lines_run_from_edge_to_edge_and_stay_within() {
+        let panel = Lines {
+            title: "a < b".to_owned(),
+            series: vec![("#000", vec![(0.0, 0.0), (3.0, 50.0), (6.0, 100.0)])],
+            end: 6.0,
+            shaded: Some((2.0, 4.0)),
+        };
+        let svg = lines("caption", &[("one", "#000")], &[panel]);
+        let (_, path) = svg.split_once("<polyline points=\"").expect("a line");
+        let (path, _) = path.split_once('"').expect("its end");
+        // Up to 120: a round number above the highest.
+        assert_eq!(path, "60.0,336.0 580.0,227.7 1100.0,119.3");
+        assert!(svg.contains("a &lt; b") && svg.contains(">6 s<"), "{svg}");
+        assert!(
+            svg.contains("<rect x=\"406.7\" y=\"76.0\" width=\"346.7\""),
+            "{svg}"
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ mod journals;
 pub(crate) mod kernel;
 mod load;
 mod many;
-mod nbd;
+pub(crate) mod nbd;
 mod nfs;
 mod portmapper;
 mod readme;

@@ -13,7 +13,7 @@ const MAGIC: u64 = 0x4e42_444d_4147_4943; // NBDMAGIC
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054; // IHAVEOPT
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
-const REPLY_MAGIC: u32 = 0x6744_6698;
+pub(crate) const REPLY_MAGIC: u32 = 0x6744_6698;
 
 const FIXED_NEWSTYLE: u16 = 1;
 const OPTION_GO: u32 = 7;
@@ -31,7 +31,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Command {
+pub(crate) enum Command {
     Read = 0,
     Write = 1,
     Disconnect = 2,
@@ -51,7 +51,7 @@ pub(super) enum Change {
 
 /// How a request failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The server answered with this error number.
     Refused(u32),
     /// The connection is gone, or what came over it makes no sense.
@@ -70,10 +70,10 @@ impl std::fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// A connection in the transmission phase.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     handle: u64,
-    pub(super) size_bytes: u64,
+    pub(crate) size_bytes: u64,
 }
 
 /// Connects and reads the server's greeting; the caller sends what comes next.
@@ -120,7 +120,7 @@ pub(super) fn go(export: &str) -> Vec<u8> {
 }
 
 /// A request as it goes over the wire, without a payload.
-pub(super) fn request(
+pub(crate) fn request(
     flags: u16,
     command: u16,
     handle: u64,
@@ -170,7 +170,7 @@ pub(super) fn read_go_replies(stream: &mut TcpStream) -> Result<u64> {
 
 impl Connection {
     /// Connects and opens an export.
-    pub(super) fn open(port: u16, export: &str) -> Result<Connection> {
+    pub(crate) fn open(port: u16, export: &str) -> Result<Connection> {
         let mut stream = greet(port)?;
         stream.write_all(&client_flags()).context("sending flags")?;
         stream
@@ -194,7 +194,7 @@ impl Connection {
     }
 
     /// Writes; with `fua` the answer promises that it is stable.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         offset_bytes: u64,
         data: &[u8],
@@ -205,7 +205,7 @@ impl Connection {
     }
 
     /// Sends a write of `data` to each of these places at once, then waits for all the answers.
-    pub(super) fn write_many(&mut self, offsets_bytes: &[u64], data: &[u8]) -> Result<(), Failure> {
+    pub(crate) fn write_many(&mut self, offsets_bytes: &[u64], data: &[u8]) -> Result<(), Failure> {
         let broken = |error: std::io::Error| Failure::Broken(error.into());
         let mut bytes = Vec::new();
         for offset_bytes in offsets_bytes {
@@ -255,19 +255,19 @@ impl Connection {
         self.receive()
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), Failure> {
+    pub(crate) fn flush(&mut self) -> Result<(), Failure> {
         self.send(Command::Flush, false, 0, 0, &[])?;
         self.receive()
     }
 
     /// Says goodbye.
-    pub(super) fn disconnect(mut self) {
+    pub(crate) fn disconnect(mut self) {
         // The server may be gone already.
         let _ = self.send(Command::Disconnect, false, 0, 0, &[]);
     }
 
     /// The bare socket, to misbehave on.
-    pub(super) fn into_stream(self) -> TcpStream {
+    pub(crate) fn into_stream(self) -> TcpStream {
         self.stream
     }
 

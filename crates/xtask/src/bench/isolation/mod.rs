@@ -1,0 +1,242 @@
+//! `cargo xtask bench isolation`: Decibel's Figure 13 on a node, and its variations. [decibel 6, "Performance isolation"]
+//!
+//! For each scene and policy a node of its own is started, on a device in memory behind layers that make its speed known. Tenants
+//! use volumes over NBD with a fixed number of requests in flight; one of them bursts in the middle third. What each got over
+//! time is drawn, and held against the goals. Nothing is repeated: each third has thousands of requests.
+
+mod device;
+mod figures;
+mod load;
+mod report;
+mod scenes;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use super::command_line;
+use super::machine::Setting;
+use crate::daemon::{self, Node, NodeOptions};
+use crate::repo;
+use load::{Answer, Clock};
+use report::{Report, Run};
+use scenes::{Policy, Scene, scenes};
+
+/// Holds the volumes of the largest scene, and is memory.
+const DEVICE_SIZE: &str = "4G";
+const MEMORY: &str = "/dev/shm";
+/// Until queues are as long as they will be.
+const WARM_NS: u64 = 1_000_000_000;
+/// Between the volumes' filling and the load.
+const SETTLE: Duration = Duration::from_millis(500);
+/// A third that is shorter has no second to look at.
+const SECONDS_MIN: f64 = 0.5;
+
+#[derive(Args)]
+pub(crate) struct IsolationArguments {
+    /// A smoke run: thirds of half a second, results outside the tree.
+    #[arg(long)]
+    quick: bool,
+    /// Seconds before the burst, while it lasts, and after it. Six unless told otherwise.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Only these scenes, such as `figure13,hundred`.
+    #[arg(long, value_delimiter = ',')]
+    scenes: Vec<String>,
+    /// Use this Flagstone binary instead of building one.
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// Folder for the node and its device. Default: in memory, /dev/shm; without that below the build folder.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Where the results go. Default: docs/benchmarks, for a quick run below the build folder.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+pub(super) fn run(root: &Path, arguments: &IsolationArguments) -> Result<()> {
+    let scenes = choose(&arguments.scenes)?;
+    let default_seconds = if arguments.quick { SECONDS_MIN } else { 6.0 };
+    let seconds = arguments.seconds.unwrap_or(default_seconds);
+    ensure!(
+        (SECONDS_MIN..=3600.0).contains(&seconds),
+        "--seconds is {seconds}; expected {SECONDS_MIN} to 3600"
+    );
+    let work = repo::target_dir(root).join("bench-isolation");
+    let dir = arguments.dir.clone().unwrap_or_else(|| default_dir(&work));
+    fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    let setting = Setting::read(root, &dir, &[])?;
+    let binary = match &arguments.binary {
+        Some(binary) => binary.clone(),
+        None => daemon::build(root)?,
+    };
+
+    let mut runs = Vec::new();
+    for scene in &scenes {
+        for &policy in scene.policies {
+            let place = Place {
+                binary: &binary,
+                dir: &dir,
+            };
+            let run = one(&place, scene, policy, (seconds * 1e9) as u64)
+                .with_context(|| format!("scene {} with {}", scene.name, policy.name()))?;
+            println!("{}", run.line());
+            runs.push(run);
+        }
+    }
+    let report = Report {
+        setting,
+        command: command_line(),
+        seconds,
+        runs,
+    };
+    fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
+    let default_out = match arguments.quick {
+        true => work,
+        false => root.join("docs/benchmarks"),
+    };
+    let page = report.write(&arguments.out.clone().unwrap_or(default_out))?;
+    println!("results: {}", page.display());
+    Ok(())
+}
+
+fn choose(names: &[String]) -> Result<Vec<Scene>> {
+    let all = scenes();
+    for name in names {
+        if !all.iter().any(|scene| scene.name == name) {
+            let known: Vec<&str> = all.iter().map(|scene| scene.name).collect();
+            bail!("no scene `{name}`; there are {}", known.join(", "));
+        }
+    }
+    let chosen = |scene: &Scene| names.is_empty() || names.iter().any(|name| name == scene.name);
+    Ok(all.into_iter().filter(chosen).collect())
+}
+
+fn default_dir(work: &Path) -> PathBuf {
+    let memory = Path::new(MEMORY);
+    match memory.is_dir() {
+        true => memory.join(format!("flagstone-isolation-{}", std::process::id())),
+        false => work.join("node"),
+    }
+}
+
+/// What runs the nodes, and where.
+struct Place<'a> {
+    binary: &'a Path,
+    dir: &'a Path,
+}
+
+impl Place<'_> {
+    fn start(&self, scene: &Scene, policy: Policy) -> Result<Node> {
+        let dir = self.dir.join(format!("{}-{}", scene.name, policy.name()));
+        let mut arguments = vec![
+            "--ceiling".to_owned(),
+            scene.device.ceiling(),
+            "--policy".to_owned(),
+            policy.name().to_owned(),
+        ];
+        for layer in scene.device.layers() {
+            arguments.extend(["--layer".to_owned(), layer]);
+        }
+        Node::start(NodeOptions {
+            binary: self.binary.to_path_buf(),
+            dir,
+            size: DEVICE_SIZE.to_owned(),
+            cores: scene.cores,
+            config: None,
+            arguments,
+            environment: Vec::new(),
+        })
+    }
+}
+
+/// One scene under one policy, on a new node.
+fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Run> {
+    let mut node = place.start(scene, policy)?;
+    let size = scene.volume_bytes.to_string();
+    for tenant in &scene.tenants {
+        let (share, core) = (tenant.share.to_string(), tenant.core.to_string());
+        node.run(&[
+            "volume",
+            "create",
+            &tenant.name,
+            "--size",
+            &size,
+            "--share",
+            &share,
+            "--core",
+            &core,
+        ])?;
+        load::fill(node.nbd_port, &tenant.name)?;
+    }
+    thread::sleep(SETTLE);
+    let clock = Clock {
+        start: Instant::now(),
+        warm_ns: WARM_NS,
+        third_ns,
+    };
+    let (answers, scrubbed_bytes) = drive(&node, scene, clock)?;
+    node.stop()?;
+    let dir = &node.options.dir;
+    fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))?;
+    Ok(Run {
+        scene: scene.clone(),
+        policy,
+        clock,
+        answers,
+        scrubbed_bytes,
+    })
+}
+
+/// The load, with scrubs beside it if the scene has them: the answers of each tenant, and how much was scrubbed.
+fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, u64)> {
+    let options = node.options.clone();
+    let scrubs = scene.scrub.then(|| {
+        thread::spawn(move || {
+            thread::sleep(
+                Duration::from_nanos(clock.burst_ns()).saturating_sub(clock.start.elapsed()),
+            );
+            let mut bytes = 0;
+            while clock.now_ns() < clock.burst_end_ns() {
+                bytes += scrub(&options)?;
+            }
+            Ok::<u64, anyhow::Error>(bytes)
+        })
+    });
+    let answers = load::drive(node.nbd_port, &scene.tenants, &scene.device, clock);
+    let scrubbed = match scrubs.map(thread::JoinHandle::join) {
+        None => 0,
+        Some(Ok(bytes)) => bytes.context("scrubbing the device")?,
+        Some(Err(_)) => bail!("what starts the scrubs panicked"),
+    };
+    Ok((answers?, scrubbed))
+}
+
+/// One scrub from its begin to its end: how many bytes it has checked.
+fn scrub(options: &NodeOptions) -> Result<u64> {
+    let command = options.command(&["device", "scrub", "device", "--wait", "-o", "json"]);
+    let text = repo::output(command)?;
+    let status: serde_json::Value = serde_json::from_str(&text).context("reading its result")?;
+    status["checked_bytes"]
+        .as_u64()
+        .context("it doesn't say how much it has checked")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenes_are_chosen_by_name() {
+        let names = |chosen: Vec<Scene>| chosen.iter().map(|scene| scene.name).collect::<Vec<_>>();
+        assert_eq!(names(choose(&[]).expect("all")).len(), scenes().len());
+        let some = ["hundred".to_owned(), "figure13".to_owned()];
+        assert_eq!(names(choose(&some).expect("two")), ["figure13", "hundred"]);
+        let error = choose(&["figure14".to_owned()]).expect_err("unknown");
+        assert!(error.to_string().contains("figure13, greedy"), "{error}");
+    }
+}

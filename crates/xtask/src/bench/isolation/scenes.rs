@@ -1,0 +1,247 @@
+//! The experiments: who shares a device, how, and what disturbs them.
+
+use super::device::{BARE, DOUBLE, Device, SLOW};
+use super::load::{Mix, Tenant};
+
+/// Tenants of the large scene.
+const MANY: u32 = 100;
+/// Blocks enough that none is read often; all of it is memory.
+const VOLUME_BYTES: u64 = 256 << 20;
+const SMALL_VOLUME_BYTES: u64 = 16 << 20;
+
+const READS: Mix = Mix {
+    writes: 0,
+    blocks: &[1],
+};
+/// The paper's: seven reads of ten.
+const MIXED: Mix = Mix {
+    writes: 30,
+    blocks: &[1],
+};
+/// 4 to 64 KiB.
+const READS_OF_ALL_SIZES: Mix = Mix {
+    writes: 0,
+    blocks: &[1, 2, 4, 8, 16],
+};
+const ALL_SIZES_AND_KINDS: Mix = Mix {
+    writes: 70,
+    blocks: &[1, 2, 4, 8, 16],
+};
+
+/// Who goes next, as the command line has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Policy {
+    FirstCome,
+    Strict,
+    Deficit,
+}
+
+impl Policy {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Policy::FirstCome => "first-come",
+            Policy::Strict => "strict",
+            Policy::Deficit => "deficit",
+        }
+    }
+}
+
+/// An experiment.
+#[derive(Clone, Debug)]
+pub(super) struct Scene {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    pub(super) policies: &'static [Policy],
+    pub(super) device: Device,
+    pub(super) cores: u32,
+    pub(super) volume_bytes: u64,
+    pub(super) tenants: Vec<Tenant>,
+    /// Whether a scrub runs while the burst lasts.
+    pub(super) scrub: bool,
+}
+
+impl Scene {
+    /// Whether somebody bursts; else all are greedy, and their shares are what counts.
+    pub(super) fn has_burst(&self) -> bool {
+        self.tenants.iter().any(Tenant::bursts)
+    }
+}
+
+const ALL: &[Policy] = &[Policy::FirstCome, Policy::Strict, Policy::Deficit];
+const ISOLATING: &[Policy] = &[Policy::Strict, Policy::Deficit];
+
+/// All of them, in the order of the report.
+pub(super) fn scenes() -> Vec<Scene> {
+    let mut all = vec![figure13(), greedy()];
+    all.extend(variations());
+    all.push(hundred());
+    all
+}
+
+fn figure13() -> Scene {
+    Scene {
+        name: "figure13",
+        about: "three tenants of equal shares, reads of 4 KiB, 30 in flight each, which leaves the device at nine tenths; \
+                one has 90 in flight in the middle third",
+        policies: ALL,
+        device: SLOW,
+        cores: 1,
+        volume_bytes: VOLUME_BYTES,
+        tenants: three([READS; 3], [30; 3]),
+        scrub: false,
+    }
+}
+
+fn greedy() -> Scene {
+    Scene {
+        name: "greedy",
+        about: "the same on a device without latency of its own, where each of them alone could use all of it",
+        device: BARE,
+        ..figure13()
+    }
+}
+
+fn variations() -> [Scene; 4] {
+    let variation = |name, about| Scene {
+        name,
+        about,
+        policies: ISOLATING,
+        ..figure13()
+    };
+    [
+        Scene {
+            tenants: three([MIXED; 3], [20; 3]),
+            ..variation(
+                "kinds",
+                "each with three writes among ten requests, as in the paper, with 20 in flight instead of 30, since a write \
+                 costs two reads",
+            )
+        },
+        Scene {
+            tenants: three(
+                [READS, READS_OF_ALL_SIZES, ALL_SIZES_AND_KINDS],
+                [30, 20, 3],
+            ),
+            ..variation(
+                "sizes",
+                "reads of 4 KiB (30 in flight), reads of 4 to 64 KiB (20), and one with 4 to 64 KiB, seven of ten written, that \
+                 goes from 3 in flight to 90",
+            )
+        },
+        Scene {
+            cores: 2,
+            tenants: on_two_cores(three([READS; 3], [30; 3])),
+            ..variation(
+                "cores",
+                "as figure13, with the second tenant's volume on another core than the others'",
+            )
+        },
+        Scene {
+            scrub: true,
+            ..variation(
+                "scrub",
+                "as figure13, and scrubs of the device one after the other while the burst lasts",
+            )
+        },
+    ]
+}
+
+fn hundred() -> Scene {
+    Scene {
+        name: "hundred",
+        about: "a hundred tenants with shares of 1 to 5, 8 reads of 4 KiB in flight each, all greedy all the time",
+        policies: &[Policy::Deficit],
+        device: DOUBLE,
+        volume_bytes: SMALL_VOLUME_BYTES,
+        tenants: (0..MANY).map(one_of_many).collect(),
+        ..figure13()
+    }
+}
+
+/// Two victims, and one that bursts.
+fn three(mixes: [Mix; 3], depths: [usize; 3]) -> Vec<Tenant> {
+    let tenant = |number: usize| Tenant {
+        name: ["first", "second", "bursting"][number].to_owned(),
+        share: 1,
+        core: 0,
+        mix: mixes[number],
+        depth: depths[number],
+        burst_depth: match number {
+            2 => 90,
+            _ => depths[number],
+        },
+    };
+    (0..3).map(tenant).collect()
+}
+
+fn on_two_cores(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
+    if let Some(second) = tenants.get_mut(1) {
+        second.core = 1;
+    }
+    tenants
+}
+
+fn one_of_many(number: u32) -> Tenant {
+    Tenant {
+        name: format!("tenant-{number:02}"),
+        share: 1 + number % 5,
+        core: 0,
+        mix: READS,
+        depth: 8,
+        burst_depth: 8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_scene_has_a_name_of_its_own_and_tenants_that_fit() {
+        let scenes = scenes();
+        let names: BTreeSet<&str> = scenes.iter().map(|scene| scene.name).collect();
+        assert_eq!(names.len(), scenes.len());
+        for scene in &scenes {
+            let volumes: BTreeSet<&String> = scene.tenants.iter().map(|t| &t.name).collect();
+            assert_eq!(volumes.len(), scene.tenants.len(), "{}", scene.name);
+            for tenant in &scene.tenants {
+                assert!(tenant.core < scene.cores && tenant.share > 0, "{tenant:?}");
+                let largest = tenant.mix.blocks.iter().max().expect("a size");
+                assert!(largest * 4096 < scene.volume_bytes, "{tenant:?}");
+            }
+            let bursting = scene.tenants.iter().filter(|tenant| tenant.bursts());
+            let expected = usize::from(scene.name != "hundred");
+            assert_eq!(bursting.count(), expected, "{}", scene.name);
+            assert_eq!(scene.has_burst(), expected == 1, "{}", scene.name);
+        }
+    }
+
+    /// Else a victim has more than its share before the burst, which is not its own.
+    #[test]
+    fn victims_want_no_more_than_their_share_before_the_burst() {
+        for scene in scenes() {
+            if scene.device.latency_us == 0 {
+                continue;
+            }
+            for tenant in scene.tenants.iter().filter(|tenant| !tenant.bursts()) {
+                let mix = &tenant.mix;
+                let sum: u64 = mix
+                    .blocks
+                    .iter()
+                    .map(|&blocks| {
+                        let price = |is_write| scene.device.price_ns(is_write, blocks);
+                        (100 - mix.writes) * price(false) + mix.writes * price(true)
+                    })
+                    .sum();
+                let price_ns = sum / 100 / mix.blocks.len() as u64;
+                // What is answered in the device's latency, and nothing waits.
+                let a_second = tenant.depth as u64 * 1_000_000 / scene.device.latency_us;
+                let wanted = (a_second * price_ns) as f64 / 1e9;
+                assert!(wanted < 1.0 / 3.0, "{}: {wanted}", scene.name);
+                assert!(wanted > 0.2, "{}: {wanted}", scene.name);
+            }
+        }
+    }
+}
