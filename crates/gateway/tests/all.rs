@@ -1,5 +1,13 @@
 //! All integration tests of the crate in one program: what they share is compiled and linked once.
 
+mod native_access;
+mod native_garbage;
+mod native_golden;
+mod native_histories;
+mod native_limits;
+mod native_operations;
+mod native_sessions;
+mod native_support;
 mod nbd_limits;
 mod nbd_properties;
 mod nbd_real_clients;
