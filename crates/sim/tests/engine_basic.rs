@@ -6,7 +6,7 @@ use flagstone_device::engine::{
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
-use flagstone_types::Epoch;
+use flagstone_types::{Epoch, Lsn};
 
 const MIB: u64 = 1 << 20;
 
@@ -295,7 +295,10 @@ fn batches_are_conditional_and_whole() {
         ));
         assert_eq!(read(&engine, b, 8192, 4096).await, [3; 4096]);
         let (_, metas) = engine.read_ex(b, 8192, 4096).await.expect("reads");
-        assert_eq!(metas, [7]);
+        assert_eq!(
+            metas.iter().map(|block| block.meta).collect::<Vec<_>>(),
+            [7]
+        );
         let swap = |old, new| {
             engine.compare_and_swap(a, 512, fill(old, 512), fill(new, 512), Stability::Stable)
         };
@@ -370,6 +373,64 @@ fn a_full_device_refuses_and_recovers() {
         engine.wait_until_reaped().await.expect("reaps");
         engine.stop().await.expect("stops");
         let _ = platform.now();
+    });
+}
+
+/// Whoever asks what has changed since the LSN that a change was answered is not told of that change again, and
+/// whoever asks since the one before it is.
+#[test]
+fn what_clears_a_range_says_its_lsn() {
+    let disk = new_disk(64 * MIB);
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        format(&platform, &disk).await;
+        let (engine, _) = open(&platform, &disk).await;
+        let dvol = engine.create(named("a", MIB)).await.expect("creates");
+        let changed = async |since| {
+            let found = engine.changed_since(dvol, since, 0, MIB, 100).await;
+            let runs = found.expect("answers").into_iter();
+            let changed = runs.filter(|run| run.changed).map(|run| run.len_bytes);
+            changed.sum::<u64>()
+        };
+        let nothing = engine.deallocate(dvol, 5, 10, Stability::Stable).await;
+        assert_eq!(nothing, Ok(Lsn::ZERO), "a part of a hole");
+        let written = engine
+            .write(dvol, 0, fill(1, MIB as usize), Stability::Unstable)
+            .await
+            .expect("writes");
+        assert_eq!(changed(written).await, 0);
+        let mut before = written;
+        for (at, len) in [(0, 8192), (16384 + 7, 10_000), (40_000, 100)] {
+            let gone = engine.deallocate(dvol, at, len, Stability::Unstable);
+            let gone = gone.await.expect("deallocates");
+            let blocks = at / 4096..(at + len).div_ceil(4096);
+            assert_eq!(changed(before).await, (blocks.end - blocks.start) * 4096);
+            assert_eq!(changed(gone).await, 0, "{at} {len}");
+            let (_, metas) = engine
+                .read_ex(dvol, at, len)
+                .await
+                .expect("reads what is there");
+            let known = metas.iter().map(|block| block.lsn);
+            assert_eq!(known.max(), Some(gone));
+            before = gone;
+        }
+        let again = engine.deallocate(dvol, 100, 50, Stability::Stable).await;
+        assert_eq!(again, Ok(before), "a part of what is a hole by now");
+        let zeros = engine.write_zeros(dvol, 0, MIB, Stability::Stable);
+        let zeros = zeros.await.expect("writes");
+        assert_eq!(changed(before).await, MIB);
+        assert_eq!(changed(zeros).await, 0);
+        assert_eq!(
+            engine.write_zeros(dvol, 0, 0, Stability::Stable).await,
+            Ok(zeros)
+        );
+        let epoch = engine.epoch_of(dvol).expect("is there");
+        let next = Epoch(epoch.0 + 3);
+        engine.set_epoch(dvol, next).await.expect("is higher");
+        assert_eq!(engine.epoch_of(dvol), Ok(next));
+        engine.delete(dvol, false).await.expect("deletes");
+        assert_eq!(engine.epoch_of(dvol), Err(DvolError::NotFound));
     });
 }
 

@@ -118,7 +118,10 @@ async fn change(engine: &Engine<SimPlatform>, dvols: &[Handle], rng: &mut Rng, c
         let len = (1 + rng.below(6)) * BLOCK;
         let stable = Stability::Stable;
         match rng.below(8) {
-            0 => engine.deallocate(dvol, at, len, stable).await.expect("ok"),
+            0 => {
+                let gone = engine.deallocate(dvol, at, len, stable).await;
+                gone.expect("ok");
+            }
             1 | 2 => {
                 let len = 1 + rng.below(2000);
                 let data = noise(rng, len);
@@ -226,7 +229,7 @@ fn content(image: &DiskImage) -> Option<Content> {
                 for block in 0..SPACE {
                     let found = engine.read_ex(handle, block * BLOCK, BLOCK).await;
                     let found = match found {
-                        Ok((pieces, metas)) => Some((flat(&pieces), metas[0])),
+                        Ok((pieces, metas)) => Some((flat(&pieces), metas[0].meta)),
                         Err(DvolError::Corrupt) => None,
                         Err(error) => panic!("{name} block {block}: {error}"),
                     };

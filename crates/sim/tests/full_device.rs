@@ -11,6 +11,7 @@ use flagstone_device::engine::{
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{DiskConfig, Rng, SimDisk, SimPlatform, World};
+use flagstone_types::Lsn;
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -121,7 +122,7 @@ async fn deallocate_all(engine: &Engine<SimPlatform>, clones: &[Handle]) -> usiz
         .iter()
         .map(|&clone| engine.deallocate(clone, 0, BLOCK, Stability::Unstable));
     let results = join_all(each).await;
-    let is_refused = |r: &&Result<(), DvolError>| **r == Err(DvolError::NoSpace);
+    let is_refused = |r: &&Result<Lsn, DvolError>| **r == Err(DvolError::NoSpace);
     let refused = results.iter().filter(is_refused).count();
     let done = results.iter().filter(|r| r.is_ok()).count();
     assert_eq!(done + refused, clones.len(), "{results:?}");
@@ -329,13 +330,13 @@ impl Crowd {
         match self.rng.below(20) {
             0..8 => Box::pin(async move {
                 let work = engine.deallocate(dvol, at, len, Stability::Unstable);
-                allow(work.await, true);
+                allow(work.await.map(drop), true);
             }),
             8..11 => Box::pin(async move { allow(write(&engine, dvol, at, len).await, true) }),
             11 => Box::pin(async move { allow(write(&engine, dvol, at + 512, 1024).await, true) }),
             12 => Box::pin(async move {
                 let work = engine.deallocate(dvol, at + 512, len, Stability::Stable);
-                allow(work.await, true);
+                allow(work.await.map(drop), true);
             }),
             13 => {
                 let others = [dvol, self.any(), self.any()];

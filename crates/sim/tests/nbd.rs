@@ -109,7 +109,7 @@ impl Volume for EngineVolume {
         let work = self
             .engine
             .deallocate(self.handle, offset_bytes, len_bytes, stability);
-        work.await.map_err(error_of)
+        work.await.map(drop).map_err(error_of)
     }
 
     async fn write_zeroes(

@@ -169,8 +169,8 @@ fn a_large_overwrite_may_begin_and_end_within_blocks_on_a_full_device() {
                 .all(|&byte| byte == 7)
         );
         let (last, middle) = metas.split_last().expect("there are some");
-        assert_eq!((middle[0], *last), (9, 9), "of the edges");
-        assert!(middle[1..].iter().all(|&meta| meta == 0));
+        assert_eq!((middle[0].meta, last.meta), (9, 9), "of the edges");
+        assert!(middle[1..].iter().all(|block| block.meta == 0));
     });
 }
 
@@ -386,7 +386,7 @@ impl Dvols {
             4 => {
                 let len = self.rng.below(2000) * BLOCK;
                 let work = engine.deallocate(dvol, at, len, Stability::Unstable);
-                work.await
+                work.await.map(drop)
             }
             5 | 6 => {
                 let name = self.name();

@@ -155,7 +155,10 @@ const ASKS: [(&str, Ask); 8] = [
         Box::pin(async move { engine.commit(batch, Stability::Unstable).await.map(drop) })
     }),
     ("deallocate", |engine, dvol, _| {
-        Box::pin(async move { engine.deallocate(dvol, 0, BLOCK, Stability::Unstable).await })
+        Box::pin(async move {
+            let gone = engine.deallocate(dvol, 0, BLOCK, Stability::Unstable);
+            gone.await.map(drop)
+        })
     }),
     ("allocation", |engine, dvol, _| {
         Box::pin(async move { engine.allocation(dvol, 0, 8 * BLOCK, 9).await.map(drop) })

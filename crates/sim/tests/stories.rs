@@ -145,7 +145,7 @@ fn data_and_metadata_are_of_one_write_after_a_failed_flush() {
             let Piece::Data(data) = &pieces[0] else {
                 panic!("what was stable is gone");
             };
-            (data[0], data[BLOCK as usize - 1], metas[0])
+            (data[0], data[BLOCK as usize - 1], metas[0].meta)
         });
         // Each of the last two is there or not, whether or not the other one is.
         let possible = [(1, 1, 11), (2, 2, 22), (3, 1, 11), (3, 2, 22)];

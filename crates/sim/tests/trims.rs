@@ -113,7 +113,7 @@ fn parts_of_holes_stay_holes() {
         for (at, len) in [(5000, 3000), (4000, 200), (65536 + 5, 70_000), (7, 4096)] {
             for stability in [Stability::Stable, Stability::Unstable] {
                 let work = engine.deallocate(holes, at, len, stability);
-                assert_eq!(work.await, Ok(()), "{len} from {at}");
+                assert!(work.await.is_ok(), "{len} from {at}");
             }
         }
         assert_eq!(mapped(&engine, holes), 0);
@@ -129,7 +129,7 @@ fn whole_blocks_make_room_for_the_parts_beside_them() {
         fill(&engine, full).await;
         let before = mapped(&engine, full);
         let work = engine.deallocate(full, 3 * BLOCK + 5, 20 * BLOCK, Stability::Stable);
-        assert_eq!(work.await, Ok(()));
+        work.await.expect("deallocates");
         assert_eq!(before - mapped(&engine, full), 19 * BLOCK);
         assert_eq!(
             read(&engine, full, 3 * BLOCK, BLOCK).await,
@@ -140,7 +140,7 @@ fn whole_blocks_make_room_for_the_parts_beside_them() {
             sevens_but(0..5)
         );
         let part = engine.deallocate(full, 40 * BLOCK + 5, 100, Stability::Stable);
-        assert_eq!(part.await, Ok(()), "there is room now");
+        part.await.expect("there is room now");
         assert_eq!(
             read(&engine, full, 40 * BLOCK, BLOCK).await,
             sevens_but(5..105)
@@ -254,10 +254,14 @@ fn a_part_of_what_becomes_a_hole_is_not_written() {
             let emptying = async {
                 match rolls_back {
                     true => engine.roll_back(dvol, empty).await,
-                    false => engine.deallocate(dvol, 0, BLOCK, Stability::Stable).await,
+                    false => {
+                        let gone = engine.deallocate(dvol, 0, BLOCK, Stability::Stable);
+                        gone.await.map(drop)
+                    }
                 }
             };
             let part = engine.deallocate(dvol, 5, 100, Stability::Unstable);
+            let part = async { part.await.map(drop) };
             let work: [Pin<Box<dyn Future<Output = _>>>; 2] = [Box::pin(emptying), Box::pin(part)];
             assert_eq!(join_all(work).await, [Ok(()), Ok(())]);
             assert_eq!(mapped(&engine, dvol), 0, "rolls back: {rolls_back}");

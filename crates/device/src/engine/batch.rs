@@ -61,6 +61,16 @@ pub enum Condition {
     },
 }
 
+/// What is known of a block beside its bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockMeta {
+    /// LSN of the change that made the block what it is. Zero: it was never written, or deallocated so
+    /// long ago that it is forgotten.
+    pub lsn: Lsn,
+    /// The tenant's metadata; zero where nothing is mapped.
+    pub meta: u64,
+}
+
 /// A change of a batch.
 #[derive(Clone, Debug)]
 pub enum Change {
@@ -234,19 +244,21 @@ impl<P: Platform> Engine<P> {
         Ok(out)
     }
 
-    /// Reads with the tenant's metadata of each block touched; zero where nothing is mapped.
+    /// Reads with LSN and metadata of each block touched, all of the same instant.
     /// [decibel 4.1: vol_read_ex]
     pub async fn read_ex(
         &self,
         handle: Handle,
         offset_bytes: u64,
         len_bytes: u64,
-    ) -> Result<(Pieces, Vec<u64>), DvolError> {
+    ) -> Result<(Pieces, Vec<BlockMeta>), DvolError> {
         let range = blocks_of(offset_bytes, len_bytes)?;
         // Data and metadata of the same instant.
         let _locks = self.inner.lock_ranges([(handle, range.clone())]).await;
         let pieces = self.read(handle, offset_bytes, len_bytes).await?;
         let metas = self.inner.metas(handle, range).await?;
+        // As in a read: its slot may have been given away while map nodes were loaded.
+        self.inner.resolve(handle)?;
         Ok((pieces, metas))
     }
 
@@ -264,7 +276,7 @@ impl<P: Platform> Engine<P> {
             .await?;
         // As in a read: its slot may have been given away while map nodes were loaded.
         self.inner.resolve(handle)?;
-        Ok(metas)
+        Ok(metas.into_iter().map(|block| block.meta).collect())
     }
 }
 
@@ -647,23 +659,34 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    async fn metas(&self, handle: Handle, range: Range<VBlock>) -> Result<Vec<u64>, DvolError> {
+    async fn metas(
+        &self,
+        handle: Handle,
+        range: Range<VBlock>,
+    ) -> Result<Vec<BlockMeta>, DvolError> {
         let mut metas = Vec::new();
         for vblock in range.start.0..range.end.0 {
-            metas.push(self.meta_of(handle.slot, VBlock(vblock)).await?);
+            metas.push(self.block_meta(handle.slot, VBlock(vblock)).await?);
         }
         Ok(metas)
     }
 
     /// A block's metadata; zero where nothing is mapped.
     pub(super) async fn meta_of(&self, slot: Slot, vblock: VBlock) -> Result<u64, DvolError> {
+        self.block_meta(slot, vblock).await.map(|block| block.meta)
+    }
+
+    async fn block_meta(&self, slot: Slot, vblock: VBlock) -> Result<BlockMeta, DvolError> {
         self.load_range(slot, vblock..VBlock(vblock.0 + 1)).await?;
         let state = self.state.borrow();
         let Some(found) = state.slot(slot) else {
             return Err(DvolError::NotFound);
         };
-        let mapping = found.map.get(vblock).ok();
-        Ok(mapping.and_then(|m| m.data().map(|e| e.meta)).unwrap_or(0))
+        let mapping = found.map.get(vblock).unwrap_or_default();
+        Ok(BlockMeta {
+            lsn: mapping.lsn().unwrap_or(Lsn::ZERO),
+            meta: mapping.data().map_or(0, |entry| entry.meta),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
-use flagstone_types::{BLOCK_SIZE, Slot, VBlock};
+use flagstone_types::{BLOCK_SIZE, Lsn, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
 
 use super::due::Purpose;
@@ -29,14 +29,15 @@ impl<P: Platform> Engine<P> {
     /// one unit: if there is no room for such a part, it stays as it was, and the rest is done all
     /// the same before `NoSpace` is returned. Whole blocks are refused with it only where no checkpoint
     /// would find room for copies of nodes (`due`); what was done before is then as durable as was
-    /// asked for. [decibel 4.1: vol_deallocate]
+    /// asked for. Returns the highest LSN that a part of it got; that of the dvol's last change if there
+    /// was nothing to change. [decibel 4.1: vol_deallocate]
     pub async fn deallocate(
         &self,
         handle: Handle,
         offset_bytes: u64,
         len_bytes: u64,
         stability: Stability,
-    ) -> Result<(), DvolError> {
+    ) -> Result<Lsn, DvolError> {
         let inner = &self.inner;
         inner.check_change(handle, offset_bytes, len_bytes)?;
         let end = offset_bytes + len_bytes;
@@ -50,7 +51,7 @@ impl<P: Platform> Engine<P> {
             if done == Err(DvolError::NoSpace) && stability == Stability::Stable {
                 self.flush().await?;
             }
-            return done;
+            return inner.lsn_or_last(handle, done?);
         }
         let done = if first_whole > end_whole {
             // Within one block.
@@ -60,50 +61,63 @@ impl<P: Platform> Engine<P> {
             let whole = inner.unmap_bytes(handle, whole, Stability::Unstable).await;
             let head = inner.clear_part(handle, offset_bytes..first_whole).await;
             let tail = inner.clear_part(handle, end_whole..end).await;
-            whole.and(head).and(tail)
+            match (whole, head, tail) {
+                (Ok(whole), Ok(head), Ok(tail)) => Ok(whole.max(head).max(tail)),
+                (Err(error), _, _) | (_, Err(error), _) | (_, _, Err(error)) => Err(error),
+            }
         };
         // Also what was done beside a part that there was no room for. And what made a block a hole
         // may not be on stable media yet.
         if stability == Stability::Stable {
             self.flush().await?;
         }
-        done
+        inner.lsn_or_last(handle, done?)
     }
 
-    /// Writes zeros that take space, so that later writes to them can't run out of it.
+    /// Writes zeros that take space, so that later writes to them can't run out of it. Not one unit.
+    /// Returns the LSN of its last part.
     pub async fn write_zeros(
         &self,
         handle: Handle,
         offset_bytes: u64,
         len_bytes: u64,
         stability: Stability,
-    ) -> Result<(), DvolError> {
+    ) -> Result<Lsn, DvolError> {
         self.inner.check_change(handle, offset_bytes, len_bytes)?;
+        let mut last = None;
         let mut at = offset_bytes;
         let end = offset_bytes + len_bytes;
         let step_max = flagstone_platform::BufferPool::ZEROS_BYTES as u64;
         while at < end {
             let step = (end - at).min(step_max);
             let zeros = self.inner.platform.buffers().zeros(step as usize);
-            self.write(handle, at, zeros, Stability::Unstable).await?;
+            last = Some(self.write(handle, at, zeros, Stability::Unstable).await?);
             at += step;
         }
-        match stability {
-            Stability::Stable => self.flush().await,
-            Stability::Unstable => Ok(()),
+        if stability == Stability::Stable {
+            self.flush().await?;
         }
+        self.inner.lsn_or_last(handle, last)
     }
 }
 
 impl<P: Platform> Inner<P> {
-    /// Makes a part of one block zero. A hole stays one: it takes no space.
+    /// What a change answers that got this LSN, or none because it left everything as it was.
+    fn lsn_or_last(&self, handle: Handle, lsn: Option<Lsn>) -> Result<Lsn, DvolError> {
+        match lsn {
+            Some(lsn) => Ok(lsn),
+            None => self.resolve(handle).map(|record| record.lsn),
+        }
+    }
+
+    /// Makes a part of one block zero. A hole stays one: it takes no space, and gets no LSN.
     async fn clear_part(
         self: &Rc<Self>,
         handle: Handle,
         bytes: Range<u64>,
-    ) -> Result<(), DvolError> {
+    ) -> Result<Option<Lsn>, DvolError> {
         if bytes.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let first = VBlock::containing(bytes.start);
         let block = first..VBlock(first.0 + 1);
@@ -117,7 +131,7 @@ impl<P: Platform> Inner<P> {
             let len = bytes.end - bytes.start;
             self.check_change(handle, bytes.start, len)?;
             if !self.has_mapped(handle.slot, block.clone()).await? {
-                return Ok(());
+                return Ok(None);
             }
             let zeros = self.platform.buffers().zeros(len as usize);
             let given = Given {
@@ -126,7 +140,7 @@ impl<P: Platform> Inner<P> {
                 along: None,
             };
             let write = self.write_held(handle, block, bytes.start, zeros, given);
-            write.await.map(|_| ())
+            write.await.map(Some)
         };
         self.held(smallvec![(handle.slot, lock)], work).await
     }
@@ -137,7 +151,7 @@ impl<P: Platform> Inner<P> {
         handle: Handle,
         bytes: Range<u64>,
         stability: Stability,
-    ) -> Result<(), DvolError> {
+    ) -> Result<Option<Lsn>, DvolError> {
         let range = VBlock(bytes.start / BLOCK_SIZE)..VBlock(bytes.end / BLOCK_SIZE);
         let lock = self
             .range_locks(handle.slot)
@@ -147,14 +161,15 @@ impl<P: Platform> Inner<P> {
         self.held(smallvec![(handle.slot, lock)], work).await
     }
 
-    /// Deallocates whole blocks, in parts.
+    /// Deallocates whole blocks, in parts. Returns the LSN of the last one, if there is one.
     pub(super) async fn unmap(
         self: &Rc<Self>,
         handle: Handle,
         range: Range<VBlock>,
         stability: Stability,
-    ) -> Result<(), DvolError> {
+    ) -> Result<Option<Lsn>, DvolError> {
         let mut from = range.start;
+        let mut highest = None;
         while from < range.end {
             let end = self.unmap_part_end(handle.slot, from..range.end).await?;
             self.load_range(handle.slot, from..end).await?;
@@ -175,9 +190,10 @@ impl<P: Platform> Inner<P> {
             let slots = SmallVec::from_slice(&[handle.slot]);
             let submitted = self.submit(records, slots, stable, Vec::new())?;
             submitted.answer.await.unwrap_or(Err(DvolError::Fenced))?;
+            highest = Some(lsn);
             from = end;
         }
-        Ok(())
+        Ok(highest)
     }
 
     /// The end of the next part: at most [`UNMAP_PART_BLOCKS`] mapped blocks.

@@ -496,6 +496,14 @@ impl<P: Platform> Engine<P> {
         self.inner.resolve(handle).map(|r| r.lsn)
     }
 
+    /// The epoch of a dvol; that of the dvol as it was when the layer was taken.
+    pub fn epoch_of(&self, handle: Handle) -> Result<Epoch, DvolError> {
+        self.inner.resolve(handle)?;
+        let state = self.inner.state.borrow();
+        let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
+        Ok(found.record.epoch)
+    }
+
     /// The LSN up to which nothing is known of a dvol's or layer's changes.
     pub fn floor_of(&self, handle: Handle) -> Result<Lsn, DvolError> {
         self.inner.resolve(handle)?;

@@ -62,7 +62,7 @@ use crate::space::DeviceShared;
 use crate::state::{Effects, State};
 
 pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
-pub use batch::{Batch, Change, Condition};
+pub use batch::{Batch, BlockMeta, Change, Condition};
 pub use error::DvolError;
 pub use format::{fixed_areas, format_device, read_superblock};
 pub use info::{DvolBrief, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
@@ -231,6 +231,16 @@ impl<P: Platform> Engine<P> {
     /// Which journal of the device this is.
     pub fn journal_no(&self) -> u16 {
         self.inner.journal_no
+    }
+
+    /// Whether changes are taken now: `Fenced` or `Stopping` if not.
+    pub fn check_running(&self) -> Result<(), DvolError> {
+        self.inner.check_running()
+    }
+
+    /// True if the other one is a handle of the same journal: what can be changed in one instant.
+    pub fn is_same(&self, other: &Engine<P>) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// True once a flush or journal write has failed.

@@ -13,7 +13,7 @@ use flagstone_types::BLOCK_SIZE;
 
 use super::content::{Effect, Span, fill};
 use super::history::{ObjectKey, OpId};
-use super::model::{Answer, Life, Model, Object, Part};
+use super::model::{Answer, Life, Model, Object, Part, show_lsn};
 use super::plan::{Plan, Style};
 use crate::disk::SimDisk;
 use crate::fault::Fault;
@@ -324,7 +324,11 @@ impl Client {
     ) -> bool {
         let answer = match &result {
             None => Answer::Abandoned,
-            Some(Ok(Some(lsns))) => Answer::Done(lsns.iter().map(|&l| Span::exactly(l)).collect()),
+            Some(Ok(Some(lsns))) if atomic => {
+                Answer::Done(lsns.iter().map(|&l| Span::exactly(l)).collect())
+            }
+            // The highest of several.
+            Some(Ok(Some(lsns))) => Answer::Done(self.spans_up_to(&change, lsns)),
             Some(Ok(None)) => Answer::Done(self.spans(&change.parts)),
             Some(Err(error)) if self.may_linger(*error) => match atomic {
                 true => Answer::Failed,
@@ -349,6 +353,39 @@ impl Client {
             }
         }
         matches!(answer, Answer::Done(_))
+    }
+
+    /// The same for one that is not atomic and was answered the highest LSN of each part.
+    fn spans_up_to(&self, change: &Change, lsns: &[u64]) -> Vec<Span> {
+        let span = |(part, &high): (&Part, &u64)| {
+            let handle = self.handle(part.object);
+            let now = handle.and_then(|handle| self.engine.lsn_of(handle).ok());
+            if now.is_some_and(|now| high > now.0) {
+                self.fail(format!(
+                    "{}: LSN {} is not there yet",
+                    change.what,
+                    show_lsn(high)
+                ));
+            }
+            // What left no trace is answered the last one that there is to be seen; what got one that it changed
+            // nothing with may have been told before.
+            if part.may_leave_no_trace() {
+                return Span {
+                    low: part.lsn_before.min(high),
+                    high: high.max(part.lsn_before),
+                };
+            }
+            if high <= part.lsn_before {
+                let before = show_lsn(part.lsn_before);
+                let high = show_lsn(high);
+                self.fail(format!("{}: got LSN {high} after {before}", change.what));
+            }
+            Span {
+                low: part.lsn_before + 1,
+                high: high.max(part.lsn_before + 1),
+            }
+        };
+        change.parts.iter().zip(lsns).map(span).collect()
     }
 
     /// Between which bounds the LSNs of a change lie that has just been answered.

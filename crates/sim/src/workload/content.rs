@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use flagstone_device::engine::BlockMeta;
 use flagstone_types::BLOCK_SIZE;
 
 use crate::rng::split_mix;
@@ -190,6 +191,14 @@ pub(crate) struct Value {
 }
 
 impl Value {
+    /// True if this is what is known of it beside its bytes. What was deallocated long ago may be forgotten, and
+    /// what covers it then is older.
+    pub(crate) fn has(&self, found: BlockMeta) -> bool {
+        let BlockMeta { lsn, meta } = found;
+        let is_old_enough = !self.mapped || lsn.0 >= self.lsn.low;
+        meta == self.meta && lsn.0 <= self.lsn.high && is_old_enough
+    }
+
     /// A block nobody has ever touched.
     pub(crate) fn untouched() -> Value {
         Value {

@@ -96,7 +96,7 @@ impl Client {
         if let Some(result) = &result {
             self.count("write", result);
         }
-        let lsns = |lsn: Lsn| if in_parts { None } else { Some(vec![lsn.0]) };
+        let lsns = |lsn: Lsn| Some(vec![lsn.0]);
         self.end(change, result.map(|r| r.map(lsns)), !in_parts, &[]);
     }
 
@@ -160,13 +160,14 @@ impl Client {
         let result = self.patiently(work).await;
         if let Some(result) = &result {
             self.count("deallocate", result);
-            let is_full = *result == Err(DvolError::NoSpace) && !self.plan.may_fail();
+            let is_full = matches!(result, Err(DvolError::NoSpace)) && !self.plan.may_fail();
             if is_full && self.parts_are_holes(key, extent, from) {
                 self.fail("deallocating whole blocks and parts of holes needed space");
             }
         }
         self.model.borrow_mut().end_read(from);
-        self.end(change, result.map(|r| r.map(|()| None)), false, &[]);
+        let lsns = |lsn: Lsn| Some(vec![lsn.0]);
+        self.end(change, result.map(|r| r.map(lsns)), false, &[]);
     }
 
     /// True if no block that the extent has a part of was mapped at any time since `from`.
@@ -222,7 +223,8 @@ impl Client {
         if let Some(result) = &result {
             self.count("write_zeros", result);
         }
-        self.end(change, result.map(|r| r.map(|()| None)), false, &[]);
+        let lsns = |lsn: Lsn| Some(vec![lsn.0]);
+        self.end(change, result.map(|r| r.map(lsns)), false, &[]);
     }
 
     /// Several changes at once, perhaps under conditions.

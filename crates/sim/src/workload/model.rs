@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use flagstone_device::engine::{Attributes, Handle};
+use flagstone_device::engine::{Attributes, BlockMeta, Handle};
 use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::content::{BLOCK, Effect, Span, Tag, Value, describe};
@@ -603,7 +603,7 @@ impl Model {
         key: ObjectKey,
         offset: u64,
         bytes: &[u8],
-        metas: Option<&[u64]>,
+        metas: Option<&[BlockMeta]>,
         from: u64,
         at_once: bool,
     ) {
@@ -620,7 +620,7 @@ impl Model {
             } else {
                 let states = self.live(key, vblock, from);
                 let fits = |state: &State| {
-                    holds(&state.value, at, part) && meta.is_none_or(|m| state.value.meta == m)
+                    holds(&state.value, at, part) && meta.is_none_or(|meta| state.value.has(meta))
                 };
                 let fitting: Vec<State> = states.iter().filter(|s| fits(s)).cloned().collect();
                 if fitting.is_empty() {
@@ -736,19 +736,26 @@ impl Model {
         key: ObjectKey,
         at: u64,
         part: &[u8],
-        meta: Option<u64>,
+        meta: Option<BlockMeta>,
         states: &[State],
     ) -> String {
         let object = &self.objects[key];
         let vblock = at / BLOCK_SIZE;
         let allowed: Vec<String> = states
             .iter()
-            .map(|s| format!("{:?} (meta {})", s.value.content, s.value.meta))
+            .map(|s| {
+                let Value {
+                    content, meta, lsn, ..
+                } = &s.value;
+                let (low, high) = (show_lsn(lsn.low), show_lsn(lsn.high));
+                format!("{content:?} (meta {meta}, LSN {low}..{high})")
+            })
             .collect();
         let mut lines = vec![format!(
-            "block {vblock} of {} holds [{}] (meta {meta:?}), but may only hold: {}",
+            "block {vblock} of {} holds [{}] ({}), but may only hold: {}",
             object.title(),
             describe(part, at),
+            meta.map_or_else(String::new, |b| format!("meta {}, LSN {}", b.meta, b.lsn)),
             allowed.join(" | ")
         )];
         if let Some(history) = object.blocks.get(&vblock) {

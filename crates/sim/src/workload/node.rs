@@ -401,7 +401,9 @@ async fn read_all(
                 Ok((pieces, metas)) => {
                     let only =
                         with_tries(async || engine.metas_of(handle, offset, end - offset).await);
-                    if only.await.is_ok_and(|only| only != metas) {
+                    if only.await.is_ok_and(|only| {
+                        !only.into_iter().eq(metas.iter().map(|block| block.meta))
+                    }) {
                         let title = model.borrow().objects[key].title();
                         model
                             .borrow_mut()
@@ -410,7 +412,12 @@ async fn read_all(
                     let bytes = bytes_of(&pieces);
                     for (index, part) in bytes.chunks(BLOCK_SIZE as usize).enumerate() {
                         let vblock = run.start + index as u64;
-                        let meta = metas.get(index).copied().unwrap_or(0);
+                        let Some(&meta) = metas.get(index) else {
+                            let title = model.borrow().objects[key].title();
+                            let what = format!("{title} lacks metadata of block {vblock}");
+                            model.borrow_mut().fail(what);
+                            return;
+                        };
                         let mut restart = restart.borrow_mut();
                         model
                             .borrow_mut()

@@ -1,6 +1,6 @@
 //! What clients ask without changing anything: reads, what is allocated, what has changed.
 
-use flagstone_device::engine::{Condition, DvolError, Handle, Piece, Pieces};
+use flagstone_device::engine::{BlockMeta, Condition, DvolError, Handle, Piece, Pieces};
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
 use super::client::{Client, Extent};
@@ -68,7 +68,7 @@ impl Client {
         key: ObjectKey,
         extent: Extent,
         pieces: &Pieces,
-        metas: Option<&[u64]>,
+        metas: Option<&[BlockMeta]>,
         from: u64,
         at_once: bool,
     ) {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flagstone_device::engine::{DvolInfo, LayerInfo};
+use flagstone_device::engine::{BlockMeta, DvolInfo, LayerInfo};
 use flagstone_types::BLOCK_SIZE;
 
 use super::content::{BLOCK, Value};
@@ -229,7 +229,7 @@ impl Model {
         key: ObjectKey,
         vblock: u64,
         bytes: &[u8],
-        meta: u64,
+        meta: BlockMeta,
         restart: &mut Restart,
     ) {
         assert!(bytes.len() <= BLOCK, "at most one block at a time");
@@ -243,7 +243,7 @@ impl Model {
             return;
         };
         let states = history.after_crash(&self.ops, false);
-        let fits = |state: &State| holds(&state.value, at, bytes) && state.value.meta == meta;
+        let fits = |state: &State| holds(&state.value, at, bytes) && state.value.has(meta);
         let fitting: Vec<State> = states.iter().filter(|s| fits(s)).cloned().collect();
         if fitting.is_empty() {
             let what = self.complain(key, at, bytes, Some(meta), &states);

@@ -277,7 +277,8 @@ impl Volume for RealVolume {
         let result = self
             .engine
             .deallocate(self.handle, offset_bytes, len_bytes, stability)
-            .await;
+            .await
+            .map(drop);
         // What could be done has been, as durable as was asked for. For the rest (parts at the ends,
         // which would have to be written; nodes that a snapshot has, which would have to be copied) it
         // is advice. [nbd "NBD_CMD_TRIM"]
@@ -322,6 +323,7 @@ impl Volume for RealVolume {
                     .await
             }
         };
+        let result = result.map(drop);
         drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
