@@ -5,6 +5,7 @@
 //! what the first did ([`Ask::can_repeat`]). As soon as one attempt of a change is in doubt, so is
 //! every error of the call.
 
+use std::pin::Pin;
 use std::rc::Rc;
 
 use flagstone_platform::{IoBuf, Platform, Time};
@@ -94,6 +95,8 @@ struct Call<'a, P: Platform, C: Connect> {
     is_doubtful: bool,
     damaged: u32,
     no_volume: u32,
+    /// Its volumes were not on one core when that was looked at first.
+    are_apart: bool,
     trouble: Option<String>,
 }
 
@@ -113,9 +116,31 @@ pub(crate) fn call<'a, P: Platform, C: Connect>(
         is_doubtful: false,
         damaged: 0,
         no_volume: 0,
+        are_apart: false,
         trouble: None,
     };
     call.run()
+}
+
+impl<P: Platform, C: Connect> Inner<P, C> {
+    /// Asks something of a volume, so that a redirect comes if it has moved.
+    fn find<'a>(self: &'a Rc<Self>, deadline: Time) -> Pin<Box<dyn Future<Output = ()> + 'a>> {
+        // Boxed, because this call is made within another one.
+        Box::pin(async move {
+            let ask = Ask {
+                operation: Operation::Describe,
+                doing: String::new(),
+                fields: Fields::default(),
+                body: Ask::NO_BODY,
+                payload: Vec::new(),
+                reply_payload_bytes: None,
+                blocks: Vec::new(),
+                deadline,
+            };
+            // If it fails, the call that it is for will, and say so.
+            let _ = call(&[self], ask).await;
+        })
+    }
 }
 
 impl<P: Platform, C: Connect> Call<'_, P, C> {
@@ -137,7 +162,14 @@ impl<P: Platform, C: Connect> Call<'_, P, C> {
                 None => return Err(self.timed_out(false)),
             };
             let Some(flight) = self.flight(&opened) else {
-                return Err(self.error(Cause::refused(Status::NotTogether.number(), "")));
+                if std::mem::replace(&mut self.are_apart, true) {
+                    return Err(self.error(Cause::refused(Status::NotTogether.number(), "")));
+                }
+                // One of them may have moved to the others since it was heard of.
+                for volume in self.volumes {
+                    volume.find(deadline).await;
+                }
+                continue;
             };
             let link = opened[0].link.clone();
             let exchange = link.exchange(opened[0].generation, &flight);

@@ -22,6 +22,7 @@
 mod backoff;
 mod call;
 mod client;
+mod conditional;
 mod connect;
 mod error;
 mod flush;
@@ -31,14 +32,18 @@ mod manage;
 mod open;
 mod options;
 mod order;
+mod query;
+mod snapshots;
 mod time;
 mod token;
 mod volume;
 
 pub use client::Client;
+pub use conditional::{ATTRIBUTES_BYTES, Change, Committed, Condition, Range};
 pub use connect::Connect;
 pub use error::{Cause, Error, Failure};
 pub use open::{Description, Target};
 pub use options::{Durability, OpenHow, Options};
+pub use snapshots::Snapshot;
 pub use token::{Token, TokenError};
 pub use volume::Volume;

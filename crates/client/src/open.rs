@@ -20,6 +20,7 @@ use flagstone_wire::proof::Claim;
 use flagstone_wire::{Operation, Status, VolumeNo, open as wire_open};
 
 use crate::backoff::Backoff;
+use crate::call::Done;
 use crate::client::Shared;
 use crate::connect::Connect;
 use crate::error::{Cause, Error};
@@ -470,6 +471,12 @@ impl<P: Platform, C: Connect> Inner<P, C> {
     /// The volume's epoch may be this one from now on, by its holder's wish.
     pub(crate) fn may_have_epoch(&self, epoch: Epoch) {
         self.state.borrow_mut().epochs.push(epoch);
+    }
+
+    /// A change was answered that is not durable yet.
+    pub(crate) fn note_unflushed(&self, done: &Done) {
+        let state = &mut *self.state.borrow_mut();
+        state.unflushed.answered(done.incarnation);
     }
 
     /// What is known of it. It was opened once, or nobody would have it.

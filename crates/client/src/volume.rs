@@ -279,17 +279,15 @@ impl<P: Platform, C: Connect> Volume<P, C> {
     }
 
     /// Carries out a change of content.
-    async fn change_data(&self, ask: Ask<'_>, durability: Durability) -> Result<Lsn, Error> {
+    pub(crate) async fn change_data(
+        &self,
+        ask: Ask<'_>,
+        durability: Durability,
+    ) -> Result<Lsn, Error> {
         let done = self.call(ask).await?;
         if durability == Durability::Visible {
-            self.note_unflushed(&done);
+            self.inner.note_unflushed(&done);
         }
         Ok(done.lsn)
-    }
-
-    /// A change was answered that is not durable yet.
-    pub(crate) fn note_unflushed(&self, done: &Done) {
-        let state = &mut *self.inner.state.borrow_mut();
-        state.unflushed.answered(done.incarnation);
     }
 }

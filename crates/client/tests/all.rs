@@ -5,4 +5,5 @@
 mod basics;
 mod gate;
 mod history;
+mod operations;
 mod server;

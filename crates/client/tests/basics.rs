@@ -13,12 +13,12 @@ use flagstone_wire::proof::Key;
 use crate::gate::{Gate, GateConnect};
 use crate::server::{BLOCK, Server, Trouble, value_of};
 
-const MS: u64 = 1_000_000;
-const ALONE: OpenHow = OpenHow {
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const ALONE: OpenHow = OpenHow {
     alone: true,
     read_only: false,
 };
-const SHARED: OpenHow = OpenHow {
+pub(crate) const SHARED: OpenHow = OpenHow {
     alone: false,
     read_only: false,
 };

@@ -12,7 +12,7 @@ use flagstone_wire::proof::Claim;
 use flagstone_wire::{Operation, ReplyHeader, RequestHeader, Status, VolumeNo};
 
 use super::connection::{Connection, is_kept};
-use super::{BLOCK, Shared, State, Volume, value_of};
+use super::{BLOCK, Shared, State, Volume, more};
 
 /// A volume that a connection has open.
 pub(crate) struct Opened {
@@ -199,6 +199,9 @@ fn carry_out(shared: &Shared, connection: &Connection, request: &Request) -> Res
             Some(_) => Result::default(),
             None => Status::NoVolume.into(),
         },
+        Operation::Commit | Operation::ReadIf | Operation::Snapshot => {
+            more::of_several(state, connection, request)
+        }
         _ => of_volume(state, connection, request),
     }
 }
@@ -283,7 +286,7 @@ fn describe(volume: &Volume, is_read_only: bool) -> OpenReply<'static> {
     }
 }
 
-fn moved(state: &mut State, name: &str) -> Result {
+pub(crate) fn moved(state: &mut State, name: &str) -> Result {
     let mut core = state.volumes[name].core;
     if state.rng.chance(state.trouble.wrong_redirect) {
         core = state.rng.index(state.addresses.len());
@@ -325,14 +328,7 @@ fn of_volume(state: &mut State, connection: &Connection, request: &Request) -> R
     let mut result = Result::default();
     match request.operation {
         Operation::Read => result.payload = volume.bytes[from..to].to_vec(),
-        Operation::Write => {
-            for (at, piece) in request.payload.chunks(BLOCK).enumerate() {
-                if piece.len() >= 8 && (from + at * BLOCK).is_multiple_of(BLOCK) {
-                    volume.log.push(value_of(piece));
-                }
-            }
-            volume.bytes[from..to].copy_from_slice(&request.payload);
-        }
+        Operation::Write => volume.put(from, &request.payload),
         Operation::Zero | Operation::Deallocate => volume.bytes[from..to].fill(0),
         Operation::CompareAndSwap => {
             let (expected, new) = request.payload.split_at(request.payload.len() / 2);
@@ -342,15 +338,17 @@ fn of_volume(state: &mut State, connection: &Connection, request: &Request) -> R
                 result.body.clear();
                 return result;
             }
-            volume.log.push(value_of(new));
-            volume.bytes[from..to].copy_from_slice(new);
+            volume.put(from, new);
         }
-        Operation::Flush => volume.durable.clone_from(&volume.bytes),
+        Operation::Flush => volume.make_durable(),
         Operation::Describe => describe(volume, opened.is_read_only).encode(&mut result.body),
         Operation::Resize => {
             let bytes = header.len_bytes as usize;
             volume.bytes.resize(bytes, 0);
             volume.durable.resize(bytes, 0);
+            volume
+                .blocks
+                .resize_with(bytes.div_ceil(BLOCK), Default::default);
         }
         Operation::Reserve => volume.reserved_bytes = header.len_bytes,
         Operation::SetEpoch if header.epoch() < volume.epoch => return Status::StaleEpoch.into(),
@@ -362,13 +360,18 @@ fn of_volume(state: &mut State, connection: &Connection, request: &Request) -> R
             let mut opens = connection.opens.borrow_mut();
             opens.get_mut(&number).unwrap().epoch = header.epoch();
         }
-        _ => return Status::Invalid.into(),
+        _ => return more::ask(volume, request).unwrap_or_else(|| Status::Invalid.into()),
     }
-    if is_change {
-        volume.counter += 1;
-        volume.lsn = Lsn::new(volume.epoch, volume.counter).0;
+    if is_change && !is_sized {
+        let is_allocated = request.operation != Operation::Deallocate;
+        volume.note(
+            from,
+            to,
+            header.metadata().unwrap_or_default(),
+            is_allocated,
+        );
         if header.has(flag::DURABLE) {
-            volume.durable.clone_from(&volume.bytes);
+            volume.make_durable();
         }
     }
     result.lsn = volume.lsn;

@@ -4,6 +4,7 @@
 
 mod connection;
 mod execute;
+mod more;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -75,6 +76,9 @@ pub(crate) struct Volume {
     pub(crate) key: Key,
     pub(crate) bytes: Vec<u8>,
     durable: Vec<u8>,
+    pub(crate) blocks: Vec<more::BlockInfo>,
+    pub(crate) attributes: Vec<u8>,
+    snapshots: BTreeMap<String, more::Taken>,
     pub(crate) lsn: u64,
     pub(crate) reserved_bytes: u64,
     pub(crate) counter: u64,
@@ -150,6 +154,9 @@ impl Server {
             key: Key([number; 32]),
             bytes: vec![0; blocks * BLOCK],
             durable: vec![0; blocks * BLOCK],
+            blocks: vec![more::BlockInfo::default(); blocks],
+            attributes: Vec::new(),
+            snapshots: BTreeMap::new(),
             lsn: 0,
             reserved_bytes: 0,
             counter: 0,
@@ -174,7 +181,7 @@ impl Server {
                 volume.pending.clear();
                 match loses {
                     true => volume.bytes.clone_from(&volume.durable),
-                    false => volume.durable.clone_from(&volume.bytes),
+                    false => volume.make_durable(),
                 }
             }
             std::mem::take(&mut state.streams)
@@ -211,6 +218,13 @@ impl Server {
     /// The value in a block.
     pub(crate) fn value(&self, name: &str, block: usize) -> u64 {
         value_of(&self.shared.state.borrow().volumes[name].bytes[block * BLOCK..])
+    }
+}
+
+impl Volume {
+    /// All of it survives a restart from now on.
+    fn make_durable(&mut self) {
+        self.durable.clone_from(&self.bytes);
     }
 }
 
