@@ -1,9 +1,9 @@
 //! Which tenant's request a device does next. [decibel 4.3]
 //!
-//! Promises: everything here but [`turns`] and [`device`] is pure. It is told the time and never asks for it, owns no request but
+//! Promises: everything here but [`turns`], [`device`] and the loads of [`calibrate`] is pure. It is told the time and never asks for it, owns no request but
 //! those handed to it, and does no I/O, so a node, the simulator and a test with a device on paper run
 //! the same code. Nothing allocates once its queues have grown. [`turns`] is the same at work, on a platform: requests
-//! are tasks that wait. [`device`] is what the cores have in common.
+//! are tasks that wait. [`device`] is what the cores have in common. [`calibrate`] finds out what a device takes.
 //!
 //! Everything is counted in device time: nanoseconds of a device that does one thing after another,
 //! of which it has 10^9 a second ([`price`]). What volumes were promised of it is in [`promise`]; who
@@ -11,6 +11,7 @@
 //! `docs/scheduling.md`, then [`Scheduler`], then [`Turns`].
 
 mod bucket;
+pub mod calibrate;
 pub mod cores;
 pub mod device;
 mod first_come;

@@ -1,6 +1,7 @@
 //! One program for all tests of the crate: linking is most of what building them costs.
 
 mod bench;
+mod calibrate;
 mod figure13;
 mod properties;
 mod rules;
