@@ -471,6 +471,12 @@ fn redirects_that_lead_nowhere_are_not_followed_for_ever() {
     assert!(!error.may_have_happened());
     assert!(error.to_string().contains("moved"), "{error}");
     assert_eq!(stage.server.with(|state| state.opens), before);
+    // After each eighth there is a pause, and they get longer.
+    let moved = stage.server.with(|state| state.moved);
+    assert!(
+        (8..200).contains(&moved),
+        "{moved} redirects in half a second"
+    );
 }
 
 #[test]

@@ -287,6 +287,7 @@ fn describe(volume: &Volume, is_read_only: bool) -> OpenReply<'static> {
 }
 
 pub(crate) fn moved(state: &mut State, name: &str) -> Result {
+    state.moved += 1;
     let mut core = state.volumes[name].core;
     if state.rng.chance(state.trouble.wrong_redirect) {
         core = state.rng.index(state.addresses.len());

@@ -67,6 +67,8 @@ pub(crate) struct State {
     /// Requests answered `LATE`.
     pub(crate) late: u64,
     pub(crate) opens: u64,
+    /// Requests answered `MOVED`.
+    pub(crate) moved: u64,
 }
 
 pub(crate) struct Volume {
@@ -120,6 +122,7 @@ impl Server {
             broken_rules: Vec::new(),
             late: 0,
             opens: 0,
+            moved: 0,
         };
         let shared = Shared {
             platform: world.platform(0),
