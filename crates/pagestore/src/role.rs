@@ -14,7 +14,10 @@ pub const ATTRIBUTE_KIND_FILE: u8 = 3;
 /// First byte of the attributes of a volume that has some: nothing of filesystems.
 pub const ATTRIBUTE_KIND_VOLUME: u8 = 5;
 
-/// What a dvol is to the store, or to who uses it.
+/// First byte of the attributes of the dvol that has the tokens of a journal's volumes: nothing of filesystems.
+pub const ATTRIBUTE_KIND_TOKENS: u8 = 6;
+
+/// What a dvol is to the store, or to who uses it, if it is no volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DvolRole {
     /// Pages of files, or of the tree.
@@ -25,6 +28,8 @@ pub enum DvolRole {
     File,
     /// What is durable and not in its place yet. There is at most one.
     Log,
+    /// The node's: tokens of the journal's volumes. There is at most one, also where there is no store.
+    Tokens,
 }
 
 impl DvolRole {
@@ -35,8 +40,14 @@ impl DvolRole {
             ATTRIBUTE_KIND_HEADER => Some(DvolRole::Header),
             ATTRIBUTE_KIND_FILE => Some(DvolRole::File),
             ATTRIBUTE_KIND_LOG => Some(DvolRole::Log),
+            ATTRIBUTE_KIND_TOKENS => Some(DvolRole::Tokens),
             _ => None,
         }
+    }
+
+    /// Whether it is the store's, or of who uses the store: where there is such a dvol, there is a store.
+    pub fn is_of_store(self) -> bool {
+        self != DvolRole::Tokens
     }
 }
 
@@ -47,6 +58,7 @@ impl fmt::Display for DvolRole {
             DvolRole::Header => "page store of filesystems",
             DvolRole::File => "large file of a filesystem",
             DvolRole::Log => "log of the page store",
+            DvolRole::Tokens => "tokens of volumes",
         })
     }
 }
@@ -65,10 +77,12 @@ mod tests {
             (3, Some(DvolRole::File)),
             (4, Some(DvolRole::Log)),
             (5, None),
+            (6, Some(DvolRole::Tokens)),
         ] {
             attributes[0] = kind;
             attributes[1] = 99;
             assert_eq!(DvolRole::of(&attributes), role, "whatever the version");
+            assert_eq!(role.is_some_and(DvolRole::is_of_store), kind < 5);
         }
     }
 }

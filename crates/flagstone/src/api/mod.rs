@@ -19,6 +19,7 @@ mod plain;
 pub mod problem;
 mod server;
 mod snapshots;
+mod tokens;
 mod volumes;
 
 use std::future::Future;
@@ -202,6 +203,18 @@ impl Api {
             .route("/v1/volumes/{name}/rollback", post(volumes::rollback))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))
+            .route(
+                "/v1/volumes/{name}/tokens",
+                get(tokens::list).post(tokens::create),
+            )
+            .route(
+                "/v1/volumes/{name}/tokens/{number}/revoke",
+                post(tokens::revoke),
+            )
+            .route(
+                "/v1/volumes/{name}/tokens/{number}/rotate",
+                post(tokens::rotate),
+            )
             .route("/v1/devices/{device}/schedule", put(devices::set_schedule))
             .route(
                 "/v1/snapshots",

@@ -4,7 +4,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use utoipa::OpenApi;
 
-use super::{activity, devices, filesystems, nodes, snapshots, volumes};
+use super::{activity, devices, filesystems, nodes, snapshots, tokens, volumes};
 
 /// All operations. A test compares them with the routes that are served.
 #[derive(OpenApi)]
@@ -18,6 +18,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, volumes};
         volumes::list, volumes::create, volumes::show, volumes::delete, volumes::resize,
         volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
         volumes::set_slo,
+        tokens::list, tokens::create, tokens::revoke, tokens::rotate,
         snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
         filesystems::list, filesystems::create, filesystems::show, filesystems::check,
         filesystems::change, filesystems::delete, filesystems::set_image_store,
@@ -29,6 +30,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, volumes};
     ),
     tags(
         (name = "volumes", description = "Block devices that tenants use"),
+        (name = "tokens", description = "Who may open volumes over the native protocol"),
         (name = "snapshots", description = "States of volumes that are kept"),
         (name = "filesystems", description = "Files, for clients of NFS"),
         (name = "devices", description = "The disks and files beneath"),

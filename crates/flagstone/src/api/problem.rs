@@ -222,6 +222,23 @@ impl FromRequestParts<Api> for Names<crate::name::SnapshotRef> {
     }
 }
 
+/// A volume and the number of one of its tokens.
+impl FromRequestParts<Api> for Names<(String, u32)> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let path = axum::extract::Path::<(String, u32)>::from_request_parts(parts, api).await;
+        let Ok(axum::extract::Path((volume, number))) = path else {
+            return Err(ApiError::invalid(
+                "reading the request's path",
+                "expected a volume and the number of a token",
+            ));
+        };
+        checked(&volume)?;
+        Ok(Names((volume, number)))
+    }
+}
+
 /// Refuses what is not a name.
 pub(super) fn checked(name: &str) -> Result<(), ApiError> {
     check_name(name).map_err(|error| ApiError::invalid("reading the request", error.to_string()))

@@ -9,7 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
-use crate::node::{PageQuery, Reservation, Slo, VolumeInfo, VolumePage, VolumeSpec};
+use crate::node::{CreatedVolume, PageQuery, Reservation, Slo, VolumeInfo, VolumePage, VolumeSpec};
 
 /// A volume's new size.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -100,14 +100,15 @@ pub(super) async fn list(
 /// Creates a volume.
 #[utoipa::path(post, path = "/v1/volumes", tag = "volumes",
     operation_id = "create_volume", request_body = VolumeSpec, responses(
-    (status = 201, description = "The new volume", body = VolumeInfo),
+    (status = 201, description = "The new volume, with its owner's token, which is told only now",
+        body = CreatedVolume),
     (status = "default", description = "Failure", body = Problem,
         content_type = "application/problem+json"),
 ))]
 pub(super) async fn create(
     State(api): State<Api>,
     Body(spec): Body<VolumeSpec>,
-) -> Result<(StatusCode, Json<VolumeInfo>), ApiError> {
+) -> Result<(StatusCode, Json<CreatedVolume>), ApiError> {
     checked(&spec.name)?;
     let doing = format!("creating volume '{}'", spec.name);
     let info = api

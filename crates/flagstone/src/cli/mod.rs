@@ -14,6 +14,7 @@ mod series;
 mod serve;
 mod snapshot;
 mod target;
+mod token;
 mod top;
 mod volume;
 

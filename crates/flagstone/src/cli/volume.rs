@@ -1,8 +1,11 @@
 //! `flagstone volume ...`.
 
+use std::path::{Path, PathBuf};
+
 use clap::{Args, Subcommand};
 
 use super::target::TargetArgs;
+use super::token::{self, TokenArgs, TokenFile};
 use super::{OutputArgs, SnapshotArg, listing};
 use crate::api::requests::{
     CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest, SloRequest,
@@ -10,7 +13,8 @@ use crate::api::requests::{
 use crate::client::Client;
 use crate::name::{SourceRef, parse_name};
 use crate::node::{
-    Rates, Reservation, Slo, SloLimit, SloPromise, VolumeInfo, VolumePage, VolumeSpec,
+    CreatedVolume, Rates, Reservation, Slo, SloLimit, SloPromise, VolumeInfo, VolumePage,
+    VolumeSpec,
 };
 use crate::output::{Output, utc};
 use crate::size::{Size, counted, rounded};
@@ -29,10 +33,15 @@ pub(super) struct VolumeArgs {
 enum VolumeCommand {
     /// Create an empty volume
     #[command(after_help = "\
+Behind the line that says where the volume is comes its owner's token, which is told only now. Who has it
+may open the volume over the native protocol; NBD needs none. --token-to writes it to a file instead;
+`flagstone volume token` makes others.
+
 Examples:
   flagstone volume create vm-1 --size 10G
   flagstone volume create db --size 100G --reserve full     never fails for lack of space
-  flagstone volume create web --size 20G --floor reads=5000,writes=1000 --limit bytes=200M")]
+  flagstone volume create web --size 20G --floor reads=5000,writes=1000 --limit bytes=200M
+  flagstone volume create vm-2 --size 10G --token-to vm-2.token")]
     Create {
         /// The new volume: letters, digits, '-', '_', '.'
         #[arg(value_parser = parse_name)]
@@ -51,6 +60,9 @@ Examples:
         core: Option<u32>,
         #[command(flatten)]
         slo: SloArgs,
+        /// Write the owner's token to this new file, which only you can read, and don't print it
+        #[arg(long, value_name = "FILE")]
+        token_to: Option<PathBuf>,
     },
     /// List volumes
     List {
@@ -131,6 +143,8 @@ Examples:
         #[command(flatten)]
         slo: SloArgs,
     },
+    /// Make, list, revoke and rotate tokens, with which a volume is opened over the native protocol
+    Token(TokenArgs),
     /// Change how much space is kept free for a volume
     Reserve {
         #[arg(value_parser = parse_name)]
@@ -202,6 +216,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             device,
             core,
             slo,
+            token_to,
         } => {
             let spec = VolumeSpec {
                 name,
@@ -212,8 +227,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
                 slo: slo.over(Slo::default()),
                 oversubscribe: slo.oversubscribe,
             };
-            let info: VolumeInfo = client.send("POST", "/v1/volumes", &spec)?;
-            outcome(output, &info, "created")
+            create(&client, &spec, token_to.as_deref(), output)
         }
         VolumeCommand::List { prefix } => list(&client, prefix.as_deref(), output),
         VolumeCommand::Show { name } => {
@@ -274,11 +288,38 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             output.outcome(&info, &slo_sentence(&info))?;
             Ok(())
         }
+        VolumeCommand::Token(args) => token::run(args, &client, output),
         VolumeCommand::Reserve { name, reserve } => {
             let path = format!("/v1/volumes/{name}/reservation");
             let info: VolumeInfo = client.send("PUT", &path, &ReserveRequest { reserve })?;
             let space = rounded(info.reserved_bytes);
             output.outcome(&info, &format!("{space} reserved for volume {}", info.name))?;
+            Ok(())
+        }
+    }
+}
+
+/// The first line is what it always was; the token comes behind it, for those who look for it.
+fn create(
+    client: &Client,
+    spec: &VolumeSpec,
+    token_to: Option<&Path>,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let file = token_to.map(TokenFile::new).transpose()?;
+    let created: CreatedVolume = client.send("POST", "/v1/volumes", spec)?;
+    let CreatedVolume { volume, token } = &created;
+    match (file, token) {
+        (Some(file), Some(token)) => {
+            file.write(token)?;
+            outcome(output, volume, "created")
+        }
+        _ if output.is_json() => Ok(output.json(&created)?),
+        (_, token) => {
+            outcome(output, volume, "created")?;
+            if let Some(token) = token {
+                output.sentence(&format!("owner's token, told only now: {}", token.0))?;
+            }
             Ok(())
         }
     }

@@ -19,6 +19,7 @@ mod metrics;
 mod options;
 pub mod real;
 mod slo;
+mod tokens;
 mod types;
 
 use std::future::Future;
@@ -46,6 +47,10 @@ pub use options::{
     VOLUMES_EXPORT,
 };
 pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
+pub use tokens::{
+    CreatedVolume, NewToken, RotateSpec, TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind,
+    TokenList, TokenSpec, TokenState, TokenText,
+};
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
     PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery,
@@ -59,9 +64,29 @@ pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, NodeError>> +
 
 /// A running node, as the control side sees it.
 pub trait Node: Send + Sync + 'static {
-    /// Creates an empty volume. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
+    /// Creates an empty volume, with a token of its owner that is told only now. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
     /// device or core named in the spec), `InvalidArgument` (more is reserved than its size).
-    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo>;
+    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume>;
+
+    /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `NoSpace` (it has
+    /// [`TOKENS_MAX`] that are valid or in use).
+    fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken>;
+
+    /// All tokens of a volume, by number, without their keys. `NotFound`.
+    fn list_tokens(&self, volume: String) -> NodeFuture<'_, TokenList>;
+
+    /// Revokes a token: nothing is opened with it any more, and each further request on what was is refused.
+    /// Again changes nothing. `NotFound` (the volume, or the token).
+    fn revoke_token(&self, volume: String, number: u32) -> NodeFuture<'_, TokenInfo>;
+
+    /// Makes a token like another one of a volume, and has that one end; what was opened with it stays open.
+    /// `NotFound`, `InvalidArgument` (it has ended or was revoked), `NoSpace` as for `create_token`.
+    fn rotate_token(
+        &self,
+        volume: String,
+        number: u32,
+        spec: RotateSpec,
+    ) -> NodeFuture<'_, NewToken>;
 
     /// Changes what a volume is promised and may not exceed, from now on, for its clients too. `NoSpace` if its device
     /// can't promise that beside what it has promised, unless `oversubscribe` is true; `InvalidArgument`.

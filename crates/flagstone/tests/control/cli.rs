@@ -34,7 +34,7 @@ pub(crate) fn ran(output: Output) -> Ran {
 }
 
 /// Runs `flagstone ARGS --api ADDRESS`.
-fn run(served: &Served, args: &str) -> Ran {
+pub(crate) fn run(served: &Served, args: &str) -> Ran {
     let mut command = binary();
     command.args(args.split_whitespace());
     command.args(["--api", &served.address.to_string()]);
@@ -42,13 +42,13 @@ fn run(served: &Served, args: &str) -> Ran {
 }
 
 /// Runs a command that has to succeed without a word on standard error.
-fn good(served: &Served, args: &str) -> String {
+pub(crate) fn good(served: &Served, args: &str) -> String {
     let ran = run(served, args);
     assert_eq!((ran.exit, ran.err.as_str()), (0, ""), "{args}");
     ran.out
 }
 
-fn json(served: &Served, args: &str) -> Value {
+pub(crate) fn json(served: &Served, args: &str) -> Value {
     let out = good(served, &format!("{args} -o json"));
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args}: {error}: {out}"))
 }
@@ -64,10 +64,13 @@ pub(crate) fn fails(ran: &Ran, exit: Exit, words: &str) {
 fn a_session() {
     let served = serve();
     let created = good(&served, "volume create vm-1 --size 10G");
+    let (first, token) = created.split_once('\n').expect("two lines");
     assert_eq!(
-        created,
-        "created volume vm-1 (10 GiB) at nbd://127.0.0.1:10809/vm-1\n"
+        first,
+        "created volume vm-1 (10 GiB) at nbd://127.0.0.1:10809/vm-1"
     );
+    let digits = "01".repeat(32);
+    assert_eq!(token, format!("owner's token, told only now: 1-{digits}\n"));
     assert_eq!(
         json(&served, "volume create vm-2 --size 512M --reserve full")["reserve"],
         "full"

@@ -48,7 +48,7 @@ impl FakeNode {
 }
 
 impl Node for FakeNode {
-    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo> {
+    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume> {
         Box::pin(async move {
             if spec.name.starts_with("slow") {
                 tokio::time::sleep(Duration::from_millis(300)).await;
@@ -56,6 +56,27 @@ impl Node for FakeNode {
             assert!(!spec.name.starts_with("panic"), "a bug in the node");
             self.with(|state| state.create(spec)).await
         })
+    }
+
+    fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken> {
+        self.with(|state| state.create_token(&volume, spec))
+    }
+
+    fn list_tokens(&self, volume: String) -> NodeFuture<'_, TokenList> {
+        self.with(|state| state.list_tokens(&volume))
+    }
+
+    fn revoke_token(&self, volume: String, number: u32) -> NodeFuture<'_, TokenInfo> {
+        self.with(|state| state.revoke_token(&volume, number))
+    }
+
+    fn rotate_token(
+        &self,
+        volume: String,
+        number: u32,
+        spec: RotateSpec,
+    ) -> NodeFuture<'_, NewToken> {
+        self.with(|state| state.rotate_token(&volume, number, spec))
     }
 
     fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage> {

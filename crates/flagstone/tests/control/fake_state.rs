@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    DeviceInfo, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScrubState,
-    ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo,
-    VolumePage, VolumeSpec,
+    CreatedVolume, DeviceInfo, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule,
+    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, TokenInfo,
+    VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
 use crate::fake_filesystems::Filesystems;
+use crate::fake_tokens::first_token;
 
 pub(crate) const DEVICE_BYTES: u64 = 1 << 40;
 pub(crate) const DEVICE_ID: &str = "77f0c3a1b2d94e5f8a6b7c8d9e0f1a2b";
@@ -23,6 +24,8 @@ pub(crate) struct State {
     pub(crate) scrub: ScrubStatus,
     pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
+    /// By volume.
+    pub(crate) tokens: BTreeMap<String, Vec<TokenInfo>>,
     next_id: u64,
 }
 
@@ -38,7 +41,7 @@ impl State {
         self.next_id
     }
 
-    fn volume(&mut self, doing: &str, name: &str) -> Answer<&mut VolumeInfo> {
+    pub(crate) fn volume(&mut self, doing: &str, name: &str) -> Answer<&mut VolumeInfo> {
         self.volumes.get_mut(name).ok_or_else(|| {
             let doing = format!("{doing} volume '{name}'");
             error(NodeErrorKind::NotFound, doing, "there is no such volume")
@@ -71,7 +74,7 @@ impl State {
         Ok(())
     }
 
-    pub(crate) fn create(&mut self, spec: VolumeSpec) -> Answer<VolumeInfo> {
+    pub(crate) fn create(&mut self, spec: VolumeSpec) -> Answer<CreatedVolume> {
         self.refuse_taken(&spec.name)?;
         let doing = format!("creating volume '{}'", spec.name);
         if spec
@@ -113,8 +116,12 @@ impl State {
             slo: spec.slo,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };
-        self.volumes.insert(spec.name, info.clone());
-        Ok(info)
+        self.volumes.insert(spec.name.clone(), info.clone());
+        let token = first_token(self, &spec.name);
+        Ok(CreatedVolume {
+            volume: info,
+            token: Some(token),
+        })
     }
 
     pub(crate) fn list(&self, query: &PageQuery) -> VolumePage {

@@ -43,7 +43,8 @@ fn what_is_described_is_served() {
             .replace("{name}", "x")
             .replace("{volume}", "x")
             .replace("{snapshot}", "x")
-            .replace("{device}", "x");
+            .replace("{device}", "x")
+            .replace("{number}", "1");
         for (method, operation) in methods.as_object().expect("methods") {
             let id = operation["operationId"].as_str().expect("an id");
             assert!(ids.insert(id), "generated clients would have two '{id}'");
@@ -69,5 +70,5 @@ fn what_is_described_is_served() {
             );
         }
     }
-    assert_eq!(operations, 37);
+    assert_eq!(operations, 41);
 }

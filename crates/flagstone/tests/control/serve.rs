@@ -82,7 +82,11 @@ use flagstone::name::{SnapshotRef, SourceRef};
 
 impl Node for Stuck {
     forward! {
-        create_volume(spec: VolumeSpec) -> VolumeInfo;
+        create_volume(spec: VolumeSpec) -> CreatedVolume;
+        create_token(volume: String, spec: TokenSpec) -> NewToken;
+        list_tokens(volume: String) -> TokenList;
+        revoke_token(volume: String, number: u32) -> TokenInfo;
+        rotate_token(volume: String, number: u32, spec: RotateSpec) -> NewToken;
         list_volumes(query: PageQuery) -> VolumePage;
         show_volume(name: String) -> VolumeInfo;
         resize_volume(name: String, size_bytes: u64, allow_data_loss: bool) -> VolumeInfo;

@@ -20,7 +20,9 @@ fn create_reserved(scene: &Scene, name: &str, size_bytes: u64) -> Result<VolumeI
         slo: Default::default(),
         oversubscribe: false,
     };
-    scene.ask(|node| node.create_volume(spec))
+    scene
+        .ask(|node| node.create_volume(spec))
+        .map(|created| created.volume)
 }
 
 fn rename(scene: &Scene, name: &str, new_name: &str) -> Result<VolumeInfo, NodeError> {

@@ -182,7 +182,9 @@ fn cores_that_can_own_a_volume_are_named() {
             slo: Default::default(),
             oversubscribe: false,
         };
-        scene.ask(|node| node.create_volume(spec))
+        scene
+            .ask(|node| node.create_volume(spec))
+            .map(|created| created.volume)
     };
     let one = Scene::new();
     let error = create(&one, 7).expect_err("no such core");
@@ -212,7 +214,9 @@ fn no_more_is_reserved_than_a_volume_can_hold() {
             slo: Default::default(),
             oversubscribe: false,
         };
-        scene.ask(|node| node.create_volume(spec))
+        scene
+            .ask(|node| node.create_volume(spec))
+            .map(|created| created.volume)
     };
     let reserve = |bytes| {
         let reserve = Reservation::Bytes(bytes);

@@ -12,5 +12,6 @@ mod series;
 mod slo;
 mod stop;
 mod support;
+mod tokens;
 mod volume_files;
 mod volumes;

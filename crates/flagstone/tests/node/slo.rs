@@ -62,7 +62,9 @@ fn create(scene: &Scene, name: &str, slo: Slo) -> Result<VolumeInfo, NodeError> 
         slo,
         oversubscribe: false,
     };
-    scene.ask(|node| node.create_volume(spec))
+    scene
+        .ask(|node| node.create_volume(spec))
+        .map(|created| created.volume)
 }
 
 fn set(scene: &Scene, name: &str, slo: Slo, oversubscribe: bool) -> Result<VolumeInfo, NodeError> {

@@ -59,7 +59,7 @@ fn scene() -> Scene {
             oversubscribe: false,
         };
         let made = scene.ask(|node| node.create_volume(spec)).expect("created");
-        assert_eq!(made.core, core);
+        assert_eq!(made.volume.core, core);
     }
     scene
 }

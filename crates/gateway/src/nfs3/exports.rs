@@ -117,6 +117,16 @@ impl Network {
         })
     }
 
+    /// An address of it.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits its addresses have in common.
+    pub fn prefix_bits(&self) -> u8 {
+        self.prefix_bits
+    }
+
     /// Whether `peer` is one of them. An IPv4 address is none of IPv6, however it is written.
     pub fn contains(&self, peer: IpAddr) -> bool {
         let (mine, theirs, bits) = match (self.address, peer.to_canonical()) {

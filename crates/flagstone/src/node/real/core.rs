@@ -15,6 +15,7 @@ use flagstone_runtime::{CoreRemote, IoStats, Refused, UringListener, UringPlatfo
 use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
 use flagstone_types::{DvolId, Lsn};
 
+use super::access::{Access, TokenStore};
 use super::files::CoreFiles;
 use super::names::Names;
 use super::notes::VolumeNotes;
@@ -55,6 +56,15 @@ pub(super) struct Divided {
     pub(super) slos: BTreeMap<DvolId, Slo>,
 }
 
+/// What a core has to know of volumes when it begins.
+pub(super) struct Known {
+    pub(super) names: Names,
+    /// Who may open which.
+    pub(super) access: Access,
+    /// Of each engine of the core.
+    pub(super) tokens: Vec<TokenStore<UringPlatform>>,
+}
+
 /// How long a tenant is kept that nobody uses.
 const LINGER_NS: u64 = 10_000_000_000;
 
@@ -64,6 +74,10 @@ pub(super) struct CoreNode {
     pub(super) platform: UringPlatform,
     pub(super) engines: Vec<OwnedEngine>,
     pub(super) names: Names,
+    /// Who may open which volume of the node.
+    pub(super) access: Access,
+    /// What of that is on the device, for each engine.
+    pub(super) tokens: Vec<TokenStore<UringPlatform>>,
     pub(super) recording: Recording,
     pub(super) files: CoreFiles,
     /// All cores, to hand connections over.
@@ -101,7 +115,7 @@ impl CoreNode {
     pub(super) fn install(
         platform: &UringPlatform,
         engines: Vec<OwnedEngine>,
-        names: Names,
+        known: Known,
         recording: Recording,
         files: CoreFiles,
         share: Share,
@@ -119,7 +133,9 @@ impl CoreNode {
             index: platform.core_index(),
             platform: platform.clone(),
             engines,
-            names,
+            names: known.names,
+            access: known.access,
+            tokens: known.tokens,
             recording,
             files,
             remotes: RefCell::default(),

@@ -9,6 +9,7 @@ use flagstone_fs::DvolRole;
 use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
+use super::access::DVOL_NAME as TOKENS_DVOL;
 use super::core::CoreNode;
 use super::names::Place;
 use super::{RealNode, no_such_volume};
@@ -395,6 +396,7 @@ impl RealNode {
         };
         let volume = match self.names.name_of(handle.id) {
             Some(volume) => format!("volume '{volume}'"),
+            None if name == TOKENS_DVOL => "tokens of volumes".to_owned(),
             // No volume's name begins with a dot.
             None if name.starts_with('.') => {
                 format!("what filesystems are stored in (dvol '{name}')")

@@ -4,6 +4,7 @@
 //! a gateway for every client. The control side reaches a core by messages and waits for the
 //! answer; nothing here runs on the data path.
 
+mod access;
 mod core;
 mod describe;
 mod errors;
@@ -33,6 +34,7 @@ use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
 use flagstone_sched::Device as DividedDevice;
 use flagstone_types::DvolId;
 
+use self::access::Access;
 use self::core::{CoreNode, current};
 use self::errors::{
     Wanted, apart, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
@@ -42,11 +44,12 @@ use self::names::{Names, Place};
 use self::recording::Recording;
 use self::slo::{Floors, attributes_of, note_floor};
 use super::{
-    ClonedFile, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck, FilesystemInfo,
-    FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec, ImageStoreSpec,
-    Look, MetricsSnapshot, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery,
-    Reservation, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage,
-    SnapshotQuery, VolumeInfo, VolumePage, VolumeSpec,
+    ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck,
+    FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
+    ImageStoreSpec, Look, MetricsSnapshot, NewToken, Node, NodeError, NodeErrorKind, NodeFuture,
+    NodeInfo, PageQuery, Reservation, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo,
+    SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, TokenInfo, TokenKind, TokenList,
+    TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -77,6 +80,8 @@ struct RealNode {
     remotes: Vec<CoreRemote>,
     devices: Vec<Device>,
     names: Names,
+    /// Who may open which volume.
+    access: Access,
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
     nfs_tcp: Vec<SocketAddr>,
@@ -212,7 +217,7 @@ impl RealNode {
         Ok((core, device))
     }
 
-    async fn create(&self, spec: VolumeSpec) -> Result<VolumeInfo, NodeError> {
+    async fn create(&self, spec: VolumeSpec) -> Result<CreatedVolume, NodeError> {
         let doing = format!("creating volume '{}'", spec.name);
         check_size(spec.size_bytes, &doing)?;
         let (core, device) = self.place_for(&spec, &doing)?;
@@ -246,20 +251,24 @@ impl RealNode {
             let Some(engine) = engine else {
                 return Err(DvolError::NotFound);
             };
-            let attributes = attributes_of(&slo);
-            let created = running.engines[engine].engine.create_with(new, attributes);
-            let id = created.await?.id;
+            let created = running.create_volume(engine, new, attributes_of(&slo));
+            let (id, token) = created.await?;
             running.set_slo(id, &slo);
             claim.came_to_be(Place { core, engine, id });
-            Ok(id)
+            Ok((id, token))
         });
         match created.await? {
-            Ok(id) => {
+            Ok((id, token)) => {
                 if let Some(floors) = &mut floors {
                     note_floor(floors, id, device, &slo);
                 }
                 drop(floors);
-                self.show(&spec.name).await
+                let kind = TokenKind::Owner;
+                tracing::info!(target: "audit", volume = spec.name, token = 1, %kind, "token made");
+                Ok(CreatedVolume {
+                    volume: self.show(&spec.name).await?,
+                    token: Some(token),
+                })
             }
             Err(error) => {
                 let find = move |core: &CoreNode| {
@@ -353,6 +362,7 @@ impl RealNode {
                     core.tell_of_attached(dvol.id, &named, what);
                     core.forget(dvol.id);
                     names.deleted(dvol.id);
+                    core.forget_tokens(place.engine, dvol.id).await;
                 }
                 deleted
             })
@@ -543,8 +553,29 @@ impl RealNode {
 }
 
 impl Node for RealNode {
-    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, VolumeInfo> {
+    fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume> {
         Box::pin(self.create(spec))
+    }
+
+    fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken> {
+        Box::pin(self.make_token(volume, spec))
+    }
+
+    fn list_tokens(&self, volume: String) -> NodeFuture<'_, TokenList> {
+        Box::pin(async move { self.tokens(&volume) })
+    }
+
+    fn revoke_token(&self, volume: String, number: u32) -> NodeFuture<'_, TokenInfo> {
+        Box::pin(self.revoke_token_of(volume, number))
+    }
+
+    fn rotate_token(
+        &self,
+        volume: String,
+        number: u32,
+        spec: RotateSpec,
+    ) -> NodeFuture<'_, NewToken> {
+        Box::pin(self.replace_token(volume, number, spec))
     }
 
     fn set_slo(&self, name: String, slo: Slo, oversubscribe: bool) -> NodeFuture<'_, VolumeInfo> {

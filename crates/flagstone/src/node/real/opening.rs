@@ -16,7 +16,8 @@ use flagstone_runtime::{
 };
 use flagstone_sched::Device as DividedDevice;
 
-use super::core::{CoreNode, Divided, OwnedEngine, current};
+use super::access::{Access, TokenStore};
+use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
 use super::names::{Names, Place};
 use super::recording::Recording;
@@ -246,6 +247,7 @@ pub(super) struct Part {
     pub(super) cores: usize,
     pub(super) prepared: Vec<Prepared>,
     pub(super) names: Names,
+    pub(super) access: Access,
     pub(super) recording: Recording,
     pub(super) exports: Vec<ExportOptions>,
     pub(super) share: Share,
@@ -259,6 +261,7 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         cores,
         prepared,
         names,
+        access,
         recording,
         exports,
         share,
@@ -311,6 +314,7 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         }
     }
     let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
+    let mut tokens = Vec::new();
     for (device, journal, io, result) in join_all(opening).await {
         let (engine, report) = match result {
             Ok(opened) => opened,
@@ -348,6 +352,9 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
                 );
             }
         }
+        let store = TokenStore::new(engine.clone());
+        access.load(&store, device, journal).await;
+        tokens.push(store);
         engines.push(OwnedEngine { device, engine, io });
     }
     let files = CoreFiles::new(Rules(exports));
@@ -355,6 +362,11 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         devices: divided,
         slos,
     };
-    CoreNode::install(&platform, engines, names, recording, files, share, divided);
+    let known = Known {
+        names,
+        access,
+        tokens,
+    };
+    CoreNode::install(&platform, engines, known, recording, files, share, divided);
     (recovered, refused)
 }

@@ -16,6 +16,7 @@ use flagstone_runtime::{
     CoreRemote, FlushMethod, Runtime, UringListener, UringPlatform, lock_device,
 };
 
+use super::access::Access;
 use super::core::{CoreNode, current};
 use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
@@ -124,6 +125,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared.push(found);
     }
     let names = Names::default();
+    let access = Access::new(names.clone());
     let schedules: Vec<_> = options.devices.iter().map(|d| d.schedule).collect();
     let divided = slo::divide(&schedules, cores);
     let share = Share {
@@ -134,6 +136,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         cores,
         prepared,
         names: names.clone(),
+        access: access.clone(),
         recording: recording.clone(),
         exports: options.exports.clone(),
         share,
@@ -168,6 +171,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         remotes,
         devices,
         names,
+        access,
         nbd_tcp: listening.nbd_tcp,
         nbd_unix: listening.nbd_unix,
         nfs_tcp: listening.nfs_tcp,

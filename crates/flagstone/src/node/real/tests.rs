@@ -18,7 +18,7 @@ thread_local! {
     static COUNTERS: RefCell<Weak<VolumeCounters>> = const { RefCell::new(Weak::new()) };
 }
 
-fn options(path: PathBuf) -> NodeOptions {
+pub(super) fn options(path: PathBuf) -> NodeOptions {
     NodeOptions {
         devices: vec![DeviceOptions {
             name: "main".to_owned(),
@@ -132,7 +132,7 @@ fn of_two_volumes_of_one_name_both_can_be_renamed() {
                 slo: Default::default(),
                 oversubscribe: false,
             };
-            ids.push(node.create_volume(spec).await.unwrap().id);
+            ids.push(node.create_volume(spec).await.unwrap().volume.id);
             node.shutdown().await.unwrap();
         });
     }

@@ -79,7 +79,8 @@ fn home(engines: &[OwnedEngine]) -> Option<usize> {
 
 fn has_store(engine: &Engine<UringPlatform>) -> bool {
     let role = |dvol: &flagstone_device::engine::DvolInfo| DvolRole::of(&dvol.attributes);
-    engine.dvols().iter().any(|dvol| role(dvol).is_some())
+    let is_of_store = |dvol| role(dvol).is_some_and(DvolRole::is_of_store);
+    engine.dvols().iter().any(is_of_store)
 }
 
 impl CoreFiles {

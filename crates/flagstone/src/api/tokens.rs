@@ -1,0 +1,102 @@
+//! `/v1/volumes/{name}/tokens`.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::Api;
+use super::problem::{ApiError, Body, Names, Problem};
+use crate::node::{NewToken, RotateSpec, TokenInfo, TokenList, TokenSpec};
+
+/// Lists a volume's tokens, without their keys.
+#[utoipa::path(get, path = "/v1/volumes/{name}/tokens", tag = "tokens",
+    operation_id = "list_tokens",
+    params(("name" = String, Path, description = "The volume")), responses(
+    (status = 200, description = "Its tokens, by number", body = TokenList),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Names(volume): Names<String>,
+) -> Result<Json<TokenList>, ApiError> {
+    let doing = format!("listing the tokens of volume '{volume}'");
+    let tokens = api
+        .call(doing, |node| async move { node.list_tokens(volume).await })
+        .await?;
+    Ok(Json(tokens))
+}
+
+/// Makes a token of a volume.
+#[utoipa::path(post, path = "/v1/volumes/{name}/tokens", tag = "tokens",
+    operation_id = "create_token",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = TokenSpec, responses(
+    (status = 201, description = "The new token; its key is told only now", body = NewToken),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn create(
+    State(api): State<Api>,
+    Names(volume): Names<String>,
+    Body(spec): Body<TokenSpec>,
+) -> Result<(StatusCode, Json<NewToken>), ApiError> {
+    let doing = format!("making a token of volume '{volume}'");
+    let made = api
+        .call(doing, |node| async move {
+            node.create_token(volume, spec).await
+        })
+        .await?;
+    Ok((StatusCode::CREATED, Json(made)))
+}
+
+/// Revokes a token: also what was opened with it can't be used any more.
+#[utoipa::path(post, path = "/v1/volumes/{name}/tokens/{number}/revoke", tag = "tokens",
+    operation_id = "revoke_token",
+    params(
+        ("name" = String, Path, description = "The volume"),
+        ("number" = u32, Path, description = "The token's number"),
+    ),
+    responses(
+    (status = 200, description = "The token", body = TokenInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn revoke(
+    State(api): State<Api>,
+    Names((volume, number)): Names<(String, u32)>,
+) -> Result<Json<TokenInfo>, ApiError> {
+    let doing = format!("revoking token {number} of volume '{volume}'");
+    let info = api
+        .call(doing, move |node| async move {
+            node.revoke_token(volume, number).await
+        })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Makes a token like another one and has that one end. What was opened with it stays open.
+#[utoipa::path(post, path = "/v1/volumes/{name}/tokens/{number}/rotate", tag = "tokens",
+    operation_id = "rotate_token",
+    params(
+        ("name" = String, Path, description = "The volume"),
+        ("number" = u32, Path, description = "The number of the token that is to end"),
+    ),
+    request_body = RotateSpec, responses(
+    (status = 201, description = "The new token; its key is told only now", body = NewToken),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn rotate(
+    State(api): State<Api>,
+    Names((volume, number)): Names<(String, u32)>,
+    Body(spec): Body<RotateSpec>,
+) -> Result<(StatusCode, Json<NewToken>), ApiError> {
+    let doing = format!("rotating token {number} of volume '{volume}'");
+    let made = api
+        .call(doing, move |node| async move {
+            node.rotate_token(volume, number, spec).await
+        })
+        .await?;
+    Ok((StatusCode::CREATED, Json(made)))
+}

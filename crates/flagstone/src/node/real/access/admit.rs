@@ -1,0 +1,200 @@
+//! Whether a client is let in, and what it gets if it is.
+
+#![cfg_attr(
+    not(test),
+    expect(
+        dead_code,
+        reason = "no server of the native protocol is in the node yet; it will ask this"
+    )
+)]
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use flagstone_wire::open::{PROOF_BYTES, Target};
+use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
+
+use super::Access;
+use super::record::Live;
+use crate::node::real::names::Place;
+use crate::node::{TokenKind, TokenState};
+
+/// Where a claim comes from.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::node::real) struct Origin {
+    /// The client's address; none of what isn't the internet's.
+    pub(in crate::node::real) peer: Option<IpAddr>,
+    /// The node's address that it has connected to.
+    pub(in crate::node::real) local: Option<IpAddr>,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |address: Option<IpAddr>| {
+            address.map_or_else(|| "no address".to_owned(), |address| address.to_string())
+        };
+        write!(f, "{} on {}", shown(self.peer), shown(self.local))
+    }
+}
+
+/// Why a volume may not be opened. The client is told none of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::node::real) enum Rule {
+    /// There is no such volume.
+    NoVolume,
+    /// It has no token of that number.
+    NoToken,
+    /// The proof was not made with the token's key, for this connection and this volume.
+    WrongProof,
+    /// The token was revoked.
+    Revoked,
+    /// The token has ended.
+    Ended,
+    /// The volume is restricted to networks that the client is in none of.
+    Peer,
+    /// The volume is restricted to addresses of the node, and the client came by another.
+    Local,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rule::NoVolume => "no such volume",
+            Rule::NoToken => "no such token",
+            Rule::WrongProof => "wrong proof",
+            Rule::Revoked => "token revoked",
+            Rule::Ended => "token ended",
+            Rule::Peer => "address not allowed",
+            Rule::Local => "local address not allowed",
+        })
+    }
+}
+
+/// That a client may use a volume. Kept as long as it has the volume open.
+#[derive(Debug)]
+pub(in crate::node::real) struct Grant {
+    /// Where the volume is.
+    pub(in crate::node::real) place: Place,
+    /// What is allowed.
+    pub(in crate::node::real) kind: TokenKind,
+    /// The number of the token.
+    pub(in crate::node::real) token: u32,
+    live: Arc<Live>,
+}
+
+impl Grant {
+    /// Whether the token was revoked since. To be asked for each request: costs one load, and no lock.
+    pub(in crate::node::real) fn is_revoked(&self) -> bool {
+        self.live.revoked.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        self.live.opens.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Access {
+    fn place_of(&self, target: Target<'_>) -> Option<Place> {
+        match target {
+            Target::Id(id) => self.names.place_of(id).map(|(_, place)| place),
+            Target::Name(name) => {
+                let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
+                self.names.find(volume)
+            }
+        }
+    }
+
+    /// Whether a client may open what it claims; at this time, in nanoseconds since 1970. What is refused is a line
+    /// in the audit log. That a snapshot is there isn't looked at: only who is admitted may learn that.
+    pub(in crate::node::real) fn admit(
+        &self,
+        claim: &Claim<'_>,
+        proof: &[u8; PROOF_BYTES],
+        from: Origin,
+        now_ns: u64,
+    ) -> Result<Grant, Rule> {
+        let admitted = self.judge(claim, proof, from, now_ns);
+        if let Err(rule) = admitted {
+            let (volume, token) = (Named(claim.target), claim.token);
+            tracing::info!(target: "audit", %volume, token, %from, %rule, "open refused");
+        }
+        admitted
+    }
+
+    fn judge(
+        &self,
+        claim: &Claim<'_>,
+        proof: &[u8; PROOF_BYTES],
+        from: Origin,
+        now_ns: u64,
+    ) -> Result<Grant, Rule> {
+        let place = self.place_of(claim.target);
+        let record = place.and_then(|place| self.of(place.id));
+        let token = record.as_ref().and_then(|r| r.token(claim.token));
+        // Nobody is admitted by a proof made with this one. It is compared so that a client can't tell by the time.
+        let nobodys = Key([0; KEY_BYTES]);
+        let key = token.map_or(&nobodys, |token| &token.key);
+        let is_proven = std::hint::black_box(claim.is_proven(key, proof));
+        let place = place.ok_or(Rule::NoVolume)?;
+        let (record, token) = record.as_ref().zip(token).ok_or(Rule::NoToken)?;
+        if !is_proven {
+            return Err(Rule::WrongProof);
+        }
+        match token.state(now_ns) {
+            TokenState::Revoked => return Err(Rule::Revoked),
+            TokenState::Ended => return Err(Rule::Ended),
+            TokenState::Valid => {}
+        }
+        let is_within = |peer| record.networks.iter().any(|network| network.contains(peer));
+        if !record.networks.is_empty() && !from.peer.is_some_and(is_within) {
+            return Err(Rule::Peer);
+        }
+        let is_one = |local: IpAddr| {
+            let local = local.to_canonical();
+            record.locals.iter().any(|one| one.to_canonical() == local)
+        };
+        if !record.locals.is_empty() && !from.local.is_some_and(is_one) {
+            return Err(Rule::Local);
+        }
+        token.live.opens.fetch_add(1, Ordering::Relaxed);
+        let grant = Grant {
+            place,
+            kind: token.kind,
+            token: token.number,
+            live: token.live.clone(),
+        };
+        // It may have been revoked since the table was looked into: then the flag says so.
+        if grant.is_revoked() {
+            return Err(Rule::Revoked);
+        }
+        Ok(grant)
+    }
+
+    /// Puts it into the audit log that a volume was opened: to be said of the first time of each volume and token in
+    /// a session.
+    pub(in crate::node::real) fn tell_opened(
+        &self,
+        target: Target<'_>,
+        grant: &Grant,
+        from: Origin,
+    ) {
+        let (volume, token, kind) = (Named(target), grant.token, grant.kind);
+        tracing::info!(target: "audit", %volume, token, %kind, %from, "opened");
+    }
+}
+
+/// What a client has named, which may be any text.
+struct Named<'a>(Target<'a>);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Target::Name(name) => write!(f, "'{}'", name.escape_debug()),
+            Target::Id(id) => write!(f, "{id}"),
+        }
+    }
+}

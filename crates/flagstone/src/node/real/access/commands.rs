@@ -1,0 +1,280 @@
+//! What people do with tokens: making, listing, revoking and rotating them.
+//!
+//! A change is made on the core that has the volume, one at a time for each journal, and answered when it is durable.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use flagstone_device::engine::{Attributes, CreateDvol, DvolError, Handle, Stability};
+use flagstone_platform::Platform;
+use flagstone_types::DvolId;
+use flagstone_wire::proof::{KEY_BYTES, Key};
+
+use super::record::{Record, Token, is_label};
+use super::revoke;
+use crate::node::real::core::CoreNode;
+use crate::node::real::{RealNode, Target, describe};
+use crate::node::{
+    NewToken, NodeError, NodeErrorKind, RotateSpec, TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo,
+    TokenKind, TokenList, TokenSpec, TokenState, TokenText,
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl CoreNode {
+    /// Creates a volume with its owner's token, which it returns.
+    pub(in crate::node::real) async fn create_volume(
+        &self,
+        engine: usize,
+        new: CreateDvol,
+        attributes: Attributes,
+    ) -> Result<(DvolId, TokenText), DvolError> {
+        let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
+        let high = u128::from(self.platform.random_u64());
+        let volume = DvolId(high << 64 | u128::from(self.platform.random_u64()));
+        let new = CreateDvol {
+            id: Some(volume),
+            ..new
+        };
+        let mut record = Record::new(volume);
+        let spec = TokenSpec {
+            kind: TokenKind::Owner,
+            ends_in_s: None,
+            label: String::new(),
+        };
+        let made = self.add_token(&mut record, &spec, self.platform.wall_clock_ns());
+        store.create_volume(new, attributes, &record).await?;
+        self.access.set(record);
+        Ok((volume, made.token))
+    }
+
+    /// A volume was deleted.
+    pub(in crate::node::real) async fn forget_tokens(&self, engine: usize, volume: DvolId) {
+        let Some(store) = self.tokens.get(engine) else {
+            return;
+        };
+        let _turn = store.turn().await;
+        self.access.forget(volume);
+        if let Err(error) = store.forget(volume).await {
+            tracing::debug!(%volume, "tokens of a deleted volume stay until the next start: {error}");
+        }
+    }
+
+    /// Draws a key. There is room for one more token.
+    fn add_token(&self, record: &mut Record, spec: &TokenSpec, now_ns: u64) -> NewToken {
+        let mut key = [0; KEY_BYTES];
+        let (words, _) = key.as_chunks_mut::<8>();
+        for word in words {
+            *word = self.platform.random_u64().to_le_bytes();
+        }
+        let token = Token {
+            number: record.next_number,
+            kind: spec.kind,
+            key: Key(key),
+            created_ns: now_ns,
+            ends_ns: spec.ends_in_s.map_or(0, |s| end_of(now_ns, s)),
+            revoked_ns: 0,
+            label: spec.label.clone(),
+            live: Arc::default(),
+        };
+        record.next_number += 1;
+        let made = NewToken {
+            info: token.info(now_ns),
+            token: TokenText::new(token.number, &key),
+        };
+        record.tokens.push(token);
+        made
+    }
+
+    /// Changes what a volume has and returns what `change` says, once that is durable and in the table.
+    pub(super) async fn change_access<R>(
+        self: Rc<Self>,
+        engine: usize,
+        dvol: Handle,
+        change: impl FnOnce(&CoreNode, &mut Record) -> Result<R, NodeError>,
+    ) -> Result<Result<R, NodeError>, DvolError> {
+        let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        // It may have been deleted while somebody else had the turn.
+        let engine = self.engine(engine).ok_or(DvolError::NotFound)?;
+        engine.size_of(dvol)?;
+        let mut record = match self.access.of(dvol.id) {
+            Some(before) => Record::clone(&before),
+            None => Record::new(dvol.id),
+        };
+        let answer = match change(&self, &mut record) {
+            Ok(answer) => answer,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        store.put(&record, Stability::Stable).await?;
+        record
+            .tokens
+            .iter()
+            .filter(|token| token.revoked_ns > 0)
+            .for_each(revoke);
+        self.access.set(record);
+        Ok(Ok(answer))
+    }
+}
+
+/// So many seconds from now; never zero, which is never.
+fn end_of(now_ns: u64, in_s: u64) -> u64 {
+    now_ns.saturating_add(in_s.saturating_mul(SECOND_NS)).max(1)
+}
+
+/// Has room for one more token: of those that are of no use any more the oldest go.
+fn make_room(record: &mut Record, now_ns: u64, doing: &str) -> Result<(), NodeError> {
+    let is_over = |token: &Token| match token.state(now_ns) {
+        TokenState::Revoked => true,
+        // Who has opened the volume with it can still be kept from using it.
+        TokenState::Ended => token.live.opens.load(Ordering::Relaxed) == 0,
+        TokenState::Valid => false,
+    };
+    if record.next_number == u32::MAX {
+        let found = "all numbers that its tokens can have were given";
+        return Err(NodeError::new(NodeErrorKind::NoSpace, doing, found)
+            .next("clone the volume: a clone's tokens begin at 1"));
+    }
+    while record.tokens.len() >= TOKENS_MAX {
+        let Some(oldest) = record.tokens.iter().position(is_over) else {
+            let found = format!(
+                "it has {TOKENS_MAX} tokens that are valid or in use, and may have no more"
+            );
+            return Err(NodeError::new(NodeErrorKind::NoSpace, doing, found)
+                .next("revoke one: `flagstone volume token list` shows them"));
+        };
+        record.tokens.remove(oldest);
+    }
+    Ok(())
+}
+
+fn check(label: &str, ends_in_s: Option<u64>, doing: &str) -> Result<(), NodeError> {
+    let found = if !is_label(label) {
+        format!("a label has at most {TOKEN_LABEL_BYTES_MAX} bytes and no control characters")
+    } else if ends_in_s == Some(0) {
+        "a token that ends at once would be of no use".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+        .next("give another one, or leave it out"))
+}
+
+fn no_such_token(number: u32, doing: &str) -> NodeError {
+    let found = format!("it has no token {number}");
+    NodeError::new(NodeErrorKind::NotFound, doing, found)
+        .next("see which it has: `flagstone volume token list`")
+}
+
+impl RealNode {
+    async fn change_tokens<R: Send + 'static>(
+        &self,
+        target: &Target,
+        doing: &str,
+        change: impl FnOnce(&CoreNode, &mut Record) -> Result<R, NodeError> + Send + 'static,
+    ) -> Result<R, NodeError> {
+        let engine = target.place.engine;
+        let changed = self.on_volume(target, doing, move |core, dvol| {
+            core.change_access(engine, dvol, change)
+        });
+        changed.await?
+    }
+
+    pub(in crate::node::real) async fn make_token(
+        &self,
+        volume: String,
+        spec: TokenSpec,
+    ) -> Result<NewToken, NodeError> {
+        let doing = format!("making a token of volume '{volume}'");
+        check(&spec.label, spec.ends_in_s, &doing)?;
+        let target = self.target(&volume, &doing)?;
+        let words = doing.clone();
+        let made = self
+            .change_tokens(&target, &doing, move |core, record| {
+                let now_ns = core.platform.wall_clock_ns();
+                make_room(record, now_ns, &words)?;
+                Ok(core.add_token(record, &spec, now_ns))
+            })
+            .await?;
+        let (token, kind) = (made.info.number, made.info.kind);
+        tracing::info!(target: "audit", volume, token, %kind, "token made");
+        Ok(made)
+    }
+
+    pub(in crate::node::real) fn tokens(&self, volume: &str) -> Result<TokenList, NodeError> {
+        let doing = format!("listing the tokens of volume '{volume}'");
+        let place = self.target(volume, &doing)?.place;
+        let now_ns = describe::wall_clock_ns();
+        let record = self.access.of(place.id);
+        let tokens = record.iter().flat_map(|record| &record.tokens);
+        Ok(TokenList {
+            items: tokens.map(|token| token.info(now_ns)).collect(),
+        })
+    }
+
+    pub(in crate::node::real) async fn revoke_token_of(
+        &self,
+        volume: String,
+        number: u32,
+    ) -> Result<TokenInfo, NodeError> {
+        let doing = format!("revoking token {number} of volume '{volume}'");
+        let target = self.target(&volume, &doing)?;
+        let words = doing.clone();
+        let info = self
+            .change_tokens(&target, &doing, move |core, record| {
+                let now_ns = core.platform.wall_clock_ns();
+                let mut tokens = record.tokens.iter_mut();
+                let token = tokens.find(|token| token.number == number);
+                let token = token.ok_or_else(|| no_such_token(number, &words))?;
+                if token.revoked_ns == 0 {
+                    token.revoked_ns = now_ns.max(1);
+                }
+                Ok(token.info(now_ns))
+            })
+            .await?;
+        tracing::info!(target: "audit", volume, token = number, "token revoked");
+        Ok(info)
+    }
+
+    pub(in crate::node::real) async fn replace_token(
+        &self,
+        volume: String,
+        number: u32,
+        spec: RotateSpec,
+    ) -> Result<NewToken, NodeError> {
+        let doing = format!("rotating token {number} of volume '{volume}'");
+        check("", spec.ends_in_s, &doing)?;
+        let target = self.target(&volume, &doing)?;
+        let words = doing.clone();
+        let made = self
+            .change_tokens(&target, &doing, move |core, record| {
+                let now_ns = core.platform.wall_clock_ns();
+                let mut tokens = record.tokens.iter_mut();
+                let old = tokens.find(|token| token.number == number);
+                let old = old.ok_or_else(|| no_such_token(number, &words))?;
+                let state = old.state(now_ns);
+                if state != TokenState::Valid {
+                    let found = format!("it is {state} already");
+                    return Err(NodeError::new(NodeErrorKind::InvalidArgument, words, found)
+                        .next("make a new one: `flagstone volume token create`"));
+                }
+                let end_ns = end_of(now_ns, spec.old_ends_in_s);
+                old.ends_ns = match old.ends_ns {
+                    0 => end_ns,
+                    sooner_ns => sooner_ns.min(end_ns),
+                };
+                let new = TokenSpec {
+                    kind: old.kind,
+                    ends_in_s: spec.ends_in_s,
+                    label: old.label.clone(),
+                };
+                make_room(record, now_ns, &words)?;
+                Ok(core.add_token(record, &new, now_ns))
+            })
+            .await?;
+        let token = made.info.number;
+        tracing::info!(target: "audit", volume, token, replaces = number, "token rotated");
+        Ok(made)
+    }
+}

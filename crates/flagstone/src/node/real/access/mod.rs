@@ -1,0 +1,103 @@
+//! Who may open a volume over the native protocol: its tokens, and the addresses it is restricted to.
+//!
+//! [`Access`] is the table of a whole node, which every core looks into when a client wants to open a volume; nothing
+//! looks into it for a request on a volume that is open. A core changes the entries of its own volumes, once the
+//! device has them ([`store`]): what is in the table survives power loss.
+//!
+//! What a client may learn: a claim on a volume that isn't there, with a token that isn't there, with a wrong proof, or
+//! from where it may not be opened all take the same way, one proof made and compared in constant time, and get one
+//! answer. Which of them it was is for the audit log.
+
+mod admit;
+mod commands;
+mod record;
+mod store;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use flagstone_platform::Platform;
+use flagstone_types::DvolId;
+
+use self::record::{Record, Token};
+use super::names::Names;
+
+pub(super) use self::store::{DVOL_NAME, TokenStore};
+
+/// The tokens and restrictions of all volumes of a node.
+#[derive(Clone, Default)]
+pub(super) struct Access {
+    names: Names,
+    volumes: Arc<RwLock<BTreeMap<DvolId, Arc<Record>>>>,
+}
+
+impl Access {
+    /// Of volumes with these names.
+    pub(super) fn new(names: Names) -> Access {
+        Access {
+            names,
+            volumes: Arc::default(),
+        }
+    }
+
+    /// Puts in what a journal has of its volumes. What can't be read is said in the log, and lets nobody in.
+    pub(super) async fn load<P: Platform>(
+        &self,
+        store: &TokenStore<P>,
+        device: usize,
+        journal: u16,
+    ) {
+        let loaded = match store.load().await {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::error!(
+                    device,
+                    journal,
+                    "reading the tokens of volumes: {error}; volumes of this journal can't be opened with tokens: see \
+                     with `flagstone verify` what else is wrong"
+                );
+                return;
+            }
+        };
+        for what in &loaded.unreadable {
+            tracing::error!(
+                device,
+                journal,
+                "reading the tokens of volumes: {what}; the volume it was about can't be opened with a token: make a \
+                 new one (`flagstone volume token create`), and restrict the volume anew"
+            );
+        }
+        for record in loaded.records {
+            self.set(record);
+        }
+    }
+
+    /// What a volume has.
+    fn of(&self, volume: DvolId) -> Option<Arc<Record>> {
+        let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
+        volumes.get(&volume).cloned()
+    }
+
+    /// A volume has this from now on.
+    fn set(&self, record: Record) {
+        let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
+        volumes.insert(record.volume, Arc::new(record));
+    }
+
+    /// A volume was deleted.
+    pub(super) fn forget(&self, volume: DvolId) {
+        let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
+        volumes.remove(&volume);
+    }
+}
+
+/// Tells those who have a volume open with a token that it was revoked.
+fn revoke(token: &Token) {
+    token.live.revoked.store(true, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod node_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,349 @@
+//! Who is admitted, and what is said of it.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::sync::Once;
+
+use flagstone_wire::hello::{Nonce, SessionId};
+use flagstone_wire::open::Target;
+use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
+
+use super::admit::{Grant, Origin, Rule};
+use super::*;
+use crate::node::TokenKind;
+use crate::node::real::names::Place;
+
+const VOLUME: DvolId = DvolId(7);
+const NOW_NS: u64 = 1000;
+
+fn place() -> Place {
+    Place {
+        core: 1,
+        engine: 2,
+        id: VOLUME,
+    }
+}
+
+fn token(number: u32, kind: TokenKind) -> Token {
+    Token {
+        number,
+        kind,
+        key: Key([number as u8 + 100; KEY_BYTES]),
+        created_ns: 1,
+        ends_ns: 0,
+        revoked_ns: 0,
+        label: String::new(),
+        live: Arc::default(),
+    }
+}
+
+/// Volume `vm` with an owner's, a writer's and a reader's token.
+fn table(change: impl FnOnce(&mut Record)) -> Access {
+    let names = Names::default();
+    names.insert_found("vm", place());
+    let mut record = Record::new(VOLUME);
+    record.tokens = vec![
+        token(1, TokenKind::Owner),
+        token(2, TokenKind::Writer),
+        token(3, TokenKind::Reader),
+    ];
+    record.next_number = 4;
+    change(&mut record);
+    let access = Access::new(names);
+    access.set(record);
+    access
+}
+
+fn claim(target: Target<'_>, token: u32) -> Claim<'_> {
+    Claim {
+        server: Nonce([1; 16]),
+        client: Nonce([2; 16]),
+        session: SessionId([3; 16]),
+        token,
+        flags: 0,
+        target,
+    }
+}
+
+fn origin(peer: &str, local: &str) -> Origin {
+    Origin {
+        peer: peer.parse().ok(),
+        local: local.parse().ok(),
+    }
+}
+
+/// Asks with the key that the token of that number has.
+fn ask(access: &Access, target: Target<'_>, number: u32) -> Result<Grant, Rule> {
+    ask_from(access, target, number, origin("10.1.2.3", "10.0.0.1"))
+}
+
+fn ask_from(
+    access: &Access,
+    target: Target<'_>,
+    number: u32,
+    origin: Origin,
+) -> Result<Grant, Rule> {
+    let claim = claim(target, number);
+    let proof = claim.prove(&token(number, TokenKind::Owner).key);
+    access.admit(&claim, &proof, origin, NOW_NS)
+}
+
+fn refused(asked: Result<Grant, Rule>) -> Rule {
+    asked.map(drop).expect_err("is refused")
+}
+
+#[test]
+fn who_has_a_key_is_admitted() {
+    let access = table(|_| {});
+    for target in [
+        Target::Name("vm"),
+        Target::Name("vm@any"),
+        Target::Id(VOLUME),
+    ] {
+        for (number, kind) in [
+            (1, TokenKind::Owner),
+            (2, TokenKind::Writer),
+            (3, TokenKind::Reader),
+        ] {
+            let grant = ask(&access, target, number).expect("is admitted");
+            assert_eq!(
+                (grant.place, grant.token, grant.kind),
+                (place(), number, kind)
+            );
+            assert!(!grant.is_revoked());
+        }
+    }
+}
+
+#[test]
+fn everybody_else_is_refused() {
+    let access = table(|record| {
+        record.tokens[1].ends_ns = NOW_NS;
+        record.tokens[2].revoked_ns = 5;
+    });
+    let vm = Target::Name("vm");
+    assert_eq!(
+        refused(ask(&access, Target::Name("other"), 1)),
+        Rule::NoVolume
+    );
+    assert_eq!(refused(ask(&access, Target::Name(""), 1)), Rule::NoVolume);
+    assert_eq!(
+        refused(ask(&access, Target::Id(DvolId(8)), 1)),
+        Rule::NoVolume
+    );
+    assert_eq!(refused(ask(&access, vm, 9)), Rule::NoToken);
+    assert_eq!(refused(ask(&access, vm, 2)), Rule::Ended);
+    assert_eq!(refused(ask(&access, vm, 3)), Rule::Revoked);
+    // A proof for something else than what is claimed.
+    let proof = claim(vm, 1).prove(&token(1, TokenKind::Owner).key);
+    let others: [&dyn Fn(&mut Claim<'_>); 4] = [
+        &|claim| claim.server = Nonce([9; 16]),
+        &|claim| claim.session = SessionId([9; 16]),
+        &|claim| claim.flags = 1,
+        &|claim| claim.target = Target::Name("vm@other"),
+    ];
+    let here = origin("10.1.2.3", "10.0.0.1");
+    assert!(access.admit(&claim(vm, 1), &proof, here, NOW_NS).is_ok());
+    for (index, change) in others.iter().enumerate() {
+        let mut claim = claim(vm, 1);
+        change(&mut claim);
+        let rule = refused(access.admit(&claim, &proof, here, NOW_NS));
+        assert_eq!(rule, Rule::WrongProof, "change {index}");
+    }
+    // The key that stands in for those that aren't there opens nothing.
+    let nobodys = Key([0; KEY_BYTES]);
+    for (target, number, rule) in [
+        (vm, 1, Rule::WrongProof),
+        (vm, 9, Rule::NoToken),
+        (Target::Name("other"), 1, Rule::NoVolume),
+    ] {
+        let claim = claim(target, number);
+        let proof = claim.prove(&nobodys);
+        assert_eq!(refused(access.admit(&claim, &proof, here, NOW_NS)), rule);
+    }
+}
+
+/// What a client without the key does learns nothing of the token or of the rules.
+#[test]
+fn a_wrong_proof_comes_before_what_else_is_wrong() {
+    let access = table(|record| {
+        record.tokens[1].ends_ns = 1;
+        record.tokens[2].revoked_ns = 5;
+        record.networks = vec!["192.168.0.0/16".parse().expect("a network")];
+    });
+    let here = origin("10.1.2.3", "10.0.0.1");
+    for number in 1..=3 {
+        let asked = access.admit(&claim(Target::Id(VOLUME), number), &[0; 32], here, NOW_NS);
+        assert_eq!(refused(asked), Rule::WrongProof);
+    }
+}
+
+#[test]
+fn a_token_that_ends_later_still_opens() {
+    let access = table(|record| record.tokens[0].ends_ns = NOW_NS + 1);
+    let grant = ask(&access, Target::Id(VOLUME), 1).expect("is admitted");
+    access.set(Record {
+        tokens: vec![Token {
+            ends_ns: NOW_NS,
+            ..access.of(VOLUME).expect("there").tokens[0].clone()
+        }],
+        ..Record::clone(&access.of(VOLUME).expect("there"))
+    });
+    assert_eq!(refused(ask(&access, Target::Id(VOLUME), 1)), Rule::Ended);
+    assert!(!grant.is_revoked(), "what is open stays open");
+}
+
+#[test]
+fn restrictions_are_by_network_and_by_local_address() {
+    let restricted = |networks: &[&str], locals: &[&str]| {
+        table(|record| {
+            record.networks = networks.iter().map(|n| n.parse().expect(n)).collect();
+            record.locals = locals.iter().map(|n| n.parse().expect(n)).collect();
+        })
+    };
+    let rule = |access: &Access, peer: &str, local: &str| {
+        let asked = ask_from(access, Target::Id(VOLUME), 1, origin(peer, local));
+        asked.map(drop).err()
+    };
+    let access = restricted(&["10.1.0.0/16", "2001:db8::/32"], &[]);
+    for peer in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8::7"] {
+        assert_eq!(rule(&access, peer, "10.0.0.1"), None, "{peer}");
+    }
+    for peer in ["10.2.0.1", "::ffff:10.2.0.1", "2001:db9::7", "none"] {
+        assert_eq!(rule(&access, peer, "10.1.0.1"), Some(Rule::Peer), "{peer}");
+    }
+    let access = restricted(&[], &["10.0.0.1", "fd00::1"]);
+    for local in ["10.0.0.1", "::ffff:10.0.0.1", "fd00::1"] {
+        assert_eq!(rule(&access, "10.9.9.9", local), None, "{local}");
+    }
+    for local in ["10.0.0.2", "fd00::2", "none"] {
+        assert_eq!(
+            rule(&access, "10.0.0.1", local),
+            Some(Rule::Local),
+            "{local}"
+        );
+    }
+    let both = restricted(&["10.1.0.0/16"], &["10.0.0.1"]);
+    assert_eq!(rule(&both, "10.1.2.3", "10.0.0.1"), None);
+    assert_eq!(rule(&both, "10.1.2.3", "10.0.0.2"), Some(Rule::Local));
+    assert_eq!(rule(&both, "10.2.2.3", "10.0.0.1"), Some(Rule::Peer));
+}
+
+#[test]
+fn grants_are_counted_and_see_that_they_are_revoked() {
+    let access = table(|_| {});
+    let opens = |number: u32| {
+        let record = access.of(VOLUME).expect("there");
+        record.token(number).expect("there").info(NOW_NS).open_count
+    };
+    let first = ask(&access, Target::Id(VOLUME), 2).expect("is admitted");
+    let second = ask(&access, Target::Id(VOLUME), 2).expect("is admitted");
+    let other = ask(&access, Target::Id(VOLUME), 3).expect("is admitted");
+    assert_eq!((opens(2), opens(3)), (2, 1));
+    drop(second);
+    assert_eq!(opens(2), 1);
+    // The table gets another record meanwhile, with the same tokens.
+    access.set(Record::clone(&access.of(VOLUME).expect("there")));
+    assert_eq!(opens(2), 1);
+    revoke(access.of(VOLUME).expect("there").token(2).expect("there"));
+    assert!(first.is_revoked());
+    assert!(!other.is_revoked());
+    // Not even if the table was looked into before it was revoked.
+    assert_eq!(refused(ask(&access, Target::Id(VOLUME), 2)), Rule::Revoked);
+    assert_eq!(opens(2), 1, "who was refused doesn't count");
+}
+
+#[test]
+fn a_deleted_volume_lets_nobody_in() {
+    let access = table(|_| {});
+    access.forget(VOLUME);
+    assert_eq!(refused(ask(&access, Target::Name("vm"), 1)), Rule::NoToken);
+    access.names.deleted(VOLUME);
+    assert_eq!(refused(ask(&access, Target::Name("vm"), 1)), Rule::NoVolume);
+}
+
+thread_local! {
+    /// What is logged on this thread, if somebody wants to know.
+    static LINES: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+}
+
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LINES.with_borrow_mut(|lines| {
+            if let Some(lines) = lines {
+                lines.extend_from_slice(bytes);
+            }
+        });
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The lines that are logged while something is done on this thread.
+pub(super) fn logged(act: impl FnOnce()) -> Vec<String> {
+    // For all threads: what one without a subscriber comes by first isn't told to those of other threads, either.
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_max_level(tracing::Level::TRACE)
+            .with_writer(|| Lines)
+            .finish();
+        tracing::subscriber::set_global_default(subscriber).expect("no other test has one");
+    });
+    LINES.set(Some(Vec::new()));
+    act();
+    let bytes = LINES.take().expect("set above");
+    let text = String::from_utf8(bytes).expect("text");
+    text.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_audit_log_says_who_was_refused_and_why() {
+    let access = table(|_| {});
+    let lines = logged(|| {
+        drop(ask(&access, Target::Name("vm"), 9));
+        drop(ask(&access, Target::Name("x\n2026 INFO audit: opened"), 1));
+        drop(ask(&access, Target::Id(DvolId(0xabc)), 1));
+        let grant = ask(&access, Target::Name("vm"), 1).expect("is admitted");
+        access.tell_opened(Target::Name("vm"), &grant, origin("::1", "::1"));
+    });
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    for (line, parts) in lines.iter().zip([
+        [
+            "open refused",
+            "'vm'",
+            "token=9",
+            "no such token",
+            "10.1.2.3 on 10.0.0.1",
+        ],
+        [
+            "open refused",
+            "x\\n2026",
+            "token=1",
+            "no such volume",
+            "10.1.2.3 on 10.0.0.1",
+        ],
+        [
+            "open refused",
+            "0abc",
+            "token=1",
+            "no such volume",
+            "10.1.2.3 on 10.0.0.1",
+        ],
+        ["opened", "'vm'", "token=1", "owner", "::1 on ::1"],
+    ]) {
+        assert!(line.contains(" audit: "), "{line}");
+        for part in parts {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+        // Keys of this test are made of 'e' (101) and 'm' (109).
+        let (digits, bytes) = ("65".repeat(8), "101, 101");
+        assert!(!line.contains(&digits) && !line.contains(bytes), "{line}");
+    }
+}

@@ -1,0 +1,173 @@
+//! Tokens of volumes, as the control side speaks of them.
+//!
+//! Who has a token's key may open its volume over the native protocol (`docs/protocols/native.md`, "Access"). A key
+//! is in one answer only: that of the call that made the token. `Debug` of what holds one doesn't show it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::VolumeInfo;
+
+/// Tokens that a volume has at most, those that have ended or were revoked and are still listed included.
+pub const TOKENS_MAX: usize = 32;
+
+/// Bytes of a token's label at most.
+pub const TOKEN_LABEL_BYTES_MAX: usize = 32;
+
+/// What a token allows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenKind {
+    /// Everything: also snapshots, rolling back and resizing.
+    Owner,
+    /// Reading, writing, flushing.
+    Writer,
+    /// Reading.
+    Reader,
+}
+
+impl fmt::Display for TokenKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TokenKind::Owner => "owner",
+            TokenKind::Writer => "writer",
+            TokenKind::Reader => "reader",
+        })
+    }
+}
+
+/// Whether a volume can be opened with a token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenState {
+    /// It can.
+    Valid,
+    /// Not any more; what was opened before stays open.
+    Ended,
+    /// Not any more; requests on what was opened before are refused, too.
+    Revoked,
+}
+
+impl fmt::Display for TokenState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TokenState::Valid => "valid",
+            TokenState::Ended => "ended",
+            TokenState::Revoked => "revoked",
+        })
+    }
+}
+
+/// A token as a client is given it: its number, `-`, and its key in 64 hexadecimal digits.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+pub struct TokenText(pub String);
+
+impl TokenText {
+    /// The text of the token with this number and key.
+    pub fn new(number: u32, key: &[u8]) -> TokenText {
+        let digits: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        TokenText(format!("{number}-{digits}"))
+    }
+}
+
+impl fmt::Debug for TokenText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenText(..)")
+    }
+}
+
+/// A token to be made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenSpec {
+    /// What it allows.
+    pub kind: TokenKind,
+    /// After how many seconds it ends; without it, never.
+    #[serde(default)]
+    pub ends_in_s: Option<u64>,
+    /// For people: at most 32 bytes, no control characters.
+    #[serde(default)]
+    pub label: String,
+}
+
+/// How a token is to be replaced.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RotateSpec {
+    /// After how many seconds the old one ends; 0: at once. If it would have ended before, it does.
+    #[serde(default)]
+    pub old_ends_in_s: u64,
+    /// After how many seconds the new one ends; without it, never.
+    #[serde(default)]
+    pub ends_in_s: Option<u64>,
+}
+
+/// A token, without its key.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct TokenInfo {
+    /// Its number, by which it is named. Never given twice for a volume.
+    #[schema(example = 1)]
+    pub number: u32,
+    /// What it allows.
+    pub kind: TokenKind,
+    /// For people.
+    pub label: String,
+    /// Whether the volume can be opened with it.
+    pub state: TokenState,
+    /// When it was made: nanoseconds since 1970-01-01 UTC.
+    pub created_ns: u64,
+    /// When it ends, or has; null: never.
+    pub ends_ns: Option<u64>,
+    /// When it was revoked; null: it was not.
+    pub revoked_ns: Option<u64>,
+    /// How often the volume is open with it now.
+    pub open_count: u32,
+}
+
+/// All tokens of a volume, by number.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct TokenList {
+    /// The tokens.
+    pub items: Vec<TokenInfo>,
+}
+
+/// A token that was made, with its key: the only time that it is told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct NewToken {
+    /// What it is.
+    #[serde(flatten)]
+    pub info: TokenInfo,
+    /// The token itself.
+    #[schema(example = "2-6f1c...")]
+    pub token: TokenText,
+}
+
+/// A volume that was created, with the token of its owner: the only time that it is told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct CreatedVolume {
+    /// The volume.
+    #[serde(flatten)]
+    pub volume: VolumeInfo,
+    /// Its first token, which allows everything. Null from a node that makes none.
+    #[serde(default)]
+    #[schema(example = "1-6f1c...")]
+    pub token: Option<TokenText>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_text_that_debug_hides() {
+        let mut key = [0xab; 32];
+        key[0] = 0x01;
+        let text = TokenText::new(7, &key);
+        assert_eq!(text.0, format!("7-01{}", "ab".repeat(31)));
+        assert_eq!(text.0.len(), 2 + 64);
+        assert!(!format!("{text:?}").contains("ab"), "{text:?}");
+    }
+}

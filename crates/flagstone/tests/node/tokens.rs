@@ -1,0 +1,331 @@
+//! Tokens of volumes on a real node: what is told, what stays, what goes with the volume.
+
+use std::collections::BTreeSet;
+
+use flagstone::node::{
+    NewToken, NodeError, NodeErrorKind, Reservation, RotateSpec, TOKENS_MAX, TokenInfo, TokenKind,
+    TokenSpec, TokenState, TokenText, VolumeSpec,
+};
+use flagstone::offline::{InspectOptions, inspect};
+
+use crate::support::Scene;
+
+const MIB: u64 = 1 << 20;
+
+fn volume(scene: &Scene, name: &str) -> TokenText {
+    let spec = VolumeSpec {
+        name: name.to_owned(),
+        size_bytes: MIB,
+        reserve: Reservation::None,
+        device: None,
+        core: None,
+        slo: Default::default(),
+        oversubscribe: false,
+    };
+    let created = scene.ask(|node| node.create_volume(spec)).expect("created");
+    created.token.expect("a token")
+}
+
+fn spec(kind: TokenKind) -> TokenSpec {
+    TokenSpec {
+        kind,
+        ends_in_s: None,
+        label: String::new(),
+    }
+}
+
+fn make(scene: &Scene, volume: &str, spec: TokenSpec) -> Result<NewToken, NodeError> {
+    scene.ask(|node| node.create_token(volume.to_owned(), spec))
+}
+
+fn list(scene: &Scene, volume: &str) -> Vec<TokenInfo> {
+    let listed = scene.ask(|node| node.list_tokens(volume.to_owned()));
+    listed.expect("listed").items
+}
+
+fn revoke(scene: &Scene, volume: &str, number: u32) -> Result<TokenInfo, NodeError> {
+    scene.ask(|node| node.revoke_token(volume.to_owned(), number))
+}
+
+fn rotate(
+    scene: &Scene,
+    volume: &str,
+    number: u32,
+    old_ends_in_s: u64,
+) -> Result<NewToken, NodeError> {
+    let spec = RotateSpec {
+        old_ends_in_s,
+        ends_in_s: None,
+    };
+    scene.ask(|node| node.rotate_token(volume.to_owned(), number, spec))
+}
+
+fn states(scene: &Scene, volume: &str) -> Vec<(u32, TokenKind, TokenState)> {
+    let tokens = list(scene, volume).into_iter();
+    tokens.map(|t| (t.number, t.kind, t.state)).collect()
+}
+
+/// The 64 digits of a token's key.
+fn key(token: &TokenText, number: u32) -> String {
+    let key = token
+        .0
+        .strip_prefix(&format!("{number}-"))
+        .expect("its number");
+    assert_eq!(key.len(), 64);
+    assert!(
+        key.bytes()
+            .all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase())
+    );
+    key.to_owned()
+}
+
+#[track_caller]
+fn refused<T>(asked: Result<T, NodeError>, kind: NodeErrorKind, words: &str) {
+    let Err(error) = asked else {
+        panic!("it was not refused");
+    };
+    assert_eq!(error.kind, kind, "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+    assert!(!error.next_step.is_empty(), "{error}");
+}
+
+use TokenKind::{Owner, Reader, Writer};
+use TokenState::{Ended, Revoked, Valid};
+
+#[test]
+fn tokens_are_made_revoked_and_rotated_and_stay_over_a_restart() {
+    let scene = Scene::new();
+    let mut keys = BTreeSet::from([key(&volume(&scene, "vm"), 1)]);
+    let labelled = TokenSpec {
+        label: "backup".to_owned(),
+        ends_in_s: Some(3600),
+        ..spec(Reader)
+    };
+    let made = make(&scene, "vm", labelled).expect("made");
+    keys.insert(key(&made.token, 2));
+    assert_eq!(
+        made.info.ends_ns,
+        Some(made.info.created_ns + 3_600_000_000_000)
+    );
+    keys.insert(key(
+        &make(&scene, "vm", spec(Writer)).expect("made").token,
+        3,
+    ));
+    let all = [(1, Owner, Valid), (2, Reader, Valid), (3, Writer, Valid)];
+    assert_eq!(states(&scene, "vm"), all);
+    assert_eq!(list(&scene, "vm")[1], made.info);
+
+    let revoked = revoke(&scene, "vm", 3).expect("revoked");
+    assert_eq!((revoked.number, revoked.state), (3, Revoked));
+    assert_eq!(
+        revoke(&scene, "vm", 3).expect("it was"),
+        revoked,
+        "as before"
+    );
+    let rotated = rotate(&scene, "vm", 1, 0).expect("rotated");
+    keys.insert(key(&rotated.token, 4));
+    assert_eq!((rotated.info.kind, rotated.info.state), (Owner, Valid));
+    let rotated = rotate(&scene, "vm", 2, 60).expect("rotated");
+    keys.insert(key(&rotated.token, 5));
+    assert_eq!(rotated.info.label, "backup");
+    assert_eq!(keys.len(), 5, "each has a key of its own");
+    let all = [
+        (1, Owner, Ended),
+        (2, Reader, Valid),
+        (3, Writer, Revoked),
+        (4, Owner, Valid),
+        (5, Reader, Valid),
+    ];
+    assert_eq!(states(&scene, "vm"), all);
+    let old = &list(&scene, "vm")[1];
+    let ends_ns = old.ends_ns.expect("it ends");
+    assert!(ends_ns <= rotated.info.created_ns + 60_000_000_000);
+    // It would have ended before: it still does.
+    rotate(&scene, "vm", 2, 86_400).expect("rotated");
+    assert_eq!(list(&scene, "vm")[1].ends_ns, Some(ends_ns));
+
+    let before = list(&scene, "vm");
+    let scene = scene.restart(|_| {});
+    assert_eq!(list(&scene, "vm"), before);
+    let next = make(&scene, "vm", spec(Owner)).expect("made");
+    assert_eq!(next.info.number, 7, "no number is given twice");
+}
+
+#[test]
+fn tokens_go_with_their_volume_and_with_nothing_else() {
+    let scene = Scene::new();
+    let first = volume(&scene, "vm");
+    volume(&scene, "other");
+    make(&scene, "vm", spec(Reader)).expect("made");
+    let renamed = scene.ask(|node| node.rename_volume("vm".to_owned(), "web".to_owned()));
+    renamed.expect("renamed");
+    assert_eq!(list(&scene, "web").len(), 2);
+    refused(
+        make(&scene, "vm", spec(Reader)),
+        NodeErrorKind::NotFound,
+        "no such volume",
+    );
+    let source = "web".parse().expect("a source");
+    let cloned = scene.ask(|node| node.clone_volume(source, "copy".to_owned()));
+    cloned.expect("cloned");
+    assert_eq!(list(&scene, "copy"), []);
+    let own = make(&scene, "copy", spec(Owner)).expect("made");
+    assert_eq!(own.info.number, 1);
+    let deleted = scene.ask(|node| node.delete_volume("web".to_owned(), true));
+    deleted.expect("deleted");
+    refused(
+        revoke(&scene, "web", 1),
+        NodeErrorKind::NotFound,
+        "no such volume",
+    );
+    let again = volume(&scene, "web");
+    assert_ne!(key(&again, 1), key(&first, 1));
+    let scene = scene.restart(|_| {});
+    for name in ["web", "copy", "other"] {
+        assert_eq!(states(&scene, name), [(1, Owner, Valid)], "{name}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let scene = Scene::new();
+    volume(&scene, "vm");
+    let labelled = |label: &str| TokenSpec {
+        label: label.to_owned(),
+        ..spec(Reader)
+    };
+    let invalid = NodeErrorKind::InvalidArgument;
+    refused(
+        make(&scene, "vm", labelled(&"x".repeat(33))),
+        invalid,
+        "32 bytes",
+    );
+    refused(
+        make(&scene, "vm", labelled("a\nb")),
+        invalid,
+        "control characters",
+    );
+    make(&scene, "vm", labelled(&"x".repeat(32))).expect("made");
+    let at_once = TokenSpec {
+        ends_in_s: Some(0),
+        ..spec(Reader)
+    };
+    refused(make(&scene, "vm", at_once), invalid, "of no use");
+    refused(
+        revoke(&scene, "vm", 9),
+        NodeErrorKind::NotFound,
+        "no token 9",
+    );
+    refused(
+        rotate(&scene, "vm", 9, 0),
+        NodeErrorKind::NotFound,
+        "no token 9",
+    );
+    revoke(&scene, "vm", 2).expect("revoked");
+    refused(rotate(&scene, "vm", 2, 0), invalid, "revoked already");
+    rotate(&scene, "vm", 1, 0).expect("rotated");
+    refused(rotate(&scene, "vm", 1, 0), invalid, "ended already");
+    // For longer than there is time: for ever, as good as.
+    let long = TokenSpec {
+        ends_in_s: Some(u64::MAX),
+        ..spec(Reader)
+    };
+    let made = make(&scene, "vm", long).expect("made");
+    assert_eq!(made.info.state, Valid);
+}
+
+#[test]
+fn those_that_are_over_make_room() {
+    let scene = Scene::new();
+    volume(&scene, "vm");
+    for _ in 1..TOKENS_MAX {
+        make(&scene, "vm", spec(Reader)).expect("made");
+    }
+    let full = NodeErrorKind::NoSpace;
+    refused(make(&scene, "vm", spec(Reader)), full, "32 tokens");
+    // The one that ends makes room at once, also for what takes its place.
+    let rotated = rotate(&scene, "vm", 5, 0).expect("rotated");
+    assert_eq!(rotated.info.number, TOKENS_MAX as u32 + 1);
+    let numbers: Vec<u32> = list(&scene, "vm").iter().map(|t| t.number).collect();
+    assert_eq!(numbers.len(), TOKENS_MAX);
+    assert!(!numbers.contains(&5));
+    refused(rotate(&scene, "vm", 6, 60), full, "32 tokens");
+    let sixth = list(&scene, "vm").into_iter().find(|t| t.number == 6);
+    assert_eq!(
+        sixth.expect("there").ends_ns,
+        None,
+        "it was refused as a whole"
+    );
+    revoke(&scene, "vm", 8).expect("revoked");
+    make(&scene, "vm", spec(Reader)).expect("made");
+    assert!(list(&scene, "vm").iter().all(|t| t.number != 8));
+}
+
+/// Many at the same time, on volumes that two cores have.
+#[test]
+fn changes_at_the_same_time_all_happen() {
+    let scene = Scene::with_two_cores();
+    for name in ["a", "b"] {
+        volume(&scene, name);
+    }
+    let made = scene.ask_all(|node| {
+        let volumes = ["a", "b"].into_iter().cycle().take(20);
+        volumes
+            .map(|volume| node.create_token(volume.to_owned(), spec(Writer)))
+            .collect()
+    });
+    assert!(made.iter().all(Result::is_ok));
+    let scene = scene.restart(|_| {});
+    for name in ["a", "b"] {
+        let numbers: Vec<u32> = list(&scene, name).iter().map(|t| t.number).collect();
+        assert_eq!(numbers, (1..=11).collect::<Vec<u32>>());
+    }
+}
+
+/// The dvol that tokens are in is nobody's volume, and tools that read a device show no key.
+#[test]
+fn keys_are_shown_by_nothing_but_the_answer() {
+    let mut scene = Scene::new();
+    let token = volume(&scene, "vm");
+    let digits = key(&token, 1);
+    let page = scene.ask(|node| node.list_volumes(Default::default()));
+    let names: Vec<String> = page
+        .expect("listed")
+        .items
+        .into_iter()
+        .map(|v| v.name)
+        .collect();
+    assert_eq!(names, ["vm"]);
+    let device = scene
+        .ask(|node| node.show_device("main".to_owned()))
+        .expect("shown");
+    assert_eq!(device.volume_count, 1);
+    let shown = format!("{:?} {:?}", list(&scene, "vm"), token);
+    assert!(!shown.contains(&digits));
+    let path = scene.device_path();
+    scene.stop().expect("stopped");
+    let raw: Vec<u8> = (0..32)
+        .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("digits"))
+        .collect();
+    let bytes = std::fs::read(&path).expect("read");
+    assert!(
+        bytes.windows(32).any(|w| w == raw),
+        "the test knows what it looks for"
+    );
+    let inspected = |options: InspectOptions| {
+        let found = inspect(&path, &options).expect("inspected");
+        format!("{} {}", found.words, found.value)
+    };
+    let detailed = InspectOptions {
+        detailed: true,
+        ..Default::default()
+    };
+    let map = InspectOptions {
+        map_of: Some(".tokens".to_owned()),
+        ..Default::default()
+    };
+    for text in [inspected(detailed), inspected(map)] {
+        assert!(text.contains(".tokens"), "{text}");
+        assert!(!text.contains(&digits[..16]), "{text}");
+    }
+}
