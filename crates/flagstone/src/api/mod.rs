@@ -44,6 +44,7 @@ pub use server::{ApiListener, ApiOptions, BindError};
 pub mod requests {
     pub use super::filesystems::{CheckRequest, FilesystemSnapshotRequest};
     pub use super::snapshots::{SnapshotGroup, SnapshotRequest};
+    pub use super::tokens::RestrictRequest;
     pub use super::volumes::{
         CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest, SloRequest,
     };
@@ -203,6 +204,7 @@ impl Api {
             .route("/v1/volumes/{name}/rollback", post(volumes::rollback))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))
+            .route("/v1/volumes/{name}/restrictions", put(tokens::restrict))
             .route(
                 "/v1/volumes/{name}/tokens",
                 get(tokens::list).post(tokens::create),

@@ -18,7 +18,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, tokens, volumes};
         volumes::list, volumes::create, volumes::show, volumes::delete, volumes::resize,
         volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
         volumes::set_slo,
-        tokens::list, tokens::create, tokens::revoke, tokens::rotate,
+        tokens::list, tokens::create, tokens::revoke, tokens::rotate, tokens::restrict,
         snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
         filesystems::list, filesystems::create, filesystems::show, filesystems::check,
         filesystems::change, filesystems::delete, filesystems::set_image_store,

@@ -4,9 +4,66 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
 use super::Api;
 use super::problem::{ApiError, Body, Names, Problem};
-use crate::node::{NewToken, RotateSpec, TokenInfo, TokenList, TokenSpec};
+use crate::node::{
+    NewToken, NodeError, NodeErrorKind, Restrictions, RotateSpec, TokenInfo, TokenList, TokenSpec,
+    VolumeInfo,
+};
+
+/// From where a volume may be opened. Both lists have to be there: a misspelled one would lift what it should set.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RestrictRequest {
+    /// Networks that clients have to be in one of; none: they may be anywhere.
+    #[schema(example = json!(["10.1.0.0/16", "2001:db8::/32"]))]
+    pub allow_from: Vec<String>,
+    /// Addresses of the node that they have to connect to one of; none: any.
+    #[schema(example = json!(["10.1.0.1"]))]
+    pub allow_on: Vec<String>,
+}
+
+/// Restricts from where a volume may be opened over the native protocol, instead of what was set before.
+#[utoipa::path(put, path = "/v1/volumes/{name}/restrictions", tag = "tokens",
+    operation_id = "restrict_volume",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = RestrictRequest, responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn restrict(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<RestrictRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("restricting volume '{name}'");
+    let bad = |text: &str, error: String| {
+        let found = format!("'{}': {error}", text.escape_debug());
+        NodeError::new(NodeErrorKind::InvalidArgument, doing.clone(), found)
+            .next("write networks as 10.1.0.0/16, addresses as 10.1.0.1")
+    };
+    let mut restrictions = Restrictions::default();
+    for text in &request.allow_from {
+        let network = text.parse();
+        let network = network.map_err(|error| bad(text, format!("{error}")))?;
+        restrictions.allow_from.push(network);
+    }
+    for text in &request.allow_on {
+        let address = text.parse();
+        let address = address.map_err(|error| bad(text, format!("{error}")))?;
+        restrictions.allow_on.push(address);
+    }
+    let info = api
+        .call(doing, |node| async move {
+            node.restrict_volume(name, restrictions).await
+        })
+        .await?;
+    Ok(Json(info))
+}
 
 /// Lists a volume's tokens, without their keys.
 #[utoipa::path(get, path = "/v1/volumes/{name}/tokens", tag = "tokens",

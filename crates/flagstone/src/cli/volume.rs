@@ -1,14 +1,17 @@
 //! `flagstone volume ...`.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use flagstone_gateway::nfs3::Network;
 
 use super::target::TargetArgs;
 use super::token::{self, TokenArgs, TokenFile};
 use super::{OutputArgs, SnapshotArg, listing};
 use crate::api::requests::{
-    CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest, SloRequest,
+    CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RestrictRequest, RollbackRequest,
+    SloRequest,
 };
 use crate::client::Client;
 use crate::name::{SourceRef, parse_name};
@@ -145,6 +148,28 @@ Examples:
     },
     /// Make, list, revoke and rotate tokens, with which a volume is opened over the native protocol
     Token(TokenArgs),
+    /// Restrict from where a volume may be opened over the native protocol
+    #[command(after_help = "\
+Clients need a token all the same. What is open stays open. What is not named stays as it is; `any` lifts it.
+
+Examples:
+  flagstone volume restrict db --allow-from 10.1.0.0/16 10.2.0.7      clients in these networks
+  flagstone volume restrict db --allow-on 10.1.0.1                    and by this address of the node
+  flagstone volume restrict db --allow-from any
+  flagstone volume restrict db --none")]
+    Restrict {
+        #[arg(value_parser = parse_name)]
+        name: String,
+        /// Networks or addresses that clients have to have one of, or any
+        #[arg(long, value_name = "NETWORK", num_args = 1.., value_parser = parse_network)]
+        allow_from: Option<Vec<String>>,
+        /// Addresses of the node that they have to connect to one of, or any
+        #[arg(long, value_name = "ADDRESS", num_args = 1.., value_parser = parse_local)]
+        allow_on: Option<Vec<String>>,
+        /// Lift all restrictions
+        #[arg(long, conflicts_with_all = ["allow_from", "allow_on"])]
+        none: bool,
+    },
     /// Change how much space is kept free for a volume
     Reserve {
         #[arg(value_parser = parse_name)]
@@ -199,6 +224,24 @@ fn parse_reservation(text: &str) -> Result<Reservation, String> {
             Ok(Size(bytes)) => Ok(Reservation::Bytes(bytes)),
             Err(error) => Err(format!("expected none, full or a size; {error}")),
         },
+    }
+}
+
+const ANY: &str = "any";
+
+fn parse_network(text: &str) -> Result<String, String> {
+    match text.parse::<Network>() {
+        _ if text == ANY => Ok(text.to_owned()),
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn parse_local(text: &str) -> Result<String, String> {
+    match text.parse::<IpAddr>() {
+        _ if text == ANY => Ok(text.to_owned()),
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("{error}: write an address as 10.1.0.1 or fd00::1")),
     }
 }
 
@@ -288,6 +331,16 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             output.outcome(&info, &slo_sentence(&info))?;
             Ok(())
         }
+        VolumeCommand::Restrict {
+            name,
+            allow_from,
+            allow_on,
+            none,
+        } => {
+            let lifted = || none.then(Vec::new);
+            let (from, on) = (allow_from.or_else(lifted), allow_on.or_else(lifted));
+            restrict(&client, &name, from, on, output)
+        }
         VolumeCommand::Token(args) => token::run(args, &client, output),
         VolumeCommand::Reserve { name, reserve } => {
             let path = format!("/v1/volumes/{name}/reservation");
@@ -323,6 +376,41 @@ fn create(
             Ok(())
         }
     }
+}
+
+/// What isn't named stays. `any`, alone, is no network and no address; beside others the node refuses it.
+fn restrict(
+    client: &Client,
+    name: &str,
+    allow_from: Option<Vec<String>>,
+    allow_on: Option<Vec<String>>,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let path = format!("/v1/volumes/{name}");
+    let before: VolumeInfo = client.get(&path)?;
+    if allow_from.is_none() && allow_on.is_none() {
+        output.outcome(&before.restrictions, &restricted(&before))?;
+        return Ok(());
+    }
+    let was = &before.restrictions;
+    let texts = |wanted: Option<Vec<String>>, before: Vec<String>| match wanted {
+        None => before,
+        Some(all) if all == [ANY] => Vec::new(),
+        Some(all) => all,
+    };
+    let from = was.allow_from.iter().map(ToString::to_string).collect();
+    let on = was.allow_on.iter().map(ToString::to_string).collect();
+    let request = RestrictRequest {
+        allow_from: texts(allow_from, from),
+        allow_on: texts(allow_on, on),
+    };
+    let info: VolumeInfo = client.send("PUT", &format!("{path}/restrictions"), &request)?;
+    output.outcome(&info, &restricted(&info))?;
+    Ok(())
+}
+
+fn restricted(info: &VolumeInfo) -> String {
+    format!("volume {}: restricted {}", info.name, info.restrictions)
 }
 
 fn show_slo(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -455,6 +543,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("reserved", reserve),
         ("promised", info.slo.promise.to_string()),
         ("limit", info.slo.limit.to_string()),
+        ("restricted", info.restrictions.to_string()),
         ("snapshots", info.snapshot_count.to_string()),
         ("connections", info.connection_count.to_string()),
         (

@@ -48,8 +48,8 @@ pub use options::{
 };
 pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
 pub use tokens::{
-    CreatedVolume, NewToken, RotateSpec, TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind,
-    TokenList, TokenSpec, TokenState, TokenText,
+    CreatedVolume, NewToken, RESTRICTIONS_MAX, Restrictions, RotateSpec, TOKEN_LABEL_BYTES_MAX,
+    TOKENS_MAX, TokenInfo, TokenKind, TokenList, TokenSpec, TokenState, TokenText,
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
@@ -71,6 +71,14 @@ pub trait Node: Send + Sync + 'static {
     /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `NoSpace` (it has
     /// [`TOKENS_MAX`] that are valid or in use).
     fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken>;
+
+    /// Sets from where a volume may be opened, instead of what was set before. What is open stays open.
+    /// `NotFound`, `InvalidArgument` (more than [`RESTRICTIONS_MAX`] of either kind).
+    fn restrict_volume(
+        &self,
+        name: String,
+        restrictions: Restrictions,
+    ) -> NodeFuture<'_, VolumeInfo>;
 
     /// All tokens of a volume, by number, without their keys. `NotFound`.
     fn list_tokens(&self, volume: String) -> NodeFuture<'_, TokenList>;

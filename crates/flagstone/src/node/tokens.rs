@@ -4,7 +4,9 @@
 //! is in one answer only: that of the call that made the token. `Debug` of what holds one doesn't show it.
 
 use std::fmt;
+use std::net::IpAddr;
 
+use flagstone_gateway::nfs3::Network;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -15,6 +17,68 @@ pub const TOKENS_MAX: usize = 32;
 
 /// Bytes of a token's label at most.
 pub const TOKEN_LABEL_BYTES_MAX: usize = 32;
+
+/// Networks, and addresses of the node, that a volume may be restricted to at most.
+pub const RESTRICTIONS_MAX: usize = 24;
+
+/// From where, and on which addresses of the node, a volume may be opened over the native protocol.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Restrictions {
+    /// The networks that clients have to be in one of; none: they may be anywhere.
+    #[serde(with = "networks_text")]
+    #[schema(value_type = Vec<String>, example = json!(["10.1.0.0/16", "2001:db8::/32"]))]
+    pub allow_from: Vec<Network>,
+    /// The addresses of the node that they have to connect to one of, and so the interface or VLAN they come by; none: any.
+    #[schema(value_type = Vec<String>, example = json!(["10.1.0.1"]))]
+    pub allow_on: Vec<IpAddr>,
+}
+
+/// As people read it.
+impl fmt::Display for Restrictions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut before = "";
+        for network in &self.allow_from {
+            write!(
+                f,
+                "{before}{}{network}",
+                if before.is_empty() { "from " } else { "" }
+            )?;
+            before = " ";
+        }
+        for (index, local) in self.allow_on.iter().enumerate() {
+            let on = match (index, before) {
+                (0, "") => "on ",
+                (0, _) => ", on ",
+                _ => " ",
+            };
+            write!(f, "{on}{local}")?;
+        }
+        match self.allow_from.is_empty() && self.allow_on.is_empty() {
+            true => f.write_str("none"),
+            false => Ok(()),
+        }
+    }
+}
+
+mod networks_text {
+    use flagstone_gateway::nfs3::Network;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(
+        networks: &[Network],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(networks.iter().map(ToString::to_string))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<Network>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        let networks = texts.iter().map(|text| text.parse());
+        networks.collect::<Result<_, _>>().map_err(D::Error::custom)
+    }
+}
 
 /// What a token allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema, clap::ValueEnum)]
@@ -160,6 +224,36 @@ pub struct CreatedVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn restrictions_are_texts() {
+        let all = [
+            ("none", r#"{"allow_from":[],"allow_on":[]}"#),
+            (
+                "from 10.1.0.0/16 2001:db8::/32",
+                r#"{"allow_from":["10.1.0.0/16","2001:db8::/32"],"allow_on":[]}"#,
+            ),
+            (
+                "on 10.0.0.1 ::1",
+                r#"{"allow_from":[],"allow_on":["10.0.0.1","::1"]}"#,
+            ),
+            (
+                "from 10.1.2.3/32, on 10.0.0.1",
+                r#"{"allow_from":["10.1.2.3/32"],"allow_on":["10.0.0.1"]}"#,
+            ),
+        ];
+        for (words, json) in all {
+            let read: Restrictions = serde_json::from_str(json).expect(json);
+            assert_eq!(read.to_string(), words);
+            assert_eq!(serde_json::to_string(&read).expect(words), json);
+        }
+        for bad in [
+            r#"{"allow_from":["10.0.0.0/33"],"allow_on":[]}"#,
+            r#"{"allow_from":[],"allow_on":["eth0"]}"#,
+        ] {
+            serde_json::from_str::<Restrictions>(bad).expect_err(bad);
+        }
+    }
 
     #[test]
     fn a_token_is_text_that_debug_hides() {

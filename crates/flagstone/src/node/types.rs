@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::slo::{Schedule, Slo};
+use super::tokens::Restrictions;
 
 /// Rows of a page unless the request says otherwise.
 pub const PAGE_ROWS_DEFAULT: usize = 1000;
@@ -145,6 +146,9 @@ pub struct VolumeInfo {
     /// What it is promised of its device, and what it may not exceed.
     #[serde(default)]
     pub slo: Slo,
+    /// From where it may be opened over the native protocol.
+    #[serde(default)]
+    pub restrictions: Restrictions,
     /// Where NBD clients find it.
     #[schema(example = "nbd://127.0.0.1:10809/vm-1")]
     pub export_url: String,

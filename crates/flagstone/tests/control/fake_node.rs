@@ -62,6 +62,18 @@ impl Node for FakeNode {
         self.with(|state| state.create_token(&volume, spec))
     }
 
+    fn restrict_volume(
+        &self,
+        name: String,
+        restrictions: Restrictions,
+    ) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| {
+            let volume = state.volume("restricting", &name)?;
+            volume.restrictions = restrictions;
+            Ok(volume.clone())
+        })
+    }
+
     fn list_tokens(&self, volume: String) -> NodeFuture<'_, TokenList> {
         self.with(|state| state.list_tokens(&volume))
     }

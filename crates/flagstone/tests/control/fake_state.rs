@@ -114,6 +114,7 @@ impl State {
             lsn: Lsn::new(Epoch(1), id),
             epoch: 1,
             slo: spec.slo,
+            restrictions: Default::default(),
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };
         self.volumes.insert(spec.name.clone(), info.clone());

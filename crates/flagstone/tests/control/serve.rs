@@ -84,6 +84,7 @@ impl Node for Stuck {
     forward! {
         create_volume(spec: VolumeSpec) -> CreatedVolume;
         create_token(volume: String, spec: TokenSpec) -> NewToken;
+        restrict_volume(name: String, restrictions: Restrictions) -> VolumeInfo;
         list_tokens(volume: String) -> TokenList;
         revoke_token(volume: String, number: u32) -> TokenInfo;
         rotate_token(volume: String, number: u32, spec: RotateSpec) -> NewToken;

@@ -149,3 +149,55 @@ fn tokens_in_files_are_for_their_owner_alone() {
     fails(&run(&served, &none), Exit::AlreadyExists, "already");
     assert!(!path("fifth").exists());
 }
+
+#[test]
+fn volumes_are_restricted_and_what_is_not_named_stays() {
+    let served = serve();
+    good(&served, "volume create vm --size 1G");
+    let restrict = |args: &str| good(&served, &format!("volume restrict vm {args}"));
+    assert_eq!(restrict(""), "volume vm: restricted none\n");
+    assert_eq!(
+        restrict("--allow-from 10.1.0.0/16 10.2.0.7"),
+        "volume vm: restricted from 10.1.0.0/16 10.2.0.7/32\n"
+    );
+    assert_eq!(
+        restrict("--allow-on 10.0.0.1 fd00::1"),
+        "volume vm: restricted from 10.1.0.0/16 10.2.0.7/32, on 10.0.0.1 fd00::1\n"
+    );
+    let shown = json(&served, "volume show vm")["restrictions"].clone();
+    let expected = serde_json::json!({
+        "allow_from": ["10.1.0.0/16", "10.2.0.7/32"],
+        "allow_on": ["10.0.0.1", "fd00::1"],
+    });
+    assert_eq!(shown, expected);
+    assert_eq!(json(&served, "volume restrict vm"), expected);
+    assert!(good(&served, "volume show vm").contains("from 10.1.0.0/16 10.2.0.7/32, on"));
+    assert_eq!(
+        restrict("--allow-from any"),
+        "volume vm: restricted on 10.0.0.1 fd00::1\n"
+    );
+    assert_eq!(restrict("--none"), "volume vm: restricted none\n");
+    let mixed = run(&served, "volume restrict vm --allow-on any 10.0.0.1");
+    fails(&mixed, Exit::Usage, "'any'");
+    for (args, words) in [
+        ("--allow-from 10.0.0.0/33", "no network"),
+        ("--allow-on eth0", "write an address as"),
+        ("--none --allow-on 10.0.0.1", "cannot be used with"),
+    ] {
+        let ran = run(&served, &format!("volume restrict vm {args}"));
+        fails(&ran, Exit::Usage, words);
+    }
+    // Whoever talks to the API must name both lists: a misspelled one would lift what it should set.
+    for body in [
+        r#"{"allow_from":[]}"#,
+        r#"{"allow_from":["x"],"allow_on":[]}"#,
+    ] {
+        let head = format!(
+            "PUT /v1/volumes/vm/restrictions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = served.raw(head.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    }
+}

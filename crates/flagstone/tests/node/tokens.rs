@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use flagstone::node::{
-    NewToken, NodeError, NodeErrorKind, Reservation, RotateSpec, TOKENS_MAX, TokenInfo, TokenKind,
-    TokenSpec, TokenState, TokenText, VolumeSpec,
+    NewToken, NodeError, NodeErrorKind, RESTRICTIONS_MAX, Reservation, Restrictions, RotateSpec,
+    TOKENS_MAX, TokenInfo, TokenKind, TokenSpec, TokenState, TokenText, VolumeSpec,
 };
 use flagstone::offline::{InspectOptions, inspect};
 
@@ -163,7 +163,7 @@ fn tokens_go_with_their_volume_and_with_nothing_else() {
     refused(
         make(&scene, "vm", spec(Reader)),
         NodeErrorKind::NotFound,
-        "no such volume",
+        "there is no volume",
     );
     let source = "web".parse().expect("a source");
     let cloned = scene.ask(|node| node.clone_volume(source, "copy".to_owned()));
@@ -176,7 +176,7 @@ fn tokens_go_with_their_volume_and_with_nothing_else() {
     refused(
         revoke(&scene, "web", 1),
         NodeErrorKind::NotFound,
-        "no such volume",
+        "there is no volume",
     );
     let again = volume(&scene, "web");
     assert_ne!(key(&again, 1), key(&first, 1));
@@ -328,4 +328,54 @@ fn keys_are_shown_by_nothing_but_the_answer() {
         assert!(text.contains(".tokens"), "{text}");
         assert!(!text.contains(&digits[..16]), "{text}");
     }
+}
+
+#[test]
+fn restrictions_stay_and_are_told() {
+    let scene = Scene::new();
+    volume(&scene, "vm");
+    let restrict = |scene: &Scene, restrictions: Restrictions| {
+        scene.ask(|node| node.restrict_volume("vm".to_owned(), restrictions))
+    };
+    assert_eq!(
+        scene.show("vm").expect("shown").restrictions,
+        Restrictions::default()
+    );
+    let wanted = Restrictions {
+        allow_from: vec!["10.1.0.0/16".parse().expect("a network")],
+        allow_on: vec!["fd00::1".parse().expect("an address")],
+    };
+    let info = restrict(&scene, wanted.clone()).expect("restricted");
+    assert_eq!(info.restrictions, wanted);
+    make(&scene, "vm", spec(Reader)).expect("made");
+    let scene = scene.restart(|_| {});
+    assert_eq!(scene.show("vm").expect("shown").restrictions, wanted);
+    assert_eq!(list(&scene, "vm").len(), 2);
+    let most = Restrictions {
+        allow_from: vec![wanted.allow_from[0]; RESTRICTIONS_MAX],
+        allow_on: vec![wanted.allow_on[0]; RESTRICTIONS_MAX],
+    };
+    restrict(&scene, most.clone()).expect("restricted");
+    let mut too_many = most.clone();
+    too_many.allow_on.push(wanted.allow_on[0]);
+    refused(
+        restrict(&scene, too_many),
+        NodeErrorKind::InvalidArgument,
+        "25 were given",
+    );
+    assert_eq!(scene.show("vm").expect("shown").restrictions, most);
+    // A clone has none of them.
+    let source = "vm".parse().expect("a source");
+    let cloned = scene.ask(|node| node.clone_volume(source, "copy".to_owned()));
+    assert_eq!(
+        cloned.expect("cloned").restrictions,
+        Restrictions::default()
+    );
+    restrict(&scene, Restrictions::default()).expect("lifted");
+    assert_eq!(
+        scene.show("vm").expect("shown").restrictions,
+        Restrictions::default()
+    );
+    let none = scene.ask(|node| node.restrict_volume("none".to_owned(), wanted));
+    refused(none, NodeErrorKind::NotFound, "there is no volume");
 }

@@ -113,6 +113,7 @@ impl RealNode {
             lsn: dvol.lsn,
             epoch: dvol.epoch.0,
             slo,
+            restrictions: self.access.restrictions(dvol.handle.id),
             export_url,
         }
     }

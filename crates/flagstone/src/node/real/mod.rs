@@ -47,8 +47,8 @@ use super::{
     ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck,
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
     ImageStoreSpec, Look, MetricsSnapshot, NewToken, Node, NodeError, NodeErrorKind, NodeFuture,
-    NodeInfo, PageQuery, Reservation, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo,
-    SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, TokenInfo, TokenKind, TokenList,
+    NodeInfo, PageQuery, Reservation, Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus,
+    Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, TokenInfo, TokenKind, TokenList,
     TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
@@ -559,6 +559,14 @@ impl Node for RealNode {
 
     fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken> {
         Box::pin(self.make_token(volume, spec))
+    }
+
+    fn restrict_volume(
+        &self,
+        name: String,
+        restrictions: Restrictions,
+    ) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.restrict(name, restrictions))
     }
 
     fn list_tokens(&self, volume: String) -> NodeFuture<'_, TokenList> {

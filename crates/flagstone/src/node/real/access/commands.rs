@@ -16,8 +16,9 @@ use super::revoke;
 use crate::node::real::core::CoreNode;
 use crate::node::real::{RealNode, Target, describe};
 use crate::node::{
-    NewToken, NodeError, NodeErrorKind, RotateSpec, TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo,
-    TokenKind, TokenList, TokenSpec, TokenState, TokenText,
+    NewToken, NodeError, NodeErrorKind, RESTRICTIONS_MAX, Restrictions, RotateSpec,
+    TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind, TokenList, TokenSpec, TokenState,
+    TokenText, VolumeInfo,
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -200,6 +201,36 @@ impl RealNode {
         let (token, kind) = (made.info.number, made.info.kind);
         tracing::info!(target: "audit", volume, token, %kind, "token made");
         Ok(made)
+    }
+
+    pub(in crate::node::real) async fn restrict(
+        &self,
+        name: String,
+        restrictions: Restrictions,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("restricting volume '{name}'");
+        let most = restrictions
+            .allow_from
+            .len()
+            .max(restrictions.allow_on.len());
+        if most > RESTRICTIONS_MAX {
+            let found = format!(
+                "{most} were given, and a volume is restricted to at most {RESTRICTIONS_MAX} networks and as many \
+                 addresses of the node"
+            );
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("name larger networks"));
+        }
+        let target = self.target(&name, &doing)?;
+        let words = restrictions.to_string();
+        self.change_tokens(&target, &doing, move |_, record| {
+            record.networks = restrictions.allow_from;
+            record.locals = restrictions.allow_on;
+            Ok(())
+        })
+        .await?;
+        tracing::info!(target: "audit", volume = name, restrictions = words, "volume restricted");
+        self.show(&name).await
     }
 
     pub(in crate::node::real) fn tokens(&self, volume: &str) -> Result<TokenList, NodeError> {

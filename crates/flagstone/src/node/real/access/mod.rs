@@ -22,6 +22,7 @@ use flagstone_types::DvolId;
 
 use self::record::{Record, Token};
 use super::names::Names;
+use crate::node::Restrictions;
 
 pub(super) use self::store::{DVOL_NAME, TokenStore};
 
@@ -77,6 +78,15 @@ impl Access {
     fn of(&self, volume: DvolId) -> Option<Arc<Record>> {
         let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
         volumes.get(&volume).cloned()
+    }
+
+    /// What a volume is restricted to.
+    pub(super) fn restrictions(&self, volume: DvolId) -> Restrictions {
+        let record = self.of(volume);
+        record.map_or_else(Restrictions::default, |record| Restrictions {
+            allow_from: record.networks.clone(),
+            allow_on: record.locals.clone(),
+        })
     }
 
     /// A volume has this from now on.

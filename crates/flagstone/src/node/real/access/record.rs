@@ -12,12 +12,12 @@ use flagstone_types::checksum::crc32c;
 use flagstone_types::{BLOCK_SIZE, DvolId};
 use flagstone_wire::proof::{KEY_BYTES, Key};
 
-use crate::node::{TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind, TokenState};
+use crate::node::{
+    RESTRICTIONS_MAX, TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind, TokenState,
+};
 
 /// Bytes of a record.
 pub(super) const RECORD_BYTES: usize = BLOCK_SIZE as usize;
-/// Networks, and local addresses, that a volume may be restricted to at most.
-pub(super) const ADDRESSES_MAX: usize = 24;
 
 const MAGIC: [u8; 4] = *b"FSTK";
 const VERSION: u8 = 1;
@@ -31,9 +31,9 @@ const TOKENS_AT: usize = 64;
 const TOKEN_BYTES: usize = 64 + TOKEN_LABEL_BYTES_MAX;
 const NETWORKS_AT: usize = TOKENS_AT + TOKENS_MAX * TOKEN_BYTES;
 const ADDRESS_BYTES: usize = 20;
-const LOCALS_AT: usize = NETWORKS_AT + ADDRESSES_MAX * ADDRESS_BYTES;
+const LOCALS_AT: usize = NETWORKS_AT + RESTRICTIONS_MAX * ADDRESS_BYTES;
 
-const _: () = assert!(LOCALS_AT + ADDRESSES_MAX * ADDRESS_BYTES == RECORD_BYTES);
+const _: () = assert!(LOCALS_AT + RESTRICTIONS_MAX * ADDRESS_BYTES == RECORD_BYTES);
 
 /// What those who have opened a volume with a token share with the table. Not on the device.
 #[derive(Default, Debug)]
@@ -146,7 +146,7 @@ impl Record {
     pub(super) fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut out = [0; RECORD_BYTES];
         assert!(self.tokens.len() <= TOKENS_MAX);
-        assert!(self.networks.len().max(self.locals.len()) <= ADDRESSES_MAX);
+        assert!(self.networks.len().max(self.locals.len()) <= RESTRICTIONS_MAX);
         put(&mut out, 0, &MAGIC);
         out[VERSION_AT] = VERSION;
         let counts = [&self.tokens.len(), &self.networks.len(), &self.locals.len()];
@@ -196,7 +196,7 @@ impl Record {
 
     fn read(block: &[u8; RECORD_BYTES]) -> Option<Record> {
         let [tokens, networks, locals] = array(block, COUNTS_AT).map(usize::from);
-        if tokens > TOKENS_MAX || networks.max(locals) > ADDRESSES_MAX {
+        if tokens > TOKENS_MAX || networks.max(locals) > RESTRICTIONS_MAX {
             return None;
         }
         let mut record = Record::new(DvolId(u128::from_le_bytes(array(block, VOLUME_AT))));
@@ -412,7 +412,8 @@ mod tests {
         };
         assert_eq!(sealed(&|_| {}), Ok(()));
         assert_eq!(sealed(&|b| b[4] = 2), Err(BadRecord::Version(2)));
-        let bad: [&dyn Fn(&mut [u8; RECORD_BYTES]); 14] = [
+        type Change = dyn Fn(&mut [u8; RECORD_BYTES]);
+        let bad: [&Change; 14] = [
             &|b| b[5] = 33,
             &|b| b[5] = 2,
             &|b| b[6] = 25,
