@@ -1,5 +1,6 @@
-//! What commands do to a device that no node serves: format, inspect, verify.
+//! What commands do to a device that no node serves: format, calibrate, inspect, verify.
 
+mod calibrate;
 mod foreign;
 mod format;
 mod image;
@@ -16,6 +17,10 @@ use serde_json::Value;
 use crate::node::{NodeError, NodeErrorKind};
 use image::FileImage;
 
+pub(crate) use calibrate::takes as calibration_takes;
+pub use calibrate::{
+    CalibrateOptions, CalibrateReport, CalibratedPoint, CalibratedPrices, calibrate,
+};
 pub use format::format;
 
 /// A device to be formatted.

@@ -1,4 +1,6 @@
-//! `flagstone device ...`.
+//! `flagstone device ...`. Calibration is in `calibrate`.
+
+mod calibrate;
 
 use std::time::Duration;
 
@@ -74,6 +76,8 @@ Examples:
         #[arg(long)]
         policy: Option<SchedulePolicy>,
     },
+    /// Find out what a device can do that no node serves, and the ceiling to give it
+    Calibrate(calibrate::CalibrateArgs),
     /// Write an empty device to a file, partition or disk that is blank
     #[command(after_help = "\
 Examples:
@@ -124,10 +128,16 @@ pub(super) fn run(
             };
             return format(backend, device, &options, output);
         }
+        DeviceCommand::Calibrate(args) => {
+            calibrate::run(args, output)?;
+            return Ok(Exit::Ok);
+        }
         _ => args.target.client()?,
     };
     match args.command {
-        DeviceCommand::Format { .. } => unreachable!("handled above"),
+        DeviceCommand::Format { .. } | DeviceCommand::Calibrate(_) => {
+            unreachable!("handled above")
+        }
         DeviceCommand::List => list(&client, output)?,
         DeviceCommand::Show { device } => {
             let info: DeviceInfo = client.get(&format!("/v1/devices/{device}"))?;

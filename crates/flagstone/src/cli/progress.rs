@@ -19,10 +19,19 @@ impl Bar {
         Bar(bar)
     }
 
+    /// A bar that counts steps which take equally long.
+    pub(super) fn of_steps(what: &str) -> Bar {
+        let bar = Bar::new(what);
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {pos} of {len}, {eta} left")
+            .expect("the template is a constant that a test renders");
+        bar.0.set_style(style);
+        bar
+    }
+
     /// Shows how far it is.
-    pub(super) fn show(&mut self, done_bytes: u64, total_bytes: u64) {
-        self.0.set_length(total_bytes.max(done_bytes));
-        self.0.set_position(done_bytes);
+    pub(super) fn show(&mut self, done: u64, total: u64) {
+        self.0.set_length(total.max(done));
+        self.0.set_position(done);
     }
 }
 
@@ -38,5 +47,6 @@ mod tests {
     fn the_template_is_valid() {
         let mut bar = super::Bar::new("test");
         bar.show(1, 2);
+        super::Bar::of_steps("test").show(1, 2);
     }
 }
