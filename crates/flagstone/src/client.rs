@@ -167,6 +167,63 @@ impl Client {
         self.request(method, path, None).map(|_| ())
     }
 
+    /// Gets a body of any length, to be read as it comes. Reading it fails if the node does not send all of it.
+    pub fn get_stream(&self, path: &str) -> Result<Incoming, ClientError> {
+        let head = self.head("GET", path) + "\r\n";
+        let opened = self.deliver(head.as_bytes()).and_then(|(stream, sent)| {
+            let mut reader = BufReader::new(stream);
+            match read_head(&mut reader) {
+                Ok(head) => Ok((reader, head)),
+                Err(error) => Err(sent.err().unwrap_or(error)),
+            }
+        });
+        let (mut reader, head) = opened.map_err(|error| self.failed(error))?;
+        if !(200..300).contains(&head.status) {
+            let body = read_body(&mut reader, &head.framing).map_err(|error| self.failed(error))?;
+            let answer = Answer {
+                status: head.status,
+                media_type: head.media_type,
+                body,
+            };
+            self.good("GET", path, answer)?;
+            return Err(self.protocol("an error without one"));
+        }
+        match head.framing {
+            Framing::Chunked => Ok(Incoming {
+                reader,
+                left_bytes: 0,
+                stage: ChunkStage::Length,
+            }),
+            _ => Err(self.protocol("a stream was expected, and it is none")),
+        }
+    }
+
+    /// Posts a body of any length, read from `source` as it is sent, and gets a value. What keeps `source`
+    /// from being read is the inner error; the node then has only a part of the body, and knows it.
+    pub fn post_stream<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        media_type: &str,
+        source: &mut dyn Read,
+    ) -> Result<io::Result<T>, ClientError> {
+        let head = self.head("POST", path)
+            + &format!("Content-Type: {media_type}\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let (mut stream, begun) = self
+            .deliver(head.as_bytes())
+            .map_err(|error| self.failed(error))?;
+        // Long enough for a node that makes the last of it durable.
+        let sent = match begun.and_then(|()| send_chunks(&mut stream, source)) {
+            Ok(Err(error)) => return Ok(Err(error)),
+            Ok(Ok(())) => Ok(()),
+            Err(error) => Err(error),
+        };
+        // A node that refuses a stream early closes its side; its answer is worth more than the broken pipe.
+        let answer = read_answer(&mut BufReader::new(stream))
+            .map_err(|error| self.failed(sent.err().unwrap_or(error)))?;
+        let answer = self.good("POST", path, answer)?;
+        self.decode(&answer).map(Ok)
+    }
+
     fn decode<T: DeserializeOwned>(&self, answer: &Answer) -> Result<T, ClientError> {
         serde_json::from_slice(&answer.body).map_err(|error| {
             self.protocol(&format!("the answer is not what was expected: {error}"))
@@ -191,16 +248,23 @@ impl Client {
         path: &str,
         body: Option<&[u8]>,
     ) -> Result<Answer, ClientError> {
-        let answer = self.exchange(method, path, body).map_err(|error| {
-            if error.kind() == io::ErrorKind::InvalidData {
-                self.protocol(&error.to_string())
-            } else {
-                ClientError::NotReachable {
-                    target: self.target(),
-                    source: friendly(error),
-                }
-            }
-        })?;
+        let answer = self.exchange(method, path, body);
+        self.good(method, path, answer.map_err(|error| self.failed(error))?)
+    }
+
+    /// What went wrong on the way.
+    fn failed(&self, error: io::Error) -> ClientError {
+        if error.kind() == io::ErrorKind::InvalidData {
+            return self.protocol(&error.to_string());
+        }
+        ClientError::NotReachable {
+            target: self.target(),
+            source: friendly(error),
+        }
+    }
+
+    /// An answer, if its status is good.
+    fn good(&self, method: &str, path: &str, answer: Answer) -> Result<Answer, ClientError> {
         if (200..300).contains(&answer.status) {
             return Ok(answer);
         }
@@ -215,12 +279,17 @@ impl Client {
         )))
     }
 
-    fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
-        let mut head = format!(
+    /// What every request begins with.
+    fn head(&self, method: &str, path: &str) -> String {
+        format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\
              Accept: application/json, {PROBLEM_TYPE}, text/plain\r\n",
             self.address
-        );
+        )
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {
+        let mut head = self.head(method, path);
         if let Some(body) = body {
             let length = body.len();
             head += &format!("Content-Type: application/json\r\nContent-Length: {length}\r\n");
@@ -324,7 +393,27 @@ enum Framing {
     UntilClose,
 }
 
+/// What comes before a body.
+struct Head {
+    status: u16,
+    media_type: String,
+    framing: Framing,
+}
+
 fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
+    let Head {
+        status,
+        media_type,
+        framing,
+    } = read_head(reader)?;
+    Ok(Answer {
+        status,
+        media_type,
+        body: read_body(reader, &framing)?,
+    })
+}
+
+fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
     let mut head = reader.by_ref().take(HEAD_BYTES_MAX);
     let status_line = read_line(&mut head)?;
     let status = parse_status(&status_line)?;
@@ -353,8 +442,16 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
     if status == 204 || status == 304 {
         framing = Framing::Length(0);
     }
+    Ok(Head {
+        status,
+        media_type,
+        framing,
+    })
+}
+
+fn read_body(reader: &mut impl BufRead, framing: &Framing) -> io::Result<Vec<u8>> {
     let body = match framing {
-        Framing::Length(length) => read_exactly(reader, length)?,
+        Framing::Length(length) => read_exactly(reader, *length)?,
         Framing::Chunked => read_chunks(reader)?,
         Framing::UntilClose => {
             let mut body = Vec::new();
@@ -365,11 +462,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
     if body.len() as u64 > BODY_BYTES_MAX {
         return Err(invalid("its body is too long"));
     }
-    Ok(Answer {
-        status,
-        media_type,
-        body,
-    })
+    Ok(body)
 }
 
 fn parse_status(line: &str) -> io::Result<u16> {
@@ -409,21 +502,94 @@ fn read_exactly(reader: &mut impl BufRead, length: u64) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
+/// Where a body in chunks goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ChunkStage {
+    Length,
+    Data,
+    End,
+}
+
+/// A body of any length, as it comes.
+pub struct Incoming {
+    reader: BufReader<TcpStream>,
+    /// Of the chunk.
+    left_bytes: u64,
+    stage: ChunkStage,
+}
+
+impl Read for Incoming {
+    /// [rfc9112 7.1] A connection that ends before the last chunk is an error, not the end.
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if out.is_empty() || self.stage == ChunkStage::End {
+            return Ok(0);
+        }
+        if self.stage == ChunkStage::Length {
+            self.left_bytes = read_chunk_length(&mut self.reader)?;
+            self.stage = ChunkStage::Data;
+        }
+        if self.left_bytes == 0 {
+            read_chunk_end(&mut self.reader)?;
+            self.stage = ChunkStage::End;
+            return Ok(0);
+        }
+        let most = (out.len() as u64).min(self.left_bytes) as usize;
+        let read = self.reader.read(&mut out[..most]).map_err(friendly)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left_bytes -= read as u64;
+        if self.left_bytes == 0 {
+            read_chunk_end(&mut self.reader)?;
+            self.stage = ChunkStage::Length;
+        }
+        Ok(read)
+    }
+}
+
+/// Sends all that `source` has. The inner error is that of `source`.
+fn send_chunks(stream: &mut TcpStream, source: &mut dyn Read) -> io::Result<io::Result<()>> {
+    const CHUNK_BYTES: usize = 256 << 10;
+    let mut chunk = vec![0; CHUNK_BYTES];
+    loop {
+        let read = match source.read(&mut chunk) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Ok(Err(error)),
+        };
+        if read == 0 {
+            stream.write_all(b"0\r\n\r\n")?;
+            return Ok(Ok(()));
+        }
+        stream.write_all(format!("{read:x}\r\n").as_bytes())?;
+        stream.write_all(&chunk[..read])?;
+        stream.write_all(b"\r\n")?;
+    }
+}
+
+fn read_chunk_length(reader: &mut impl BufRead) -> io::Result<u64> {
+    let line = read_line(&mut reader.by_ref().take(HEAD_BYTES_MAX))?;
+    let digits = line.split(';').next().unwrap_or_default().trim();
+    u64::from_str_radix(digits, 16).map_err(|_| invalid("a chunk's length"))
+}
+
+fn read_chunk_end(reader: &mut impl BufRead) -> io::Result<()> {
+    match read_line(&mut reader.by_ref().take(2))?.is_empty() {
+        true => Ok(()),
+        false => Err(invalid("a chunk's end")),
+    }
+}
+
 /// [rfc9112 7.1] chunks; trailers are not expected from our server.
 fn read_chunks(reader: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
-        let line = read_line(&mut reader.by_ref().take(HEAD_BYTES_MAX))?;
-        let digits = line.split(';').next().unwrap_or_default().trim();
-        let length = u64::from_str_radix(digits, 16).map_err(|_| invalid("a chunk's length"))?;
+        let length = read_chunk_length(reader)?;
         if length.saturating_add(body.len() as u64) > BODY_BYTES_MAX {
             return Err(invalid("its body is too long"));
         }
         body.extend(read_exactly(reader, length)?);
-        let end = read_line(&mut reader.by_ref().take(2))?;
-        if !end.is_empty() {
-            return Err(invalid("a chunk's end"));
-        }
+        read_chunk_end(reader)?;
         if length == 0 {
             return Ok(body);
         }

@@ -6,6 +6,7 @@
 //! client has had some time: what it sends may be on its way, and so may an answer to it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ impl Crowd {
             crowd: self.clone(),
             leave: Arc::default(),
             place: Mutex::default(),
+            streams: AtomicUsize::new(0),
         });
         member.waits();
         member
@@ -56,6 +58,18 @@ pub(super) struct Member {
     crowd: Arc<Crowd>,
     leave: Arc<Notify>,
     place: Mutex<Option<u64>>,
+    /// Bodies of any length that are on their way.
+    streams: AtomicUsize,
+}
+
+/// A body of any length is on its way, as long as this is there.
+pub(super) struct Streaming(Arc<Member>);
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+        self.0.waits();
+    }
 }
 
 impl Member {
@@ -80,6 +94,19 @@ impl Member {
         if let Some(place) = place {
             self.crowd.lock().by_age.remove(&place);
         }
+    }
+
+    /// A body of any length begins. Until it ends the connection counts as one that works, however long that takes:
+    /// whoever makes or reads the body has a time-out of its own.
+    pub(super) fn streams(self: &Arc<Member>) -> Streaming {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        self.works();
+        Streaming(self.clone())
+    }
+
+    /// Whether such a body is on its way.
+    pub(super) fn is_streaming(&self) -> bool {
+        self.streams.load(Ordering::Relaxed) > 0
     }
 
     /// Completes when it has to make room.
@@ -117,5 +144,18 @@ mod tests {
         drop(third);
         assert!(!crowd.drop_oldest(Duration::ZERO), "the first works");
         drop((first, second));
+    }
+
+    #[test]
+    fn one_that_streams_stays() {
+        let crowd = Arc::new(Crowd::default());
+        let member = crowd.join();
+        assert!(!member.is_streaming());
+        let streaming = member.streams();
+        assert!(member.is_streaming());
+        assert!(!crowd.drop_oldest(Duration::ZERO), "it works");
+        drop(streaming);
+        assert!(!member.is_streaming());
+        assert!(crowd.drop_oldest(Duration::ZERO), "it waits again");
     }
 }

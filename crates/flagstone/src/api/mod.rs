@@ -19,6 +19,7 @@ mod plain;
 pub mod problem;
 mod server;
 mod snapshots;
+mod streams;
 mod tokens;
 mod volumes;
 
@@ -39,6 +40,7 @@ use crate::node::{Node, NodeError, NodeErrorKind};
 use guard::Guard;
 use problem::ApiError;
 pub use server::{ApiListener, ApiOptions, BindError};
+pub use streams::STREAM_TYPE;
 
 /// The bodies of requests that are not structs of [`crate::node`].
 pub mod requests {
@@ -64,7 +66,9 @@ pub struct ApiLimits {
     pub body_timeout: Duration,
     /// How long a client waits for the node's answer.
     pub call_timeout: Duration,
-    /// How long a connection lives, however busy it is.
+    /// How long the client of a stream may take nothing of it, or send nothing.
+    pub stream_timeout: Duration,
+    /// How long a connection lives, however busy it is, but for streams.
     pub connection_lifetime: Duration,
     /// How long clients may take to read their answers once the API stops.
     pub drain_timeout: Duration,
@@ -84,6 +88,7 @@ impl Default for ApiLimits {
             head_timeout: Duration::from_secs(5),
             body_timeout: Duration::from_secs(10),
             call_timeout: Duration::from_secs(60),
+            stream_timeout: Duration::from_secs(120),
             connection_lifetime: Duration::from_secs(600),
             drain_timeout: Duration::from_secs(5),
             head_bytes_max: 16 << 10,
@@ -230,6 +235,11 @@ impl Api {
                 "/v1/snapshots/{volume}/{snapshot}/rename",
                 post(snapshots::rename),
             )
+            .route(
+                "/v1/snapshots/{volume}/{snapshot}/stream",
+                get(streams::send),
+            )
+            .route("/v1/volumes/{name}/receive", post(streams::receive))
             .route(
                 "/v1/filesystems",
                 get(filesystems::list).post(filesystems::create),

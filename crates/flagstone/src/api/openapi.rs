@@ -4,7 +4,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use utoipa::OpenApi;
 
-use super::{activity, devices, filesystems, nodes, snapshots, tokens, volumes};
+use super::{activity, devices, filesystems, nodes, snapshots, streams, tokens, volumes};
 
 /// All operations. A test compares them with the routes that are served.
 #[derive(OpenApi)]
@@ -20,6 +20,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, tokens, volumes};
         volumes::set_slo,
         tokens::list, tokens::create, tokens::revoke, tokens::rotate, tokens::restrict,
         snapshots::list, snapshots::create, snapshots::show, snapshots::delete, snapshots::rename,
+        streams::send, streams::receive,
         filesystems::list, filesystems::create, filesystems::show, filesystems::check,
         filesystems::change, filesystems::delete, filesystems::set_image_store,
         filesystems::clone_file, filesystems::roll_back,

@@ -194,6 +194,15 @@ async fn slot_for(
     }
 }
 
+/// Ends when a connection has lived long enough, and sends or receives no stream.
+async fn lifetime(lifetime: Duration, member: &Member) {
+    const LOOK_AGAIN: Duration = Duration::from_secs(1);
+    tokio::time::sleep(lifetime).await;
+    while member.is_streaming() {
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
 async fn serve_connection(
     stream: TcpStream,
     router: Router,
@@ -202,6 +211,7 @@ async fn serve_connection(
     member: Arc<Member>,
 ) {
     let _ = stream.set_nodelay(true);
+    let streaming = member.clone();
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
         let member = member.clone();
@@ -232,7 +242,7 @@ async fn serve_connection(
             return;
         }
         () = stop.stopped() => {}
-        () = tokio::time::sleep(limits.connection_lifetime) => {}
+        () = lifetime(limits.connection_lifetime, &streaming) => {}
     }
     connection.as_mut().graceful_shutdown();
     if tokio::time::timeout(limits.drain_timeout, connection)

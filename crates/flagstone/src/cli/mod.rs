@@ -13,6 +13,7 @@ mod progress;
 mod series;
 mod serve;
 mod snapshot;
+mod streams;
 mod target;
 mod token;
 mod top;

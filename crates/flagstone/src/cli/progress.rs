@@ -28,6 +28,11 @@ impl Bar {
         bar
     }
 
+    /// Says what it is about.
+    pub(super) fn name(&mut self, what: &str) {
+        self.0.set_message(what.to_string());
+    }
+
     /// Shows how far it is.
     pub(super) fn show(&mut self, done: u64, total: u64) {
         self.0.set_length(total.max(done));

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::target::TargetArgs;
-use super::{OutputArgs, SnapshotArg, listing, volume};
+use super::{OutputArgs, SnapshotArg, listing, streams, volume};
 use crate::api::requests::{RenameRequest, SnapshotGroup, SnapshotRequest};
 use crate::client::Client;
 use crate::name::{SnapshotRef, SourceRef, parse_name, snapshots_from_args};
@@ -64,6 +64,12 @@ spreads volumes over them, so make those that belong together on one:
         #[arg(value_parser = parse_name)]
         new_name: String,
     },
+    /// Write a snapshot to a file or pipe, or what changed since an older one
+    #[command(after_help = streams::SEND_EXAMPLES)]
+    Send(streams::SendArgs),
+    /// Make a volume, or a newer state of one, of what was sent
+    #[command(after_help = streams::RECEIVE_EXAMPLES)]
+    Receive(streams::ReceiveArgs),
     /// Start a new volume from a snapshot; the same as `flagstone volume clone`
     Clone {
         /// The snapshot
@@ -83,6 +89,8 @@ pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result
         SnapshotCommand::Show { snapshot } => {
             snapshot.read()?;
         }
+        SnapshotCommand::Send(args) => args.check()?,
+        SnapshotCommand::Receive(args) => args.check()?,
         _ => {}
     }
     let client = args.target.client()?;
@@ -120,6 +128,8 @@ pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result
             output.outcome(&info, &sentence)?;
             Ok(())
         }
+        SnapshotCommand::Send(args) => streams::send(&client, &args, output),
+        SnapshotCommand::Receive(args) => streams::receive(&client, &args, output),
         SnapshotCommand::Clone { snapshot, new_name } => {
             let source = SourceRef {
                 volume: snapshot.volume,
@@ -130,7 +140,7 @@ pub(super) fn run(args: SnapshotArgs, output: &mut Output<'_>) -> anyhow::Result
     }
 }
 
-fn path_of(snapshot: &SnapshotRef) -> String {
+pub(super) fn path_of(snapshot: &SnapshotRef) -> String {
     format!("/v1/snapshots/{}/{}", snapshot.volume, snapshot.snapshot)
 }
 

@@ -19,6 +19,7 @@ mod metrics;
 mod options;
 pub mod real;
 mod slo;
+mod stream;
 mod tokens;
 mod types;
 
@@ -47,6 +48,9 @@ pub use options::{
     VOLUMES_EXPORT,
 };
 pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
+pub use stream::{
+    PART_MAX_BYTES, PART_MAX_RUNS, ReceiveId, ReceiveSpec, StreamPart, StreamRun, StreamSource,
+};
 pub use tokens::{
     CreatedVolume, NewToken, RESTRICTIONS_MAX, Restrictions, RotateSpec, TOKEN_LABEL_BYTES_MAX,
     TOKENS_MAX, TokenInfo, TokenKind, TokenList, TokenSpec, TokenState, TokenText,
@@ -153,6 +157,32 @@ pub trait Node: Send + Sync + 'static {
         snapshot: SnapshotRef,
         new_name: String,
     ) -> NodeFuture<'_, SnapshotInfo>;
+
+    /// Begins to send a snapshot: all of it, or what changed since an older one of the same volume. `NotFound`;
+    /// `InvalidArgument` if the other is newer; `Refused` if what changed since isn't known any more.
+    fn open_stream(
+        &self,
+        snapshot: SnapshotRef,
+        since: Option<String>,
+    ) -> NodeFuture<'_, StreamSource>;
+
+    /// The part of a snapshot that begins at `from_bytes`. Costs what it has, and next to nothing for holes.
+    /// `NotFound` if the snapshot has been deleted.
+    fn read_stream(&self, source: StreamSource, from_bytes: u64) -> NodeFuture<'_, StreamPart>;
+
+    /// Begins to receive a stream. Until [`finish_receive`](Node::finish_receive) nobody sees anything of it: a new
+    /// volume isn't there, another one can't be opened. What a crash or a stop leaves is undone at the next start.
+    /// `AlreadyExists`, `NotFound`, `Busy`, and `Refused` if an incremental stream doesn't fit the volume.
+    fn begin_receive(&self, spec: ReceiveSpec) -> NodeFuture<'_, ReceiveId>;
+
+    /// Takes the next part of a stream. After an error only [`abandon_receive`](Node::abandon_receive) is left.
+    fn receive_part(&self, id: ReceiveId, runs: Vec<StreamRun>) -> NodeFuture<'_, ()>;
+
+    /// The stream is whole: takes the snapshot and shows the volume, durably. After an error it is abandoned.
+    fn finish_receive(&self, id: ReceiveId) -> NodeFuture<'_, SnapshotInfo>;
+
+    /// The stream isn't whole: the volume is what it was before, or isn't there.
+    fn abandon_receive(&self, id: ReceiveId) -> NodeFuture<'_, ()>;
 
     /// Creates an empty filesystem. `AlreadyExists`, `NoSpace`.
     fn create_filesystem(&self, spec: FilesystemSpec) -> NodeFuture<'_, FilesystemInfo>;

@@ -160,6 +160,34 @@ impl Node for FakeNode {
         self.with(|state| state.rename_snapshot(&snapshot, &new_name))
     }
 
+    fn open_stream(
+        &self,
+        snapshot: SnapshotRef,
+        since: Option<String>,
+    ) -> NodeFuture<'_, StreamSource> {
+        self.with(|state| state.open_stream(&snapshot, since))
+    }
+
+    fn read_stream(&self, source: StreamSource, from_bytes: u64) -> NodeFuture<'_, StreamPart> {
+        self.with(|state| state.read_stream(&source, from_bytes))
+    }
+
+    fn begin_receive(&self, spec: ReceiveSpec) -> NodeFuture<'_, ReceiveId> {
+        self.with(|state| state.begin_receive(spec))
+    }
+
+    fn receive_part(&self, id: ReceiveId, runs: Vec<StreamRun>) -> NodeFuture<'_, ()> {
+        self.with(|state| state.receive_part(id, runs))
+    }
+
+    fn finish_receive(&self, id: ReceiveId) -> NodeFuture<'_, SnapshotInfo> {
+        self.with(|state| state.finish_receive(id))
+    }
+
+    fn abandon_receive(&self, id: ReceiveId) -> NodeFuture<'_, ()> {
+        self.with(|state| state.abandon_receive(id))
+    }
+
     fn create_filesystem(&self, spec: FilesystemSpec) -> NodeFuture<'_, FilesystemInfo> {
         self.with(|state| state.filesystems.create(&spec))
     }

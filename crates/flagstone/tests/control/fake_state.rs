@@ -12,6 +12,7 @@ use flagstone::node::{
 use flagstone_types::{Epoch, Lsn};
 
 use crate::fake_filesystems::Filesystems;
+use crate::fake_streams::Streams;
 use crate::fake_tokens::first_token;
 
 pub(crate) const DEVICE_BYTES: u64 = 1 << 40;
@@ -24,6 +25,7 @@ pub(crate) struct State {
     pub(crate) scrub: ScrubStatus,
     pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
+    pub(crate) streams: Streams,
     /// By volume.
     pub(crate) tokens: BTreeMap<String, Vec<TokenInfo>>,
     next_id: u64,

@@ -103,6 +103,12 @@ impl Node for Stuck {
         show_snapshot(snapshot: SnapshotRef) -> SnapshotInfo;
         delete_snapshot(snapshot: SnapshotRef) -> ();
         rename_snapshot(snapshot: SnapshotRef, new_name: String) -> SnapshotInfo;
+        open_stream(snapshot: SnapshotRef, since: Option<String>) -> StreamSource;
+        read_stream(source: StreamSource, from_bytes: u64) -> StreamPart;
+        begin_receive(spec: ReceiveSpec) -> ReceiveId;
+        receive_part(id: ReceiveId, runs: Vec<StreamRun>) -> ();
+        finish_receive(id: ReceiveId) -> SnapshotInfo;
+        abandon_receive(id: ReceiveId) -> ();
         create_filesystem(spec: FilesystemSpec) -> FilesystemInfo;
         list_filesystems(query: PageQuery) -> FilesystemPage;
         show_filesystem(name: String) -> FilesystemInfo;

@@ -11,6 +11,7 @@ mod metrics;
 mod series;
 mod slo;
 mod stop;
+mod streams;
 mod support;
 mod tokens;
 mod volume_files;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_device::engine::{Engine, Handle, LayerInfo};
+use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::sync::Budget;
@@ -16,11 +16,12 @@ use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
 use flagstone_types::{DvolId, Lsn};
 
 use super::access::{Access, TokenStore};
+use super::attributes::VolumeAttributes;
 use super::files::CoreFiles;
 use super::names::Names;
 use super::notes::VolumeNotes;
 use super::recording::Recording;
-use super::slo::{Floors, note_floor, slo_of, terms_of};
+use super::slo::{Floors, note_floor, terms_of};
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
 use crate::node::{Slo, VolumeLook, VolumeMetrics};
@@ -326,8 +327,26 @@ impl CoreNode {
         self.engines.get(engine).map(|owned| &owned.engine)
     }
 
-    /// A volume, or a snapshot of one, to be read and written.
+    /// A volume, or a snapshot of one, to be read and written. `None` while a stream is being received into it: what it
+    /// has then is neither of two states.
     pub(super) fn volume(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
+        if handle.layer.is_none() && self.names.is_receiving(handle.id) {
+            return None;
+        }
+        self.volume_for_stream(engine, handle)
+    }
+
+    /// Refuses a change of a volume that a stream is being received into. Asked on the core, right before the change:
+    /// whoever closes the volume waits for those that were let through.
+    pub(super) fn check_settled(&self, id: DvolId) -> Result<(), DvolError> {
+        match self.names.is_receiving(id) {
+            true => Err(DvolError::Busy),
+            false => Ok(()),
+        }
+    }
+
+    /// A volume, or a snapshot of one, for who receives a stream into it.
+    pub(super) fn volume_for_stream(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
         let owned = self.engines.get(engine)?;
         Some(RealVolume {
             platform: self.platform.clone(),
@@ -380,7 +399,12 @@ impl CoreNode {
         let mut floors = Floors::new();
         for owned in &self.engines {
             owned.engine.visit_dvols(|handle, attributes| {
-                note_floor(&mut floors, handle.id, owned.device, &slo_of(attributes));
+                note_floor(
+                    &mut floors,
+                    handle.id,
+                    owned.device,
+                    &VolumeAttributes::decode(attributes).slo,
+                );
             });
         }
         floors

@@ -5,6 +5,7 @@
 //! answer; nothing here runs on the data path.
 
 mod access;
+mod attributes;
 mod core;
 mod describe;
 mod errors;
@@ -13,13 +14,16 @@ mod look;
 mod names;
 mod notes;
 mod opening;
+mod receive;
 mod recording;
 mod resize;
+mod send;
 mod slo;
 mod start;
 mod tuning;
 mod volume;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -35,21 +39,24 @@ use flagstone_sched::Device as DividedDevice;
 use flagstone_types::DvolId;
 
 use self::access::Access;
+use self::attributes::VolumeAttributes;
 use self::core::{CoreNode, current};
 use self::errors::{
     Wanted, apart, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
     no_such_volume, node_error, taken,
 };
 use self::names::{Names, Place};
+use self::receive::OneReceive;
 use self::recording::Recording;
-use self::slo::{Floors, attributes_of, note_floor};
+use self::slo::{Floors, note_floor};
 use super::{
     ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck,
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
     ImageStoreSpec, Look, MetricsSnapshot, NewToken, Node, NodeError, NodeErrorKind, NodeFuture,
-    NodeInfo, PageQuery, Reservation, Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus,
-    Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, TokenInfo, TokenKind, TokenList,
-    TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
+    NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation, Restrictions, RotateSpec, Schedule,
+    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
+    StreamPart, StreamRun, StreamSource, TokenInfo, TokenKind, TokenList, TokenSpec, VolumeInfo,
+    VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -99,7 +106,15 @@ struct RealNode {
     divided: Vec<Arc<DividedDevice>>,
     /// What was promised whatever others do. Held while a promise is made, so never on a core.
     floors: tokio::sync::Mutex<Floors>,
+    incoming: Mutex<Incoming>,
     recording: Recording,
+}
+
+/// Streams that are being received.
+#[derive(Default)]
+struct Incoming {
+    last: u64,
+    by_id: BTreeMap<ReceiveId, OneReceive>,
 }
 
 /// A volume that an operation is about.
@@ -251,7 +266,11 @@ impl RealNode {
             let Some(engine) = engine else {
                 return Err(DvolError::NotFound);
             };
-            let created = running.create_volume(engine, new, attributes_of(&slo));
+            let attributes = VolumeAttributes {
+                slo,
+                ..VolumeAttributes::default()
+            };
+            let created = running.create_volume(engine, new, attributes.encode());
             let (id, token) = created.await?;
             running.set_slo(id, &slo);
             claim.came_to_be(Place { core, engine, id });
@@ -288,7 +307,10 @@ impl RealNode {
         new_name: String,
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("cloning '{source}' to '{new_name}'");
-        let target = self.target(&source.volume, &doing)?;
+        let target = match source.snapshot {
+            None => self.target_to_change(&source.volume, &doing)?,
+            Some(_) => self.target(&source.volume, &doing)?,
+        };
         let claim = self.names.claim(&new_name, target.place);
         let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
         let place = target.place;
@@ -305,7 +327,10 @@ impl RealNode {
                 return Err(DvolError::NotFound);
             };
             let source = match snapshot {
-                None => dvol,
+                None => {
+                    core.check_settled(dvol.id)?;
+                    dvol
+                }
                 Some(name) => {
                     engine
                         .layer(dvol.id, &name)
@@ -350,7 +375,7 @@ impl RealNode {
 
     async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
         let doing = format!("deleting volume '{name}'");
-        let target = self.target(&name, &doing)?;
+        let target = self.target_to_change(&name, &doing)?;
         let (place, named) = (target.place, name.clone());
         let names = self.names.clone();
         let deleted = self
@@ -399,7 +424,7 @@ impl RealNode {
                 return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
                     .next("take one snapshot of each volume at a time"));
             }
-            places.push(self.target(&snapshot.volume, &doing)?.place);
+            places.push(self.target_to_change(&snapshot.volume, &doing)?.place);
         }
         let Some(first) = places.first().copied() else {
             return Err(NodeError::new(
@@ -430,6 +455,7 @@ impl RealNode {
                 for (part, place) in parts.into_iter().zip(places) {
                     let dvol = engine.dvol_with(place.id, &part.volume);
                     let dvol = dvol.ok_or(DvolError::NotFound)?;
+                    core.check_settled(place.id)?;
                     dvols.push((dvol.handle, part.snapshot));
                 }
                 for name in &marked {
@@ -626,6 +652,7 @@ impl Node for RealNode {
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
         Box::pin(async move {
             let doing = format!("rolling back to '{snapshot}'");
+            self.target_to_change(&snapshot.volume, &doing)?;
             let named = snapshot.volume.clone();
             let rolled = self.on_snapshot(
                 &snapshot,
@@ -634,6 +661,7 @@ impl Node for RealNode {
                     let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
                     let sizing = core.sizing(dvol.id);
                     let _turn = sizing.take(1).await;
+                    core.check_settled(dvol.id)?;
                     engine.roll_back(dvol, layer).await?;
                     let what = "rolled back under its clients: they read the snapshot from now on";
                     core.tell_of_attached(dvol.id, &named, what);
@@ -670,9 +698,11 @@ impl Node for RealNode {
     fn delete_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, ()> {
         Box::pin(async move {
             let doing = format!("deleting snapshot '{snapshot}'");
+            self.target_to_change(&snapshot.volume, &doing)?;
             let name = snapshot.to_string();
             self.on_snapshot(&snapshot, &doing, |core, engine, _, layer| async move {
                 let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                core.check_settled(layer.id)?;
                 core.recording.snapshot(NodeMark::SnapshotGoing, &name);
                 let deleted = engine.delete_layer(layer).await;
                 if deleted.is_ok() {
@@ -707,6 +737,34 @@ impl Node for RealNode {
             })
             .await
         })
+    }
+
+    fn open_stream(
+        &self,
+        snapshot: SnapshotRef,
+        since: Option<String>,
+    ) -> NodeFuture<'_, StreamSource> {
+        Box::pin(self.open_stream_of(snapshot, since))
+    }
+
+    fn read_stream(&self, source: StreamSource, from_bytes: u64) -> NodeFuture<'_, StreamPart> {
+        Box::pin(self.read_part_of(source, from_bytes))
+    }
+
+    fn begin_receive(&self, spec: ReceiveSpec) -> NodeFuture<'_, ReceiveId> {
+        Box::pin(self.begin(spec))
+    }
+
+    fn receive_part(&self, id: ReceiveId, runs: Vec<StreamRun>) -> NodeFuture<'_, ()> {
+        Box::pin(self.take_part(id, runs))
+    }
+
+    fn finish_receive(&self, id: ReceiveId) -> NodeFuture<'_, SnapshotInfo> {
+        Box::pin(self.finish(id))
+    }
+
+    fn abandon_receive(&self, id: ReceiveId) -> NodeFuture<'_, ()> {
+        Box::pin(self.abandon(id))
     }
 
     fn create_filesystem(&self, spec: FilesystemSpec) -> NodeFuture<'_, FilesystemInfo> {

@@ -5,7 +5,7 @@
 //! so here in the same step. So of two changes the engine's last one is the last here, too, and it
 //! doesn't matter whether whoever asked still waits for the answer. Never touched on the data path.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use flagstone_types::DvolId;
@@ -28,6 +28,8 @@ struct Tables {
     /// The names that volumes which go by their ids have on their devices. At the next start they may
     /// have them here, too, so nobody gets these names meanwhile.
     aside: BTreeMap<DvolId, String>,
+    /// Volumes that are between two states, since a stream is being received: nobody opens or changes them.
+    receiving: BTreeSet<DvolId>,
     /// How often any of this has changed.
     changes: u64,
 }
@@ -104,6 +106,21 @@ impl Names {
         self.read(|t| t.by_id.get(&id).cloned())
     }
 
+    /// A stream is to be received into this volume. False if one is already.
+    pub(super) fn begin_receiving(&self, id: DvolId) -> bool {
+        self.write(|t| t.receiving.insert(id))
+    }
+
+    /// The volume is in a state of its own again.
+    pub(super) fn end_receiving(&self, id: DvolId) {
+        self.write(|t| t.receiving.remove(&id));
+    }
+
+    /// Whether a stream is being received into this volume.
+    pub(super) fn is_receiving(&self, id: DvolId) -> bool {
+        self.read(|t| t.receiving.contains(&id))
+    }
+
     /// Where the volume with this dvol is, and its name.
     pub(super) fn place_of(&self, id: DvolId) -> Option<(String, Place)> {
         self.read(|t| {
@@ -173,6 +190,7 @@ impl Names {
     pub(super) fn deleted(&self, id: DvolId) {
         self.write(|t| {
             t.aside.remove(&id);
+            t.receiving.remove(&id);
             t.changes += 1;
             if let Some(name) = t.by_id.remove(&id) {
                 t.by_name.remove(&name);

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flagstone_device::cache::BlockCache;
-use flagstone_device::engine::{Engine, EngineOptions, OpenError, RecoveryReport, join_all};
+use flagstone_device::engine::{
+    Engine, EngineOptions, Handle, OpenError, RecoveryReport, join_all,
+};
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
 use flagstone_fs::DvolRole;
@@ -17,11 +19,12 @@ use flagstone_runtime::{
 use flagstone_sched::Device as DividedDevice;
 
 use super::access::{Access, TokenStore};
+use super::attributes::{Receiving, VolumeAttributes};
 use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
 use super::names::{Names, Place};
+use super::receive::undo;
 use super::recording::Recording;
-use super::slo::slo_of;
 use super::start::{Share, wait_for};
 use crate::node::{DeviceOptions, ExportOptions, NodeError, NodeErrorKind, Slo};
 use crate::offline::no_device;
@@ -254,6 +257,34 @@ pub(super) struct Part {
     pub(super) divided: Vec<Arc<DividedDevice>>,
 }
 
+/// Undoes what the last run of the node received of a volume and did not finish. Returns whether the volume is there.
+async fn settled(
+    engine: &Engine<UringPlatform>,
+    dvol: Handle,
+    name: &str,
+    receiving: Receiving,
+    names: &Names,
+) -> bool {
+    match undo(engine, dvol).await {
+        Ok(is_there) => {
+            tracing::info!(
+                volume = name,
+                "a stream was being received when the node ended; what it left is undone"
+            );
+            is_there
+        }
+        Err(error) => {
+            tracing::error!(
+                volume = name,
+                "a stream was being received when the node ended, and what it left can't be undone: {error}; \
+                 the volume stays closed until the next start"
+            );
+            names.begin_receiving(dvol.id);
+            receiving != Receiving::New
+        }
+    }
+}
+
 /// Opens this core's journals and puts its part of the node in place, with those that could be
 /// opened.
 async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refused>) {
@@ -336,7 +367,13 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
             if DvolRole::of(&dvol.attributes).is_some() {
                 continue;
             }
-            let slo = slo_of(&dvol.attributes);
+            let VolumeAttributes { slo, receiving, .. } =
+                VolumeAttributes::decode(&dvol.attributes);
+            if let Some(receiving) = receiving
+                && !settled(&engine, dvol.handle, &dvol.name, receiving, &names).await
+            {
+                continue;
+            }
             if slo != Slo::default() {
                 slos.insert(dvol.handle.id, slo);
             }

@@ -22,10 +22,22 @@ pub(super) async fn resize_here(
     size_bytes: u64,
     allow_data_loss: bool,
 ) -> Result<Resized, DvolError> {
-    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
     // What is consented to depends on the size there is: nobody else changes it meanwhile.
     let sizing = core.sizing(dvol.id);
     let _turn = sizing.take(1).await;
+    core.check_settled(dvol.id)?;
+    resize_alone(core, engine, dvol, size_bytes, allow_data_loss).await
+}
+
+/// The same for who is the only one to change it.
+pub(super) async fn resize_alone(
+    core: &CoreNode,
+    engine: usize,
+    dvol: Handle,
+    size_bytes: u64,
+    allow_data_loss: bool,
+) -> Result<Resized, DvolError> {
+    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
     let before_bytes = engine.size_of(dvol)?;
     let (_, reserved_before) = engine.usage_of(dvol)?;
     if size_bytes < before_bytes && !allow_data_loss {
@@ -61,7 +73,7 @@ impl RealNode {
         allow_data_loss: bool,
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("resizing volume '{name}' to {size_bytes} bytes");
-        let target = self.target(&name, &doing)?;
+        let target = self.target_to_change(&name, &doing)?;
         check_size(size_bytes, &doing)?;
         let engine = target.place.engine;
         let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
@@ -88,7 +100,7 @@ impl RealNode {
         reserve: Reservation,
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("reserving space for volume '{name}'");
-        let target = self.target(&name, &doing)?;
+        let target = self.target_to_change(&name, &doing)?;
         let size = self.show(&name).await?.size_bytes;
         let bytes = reserved_bytes(reserve, size);
         check_reservation(bytes, size, &doing)?;
@@ -99,6 +111,7 @@ impl RealNode {
             // All of it is what it has now: nobody changes its size meanwhile.
             let sizing = core.sizing(dvol.id);
             let _turn = sizing.take(1).await;
+            core.check_settled(dvol.id)?;
             let bytes = match is_full {
                 true => engine.size_of(dvol)?,
                 false => bytes,

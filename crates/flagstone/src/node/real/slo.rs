@@ -1,28 +1,22 @@
-//! SLOs of volumes and schedules of devices: how they lie on the device, who may have which, and what they are to the
-//! scheduler.
+//! SLOs of volumes and schedules of devices: who may have which, and what they are to the scheduler.
 //!
-//! A volume's SLO is in the attributes of its dvol, so it is created, cloned away and deleted with it
-//! (`docs/formats/device.md`, "Attributes of volumes").
+//! A volume's SLO is in the [attributes](super::attributes) of its dvol, so it is created, cloned away and deleted
+//! with it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flagstone_device::engine::Attributes;
-use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
 use flagstone_sched::price::Price;
 use flagstone_sched::promise::{Admission, Totals, WHOLE_NS, admit};
 use flagstone_sched::{Ceiling, Device as Divided, Limits, Policy, Prices, Settings};
 use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::RealNode;
+use super::attributes::{BANDWIDTH_MAX, RATE_MAX, VolumeAttributes};
 use crate::node::{
     DeviceCeiling, DeviceInfo, NodeError, NodeErrorKind, Rates, Schedule, SchedulePolicy, Slo,
     SloLimit, SloPromise, VolumeInfo,
 };
-
-const VERSION: u8 = 1;
-const PROMISE_SHARE: u8 = 0;
-const PROMISE_FLOOR: u8 = 1;
 
 /// How long a request may be in a device whose ceiling doesn't say it.
 const LATENCY_DEFAULT_NS: u64 = 1_000_000;
@@ -32,63 +26,6 @@ const WINDOW_LEAST_BLOCKS: u64 = 16;
 
 /// Floors that were promised, by volume, and on which device of the node.
 pub(super) type Floors = BTreeMap<DvolId, (usize, Rates)>;
-
-/// A volume's attributes. One with the SLO that everybody has who has asked for nothing has zeros.
-pub(super) fn attributes_of(slo: &Slo) -> Attributes {
-    let mut attributes: Attributes = [0; _];
-    if *slo == Slo::default() {
-        return attributes;
-    }
-    let mut put = |at: usize, value: u64| {
-        attributes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-    };
-    let limit = slo.limit;
-    put(24, limit.reads.unwrap_or(0));
-    put(32, limit.writes.unwrap_or(0));
-    put(40, limit.bytes.unwrap_or(0));
-    let kind = match slo.promise {
-        SloPromise::Share(parts) => {
-            put(8, u64::from(parts));
-            PROMISE_SHARE
-        }
-        SloPromise::Floor(Rates { reads, writes }) => {
-            put(8, reads);
-            put(16, writes);
-            PROMISE_FLOOR
-        }
-    };
-    attributes[..3].copy_from_slice(&[ATTRIBUTE_KIND_VOLUME, VERSION, kind]);
-    attributes
-}
-
-/// The SLO of a volume with these attributes. What is of a version that isn't known is no promise.
-pub(super) fn slo_of(attributes: &Attributes) -> Slo {
-    if attributes[..2] != [ATTRIBUTE_KIND_VOLUME, VERSION] {
-        return Slo::default();
-    }
-    let get = |at: usize| -> u64 {
-        let mut value = [0; 8];
-        value.copy_from_slice(&attributes[at..at + 8]);
-        u64::from_le_bytes(value)
-    };
-    let limit_at = |at| Some(get(at)).filter(|&rate| rate > 0);
-    let promise = match attributes[2] {
-        PROMISE_SHARE => SloPromise::Share(u32::try_from(get(8)).unwrap_or(u32::MAX).max(1)),
-        PROMISE_FLOOR => SloPromise::Floor(Rates {
-            reads: get(8),
-            writes: get(16),
-        }),
-        _ => SloPromise::default(),
-    };
-    Slo {
-        promise,
-        limit: SloLimit {
-            reads: limit_at(24),
-            writes: limit_at(32),
-            bytes: limit_at(40),
-        },
-    }
-}
 
 /// What the scheduler knows it as.
 pub(super) fn terms_of(slo: &Slo) -> (flagstone_sched::Slo, Limits) {
@@ -165,10 +102,32 @@ fn check(slo: &Slo, doing: &str) -> Result<(), NodeError> {
         (_, limit) if [limit.reads, limit.writes, limit.bytes].contains(&Some(0)) => {
             "a limit of 0, with which nothing would ever be done"
         }
-        _ => return Ok(()),
+        (promise, limit) => return check_most(promise, limit, doing),
     };
     Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
         .next("give a number above 0, or leave it out"))
+}
+
+/// Refuses numbers that can't be kept with a volume.
+fn check_most(promise: SloPromise, limit: SloLimit, doing: &str) -> Result<(), NodeError> {
+    let (reads, writes) = match promise {
+        SloPromise::Floor(rates) => (rates.reads, rates.writes),
+        SloPromise::Share(_) => (0, 0),
+    };
+    let rates = [
+        reads,
+        writes,
+        limit.reads.unwrap_or(0),
+        limit.writes.unwrap_or(0),
+    ];
+    if rates.iter().all(|rate| *rate <= RATE_MAX) && limit.bytes.unwrap_or(0) <= BANDWIDTH_MAX {
+        return Ok(());
+    }
+    let found = format!(
+        "a number that no device reaches; expected at most {RATE_MAX} requests and {BANDWIDTH_MAX} bytes a second"
+    );
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+        .next("give a smaller number; to leave a limit out is to have none"))
 }
 
 /// Refuses a schedule that makes no sense.
@@ -268,7 +227,7 @@ impl RealNode {
         oversubscribe: bool,
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("changing the SLO of volume '{name}'");
-        let target = self.target(&name, &doing)?;
+        let target = self.target_to_change(&name, &doing)?;
         let place = target.place;
         let device = self
             .on_core(place.core, &doing, move |core| async move {
@@ -283,7 +242,15 @@ impl RealNode {
             let engine = core
                 .engine(place.engine)
                 .ok_or(flagstone_device::engine::DvolError::NotFound)?;
-            engine.set_attributes(dvol, attributes_of(&slo)).await?;
+            // Nobody else changes the others meanwhile.
+            let settings = core.sizing(dvol.id);
+            let _turn = settings.take(1).await;
+            core.check_settled(dvol.id)?;
+            let attributes = VolumeAttributes {
+                slo,
+                ..VolumeAttributes::decode(&engine.attributes_of(dvol)?)
+            };
+            engine.set_attributes(dvol, attributes.encode()).await?;
             core.set_slo(dvol.id, &slo);
             Ok(())
         })
@@ -333,73 +300,29 @@ fn totals_of(floors: &Floors, device: usize, but: Option<DvolId>) -> Totals {
 mod tests {
     use super::*;
 
-    fn floor(reads: u64, writes: u64) -> SloPromise {
-        SloPromise::Floor(Rates { reads, writes })
-    }
-
     #[test]
-    fn slos_are_read_as_they_were_written() {
-        let limits = [
-            SloLimit::default(),
-            SloLimit {
-                reads: Some(1),
-                writes: Some(u64::MAX),
-                bytes: Some(7),
-            },
-            SloLimit {
-                writes: Some(500),
-                ..SloLimit::default()
-            },
-        ];
-        for promise in [
-            SloPromise::Share(1),
-            SloPromise::Share(u32::MAX),
-            floor(5000, 0),
-            floor(u64::MAX, 3),
-        ] {
-            for limit in limits {
-                let slo = Slo { promise, limit };
-                let attributes = attributes_of(&slo);
-                assert_eq!(slo_of(&attributes), slo);
-                let role = flagstone_fs::DvolRole::of(&attributes);
-                assert_eq!(role, None, "it still is a volume's");
-            }
-        }
-        assert_eq!(attributes_of(&Slo::default()), [0; 64]);
-    }
-
-    #[test]
-    fn bytes_on_the_device_are_these() {
-        let slo = Slo {
-            promise: floor(0x0102, 0x03),
-            limit: SloLimit {
-                reads: Some(4),
-                writes: Some(5),
-                bytes: Some(6),
-            },
+    fn numbers_above_what_can_be_kept_are_refused() {
+        let floor = |reads, writes| SloPromise::Floor(Rates { reads, writes });
+        let limit = |bytes| SloLimit {
+            bytes: Some(bytes),
+            ..SloLimit::default()
         };
-        let mut expected = [0; 64];
-        expected[..3].copy_from_slice(&[5, 1, 1]);
-        expected[8..10].copy_from_slice(&[2, 1]);
-        (expected[16], expected[24], expected[32], expected[40]) = (3, 4, 5, 6);
-        assert_eq!(attributes_of(&slo), expected);
-    }
-
-    #[test]
-    fn any_bytes_are_some_slo() {
-        let mut seed = 1u64;
-        for round in 0..10_000 {
-            let mut attributes: Attributes = [0; _];
-            for byte in &mut attributes {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                *byte = (seed >> 56) as u8;
-            }
-            if round % 2 == 0 {
-                attributes[..3].copy_from_slice(&[5, 1, (round % 3) as u8]);
-            }
-            let slo = slo_of(&attributes);
-            assert_eq!(slo_of(&attributes_of(&slo)), slo);
-            assert_ne!(slo.promise, SloPromise::Share(0));
+        for (promise, limit, is_good) in [
+            (floor(RATE_MAX, RATE_MAX), limit(BANDWIDTH_MAX), true),
+            (floor(RATE_MAX + 1, 1), SloLimit::default(), false),
+            (floor(1, RATE_MAX + 1), SloLimit::default(), false),
+            (SloPromise::Share(1), limit(BANDWIDTH_MAX + 1), false),
+            (
+                SloPromise::Share(1),
+                SloLimit {
+                    writes: Some(RATE_MAX + 1),
+                    ..SloLimit::default()
+                },
+                false,
+            ),
+        ] {
+            let slo = Slo { promise, limit };
+            assert_eq!(check(&slo, "testing").is_ok(), is_good, "{slo:?}");
         }
     }
 

@@ -184,6 +184,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         schedules: Mutex::new(schedules),
         divided,
         floors: tokio::sync::Mutex::new(floors),
+        incoming: Mutex::default(),
         recording,
     }))
 }

@@ -1,0 +1,283 @@
+//! What is kept of a volume in the attributes of its dvol: its SLO, its schedule of snapshots, and of streams what
+//! it is being made of, or was (`docs/formats/device.md`, "Attributes of volumes").
+
+use flagstone_device::engine::Attributes;
+use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
+use flagstone_types::{DvolId, LayerNo, Lsn};
+
+use crate::node::{Rates, Slo, SloLimit, SloPromise};
+
+const VERSION: u8 = 2;
+/// Knows SLOs only, each number in eight bytes.
+const VERSION_OF_SLOS: u8 = 1;
+
+const PROMISE_SHARE: u8 = 0;
+const PROMISE_FLOOR: u8 = 1;
+
+const RECEIVING_NEW: u8 = 1;
+const RECEIVING_ONTO: u8 = 2;
+
+/// Bytes of a number of requests a second, and of one of bytes a second.
+const RATE_BYTES: usize = 5;
+const BANDWIDTH_BYTES: usize = 6;
+
+/// The most that an SLO can say in requests a second, and in bytes a second.
+pub(super) const RATE_MAX: u64 = (1 << (8 * RATE_BYTES)) - 1;
+pub(super) const BANDWIDTH_MAX: u64 = (1 << (8 * BANDWIDTH_BYTES)) - 1;
+
+/// A content that is the same on every node: that of a volume at an LSN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ContentId {
+    /// The volume that it comes from.
+    pub(super) volume: DvolId,
+    /// LSN of its last change there.
+    pub(super) lsn: Lsn,
+}
+
+/// What a dvol is being made by a stream. As long as it says so, it is undone at the start of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Receiving {
+    /// A new volume: it isn't there yet.
+    New,
+    /// A newer state of one that has a snapshot of the older, this one.
+    Onto(LayerNo),
+}
+
+/// Attributes of a volume, or of a snapshot of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct VolumeAttributes {
+    pub(super) slo: Slo,
+    /// Of a dvol: what is being done to it. Of a snapshot it means nothing.
+    pub(super) receiving: Option<Receiving>,
+    /// Of a snapshot: the content that it was received as. Of a dvol: that of the snapshot which is just being taken.
+    pub(super) content: Option<ContentId>,
+}
+
+impl VolumeAttributes {
+    /// As they lie on the device. A volume with nothing of its own has zeros.
+    pub(super) fn encode(&self) -> Attributes {
+        let mut attributes: Attributes = [0; _];
+        if *self == VolumeAttributes::default() {
+            return attributes;
+        }
+        let mut put = |at: usize, len: usize, value: u64| {
+            attributes[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+        };
+        put(0, 1, ATTRIBUTE_KIND_VOLUME.into());
+        put(1, 1, VERSION.into());
+        match self.slo.promise {
+            SloPromise::Share(parts) => {
+                put(2, 1, PROMISE_SHARE.into());
+                put(8, RATE_BYTES, parts.into());
+            }
+            SloPromise::Floor(Rates { reads, writes }) => {
+                put(2, 1, PROMISE_FLOOR.into());
+                put(8, RATE_BYTES, reads.min(RATE_MAX));
+                put(13, RATE_BYTES, writes.min(RATE_MAX));
+            }
+        }
+        let limit = self.slo.limit;
+        put(18, RATE_BYTES, limit.reads.unwrap_or(0).min(RATE_MAX));
+        put(23, RATE_BYTES, limit.writes.unwrap_or(0).min(RATE_MAX));
+        let bytes = limit.bytes.unwrap_or(0).min(BANDWIDTH_MAX);
+        put(28, BANDWIDTH_BYTES, bytes);
+        match self.receiving {
+            None => {}
+            Some(Receiving::New) => put(3, 1, RECEIVING_NEW.into()),
+            Some(Receiving::Onto(base)) => {
+                put(3, 1, RECEIVING_ONTO.into());
+                put(4, 4, base.0.into());
+            }
+        }
+        if let Some(content) = self.content {
+            put(40, 8, content.volume.0 as u64);
+            put(48, 8, (content.volume.0 >> 64) as u64);
+            put(56, 8, content.lsn.0);
+        }
+        attributes
+    }
+
+    /// What attributes say. Those of a version that isn't known say nothing.
+    pub(super) fn decode(attributes: &Attributes) -> VolumeAttributes {
+        match attributes[..2] {
+            [ATTRIBUTE_KIND_VOLUME, VERSION] => decode(attributes),
+            [ATTRIBUTE_KIND_VOLUME, VERSION_OF_SLOS] => VolumeAttributes {
+                slo: slo(attributes, [8, 16, 24, 32, 40], 8, 8),
+                ..VolumeAttributes::default()
+            },
+            _ => VolumeAttributes::default(),
+        }
+    }
+}
+
+fn number(attributes: &Attributes, at: usize, len: usize) -> u64 {
+    let mut value = [0; 8];
+    value[..len].copy_from_slice(&attributes[at..at + len]);
+    u64::from_le_bytes(value)
+}
+
+fn decode(attributes: &Attributes) -> VolumeAttributes {
+    let receiving = match attributes[3] {
+        RECEIVING_NEW => Some(Receiving::New),
+        RECEIVING_ONTO => Some(Receiving::Onto(LayerNo(number(attributes, 4, 4) as u32))),
+        _ => None,
+    };
+    let low = number(attributes, 40, 8);
+    let high = number(attributes, 48, 8);
+    let volume = DvolId(u128::from(high) << 64 | u128::from(low));
+    let content = ContentId {
+        volume,
+        lsn: Lsn(number(attributes, 56, 8)),
+    };
+    VolumeAttributes {
+        slo: slo(attributes, [8, 13, 18, 23, 28], RATE_BYTES, BANDWIDTH_BYTES),
+        receiving,
+        // No volume has that id.
+        content: (volume != DvolId(0)).then_some(content),
+    }
+}
+
+/// An SLO whose five numbers begin at these places.
+fn slo(attributes: &Attributes, at: [usize; 5], rate_bytes: usize, bandwidth_bytes: usize) -> Slo {
+    let [first, second, reads, writes, bytes] = at;
+    let rate = |at| number(attributes, at, rate_bytes);
+    let limit = |value| Some(value).filter(|rate| *rate > 0);
+    let promise = match attributes[2] {
+        PROMISE_SHARE => SloPromise::Share(u32::try_from(rate(first)).unwrap_or(u32::MAX).max(1)),
+        PROMISE_FLOOR => SloPromise::Floor(Rates {
+            reads: rate(first).min(RATE_MAX),
+            writes: rate(second).min(RATE_MAX),
+        }),
+        _ => SloPromise::default(),
+    };
+    Slo {
+        promise,
+        limit: SloLimit {
+            reads: limit(rate(reads).min(RATE_MAX)),
+            writes: limit(rate(writes).min(RATE_MAX)),
+            bytes: limit(number(attributes, bytes, bandwidth_bytes).min(BANDWIDTH_MAX)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floor(reads: u64, writes: u64) -> SloPromise {
+        SloPromise::Floor(Rates { reads, writes })
+    }
+
+    #[test]
+    fn attributes_are_read_as_they_were_written() {
+        let limits = [
+            SloLimit::default(),
+            SloLimit {
+                reads: Some(1),
+                writes: Some(RATE_MAX),
+                bytes: Some(BANDWIDTH_MAX),
+            },
+            SloLimit {
+                writes: Some(500),
+                ..SloLimit::default()
+            },
+        ];
+        let promises = [
+            SloPromise::Share(1),
+            SloPromise::Share(u32::MAX),
+            floor(5000, 0),
+            floor(RATE_MAX, 3),
+        ];
+        let receivings = [
+            None,
+            Some(Receiving::New),
+            Some(Receiving::Onto(LayerNo(u32::MAX))),
+        ];
+        let content = ContentId {
+            volume: DvolId(u128::MAX - 5),
+            lsn: Lsn(u64::MAX - 7),
+        };
+        for promise in promises {
+            for limit in limits {
+                for receiving in receivings {
+                    for content in [None, Some(content)] {
+                        let attributes = VolumeAttributes {
+                            slo: Slo { promise, limit },
+                            receiving,
+                            content,
+                        };
+                        let bytes = attributes.encode();
+                        assert_eq!(VolumeAttributes::decode(&bytes), attributes);
+                        let role = flagstone_fs::DvolRole::of(&bytes);
+                        assert_eq!(role, None, "it still is a volume's");
+                    }
+                }
+            }
+        }
+        assert_eq!(VolumeAttributes::default().encode(), [0; 64]);
+    }
+
+    #[test]
+    fn bytes_on_the_device_are_these() {
+        let slo = Slo {
+            promise: floor(0x0102, 0x03),
+            limit: SloLimit {
+                reads: Some(4),
+                writes: Some(5),
+                bytes: Some(6),
+            },
+        };
+        let attributes = VolumeAttributes {
+            slo,
+            receiving: Some(Receiving::Onto(LayerNo(7))),
+            content: Some(ContentId {
+                volume: DvolId(8 << 64 | 9),
+                lsn: Lsn(10),
+            }),
+        };
+        let mut expected = [0; 64];
+        expected[..5].copy_from_slice(&[5, 2, 1, 2, 7]);
+        expected[8..10].copy_from_slice(&[2, 1]);
+        (expected[13], expected[18], expected[23], expected[28]) = (3, 4, 5, 6);
+        (expected[40], expected[48], expected[56]) = (9, 8, 10);
+        assert_eq!(attributes.encode(), expected);
+        // As the first version had it.
+        let mut first = [0; 64];
+        first[..3].copy_from_slice(&[5, 1, 1]);
+        first[8..10].copy_from_slice(&[2, 1]);
+        (first[16], first[24], first[32], first[40]) = (3, 4, 5, 6);
+        let expected = VolumeAttributes {
+            slo,
+            ..VolumeAttributes::default()
+        };
+        assert_eq!(VolumeAttributes::decode(&first), expected);
+        first[1] = 3;
+        assert_eq!(
+            VolumeAttributes::decode(&first),
+            VolumeAttributes::default(),
+            "of another version"
+        );
+    }
+
+    #[test]
+    fn any_bytes_are_some_attributes() {
+        let mut seed = 1u64;
+        for round in 0..10_000 {
+            let mut bytes: Attributes = [0; _];
+            for byte in &mut bytes {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                *byte = (seed >> 56) as u8;
+            }
+            if round % 3 < 2 {
+                bytes[..3].copy_from_slice(&[5, 1 + (round % 3) as u8, (round % 5) as u8]);
+            }
+            let attributes = VolumeAttributes::decode(&bytes);
+            assert_eq!(
+                VolumeAttributes::decode(&attributes.encode()),
+                attributes,
+                "{bytes:?}"
+            );
+            assert_ne!(attributes.slo.promise, SloPromise::Share(0));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Streams of snapshots through the API and the real binary: whole ones pass, all others leave nothing.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use flagstone::api::STREAM_TYPE;
+use flagstone::exit::Exit;
+use flagstone::node::StreamRun;
+use flagstone_wire::stream::{Decoder, Event};
+
+use crate::cli::{Ran, binary, fails, ran};
+use crate::fake_streams::Streams;
+use crate::support::{Served, TempDir, pause, serve, serve_with};
+
+fn run_with(served: &Served, args: &[&str], input: &[u8]) -> Ran {
+    let mut command = binary();
+    command.args(args);
+    command.args(["--api", &served.address.to_string()]);
+    command.stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary starts");
+    let mut stdin = child.stdin.take().expect("piped");
+    // One that refuses at once reads nothing.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    ran(child.wait_with_output().expect("it ends"))
+}
+
+/// The bytes that a command writes.
+fn bytes_of(served: &Served, args: &[&str]) -> Vec<u8> {
+    let mut command = binary();
+    command.args(args);
+    command.args(["--api", &served.address.to_string()]);
+    let output = command.output().expect("the binary starts");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.stderr, b"");
+    output.stdout
+}
+
+/// A node with `vm-1@monday` and `vm-1@tuesday`.
+fn served() -> Served {
+    let served = serve();
+    for args in [
+        ["volume", "create", "vm-1", "--size=1M"].as_slice(),
+        &["snapshot", "create", "vm-1@monday"],
+        &["snapshot", "create", "vm-1@tuesday"],
+    ] {
+        bytes_of(&served, args);
+    }
+    served
+}
+
+fn streams<T>(served: &Served, look: impl FnOnce(&Streams) -> T) -> T {
+    look(&served.node.state.lock().expect("not poisoned").streams)
+}
+
+fn abandoned(served: &Served) -> u32 {
+    streams(served, |streams| streams.abandoned)
+}
+
+fn wait_until_abandoned(served: &Served, count: u32) {
+    while abandoned(served) < count {
+        pause(5);
+    }
+    assert_eq!(abandoned(served), count);
+}
+
+fn expected_runs() -> Vec<StreamRun> {
+    vec![
+        StreamRun::Data {
+            offset_bytes: 0,
+            bytes: vec![7; 4096],
+        },
+        StreamRun::Zeros {
+            offset_bytes: 8192,
+            len_bytes: 4096,
+        },
+    ]
+}
+
+#[test]
+fn a_snapshot_goes_through_a_pipe_and_through_files() {
+    let served = served();
+    let dir = TempDir::new("streams");
+    let stream = bytes_of(&served, &["snapshot", "send", "vm-1@monday"]);
+    let mut decoder = Decoder::default();
+    decoder.push(&stream);
+    let first = decoder.next_event().expect("good");
+    assert!(
+        matches!(&first, Some(Event::Header(header)) if header.snapshot == "monday"),
+        "{first:?}"
+    );
+    while decoder.next_event().expect("good").is_some() {}
+    assert_eq!(decoder.finish().expect("whole").data_bytes, 4096);
+
+    let file = dir.path().join("tuesday.fss");
+    let path = file.to_str().expect("text");
+    let send = ["snapshot", "send", "vm-1@tuesday", "--since=vm-1@monday"];
+    let said = bytes_of(&served, &[&send[..], &["--to", path]].concat());
+    let said = String::from_utf8(said).expect("text");
+    assert_eq!(said, format!("wrote 4 KiB of data to {path}\n"));
+    assert_eq!(std::fs::read_dir(dir.path()).expect("read").count(), 1);
+
+    let whole = run_with(&served, &["snapshot", "receive", "copy"], &stream);
+    assert_eq!(whole.err, "");
+    assert_eq!(whole.out, "received copy@monday\n");
+    let onto = ["snapshot", "receive", "copy@second", "--from", path];
+    let said = bytes_of(&served, &[&onto[..], &["--force"]].concat());
+    assert_eq!(said, b"received copy@second\n");
+    streams(&served, |streams| {
+        let names: Vec<&String> = streams.received.keys().collect();
+        assert_eq!(names, ["copy@monday", "copy@second by force"]);
+        for runs in streams.received.values() {
+            assert_eq!(*runs, expected_runs());
+        }
+        assert_eq!(streams.abandoned, 0);
+    });
+}
+
+#[test]
+fn a_stream_that_is_not_whole_leaves_nothing() {
+    let served = served();
+    let stream = bytes_of(&served, &["snapshot", "send", "vm-1@monday"]);
+    let receive = |bytes: &[u8]| run_with(&served, &["snapshot", "receive", "copy"], bytes);
+    let cut = receive(&stream[..stream.len() - 1]);
+    fails(&cut, Exit::Corrupt, "before its trailer");
+    let mut damaged = stream.clone();
+    damaged[600] ^= 1;
+    fails(&receive(&damaged), Exit::Corrupt, "is damaged");
+    let longer = [&stream[..], b"x"].concat();
+    fails(&receive(&longer), Exit::Corrupt, "follows its end");
+    assert_eq!(abandoned(&served), 3);
+    // Nothing was begun.
+    fails(&receive(b""), Exit::Corrupt, "ends after 0 bytes");
+    fails(&receive(&[b'x'; 600]), Exit::Corrupt, "does not begin");
+    assert_eq!(abandoned(&served), 3);
+    fails(
+        &run_with(&served, &["snapshot", "receive", "vm-1"], &stream),
+        Exit::AlreadyExists,
+        "there already is",
+    );
+    assert_eq!(abandoned(&served), 3);
+    assert!(streams(&served, |streams| streams.received.is_empty()));
+}
+
+#[test]
+fn a_client_that_goes_away_or_says_nothing_leaves_nothing() {
+    let served = served();
+    let stream = bytes_of(&served, &["snapshot", "send", "vm-1@monday"]);
+    let head = format!(
+        "POST /v1/volumes/copy/receive HTTP/1.1\r\nHost: localhost\r\nContent-Type: {STREAM_TYPE}\r\n\
+         Transfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+        stream.len()
+    );
+    let mut connection = served.connect();
+    connection.write_all(head.as_bytes()).expect("sent");
+    connection.write_all(&stream).expect("sent");
+    // All of the stream is there, and not the end of the body.
+    drop(connection);
+    wait_until_abandoned(&served, 1);
+    assert!(streams(&served, |streams| streams.received.is_empty()));
+
+    let impatient = serve_with(|limits| {
+        limits.stream_timeout = std::time::Duration::from_millis(50);
+    });
+    let mut connection = impatient.connect();
+    connection.write_all(head.as_bytes()).expect("sent");
+    connection.write_all(&stream[..600]).expect("sent");
+    wait_until_abandoned(&impatient, 1);
+    drop(connection);
+}
+
+#[test]
+fn only_streams_are_received() {
+    let served = served();
+    let request = |media_type: &str| {
+        served.status(&format!(
+            "POST /v1/volumes/copy/receive HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
+             Content-Type: {media_type}"
+        ))
+    };
+    assert_eq!(request("text/plain"), 415, "what a web page could send");
+    assert_eq!(request(STREAM_TYPE), 422);
+}
+
+#[test]
+fn a_stream_that_the_node_cuts_off_becomes_no_file() {
+    let served = served();
+    bytes_of(&served, &["snapshot", "create", "vm-1@broken"]);
+    let dir = TempDir::new("cut-off");
+    let file = dir.path().join("broken.fss");
+    let path = file.to_str().expect("text");
+    let send = ["snapshot", "send", "vm-1@broken"];
+    let cut = run_with(&served, &[&send[..], &["--to", path]].concat(), b"");
+    fails(&cut, Exit::NotReachable, "did not send all of the stream");
+    assert_eq!(std::fs::read_dir(dir.path()).expect("read").count(), 0);
+    let missing = run_with(&served, &["snapshot", "send", "vm-1@no"], b"");
+    fails(&missing, Exit::NotFound, "there is no such snapshot");
+    let other = ["snapshot", "send", "vm-1@monday", "--since=vm-2@x"];
+    fails(
+        &run_with(&served, &other, b""),
+        Exit::Usage,
+        "another volume",
+    );
+    let from = ["snapshot", "receive", "copy", "--from", path];
+    fails(&run_with(&served, &from, b""), Exit::NotFound, "reading");
+}
