@@ -8,6 +8,7 @@ mod errors;
 mod filesystems;
 mod lineage;
 mod metrics;
+mod native;
 mod series;
 mod slo;
 mod stop;

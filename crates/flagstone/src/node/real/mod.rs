@@ -7,10 +7,12 @@
 mod access;
 mod core;
 mod describe;
+mod epochs;
 mod errors;
 mod files;
 mod look;
 mod names;
+mod native;
 mod notes;
 mod opening;
 mod recording;
@@ -84,6 +86,8 @@ struct RealNode {
     access: Access,
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
+    /// For the native protocol, of each core.
+    native_tcp: Vec<SocketAddr>,
     nfs_tcp: Vec<SocketAddr>,
     /// Our own.
     portmapper: Option<SocketAddr>,

@@ -20,6 +20,7 @@ use super::access::{Access, TokenStore};
 use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
 use super::names::{Names, Place};
+use super::native::Identity;
 use super::recording::Recording;
 use super::slo::slo_of;
 use super::start::{Share, wait_for};
@@ -248,6 +249,8 @@ pub(super) struct Part {
     pub(super) prepared: Vec<Prepared>,
     pub(super) names: Names,
     pub(super) access: Access,
+    pub(super) identity: Identity,
+    pub(super) failure_domain: Arc<str>,
     pub(super) recording: Recording,
     pub(super) exports: Vec<ExportOptions>,
     pub(super) share: Share,
@@ -262,6 +265,8 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         prepared,
         names,
         access,
+        identity,
+        failure_domain,
         recording,
         exports,
         share,
@@ -366,6 +371,8 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         names,
         access,
         tokens,
+        identity,
+        failure_domain,
     };
     CoreNode::install(&platform, engines, known, recording, files, share, divided);
     (recovered, refused)

@@ -1,8 +1,9 @@
 //! Changing a volume's size, and what is reserved for the volume.
 
-use flagstone_device::engine::{DvolError, DvolInfo, Handle};
+use flagstone_device::engine::{DvolError, DvolInfo, Engine, Handle};
+use flagstone_platform::sync::Budget;
+use flagstone_runtime::UringPlatform;
 
-use super::core::CoreNode;
 use super::errors::{Wanted, check_reservation, check_size};
 use super::{NodeError, NodeErrorKind, RealNode, Reservation, VolumeInfo, reserved_bytes};
 
@@ -14,17 +15,15 @@ pub(super) enum Resized {
 }
 
 /// Changes the size of a volume that an engine of this core has, and with it what is reserved for a volume of which
-/// all is.
+/// all is. `sizing` are the turns of those who do that.
 pub(super) async fn resize_here(
-    core: &CoreNode,
-    engine: usize,
+    engine: &Engine<UringPlatform>,
+    sizing: &Budget,
     dvol: Handle,
     size_bytes: u64,
     allow_data_loss: bool,
 ) -> Result<Resized, DvolError> {
-    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
     // What is consented to depends on the size there is: nobody else changes it meanwhile.
-    let sizing = core.sizing(dvol.id);
     let _turn = sizing.take(1).await;
     let before_bytes = engine.size_of(dvol)?;
     let (_, reserved_before) = engine.usage_of(dvol)?;
@@ -65,7 +64,9 @@ impl RealNode {
         check_size(size_bytes, &doing)?;
         let engine = target.place.engine;
         let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
-            resize_here(&core, engine, dvol, size_bytes, allow_data_loss).await
+            let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+            let sizing = core.sizing(dvol.id);
+            resize_here(engine, &sizing, dvol, size_bytes, allow_data_loss).await
         });
         match resized.await {
             Ok(Resized::Done) => self.show(&name).await,

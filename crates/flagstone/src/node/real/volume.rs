@@ -11,8 +11,9 @@ use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::{Tenant, TenantStats, Turn, Want};
-use flagstone_types::{LatencyHistogram, Lsn};
+use flagstone_types::{Epoch, LatencyHistogram, Lsn};
 
+use super::epochs::{Pass, Stale};
 use super::notes::VolumeNotes;
 use super::recording::Recording;
 use crate::node::{ErrorCount, IoMark, IoMetrics, TurnMetrics, VolumeLook, VolumeMetrics};
@@ -22,7 +23,7 @@ const WRITE_PART_BYTES: usize = engine::WRITE_MAX_BYTES as usize;
 
 /// Counts of one kind of operation.
 #[derive(Default)]
-struct OpCounters {
+pub(super) struct OpCounters {
     operations: u64,
     bytes: u64,
     errors: Vec<ErrorCount>,
@@ -30,7 +31,7 @@ struct OpCounters {
 }
 
 impl OpCounters {
-    fn record(&mut self, ns: u64, bytes: u64, error: Option<&'static str>) {
+    pub(super) fn record(&mut self, ns: u64, bytes: u64, error: Option<&'static str>) {
         self.operations += 1;
         self.latency.record(ns);
         match error {
@@ -64,10 +65,10 @@ impl OpCounters {
 /// Counts of one volume since the node was started.
 #[derive(Default)]
 pub(super) struct VolumeCounters {
-    read: RefCell<OpCounters>,
-    write: RefCell<OpCounters>,
-    flush: RefCell<OpCounters>,
-    trim: RefCell<OpCounters>,
+    pub(super) read: RefCell<OpCounters>,
+    pub(super) write: RefCell<OpCounters>,
+    pub(super) flush: RefCell<OpCounters>,
+    pub(super) trim: RefCell<OpCounters>,
     /// Of its turns at the device.
     pub(super) turns: Rc<RefCell<TenantStats>>,
 }
@@ -115,6 +116,11 @@ pub(super) struct RealVolume {
     pub(super) platform: UringPlatform,
     pub(super) engine: Engine<UringPlatform>,
     pub(super) handle: Handle,
+    /// What it was when this handle was made: who opens it with a higher one ends this handle's changes. The
+    /// native protocol brings one with each request instead.
+    pub(super) epoch: Epoch,
+    /// What fails together with its device.
+    pub(super) failure_domain: Rc<str>,
     /// Whose turn it has to be.
     pub(super) tenant: Tenant<UringPlatform>,
     pub(super) counters: Rc<VolumeCounters>,
@@ -157,8 +163,15 @@ impl RealVolume {
         self.tenant.turn(want).await
     }
 
+    /// Begins a change by this handle.
+    fn enter(&self) -> Result<Pass<'_>, DvolError> {
+        let stored = self.engine.epoch_of(self.handle)?;
+        let entered = self.notes.epochs.enter(self.epoch, stored);
+        entered.map_err(|Stale| DvolError::StaleEpoch)
+    }
+
     /// Says that it was changed, also if only a part of a change was made.
-    fn tell_changed(&self) {
+    pub(super) fn tell_changed(&self) {
         self.notes.change.tell(self.platform.wall_clock_ns());
     }
 
@@ -199,19 +212,19 @@ impl RealVolume {
         let turn = self.tenant.turn(want).await;
         let stability = engine_stability(stability);
         let write = |at, part| self.engine.write(self.handle, at, part, stability);
-        let result = if data.len() <= WRITE_PART_BYTES {
-            write(offset_bytes, data).await
-        } else {
-            let mut result = Ok(Lsn::ZERO);
+        let writing = async {
+            let _pass = self.enter()?;
+            if data.len() <= WRITE_PART_BYTES {
+                return write(offset_bytes, data).await;
+            }
+            let mut lsn = Lsn::ZERO;
             for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
                 let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
-                result = write(offset_bytes + at as u64, part).await;
-                if result.is_err() {
-                    break;
-                }
+                lsn = write(offset_bytes + at as u64, part).await?;
             }
-            result
+            Ok(lsn)
         };
+        let result = writing.await;
         drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.write, len, result);
@@ -274,11 +287,13 @@ impl Volume for RealVolume {
         let mark = cleared(stability);
         let turn = self.turn_to_clear(stability).await;
         let stability = engine_stability(stability);
-        let result = self
-            .engine
-            .deallocate(self.handle, offset_bytes, len_bytes, stability)
-            .await
-            .map(drop);
+        let clearing = async {
+            let _pass = self.enter()?;
+            self.engine
+                .deallocate(self.handle, offset_bytes, len_bytes, stability)
+                .await
+        };
+        let result = clearing.await.map(drop);
         // What could be done has been, as durable as was asked for. For the rest (parts at the ends,
         // which would have to be written; nodes that a snapshot has, which would have to be copied) it
         // is advice. [nbd "NBD_CMD_TRIM"]
@@ -311,19 +326,21 @@ impl Volume for RealVolume {
             false => self.turn_to_clear(stability).await,
         };
         let stability = engine_stability(stability);
-        let result = match keep_allocated {
-            true => {
-                self.engine
-                    .write_zeros(self.handle, offset_bytes, len_bytes, stability)
-                    .await
-            }
-            false => {
-                self.engine
-                    .deallocate(self.handle, offset_bytes, len_bytes, stability)
-                    .await
+        let clearing = async {
+            let _pass = self.enter()?;
+            let (engine, handle) = (&self.engine, self.handle);
+            match keep_allocated {
+                true => {
+                    let writing = engine.write_zeros(handle, offset_bytes, len_bytes, stability);
+                    writing.await
+                }
+                false => {
+                    let clearing = engine.deallocate(handle, offset_bytes, len_bytes, stability);
+                    clearing.await
+                }
             }
         };
-        let result = result.map(drop);
+        let result = clearing.await.map(drop);
         drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
@@ -370,7 +387,7 @@ impl Volume for RealVolume {
 }
 
 /// Bytes that came from the device or its cache; holes cost nothing.
-fn bytes_of(pieces: &engine::Pieces) -> u64 {
+pub(super) fn bytes_of(pieces: &engine::Pieces) -> u64 {
     let bytes = pieces.iter().map(|piece| match piece {
         engine::Piece::Data(buf) => buf.len() as u64,
         engine::Piece::Zeros(_) => 0,
@@ -385,7 +402,7 @@ fn cleared(stability: Stability) -> NodeMark {
     }
 }
 
-fn engine_stability(stability: Stability) -> engine::Stability {
+pub(super) fn engine_stability(stability: Stability) -> engine::Stability {
     match stability {
         Stability::Stable => engine::Stability::Stable,
         Stability::Unstable => engine::Stability::Unstable,
@@ -393,7 +410,7 @@ fn engine_stability(stability: Stability) -> engine::Stability {
 }
 
 /// What a gateway is told.
-fn volume_error(error: DvolError) -> VolumeError {
+pub(super) fn volume_error(error: DvolError) -> VolumeError {
     match error {
         DvolError::OutOfRange => VolumeError::OutOfRange,
         DvolError::ReadOnly | DvolError::StaleEpoch => VolumeError::ReadOnly,
@@ -412,7 +429,7 @@ fn volume_error(error: DvolError) -> VolumeError {
 }
 
 /// The word for an error in metrics.
-fn error_word(error: &VolumeError) -> &'static str {
+pub(super) fn error_word(error: &VolumeError) -> &'static str {
     match error {
         VolumeError::OutOfRange => "out_of_range",
         VolumeError::ReadOnly => "read_only",
