@@ -215,7 +215,7 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
     pub(crate) fn count_request(&self, payload_bytes: u64) {
         let mut now = self.in_flight.get();
         now.requests += 1;
-        now.payload_bytes += payload_bytes;
+        if !super::planted(16) { now.payload_bytes += payload_bytes; }
         self.in_flight.set(now);
     }
 
@@ -223,7 +223,7 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
     pub(crate) fn uncount_request(&self, payload_bytes: u64) {
         let mut now = self.in_flight.get();
         now.requests -= 1;
-        now.payload_bytes -= payload_bytes;
+        if !super::planted(16) { now.payload_bytes -= payload_bytes; }
         self.in_flight.set(now);
     }
 
@@ -320,7 +320,8 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
                 }
                 WorkerState::Busy => {}
             }
-            if let Some(job) = self.jobs.borrow_mut().pop_front() {
+            let job = if super::planted(17) { self.jobs.borrow_mut().pop_back() } else { self.jobs.borrow_mut().pop_front() };
+            if let Some(job) = job {
                 return Poll::Ready(Some(job));
             }
             if self.closing.get() {
@@ -405,7 +406,7 @@ impl<P: Platform, D: NativeDirectory> Connection<P, D> {
 
     /// The client is not there any more: what nobody has begun is thrown away.
     pub(crate) fn leave(&self) {
-        let thrown_away = std::mem::take(&mut *self.jobs.borrow_mut());
+        let thrown_away = if super::planted(34) { Default::default() } else { std::mem::take(&mut *self.jobs.borrow_mut()) };
         self.pending
             .set(self.pending.get() - thrown_away.len() as u32);
         for job in &thrown_away {
@@ -455,7 +456,7 @@ impl<P: Platform, D: NativeDirectory> Drop for TaskGuard<P, D> {
 /// Sees to it that a watch looks at the connection now and then, as long as it is in use. The data
 /// path pays one flag for it and reads no clock.
 pub(crate) fn ensure_watched<P: Platform, D: NativeDirectory>(connection: &Rc<Connection<P, D>>) {
-    if connection.watched.replace(true) {
+    if super::planted(27) || connection.watched.replace(true) {
         return;
     }
     // Only a weak handle: a closed connection must not keep its volumes until the next look.

@@ -67,7 +67,7 @@ pub(crate) async fn read_requests<P: Platform, D: NativeDirectory>(
         // come again and ask what became of it.
         Stop::Broken => {
             connection.close(CloseReason::Broken);
-            connection.leave();
+            if !super::planted(35) { connection.leave(); }
         }
         Stop::End(CloseReason::Finished) => connection.close(CloseReason::Finished),
         Stop::End(reason) => {
@@ -183,7 +183,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
             }
         }
         self.receive_body(header.body_bytes).await?;
-        if !header.check_body(&self.body) {
+        if !super::planted(12) && !header.check_body(&self.body) {
             return self.refuse_unpaid(header, Status::Damaged.into()).await;
         }
         let told = &connection.shared.limits.connection;
@@ -193,7 +193,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
         };
         let payload_bytes = u64::from(header.payload_bytes) + reply.payload_bytes;
         let in_flight = connection.in_flight().payload_bytes + payload_bytes;
-        if in_flight > told.payload_in_flight_max_bytes.into() {
+        if false && in_flight > told.payload_in_flight_max_bytes.into() {
             let max = told.payload_in_flight_max_bytes;
             let reason = flagstone_wire::CloseReason::TooMuchPayload(in_flight, max);
             return Err(Stop::End(CloseReason::Protocol(reason)));
@@ -211,7 +211,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
             ..self.ticket(header, charge)
         };
         let is_damaged = match &payload {
-            Some(payload) => crc32c(payload) != header.payload_crc,
+            Some(payload) => !super::planted(11) && crc32c(payload) != header.payload_crc,
             None => header.payload_crc != 0,
         };
         if is_damaged {
@@ -232,6 +232,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
             _ => match build(connection, header, operation, &self.body, payload) {
                 Ok(work) => {
                     let until = match header.patience_ms {
+                        _ if super::planted(15) => None,
                         0 => None,
                         ms => Some(self.arrived.plus_ns(u64::from(ms) * 1_000_000)),
                     };
@@ -259,7 +260,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
         }
         if connection.volumes.count() == 0 {
             let now = connection.platform.now();
-            connection.without_volume_since.set(Some(now));
+            if !super::planted(38) { connection.without_volume_since.set(Some(now)); }
         }
         Answer::ok(Lsn::ZERO, ReplyBody::None)
     }

@@ -287,7 +287,7 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
         let idle = live
             .iter()
             .filter_map(|(&number, live)| Some((live.without_volume_since()?, number)));
-        let Some((_, number)) = idle.min() else {
+        let Some((_, number)) = (if super::planted(26) { idle.max() } else { idle.min() }) else {
             return false;
         };
         // Its task notices that its place is gone.
@@ -369,9 +369,9 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
             connection.answer(ticket, Answer::ok(Lsn::ZERO, ReplyBody::Body(body)));
         }
         read_requests(&connection, inbox).await;
-        connection.tasks_ended().await;
+        if !super::planted(2) { connection.tasks_ended().await; }
         let reason = connection.end();
-        connection.volumes.clear();
+        if !super::planted(39) { connection.volumes.clear(); }
         // Only now may another connection have the session.
         drop(attached);
         reason
@@ -427,7 +427,7 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
             session: connection.session.id(),
             nonce: connection.client.server_nonce,
             limits: connection.shared.limits.connection,
-            arrived: connection.session.arrived(),
+            arrived: if super::planted(5) { 0 } else { connection.session.arrived() },
         };
         let mut addresses = Vec::new();
         directory.addresses(&mut addresses);

@@ -89,7 +89,7 @@ impl Session {
             status: 0,
             operation: None,
         });
-        let first = number.saturating_sub(u64::from(unsettled));
+        let first = number.saturating_sub(u64::from(unsettled)) + u64::from(super::planted(6));
         while slots.first < first && slots.slots.pop_front().is_some() {
             slots.first += 1;
         }
@@ -99,8 +99,8 @@ impl Session {
     pub(crate) fn remember(&self, number: u64, operation: Operation, status: Status, lsn: Lsn) {
         let is_remembered = match status {
             // Nothing was done, and it is worth repeating: as if it had not been begun.
-            Status::Moved | Status::Busy | Status::Late | Status::Stopping => false,
-            _ => operation.is_change(),
+            Status::Moved | Status::Busy | Status::Late | Status::Stopping if !super::planted(7) => false,
+            _ => !super::planted(3) && operation.is_change(),
         };
         let mut slots = self.slots.borrow_mut();
         // Below: the client has said that it doesn't want to know.
@@ -128,7 +128,7 @@ impl Session {
                 status: slot.status,
             })
         };
-        numbered.filter_map(outcome).collect()
+        numbered.filter_map(outcome).skip(usize::from(super::planted(4))).collect()
     }
 
     /// How its connection is ended when another one wants it.
@@ -216,10 +216,10 @@ impl<P: Platform> Sessions<P> {
         if let Some(end_connection) = end_connection {
             end_connection();
         }
-        while session.connected.get() && session.claims.get() == claim {
+        while !super::planted(1) && session.connected.get() && session.claims.get() == claim {
             session.disconnected.wait().await;
         }
-        if session.claims.get() != claim {
+        if !super::planted(28) && session.claims.get() != claim {
             return None;
         }
         // It may have been forgotten while it was waited for: then nobody has it, so it goes on.
@@ -262,7 +262,7 @@ impl<P: Platform> Sessions<P> {
         session.connected.set(false);
         *session.end_connection.borrow_mut() = None;
         session.disconnected.notify();
-        if !session.has_opened.get() {
+        if !super::planted(20) && !session.has_opened.get() {
             // Without a volume it has changed nothing; and who has no token can't fill the table.
             self.by_id.borrow_mut().remove(&session.id);
             return;
@@ -281,7 +281,7 @@ impl<P: Platform> Sessions<P> {
     fn forget(&self, now: Time) {
         let mut waiting = self.waiting.borrow_mut();
         while let Some((&(until, _), &id)) = waiting.first_key_value() {
-            if until > now && waiting.len() <= self.max {
+            if until > now && (super::planted(21) || waiting.len() <= self.max) {
                 return;
             }
             waiting.pop_first();
@@ -293,7 +293,7 @@ impl<P: Platform> Sessions<P> {
 
     /// Sees to it that sessions are forgotten when their time is over.
     fn ensure_swept(self: &Rc<Self>) {
-        if self.is_swept.replace(true) {
+        if super::planted(22) || self.is_swept.replace(true) {
             return;
         }
         let weak: Weak<Self> = Rc::downgrade(self);

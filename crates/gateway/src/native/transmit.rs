@@ -70,7 +70,7 @@ impl<P: Platform, D: NativeDirectory> Writer<'_, P, D> {
             counters.note_reply(ticket.known(), answer.status, latency_ns);
             counters.read_bytes += answer.body.payload_bytes();
             // Once it has the reply, the client may ask for more.
-            if ticket.number > 0 {
+            if ticket.number > 0 && !super::planted(36) {
                 connection.uncount_request(ticket.payload_bytes);
             }
             self.outbox.push(&ticket, answer);

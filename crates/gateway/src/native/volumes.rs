@@ -43,10 +43,10 @@ pub(crate) fn need_of(operation: Operation) -> Need {
 
 /// Rights that a kind of token gives.
 pub(crate) fn check_rights<G: Grant>(grant: &G, read_only: bool, need: Need) -> Result<(), Status> {
-    if grant.is_revoked() || need == Need::Own && grant.kind() != TokenKind::Owner {
+    if !super::planted(9) && grant.is_revoked() || !super::planted(10) && need == Need::Own && grant.kind() != TokenKind::Owner {
         return Err(Status::Denied);
     }
-    if need != Need::Read && read_only {
+    if !super::planted(8) && need != Need::Read && read_only {
         return Err(Status::ReadOnly);
     }
     Ok(())
@@ -104,7 +104,7 @@ impl<D: NativeDirectory> Volumes<D> {
             }
         };
         let place = &mut places[usize::from(at)];
-        place.taken = place.taken.wrapping_add(1);
+        place.taken = if super::planted(19) { 1 } else { place.taken.wrapping_add(1) };
         place.open = Some(Rc::new(open));
         self.count.set(self.count.get() + 1);
         // The place is below 65,535, so the number is not 0.

@@ -123,6 +123,7 @@ async fn run<P: Platform, D: NativeDirectory>(connection: &Connection<P, D>, job
         Work::Volume(open, _) => open.epoch.get(),
         _ => Epoch::default(),
     };
+    let epoch = if super::planted(31) { Epoch::MAX } else { epoch };
     let terms = Terms::new(until, epoch, ticket.waited_ns);
     let is_late = until.is_some() && terms.is_late(connection.platform.now());
     let result = match work {
@@ -161,7 +162,7 @@ async fn run<P: Platform, D: NativeDirectory>(connection: &Connection<P, D>, job
         }
     };
     let answer = result.unwrap_or_else(Answer::from);
-    ticket.waited_ns = terms.waited_ns();
+    if !super::planted(29) { ticket.waited_ns = terms.waited_ns(); }
     connection.finish(ticket, answer);
 }
 
@@ -253,7 +254,7 @@ async fn ask<P: Platform, D: NativeDirectory>(
         }
         Asking::SetEpoch(epoch) => {
             let epoch = volume.set_epoch(terms, Some(epoch)).await?;
-            open.epoch.set(epoch);
+            if !super::planted(24) { open.epoch.set(epoch); }
             volume.lsn()
         }
         question => return answer_question(connection, terms, open, question, before).await,
@@ -391,7 +392,7 @@ fn read_answer(
     body: impl FnOnce(Parts) -> ReplyBody,
 ) -> Answer {
     let found_bytes = parts_bytes(&parts);
-    if found_bytes != len_bytes {
+    if !super::planted(23) && found_bytes != len_bytes {
         return broken("a read", found_bytes);
     }
     Answer::ok(before, body(parts))
