@@ -18,6 +18,7 @@ mod resize;
 mod slo;
 mod start;
 mod tuning;
+mod under_way;
 mod volume;
 
 use std::future::Future;
