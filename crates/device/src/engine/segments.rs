@@ -17,7 +17,8 @@ use super::spacing::{OPEN_BLOCKS_LOW, SPACE_WAITS_MAX};
 use crate::format::record::Record;
 use crate::state::Effects;
 
-/// Empty segments that a journal keeps for itself.
+/// Empty segments that a journal keeps for itself where the others have too few open blocks. One that
+/// has enough elsewhere keeps none: on a small device another journal's fullness may hang on it.
 const EMPTY_KEPT: usize = 1;
 
 /// Segments given back at a time, at most: their records must fit one unit.
@@ -121,7 +122,10 @@ impl<P: Platform> Inner<P> {
             s.is_untouched() && is_recorded
         });
         let mut empty: Vec<(SegmentNo, u64)> = empty.map(|(no, s)| (no, s.capacity())).collect();
-        empty.drain(..EMPTY_KEPT.min(empty.len()));
+        let in_empty: u64 = empty.iter().map(|(_, capacity)| capacity).sum();
+        if (open + unloaded).saturating_sub(in_empty) < needed {
+            empty.drain(..EMPTY_KEPT.min(empty.len()));
+        }
         let spare = empty.into_iter().rev().filter(|&(_, capacity)| {
             let is_spare = capacity <= left;
             left -= if is_spare { capacity } else { 0 };

@@ -12,8 +12,9 @@ use super::scene::{Scene, free_bytes};
 use crate::daemon::Node;
 
 const DEVICE: &str = "1536M";
-/// Of what is free at the start. Two volumes with so much each have no room beside each other.
-const FILL_PERCENT: u64 = 70;
+/// Of what is free at the start. Two volumes with so much each have no room beside each other; and one
+/// has room beside three segments (a quarter of the device) that single blocks keep with the other core.
+const FILL_PERCENT: u64 = 60;
 const PIECE_BYTES: usize = 1 << 20;
 const SECTOR_BYTES: usize = 512;
 const NO_SPACE: u32 = 28;
