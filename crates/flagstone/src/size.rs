@@ -151,6 +151,25 @@ pub fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{plural}")
 }
 
+/// A part of a whole: `62%`, `3.1%`, `0%`.
+pub fn percent(part: f64) -> String {
+    match part {
+        part if part > 0.0 && part < 0.0995 => format!("{:.1}%", part * 100.0),
+        part => format!("{:.0}%", part * 100.0),
+    }
+}
+
+/// A duration in three digits or so: `83us`, `1.2ms`, `340ms`, `2.0s`.
+pub fn short_time(ns: u64) -> String {
+    let us = ns as f64 / 1e3;
+    match us {
+        us if us < 999.5 => format!("{us:.0}us"),
+        us if us < 99_950.0 => format!("{:.1}ms", us / 1e3),
+        us if us < 999_500.0 => format!("{:.0}ms", us / 1e3),
+        us => format!("{:.1}s", us / 1e6),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -515,7 +515,14 @@ impl<P: Platform> Inner<P> {
             if full && !idle && !self.checkpoint_is_under_way() {
                 self.request_checkpoint();
             }
-            if idle || busy || full {
+            if full && !idle {
+                let since = self.platform.now();
+                signal.await;
+                let waited_ns = &self.counters.journal_full_ns;
+                waited_ns.set(waited_ns.get() + self.platform.now().since(since));
+                continue;
+            }
+            if idle || busy {
                 signal.await;
                 continue;
             }

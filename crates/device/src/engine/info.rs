@@ -165,6 +165,8 @@ counters! {
     idle_checkpoints,
     /// Time that the last checkpoint took.
     checkpoint_ns,
+    /// Time for which changes waited because the ring was full.
+    journal_full_ns,
     /// Map nodes written.
     nodes_written,
     /// Map nodes read.

@@ -208,6 +208,7 @@ impl Api {
             .route("/v1/volumes/{name}/clone", post(volumes::clone))
             .route("/v1/volumes/{name}/rollback", post(volumes::rollback))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
+            .route("/v1/volumes/{name}/explanation", get(activity::explain))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))
             .route("/v1/volumes/{name}/restrictions", put(tokens::restrict))
             .route(

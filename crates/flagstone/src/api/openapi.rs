@@ -27,7 +27,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, streams, tokens, v
         filesystems::snapshots, filesystems::create_snapshot, filesystems::delete_snapshot,
         devices::list, devices::show, devices::set_schedule, devices::start_scrub,
         devices::scrub_status,
-        activity::show, nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
+        activity::show, activity::explain, nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
     ),
     tags(
         (name = "volumes", description = "Block devices that tenants use"),

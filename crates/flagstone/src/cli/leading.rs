@@ -85,6 +85,7 @@ impl Command {
             Command::Device(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Node(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Top(args) => (Some(&mut args.target), Some(&mut args.output)),
+            Command::Explain(args) => (Some(&mut args.target), Some(&mut args.output)),
             Command::Inspect(args) => (None, Some(&mut args.output)),
             Command::Verify(args) => (None, Some(&mut args.output)),
             Command::Dev(_)
@@ -120,6 +121,7 @@ impl Command {
             Command::Device(_) => "device",
             Command::Node(_) => "node",
             Command::Top(_) => "top",
+            Command::Explain(_) => "explain",
             Command::Inspect(_) => "inspect",
             Command::Verify(_) => "verify",
             Command::Config(_) => "config",

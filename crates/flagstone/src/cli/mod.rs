@@ -3,6 +3,7 @@
 //! Scripts rely on names, options, JSON and exit codes: they change only by addition.
 
 mod device;
+mod explain;
 mod fs;
 mod leading;
 mod listing;
@@ -124,6 +125,7 @@ enum Command {
     /// Show a node, its metrics, or stop it
     Node(node::NodeArgs),
     Top(top::TopArgs),
+    Explain(explain::ExplainArgs),
     /// Describe what is on a device; changes nothing
     Inspect(offline::InspectArgs),
     /// Check a device that no node serves; changes nothing
@@ -270,6 +272,7 @@ fn dispatch(cli: Cli, backend: Backend, out: &mut dyn Write) -> anyhow::Result<E
         Command::Device(args) => return device::run(args, backend, output),
         Command::Node(args) => node::run(args, output)?,
         Command::Top(args) => top::run(&args, output)?,
+        Command::Explain(args) => explain::run(&args, output)?,
         Command::Inspect(args) => offline::inspect(&args, output)?,
         Command::Verify(args) => return offline::verify(&args, output),
         Command::Config(args) => misc::config(&args, output)?,
@@ -288,6 +291,7 @@ impl Command {
             Command::Device(args) => args.output.format(),
             Command::Node(args) => args.output.format(),
             Command::Top(args) => args.output.format(),
+            Command::Explain(args) => args.output.format(),
             Command::Inspect(args) => args.output.format(),
             Command::Verify(args) => args.output.format(),
             _ => Format::Table,

@@ -276,7 +276,7 @@ pub(super) struct VolumeSpan<'a> {
 }
 
 impl<'a> VolumeSpan<'a> {
-    fn between(
+    pub(super) fn between(
         before: Option<&VolumeLook>,
         now: &'a VolumeLook,
         core: u32,
@@ -383,7 +383,7 @@ impl<'a> VolumeSpan<'a> {
         }
     }
 
-    fn activity(&self, devices: &[super::look::DeviceFacts]) -> VolumeActivity {
+    pub(super) fn activity(&self, devices: &[super::look::DeviceFacts]) -> VolumeActivity {
         let of = |counted| OpActivity::of(counted, self.interval_ns);
         let device = devices.get(self.now.device);
         VolumeActivity {

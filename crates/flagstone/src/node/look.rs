@@ -40,6 +40,10 @@ pub struct CoreLook {
     pub busy_ns: u64,
     /// Time spent on looking for work, in nanoseconds.
     pub spin_ns: u64,
+    /// Commands of NBD answered, failed ones included.
+    pub commands: u64,
+    /// Time from their arrival until their replies were handed to the socket, all together, in nanoseconds.
+    pub commands_ns: u64,
     /// What it asked of devices: one each, by their index.
     pub devices: Vec<DeviceLook>,
     /// Volumes that were used since the node was started.
@@ -59,6 +63,10 @@ pub struct DeviceLook {
     pub flush: IoMark,
     /// Discards.
     pub trim: IoMark,
+    /// Time for which changes waited for room in its journals, added up over them, in nanoseconds.
+    pub journal_full_ns: u64,
+    /// Checkpoints of its journals.
+    pub checkpoints: u64,
 }
 
 /// A volume.
@@ -82,7 +90,13 @@ pub struct VolumeLook {
     pub trim: IoMark,
     /// How long operations waited for their turn at the device.
     pub waited: HistogramMark,
-    /// How many wait for it at this moment.
+    /// Of all changes, those that are answered when they are durable.
+    pub stable: u64,
+    /// Operations under way at this moment.
+    pub in_flight: u64,
+    /// Time for which there were any, in nanoseconds.
+    pub occupied_ns: u64,
+    /// How many operations wait for their turn at this moment.
     pub waiting: u64,
     /// Device time that it used, in nanoseconds.
     pub used_ns: u64,
@@ -105,6 +119,9 @@ impl VolumeLook {
             flush: IoMark::default(),
             trim: IoMark::default(),
             waited: HistogramMark::default(),
+            stable: 0,
+            in_flight: 0,
+            occupied_ns: 0,
             waiting: 0,
             used_ns: 0,
             short_ns: 0,

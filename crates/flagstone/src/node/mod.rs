@@ -13,6 +13,7 @@
 
 mod activity;
 mod error;
+mod explain;
 mod filesystems;
 mod look;
 mod metrics;
@@ -32,6 +33,7 @@ pub use activity::{
     activity,
 };
 pub use error::{NodeError, NodeErrorKind};
+pub use explain::{Cause, CauseKind, Explanation, Measured, Note, NoteKind, Took, explanation};
 pub use filesystems::{
     CheckedFilesystem, ClonedFile, FileCloneSpec, FilesystemChanges, FilesystemCheck,
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,

@@ -222,3 +222,52 @@ fn top_says_what_is_wrong() {
     let gone = ran(top(&served, "--once").output().expect("it starts"));
     fails(&gone, Exit::NotReachable, "talking to the node");
 }
+
+/// A look at a node with one volume, that exists.
+fn served_with_volume() -> Served {
+    let served = serve_looks([look(1, 1, 100), look(1, 2, 100)]);
+    let spec = serde_json::json!({"name": "vm-00000", "size_bytes": 4096, "core": 0});
+    let created = served
+        .client()
+        .send::<VolumeInfo>("POST", "/v1/volumes", &spec);
+    created.expect("created");
+    served
+}
+
+/// `flagstone explain ARGS --api ADDRESS`.
+fn explain(served: &Served, args: &str) -> crate::cli::Ran {
+    let mut command = binary();
+    command.arg("explain").args(args.split_whitespace());
+    command.args(["--api", &served.address.to_string()]);
+    ran(command.output().expect("it starts"))
+}
+
+#[test]
+fn a_volume_is_explained() {
+    let shown = explain(&served_with_volume(), "vm-00000 --for 100ms");
+    assert_eq!((shown.exit, shown.err.as_str()), (0, ""));
+    let lines: Vec<&str> = shown.out.lines().collect();
+    let expected = "volume vm-00000 on device device, core 0, over 1.0s: 100.0 reads/s of 1.0ms";
+    assert!(lines[0].starts_with(expected), "{}", shown.out);
+    assert!(
+        shown.out.contains("100%   1.0ms  the node's own work"),
+        "{}",
+        shown.out
+    );
+    let served = served_with_volume();
+    let found = explain(&served, "vm-00000 --for 100ms -o json");
+    let found: Explanation = serde_json::from_str(&found.out).expect("what the API says");
+    assert_eq!(found.causes[0].kind, CauseKind::Node);
+    assert_eq!(found.volume.name, "vm-00000");
+}
+
+#[test]
+fn what_cannot_be_explained_is_refused() {
+    let served = served_with_volume();
+    let unknown = explain(&served, "nobody --for 100ms");
+    fails(&unknown, Exit::NotFound, "there is no such volume");
+    let path = "/v1/volumes/vm-00000/explanation?for_ms=99";
+    let refused = served.client().get::<Explanation>(path);
+    assert_eq!(refused.expect_err("too short").exit(), Exit::Usage);
+    assert_eq!(looks_left(&served), 2, "nobody looked");
+}

@@ -1,7 +1,10 @@
 //! What goes on, on a real node.
 
+use std::io::Read;
+
 use flagstone::node::{
-    Activity, ActivityQuery, DeviceCeiling, NodeOptions, Schedule, SloState, activity,
+    Activity, ActivityQuery, CauseKind, DeviceCeiling, Explanation, NodeOptions, NoteKind,
+    Schedule, Slo, SloLimit, SloState, activity, explanation,
 };
 
 use crate::client::{Client, FLUSH, READ};
@@ -134,4 +137,78 @@ fn none_of_many_volumes_is_missed() {
     }
     let look = scene.ask(|node| node.look()).expect("answered");
     assert_eq!(look.cores[0].volumes.len(), 70);
+}
+
+/// Why a volume is as slow as it is while this happens.
+fn explained(scene: &Scene, volume: &str, act: impl FnOnce()) -> Explanation {
+    let look = || scene.ask(|node| node.look()).expect("answered");
+    let before = look();
+    act();
+    explanation(&before, &look(), &scene.show(volume).expect("there"))
+}
+
+#[test]
+fn what_a_volume_waits_for_is_told() {
+    let scene = Scene::with(ceiling);
+    scene.create("disk", 8 * MIB).expect("created");
+    let mut client = scene.attach("disk");
+    written(&mut client, 64);
+    let limited = Slo {
+        limit: SloLimit {
+            reads: Some(200),
+            ..SloLimit::default()
+        },
+        ..Slo::default()
+    };
+    let change = scene.ask(|node| node.set_slo("disk".to_owned(), limited, false));
+    change.expect("changed");
+    // All at once: some go on, the others one every five milliseconds.
+    let ranges: Vec<(u64, u32)> = (0..60).map(|number| (number * 4096, 4096)).collect();
+    let found = explained(&scene, "disk", || {
+        client.submit_many(READ, &ranges);
+        for _ in &ranges {
+            assert_eq!(client.answer().0, 0);
+            let data = client.stream.read_exact(&mut [0; 4096]);
+            data.expect("what was read");
+        }
+    });
+    let first = &found.causes[0];
+    assert_eq!(first.kind, CauseKind::Turn, "{found:?}");
+    assert!(
+        first.says.contains("its own limit (reads=200)"),
+        "{found:?}"
+    );
+    let sum: f64 = found.causes.iter().map(|cause| cause.part).sum();
+    assert!(sum <= 1.001, "{found:?}");
+}
+
+#[test]
+fn flushes_errors_and_idle_clients_are_told() {
+    let scene = Scene::new();
+    scene.create("disk", 8 * MIB).expect("created");
+    let nothing = explained(&scene, "disk", || {});
+    assert!(nothing.causes.is_empty(), "{nothing:?}");
+    // Two looks so close to each other may find the core busy with them.
+    assert_eq!(nothing.notes[0].kind, NoteKind::Client, "{nothing:?}");
+    assert_eq!(
+        (nothing.volume.name.as_str(), nothing.volume.device.as_str()),
+        ("disk", "main")
+    );
+    let mut client = scene.attach("disk");
+    let found = explained(&scene, "disk", || {
+        for _ in 0..20 {
+            written(&mut client, 1);
+            assert_eq!(client.call(FLUSH, 0, 0).0, 0);
+        }
+    });
+    let kinds: Vec<_> = found.causes.iter().map(|cause| cause.kind).collect();
+    assert!(kinds.contains(&CauseKind::Flush), "{found:?}");
+    let look = scene.ask(|node| node.look()).expect("answered");
+    let volume = &look.cores[0].volumes[0];
+    assert_eq!(volume.in_flight, 0);
+    let sums = [&volume.write, &volume.flush].map(|kind| kind.operations);
+    assert_eq!(sums, [20, 20]);
+    assert!(volume.occupied_ns > 0 && volume.occupied_ns < look.cores[0].at_ns);
+    assert_eq!(look.cores[0].commands, 40);
+    assert!(look.cores[0].commands_ns >= volume.occupied_ns / 2);
 }

@@ -4,6 +4,7 @@ mod activity;
 mod client;
 mod control;
 mod damage;
+mod dashboards;
 mod errors;
 mod filesystems;
 mod lineage;

@@ -9,7 +9,7 @@ use crate::filesystems::scene_with_files;
 use crate::support::Scene;
 
 /// The names in the table under "Metrics": `flagstone_core_a`, `_b` means `flagstone_core_b` too.
-fn documented() -> BTreeSet<String> {
+pub(crate) fn documented() -> BTreeSet<String> {
     let text = include_str!("../../../../docs/operating.md");
     let (_, section) = text.split_once("\n## Metrics\n").expect("a section");
     let section = section.split("\n## ").next().expect("it ends");

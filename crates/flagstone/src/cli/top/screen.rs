@@ -2,7 +2,7 @@
 
 use crate::node::{Activity, DeviceActivity, OpActivity, SloState, VolumeActivity};
 use crate::output::utc;
-use crate::size::rounded;
+use crate::size::{percent, rounded, short_time};
 
 /// How much room there is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -274,27 +274,12 @@ fn bytes(per_second: f64) -> String {
     rounded(per_second as u64)
 }
 
-/// A part of a whole in percent.
 fn part(value: Option<f64>) -> String {
-    match value {
-        None => "-".to_owned(),
-        Some(part) if part > 0.0 && part < 0.0995 => format!("{:.1}%", part * 100.0),
-        Some(part) => format!("{:.0}%", part * 100.0),
-    }
+    value.map_or_else(|| "-".to_owned(), percent)
 }
 
-/// A duration in three digits or so.
 fn time(ns: Option<u64>) -> String {
-    let Some(ns) = ns else {
-        return "-".to_owned();
-    };
-    let us = ns as f64 / 1e3;
-    match us {
-        us if us < 999.5 => format!("{us:.0}us"),
-        us if us < 99_950.0 => format!("{:.1}ms", us / 1e3),
-        us if us < 999_500.0 => format!("{:.0}ms", us / 1e3),
-        us => format!("{:.1}s", us / 1e6),
-    }
+    ns.map_or_else(|| "-".to_owned(), short_time)
 }
 
 #[cfg(test)]

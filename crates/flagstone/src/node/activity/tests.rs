@@ -327,7 +327,7 @@ fn devices_and_cores_add_up() {
             flush: marked(writes / 10, 5 * MS),
             ..DeviceLook::default()
         }],
-        volumes: Vec::new(),
+        ..CoreLook::default()
     };
     let whole = |seconds, writes| Look {
         cores: vec![core(0, seconds, writes), core(1, seconds, writes)],

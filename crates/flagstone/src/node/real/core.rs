@@ -263,7 +263,11 @@ impl CoreNode {
     pub(super) fn fill_look(&self, look: VolumeLook) -> Option<VolumeLook> {
         let id = look.id;
         let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
-        let filled = self.counters.borrow().get(&id)?.fill_look(look);
+        let filled = self
+            .counters
+            .borrow()
+            .get(&id)?
+            .fill_look(look, self.platform.now());
         Some(match tenant {
             None => filled,
             Some(tenant) => VolumeLook {

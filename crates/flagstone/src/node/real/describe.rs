@@ -630,6 +630,7 @@ fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
     let (name, kind, value) = match name {
         // That of the last one, not of all.
         "checkpoint_ns" => ("checkpoint_seconds", MetricKind::Gauge, value / 1e9),
+        "journal_full_ns" => ("journal_full_seconds", MetricKind::Counter, value / 1e9),
         "spin_ns" => ("spin_seconds", MetricKind::Counter, value / 1e9),
         "holding_devices" => (name, MetricKind::Gauge, value),
         name => (name, MetricKind::Counter, value),

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
-use flagstone_runtime::IoKindStats;
+use flagstone_runtime::{DeviceIoStats, IoKindStats};
 use flagstone_types::DvolId;
 
 use super::RealNode;
@@ -53,18 +53,33 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
     }
     let mut devices: Vec<DeviceLook> = Vec::new();
     for index in 0..core.turns.len() {
-        let mine = core.engines.iter().filter(|owned| owned.device == index);
-        let mut io = flagstone_runtime::DeviceIoStats::default();
-        mine.for_each(|owned| io.merge(&owned.io.snapshot()));
+        let mut io = DeviceIoStats::default();
+        let (mut journal_full_ns, mut checkpoints) = (0, 0);
+        for owned in core.engines.iter().filter(|owned| owned.device == index) {
+            io.merge(&owned.io.snapshot());
+            let counters = owned.engine.counters();
+            journal_full_ns += counters.journal_full_ns.get();
+            checkpoints += counters.checkpoints.get();
+        }
         devices.push(DeviceLook {
             device: index,
             read: io_mark(&io.read),
             write: io_mark(&io.write),
             flush: io_mark(&io.flush),
             trim: io_mark(&io.discard),
+            journal_full_ns,
+            checkpoints,
         });
     }
+    let (mut commands, mut commands_ns) = (0, 0);
+    let counted = core.nbd().map(|server| server.counters());
+    for command in counted.iter().flat_map(|counted| &counted.commands) {
+        commands += command.answered + command.failed;
+        commands_ns += command.latency.sum_ns();
+    }
     CoreLook {
+        commands,
+        commands_ns,
         at_ns: core.platform.now().0,
         devices,
         volumes,

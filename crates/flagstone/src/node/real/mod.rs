@@ -21,6 +21,7 @@ mod send;
 mod slo;
 mod start;
 mod tuning;
+mod under_way;
 mod volume;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! A volume as the gateways see it: an engine's dvol or layer, with its counters.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use flagstone_device::engine::{self, DvolError, Engine, Handle};
@@ -15,6 +15,7 @@ use flagstone_types::{LatencyHistogram, Lsn};
 
 use super::notes::VolumeNotes;
 use super::recording::Recording;
+use super::under_way::UnderWay;
 use crate::node::{ErrorCount, IoMark, IoMetrics, TurnMetrics, VolumeLook, VolumeMetrics};
 
 /// Most bytes of one engine write; larger ones are cut.
@@ -70,6 +71,9 @@ pub(super) struct VolumeCounters {
     trim: RefCell<OpCounters>,
     /// Of its turns at the device.
     pub(super) turns: Rc<RefCell<TenantStats>>,
+    /// Changes that are answered when they are durable.
+    stable: Cell<u64>,
+    under_way: UnderWay,
 }
 
 impl VolumeCounters {
@@ -94,7 +98,7 @@ impl VolumeCounters {
 
 impl VolumeCounters {
     /// Puts what was counted into a look at the volume.
-    pub(super) fn fill_look(&self, look: VolumeLook) -> VolumeLook {
+    pub(super) fn fill_look(&self, look: VolumeLook, now: Time) -> VolumeLook {
         let turns = self.turns.borrow();
         VolumeLook {
             read: self.read.borrow().mark(),
@@ -104,8 +108,35 @@ impl VolumeCounters {
             waited: turns.waited.mark(),
             used_ns: turns.used_ns,
             short_ns: turns.short_ns,
+            stable: self.stable.get(),
+            in_flight: self.under_way.count(),
+            occupied_ns: self.under_way.occupied_ns(now),
             ..look
         }
+    }
+}
+
+/// An operation under way. It is over when this is dropped: also if nobody waits for it any more.
+struct Began<'a> {
+    volume: &'a RealVolume,
+    at: Time,
+}
+
+impl Began<'_> {
+    /// It is over. Returns how long it took, in nanoseconds.
+    fn end(self, now: Time) -> u64 {
+        let took_ns = now.since(self.at);
+        self.volume.counters.under_way.end(now);
+        // Or it would be over twice.
+        std::mem::forget(self);
+        took_ns
+    }
+}
+
+impl Drop for Began<'_> {
+    fn drop(&mut self) {
+        let now = self.volume.platform.now();
+        self.volume.counters.under_way.end(now);
     }
 }
 
@@ -137,14 +168,28 @@ impl RealVolume {
         }
     }
 
+    /// An operation begins.
+    fn begin(&self) -> Began<'_> {
+        let at = self.platform.now();
+        self.counters.under_way.begin(at);
+        Began { volume: self, at }
+    }
+
+    /// A change begins.
+    fn begin_change(&self, stability: Stability) -> Began<'_> {
+        let stable = &self.counters.stable;
+        stable.set(stable.get() + u64::from(stability == Stability::Stable));
+        self.begin()
+    }
+
     fn finish<T>(
         &self,
-        began: Time,
+        began: Began<'_>,
         counters: &RefCell<OpCounters>,
         bytes: u64,
         result: Result<T, DvolError>,
     ) -> Result<T, VolumeError> {
-        let ns = self.platform.now().since(began);
+        let ns = began.end(self.platform.now());
         let result = result.map_err(volume_error);
         let error = result.as_ref().err().map(error_word);
         counters.borrow_mut().record(ns, bytes, error);
@@ -168,7 +213,7 @@ impl RealVolume {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<engine::Pieces, VolumeError> {
-        let began = self.platform.now();
+        let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
         let mut turn = self.tenant.turn(want).await;
         let read = self
@@ -189,7 +234,7 @@ impl RealVolume {
         data: IoBuf,
         stability: Stability,
     ) -> Result<Lsn, VolumeError> {
-        let began = self.platform.now();
+        let began = self.begin_change(stability);
         let len = data.len() as u64;
         let mark = match stability {
             Stability::Stable => NodeMark::WroteStable,
@@ -249,7 +294,7 @@ impl Volume for RealVolume {
     }
 
     async fn flush(&self) -> Result<(), VolumeError> {
-        let began = self.platform.now();
+        let began = self.begin();
         let turn = self.tenant.turn(Want::flush()).await;
         let number = self.recording.number();
         self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
@@ -270,7 +315,7 @@ impl Volume for RealVolume {
         len_bytes: u64,
         stability: Stability,
     ) -> Result<(), VolumeError> {
-        let began = self.platform.now();
+        let began = self.begin_change(stability);
         let mark = cleared(stability);
         let turn = self.turn_to_clear(stability).await;
         let stability = engine_stability(stability);
@@ -300,7 +345,7 @@ impl Volume for RealVolume {
         keep_allocated: bool,
         stability: Stability,
     ) -> Result<(), VolumeError> {
-        let began = self.platform.now();
+        let began = self.begin_change(stability);
         let mark = cleared(stability);
         let turn = match keep_allocated {
             // The zeros are written.

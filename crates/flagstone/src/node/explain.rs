@@ -1,0 +1,662 @@
+//! Why a volume is slow: what the time of its operations was spent on, from numbers that were measured.
+//!
+//! Everything here is a pure function of [`Measured`]. What was measured of the volume itself (how long its operations
+//! took, how long they waited for their turns) is exact. What happened below is not counted for each volume: how long the
+//! device took for one operation, of all of the node's. So the parts of the device are that, for each operation of the
+//! volume, and what nothing explains is the node's own work. Parts never add up to more than what the operations took.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use flagstone_types::DvolId;
+
+use super::activity::{
+    DeviceUser, Spans, VolumeActivity, VolumeSpan, core_activities, device_io, users,
+};
+use super::look::{DeviceLook, Look, VolumeLook};
+use super::metrics::{ErrorCount, IoMetrics};
+use super::slo::{Slo, SloLimit, SloPromise};
+use super::types::VolumeInfo;
+use crate::size::{counted, percent, short_time as time};
+
+/// Parts of the time below this one are not worth a sentence.
+const LEAST_PART: f64 = 0.02;
+
+/// A core that is busy for this part of the time has no room for bursts: what comes waits for what is there.
+const BUSY_CORE: f64 = 0.8;
+
+/// A device of whose ceiling this part is used is taken to be at it.
+const FULL_DEVICE: f64 = 0.93;
+
+/// A volume that used this part of what it was promised has used it up.
+const USED_UP: f64 = 0.95;
+
+/// With this part of the time without anything to do for a volume, its client is what makes it slow.
+const IDLE: f64 = 0.3;
+
+/// How long something took: how many times, and all times together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Took {
+    /// Operations.
+    pub count: u64,
+    /// All of them together, in nanoseconds.
+    pub sum_ns: u64,
+    /// 99 of 100 took no longer, in nanoseconds.
+    pub p99_ns: u64,
+}
+
+impl Took {
+    /// Of counted operations.
+    pub fn of(counted: &IoMetrics) -> Took {
+        Took {
+            count: counted.operations,
+            sum_ns: counted.latency.sum_ns(),
+            p99_ns: counted.latency.quantile_ns(0.99).unwrap_or(0),
+        }
+    }
+
+    fn mean_ns(&self) -> u64 {
+        self.sum_ns / self.count.max(1)
+    }
+}
+
+/// What was measured of a volume, and of what it uses, in an interval.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Measured {
+    /// Its name.
+    pub volume: String,
+    /// The device that holds it.
+    pub device: String,
+    /// The core that owns it.
+    pub core: u32,
+    /// How long the interval was, in nanoseconds.
+    pub interval_ns: u64,
+    /// Its SLO.
+    pub slo: Slo,
+    /// Its reads, from accepting them to answering them.
+    pub read: Took,
+    /// Its writes.
+    pub write: Took,
+    /// Its flushes.
+    pub flush: Took,
+    /// Its deallocations.
+    pub trim: Took,
+    /// How many of its changes were answered only when they were durable.
+    pub stable: u64,
+    /// What of all that was spent on waiting for turns, in nanoseconds.
+    pub waited_ns: u64,
+    /// Operations that have begun and have not ended, at the end of the interval.
+    pub in_flight: u64,
+    /// Time in which it had an operation under way, in nanoseconds.
+    pub occupied_ns: u64,
+    /// Operations that failed.
+    pub errors: Vec<ErrorCount>,
+    /// The part of the device's time that it used. `None` where nothing is divided.
+    pub used: Option<f64>,
+    /// The part that it is promised.
+    pub promised: Option<f64>,
+    /// The part of the interval for which it got less than that, though it wanted more.
+    pub missed: f64,
+    /// It did as much as its own limit allows.
+    pub is_at_limit: bool,
+    /// The part of the device's ceiling that all volumes used.
+    pub device_used: Option<f64>,
+    /// Others who used more of the device than they were promised, by how much.
+    pub greedy: Vec<DeviceUser>,
+    /// Reads of the device, by all of the node.
+    pub device_read: Took,
+    /// Writes of the device.
+    pub device_write: Took,
+    /// Flushes of the device.
+    pub device_flush: Took,
+    /// Operations in the device at a time, on average.
+    pub device_in_flight: f64,
+    /// For how long changes of the core's journals on the device could not go on for lack of room in a ring, in
+    /// nanoseconds.
+    pub journal_full_ns: u64,
+    /// Checkpoints that journals of the device made.
+    pub checkpoints: u64,
+    /// The part of the time that the core worked.
+    pub core_busy: f64,
+    /// Commands of NBD that the core answered, of all its volumes, from their arrival until their replies were handed
+    /// to the socket.
+    pub commands: Took,
+    /// Operations of all volumes on the core.
+    pub operations: Took,
+}
+
+/// What time can be spent on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CauseKind {
+    /// Waiting for a turn at the device.
+    Turn,
+    /// Waiting for room in the journal's ring.
+    JournalFull,
+    /// Flushes of the device.
+    Flush,
+    /// Reads of the device.
+    DeviceRead,
+    /// Writes of the device.
+    DeviceWrite,
+    /// All else the node does: its own work, and waiting for the core to be free.
+    Node,
+}
+
+/// What a part of the time was spent on.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Cause {
+    /// What.
+    pub kind: CauseKind,
+    /// The part of the time of all operations: all causes together are at most 1.
+    pub part: f64,
+    /// How long, for an operation on average, in nanoseconds.
+    pub mean_ns: u64,
+    /// The figures, in a sentence.
+    pub says: String,
+    /// What can be done about it; null where nothing is to be done.
+    pub advice: Option<String>,
+}
+
+/// What matters beside how long operations took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NoteKind {
+    /// Operations are under way, and none has ended.
+    Stuck,
+    /// Operations failed.
+    Errors,
+    /// It got less than it was promised.
+    Missed,
+    /// Nothing was asked of it, or little: what is slow is in front of the node.
+    Client,
+    /// Time passes between the arrival of a command and its operation, or between that and the answer.
+    Gateway,
+    /// The core that owns it has little time left.
+    Core,
+}
+
+/// Something that matters beside that.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Note {
+    /// What it is about.
+    pub kind: NoteKind,
+    /// The figures, in a sentence.
+    pub says: String,
+}
+
+/// Why a volume is as slow as it is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Explanation {
+    /// When the interval ended: nanoseconds since 1970-01-01 UTC.
+    pub ended_ns: u64,
+    /// How long it was, in nanoseconds.
+    pub interval_ns: u64,
+    /// What the volume did.
+    pub volume: VolumeActivity,
+    /// What the time of its operations was spent on, the largest part first.
+    pub causes: Vec<Cause>,
+    /// What else matters, the most serious first.
+    pub notes: Vec<Note>,
+}
+
+impl Measured {
+    fn count(&self) -> u64 {
+        self.read.count + self.write.count + self.flush.count + self.trim.count
+    }
+
+    fn took_ns(&self) -> u64 {
+        let kinds = [&self.read, &self.write, &self.flush, &self.trim];
+        kinds
+            .iter()
+            .fold(0, |sum, kind| sum.saturating_add(kind.sum_ns))
+    }
+}
+
+/// How the time of its operations is divided among causes, in nanoseconds. What was measured of the volume comes first;
+/// what is reckoned from the device's operations gets what is left.
+fn divided(measured: &Measured) -> Vec<(CauseKind, u64)> {
+    let mut left_ns = measured.took_ns();
+    let mut parts = Vec::new();
+    let mut take = |kind, wanted_ns: u64| {
+        let ns = wanted_ns.min(left_ns);
+        left_ns -= ns;
+        parts.push((kind, ns));
+    };
+    // Of what the device did less often than the volume asked, the rest was answered from memory.
+    let of_device = |count: u64, device: &Took| {
+        let times = count.min(device.count);
+        times.saturating_mul(device.mean_ns())
+    };
+    take(CauseKind::Turn, measured.waited_ns);
+    // All of its changes wait as long as the ring is full, however many there are at a time.
+    let changes_ns = measured.write.sum_ns.saturating_add(measured.trim.sum_ns);
+    let full = measured.journal_full_ns as f64 / measured.interval_ns.max(1) as f64;
+    take(CauseKind::JournalFull, (changes_ns as f64 * full) as u64);
+    // Many share a flush, so there are fewer than those who wait for one.
+    let durable = measured.flush.count + measured.stable;
+    let flush_ns = measured.device_flush.mean_ns();
+    take(CauseKind::Flush, durable.saturating_mul(flush_ns));
+    let read_ns = of_device(measured.read.count, &measured.device_read);
+    take(CauseKind::DeviceRead, read_ns.min(measured.read.sum_ns));
+    let write_ns = of_device(measured.write.count, &measured.device_write);
+    take(CauseKind::DeviceWrite, write_ns.min(measured.write.sum_ns));
+    parts.push((CauseKind::Node, left_ns));
+    parts
+}
+
+/// What the time of a volume's operations was spent on, the largest part first.
+fn causes(measured: &Measured) -> Vec<Cause> {
+    let (count, took_ns) = (measured.count().max(1), measured.took_ns().max(1));
+    let mut causes: Vec<Cause> = divided(measured)
+        .into_iter()
+        .map(|(kind, ns)| {
+            let (says, advice) = said(kind, measured);
+            let part = ns as f64 / took_ns as f64;
+            Cause {
+                kind,
+                part: (part * 10_000.0).round() / 10_000.0,
+                mean_ns: ns / count,
+                says,
+                advice,
+            }
+        })
+        .filter(|cause| cause.part >= LEAST_PART)
+        .collect();
+    causes.sort_by(|a, b| b.part.total_cmp(&a.part).then(a.kind.cmp(&b.kind)));
+    causes
+}
+
+fn said(kind: CauseKind, measured: &Measured) -> (String, Option<String>) {
+    match kind {
+        CauseKind::Turn => of_turns(measured),
+        CauseKind::JournalFull => (
+            format!(
+                "waiting for room in the journal's ring: checkpoints make it, and {} did so",
+                counted(measured.checkpoints, "checkpoint")
+            ),
+            Some(
+                "fewer changes at a time, or a device that writes faster; a device's journals are as large as it \
+                 was formatted"
+                    .to_owned(),
+            ),
+        ),
+        CauseKind::Flush => (
+            format!(
+                "flushes of device '{}', which take it {} on average ({} for 99 of 100)",
+                measured.device,
+                time(measured.device_flush.mean_ns()),
+                time(measured.device_flush.p99_ns)
+            ),
+            Some(
+                "fewer flushes and stable writes, more of them at a time (they share flushes), or a device with a \
+                 write cache that survives power loss"
+                    .to_owned(),
+            ),
+        ),
+        CauseKind::DeviceRead => (of_device("reads", &measured.device_read, measured), None),
+        CauseKind::DeviceWrite => (of_device("writes", &measured.device_write, measured), None),
+        CauseKind::Node => of_node(measured),
+    }
+}
+
+fn of_device(what: &str, took: &Took, measured: &Measured) -> String {
+    format!(
+        "{what} of device '{}', which take it {} on average ({} for 99 of 100) with {:.1} operations in it at a time",
+        measured.device,
+        time(took.mean_ns()),
+        time(took.p99_ns),
+        measured.device_in_flight
+    )
+}
+
+fn of_node(measured: &Measured) -> (String, Option<String>) {
+    let busy = percent(measured.core_busy);
+    let core = measured.core;
+    match measured.core_busy >= BUSY_CORE {
+        true => (
+            format!(
+                "the node's own work on core {core}, which is busy {busy} of the time: operations wait for it"
+            ),
+            Some(format!(
+                "put volumes on another core, give the node more cores, or ask for larger operations; `flagstone top` \
+                 shows who uses core {core}"
+            )),
+        ),
+        false => (
+            format!(
+                "the node's own work on core {core}, which is busy {busy} of the time, and pages of maps that it \
+                 reads"
+            ),
+            None,
+        ),
+    }
+}
+
+/// Whether it is its own limit that it waits for. Bursts wait for it, too, though on the whole less is done than it
+/// allows; but whoever has used up his promise waits for that.
+fn is_held_by_limit(measured: &Measured) -> bool {
+    let has_limit = measured.slo.limit != SloLimit::default();
+    let has_promise_left = match (measured.used, measured.promised) {
+        (Some(used), Some(promised)) => used < promised * USED_UP && measured.missed == 0.0,
+        // Nothing else holds it back.
+        _ => true,
+    };
+    measured.is_at_limit || (has_limit && has_promise_left)
+}
+
+/// Why it waits for its turns.
+fn of_turns(measured: &Measured) -> (String, Option<String>) {
+    let (volume, device) = (&measured.volume, &measured.device);
+    if is_held_by_limit(measured) {
+        return (
+            format!(
+                "its own limit ({}) holds it back, whatever the device could do",
+                measured.slo.limit
+            ),
+            Some(format!(
+                "`flagstone volume slo {volume} --limit none`, or a higher one"
+            )),
+        );
+    }
+    let (Some(used), Some(promised)) = (measured.used, measured.promised) else {
+        // It was divided, or limited, while the operations waited.
+        return (
+            "waiting for its turn, as nothing has to any more".to_owned(),
+            None,
+        );
+    };
+    let figures = format!(
+        "waiting for its turn at device '{device}': it used {} of the device and is promised {} ({})",
+        percent(used),
+        percent(promised),
+        measured.slo.promise
+    );
+    if measured.missed > 0.0 {
+        return (
+            format!(
+                "{figures}, and for {} of the time it got less than that though it wanted more",
+                percent(measured.missed)
+            ),
+            Some(format!(
+                "lower the ceiling of device '{device}' to what it can do (`flagstone device schedule`), or promise less \
+                 to others"
+            )),
+        );
+    }
+    if used >= promised * USED_UP && !measured.greedy.is_empty() {
+        let others: Vec<String> = measured
+            .greedy
+            .iter()
+            .map(|user| {
+                let over = user.over.unwrap_or(0.0);
+                format!("'{}' ({} over its promise)", user.volume, percent(over))
+            })
+            .collect();
+        return (
+            format!(
+                "{figures}. It has used its promise up, and others want what is left, too: {}",
+                others.join(", ")
+            ),
+            Some(more_for(measured)),
+        );
+    }
+    if used >= promised * USED_UP {
+        let said = match measured.device_used.filter(|part| *part >= FULL_DEVICE) {
+            Some(part) => format!(
+                "{figures}. The device is at its ceiling ({} of it), and nobody else uses more than he was promised",
+                percent(part)
+            ),
+            None => format!("{figures}. It has used its promise up"),
+        };
+        return (said, Some(more_for(measured)));
+    }
+    let said = format!(
+        "{figures}, so it waits only while the device's window is full or others that are behind go first: requests \
+         come in bursts, or are large"
+    );
+    let advice = "ask for less at a time, or in smaller operations; a higher `latency` of the ceiling makes its window \
+                  larger";
+    (said, Some(advice.to_owned()))
+}
+
+fn more_for(measured: &Measured) -> String {
+    let volume = &measured.volume;
+    let raise = match measured.slo.promise {
+        SloPromise::Share(parts) => format!("--share {}", parts.saturating_mul(2)),
+        SloPromise::Floor(_) => "with a higher --floor".to_owned(),
+    };
+    let raise = format!("promise it more (`flagstone volume slo {volume} {raise}`)");
+    match measured.greedy.first() {
+        Some(user) => format!("{raise}, or give '{}' a limit", user.volume),
+        None => format!("{raise}, or raise the ceiling if the device can do more"),
+    }
+}
+
+/// What matters beside the time of operations, the most serious first.
+fn notes(measured: &Measured) -> Vec<Note> {
+    let found = [stuck, errors, missed, client, gateway, core];
+    found.iter().filter_map(|note| note(measured)).collect()
+}
+
+fn note(kind: NoteKind, says: String) -> Option<Note> {
+    Some(Note { kind, says })
+}
+
+fn stuck(measured: &Measured) -> Option<Note> {
+    if measured.in_flight == 0 || measured.count() > 0 {
+        return None;
+    }
+    let under_way = counted(measured.in_flight, "operation");
+    let says = format!(
+        "{under_way} under way, and none has ended in all that time: if that stays so, device '{}' hangs, or what is \
+         below it; see the node's log",
+        measured.device
+    );
+    note(NoteKind::Stuck, says)
+}
+
+fn errors(measured: &Measured) -> Option<Note> {
+    let failed: u64 = measured.errors.iter().map(|error| error.count).sum();
+    if failed == 0 {
+        return None;
+    }
+    let kinds: Vec<String> = measured
+        .errors
+        .iter()
+        .map(|error| format!("{} {}", error.count, error.kind))
+        .collect();
+    let says = format!(
+        "{} of {} failed: {}",
+        failed,
+        counted(measured.count(), "operation"),
+        kinds.join(", ")
+    );
+    note(NoteKind::Errors, says)
+}
+
+fn missed(measured: &Measured) -> Option<Note> {
+    if measured.missed == 0.0 {
+        return None;
+    }
+    let says = format!(
+        "its promise ({}) was not kept for {} of the time",
+        measured.slo.promise,
+        percent(measured.missed)
+    );
+    note(NoteKind::Missed, says)
+}
+
+/// Whether the node waits for the client.
+fn client(measured: &Measured) -> Option<Note> {
+    if measured.count() == 0 && measured.in_flight == 0 {
+        let says = "nothing was asked of it: if a client waits, it is for something else, or its connection is gone";
+        return note(NoteKind::Client, says.to_owned());
+    }
+    let idle = 1.0 - measured.occupied_ns as f64 / measured.interval_ns.max(1) as f64;
+    if idle < IDLE {
+        return None;
+    }
+    let says = format!(
+        "for {} of the time nothing of it was under way: the node waited for the client or the network. More \
+         operations at a time would use that time; faster ones would not",
+        percent(idle)
+    );
+    note(NoteKind::Client, says)
+}
+
+/// What passes between a command's arrival and its operation, and behind that until its answer is sent.
+fn gateway(measured: &Measured) -> Option<Note> {
+    let outside_ns = measured
+        .commands
+        .sum_ns
+        .saturating_sub(measured.operations.sum_ns);
+    let part = outside_ns as f64 / measured.commands.sum_ns.max(1) as f64;
+    // Some is the way of the data through the socket, and clocks are read at other moments.
+    if part < 0.25 {
+        return None;
+    }
+    let says = format!(
+        "of the time from the arrival of a command of NBD on core {} until its reply is handed to the socket, {} ({} for \
+         each) passes outside of its operation: it waits for its data, for room in its connection's window, or for \
+         clients to take the replies before it",
+        measured.core,
+        percent(part),
+        time(outside_ns / measured.commands.count.max(1))
+    );
+    note(NoteKind::Gateway, says)
+}
+
+fn core(measured: &Measured) -> Option<Note> {
+    if measured.core_busy < BUSY_CORE {
+        return None;
+    }
+    let says = format!(
+        "core {}, which does its work, is busy {} of the time",
+        measured.core,
+        percent(measured.core_busy)
+    );
+    note(NoteKind::Core, says)
+}
+
+/// What was measured of a volume between two looks.
+fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'_>) -> Measured {
+    let device = volume.now.device;
+    let facts = after.devices.get(device);
+    let mine: Vec<&VolumeSpan<'_>> = spans
+        .volumes
+        .iter()
+        .filter(|other| other.now.device == device)
+        .collect();
+    let others: Vec<&VolumeSpan<'_>> = mine
+        .iter()
+        .copied()
+        .filter(|other| other.now.id != volume.now.id)
+        .collect();
+    let is_divided = facts.is_some_and(|facts| facts.schedule.ceiling.is_some());
+    let mut greedy = users(&others, is_divided);
+    greedy.retain(|user| user.over.is_some_and(|over| over > 0.0));
+    let io = device_io(before, after, device);
+    let took_ns: u64 = io.iter().map(|kind| kind.latency.sum_ns()).sum();
+    let [device_read, device_write, device_flush, _] = &io;
+    let of_core = |look: &Look| {
+        let core = look.cores.iter().find(|core| core.core == volume.core);
+        core.cloned().unwrap_or_default()
+    };
+    let (then, now) = (of_core(before), of_core(after));
+    let of_device = |devices: &[DeviceLook]| {
+        let found = devices.iter().find(|one| one.device == device);
+        found.map_or((0, 0), |one| (one.journal_full_ns, one.checkpoints))
+    };
+    let (full_then, checkpoints_then) = of_device(&then.devices);
+    let (full_now, checkpoints_now) = of_device(&now.devices);
+    let core_busy = core_activities(before, after)
+        .iter()
+        .find(|core| core.core == volume.core)
+        .map_or(0.0, |core| core.busy);
+    let on_core = spans
+        .volumes
+        .iter()
+        .filter(|other| other.core == volume.core);
+    let operations = on_core.fold(Took::default(), |sum, other| Took {
+        count: sum.count + other.operations(),
+        sum_ns: sum.sum_ns.saturating_add(other.latency_sum_ns()),
+        p99_ns: 0,
+    });
+    let occupied_then = before
+        .cores
+        .iter()
+        .flat_map(|core| &core.volumes)
+        .find(|known| known.id == volume.now.id)
+        .map_or((0, 0), |known| (known.occupied_ns, known.stable));
+    Measured {
+        volume: volume.now.name.clone(),
+        device: facts.map_or_else(String::new, |facts| facts.name.clone()),
+        core: volume.core,
+        interval_ns: volume.interval_ns,
+        slo: volume.now.slo,
+        read: Took::of(&volume.read),
+        write: Took::of(&volume.write),
+        flush: Took::of(&volume.flush),
+        trim: Took::of(&volume.trim),
+        stable: volume.now.stable.saturating_sub(occupied_then.1),
+        waited_ns: volume.waited.sum_ns(),
+        in_flight: volume.now.in_flight,
+        occupied_ns: volume.now.occupied_ns.saturating_sub(occupied_then.0),
+        errors: errors_of(volume),
+        used: volume.used(),
+        promised: volume.promised(),
+        missed: volume.short_ns as f64 / volume.interval_ns.max(1) as f64,
+        is_at_limit: volume.is_at_limit(),
+        device_used: is_divided.then(|| mine.iter().filter_map(|volume| volume.used()).sum()),
+        greedy,
+        device_read: Took::of(device_read),
+        device_write: Took::of(device_write),
+        device_flush: Took::of(device_flush),
+        device_in_flight: took_ns as f64 / spans.interval_ns() as f64,
+        journal_full_ns: full_now.saturating_sub(full_then),
+        checkpoints: checkpoints_now.saturating_sub(checkpoints_then),
+        core_busy,
+        commands: Took {
+            count: now.commands.saturating_sub(then.commands),
+            sum_ns: now.commands_ns.saturating_sub(then.commands_ns),
+            p99_ns: 0,
+        },
+        operations,
+    }
+}
+
+/// Failures of all kinds of operations together.
+fn errors_of(volume: &VolumeSpan<'_>) -> Vec<ErrorCount> {
+    let mut errors: Vec<ErrorCount> = Vec::new();
+    for error in volume.kinds().iter().flat_map(|kind| &kind.errors) {
+        match errors.iter_mut().find(|known| known.kind == error.kind) {
+            Some(known) => known.count += error.count,
+            None => errors.push(*error),
+        }
+    }
+    errors.sort_by_key(|error| std::cmp::Reverse(error.count));
+    errors
+}
+
+/// Why a volume was as slow as it was between two looks. One that was never used is in neither.
+pub fn explanation(before: &Look, after: &Look, info: &VolumeInfo) -> Explanation {
+    let spans = Spans::between(before, after);
+    let device = after.devices.iter().position(|one| one.name == info.device);
+    let unused = VolumeLook::new(DvolId(0), info.name.clone(), device.unwrap_or(0), info.slo);
+    let unused = VolumeSpan::between(None, &unused, info.core, spans.interval_ns());
+    let mut volumes = spans.volumes.iter();
+    let volume = volumes.find(|volume| volume.now.name == info.name);
+    let volume = volume.unwrap_or(&unused);
+    let measured = measure(before, after, &spans, volume);
+    Explanation {
+        ended_ns: after.wall_ns,
+        interval_ns: volume.interval_ns,
+        volume: volume.activity(&after.devices),
+        causes: causes(&measured),
+        notes: notes(&measured),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,410 @@
+//! Numbers that were made up, and what is said of them.
+
+use super::*;
+use crate::node::{Rates, SloLimit};
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+
+fn took(count: u64, each_ns: u64) -> Took {
+    Took {
+        count,
+        sum_ns: count * each_ns,
+        p99_ns: each_ns * 3,
+    }
+}
+
+/// A thousand reads of a millisecond each in a second, of which the device took 200 us.
+fn sample() -> Measured {
+    Measured {
+        volume: "db".to_owned(),
+        device: "fast".to_owned(),
+        core: 1,
+        interval_ns: SECOND,
+        read: took(1000, MS),
+        occupied_ns: SECOND,
+        device_read: took(5000, MS / 5),
+        device_in_flight: 1.5,
+        core_busy: 0.2,
+        ..Measured::default()
+    }
+}
+
+fn kinds(measured: &Measured) -> Vec<(CauseKind, f64)> {
+    let causes = causes(measured);
+    causes
+        .iter()
+        .map(|cause| (cause.kind, cause.part))
+        .collect()
+}
+
+fn cause(measured: &Measured, kind: CauseKind) -> Cause {
+    let mut causes = causes(measured).into_iter();
+    let found = causes.find(|cause| cause.kind == kind);
+    found.unwrap_or_else(|| panic!("no {kind:?}"))
+}
+
+fn noted(measured: &Measured) -> Vec<NoteKind> {
+    notes(measured).iter().map(|note| note.kind).collect()
+}
+
+#[test]
+fn parts_are_of_the_time_and_the_largest_comes_first() {
+    let measured = sample();
+    let expected = [(CauseKind::Node, 0.8), (CauseKind::DeviceRead, 0.2)];
+    assert_eq!(kinds(&measured), expected);
+    let waiting = Measured {
+        waited_ns: SECOND / 2,
+        ..measured
+    };
+    let expected = [
+        (CauseKind::Turn, 0.5),
+        (CauseKind::Node, 0.3),
+        (CauseKind::DeviceRead, 0.2),
+    ];
+    assert_eq!(kinds(&waiting), expected);
+    let turn = cause(&waiting, CauseKind::Turn);
+    assert_eq!(turn.mean_ns, MS / 2);
+}
+
+#[test]
+fn never_more_than_the_operations_took() {
+    let all = Measured {
+        read: Took::default(),
+        write: took(1000, MS),
+        waited_ns: 900 * MS,
+        journal_full_ns: 900 * MS,
+        stable: 1000,
+        device_flush: took(10, 50 * MS),
+        ..sample()
+    };
+    let expected = [(CauseKind::Turn, 0.9), (CauseKind::JournalFull, 0.1)];
+    assert_eq!(kinds(&all), expected);
+    let too_much = Measured {
+        waited_ns: u64::MAX,
+        ..sample()
+    };
+    assert_eq!(kinds(&too_much), [(CauseKind::Turn, 1.0)]);
+    // Reads that took less than the device takes for one came from memory: writes are not blamed for that.
+    let cached = Measured {
+        read: took(1000, MS / 10),
+        write: took(1000, MS),
+        ..sample()
+    };
+    let expected = [(CauseKind::Node, 0.9091), (CauseKind::DeviceRead, 0.0909)];
+    assert_eq!(kinds(&cached), expected);
+}
+
+#[test]
+fn a_device_that_was_hardly_asked_is_not_to_blame() {
+    let holes = Measured {
+        device_read: took(10, MS / 5),
+        ..sample()
+    };
+    assert_eq!(kinds(&holes), [(CauseKind::Node, 0.998)]);
+}
+
+#[test]
+fn what_waits_for_flushes() {
+    let measured = Measured {
+        read: Took::default(),
+        write: took(100, 4 * MS),
+        flush: took(50, 2 * MS),
+        stable: 100,
+        device_write: took(400, MS),
+        // They share them.
+        device_flush: took(60, 2 * MS),
+        ..sample()
+    };
+    let expected = [
+        (CauseKind::Flush, 0.6),
+        (CauseKind::DeviceWrite, 0.2),
+        (CauseKind::Node, 0.2),
+    ];
+    assert_eq!(kinds(&measured), expected);
+    let flush = cause(&measured, CauseKind::Flush);
+    assert!(
+        flush.says.contains("2.0ms on average (6.0ms"),
+        "{}",
+        flush.says
+    );
+    assert!(flush.advice.is_some());
+    let write = cause(&measured, CauseKind::DeviceWrite);
+    assert!(
+        write.says.contains("writes of device 'fast'"),
+        "{}",
+        write.says
+    );
+    assert!(
+        write.says.contains("1.5 operations in it"),
+        "{}",
+        write.says
+    );
+}
+
+#[test]
+fn a_full_journal() {
+    let reads = Measured {
+        journal_full_ns: 700 * MS,
+        checkpoints: 1,
+        ..sample()
+    };
+    let parts = kinds(&reads);
+    assert!(
+        parts
+            .iter()
+            .all(|(kind, _)| *kind != CauseKind::JournalFull),
+        "only changes wait"
+    );
+    // Thirty-two at a time.
+    let measured = Measured {
+        read: Took::default(),
+        write: took(1000, 32 * MS),
+        ..reads
+    };
+    let full = cause(&measured, CauseKind::JournalFull);
+    assert_eq!(full.part, 0.7);
+    assert!(full.says.contains("1 checkpoint did"), "{}", full.says);
+}
+
+#[test]
+fn why_turns_are_waited_for() {
+    let waiting = Measured {
+        waited_ns: SECOND / 2,
+        used: Some(0.25),
+        promised: Some(0.25),
+        device_used: Some(0.99),
+        ..sample()
+    };
+    let said = |measured: &Measured| {
+        let turn = cause(measured, CauseKind::Turn);
+        format!("{}|{}", turn.says, turn.advice.unwrap_or_default())
+    };
+    let limited = Measured {
+        is_at_limit: true,
+        slo: Slo {
+            limit: SloLimit {
+                reads: Some(1000),
+                ..SloLimit::default()
+            },
+            ..Slo::default()
+        },
+        ..waiting.clone()
+    };
+    let text = said(&limited);
+    assert!(text.contains("limit (reads=1000) holds it back"), "{text}");
+    assert!(text.contains("volume slo db --limit none"), "{text}");
+
+    // In bursts, which on the whole are less than the limit: unless it is the promise that is used up.
+    let bursts = Measured {
+        is_at_limit: false,
+        used: Some(0.1),
+        ..limited.clone()
+    };
+    assert!(said(&bursts).contains("limit (reads=1000)"));
+    let both = Measured {
+        used: Some(0.25),
+        ..bursts.clone()
+    };
+    assert!(said(&both).contains("at its ceiling"));
+    let undivided = Measured {
+        used: None,
+        promised: None,
+        ..bursts
+    };
+    assert!(said(&undivided).contains("limit (reads=1000)"));
+
+    let greedy = Measured {
+        greedy: vec![DeviceUser {
+            volume: "batch".to_owned(),
+            part: 0.7,
+            over: Some(0.45),
+        }],
+        ..waiting.clone()
+    };
+    let text = said(&greedy);
+    assert!(
+        text.contains("used 25% of the device and is promised 25% (share 1)"),
+        "{text}"
+    );
+    assert!(text.contains("'batch' (45% over its promise)"), "{text}");
+    assert!(
+        text.contains("slo db --share 2`), or give 'batch' a limit"),
+        "{text}"
+    );
+
+    let full = said(&waiting);
+    assert!(full.contains("at its ceiling (99% of it)"), "{full}");
+    assert!(full.contains("or raise the ceiling"), "{full}");
+
+    let strict = Measured {
+        device_used: Some(0.4),
+        slo: Slo {
+            promise: SloPromise::Floor(Rates {
+                reads: 9,
+                writes: 8,
+            }),
+            ..Slo::default()
+        },
+        ..waiting.clone()
+    };
+    let text = said(&strict);
+    assert!(
+        text.contains("(floor reads=9 writes=8). It has used its promise up|"),
+        "{text}"
+    );
+    assert!(text.contains("with a higher --floor"), "{text}");
+
+    let broken = Measured {
+        missed: 0.3,
+        ..greedy.clone()
+    };
+    let text = said(&broken);
+    assert!(text.contains("for 30% of the time it got less"), "{text}");
+    assert!(
+        text.contains("lower the ceiling of device 'fast'"),
+        "{text}"
+    );
+
+    // Others are greedy, but it has not used what it may.
+    let bursts = Measured {
+        used: Some(0.1),
+        ..greedy
+    };
+    let text = said(&bursts);
+    assert!(text.contains("come in bursts"), "{text}");
+    assert!(!text.contains("batch"), "{text}");
+
+    let undivided = Measured {
+        used: None,
+        promised: None,
+        ..waiting
+    };
+    assert!(said(&undivided).contains("nothing has to any more"));
+}
+
+#[test]
+fn the_node_itself() {
+    let idle = cause(&sample(), CauseKind::Node);
+    assert!(
+        idle.says.contains("core 1, which is busy 20%"),
+        "{}",
+        idle.says
+    );
+    assert_eq!(idle.advice, None);
+    assert_eq!(noted(&sample()), []);
+    let busy = Measured {
+        core_busy: 0.97,
+        ..sample()
+    };
+    let node = cause(&busy, CauseKind::Node);
+    assert!(
+        node.says.contains("operations wait for it"),
+        "{}",
+        node.says
+    );
+    assert!(node.advice.is_some());
+    assert_eq!(noted(&busy), [NoteKind::Core]);
+}
+
+#[test]
+fn clients_that_ask_for_little() {
+    let measured = Measured {
+        occupied_ns: SECOND / 4,
+        ..sample()
+    };
+    let notes = notes(&measured);
+    assert_eq!(notes.len(), 1);
+    assert_eq!(notes[0].kind, NoteKind::Client);
+    assert!(
+        notes[0].says.contains("for 75% of the time"),
+        "{}",
+        notes[0].says
+    );
+    let nothing = Measured {
+        read: Took::default(),
+        occupied_ns: 0,
+        ..sample()
+    };
+    assert_eq!(causes(&nothing), []);
+    assert_eq!(noted(&nothing), [NoteKind::Client]);
+}
+
+#[test]
+fn a_device_that_hangs() {
+    let measured = Measured {
+        read: Took::default(),
+        in_flight: 3,
+        ..sample()
+    };
+    let notes = notes(&measured);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert_eq!(notes[0].kind, NoteKind::Stuck);
+    assert!(
+        notes[0].says.starts_with("3 operations under way"),
+        "{}",
+        notes[0].says
+    );
+    let slow = Measured {
+        in_flight: 3,
+        ..sample()
+    };
+    assert_eq!(noted(&slow), [], "others end");
+}
+
+#[test]
+fn errors_and_broken_promises_come_first() {
+    let measured = Measured {
+        errors: vec![
+            ErrorCount {
+                kind: "no_space",
+                count: 7,
+            },
+            ErrorCount {
+                kind: "device",
+                count: 1,
+            },
+        ],
+        missed: 0.5,
+        occupied_ns: 0,
+        core_busy: 0.9,
+        ..sample()
+    };
+    let expected = [
+        NoteKind::Errors,
+        NoteKind::Missed,
+        NoteKind::Client,
+        NoteKind::Core,
+    ];
+    assert_eq!(noted(&measured), expected);
+    let says = &notes(&measured)[0].says;
+    assert_eq!(says, "8 of 1000 operations failed: 7 no_space, 1 device");
+}
+
+#[test]
+fn time_outside_of_operations() {
+    let measured = Measured {
+        commands: took(2000, 2 * MS),
+        operations: took(2000, MS),
+        ..sample()
+    };
+    let notes = notes(&measured);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert_eq!(notes[0].kind, NoteKind::Gateway);
+    assert!(
+        notes[0].says.contains("50% (1.0ms for each)"),
+        "{}",
+        notes[0].says
+    );
+    let little = Measured {
+        commands: took(2000, MS + MS / 5),
+        ..measured
+    };
+    assert_eq!(noted(&little), []);
+}
+
+#[test]
+fn nothing_measured_is_no_failure() {
+    assert_eq!(causes(&Measured::default()), []);
+    assert_eq!(noted(&Measured::default()), [NoteKind::Client]);
+}
