@@ -350,6 +350,8 @@ impl<R> Scheduler<R> {
         if let Some(until_ns) = volume.limited_until_ns(now_ns) {
             // With first come, first served this turn comes back, too.
             volume.missed_turns += 1;
+            let held_ns = until_ns.saturating_sub(now_ns);
+            volume.limited_ns = volume.limited_ns.saturating_add(held_ns);
             let stamp = volume.put(Place::Limited);
             self.limited.push(Reverse((until_ns, index, stamp)));
             return None;
@@ -460,6 +462,13 @@ impl<R> Scheduler<R> {
     pub fn used_ns(&self, key: VolumeKey) -> Option<u64> {
         let volume = self.volumes.get(key.index as usize)?.as_ref()?;
         (volume.generation == key.generation).then_some(volume.used_ns)
+    }
+
+    /// For how long a volume's own limit held its oldest request, in all, in nanoseconds: with what it is held for now,
+    /// until the limit lets it go. `None` if it was removed.
+    pub fn limited_ns(&self, key: VolumeKey) -> Option<u64> {
+        let volume = self.volumes.get(key.index as usize)?.as_ref()?;
+        (volume.generation == key.generation).then_some(volume.limited_ns)
     }
 
     /// What this core has to say to the others ([`crate::cores`]), about the `passed_ns` since it said so last.

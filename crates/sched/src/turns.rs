@@ -598,6 +598,14 @@ impl<P: Platform> Tenant<P> {
         self.seat.stats.borrow().used_ns.saturating_add(unjudged_ns)
     }
 
+    /// For how long its own limit held it back since it is a tenant, in nanoseconds.
+    pub fn limited_ns(&self) -> u64 {
+        let state = self.seat.inner.state.borrow();
+        let seat = state.seats[self.seat.at as usize].as_ref();
+        seat.and_then(|seat| state.scheduler.limited_ns(seat.key))
+            .unwrap_or(0)
+    }
+
     /// Requests of it that wait for their turn now.
     pub fn waiting(&self) -> u64 {
         let state = self.seat.inner.state.borrow();

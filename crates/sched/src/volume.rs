@@ -153,6 +153,8 @@ pub(crate) struct Volume<R> {
     pub(crate) missed_turns: u64,
     /// Device time that it has used in all.
     pub(crate) used_ns: u64,
+    /// For how long a limit held the request at the head of the queue, in all.
+    pub(crate) limited_ns: u64,
 }
 
 impl<R> Volume<R> {
@@ -174,6 +176,7 @@ impl<R> Volume<R> {
             stamp: 0,
             missed_turns: 0,
             used_ns: 0,
+            limited_ns: 0,
         }
     }
 

@@ -150,6 +150,14 @@ fn each_limit_holds_by_itself_and_all_together() {
             (expected - expected / 50..=most).contains(&count),
             "{limits:?}, {kind:?}: {count}"
         );
+        // All the time, or never: the others wait for their turns.
+        let held_ns = scheduler.limited_ns(key).expect("it is there");
+        let is_held = expected < 20_000;
+        let right = match is_held {
+            true => SECOND_NS * 9 / 10..=SECOND_NS * 11 / 10,
+            false => 0..=0,
+        };
+        assert!(right.contains(&held_ns), "{limits:?}, {kind:?}: {held_ns}");
     }
 }
 

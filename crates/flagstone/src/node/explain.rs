@@ -3,7 +3,8 @@
 //! Everything here is a pure function of [`Measured`]. What was measured of the volume itself (how long its operations
 //! took, how long they waited for their turns) is exact. What happened below is not counted for each volume: how long the
 //! device took for one operation, of all of the node's. So the parts of the device are that, for each operation of the
-//! volume, and what nothing explains is the node's own work. Parts never add up to more than what the operations took.
+//! volume. Of what that leaves, the core can have caused no more than the part of the time for which it worked; the rest is
+//! said to be unexplained. Parts never add up to more than what the operations took.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,11 +14,15 @@ use flagstone_types::DvolId;
 use super::activity::{
     DeviceUser, Spans, VolumeActivity, VolumeSpan, core_activities, device_io, users,
 };
-use super::look::{DeviceLook, Look, VolumeLook};
+use super::look::{Look, VolumeLook};
 use super::metrics::{ErrorCount, IoMetrics};
-use super::slo::{Slo, SloLimit, SloPromise};
+use super::slo::{SchedulePolicy, Slo};
 use super::types::VolumeInfo;
 use crate::size::{counted, percent, short_time as time};
+
+mod words;
+
+use words::said;
 
 /// Parts of the time below this one are not worth a sentence.
 const LEAST_PART: f64 = 0.02;
@@ -25,8 +30,9 @@ const LEAST_PART: f64 = 0.02;
 /// A core that is busy for this part of the time has no room for bursts: what comes waits for what is there.
 const BUSY_CORE: f64 = 0.8;
 
-/// A device of whose ceiling this part is used is taken to be at it.
-const FULL_DEVICE: f64 = 0.93;
+/// A device of whose ceiling volumes use this part is taken to be at it: some is kept for the background, and what waits
+/// for the next tick is not used.
+const FULL_DEVICE: f64 = 0.85;
 
 /// A volume that used this part of what it was promised has used it up.
 const USED_UP: f64 = 0.95;
@@ -97,8 +103,10 @@ pub struct Measured {
     pub promised: Option<f64>,
     /// The part of the interval for which it got less than that, though it wanted more.
     pub missed: f64,
-    /// It did as much as its own limit allows.
-    pub is_at_limit: bool,
+    /// For how long its own limit held it back, in nanoseconds.
+    pub limited_ns: u64,
+    /// Who goes next at the device.
+    pub policy: SchedulePolicy,
     /// The part of the device's ceiling that all volumes used.
     pub device_used: Option<f64>,
     /// Others who used more of the device than they were promised, by how much.
@@ -111,10 +119,9 @@ pub struct Measured {
     pub device_flush: Took,
     /// Operations in the device at a time, on average.
     pub device_in_flight: f64,
-    /// For how long changes of the core's journals on the device could not go on for lack of room in a ring, in
-    /// nanoseconds.
+    /// For how long changes of its journal could not go on for lack of room in the ring, in nanoseconds.
     pub journal_full_ns: u64,
-    /// Checkpoints that journals of the device made.
+    /// Checkpoints that its journal made.
     pub checkpoints: u64,
     /// The part of the time that the core worked.
     pub core_busy: f64,
@@ -133,14 +140,16 @@ pub enum CauseKind {
     Turn,
     /// Waiting for room in the journal's ring.
     JournalFull,
-    /// Flushes of the device.
+    /// Flushes of the device: the one that makes it durable, and the one before that.
     Flush,
     /// Reads of the device.
     DeviceRead,
     /// Writes of the device.
     DeviceWrite,
-    /// All else the node does: its own work, and waiting for the core to be free.
+    /// The node's own work, and waiting for the core to be free: at most the part of the time for which it worked.
     Node,
+    /// What no count explains.
+    Rest,
 }
 
 /// What a part of the time was spent on.
@@ -216,33 +225,46 @@ impl Measured {
 /// How the time of its operations is divided among causes, in nanoseconds. What was measured of the volume comes first;
 /// what is reckoned from the device's operations gets what is left.
 fn divided(measured: &Measured) -> Vec<(CauseKind, u64)> {
-    let mut left_ns = measured.took_ns();
-    let mut parts = Vec::new();
-    let mut take = |kind, wanted_ns: u64| {
-        let ns = wanted_ns.min(left_ns);
-        left_ns -= ns;
-        parts.push((kind, ns));
+    let took_ns = measured.took_ns();
+    let waited_ns = measured.waited_ns.min(took_ns);
+    // How long turns were waited for isn't counted by kind: all kinds are taken to have waited alike.
+    let went_on = 1.0 - waited_ns as f64 / took_ns.max(1) as f64;
+    let left = |sum_ns: u64| (sum_ns as f64 * went_on) as u64;
+    let mut reads_ns = left(measured.read.sum_ns);
+    let mut changes_ns = left(measured.write.sum_ns.saturating_add(measured.trim.sum_ns));
+    let flushes_ns = left(measured.flush.sum_ns);
+    let take = |left_ns: &mut u64, wanted_ns: u64| {
+        let ns = wanted_ns.min(*left_ns);
+        *left_ns -= ns;
+        ns
     };
+    // All of its changes wait as long as the ring is full, however many there are at a time.
+    let full = measured.journal_full_ns as f64 / measured.interval_ns.max(1) as f64;
+    let full_ns = (changes_ns as f64 * full.min(1.0)) as u64;
+    let full_ns = take(&mut changes_ns, full_ns);
+    // A flush waits for nothing else than flushes. Many changes share one, so there are fewer than those who wait for it.
+    let flush_ns = measured.device_flush.mean_ns();
+    let durable_ns = take(&mut changes_ns, measured.stable.saturating_mul(flush_ns));
     // Of what the device did less often than the volume asked, the rest was answered from memory.
     let of_device = |count: u64, device: &Took| {
         let times = count.min(device.count);
         times.saturating_mul(device.mean_ns())
     };
-    take(CauseKind::Turn, measured.waited_ns);
-    // All of its changes wait as long as the ring is full, however many there are at a time.
-    let changes_ns = measured.write.sum_ns.saturating_add(measured.trim.sum_ns);
-    let full = measured.journal_full_ns as f64 / measured.interval_ns.max(1) as f64;
-    take(CauseKind::JournalFull, (changes_ns as f64 * full) as u64);
-    // Many share a flush, so there are fewer than those who wait for one.
-    let durable = measured.flush.count + measured.stable;
-    let flush_ns = measured.device_flush.mean_ns();
-    take(CauseKind::Flush, durable.saturating_mul(flush_ns));
     let read_ns = of_device(measured.read.count, &measured.device_read);
-    take(CauseKind::DeviceRead, read_ns.min(measured.read.sum_ns));
+    let read_ns = take(&mut reads_ns, read_ns);
     let write_ns = of_device(measured.write.count, &measured.device_write);
-    take(CauseKind::DeviceWrite, write_ns.min(measured.write.sum_ns));
-    parts.push((CauseKind::Node, left_ns));
-    parts
+    let write_ns = take(&mut changes_ns, write_ns);
+    let rest_ns = reads_ns + changes_ns;
+    let node_ns = rest_ns.min((took_ns as f64 * measured.core_busy) as u64);
+    vec![
+        (CauseKind::Turn, waited_ns),
+        (CauseKind::JournalFull, full_ns),
+        (CauseKind::Flush, flushes_ns + durable_ns),
+        (CauseKind::DeviceRead, read_ns),
+        (CauseKind::DeviceWrite, write_ns),
+        (CauseKind::Node, node_ns),
+        (CauseKind::Rest, rest_ns - node_ns),
+    ]
 }
 
 /// What the time of a volume's operations was spent on, the largest part first.
@@ -267,172 +289,6 @@ fn causes(measured: &Measured) -> Vec<Cause> {
     causes
 }
 
-fn said(kind: CauseKind, measured: &Measured) -> (String, Option<String>) {
-    match kind {
-        CauseKind::Turn => of_turns(measured),
-        CauseKind::JournalFull => (
-            format!(
-                "waiting for room in the journal's ring: checkpoints make it, and {} did so",
-                counted(measured.checkpoints, "checkpoint")
-            ),
-            Some(
-                "fewer changes at a time, or a device that writes faster; a device's journals are as large as it \
-                 was formatted"
-                    .to_owned(),
-            ),
-        ),
-        CauseKind::Flush => (
-            format!(
-                "flushes of device '{}', which take it {} on average ({} for 99 of 100)",
-                measured.device,
-                time(measured.device_flush.mean_ns()),
-                time(measured.device_flush.p99_ns)
-            ),
-            Some(
-                "fewer flushes and stable writes, more of them at a time (they share flushes), or a device with a \
-                 write cache that survives power loss"
-                    .to_owned(),
-            ),
-        ),
-        CauseKind::DeviceRead => (of_device("reads", &measured.device_read, measured), None),
-        CauseKind::DeviceWrite => (of_device("writes", &measured.device_write, measured), None),
-        CauseKind::Node => of_node(measured),
-    }
-}
-
-fn of_device(what: &str, took: &Took, measured: &Measured) -> String {
-    format!(
-        "{what} of device '{}', which take it {} on average ({} for 99 of 100) with {:.1} operations in it at a time",
-        measured.device,
-        time(took.mean_ns()),
-        time(took.p99_ns),
-        measured.device_in_flight
-    )
-}
-
-fn of_node(measured: &Measured) -> (String, Option<String>) {
-    let busy = percent(measured.core_busy);
-    let core = measured.core;
-    match measured.core_busy >= BUSY_CORE {
-        true => (
-            format!(
-                "the node's own work on core {core}, which is busy {busy} of the time: operations wait for it"
-            ),
-            Some(format!(
-                "put volumes on another core, give the node more cores, or ask for larger operations; `flagstone top` \
-                 shows who uses core {core}"
-            )),
-        ),
-        false => (
-            format!(
-                "the node's own work on core {core}, which is busy {busy} of the time, and pages of maps that it \
-                 reads"
-            ),
-            None,
-        ),
-    }
-}
-
-/// Whether it is its own limit that it waits for. Bursts wait for it, too, though on the whole less is done than it
-/// allows; but whoever has used up his promise waits for that.
-fn is_held_by_limit(measured: &Measured) -> bool {
-    let has_limit = measured.slo.limit != SloLimit::default();
-    let has_promise_left = match (measured.used, measured.promised) {
-        (Some(used), Some(promised)) => used < promised * USED_UP && measured.missed == 0.0,
-        // Nothing else holds it back.
-        _ => true,
-    };
-    measured.is_at_limit || (has_limit && has_promise_left)
-}
-
-/// Why it waits for its turns.
-fn of_turns(measured: &Measured) -> (String, Option<String>) {
-    let (volume, device) = (&measured.volume, &measured.device);
-    if is_held_by_limit(measured) {
-        return (
-            format!(
-                "its own limit ({}) holds it back, whatever the device could do",
-                measured.slo.limit
-            ),
-            Some(format!(
-                "`flagstone volume slo {volume} --limit none`, or a higher one"
-            )),
-        );
-    }
-    let (Some(used), Some(promised)) = (measured.used, measured.promised) else {
-        // It was divided, or limited, while the operations waited.
-        return (
-            "waiting for its turn, as nothing has to any more".to_owned(),
-            None,
-        );
-    };
-    let figures = format!(
-        "waiting for its turn at device '{device}': it used {} of the device and is promised {} ({})",
-        percent(used),
-        percent(promised),
-        measured.slo.promise
-    );
-    if measured.missed > 0.0 {
-        return (
-            format!(
-                "{figures}, and for {} of the time it got less than that though it wanted more",
-                percent(measured.missed)
-            ),
-            Some(format!(
-                "lower the ceiling of device '{device}' to what it can do (`flagstone device schedule`), or promise less \
-                 to others"
-            )),
-        );
-    }
-    if used >= promised * USED_UP && !measured.greedy.is_empty() {
-        let others: Vec<String> = measured
-            .greedy
-            .iter()
-            .map(|user| {
-                let over = user.over.unwrap_or(0.0);
-                format!("'{}' ({} over its promise)", user.volume, percent(over))
-            })
-            .collect();
-        return (
-            format!(
-                "{figures}. It has used its promise up, and others want what is left, too: {}",
-                others.join(", ")
-            ),
-            Some(more_for(measured)),
-        );
-    }
-    if used >= promised * USED_UP {
-        let said = match measured.device_used.filter(|part| *part >= FULL_DEVICE) {
-            Some(part) => format!(
-                "{figures}. The device is at its ceiling ({} of it), and nobody else uses more than he was promised",
-                percent(part)
-            ),
-            None => format!("{figures}. It has used its promise up"),
-        };
-        return (said, Some(more_for(measured)));
-    }
-    let said = format!(
-        "{figures}, so it waits only while the device's window is full or others that are behind go first: requests \
-         come in bursts, or are large"
-    );
-    let advice = "ask for less at a time, or in smaller operations; a higher `latency` of the ceiling makes its window \
-                  larger";
-    (said, Some(advice.to_owned()))
-}
-
-fn more_for(measured: &Measured) -> String {
-    let volume = &measured.volume;
-    let raise = match measured.slo.promise {
-        SloPromise::Share(parts) => format!("--share {}", parts.saturating_mul(2)),
-        SloPromise::Floor(_) => "with a higher --floor".to_owned(),
-    };
-    let raise = format!("promise it more (`flagstone volume slo {volume} {raise}`)");
-    match measured.greedy.first() {
-        Some(user) => format!("{raise}, or give '{}' a limit", user.volume),
-        None => format!("{raise}, or raise the ceiling if the device can do more"),
-    }
-}
-
 /// What matters beside the time of operations, the most serious first.
 fn notes(measured: &Measured) -> Vec<Note> {
     let found = [stuck, errors, missed, client, gateway, core];
@@ -449,8 +305,9 @@ fn stuck(measured: &Measured) -> Option<Note> {
     }
     let under_way = counted(measured.in_flight, "operation");
     let says = format!(
-        "{under_way} under way, and none has ended in all that time: if that stays so, device '{}' hangs, or what is \
-         below it; see the node's log",
+        "{under_way} under way, and none has ended in all that time. Either a checkpoint has yet to make room in the \
+         journal's ring (that is counted when it has), or device '{}' hangs, or what is below it: if it stays so, see the \
+         node's log",
         measured.device
     );
     note(NoteKind::Stuck, says)
@@ -499,7 +356,7 @@ fn client(measured: &Measured) -> Option<Note> {
     }
     let says = format!(
         "for {} of the time nothing of it was under way: the node waited for the client or the network. More \
-         operations at a time would use that time; faster ones would not",
+         operations at a time would use that time; a faster node would not shorten it",
         percent(idle)
     );
     note(NoteKind::Client, says)
@@ -564,12 +421,6 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         core.cloned().unwrap_or_default()
     };
     let (then, now) = (of_core(before), of_core(after));
-    let of_device = |devices: &[DeviceLook]| {
-        let found = devices.iter().find(|one| one.device == device);
-        found.map_or((0, 0), |one| (one.journal_full_ns, one.checkpoints))
-    };
-    let (full_then, checkpoints_then) = of_device(&then.devices);
-    let (full_now, checkpoints_now) = of_device(&now.devices);
     let core_busy = core_activities(before, after)
         .iter()
         .find(|core| core.core == volume.core)
@@ -583,12 +434,14 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         sum_ns: sum.sum_ns.saturating_add(other.latency_sum_ns()),
         p99_ns: 0,
     });
-    let occupied_then = before
-        .cores
-        .iter()
-        .flat_map(|core| &core.volumes)
-        .find(|known| known.id == volume.now.id)
-        .map_or((0, 0), |known| (known.occupied_ns, known.stable));
+    let mut known = before.cores.iter().flat_map(|core| &core.volumes);
+    let known = known.find(|known| known.id == volume.now.id);
+    // Of its journal and its device more was counted than of the volume, if it was not used before.
+    let since = |count: fn(&VolumeLook) -> u64| {
+        let then = known.map_or(0, count);
+        count(volume.now).saturating_sub(then)
+    };
+    let since_known = |count: fn(&VolumeLook) -> u64| known.map_or(0, |_| since(count));
     Measured {
         volume: volume.now.name.clone(),
         device: facts.map_or_else(String::new, |facts| facts.name.clone()),
@@ -599,23 +452,24 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         write: Took::of(&volume.write),
         flush: Took::of(&volume.flush),
         trim: Took::of(&volume.trim),
-        stable: volume.now.stable.saturating_sub(occupied_then.1),
+        stable: since(|look| look.stable),
         waited_ns: volume.waited.sum_ns(),
         in_flight: volume.now.in_flight,
-        occupied_ns: volume.now.occupied_ns.saturating_sub(occupied_then.0),
+        occupied_ns: since(|look| look.occupied_ns),
         errors: errors_of(volume),
         used: volume.used(),
         promised: volume.promised(),
         missed: volume.short_ns as f64 / volume.interval_ns.max(1) as f64,
-        is_at_limit: volume.is_at_limit(),
+        limited_ns: since(|look| look.limited_ns),
+        policy: facts.map_or_else(SchedulePolicy::default, |facts| facts.schedule.policy),
         device_used: is_divided.then(|| mine.iter().filter_map(|volume| volume.used()).sum()),
         greedy,
         device_read: Took::of(device_read),
         device_write: Took::of(device_write),
         device_flush: Took::of(device_flush),
         device_in_flight: took_ns as f64 / spans.interval_ns() as f64,
-        journal_full_ns: full_now.saturating_sub(full_then),
-        checkpoints: checkpoints_now.saturating_sub(checkpoints_then),
+        journal_full_ns: since_known(|look| look.journal_full_ns),
+        checkpoints: since_known(|look| look.checkpoints),
         core_busy,
         commands: Took {
             count: now.commands.saturating_sub(then.commands),

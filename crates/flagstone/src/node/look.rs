@@ -63,10 +63,6 @@ pub struct DeviceLook {
     pub flush: IoMark,
     /// Discards.
     pub trim: IoMark,
-    /// Time for which changes waited for room in its journals, added up over them, in nanoseconds.
-    pub journal_full_ns: u64,
-    /// Checkpoints of its journals.
-    pub checkpoints: u64,
 }
 
 /// A volume.
@@ -96,6 +92,12 @@ pub struct VolumeLook {
     pub in_flight: u64,
     /// Time for which there were any, in nanoseconds.
     pub occupied_ns: u64,
+    /// For how long its own limit held it back, in nanoseconds, since it was opened.
+    pub limited_ns: u64,
+    /// Time for which changes waited for room in the ring of its journal, in nanoseconds.
+    pub journal_full_ns: u64,
+    /// Checkpoints of its journal.
+    pub checkpoints: u64,
     /// How many operations wait for their turn at this moment.
     pub waiting: u64,
     /// Device time that it used, in nanoseconds.
@@ -122,6 +124,9 @@ impl VolumeLook {
             stable: 0,
             in_flight: 0,
             occupied_ns: 0,
+            limited_ns: 0,
+            journal_full_ns: 0,
+            checkpoints: 0,
             waiting: 0,
             used_ns: 0,
             short_ns: 0,

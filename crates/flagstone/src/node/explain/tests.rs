@@ -1,7 +1,7 @@
 //! Numbers that were made up, and what is said of them.
 
 use super::*;
-use crate::node::{Rates, SloLimit};
+use crate::node::{Rates, SloLimit, SloPromise};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
@@ -51,7 +51,12 @@ fn noted(measured: &Measured) -> Vec<NoteKind> {
 #[test]
 fn parts_are_of_the_time_and_the_largest_comes_first() {
     let measured = sample();
-    let expected = [(CauseKind::Node, 0.8), (CauseKind::DeviceRead, 0.2)];
+    // The core worked for a fifth of the time, so it can't be what most of it was spent on.
+    let expected = [
+        (CauseKind::Rest, 0.6),
+        (CauseKind::DeviceRead, 0.2),
+        (CauseKind::Node, 0.2),
+    ];
     assert_eq!(kinds(&measured), expected);
     let waiting = Measured {
         waited_ns: SECOND / 2,
@@ -59,8 +64,9 @@ fn parts_are_of_the_time_and_the_largest_comes_first() {
     };
     let expected = [
         (CauseKind::Turn, 0.5),
-        (CauseKind::Node, 0.3),
         (CauseKind::DeviceRead, 0.2),
+        (CauseKind::Node, 0.2),
+        (CauseKind::Rest, 0.1),
     ];
     assert_eq!(kinds(&waiting), expected);
     let turn = cause(&waiting, CauseKind::Turn);
@@ -78,7 +84,7 @@ fn never_more_than_the_operations_took() {
         device_flush: took(10, 50 * MS),
         ..sample()
     };
-    let expected = [(CauseKind::Turn, 0.9), (CauseKind::JournalFull, 0.1)];
+    let expected = [(CauseKind::Turn, 0.9), (CauseKind::JournalFull, 0.09)];
     assert_eq!(kinds(&all), expected);
     let too_much = Measured {
         waited_ns: u64::MAX,
@@ -91,7 +97,11 @@ fn never_more_than_the_operations_took() {
         write: took(1000, MS),
         ..sample()
     };
-    let expected = [(CauseKind::Node, 0.9091), (CauseKind::DeviceRead, 0.0909)];
+    let expected = [
+        (CauseKind::Rest, 0.7091),
+        (CauseKind::Node, 0.2),
+        (CauseKind::DeviceRead, 0.0909),
+    ];
     assert_eq!(kinds(&cached), expected);
 }
 
@@ -101,7 +111,8 @@ fn a_device_that_was_hardly_asked_is_not_to_blame() {
         device_read: took(10, MS / 5),
         ..sample()
     };
-    assert_eq!(kinds(&holes), [(CauseKind::Node, 0.998)]);
+    let expected = [(CauseKind::Rest, 0.798), (CauseKind::Node, 0.2)];
+    assert_eq!(kinds(&holes), expected);
 }
 
 #[test]
@@ -143,6 +154,42 @@ fn what_waits_for_flushes() {
 }
 
 #[test]
+fn a_flush_is_all_flushes_and_nobody_else_pays_for_it() {
+    // With nothing to make durable it takes no time, however long the device takes for one.
+    let nothing_new = Measured {
+        flush: took(1000, 1000),
+        device_flush: took(5, 40 * MS),
+        ..sample()
+    };
+    let parts = kinds(&nothing_new);
+    assert!(
+        parts.iter().all(|(kind, _)| *kind != CauseKind::Flush),
+        "{parts:?}"
+    );
+    // It waits for the one that is under way, and then for its own.
+    let behind = Measured {
+        read: Took::default(),
+        flush: took(100, 20 * MS),
+        device_flush: took(50, 11 * MS),
+        core_busy: 0.02,
+        ..sample()
+    };
+    assert_eq!(kinds(&behind), [(CauseKind::Flush, 1.0)]);
+    // Stable writes that wait for flushes are not blamed on reads.
+    let beside = Measured {
+        read: took(100, 10 * MS),
+        write: took(100, 10 * MS),
+        stable: 100,
+        device_flush: took(50, 30 * MS),
+        device_read: took(100, 10 * MS),
+        core_busy: 0.02,
+        ..sample()
+    };
+    let expected = [(CauseKind::Flush, 0.5), (CauseKind::DeviceRead, 0.5)];
+    assert_eq!(kinds(&beside), expected);
+}
+
+#[test]
 fn a_full_journal() {
     let reads = Measured {
         journal_full_ns: 700 * MS,
@@ -181,7 +228,7 @@ fn why_turns_are_waited_for() {
         format!("{}|{}", turn.says, turn.advice.unwrap_or_default())
     };
     let limited = Measured {
-        is_at_limit: true,
+        limited_ns: SECOND * 2 / 5,
         slo: Slo {
             limit: SloLimit {
                 reads: Some(1000),
@@ -192,27 +239,29 @@ fn why_turns_are_waited_for() {
         ..waiting.clone()
     };
     let text = said(&limited);
-    assert!(text.contains("limit (reads=1000) holds it back"), "{text}");
+    assert!(
+        text.contains("limit (reads=1000) held it back for 40%"),
+        "{text}"
+    );
     assert!(text.contains("volume slo db --limit none"), "{text}");
-
-    // In bursts, which on the whole are less than the limit: unless it is the promise that is used up.
-    let bursts = Measured {
-        is_at_limit: false,
-        used: Some(0.1),
-        ..limited.clone()
-    };
-    assert!(said(&bursts).contains("limit (reads=1000)"));
-    let both = Measured {
-        used: Some(0.25),
-        ..bursts.clone()
-    };
-    assert!(said(&both).contains("at its ceiling"));
     let undivided = Measured {
         used: None,
         promised: None,
-        ..bursts
+        ..limited.clone()
     };
     assert!(said(&undivided).contains("limit (reads=1000)"));
+    // A little of the time it was its limit, but most of it something else.
+    let seldom = Measured {
+        limited_ns: SECOND / 5,
+        ..limited
+    };
+    assert!(said(&seldom).contains("close to its ceiling"));
+    // Half of all waiting is what counts, not half of the interval.
+    let at_once = Measured {
+        occupied_ns: SECOND / 4,
+        ..seldom
+    };
+    assert!(said(&at_once).contains("limit (reads=1000)"));
 
     let greedy = Measured {
         greedy: vec![DeviceUser {
@@ -234,10 +283,11 @@ fn why_turns_are_waited_for() {
     );
 
     let full = said(&waiting);
-    assert!(full.contains("at its ceiling (99% of it)"), "{full}");
+    assert!(full.contains("close to its ceiling (99% of it)"), "{full}");
     assert!(full.contains("or raise the ceiling"), "{full}");
 
     let strict = Measured {
+        policy: SchedulePolicy::Strict,
         device_used: Some(0.4),
         slo: Slo {
             promise: SloPromise::Floor(Rates {
@@ -250,21 +300,43 @@ fn why_turns_are_waited_for() {
     };
     let text = said(&strict);
     assert!(
-        text.contains("(floor reads=9 writes=8). It has used its promise up|"),
+        text.contains("(floor reads=9 writes=8). It has used its promise up, and with strict"),
         "{text}"
     );
     assert!(text.contains("with a higher --floor"), "{text}");
+    // Else it gets what others leave, so a used promise holds nobody back.
+    let free = Measured {
+        policy: SchedulePolicy::Deficit,
+        ..strict
+    };
+    let text = said(&free);
+    assert!(
+        text.contains("used 40% of the device, so it waits only while"),
+        "{text}"
+    );
 
     let broken = Measured {
         missed: 0.3,
+        used: Some(0.2),
         ..greedy.clone()
     };
     let text = said(&broken);
     assert!(text.contains("for 30% of the time it got less"), "{text}");
     assert!(
-        text.contains("lower the ceiling of device 'fast'"),
+        text.contains("the ceiling of device 'fast' is more"),
         "{text}"
     );
+    let no_core = Measured {
+        core_busy: 0.95,
+        ..broken.clone()
+    };
+    assert!(said(&no_core).contains("core 1 is busy 95%"));
+    // For a moment, while it got what it was promised on the whole.
+    let moment = Measured {
+        used: Some(0.25),
+        ..broken
+    };
+    assert!(said(&moment).contains("'batch' (45% over its promise)"));
 
     // Others are greedy, but it has not used what it may.
     let bursts = Measured {

@@ -273,6 +273,7 @@ impl CoreNode {
             Some(tenant) => VolumeLook {
                 waiting: tenant.waiting(),
                 used_ns: tenant.used_ns(),
+                limited_ns: tenant.limited_ns(),
                 promised_ns: tenant.promised_ns(),
                 ..filled
             },

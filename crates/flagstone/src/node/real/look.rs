@@ -53,22 +53,15 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
     }
     let mut devices: Vec<DeviceLook> = Vec::new();
     for index in 0..core.turns.len() {
+        let mine = core.engines.iter().filter(|owned| owned.device == index);
         let mut io = DeviceIoStats::default();
-        let (mut journal_full_ns, mut checkpoints) = (0, 0);
-        for owned in core.engines.iter().filter(|owned| owned.device == index) {
-            io.merge(&owned.io.snapshot());
-            let counters = owned.engine.counters();
-            journal_full_ns += counters.journal_full_ns.get();
-            checkpoints += counters.checkpoints.get();
-        }
+        mine.for_each(|owned| io.merge(&owned.io.snapshot()));
         devices.push(DeviceLook {
             device: index,
             read: io_mark(&io.read),
             write: io_mark(&io.write),
             flush: io_mark(&io.flush),
             trim: io_mark(&io.discard),
-            journal_full_ns,
-            checkpoints,
         });
     }
     let (mut commands, mut commands_ns) = (0, 0);
@@ -91,8 +84,13 @@ impl CoreNode {
     fn look_at_volume(&self, id: DvolId) -> Option<VolumeLook> {
         let name = self.names.name_of(id)?;
         let place = self.names.find(&name)?;
-        let device = self.engines.get(place.engine)?.device;
-        let empty = VolumeLook::new(id, name, device, self.slo_of(id));
+        let owned = self.engines.get(place.engine)?;
+        let counters = owned.engine.counters();
+        let empty = VolumeLook {
+            journal_full_ns: counters.journal_full_ns.get(),
+            checkpoints: counters.checkpoints.get(),
+            ..VolumeLook::new(id, name, owned.device, self.slo_of(id))
+        };
         self.fill_look(empty)
     }
 }
