@@ -19,9 +19,9 @@ use crate::exit::Exit;
 use crate::layers::LayerText;
 use crate::name::check_name;
 use crate::node::{
-    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, NBD_CONNECTIONS_DEFAULT,
-    NodeErrorKind, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, Schedule,
-    SchedulePolicy,
+    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, FAILURE_DOMAIN_MAX_BYTES, MAP_CACHE_DEFAULT_BYTES,
+    NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeErrorKind, NodeOptions,
+    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, Schedule, SchedulePolicy,
 };
 use crate::size::Size;
 use crate::slo_text::CeilingText;
@@ -72,6 +72,9 @@ cache_volumes = false
 # then again. Findings are in the log and in the metrics. 0: never.
 scrub_days = 30
 
+# What fails together with this node, such as the name of its rack. Clients of the native protocol are told.
+failure_domain = ""
+
 [nbd]
 # Where NBD clients connect. Port 0 takes any free port; "none" turns TCP off. There is no
 # authentication: give it an address that only trusted machines reach.
@@ -79,6 +82,14 @@ listen = "127.0.0.1:10809"
 
 # A Unix socket for NBD clients on this machine; "" for none.
 unix = ""
+
+# Connections at the same time; each core takes its share of them.
+connections_max = 1024
+
+[native]
+# Where programs connect that know Flagstone's own protocol, with a token for each volume. The first core has this
+# port, the next one the next, and so on; port 0: each any free one; "none": nowhere.
+listen = "none"
 
 # Connections at the same time; each core takes its share of them.
 connections_max = 1024
@@ -161,6 +172,10 @@ pub struct Config {
     pub scrub_days: u32,
     /// The NBD gateway.
     pub nbd: NbdConfig,
+    /// What fails together with this node.
+    pub failure_domain: String,
+    /// The native protocol.
+    pub native: NativeConfig,
     /// The NFS gateway.
     pub nfs: NfsConfig,
     /// The HTTP API.
@@ -183,6 +198,16 @@ pub struct NbdConfig {
     pub listen: OptionalAddress,
     /// Where it listens (Unix socket); empty for nowhere.
     pub unix: PathBuf,
+    /// Connections at the same time.
+    pub connections_max: usize,
+}
+
+/// The native protocol.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NativeConfig {
+    /// Where the first core listens; the others on the ports behind it.
+    pub listen: OptionalAddress,
     /// Connections at the same time.
     pub connections_max: usize,
 }
@@ -253,6 +278,8 @@ impl Default for Config {
             cache_volumes: false,
             scrub_days: SCRUB_DAYS_DEFAULT,
             nbd: NbdConfig::default(),
+            failure_domain: String::new(),
+            native: NativeConfig::default(),
             nfs: NfsConfig::default(),
             api: ApiConfig::default(),
             log: LogConfig::default(),
@@ -268,6 +295,15 @@ impl Default for NbdConfig {
             listen: OptionalAddress(Some(loopback(NBD_PORT))),
             unix: PathBuf::new(),
             connections_max: NBD_CONNECTIONS_DEFAULT,
+        }
+    }
+}
+
+impl Default for NativeConfig {
+    fn default() -> NativeConfig {
+        NativeConfig {
+            listen: OptionalAddress(None),
+            connections_max: NATIVE_CONNECTIONS_DEFAULT,
         }
     }
 }
@@ -467,10 +503,16 @@ impl Config {
     /// The same, for a configuration whose devices are named on the command line.
     pub fn options_without_devices_too(&self) -> Result<NodeOptions, ConfigError> {
         let nbd_unix = Some(self.nbd.unix.clone()).filter(|path| !path.as_os_str().is_empty());
-        if self.nbd.listen.0.is_none() && nbd_unix.is_none() && self.nfs.listen.0.is_none() {
+        let listens = self
+            .nbd
+            .listen
+            .0
+            .or(self.native.listen.0)
+            .or(self.nfs.listen.0);
+        if listens.is_none() && nbd_unix.is_none() {
             return Err(ConfigError::new(
-                "nobody could use the volumes: nbd.listen is \"none\" and nbd.unix is empty; set \
-                 one of them (or nfs.listen, to serve filesystems alone)"
+                "nobody could use the volumes: nbd.listen and native.listen are \"none\" and nbd.unix is \
+                 empty; set one of them (or nfs.listen, to serve filesystems alone)"
                     .to_string(),
             ));
         }
@@ -491,6 +533,9 @@ impl Config {
             cores: (self.cores > 0).then_some(self.cores),
             nbd: self.nbd.listen.0,
             nbd_unix,
+            native: self.native.listen.0,
+            native_connections_max: self.native.connections_max,
+            failure_domain: self.failure_domain()?,
             nfs: self.nfs.listen.0,
             portmapper: self.nfs.portmapper,
             exports: export::options(&self.exports)?,
@@ -503,6 +548,18 @@ impl Config {
             record: None,
             tuning: None,
         })
+    }
+
+    fn failure_domain(&self) -> Result<String, ConfigError> {
+        let name = &self.failure_domain;
+        if name.len() > FAILURE_DOMAIN_MAX_BYTES || name.chars().any(char::is_control) {
+            return Err(ConfigError::new(format!(
+                "failure_domain has {} bytes; give it a name of at most {FAILURE_DOMAIN_MAX_BYTES}, without \
+                 control characters",
+                name.len()
+            )));
+        }
+        Ok(name.clone())
     }
 
     fn device_options(&self) -> Result<Vec<DeviceOptions>, ConfigError> {

@@ -41,6 +41,9 @@ pub struct NodeFile {
     pub nbd: Vec<String>,
     /// NBD over a Unix socket.
     pub nbd_unix: Option<String>,
+    /// The native protocol, for each core.
+    #[serde(default)]
+    pub native: Vec<String>,
     /// NFS, with MOUNT on the same port.
     #[serde(default)]
     pub nfs: Vec<String>,
@@ -217,6 +220,7 @@ mod tests {
             api: "127.0.0.1:7878".into(),
             nbd: vec!["127.0.0.1:10809".into()],
             nbd_unix: None,
+            native: Vec::new(),
             nfs: vec!["127.0.0.1:12049".into()],
         }
     }

@@ -146,6 +146,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             None => None,
         };
         warn_of_open_nbd(&options);
+        warn_of_open_native(&options);
         warn_of_open_nfs(&options);
         warn_of_many_cores(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
@@ -241,6 +242,7 @@ async fn announce(
         api: api.to_string(),
         nbd: info.nbd_addresses.clone(),
         nbd_unix: info.nbd_unix.clone(),
+        native: info.native_addresses.clone(),
         nfs: info.nfs_addresses.clone(),
     };
     file.write(dir)
@@ -392,6 +394,9 @@ fn write_announcement(
     }
     if let Some(socket) = &file.nbd_unix {
         write!(out, " nbd-unix={socket}")?;
+    }
+    if !file.native.is_empty() {
+        write!(out, " native={}", file.native.join(","))?;
     }
     if !file.nfs.is_empty() {
         write!(out, " nfs={}", file.nfs.join(","))?;
@@ -546,6 +551,15 @@ fn warn_of_open_nfs(options: &NodeOptions) {
         tracing::warn!(
             %address,
             "NFS clients say themselves who they are: give [[export]] sections only networks that are trusted"
+        );
+    }
+}
+
+fn warn_of_open_native(options: &NodeOptions) {
+    if let Some(address) = options.native.filter(|address| !address.ip().is_loopback()) {
+        tracing::warn!(
+            %address,
+            "the native protocol asks for tokens but hides nothing: give it a network that is trusted"
         );
     }
 }

@@ -128,6 +128,14 @@ impl UringStream {
         }
     }
 
+    /// Addresses of the two ends, the other one's first; none of a Unix socket, or of a connection that is gone.
+    pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        match &*self.inner.socket {
+            Socket::Tcp(stream) => (stream.peer_addr().ok(), stream.local_addr().ok()),
+            _ => (None, None),
+        }
+    }
+
     /// Takes the socket out, to move the stream to another core. Fails, giving the stream back, if
     /// there is another handle or an operation in flight.
     pub fn into_fd(self) -> Result<OwnedFd, UringStream> {

@@ -99,6 +99,13 @@ fn info(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
             "nbd (unix)",
             info.nbd_unix.unwrap_or_else(|| "-".to_string()),
         ),
+        (
+            "native",
+            match info.native_addresses.is_empty() {
+                true => "-".to_string(),
+                false => info.native_addresses.join(", "),
+            },
+        ),
     ];
     for core in &info.cores {
         let place = core

@@ -81,6 +81,10 @@ struct CommonArgs {
     /// A Unix socket for NBD clients on this machine
     #[arg(long, value_name = "PATH")]
     nbd_unix: Option<PathBuf>,
+    /// Where clients of the native protocol connect: the first core has this port, the others those behind it; port 0
+    /// for any free one for each, 'none' for nowhere [default: none]
+    #[arg(long, value_name = "ADDR:PORT")]
+    native: Option<OptionalAddress>,
     /// Where NFS clients connect, and ask MOUNT; port 0 for any free one, 'none' for nowhere
     /// [default: 127.0.0.1:12049 for `dev`, else none]
     #[arg(long, value_name = "ADDR:PORT")]
@@ -145,6 +149,9 @@ impl CommonArgs {
         config.cache_volumes |= self.cache_volumes;
         if let Some(nbd) = self.nbd {
             config.nbd.listen = nbd;
+        }
+        if let Some(native) = self.native {
+            config.native.listen = native;
         }
         if let Some(nfs) = self.nfs {
             config.nfs.listen = nfs;

@@ -45,9 +45,9 @@ pub use metrics::{
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
 pub use options::{
-    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, MAP_CACHE_DEFAULT_BYTES,
-    NBD_CONNECTIONS_DEFAULT, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
-    VOLUMES_EXPORT,
+    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,
+    MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeOptions,
+    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, VOLUMES_EXPORT,
 };
 pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
 pub use stream::{

@@ -33,6 +33,12 @@ pub const BLOCK_CACHE_DEFAULT_BYTES: u64 = 256 << 20;
 /// NBD connections at the same time unless something else is said.
 pub const NBD_CONNECTIONS_DEFAULT: usize = 1024;
 
+/// Connections of the native protocol at the same time unless told otherwise.
+pub const NATIVE_CONNECTIONS_DEFAULT: usize = 1024;
+
+/// The longest name of a failure domain, in bytes.
+pub const FAILURE_DOMAIN_MAX_BYTES: usize = 255;
+
 /// Days in which everything is scrubbed once, unless something else is said.
 pub const SCRUB_DAYS_DEFAULT: u32 = 30;
 
@@ -70,6 +76,14 @@ pub struct NodeOptions {
     pub nbd: Option<SocketAddr>,
     /// Where to listen for NBD clients (Unix socket).
     pub nbd_unix: Option<PathBuf>,
+    /// Where to listen for clients of the native protocol (TCP): the first core on this port, the next one on the next
+    /// port; port 0 for any free one for each.
+    pub native: Option<SocketAddr>,
+    /// Connections of the native protocol at the same time, on all cores together.
+    pub native_connections_max: usize,
+    /// What fails together with this node, such as the name of its rack: told to clients of the native protocol, which
+    /// place copies by it. At most 255 bytes.
+    pub failure_domain: String,
     /// Where to listen for NFS clients (TCP), with MOUNT on the same port; port 0 for any free one. The core
     /// that has the filesystems listens.
     pub nfs: Option<SocketAddr>,

@@ -341,6 +341,10 @@ pub struct NodeInfo {
     pub nbd_addresses: Vec<String>,
     /// Where NBD clients connect (Unix socket).
     pub nbd_unix: Option<String>,
+    /// Where clients of the native protocol connect, for each core. Empty if the node doesn't serve it.
+    #[serde(default)]
+    #[schema(example = json!(["127.0.0.1:4430"]))]
+    pub native_addresses: Vec<String>,
     /// Where NFS clients connect, and ask MOUNT. Empty if the node serves no NFS.
     #[serde(default)]
     #[schema(example = json!(["127.0.0.1:12049"]))]

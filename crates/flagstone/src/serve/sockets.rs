@@ -44,6 +44,17 @@ pub(super) async fn check(options: &NodeOptions) -> Result<(), NodeError> {
             NodeError::of_io(doing, &error).next("choose another address with --nbd, or port 0")
         })?;
     }
+    if let Some(address) = options.native {
+        let waited = wait_for(&address.to_string(), TRIES, is_in_use, async || {
+            check_tcp(address)
+        })
+        .await;
+        waited.map_err(|error| {
+            let doing = format!("listening for clients of the native protocol on {address}");
+            NodeError::of_io(doing, &error)
+                .next("choose another address with --native, port 0 for any, or 'none' for nowhere")
+        })?;
+    }
     if let Some(address) = options.nfs {
         let waited = wait_for(&address.to_string(), TRIES, is_in_use, async || {
             check_tcp(address)

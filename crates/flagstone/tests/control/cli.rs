@@ -474,6 +474,7 @@ fn the_node_is_found_by_its_folder() {
         api: served.address.to_string(),
         nbd: Vec::new(),
         nbd_unix: None,
+        native: Vec::new(),
         nfs: Vec::new(),
     };
     file.write(dir.path()).expect("written");

@@ -307,6 +307,7 @@ impl Node for FakeNode {
                 .and_then(|options| options.nbd_unix.as_ref())
                 .map(|path| path.display().to_string()),
             has_portmapper: false,
+            native_addresses: Vec::new(),
             nfs_addresses: options
                 .and_then(|options| options.nfs)
                 .map(|_| "127.0.0.1:12049".to_string())

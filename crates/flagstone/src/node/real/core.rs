@@ -1,12 +1,14 @@
 //! What lives on one core: engines, the NBD server, counters. Reached through thread-local
 //! storage by messages from the control side.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo};
+use flagstone_gateway::native::{NativeLimits, NativeServer};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::sync::Budget;
@@ -19,6 +21,7 @@ use super::access::{Access, TokenStore};
 use super::attributes::VolumeAttributes;
 use super::files::CoreFiles;
 use super::names::Names;
+use super::native::{Identity, NativeNames};
 use super::notes::VolumeNotes;
 use super::recording::Recording;
 use super::slo::{Floors, note_floor, terms_of};
@@ -64,6 +67,10 @@ pub(super) struct Known {
     pub(super) access: Access,
     /// Of each engine of the core.
     pub(super) tokens: Vec<TokenStore<UringPlatform>>,
+    /// What clients of the native protocol are told of the node.
+    pub(super) identity: Identity,
+    /// What fails together with it, as whoever runs it calls it.
+    pub(super) failure_domain: Arc<str>,
 }
 
 /// How long a tenant is kept that nobody uses.
@@ -84,6 +91,12 @@ pub(super) struct CoreNode {
     /// All cores, to hand connections over.
     remotes: RefCell<Vec<CoreRemote>>,
     nbd: RefCell<Option<NbdServer<UringPlatform, Directory>>>,
+    native: RefCell<Option<NativeServer<UringPlatform, NativeNames>>>,
+    /// Until it is served.
+    pub(super) native_listener: Cell<Option<UringListener>>,
+    /// Where each core listens for the native protocol; none if the node doesn't.
+    native_addresses: RefCell<Vec<SocketAddr>>,
+    pub(super) identity: Identity,
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
     /// Turns at each device of the node.
     pub(super) turns: Vec<Turns<UringPlatform>>,
@@ -101,6 +114,8 @@ pub(super) struct CoreNode {
     pub(super) life: u64,
     /// Of each volume whose size was changed: one at a time does that.
     sizing: RefCell<BTreeMap<DvolId, Rc<Budget>>>,
+    /// What fails together with this node, as whoever runs it calls it.
+    failure_domain: Rc<str>,
     stopping: Cell<bool>,
     /// How long a stop waits for what is in flight to be answered, in nanoseconds.
     stop_grace_ns: u64,
@@ -141,6 +156,10 @@ impl CoreNode {
             files,
             remotes: RefCell::default(),
             nbd: RefCell::default(),
+            native: RefCell::default(),
+            native_listener: Cell::new(None),
+            native_addresses: RefCell::default(),
+            identity: known.identity,
             counters: RefCell::default(),
             turns,
             slos: RefCell::new(divided.slos),
@@ -150,6 +169,7 @@ impl CoreNode {
             started_ns: platform.wall_clock_ns(),
             life: platform.random_u64(),
             sizing: RefCell::default(),
+            failure_domain: Rc::from(&*known.failure_domain),
             stopping: Cell::new(false),
             stop_grace_ns: share.stop_grace_ns,
         });
@@ -162,6 +182,15 @@ impl CoreNode {
             },
         );
         *core.nbd.borrow_mut() = Some(server);
+        let native = NativeServer::new(
+            platform.clone(),
+            NativeNames { core: core.clone() },
+            NativeLimits {
+                connections_max: share.native_connections_max,
+                ..NativeLimits::default()
+            },
+        );
+        *core.native.borrow_mut() = Some(native);
         CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));
         core
     }
@@ -174,6 +203,26 @@ impl CoreNode {
     /// The NBD server of this core.
     pub(super) fn nbd(&self) -> Option<NbdServer<UringPlatform, Directory>> {
         self.nbd.borrow().clone()
+    }
+
+    /// The server of the native protocol of this core.
+    pub(super) fn native(&self) -> Option<NativeServer<UringPlatform, NativeNames>> {
+        self.native.borrow().clone()
+    }
+
+    /// Where the cores listen for the native protocol.
+    pub(super) fn native_addresses(&self) -> Ref<'_, Vec<SocketAddr>> {
+        self.native_addresses.borrow()
+    }
+
+    /// Tells the core where the cores listen for the native protocol.
+    pub(super) fn set_native_addresses(&self, addresses: Vec<SocketAddr>) {
+        *self.native_addresses.borrow_mut() = addresses;
+    }
+
+    /// True once the node is stopping.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.get()
     }
 
     /// Accepts connections until the node stops.
@@ -286,15 +335,19 @@ impl CoreNode {
         self.counters.borrow().len()
     }
 
-    /// How many connections are attached to each volume itself, not to a snapshot of it.
+    /// How often each volume itself, not a snapshot of it, is attached or open.
     pub(super) fn attached(&self) -> BTreeMap<DvolId, u64> {
         let mut counts = BTreeMap::new();
+        let mut count = |volume: &RealVolume| {
+            if volume.handle.layer.is_none() {
+                *counts.entry(volume.handle.id).or_default() += 1;
+            }
+        };
         if let Some(server) = self.nbd() {
-            server.for_each_attached(|volume| {
-                if volume.handle.layer.is_none() {
-                    *counts.entry(volume.handle.id).or_default() += 1;
-                }
-            });
+            server.for_each_attached(&mut count);
+        }
+        if let Some(server) = self.native() {
+            server.for_each_open(&mut count);
         }
         counts
     }
@@ -357,6 +410,8 @@ impl CoreNode {
             platform: self.platform.clone(),
             engine: owned.engine.clone(),
             handle,
+            epoch: owned.engine.epoch_of(handle).unwrap_or_default(),
+            failure_domain: self.failure_domain.clone(),
             tenant: self.tenant_of(owned.device, handle.id)?,
             counters: self.counters_of(handle.id),
             notes: self.notes_of(handle.id),
@@ -474,6 +529,13 @@ impl CoreNode {
             // What a volume is still at work on, it refuses to go on with once it stops, below.
             tracing::warn!("NBD clients that did not take their answers are cut off");
         }
+        if let Some(server) = self.native()
+            && !server.stop_within(self.stop_grace_ns).await
+        {
+            tracing::warn!(
+                "clients of the native protocol that did not take their answers are cut off"
+            );
+        }
         self.files.stop(self.stop_grace_ns).await;
         let mut failed = None;
         for owned in &self.engines {
@@ -481,8 +543,9 @@ impl CoreNode {
                 failed = Some(error.to_string());
             }
         }
-        // Engines and server hold each other's core; letting go lets everything drop.
+        // Engines and servers hold each other's core; letting go lets everything drop.
         *self.nbd.borrow_mut() = None;
+        *self.native.borrow_mut() = None;
         match failed {
             Some(error) => Err(error),
             None => Ok(()),

@@ -6,12 +6,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use flagstone_device::engine::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
 use flagstone_fs::DvolRole;
+use flagstone_gateway::native::NativeCounters;
 use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
 use super::access::DVOL_NAME as TOKENS_DVOL;
 use super::core::CoreNode;
 use super::names::Place;
+use super::native;
 use super::{RealNode, no_such_volume};
 use crate::attach::NbdTarget;
 use crate::name::SnapshotRef;
@@ -418,7 +420,9 @@ impl RealNode {
             let connection_count = self
                 .on_core(core, "describing the node", |core| async move {
                     let nbd = core.nbd().map_or(0, |server| server.counters().connections);
-                    nbd + core.files.connections()
+                    let native = core.native();
+                    let native = native.map_or(0, |server| server.counters().connections);
+                    nbd + native + core.files.connections()
                 })
                 .await?;
             cores.push(CoreInfo {
@@ -446,6 +450,7 @@ impl RealNode {
                 .nbd_unix
                 .as_ref()
                 .map(|path| path.display().to_string()),
+            native_addresses: self.native_tcp.iter().map(ToString::to_string).collect(),
             nfs_addresses: self.nfs_tcp.iter().map(ToString::to_string).collect(),
             has_portmapper: self.portmapper.is_some() || self.registered_port.is_some(),
             notices: self.notices.clone(),
@@ -454,12 +459,17 @@ impl RealNode {
 
     pub(super) async fn collect_metrics(&self) -> Result<MetricsSnapshot, NodeError> {
         let mut snapshot = MetricsSnapshot::default();
+        let mut counted_native = NativeCounters::default();
         for (index, remote) in self.remotes.iter().enumerate() {
-            let (volumes, files) = self
+            let (volumes, files, counted) = self
                 .on_core(index, "collecting metrics", |core| async move {
-                    (core.volume_metrics(), core.files.metrics())
+                    let native = core.native().map(|server| server.counters());
+                    (core.volume_metrics(), core.files.metrics(), native)
                 })
                 .await?;
+            if let Some(counted) = counted {
+                counted_native.merge(&counted);
+            }
             snapshot.volumes.extend(volumes);
             // One core has any.
             snapshot.filesystems.extend(files.filesystems);
@@ -504,6 +514,9 @@ impl RealNode {
                     .map(|&(name, value)| counter(name, EngineCounters::help(name), value))
                     .collect(),
             });
+        }
+        if !self.native_tcp.is_empty() {
+            snapshot.more.extend(native::named(&counted_native));
         }
         Ok(snapshot)
     }

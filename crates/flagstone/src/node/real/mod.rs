@@ -8,10 +8,12 @@ mod access;
 mod attributes;
 mod core;
 mod describe;
+mod epochs;
 mod errors;
 mod files;
 mod look;
 mod names;
+mod native;
 mod notes;
 mod opening;
 mod receive;
@@ -92,6 +94,8 @@ struct RealNode {
     access: Access,
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
+    /// For the native protocol, of each core.
+    native_tcp: Vec<SocketAddr>,
     nfs_tcp: Vec<SocketAddr>,
     /// Our own.
     portmapper: Option<SocketAddr>,

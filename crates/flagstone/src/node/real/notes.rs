@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use flagstone_device::engine::Handle;
 use flagstone_types::LayerNo;
 
+use super::epochs::EpochGate;
+
 /// Differs after each change of a thing from what it was at any time before.
 pub(super) type Mark = (u64, u64);
 
@@ -52,6 +54,8 @@ pub(super) struct VolumeNotes {
     /// Of its snapshots that were looked for, the same, and when each was taken, in nanoseconds since 1970.
     pub(super) layers: RefCell<BTreeMap<LayerNo, (Handle, u64)>>,
     pub(super) change: LastChange,
+    /// Who may change it.
+    pub(super) epochs: EpochGate,
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::attributes::{Receiving, VolumeAttributes};
 use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
 use super::names::{Names, Place};
+use super::native::Identity;
 use super::receive::undo;
 use super::recording::Recording;
 use super::start::{Share, wait_for};
@@ -251,6 +252,8 @@ pub(super) struct Part {
     pub(super) prepared: Vec<Prepared>,
     pub(super) names: Names,
     pub(super) access: Access,
+    pub(super) identity: Identity,
+    pub(super) failure_domain: Arc<str>,
     pub(super) recording: Recording,
     pub(super) exports: Vec<ExportOptions>,
     pub(super) share: Share,
@@ -293,6 +296,8 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         prepared,
         names,
         access,
+        identity,
+        failure_domain,
         recording,
         exports,
         share,
@@ -403,6 +408,8 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         names,
         access,
         tokens,
+        identity,
+        failure_domain,
     };
     CoreNode::install(&platform, engines, known, recording, files, share, divided);
     (recovered, refused)

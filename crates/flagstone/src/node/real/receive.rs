@@ -198,7 +198,7 @@ async fn make_base(
         engine.roll_back(dvol, base.handle).await?;
     }
     if header.size_bytes != base.size_bytes {
-        match resize_alone(core, place.engine, dvol, header.size_bytes, true).await? {
+        match resize_alone(engine, dvol, header.size_bytes, true).await? {
             Resized::Done => {}
             Resized::WouldShrink(_) => return Err(DvolError::Invalid),
         }

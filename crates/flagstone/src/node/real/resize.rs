@@ -1,6 +1,7 @@
 //! Changing a volume's size, and what is reserved for the volume.
 
-use flagstone_device::engine::{DvolError, DvolInfo, Handle};
+use flagstone_device::engine::{DvolError, DvolInfo, Engine, Handle};
+use flagstone_runtime::UringPlatform;
 
 use super::core::CoreNode;
 use super::errors::{Wanted, check_reservation, check_size};
@@ -17,7 +18,7 @@ pub(super) enum Resized {
 /// all is.
 pub(super) async fn resize_here(
     core: &CoreNode,
-    engine: usize,
+    engine: &Engine<UringPlatform>,
     dvol: Handle,
     size_bytes: u64,
     allow_data_loss: bool,
@@ -26,18 +27,16 @@ pub(super) async fn resize_here(
     let sizing = core.sizing(dvol.id);
     let _turn = sizing.take(1).await;
     core.check_settled(dvol.id)?;
-    resize_alone(core, engine, dvol, size_bytes, allow_data_loss).await
+    resize_alone(engine, dvol, size_bytes, allow_data_loss).await
 }
 
 /// The same for who is the only one to change it.
 pub(super) async fn resize_alone(
-    core: &CoreNode,
-    engine: usize,
+    engine: &Engine<UringPlatform>,
     dvol: Handle,
     size_bytes: u64,
     allow_data_loss: bool,
 ) -> Result<Resized, DvolError> {
-    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
     let before_bytes = engine.size_of(dvol)?;
     let (_, reserved_before) = engine.usage_of(dvol)?;
     if size_bytes < before_bytes && !allow_data_loss {
@@ -77,6 +76,7 @@ impl RealNode {
         check_size(size_bytes, &doing)?;
         let engine = target.place.engine;
         let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
+            let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
             resize_here(&core, engine, dvol, size_bytes, allow_data_loss).await
         });
         match resized.await {

@@ -20,6 +20,7 @@ use super::access::Access;
 use super::core::{CoreNode, current};
 use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
+use super::native::Identity;
 use super::opening::{Part, Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
 use super::slo::{self, Floors};
@@ -50,6 +51,8 @@ pub(super) struct Share {
     pub(super) cache_volumes: bool,
     /// NBD connections.
     pub(super) connections_max: usize,
+    /// Connections of the native protocol.
+    pub(super) native_connections_max: usize,
     /// How long the background scrub takes.
     pub(super) scrub_period_ns: u64,
     pub(super) hold_checkpoints: bool,
@@ -69,6 +72,7 @@ impl Share {
             block_cache_bytes: blocks,
             cache_volumes: options.cache_volumes,
             connections_max: options.nbd_connections_max.div_ceil(cores),
+            native_connections_max: options.native_connections_max.div_ceil(cores),
             scrub_period_ns: u64::from(options.scrub_days) * DAY_NS,
             hold_checkpoints: false,
             stop_grace_ns: options.stop_grace_ms.saturating_mul(1_000_000),
@@ -134,6 +138,8 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
     };
     let part = Part {
         cores,
+        identity: Identity::of(&prepared),
+        failure_domain: Arc::from(options.failure_domain.as_str()),
         prepared,
         names: names.clone(),
         access: access.clone(),
@@ -174,6 +180,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         access,
         nbd_tcp: listening.nbd_tcp,
         nbd_unix: listening.nbd_unix,
+        native_tcp: listening.native_tcp,
         nfs_tcp: listening.nfs_tcp,
         portmapper: listening.portmapper,
         registered_port: listening.registered_port,
@@ -342,6 +349,8 @@ fn open_files(runtime: &Runtime) -> Result<Option<String>, NodeError> {
 struct Listening {
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
+    /// For the native protocol, of each core.
+    native_tcp: Vec<SocketAddr>,
     nfs_tcp: Vec<SocketAddr>,
     portmapper: Option<SocketAddr>,
     /// With the portmapper of this machine.
@@ -370,6 +379,9 @@ fn listen(runtime: &Runtime, options: &NodeOptions) -> Result<Listening, NodeErr
         bound.map_err(|error| address_error(&doing, &error))?;
         listening.nbd_unix = options.nbd_unix.clone();
     }
+    if let Some(address) = options.native {
+        listening.native_tcp = listen_native(runtime, address)?;
+    }
     if let Some(address) = options.nfs {
         let doing = format!("listening for NFS clients on {address}");
         let core = files::CORE;
@@ -384,6 +396,49 @@ fn listen(runtime: &Runtime, options: &NodeOptions) -> Result<Listening, NodeErr
         (listening.portmapper, listening.registered_port) = found;
     }
     Ok(listening)
+}
+
+/// Has each core listen for clients of the native protocol: on this port, the next one, and so on; or each on any free
+/// one. They are served once every core knows where the others listen.
+fn listen_native(runtime: &Runtime, first: SocketAddr) -> Result<Vec<SocketAddr>, NodeError> {
+    let mut addresses = Vec::new();
+    for core in 0..runtime.cores().len() {
+        let doing = format!(
+            "listening for clients of the native protocol, which each core has a port for, from {first} on"
+        );
+        let port = match first.port() {
+            0 => Some(0),
+            port => u16::try_from(core)
+                .ok()
+                .and_then(|core| port.checked_add(core)),
+        };
+        let Some(port) = port else {
+            let found = format!("there is no port for core {core}");
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("choose a lower port"));
+        };
+        let address = SocketAddr::new(first.ip(), port);
+        addresses.extend(listen_tcp(
+            runtime,
+            core,
+            address,
+            &doing,
+            |core, listener| {
+                core.listen_native(listener);
+            },
+        )?);
+    }
+    for core in runtime.cores() {
+        let all = addresses.clone();
+        let begun = core.remote().call(move |_| {
+            if let Some(core) = current() {
+                core.set_native_addresses(all);
+                core.accept_native();
+            }
+        });
+        wait_for(begun, "connecting the cores")?;
+    }
+    Ok(addresses)
 }
 
 /// Has clients find NFS by a portmapper: our own beside it where nobody has that port, or else the one that has.

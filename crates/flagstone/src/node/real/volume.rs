@@ -11,8 +11,9 @@ use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::{Tenant, TenantStats, Turn, Want};
-use flagstone_types::{LatencyHistogram, Lsn};
+use flagstone_types::{Epoch, LatencyHistogram, Lsn};
 
+use super::epochs::{Pass, Stale};
 use super::notes::VolumeNotes;
 use super::recording::Recording;
 use super::under_way::UnderWay;
@@ -23,7 +24,7 @@ const WRITE_PART_BYTES: usize = engine::WRITE_MAX_BYTES as usize;
 
 /// Counts of one kind of operation.
 #[derive(Default)]
-struct OpCounters {
+pub(super) struct OpCounters {
     operations: u64,
     bytes: u64,
     errors: Vec<ErrorCount>,
@@ -31,7 +32,7 @@ struct OpCounters {
 }
 
 impl OpCounters {
-    fn record(&mut self, ns: u64, bytes: u64, error: Option<&'static str>) {
+    pub(super) fn record(&mut self, ns: u64, bytes: u64, error: Option<&'static str>) {
         self.operations += 1;
         self.latency.record(ns);
         match error {
@@ -65,10 +66,10 @@ impl OpCounters {
 /// Counts of one volume since the node was started.
 #[derive(Default)]
 pub(super) struct VolumeCounters {
-    read: RefCell<OpCounters>,
-    write: RefCell<OpCounters>,
-    flush: RefCell<OpCounters>,
-    trim: RefCell<OpCounters>,
+    pub(super) read: RefCell<OpCounters>,
+    pub(super) write: RefCell<OpCounters>,
+    pub(super) flush: RefCell<OpCounters>,
+    pub(super) trim: RefCell<OpCounters>,
     /// Of its turns at the device.
     pub(super) turns: Rc<RefCell<TenantStats>>,
     /// Changes that are answered when they are durable.
@@ -117,14 +118,14 @@ impl VolumeCounters {
 }
 
 /// An operation under way. It is over when this is dropped: also if nobody waits for it any more.
-struct Began<'a> {
+pub(super) struct Began<'a> {
     volume: &'a RealVolume,
     at: Time,
 }
 
 impl Began<'_> {
     /// It is over. Returns how long it took, in nanoseconds.
-    fn end(self, now: Time) -> u64 {
+    pub(super) fn end(self, now: Time) -> u64 {
         let took_ns = now.since(self.at);
         self.volume.counters.under_way.end(now);
         // Or it would be over twice.
@@ -146,6 +147,11 @@ pub(super) struct RealVolume {
     pub(super) platform: UringPlatform,
     pub(super) engine: Engine<UringPlatform>,
     pub(super) handle: Handle,
+    /// What it was when this handle was made: who opens it with a higher one ends this handle's changes. The
+    /// native protocol brings one with each request instead.
+    pub(super) epoch: Epoch,
+    /// What fails together with its device.
+    pub(super) failure_domain: Rc<str>,
     /// Whose turn it has to be.
     pub(super) tenant: Tenant<UringPlatform>,
     pub(super) counters: Rc<VolumeCounters>,
@@ -169,14 +175,14 @@ impl RealVolume {
     }
 
     /// An operation begins.
-    fn begin(&self) -> Began<'_> {
+    pub(super) fn begin(&self) -> Began<'_> {
         let at = self.platform.now();
         self.counters.under_way.begin(at);
         Began { volume: self, at }
     }
 
     /// A change begins.
-    fn begin_change(&self, stability: Stability) -> Began<'_> {
+    pub(super) fn begin_change(&self, stability: Stability) -> Began<'_> {
         let stable = &self.counters.stable;
         stable.set(stable.get() + u64::from(stability == Stability::Stable));
         self.begin()
@@ -202,8 +208,15 @@ impl RealVolume {
         self.tenant.turn(want).await
     }
 
+    /// Begins a change by this handle.
+    fn enter(&self) -> Result<Pass<'_>, DvolError> {
+        let stored = self.engine.epoch_of(self.handle)?;
+        let entered = self.notes.epochs.enter(self.epoch, stored);
+        entered.map_err(|Stale| DvolError::StaleEpoch)
+    }
+
     /// Says that it was changed, also if only a part of a change was made.
-    fn tell_changed(&self) {
+    pub(super) fn tell_changed(&self) {
         self.notes.change.tell(self.platform.wall_clock_ns());
     }
 
@@ -244,19 +257,19 @@ impl RealVolume {
         let turn = self.tenant.turn(want).await;
         let stability = engine_stability(stability);
         let write = |at, part| self.engine.write(self.handle, at, part, stability);
-        let result = if data.len() <= WRITE_PART_BYTES {
-            write(offset_bytes, data).await
-        } else {
-            let mut result = Ok(Lsn::ZERO);
+        let writing = async {
+            let _pass = self.enter()?;
+            if data.len() <= WRITE_PART_BYTES {
+                return write(offset_bytes, data).await;
+            }
+            let mut lsn = Lsn::ZERO;
             for at in (0..data.len()).step_by(WRITE_PART_BYTES) {
                 let part = data.slice(at..data.len().min(at + WRITE_PART_BYTES));
-                result = write(offset_bytes + at as u64, part).await;
-                if result.is_err() {
-                    break;
-                }
+                lsn = write(offset_bytes + at as u64, part).await?;
             }
-            result
+            Ok(lsn)
         };
+        let result = writing.await;
         drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.write, len, result);
@@ -319,11 +332,13 @@ impl Volume for RealVolume {
         let mark = cleared(stability);
         let turn = self.turn_to_clear(stability).await;
         let stability = engine_stability(stability);
-        let result = self
-            .engine
-            .deallocate(self.handle, offset_bytes, len_bytes, stability)
-            .await
-            .map(drop);
+        let clearing = async {
+            let _pass = self.enter()?;
+            self.engine
+                .deallocate(self.handle, offset_bytes, len_bytes, stability)
+                .await
+        };
+        let result = clearing.await.map(drop);
         // What could be done has been, as durable as was asked for. For the rest (parts at the ends,
         // which would have to be written; nodes that a snapshot has, which would have to be copied) it
         // is advice. [nbd "NBD_CMD_TRIM"]
@@ -356,19 +371,21 @@ impl Volume for RealVolume {
             false => self.turn_to_clear(stability).await,
         };
         let stability = engine_stability(stability);
-        let result = match keep_allocated {
-            true => {
-                self.engine
-                    .write_zeros(self.handle, offset_bytes, len_bytes, stability)
-                    .await
-            }
-            false => {
-                self.engine
-                    .deallocate(self.handle, offset_bytes, len_bytes, stability)
-                    .await
+        let clearing = async {
+            let _pass = self.enter()?;
+            let (engine, handle) = (&self.engine, self.handle);
+            match keep_allocated {
+                true => {
+                    let writing = engine.write_zeros(handle, offset_bytes, len_bytes, stability);
+                    writing.await
+                }
+                false => {
+                    let clearing = engine.deallocate(handle, offset_bytes, len_bytes, stability);
+                    clearing.await
+                }
             }
         };
-        let result = result.map(drop);
+        let result = clearing.await.map(drop);
         drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
@@ -415,7 +432,7 @@ impl Volume for RealVolume {
 }
 
 /// Bytes that came from the device or its cache; holes cost nothing.
-fn bytes_of(pieces: &engine::Pieces) -> u64 {
+pub(super) fn bytes_of(pieces: &engine::Pieces) -> u64 {
     let bytes = pieces.iter().map(|piece| match piece {
         engine::Piece::Data(buf) => buf.len() as u64,
         engine::Piece::Zeros(_) => 0,
@@ -430,7 +447,7 @@ fn cleared(stability: Stability) -> NodeMark {
     }
 }
 
-fn engine_stability(stability: Stability) -> engine::Stability {
+pub(super) fn engine_stability(stability: Stability) -> engine::Stability {
     match stability {
         Stability::Stable => engine::Stability::Stable,
         Stability::Unstable => engine::Stability::Unstable,
@@ -438,7 +455,7 @@ fn engine_stability(stability: Stability) -> engine::Stability {
 }
 
 /// What a gateway is told.
-fn volume_error(error: DvolError) -> VolumeError {
+pub(super) fn volume_error(error: DvolError) -> VolumeError {
     match error {
         DvolError::OutOfRange => VolumeError::OutOfRange,
         DvolError::ReadOnly | DvolError::StaleEpoch => VolumeError::ReadOnly,
@@ -457,7 +474,7 @@ fn volume_error(error: DvolError) -> VolumeError {
 }
 
 /// The word for an error in metrics.
-fn error_word(error: &VolumeError) -> &'static str {
+pub(super) fn error_word(error: &VolumeError) -> &'static str {
     match error {
         VolumeError::OutOfRange => "out_of_range",
         VolumeError::ReadOnly => "read_only",

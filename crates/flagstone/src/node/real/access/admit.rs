@@ -1,13 +1,5 @@
 //! Whether a client is let in, and what it gets if it is.
 
-#![cfg_attr(
-    not(test),
-    expect(
-        dead_code,
-        reason = "no server of the native protocol is in the node yet; it will ask this"
-    )
-)]
-
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -79,8 +71,6 @@ pub(in crate::node::real) struct Grant {
     pub(in crate::node::real) place: Place,
     /// What is allowed.
     pub(in crate::node::real) kind: TokenKind,
-    /// The number of the token.
-    pub(in crate::node::real) token: u32,
     live: Arc<Live>,
 }
 
@@ -119,8 +109,7 @@ impl Access {
     ) -> Result<Grant, Rule> {
         let admitted = self.judge(claim, proof, from, now_ns);
         if let Err(rule) = admitted {
-            let (volume, token) = (Named(claim.target), claim.token);
-            tracing::info!(target: "audit", %volume, token, %from, %rule, "open refused");
+            self.tell_refused(claim, from, &rule);
         }
         admitted
     }
@@ -164,7 +153,6 @@ impl Access {
         let grant = Grant {
             place,
             kind: token.kind,
-            token: token.number,
             live: token.live.clone(),
         };
         // It may have been revoked since the table was looked into: then the flag says so.
@@ -179,11 +167,24 @@ impl Access {
     pub(in crate::node::real) fn tell_opened(
         &self,
         target: Target<'_>,
-        grant: &Grant,
+        token: u32,
+        client: &str,
         from: Origin,
     ) {
-        let (volume, token, kind) = (Named(target), grant.token, grant.kind);
-        tracing::info!(target: "audit", %volume, token, %kind, %from, "opened");
+        let volume = Named(target);
+        let client = client.escape_debug();
+        tracing::info!(target: "audit", %volume, token, %client, %from, "opened");
+    }
+
+    /// Puts it there that somebody was refused who has a right proof, or was not even looked at.
+    pub(in crate::node::real) fn tell_refused(
+        &self,
+        claim: &Claim<'_>,
+        from: Origin,
+        rule: &dyn fmt::Display,
+    ) {
+        let (volume, token) = (Named(claim.target), claim.token);
+        tracing::info!(target: "audit", %volume, token, %from, %rule, "open refused");
     }
 }
 

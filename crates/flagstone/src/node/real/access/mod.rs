@@ -24,6 +24,7 @@ use self::record::{Record, Token};
 use super::names::Names;
 use crate::node::Restrictions;
 
+pub(super) use self::admit::{Grant, Origin, Rule};
 pub(super) use self::store::{DVOL_NAME, TokenStore};
 
 /// The tokens and restrictions of all volumes of a node.

@@ -311,7 +311,8 @@ fn the_audit_log_says_who_was_refused_and_why() {
         drop(ask(&access, Target::Name("x\n2026 INFO audit: opened"), 1));
         drop(ask(&access, Target::Id(DvolId(0xabc)), 1));
         let grant = ask(&access, Target::Name("vm"), 1).expect("is admitted");
-        access.tell_opened(Target::Name("vm"), &grant, origin("::1", "::1"));
+        let from = origin("::1", "::1");
+        access.tell_opened(Target::Name("vm"), grant.token, "a\nb", from);
     });
     assert_eq!(lines.len(), 4, "{lines:?}");
     for (line, parts) in lines.iter().zip([

@@ -301,7 +301,8 @@ pub(super) async fn set(core: Rc<CoreNode>, key: Key, set: Set) -> Result<Change
             return Err(FileError::TooLarge);
         }
         let found = find(&core, key)?;
-        let resized = resize_here(&core, found.place, found.handle, size_bytes, false);
+        let engine = core.engine(found.place).ok_or(FileError::Stale)?;
+        let resized = resize_here(&core, engine, found.handle, size_bytes, false);
         match resized.await.map_err(of_dvol)? {
             Resized::Done => {}
             Resized::WouldShrink(_) => return Err(FileError::NotOwner),

@@ -1,0 +1,803 @@
+//! A volume as the native protocol's server sees it: all that the device layer can do, in turns and under epochs.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use flagstone_device::engine::{self, DvolError, Handle};
+use flagstone_gateway::native::volume::{
+    Change, ChangeKind, Condition, ConditionKind, Description, NativeError, NativeVolume, Part,
+    Parts, SnapshotInfo, Terms, VolumeRange,
+};
+use flagstone_gateway::volume::Stability;
+use flagstone_platform::record::NodeMark;
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::{Turn, Want};
+use flagstone_types::{Epoch, Lsn};
+use flagstone_wire::query::Run;
+
+use crate::node::real::core::{CoreNode, current};
+use crate::node::real::epochs::{Pass, Raised, Stale};
+use crate::node::real::errors::{check_reservation, check_size};
+use crate::node::real::resize::{Resized, resize_here};
+use crate::node::real::volume::{
+    Began, OpCounters, RealVolume, bytes_of, engine_stability, error_word, volume_error,
+};
+
+/// Bytes that are made zero or written in one turn: what one engine write may be.
+const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
+
+/// How often a compare-and-swap looks again that found other bytes than it could show afterwards.
+const SWAP_TRIES: u32 = 16;
+
+/// What becomes of an error of the device layer. `changing`: something may have happened before it was noticed.
+fn native_error(error: DvolError, changing: bool) -> NativeError {
+    match error {
+        DvolError::OutOfRange => NativeError::OutOfRange,
+        DvolError::ReadOnly => NativeError::ReadOnly,
+        DvolError::NotFound => NativeError::Gone,
+        DvolError::AlreadyExists => NativeError::Exists,
+        DvolError::NoSpace => NativeError::NoSpace,
+        DvolError::TooMany => NativeError::Limit,
+        DvolError::Corrupt => NativeError::Corrupt,
+        DvolError::Device => NativeError::Device,
+        // A client that is told that the node stops asks again elsewhere; what was begun may have happened.
+        DvolError::Stopping if changing => NativeError::Fenced,
+        DvolError::Stopping => NativeError::Stopping,
+        DvolError::Fenced => NativeError::Fenced,
+        DvolError::ConditionFailed(lsn) => NativeError::ConditionFailed(lsn),
+        DvolError::NotEqual => NativeError::NotEqual(None),
+        DvolError::StaleEpoch => NativeError::StaleEpoch,
+        DvolError::HistoryForgotten => NativeError::Forgotten,
+        DvolError::Invalid => {
+            NativeError::Invalid("it is more than one atomic unit can be, or its parts overlap")
+        }
+        DvolError::Busy => NativeError::InUse,
+    }
+}
+
+impl From<Stale> for NativeError {
+    fn from(_: Stale) -> NativeError {
+        NativeError::StaleEpoch
+    }
+}
+
+fn parts_of(pieces: engine::Pieces) -> Parts {
+    let part = |piece| match piece {
+        engine::Piece::Data(buf) => Part::Data(buf, None),
+        engine::Piece::Zeros(len) => Part::Zeros(len),
+    };
+    pieces.into_iter().map(part).collect()
+}
+
+impl RealVolume {
+    /// Waits for a turn on these terms.
+    async fn turn_on(&self, want: Want, terms: &Terms) -> Result<Turn<UringPlatform>, NativeError> {
+        let mut turn = pin!(self.tenant.turn(want));
+        // Most get it at once, and look at no clock.
+        let at_once = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await;
+        if let Poll::Ready(turn) = at_once {
+            return Ok(turn);
+        }
+        let began = self.platform.now();
+        let turn = match terms.until {
+            None => Some(turn.await),
+            Some(until) => {
+                let mut late = pin!(self.platform.sleep_until(until));
+                poll_fn(|cx| match turn.as_mut().poll(cx) {
+                    Poll::Ready(turn) => Poll::Ready(Some(turn)),
+                    Poll::Pending => late.as_mut().poll(cx).map(|()| None),
+                })
+                .await
+            }
+        };
+        let now = self.platform.now();
+        terms.note_waited(now.since(began));
+        match turn {
+            Some(turn) if !terms.is_late(now) => Ok(turn),
+            Some(mut turn) => {
+                turn.used_only(0, 1);
+                Err(NativeError::Late)
+            }
+            None => Err(NativeError::Late),
+        }
+    }
+
+    /// A turn to change it by, and the right to.
+    async fn turn_to_change(
+        &self,
+        want: Want,
+        terms: &Terms,
+        epoch: Epoch,
+    ) -> Result<(Turn<UringPlatform>, Pass<'_>), NativeError> {
+        let mut turn = self.turn_on(want, terms).await?;
+        match self.enter_as(epoch) {
+            Ok(pass) => Ok((turn, pass)),
+            Err(error) => {
+                turn.used_only(0, 1);
+                Err(error)
+            }
+        }
+    }
+
+    fn enter_as(&self, epoch: Epoch) -> Result<Pass<'_>, NativeError> {
+        let stored = self.engine.epoch_of(self.handle);
+        let stored = stored.map_err(|error| native_error(error, false))?;
+        let running = self.engine.check_running();
+        running.map_err(|error| native_error(error, false))?;
+        Ok(self.notes.epochs.enter(epoch, stored)?)
+    }
+
+    /// Counts an operation that has ended.
+    fn ended<T>(
+        &self,
+        began: Began<'_>,
+        counters: &std::cell::RefCell<OpCounters>,
+        bytes: u64,
+        result: &Result<T, DvolError>,
+    ) {
+        let ns = began.end(self.platform.now());
+        let error = result.as_ref().err().copied();
+        let error = error.map(volume_error).as_ref().map(error_word);
+        counters.borrow_mut().record(ns, bytes, error);
+    }
+
+    /// One change that is carried out in one piece.
+    async fn change_as<F: Future<Output = Result<Lsn, DvolError>>>(
+        &self,
+        (terms, want): (&Terms, Want),
+        kind: ChangeOf,
+        (offset_bytes, len_bytes): (u64, u64),
+        stability: Stability,
+        work: impl FnOnce() -> F,
+    ) -> Result<Lsn, NativeError> {
+        let began = self.begin_change(stability);
+        let (turn, pass) = self.turn_to_change(want, terms, terms.epoch).await?;
+        let result = work().await;
+        drop((turn, pass));
+        self.tell_changed();
+        let (counters, mark) = match (kind, stability) {
+            (ChangeOf::Bytes, Stability::Stable) => (&self.counters.write, NodeMark::WroteStable),
+            (ChangeOf::Bytes, _) => (&self.counters.write, NodeMark::WroteUnstable),
+            (ChangeOf::Space, Stability::Stable) => (&self.counters.trim, NodeMark::ClearedStable),
+            (ChangeOf::Space, _) => (&self.counters.trim, NodeMark::ClearedUnstable),
+        };
+        self.ended(began, counters, len_bytes, &result);
+        if result.is_ok() {
+            self.recording
+                .answered(mark, self.handle.id, offset_bytes, len_bytes);
+        }
+        result.map_err(|error| native_error(error, true))
+    }
+
+    /// The name that a snapshot of it has in a record.
+    fn recorded_name(&self, core: &CoreNode, snapshot: &str) -> String {
+        let volume = core.names.name_of(self.handle.id).unwrap_or_default();
+        format!("{volume}@{snapshot}")
+    }
+
+    fn layer(&self, name: &str) -> Result<Handle, NativeError> {
+        self.engine
+            .size_of(self.handle)
+            .map_err(|error| native_error(error, false))?;
+        let layer = self.engine.layer(self.handle.id, name);
+        layer.map(|found| found.handle).ok_or(NativeError::NotFound)
+    }
+
+    /// A change of what a volume is, not of what is in it: no turn, since the device has next to nothing to do.
+    async fn change_itself<R, F: Future<Output = Result<R, DvolError>>>(
+        &self,
+        terms: &Terms,
+        work: impl FnOnce() -> F,
+    ) -> Result<R, NativeError> {
+        if self.handle.layer.is_some() {
+            return Err(NativeError::ReadOnly);
+        }
+        let pass = self.enter_as(terms.epoch)?;
+        let result = work().await;
+        drop(pass);
+        result.map_err(|error| native_error(error, true))
+    }
+}
+
+/// What a change is counted as.
+#[derive(Clone, Copy)]
+enum ChangeOf {
+    Bytes,
+    Space,
+}
+
+/// True if all are of one engine, which is what can be done in one instant.
+fn are_together<'a>(volumes: impl Iterator<Item = &'a RealVolume>) -> bool {
+    let mut volumes = volumes.map(|volume| &volume.engine);
+    let first = volumes.next();
+    volumes.all(|other| first.is_some_and(|first| first.is_same(other)))
+}
+
+/// What conditions are to the engine.
+fn conditions_of(conditions: Vec<Condition<RealVolume>>) -> Vec<engine::Condition> {
+    let of = |Condition { volume, what }| {
+        let handle = RealVolume::handle_of(&volume);
+        match what {
+            ConditionKind::UnchangedSince {
+                offset_bytes,
+                len_bytes,
+                lsn,
+            } => engine::Condition::UnchangedSince {
+                handle,
+                offset_bytes,
+                len_bytes,
+                lsn,
+            },
+            ConditionKind::Equals {
+                offset_bytes,
+                bytes,
+            } => engine::Condition::Equals {
+                handle,
+                offset_bytes,
+                bytes,
+            },
+            ConditionKind::Epoch(epoch) => engine::Condition::Epoch { handle, epoch },
+        }
+    };
+    conditions.into_iter().map(of).collect()
+}
+
+/// Looks at the epochs of conditions: those that are being raised are not on the device yet.
+fn check_epochs(conditions: &[Condition<RealVolume>]) -> Result<(), NativeError> {
+    for condition in conditions {
+        if let ConditionKind::Epoch(epoch) = condition.what {
+            drop(condition.volume.enter_as(epoch)?);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that conditions have the engine read.
+fn bytes_compared(conditions: &[Condition<RealVolume>]) -> u64 {
+    let bytes = conditions.iter().map(|condition| match &condition.what {
+        ConditionKind::Equals { bytes, .. } => bytes.len() as u64,
+        _ => 0,
+    });
+    bytes.sum()
+}
+
+impl NativeVolume for RealVolume {
+    fn describe(&self) -> Option<Description> {
+        let size_bytes = self.engine.size_of(self.handle).ok()?;
+        Some(Description {
+            id: self.handle.id,
+            size_bytes,
+            epoch: self.engine.epoch_of(self.handle).ok()?,
+            read_only: self.engine.is_read_only(self.handle),
+            snapshot: self.handle.layer.is_some(),
+            floor: self.engine.floor_of(self.handle).ok()?,
+            device: self.engine.superblock().device_id,
+            failure_domain: self.failure_domain.clone(),
+        })
+    }
+
+    fn lsn(&self) -> Lsn {
+        self.engine.lsn_of(self.handle).unwrap_or(Lsn::ZERO)
+    }
+
+    async fn read(
+        &self,
+        terms: &Terms,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Parts, NativeError> {
+        let began = self.begin();
+        let len_bytes = u64::from(len_bytes);
+        let want = Want::read(offset_bytes, len_bytes);
+        let mut turn = self.turn_on(want, terms).await?;
+        let read = self.engine.read(self.handle, offset_bytes, len_bytes).await;
+        if let Ok(pieces) = &read {
+            turn.used_only(bytes_of(pieces), len_bytes);
+        }
+        drop(turn);
+        self.ended(began, &self.counters.read, len_bytes, &read);
+        read.map(parts_of)
+            .map_err(|error| native_error(error, false))
+    }
+
+    async fn write(
+        &self,
+        terms: &Terms,
+        offset_bytes: u64,
+        data: IoBuf,
+        metadata: Option<u64>,
+        stability: Stability,
+    ) -> Result<Lsn, NativeError> {
+        let len_bytes = data.len() as u64;
+        let want = Want::write(offset_bytes, len_bytes, stability == Stability::Stable);
+        let range = (offset_bytes, len_bytes);
+        let (meta, stable) = (metadata.unwrap_or(0), engine_stability(stability));
+        self.change_as((terms, want), ChangeOf::Bytes, range, stability, || {
+            self.engine
+                .write_ex(self.handle, offset_bytes, data, meta, stable)
+        })
+        .await
+    }
+
+    async fn zero(
+        &self,
+        terms: &Terms,
+        offset_bytes: u64,
+        len_bytes: u64,
+        keep_space: bool,
+        stability: Stability,
+    ) -> Result<Lsn, NativeError> {
+        if !keep_space {
+            return self
+                .deallocate(terms, offset_bytes, len_bytes, stability)
+                .await;
+        }
+        let size_bytes = self.engine.size_of(self.handle);
+        let size_bytes = size_bytes.map_err(|error| native_error(error, false))?;
+        let end = offset_bytes.checked_add(len_bytes);
+        let Some(end) = end.filter(|end| *end <= size_bytes) else {
+            return Err(NativeError::OutOfRange);
+        };
+        let (mut at, mut lsn) = (offset_bytes, Lsn::ZERO);
+        while at < end {
+            let len = (end - at).min(PART_BYTES);
+            let want = Want::write(at, len, stability == Stability::Stable);
+            let stable = engine_stability(stability);
+            let part = self.change_as((terms, want), ChangeOf::Space, (at, len), stability, || {
+                self.engine.write_zeros(self.handle, at, len, stable)
+            });
+            lsn = part.await?;
+            at += len;
+        }
+        Ok(lsn)
+    }
+
+    async fn deallocate(
+        &self,
+        terms: &Terms,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<Lsn, NativeError> {
+        // It costs a record in the journal, however long the range.
+        let want = Want::write(0, 1, stability == Stability::Stable);
+        let range = (offset_bytes, len_bytes);
+        let stable = engine_stability(stability);
+        self.change_as((terms, want), ChangeOf::Space, range, stability, || {
+            self.engine
+                .deallocate(self.handle, offset_bytes, len_bytes, stable)
+        })
+        .await
+    }
+
+    async fn flush(&self, terms: &Terms) -> Result<Lsn, NativeError> {
+        let began = self.begin();
+        // All that was answered by now has this one or a lower one.
+        let lsn = self.engine.lsn_of(self.handle);
+        let lsn = lsn.map_err(|error| native_error(error, false))?;
+        let turn = self.turn_on(Want::flush(), terms).await?;
+        let number = self.recording.number();
+        let mark = |mark| self.recording.answered(mark, self.handle.id, 0, 0);
+        mark(NodeMark::FlushBegan(number));
+        // The engine flushes for all its volumes, and would for one that is gone.
+        let result = match self.engine.size_of(self.handle) {
+            Ok(_) => self.engine.flush().await,
+            Err(error) => Err(error),
+        };
+        drop(turn);
+        self.ended(began, &self.counters.flush, 0, &result);
+        result.map_err(|error| native_error(error, true))?;
+        mark(NodeMark::Flushed(number));
+        Ok(lsn)
+    }
+
+    async fn read_metadata(
+        &self,
+        terms: &Terms,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<(Parts, Vec<(Lsn, u64)>), NativeError> {
+        let began = self.begin();
+        let len_bytes = u64::from(len_bytes);
+        let want = Want::read(offset_bytes, len_bytes);
+        let mut turn = self.turn_on(want, terms).await?;
+        let read = self
+            .engine
+            .read_ex(self.handle, offset_bytes, len_bytes)
+            .await;
+        if let Ok((pieces, _)) = &read {
+            turn.used_only(bytes_of(pieces), len_bytes);
+        }
+        drop(turn);
+        self.ended(began, &self.counters.read, len_bytes, &read);
+        let (pieces, metas) = read.map_err(|error| native_error(error, false))?;
+        let metas = metas.into_iter().map(|block| (block.lsn, block.meta));
+        Ok((parts_of(pieces), metas.collect()))
+    }
+
+    async fn compare_and_swap(
+        &self,
+        terms: &Terms,
+        offset_bytes: u64,
+        expected: IoBuf,
+        new: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, NativeError> {
+        let range = (offset_bytes, new.len() as u64);
+        let want = Want::write(range.0, range.1, stability == Stability::Stable);
+        let stable = engine_stability(stability);
+        for _ in 0..SWAP_TRIES {
+            let (expected, new) = (expected.clone(), new.clone());
+            let compared = expected.clone();
+            let swap = self.change_as((terms, want), ChangeOf::Bytes, range, stability, || {
+                self.engine
+                    .compare_and_swap(self.handle, offset_bytes, expected, new, stable)
+            });
+            match swap.await {
+                Err(NativeError::NotEqual(_)) => {}
+                other => return other,
+            }
+            let found = self.engine.read(self.handle, offset_bytes, range.1).await;
+            let found = found.map_err(|error| native_error(error, false))?;
+            let found = self.gathered(&found, range.1);
+            // Somebody may have put there meanwhile what was expected: then that is what it is to be compared with.
+            if found[..] != compared[..] {
+                return Err(NativeError::NotEqual(Some(found)));
+            }
+        }
+        Err(NativeError::Busy)
+    }
+
+    async fn allocation(
+        &self,
+        _: &Terms,
+        offset_bytes: u64,
+        len_bytes: u64,
+        runs_max: usize,
+    ) -> Result<Vec<Run>, NativeError> {
+        let found = self
+            .engine
+            .allocation(self.handle, offset_bytes, len_bytes, runs_max)
+            .await;
+        let found = found.map_err(|error| native_error(error, false))?;
+        let run = |e: engine::AllocationExtent| Run {
+            len_bytes: e.len_bytes,
+            is_marked: e.allocated,
+        };
+        Ok(found.into_iter().map(run).collect())
+    }
+
+    async fn changed_since(
+        &self,
+        _: &Terms,
+        since: Lsn,
+        offset_bytes: u64,
+        len_bytes: u64,
+        runs_max: usize,
+    ) -> Result<Vec<Run>, NativeError> {
+        let found = self
+            .engine
+            .changed_since(self.handle, since, offset_bytes, len_bytes, runs_max)
+            .await;
+        let found = found.map_err(|error| native_error(error, false))?;
+        let run = |e: engine::ChangedExtent| Run {
+            len_bytes: e.len_bytes,
+            is_marked: e.changed,
+        };
+        Ok(found.into_iter().map(run).collect())
+    }
+
+    async fn set_epoch(&self, _: &Terms, epoch: Option<Epoch>) -> Result<Epoch, NativeError> {
+        if self.handle.layer.is_some() {
+            return Err(NativeError::ReadOnly);
+        }
+        let stored = || self.engine.epoch_of(self.handle);
+        let store = |epoch| self.engine.set_epoch(self.handle, epoch);
+        let raised = self.notes.epochs.raise(epoch, stored, store).await;
+        match raised.map_err(|error| native_error(error, true))? {
+            Raised::To(epoch) => Ok(epoch),
+            Raised::Stale => Err(NativeError::StaleEpoch),
+            Raised::Impossible => Err(NativeError::Invalid(
+                "there is no such epoch: 2^20 - 1 is the last",
+            )),
+        }
+    }
+
+    async fn delete_snapshot(&self, terms: &Terms, name: &str) -> Result<(), NativeError> {
+        let layer = self.layer(name)?;
+        let core = current().ok_or(NativeError::Stopping)?;
+        self.change_itself(terms, || async {
+            let name = self.recorded_name(&core, name);
+            core.recording.snapshot(NodeMark::SnapshotGoing, &name);
+            self.engine.delete_layer(layer).await?;
+            core.recording.snapshot(NodeMark::SnapshotGone, &name);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn roll_back(&self, terms: &Terms, name: &str) -> Result<Lsn, NativeError> {
+        let layer = self.layer(name)?;
+        let core = current().ok_or(NativeError::Stopping)?;
+        self.change_itself(terms, || async {
+            let sizing = core.sizing(self.handle.id);
+            let _turn = sizing.take(1).await;
+            self.engine.roll_back(self.handle, layer).await?;
+            let volume = core.names.name_of(self.handle.id).unwrap_or_default();
+            let what = "rolled back under its clients: they read the snapshot from now on";
+            core.tell_of_attached(self.handle.id, &volume, what);
+            self.tell_changed();
+            self.engine.lsn_of(self.handle)
+        })
+        .await
+    }
+
+    async fn snapshots(
+        &self,
+        _: &Terms,
+        after: &str,
+        count_max: usize,
+    ) -> Result<Vec<SnapshotInfo>, NativeError> {
+        self.engine
+            .size_of(self.handle)
+            .map_err(|error| native_error(error, false))?;
+        let mut found = Vec::new();
+        // The first name behind it.
+        let mut from = after.to_owned();
+        from.push('\0');
+        while found.len() < count_max {
+            let Some(layer) = self.engine.layer_from(self.handle.id, &from) else {
+                break;
+            };
+            from.clone_from(&layer.name);
+            from.push('\0');
+            found.push(SnapshotInfo {
+                name: layer.name,
+                lsn: layer.lsn,
+                created_ns: layer.created_ns,
+                size_bytes: layer.size_bytes,
+            });
+        }
+        Ok(found)
+    }
+
+    async fn resize(&self, terms: &Terms, size_bytes: u64) -> Result<(), NativeError> {
+        if check_size(size_bytes, "").is_err() {
+            return Err(NativeError::Invalid("no volume can have this size"));
+        }
+        let core = current().ok_or(NativeError::Stopping)?;
+        self.change_itself(terms, || async {
+            match resize_here(&core, &self.engine, self.handle, size_bytes, true).await? {
+                Resized::Done => Ok(()),
+                Resized::WouldShrink(_) => Err(DvolError::Invalid),
+            }
+        })
+        .await
+    }
+
+    async fn reserve(&self, terms: &Terms, bytes: u64) -> Result<(), NativeError> {
+        let core = current().ok_or(NativeError::Stopping)?;
+        let done = self.change_itself(terms, || async {
+            let sizing = core.sizing(self.handle.id);
+            let _turn = sizing.take(1).await;
+            core.check_settled(self.handle.id)?;
+            let size_bytes = self.engine.size_of(self.handle)?;
+            if check_reservation(bytes, size_bytes, "").is_err() {
+                return Ok(false);
+            }
+            self.engine.set_reserved(self.handle, bytes).await?;
+            Ok(true)
+        });
+        match done.await? {
+            true => Ok(()),
+            false => Err(NativeError::Invalid(
+                "more can't be reserved for a volume than it has bytes",
+            )),
+        }
+    }
+
+    async fn commit(
+        terms: &Terms,
+        conditions: Vec<Condition<Self>>,
+        changes: Vec<Change<Self>>,
+        stability: Stability,
+    ) -> Result<Vec<Lsn>, NativeError> {
+        let volumes = conditions.iter().map(|condition| &condition.volume);
+        if !are_together(volumes.chain(changes.iter().map(|change| &change.volume))) {
+            return Err(NativeError::NotTogether);
+        }
+        let Some(first) = changes.first().map(|change| change.volume.clone()) else {
+            return Err(NativeError::Invalid("a COMMIT without a change"));
+        };
+        let mut bytes = bytes_compared(&conditions);
+        for change in &changes {
+            bytes += match &change.what {
+                ChangeKind::Write { data, .. } => data.len() as u64,
+                ChangeKind::Deallocate { .. } => 0,
+                // What is there tells the node what the volume was promised.
+                ChangeKind::SetAttributes(_) => {
+                    return Err(NativeError::Invalid(
+                        "a volume's attributes are the node's own",
+                    ));
+                }
+            };
+        }
+        let began = first.begin_change(stability);
+        let want = Want::write(0, bytes.max(1), stability == Stability::Stable);
+        let mut turn = first.turn_on(want, terms).await?;
+        let entered = changes
+            .iter()
+            .map(|change| change.volume.enter_as(change.epoch));
+        let entered = entered.collect::<Result<Vec<_>, _>>();
+        let checked = entered.and_then(|passes| check_epochs(&conditions).map(|()| passes));
+        let passes = match checked {
+            Ok(passes) => passes,
+            Err(error) => {
+                turn.used_only(0, 1);
+                return Err(error);
+            }
+        };
+        let of_engine = |change: &Change<Self>| {
+            let handle = change.volume.handle;
+            match &change.what {
+                ChangeKind::Write {
+                    offset_bytes,
+                    data,
+                    metadata,
+                } => engine::Change::Write {
+                    handle,
+                    offset_bytes: *offset_bytes,
+                    data: data.clone(),
+                    meta: *metadata,
+                },
+                ChangeKind::Deallocate {
+                    offset_bytes,
+                    len_bytes,
+                } => engine::Change::Deallocate {
+                    handle,
+                    offset_bytes: *offset_bytes,
+                    len_bytes: *len_bytes,
+                },
+                ChangeKind::SetAttributes(attributes) => engine::Change::SetAttributes {
+                    handle,
+                    attributes: Box::new(*attributes),
+                },
+            }
+        };
+        let batch = engine::Batch {
+            conditions: conditions_of(conditions),
+            changes: changes.iter().map(of_engine).collect(),
+        };
+        let result = first
+            .engine
+            .commit(batch, engine_stability(stability))
+            .await;
+        drop((turn, passes));
+        for change in &changes {
+            change.volume.tell_changed();
+            let (offset_bytes, len_bytes, mark) = match (&change.what, stability) {
+                (
+                    ChangeKind::Write {
+                        offset_bytes, data, ..
+                    },
+                    Stability::Stable,
+                ) => (*offset_bytes, data.len() as u64, NodeMark::WroteStable),
+                (
+                    ChangeKind::Write {
+                        offset_bytes, data, ..
+                    },
+                    Stability::Unstable,
+                ) => (*offset_bytes, data.len() as u64, NodeMark::WroteUnstable),
+                (
+                    ChangeKind::Deallocate {
+                        offset_bytes,
+                        len_bytes,
+                    },
+                    Stability::Stable,
+                ) => (*offset_bytes, *len_bytes, NodeMark::ClearedStable),
+                (
+                    ChangeKind::Deallocate {
+                        offset_bytes,
+                        len_bytes,
+                    },
+                    Stability::Unstable,
+                ) => (*offset_bytes, *len_bytes, NodeMark::ClearedUnstable),
+                (ChangeKind::SetAttributes(_), _) => continue,
+            };
+            if result.is_ok() {
+                let id = change.volume.handle.id;
+                let recording = &change.volume.recording;
+                recording.answered(mark, id, offset_bytes, len_bytes);
+            }
+        }
+        first.ended(began, &first.counters.write, bytes, &result);
+        result.map_err(|error| native_error(error, true))
+    }
+
+    async fn read_if(
+        terms: &Terms,
+        conditions: Vec<Condition<Self>>,
+        ranges: Vec<VolumeRange<Self>>,
+    ) -> Result<Parts, NativeError> {
+        let volumes = conditions.iter().map(|condition| &condition.volume);
+        if !are_together(volumes.chain(ranges.iter().map(|range| &range.volume))) {
+            return Err(NativeError::NotTogether);
+        }
+        let of_ranges = ranges.first().map(|range| range.volume.clone());
+        let of_conditions = conditions.first().map(|condition| condition.volume.clone());
+        let Some(first) = of_ranges.or(of_conditions) else {
+            return Ok(Parts::new());
+        };
+        check_epochs(&conditions)?;
+        let began = first.begin();
+        let bytes: u64 = ranges.iter().map(|range| range.len_bytes).sum();
+        let want = Want::read(0, (bytes + bytes_compared(&conditions)).max(1));
+        let turn = first.turn_on(want, terms).await?;
+        let ranges: Vec<(Handle, u64, u64)> = ranges
+            .iter()
+            .map(|range| (range.volume.handle, range.offset_bytes, range.len_bytes))
+            .collect();
+        let conditions = conditions_of(conditions);
+        let read = first.engine.read_if(conditions, &ranges).await;
+        drop(turn);
+        first.ended(began, &first.counters.read, bytes, &read);
+        let found = read.map_err(|error| native_error(error, false))?;
+        Ok(found.into_iter().flat_map(parts_of).collect())
+    }
+
+    async fn snapshot(
+        terms: &Terms,
+        volumes: Vec<(Self, Epoch, String)>,
+    ) -> Result<Vec<Lsn>, NativeError> {
+        let _ = terms;
+        if !are_together(volumes.iter().map(|(volume, _, _)| volume)) {
+            return Err(NativeError::NotTogether);
+        }
+        let Some((first, _, _)) = volumes.first() else {
+            return Err(NativeError::Invalid("a SNAPSHOT of no volume"));
+        };
+        let core = current().ok_or(NativeError::Stopping)?;
+        let mut passes = Vec::new();
+        let (mut dvols, mut marked) = (Vec::new(), Vec::new());
+        for (volume, epoch, name) in &volumes {
+            if volume.handle.layer.is_some() {
+                return Err(NativeError::ReadOnly);
+            }
+            passes.push(volume.enter_as(*epoch)?);
+            dvols.push((volume.handle, name.clone()));
+            marked.push(volume.recorded_name(&core, name));
+        }
+        for name in &marked {
+            core.recording.snapshot(NodeMark::SnapshotBegan, name);
+        }
+        let taken = first.engine.snapshot(&dvols).await;
+        let taken = taken.map_err(|error| native_error(error, true))?;
+        for name in &marked {
+            core.recording.snapshot(NodeMark::SnapshotTaken, name);
+        }
+        let lsn = |layer: Handle| first.engine.lsn_of(layer).unwrap_or(Lsn::ZERO);
+        Ok(taken.into_iter().map(lsn).collect())
+    }
+}
+
+impl RealVolume {
+    fn handle_of(volume: &RealVolume) -> Handle {
+        volume.handle
+    }
+
+    /// What was read, in one buffer.
+    fn gathered(&self, pieces: &engine::Pieces, len_bytes: u64) -> IoBuf {
+        let mut bytes = Vec::with_capacity(usize::try_from(len_bytes).unwrap_or_default());
+        for piece in pieces {
+            match piece {
+                engine::Piece::Data(buf) => bytes.extend_from_slice(buf),
+                engine::Piece::Zeros(len) => {
+                    bytes.resize(bytes.len() + usize::try_from(*len).unwrap_or_default(), 0);
+                }
+            }
+        }
+        IoBuf::copy_of(&bytes)
+    }
+}
