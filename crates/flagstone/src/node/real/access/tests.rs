@@ -334,7 +334,7 @@ fn the_audit_log_says_who_was_refused_and_why() {
             "no such volume",
             "10.1.2.3 on 10.0.0.1",
         ],
-        ["opened", "'vm'", "token=1", "owner", "::1 on ::1"],
+        ["opened", "'vm'", "token=1", "client=a\\nb", "::1 on ::1"],
     ]) {
         assert!(line.contains(" audit: "), "{line}");
         for part in parts {
