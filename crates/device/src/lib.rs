@@ -17,4 +17,5 @@ pub mod offline;
 pub mod planted;
 pub mod space;
 pub mod state;
+pub mod transfer;
 pub mod v2p;

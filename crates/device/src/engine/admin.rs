@@ -192,13 +192,25 @@ impl<P: Platform> Engine<P> {
             if epoch < record.epoch {
                 return Err(DvolError::StaleEpoch);
             }
-            record.epoch = epoch;
-            record.lsn = record.lsn.max(Lsn::new(epoch, 0));
-            // What is behind this in the journal has to have a higher LSN, though this is applied
-            // later.
-            let mut given = inner.given_lsns.borrow_mut();
-            let last = given.entry(handle.slot).or_insert(Lsn::ZERO);
-            *last = record.lsn.max(*last);
+            inner.enter_epoch(handle, record, epoch);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Has a dvol's history begin with an epoch above its own: what it is made of is a copy of another one, whose LSNs
+    /// say nothing here. What changed since an LSN of an earlier epoch is forgotten.
+    pub async fn begin_history(&self, handle: Handle, epoch: Epoch) -> Result<(), DvolError> {
+        if epoch > Epoch::MAX {
+            return Err(DvolError::Invalid);
+        }
+        let inner = &self.inner;
+        self.update(handle, |record| {
+            if epoch <= record.epoch {
+                return Err(DvolError::StaleEpoch);
+            }
+            record.floor = Lsn::new(epoch, 0);
+            inner.enter_epoch(handle, record, epoch);
             Ok(())
         })
         .await
@@ -206,6 +218,16 @@ impl<P: Platform> Engine<P> {
 
     /// Takes a snapshot of each of these dvols, all in the same instant.
     pub async fn snapshot(&self, dvols: &[(Handle, String)]) -> Result<Vec<Handle>, DvolError> {
+        self.snapshot_at(dvols, self.inner.platform.wall_clock_ns())
+            .await
+    }
+
+    /// The same, as taken at this time, in nanoseconds since 1970: of a copy that time of the original.
+    pub async fn snapshot_at(
+        &self,
+        dvols: &[(Handle, String)],
+        created_ns: u64,
+    ) -> Result<Vec<Handle>, DvolError> {
         let inner = &self.inner;
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
@@ -226,7 +248,6 @@ impl<P: Platform> Engine<P> {
         let pages = 2 * dvols.len() as u64;
         inner.clear_way(NO_SLOT, pages, Purpose::Changing).await?;
         let layer_slots = inner.choose_slots(dvols.len())?;
-        let created_ns = inner.platform.wall_clock_ns();
         let mut records = Vec::new();
         let mut slots = Vec::new();
         let mut layers = Vec::new();
@@ -483,6 +504,16 @@ impl<P: Platform> Inner<P> {
             record: Box::new(record),
         };
         self.commit_admin(vec![record], vec![handle.slot]).await
+    }
+
+    /// LSNs go on in this epoch.
+    fn enter_epoch(&self, handle: Handle, record: &mut CatalogueRecord, epoch: Epoch) {
+        record.epoch = epoch;
+        record.lsn = record.lsn.max(Lsn::new(epoch, 0));
+        // What is behind this in the journal has to have a higher LSN, though this is applied later.
+        let mut given = self.given_lsns.borrow_mut();
+        let last = given.entry(handle.slot).or_insert(Lsn::ZERO);
+        *last = record.lsn.max(*last);
     }
 
     /// Gives back what lies behind `end_bytes`, where the dvol ended at `old_end_bytes`. The caller has

@@ -1,0 +1,229 @@
+//! The two sides of a move on engines of this core.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use flagstone_platform::Platform;
+use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
+
+use super::{Content, EPOCHS_BETWEEN, Gate, Origin, Part, Run, Snapshot, Target, What};
+use super::{part_of, take_runs};
+use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
+
+/// How the layer above marks a dvol in its attributes.
+pub trait Marks {
+    /// As the target of a move that isn't over.
+    fn arriving(&self, attributes: &Attributes) -> Attributes;
+    /// As the origin of a move that may be over: the target is on the device with this id.
+    fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes;
+    /// As one that stayed, whatever the target on that device looks like.
+    fn stayed(&self, attributes: &Attributes, device: u128) -> Attributes;
+    /// Without a mark.
+    fn plain(&self, attributes: &Attributes) -> Attributes;
+}
+
+/// A dvol that is being moved away.
+pub struct DvolOrigin<P: Platform, M> {
+    engine: Engine<P>,
+    handle: Handle,
+    gate: Rc<Gate>,
+    marks: M,
+    /// The device that it goes to.
+    to: u128,
+}
+
+impl<P: Platform, M: Marks> DvolOrigin<P, M> {
+    /// Of this dvol, all of whose changes pass this gate; to a device with the id `to`.
+    pub fn new(
+        engine: Engine<P>,
+        handle: Handle,
+        gate: Rc<Gate>,
+        marks: M,
+        to: u128,
+    ) -> DvolOrigin<P, M> {
+        DvolOrigin {
+            engine,
+            handle,
+            gate,
+            marks,
+            to,
+        }
+    }
+
+    /// The move came to nothing: goes on here. If the target may be found to have arrived (`perhaps`), that is settled
+    /// first, durably. If that fails nothing goes on: it stays held.
+    pub async fn stay(&self, perhaps: bool) -> Result<(), DvolError> {
+        let attributes = self.engine.attributes_of(self.handle)?;
+        let marked = match perhaps {
+            true => self.marks.stayed(&attributes, self.to),
+            false => self.marks.plain(&attributes),
+        };
+        if marked != attributes {
+            self.engine.set_attributes(self.handle, marked).await?;
+        }
+        self.gate.release();
+        Ok(())
+    }
+}
+
+impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
+    async fn content(&self) -> Result<Content, DvolError> {
+        let epoch = self.engine.epoch_of(self.handle)?;
+        let epoch = Epoch(epoch.0 + EPOCHS_BETWEEN);
+        if epoch > Epoch::MAX {
+            return Err(DvolError::TooMany);
+        }
+        let mut layers = self.engine.layers(self.handle.id);
+        layers.sort_by_key(|layer| layer.handle.layer);
+        // About: what snapshots share is copied once, what one has and the next one hasn't is copied besides.
+        let mapped = self.engine.mapped_bytes_of(self.handle)?;
+        let snapshots: Vec<Snapshot> = layers
+            .into_iter()
+            .filter_map(|layer| {
+                Some(Snapshot {
+                    layer: layer.handle.layer?,
+                    name: layer.name,
+                    size_bytes: layer.size_bytes,
+                    created_ns: layer.created_ns,
+                    lsn: layer.lsn,
+                    attributes: layer.attributes,
+                })
+            })
+            .collect();
+        Ok(Content {
+            size_bytes: self.engine.size_of(self.handle)?,
+            snapshots,
+            expected_bytes: mapped,
+            epoch,
+        })
+    }
+
+    async fn part(
+        &self,
+        of: Option<LayerNo>,
+        what: What,
+        from_bytes: u64,
+    ) -> Result<Part, DvolError> {
+        let handle = match of {
+            None => self.handle,
+            Some(_) => {
+                let mut layers = self.engine.layers(self.handle.id).into_iter();
+                let found = layers.find(|layer| layer.handle.layer == of);
+                found.ok_or(DvolError::NotFound)?.handle
+            }
+        };
+        part_of(&self.engine, handle, what, from_bytes).await
+    }
+
+    async fn mark(&self) -> Result<Lsn, DvolError> {
+        self.gate.hold().await;
+        let lsn = self.engine.lsn_of(self.handle);
+        self.gate.release();
+        lsn
+    }
+
+    async fn hold(&self) -> Result<Epoch, DvolError> {
+        self.gate.hold().await;
+        // A change whose caller went away may still be under way. This one comes behind it in the journal, so when it
+        // is made, that one has been.
+        let attributes = self.engine.attributes_of(self.handle)?;
+        let leaving = self.marks.leaving(&attributes, self.to);
+        self.engine.set_attributes(self.handle, leaving).await?;
+        self.engine.epoch_of(self.handle)
+    }
+}
+
+/// A dvol that is to be: the copy.
+pub struct DvolTarget<P: Platform, M> {
+    engine: Engine<P>,
+    marks: M,
+    new: NewDvol,
+    handle: Cell<Option<Handle>>,
+}
+
+/// What a dvol is besides its bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NewDvol {
+    /// Its id, that of the origin.
+    pub id: DvolId,
+    /// Its name.
+    pub name: String,
+    /// What is to be set aside for it.
+    pub reserved_bytes: u64,
+    /// What the layer above keeps with it, without a mark.
+    pub attributes: Attributes,
+    /// Clients may not change it.
+    pub read_only: bool,
+}
+
+impl<P: Platform, M: Marks> DvolTarget<P, M> {
+    /// On this engine.
+    pub fn new(engine: Engine<P>, marks: M, new: NewDvol) -> DvolTarget<P, M> {
+        DvolTarget {
+            engine,
+            marks,
+            new,
+            handle: Cell::new(None),
+        }
+    }
+
+    fn handle(&self) -> Result<Handle, DvolError> {
+        self.handle.get().ok_or(DvolError::NotFound)
+    }
+
+    /// Its handle once it was made.
+    pub fn made(&self) -> Option<Handle> {
+        self.handle.get()
+    }
+
+    /// Throws away what there is.
+    pub async fn abandon(&self) -> Result<(), DvolError> {
+        match self.handle.get() {
+            Some(handle) => self.engine.delete(handle, true).await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
+    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        let new = CreateDvol {
+            name: self.new.name.clone(),
+            id: Some(self.new.id),
+            size_bytes: content.size_bytes,
+            reserved_bytes: self.new.reserved_bytes,
+        };
+        let attributes = self.marks.arriving(&self.new.attributes);
+        let handle = self.engine.create_with(new, attributes).await?;
+        self.handle.set(Some(handle));
+        self.engine.begin_history(handle, content.epoch).await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
+        self.engine.resize(self.handle()?, size_bytes).await
+    }
+
+    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
+        take_runs(&self.engine, self.handle()?, runs).await
+    }
+
+    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+        let handle = self.handle()?;
+        // It has those of its dvol.
+        let attributes = self.marks.arriving(&snapshot.attributes);
+        self.engine.set_attributes(handle, attributes).await?;
+        let dvols = [(handle, snapshot.name.clone())];
+        let taken = self.engine.snapshot_at(&dvols, snapshot.created_ns).await;
+        taken.map(drop)
+    }
+
+    async fn finish(&self) -> Result<(), DvolError> {
+        let handle = self.handle()?;
+        self.engine.flush().await?;
+        if self.new.read_only {
+            self.engine.set_read_only(handle, true).await?;
+        }
+        let attributes = self.marks.plain(&self.new.attributes);
+        self.engine.set_attributes(handle, attributes).await
+    }
+}

@@ -1,0 +1,278 @@
+//! A part of a dvol on its way: what is read of one engine, and written into another.
+//!
+//! A part is bounded in bytes and in work, so neither a large dvol nor a slow target is a burden to the origin's core.
+
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::{BLOCK_SIZE, Lsn};
+
+use crate::engine::{DvolError, Engine, Handle, Piece, Pieces, Stability};
+
+/// Bytes of data in a part, at most.
+pub const PART_BYTES: u64 = 1 << 20;
+
+/// Runs of a part, at most; one block each in the worst case.
+const RUNS_MAX: usize = 512;
+
+/// Extents that are asked for at once.
+const EXTENTS_MAX: usize = 1024;
+
+/// How often a part asks what is allocated or changed, at most: where a dvol has much that is neither, the core has other
+/// things to do as well.
+const QUERIES_MAX: usize = 32;
+
+/// Bytes of one read. Whoever writes there waits meanwhile.
+const READ_BYTES: u64 = 256 << 10;
+
+/// What of a dvol or layer is copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// What is allocated, into an empty dvol.
+    Allocated,
+    /// What is allocated, and where nothing is: into one that may have anything there.
+    Everything,
+    /// What was written or deallocated behind this LSN, into one that has the state of then.
+    ChangedSince(Lsn),
+}
+
+/// Bytes in one state.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Run {
+    /// What is stored, with the same metadata in each block.
+    Data {
+        /// Where in the dvol.
+        offset_bytes: u64,
+        /// The tenant's metadata of each block.
+        meta: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// Nothing is stored there.
+    Zeros {
+        /// Where in the dvol.
+        offset_bytes: u64,
+        /// How many bytes.
+        len_bytes: u64,
+    },
+}
+
+/// A part of a dvol.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Part {
+    /// In the order of offsets.
+    pub runs: Vec<Run>,
+    /// Where the next part begins; `None` behind the last one.
+    pub next_bytes: Option<u64>,
+}
+
+impl Part {
+    /// Bytes of data in it.
+    pub fn data_bytes(&self) -> u64 {
+        let bytes = self.runs.iter().map(|run| match run {
+            Run::Data { bytes, .. } => bytes.len() as u64,
+            Run::Zeros { .. } => 0,
+        });
+        bytes.sum()
+    }
+}
+
+/// The part of a dvol or layer that begins at `from_bytes`. `HistoryForgotten` if it isn't known what changed.
+pub async fn part_of<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    what: What,
+    from_bytes: u64,
+) -> Result<Part, DvolError> {
+    let size_bytes = engine.size_of(handle)?;
+    let mut plan = Plan::default();
+    let mut at = from_bytes;
+    for _ in 0..QUERIES_MAX {
+        if at >= size_bytes || plan.is_full() {
+            break;
+        }
+        at = match what {
+            What::Allocated => plan.add(engine, handle, at, size_bytes, false).await?,
+            What::Everything => plan.add(engine, handle, at, size_bytes, true).await?,
+            What::ChangedSince(lsn) => {
+                plan.add_changed(engine, handle, lsn, at, size_bytes)
+                    .await?
+            }
+        };
+    }
+    let mut runs = Vec::new();
+    for (offset_bytes, len_bytes, is_data) in plan.ranges {
+        match is_data {
+            true => read_into(&mut runs, engine, handle, offset_bytes, len_bytes).await?,
+            false => runs.push(Run::Zeros {
+                offset_bytes,
+                len_bytes,
+            }),
+        }
+    }
+    Ok(Part {
+        runs,
+        next_bytes: (at < size_bytes).then_some(at),
+    })
+}
+
+/// Writes runs into a dvol: durable with the next flush.
+pub async fn take_runs<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    runs: Vec<Run>,
+) -> Result<(), DvolError> {
+    for run in runs {
+        match run {
+            Run::Data {
+                offset_bytes,
+                meta,
+                bytes,
+            } => {
+                let data = IoBuf::copy_of(&bytes);
+                engine
+                    .write_ex(handle, offset_bytes, data, meta, Stability::Unstable)
+                    .await?;
+            }
+            Run::Zeros {
+                offset_bytes,
+                len_bytes,
+            } => {
+                engine
+                    .deallocate(handle, offset_bytes, len_bytes, Stability::Unstable)
+                    .await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a part is going to have, in the order of offsets.
+#[derive(Default)]
+struct Plan {
+    /// Where, how long, and whether it is data.
+    ranges: Vec<(u64, u64, bool)>,
+    data_bytes: u64,
+}
+
+impl Plan {
+    fn is_full(&self) -> bool {
+        self.data_bytes >= PART_BYTES || self.ranges.len() >= RUNS_MAX
+    }
+
+    /// Adds data, as much as there is room for. Returns where it ends.
+    fn add_data(&mut self, mut at: u64, end: u64) -> u64 {
+        while at < end && !self.is_full() {
+            let room = PART_BYTES - self.data_bytes;
+            // Whole blocks, so that each is read once.
+            let len = (end - at)
+                .min(READ_BYTES - at % BLOCK_SIZE)
+                .min(room.next_multiple_of(BLOCK_SIZE));
+            self.ranges.push((at, len, true));
+            self.data_bytes += len;
+            at += len;
+        }
+        at
+    }
+
+    /// Adds what is allocated from `at` on, and if asked what isn't. Returns how far that goes.
+    async fn add<P: Platform>(
+        &mut self,
+        engine: &Engine<P>,
+        handle: Handle,
+        mut at: u64,
+        end: u64,
+        with_holes: bool,
+    ) -> Result<u64, DvolError> {
+        let extents = engine.allocation(handle, at, end - at, EXTENTS_MAX).await?;
+        for extent in extents {
+            if self.is_full() {
+                break;
+            }
+            let extent_end = at + extent.len_bytes;
+            if extent.allocated {
+                at = self.add_data(at, extent_end);
+                if at < extent_end {
+                    break;
+                }
+                continue;
+            }
+            if with_holes {
+                self.ranges.push((at, extent.len_bytes, false));
+            }
+            at = extent_end;
+        }
+        Ok(at)
+    }
+
+    /// Adds what changed from `at` on: data, and what was deallocated. Returns how far that goes.
+    async fn add_changed<P: Platform>(
+        &mut self,
+        engine: &Engine<P>,
+        handle: Handle,
+        since: Lsn,
+        mut at: u64,
+        end: u64,
+    ) -> Result<u64, DvolError> {
+        let extents = engine
+            .changed_since(handle, since, at, end - at, EXTENTS_MAX)
+            .await?;
+        for extent in extents {
+            let extent_end = at + extent.len_bytes;
+            if !extent.changed {
+                at = extent_end;
+                continue;
+            }
+            while at < extent_end && !self.is_full() {
+                at = self.add(engine, handle, at, extent_end, true).await?;
+            }
+            if at < extent_end {
+                break;
+            }
+        }
+        Ok(at)
+    }
+}
+
+/// Reads a range, as runs of blocks with the same metadata. What was deallocated since it was planned is zeros.
+async fn read_into<P: Platform>(
+    runs: &mut Vec<Run>,
+    engine: &Engine<P>,
+    handle: Handle,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<(), DvolError> {
+    let (pieces, metas) = engine.read_ex(handle, offset_bytes, len_bytes).await?;
+    let bytes = gathered(pieces, len_bytes as usize);
+    let mut at = 0;
+    let mut blocks = metas.iter().peekable();
+    while let Some(first) = blocks.next() {
+        let mut end = at + part_of_block(offset_bytes + at as u64);
+        while blocks.next_if(|next| next.meta == first.meta).is_some() {
+            end += BLOCK_SIZE as usize;
+        }
+        let end = end.min(bytes.len());
+        runs.push(Run::Data {
+            offset_bytes: offset_bytes + at as u64,
+            meta: first.meta,
+            bytes: bytes[at..end].to_vec(),
+        });
+        at = end;
+    }
+    Ok(())
+}
+
+/// Bytes from here to the end of the block.
+fn part_of_block(offset_bytes: u64) -> usize {
+    (BLOCK_SIZE - offset_bytes % BLOCK_SIZE) as usize
+}
+
+/// In one piece.
+fn gathered(pieces: Pieces, len_bytes: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len_bytes);
+    for piece in pieces {
+        match piece {
+            Piece::Data(data) => bytes.extend_from_slice(&data),
+            Piece::Zeros(zeros) => bytes.resize(bytes.len() + zeros as usize, 0),
+        }
+    }
+    bytes
+}
