@@ -18,6 +18,7 @@ mod full_device;
 mod history;
 mod idle;
 mod loose;
+mod moves;
 mod nbd;
 mod network;
 mod offline;

@@ -66,6 +66,25 @@ impl Gate {
         }
     }
 
+    /// A change of several dvols begins, once none of them is held. It begins in all at once: two that wait for one
+    /// another's dvols while somebody holds those would wait for ever.
+    pub async fn enter_all<'a>(gates: &[&'a Gate]) -> Result<Vec<Entered<'a>>, Gone> {
+        loop {
+            if gates.iter().any(|gate| gate.is_gone()) {
+                return Err(Gone);
+            }
+            let Some(held) = gates.iter().find(|gate| gate.state.get() == State::Held) else {
+                break;
+            };
+            held.changed.wait().await;
+        }
+        let entered = gates.iter().map(|gate| {
+            gate.under_way.set(gate.under_way.get() + 1);
+            Entered { gate }
+        });
+        Ok(entered.collect())
+    }
+
     /// Lets no change begin, and waits for those that are under way. Until [`Gate::release`] or [`Gate::leave`].
     pub async fn hold(&self) {
         self.state.set(State::Held);
@@ -121,6 +140,32 @@ mod tests {
         assert!(poll(second.as_mut()).is_pending());
         gate.release();
         assert!(matches!(poll(second.as_mut()), Poll::Ready(Ok(_))));
+    }
+
+    #[test]
+    fn changes_of_several_begin_in_all_or_in_none() {
+        let (one, other) = (Gate::default(), Gate::default());
+        assert!(poll(pin!(other.hold())).is_ready());
+        let mut both = pin!(Gate::enter_all(&[&one, &other, &one]));
+        assert!(poll(both.as_mut()).is_pending());
+        assert!(
+            poll(pin!(one.hold())).is_ready(),
+            "nothing is under way in it"
+        );
+        other.release();
+        assert!(poll(both.as_mut()).is_pending());
+        one.release();
+        let Poll::Ready(Ok(entered)) = poll(both.as_mut()) else {
+            panic!("both are open");
+        };
+        assert!(poll(pin!(one.hold())).is_pending());
+        drop(entered);
+        assert!(poll(pin!(one.hold())).is_ready());
+        other.leave();
+        assert!(matches!(
+            poll(pin!(Gate::enter_all(&[&other]))),
+            Poll::Ready(Err(Gone))
+        ));
     }
 
     #[test]

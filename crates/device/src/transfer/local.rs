@@ -152,8 +152,6 @@ pub struct NewDvol {
     pub reserved_bytes: u64,
     /// What the layer above keeps with it, without a mark.
     pub attributes: Attributes,
-    /// Clients may not change it.
-    pub read_only: bool,
 }
 
 impl<P: Platform, M: Marks> DvolTarget<P, M> {
@@ -220,9 +218,6 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     async fn finish(&self) -> Result<(), DvolError> {
         let handle = self.handle()?;
         self.engine.flush().await?;
-        if self.new.read_only {
-            self.engine.set_read_only(handle, true).await?;
-        }
         let attributes = self.marks.plain(&self.new.attributes);
         self.engine.set_attributes(handle, attributes).await
     }
