@@ -52,37 +52,50 @@ impl Drop for Entered<'_> {
 }
 
 impl Gate {
-    /// A change begins, once none is held.
-    pub async fn enter(&self) -> Result<Entered<'_>, Gone> {
-        while self.state.get() == State::Held {
-            self.changed.wait().await;
-        }
+    /// A change begins, unless they are held just now.
+    pub fn try_enter(&self) -> Result<Option<Entered<'_>>, Gone> {
         match self.state.get() {
             State::Gone => Err(Gone),
-            State::Open | State::Held => {
+            State::Held => Ok(None),
+            State::Open => {
                 self.under_way.set(self.under_way.get() + 1);
-                Ok(Entered { gate: self })
+                Ok(Some(Entered { gate: self }))
             }
         }
     }
 
-    /// A change of several dvols begins, once none of them is held. It begins in all at once: two that wait for one
-    /// another's dvols while somebody holds those would wait for ever.
-    pub async fn enter_all<'a>(gates: &[&'a Gate]) -> Result<Vec<Entered<'a>>, Gone> {
-        loop {
-            if gates.iter().any(|gate| gate.is_gone()) {
-                return Err(Gone);
-            }
-            let Some(held) = gates.iter().find(|gate| gate.state.get() == State::Held) else {
-                break;
-            };
-            held.changed.wait().await;
+    /// A change of several dvols begins, unless those of one of them are held just now. In all or in none: two that waited
+    /// for one another's dvols while somebody holds those would wait for ever.
+    pub fn try_enter_all<'a>(gates: &[&'a Gate]) -> Result<Option<Vec<Entered<'a>>>, Gone> {
+        if gates.iter().any(|gate| gate.is_gone()) {
+            return Err(Gone);
         }
-        let entered = gates.iter().map(|gate| {
-            gate.under_way.set(gate.under_way.get() + 1);
-            Entered { gate }
-        });
-        Ok(entered.collect())
+        if gates.iter().any(|gate| gate.state.get() == State::Held) {
+            return Ok(None);
+        }
+        let entered = gates.iter().map(|gate| gate.try_enter());
+        entered
+            .map(Result::transpose)
+            .flatten()
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    /// A change begins, once they aren't held.
+    pub async fn enter(&self) -> Result<Entered<'_>, Gone> {
+        loop {
+            if let Some(entered) = self.try_enter()? {
+                return Ok(entered);
+            }
+            self.opened().await;
+        }
+    }
+
+    /// Waits while changes are held. Whoever waits must not hold what the others need to come to an end.
+    pub async fn opened(&self) {
+        while self.state.get() == State::Held {
+            self.changed.wait().await;
+        }
     }
 
     /// Lets no change begin, and waits for those that are under way. Until [`Gate::release`] or [`Gate::leave`].
@@ -146,26 +159,23 @@ mod tests {
     fn changes_of_several_begin_in_all_or_in_none() {
         let (one, other) = (Gate::default(), Gate::default());
         assert!(poll(pin!(other.hold())).is_ready());
-        let mut both = pin!(Gate::enter_all(&[&one, &other, &one]));
-        assert!(poll(both.as_mut()).is_pending());
+        let both = [&one, &other, &one];
+        assert!(matches!(Gate::try_enter_all(&both), Ok(None)));
         assert!(
             poll(pin!(one.hold())).is_ready(),
             "nothing is under way in it"
         );
         other.release();
-        assert!(poll(both.as_mut()).is_pending());
+        assert!(matches!(Gate::try_enter_all(&both), Ok(None)));
         one.release();
-        let Poll::Ready(Ok(entered)) = poll(both.as_mut()) else {
+        let Ok(Some(entered)) = Gate::try_enter_all(&both) else {
             panic!("both are open");
         };
         assert!(poll(pin!(one.hold())).is_pending());
         drop(entered);
         assert!(poll(pin!(one.hold())).is_ready());
         other.leave();
-        assert!(matches!(
-            poll(pin!(Gate::enter_all(&[&other]))),
-            Poll::Ready(Err(Gone))
-        ));
+        assert!(matches!(Gate::try_enter_all(&[&other]), Err(Gone)));
     }
 
     #[test]

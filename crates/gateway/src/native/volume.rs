@@ -294,6 +294,11 @@ pub trait NativeVolume: Clone + 'static {
     /// What it is now; `None` once it was deleted. Then every request is answered [`NativeError::Gone`].
     fn describe(&self) -> Option<Description>;
 
+    /// Why [`NativeVolume::describe`] has nothing to tell: it was deleted, or it is elsewhere.
+    fn gone(&self) -> NativeError {
+        NativeError::Gone
+    }
+
     /// Its last LSN. A cheap question, asked before each read.
     fn lsn(&self) -> Lsn;
 

@@ -317,7 +317,7 @@ async fn answer_question<P: Platform, D: NativeDirectory>(
         }
         // Describe: the others are answered before.
         _ => {
-            let body = description(open).ok_or(NativeError::Gone)?;
+            let body = description(open).ok_or_else(|| volume.gone())?;
             Ok(Answer::ok(before, ReplyBody::Body(body)))
         }
     }

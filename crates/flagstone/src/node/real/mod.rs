@@ -15,6 +15,7 @@ mod look;
 mod names;
 mod native;
 mod notes;
+mod onward;
 mod opening;
 mod receive;
 mod recording;

@@ -8,10 +8,14 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
+use std::rc::Rc;
+
 use flagstone_device::engine::Handle;
+use flagstone_device::transfer::Gate;
 use flagstone_types::LayerNo;
 
 use super::epochs::EpochGate;
+use super::onward::Gone;
 
 /// Differs after each change of a thing from what it was at any time before.
 pub(super) type Mark = (u64, u64);
@@ -56,6 +60,10 @@ pub(super) struct VolumeNotes {
     pub(super) change: LastChange,
     /// Who may change it.
     pub(super) epochs: EpochGate,
+    /// Whether anybody may just now: not at the end of a move.
+    pub(super) gate: Rc<Gate>,
+    /// What those need who had it open here when it was moved, once it was.
+    pub(super) gone: RefCell<Option<Rc<Gone>>>,
 }
 
 #[cfg(test)]

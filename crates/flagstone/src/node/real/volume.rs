@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use flagstone_device::engine::{self, DvolError, Engine, Handle};
+use flagstone_device::transfer::Entered;
 use flagstone_gateway::volume::{
-    AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
+    AllocationExtent, ChangedExtent, Stability, VolumeError,
 };
 use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
@@ -141,6 +142,26 @@ impl Drop for Began<'_> {
     }
 }
 
+/// A change that may be made, as long as this is kept.
+pub(super) struct Admitted<'a> {
+    _passed: Pass<'a>,
+    _entered: Entered<'a>,
+}
+
+impl<'a> Admitted<'a> {
+    pub(super) fn new(passed: Pass<'a>, entered: Entered<'a>) -> Admitted<'a> {
+        Admitted {
+            _passed: passed,
+            _entered: entered,
+        }
+    }
+}
+
+/// To deallocate costs a record in the journal, however long the range.
+fn want_to_clear(stability: Stability) -> Want {
+    Want::write(0, 1, stability == Stability::Stable)
+}
+
 /// An open volume or snapshot on its core.
 #[derive(Clone)]
 pub(super) struct RealVolume {
@@ -197,22 +218,52 @@ impl RealVolume {
     ) -> Result<T, VolumeError> {
         let ns = began.end(self.platform.now());
         let result = result.map_err(volume_error);
+        if self.is_gone_by(result.as_ref().err()) {
+            // It goes on elsewhere, and is counted there.
+            return result;
+        }
         let error = result.as_ref().err().map(error_word);
         counters.borrow_mut().record(ns, bytes, error);
         result
     }
 
-    /// To deallocate costs a record in the journal, however long the range.
-    async fn turn_to_clear(&self, stability: Stability) -> Turn<UringPlatform> {
-        let want = Want::write(0, 1, stability == Stability::Stable);
-        self.tenant.turn(want).await
+    /// A turn to change it by, and the right to, by this handle.
+    async fn turn_to_change(
+        &self,
+        want: Want,
+    ) -> Result<(Turn<UringPlatform>, Admitted<'_>), DvolError> {
+        loop {
+            let mut turn = self.tenant.turn(want).await;
+            match self.admit() {
+                Ok(Some(admitted)) => return Ok((turn, admitted)),
+                // Whoever holds it may need a turn to come to the end of that.
+                Ok(None) => {
+                    turn.used_only(0, 1);
+                    drop(turn);
+                    self.notes.gate.opened().await;
+                }
+                Err(error) => {
+                    turn.used_only(0, 1);
+                    return Err(error);
+                }
+            }
+        }
     }
 
-    /// Begins a change by this handle.
-    fn enter(&self) -> Result<Pass<'_>, DvolError> {
+    /// Begins a change by this handle, unless changes are held just now.
+    fn admit(&self) -> Result<Option<Admitted<'_>>, DvolError> {
+        let Some(entered) = self
+            .notes
+            .gate
+            .try_enter()
+            .map_err(|_| DvolError::NotFound)?
+        else {
+            return Ok(None);
+        };
         let stored = self.engine.epoch_of(self.handle)?;
-        let entered = self.notes.epochs.enter(self.epoch, stored);
-        entered.map_err(|Stale| DvolError::StaleEpoch)
+        let passed = self.notes.epochs.enter(self.epoch, stored);
+        let passed = passed.map_err(|Stale| DvolError::StaleEpoch)?;
+        Ok(Some(Admitted::new(passed, entered)))
     }
 
     /// Says that it was changed, also if only a part of a change was made.
@@ -220,8 +271,8 @@ impl RealVolume {
         self.notes.change.tell(self.platform.wall_clock_ns());
     }
 
-    /// Reads as [`Volume::read`] does.
-    pub(super) async fn read_pieces(
+    /// Reads what is here.
+    pub(super) async fn read_here(
         &self,
         offset_bytes: u64,
         len_bytes: u32,
@@ -240,8 +291,8 @@ impl RealVolume {
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
     }
 
-    /// Writes as [`Volume::write`] does. Returns the LSN of the last part.
-    pub(super) async fn write_parts(
+    /// Writes here. Returns the LSN of the last part.
+    pub(super) async fn write_here(
         &self,
         offset_bytes: u64,
         data: IoBuf,
@@ -254,11 +305,10 @@ impl RealVolume {
             Stability::Unstable => NodeMark::WroteUnstable,
         };
         let want = Want::write(offset_bytes, len, stability == Stability::Stable);
-        let turn = self.tenant.turn(want).await;
         let stability = engine_stability(stability);
         let write = |at, part| self.engine.write(self.handle, at, part, stability);
         let writing = async {
-            let _pass = self.enter()?;
+            let _admitted = self.turn_to_change(want).await?;
             if data.len() <= WRITE_PART_BYTES {
                 return write(offset_bytes, data).await;
             }
@@ -270,7 +320,6 @@ impl RealVolume {
             Ok(lsn)
         };
         let result = writing.await;
-        drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.write, len, result);
         self.mark(&result, mark, offset_bytes, len);
@@ -278,35 +327,9 @@ impl RealVolume {
     }
 }
 
-impl Volume for RealVolume {
-    fn size_bytes(&self) -> Option<u64> {
-        self.engine.size_of(self.handle).ok()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.engine.is_read_only(self.handle)
-    }
-
-    async fn read(&self, offset_bytes: u64, len_bytes: u32) -> Result<Payload, VolumeError> {
-        let pieces = self.read_pieces(offset_bytes, len_bytes).await?;
-        let piece = |piece| match piece {
-            engine::Piece::Data(buf) => Piece::Data(buf),
-            engine::Piece::Zeros(len) => Piece::Zeros(len),
-        };
-        Ok(pieces.into_iter().map(piece).collect())
-    }
-
-    async fn write(
-        &self,
-        offset_bytes: u64,
-        data: IoBuf,
-        stability: Stability,
-    ) -> Result<(), VolumeError> {
-        let written = self.write_parts(offset_bytes, data, stability);
-        written.await.map(|_| ())
-    }
-
-    async fn flush(&self) -> Result<(), VolumeError> {
+/// What the gateways ask of it, where it is.
+impl RealVolume {
+    pub(super) async fn flush_here(&self) -> Result<(), VolumeError> {
         let began = self.begin();
         let turn = self.tenant.turn(Want::flush()).await;
         let number = self.recording.number();
@@ -322,7 +345,7 @@ impl Volume for RealVolume {
         result
     }
 
-    async fn deallocate(
+    pub(super) async fn deallocate_here(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
@@ -330,10 +353,10 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.begin_change(stability);
         let mark = cleared(stability);
-        let turn = self.turn_to_clear(stability).await;
+        let want = want_to_clear(stability);
         let stability = engine_stability(stability);
         let clearing = async {
-            let _pass = self.enter()?;
+            let _admitted = self.turn_to_change(want).await?;
             self.engine
                 .deallocate(self.handle, offset_bytes, len_bytes, stability)
                 .await
@@ -346,14 +369,13 @@ impl Volume for RealVolume {
             Err(DvolError::NoSpace) => Ok(()),
             result => result,
         };
-        drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);
         result
     }
 
-    async fn write_zeroes(
+    pub(super) async fn write_zeroes_here(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
@@ -362,17 +384,14 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         let began = self.begin_change(stability);
         let mark = cleared(stability);
-        let turn = match keep_allocated {
+        let want = match keep_allocated {
             // The zeros are written.
-            true => {
-                let want = Want::write(offset_bytes, len_bytes, stability == Stability::Stable);
-                self.tenant.turn(want).await
-            }
-            false => self.turn_to_clear(stability).await,
+            true => Want::write(offset_bytes, len_bytes, stability == Stability::Stable),
+            false => want_to_clear(stability),
         };
         let stability = engine_stability(stability);
         let clearing = async {
-            let _pass = self.enter()?;
+            let _admitted = self.turn_to_change(want).await?;
             let (engine, handle) = (&self.engine, self.handle);
             match keep_allocated {
                 true => {
@@ -386,14 +405,13 @@ impl Volume for RealVolume {
             }
         };
         let result = clearing.await.map(drop);
-        drop(turn);
         self.tell_changed();
         let result = self.finish(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, mark, offset_bytes, len_bytes);
         result
     }
 
-    async fn allocation(
+    pub(super) async fn allocation_here(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
@@ -411,7 +429,7 @@ impl Volume for RealVolume {
         Ok(extents.map(extent).collect())
     }
 
-    async fn changed_since(
+    pub(super) async fn changed_since_here(
         &self,
         since: Lsn,
         offset_bytes: u64,

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use flagstone_device::engine::{self, DvolError, Handle};
+use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::volume::{
     Change, ChangeKind, Condition, ConditionKind, Description, NativeError, NativeVolume, Part,
     Parts, SnapshotInfo, Terms, VolumeRange,
@@ -22,7 +23,7 @@ use crate::node::real::epochs::{Pass, Raised, Stale};
 use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, resize_here};
 use crate::node::real::volume::{
-    Began, OpCounters, RealVolume, bytes_of, engine_stability, error_word, volume_error,
+    Admitted, Began, OpCounters, RealVolume, bytes_of, engine_stability, error_word, volume_error,
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
@@ -72,8 +73,31 @@ fn parts_of(pieces: engine::Pieces) -> Parts {
 }
 
 impl RealVolume {
-    /// Waits for a turn on these terms.
+    /// Waits for a turn on these terms, at a volume that is still here then.
     async fn turn_on(&self, want: Want, terms: &Terms) -> Result<Turn<UringPlatform>, NativeError> {
+        let mut turn = self.turn_anyway(want, terms).await?;
+        match self.check_here() {
+            Ok(()) => Ok(turn),
+            Err(error) => {
+                turn.used_only(0, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// That it has not gone elsewhere.
+    fn check_here(&self) -> Result<(), NativeError> {
+        match self.is_gone() {
+            true => Err(self.went()),
+            false => Ok(()),
+        }
+    }
+
+    async fn turn_anyway(
+        &self,
+        want: Want,
+        terms: &Terms,
+    ) -> Result<Turn<UringPlatform>, NativeError> {
         let mut turn = pin!(self.tenant.turn(want));
         // Most get it at once, and look at no clock.
         let at_once = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await;
@@ -104,29 +128,61 @@ impl RealVolume {
         }
     }
 
-    /// A turn to change it by, and the right to.
-    async fn turn_to_change(
+    /// A turn to change it by, and the right to, for a writer of this epoch.
+    async fn turn_to_change_on(
         &self,
         want: Want,
         terms: &Terms,
         epoch: Epoch,
-    ) -> Result<(Turn<UringPlatform>, Pass<'_>), NativeError> {
-        let mut turn = self.turn_on(want, terms).await?;
-        match self.enter_as(epoch) {
-            Ok(pass) => Ok((turn, pass)),
-            Err(error) => {
-                turn.used_only(0, 1);
-                Err(error)
+    ) -> Result<(Turn<UringPlatform>, Admitted<'_>), NativeError> {
+        loop {
+            let mut turn = self.turn_on(want, terms).await?;
+            match self.admit_as(epoch) {
+                Ok(Some(admitted)) => return Ok((turn, admitted)),
+                // Whoever holds it may need a turn to come to the end of that.
+                Ok(None) => {
+                    turn.used_only(0, 1);
+                    drop(turn);
+                    self.notes.gate.opened().await;
+                }
+                Err(error) => {
+                    turn.used_only(0, 1);
+                    return Err(error);
+                }
             }
         }
     }
 
+    /// Begins a change by a writer of this epoch, unless changes are held just now.
+    fn admit_as(&self, epoch: Epoch) -> Result<Option<Admitted<'_>>, NativeError> {
+        let entered = self.notes.gate.try_enter();
+        let Some(entered) = entered.map_err(|_| self.went())? else {
+            return Ok(None);
+        };
+        let passed = self.enter_as(epoch)?;
+        Ok(Some(Admitted::new(passed, entered)))
+    }
+
     fn enter_as(&self, epoch: Epoch) -> Result<Pass<'_>, NativeError> {
         let stored = self.engine.epoch_of(self.handle);
-        let stored = stored.map_err(|error| native_error(error, false))?;
+        let stored = stored.map_err(|error| self.error(error, false))?;
         let running = self.engine.check_running();
-        running.map_err(|error| native_error(error, false))?;
+        running.map_err(|error| self.error(error, false))?;
         Ok(self.notes.epochs.enter(epoch, stored)?)
+    }
+
+    /// What a client is told of a volume that isn't here any more.
+    fn went(&self) -> NativeError {
+        let address = self.address_elsewhere();
+        address.map_or(NativeError::Gone, NativeError::Moved)
+    }
+
+    /// What becomes of an error of the device layer.
+    fn error(&self, error: DvolError, changing: bool) -> NativeError {
+        match error {
+            DvolError::NotFound => self.went(),
+            error => native_error(error, changing),
+        }
     }
 
     /// Counts an operation that has ended.
@@ -153,9 +209,9 @@ impl RealVolume {
         work: impl FnOnce() -> F,
     ) -> Result<Lsn, NativeError> {
         let began = self.begin_change(stability);
-        let (turn, pass) = self.turn_to_change(want, terms, terms.epoch).await?;
+        let (turn, admitted) = self.turn_to_change_on(want, terms, terms.epoch).await?;
         let result = work().await;
-        drop((turn, pass));
+        drop((turn, admitted));
         self.tell_changed();
         let (counters, mark) = match (kind, stability) {
             (ChangeOf::Bytes, Stability::Stable) => (&self.counters.write, NodeMark::WroteStable),
@@ -168,7 +224,7 @@ impl RealVolume {
             self.recording
                 .answered(mark, self.handle.id, offset_bytes, len_bytes);
         }
-        result.map_err(|error| native_error(error, true))
+        result.map_err(|error| self.error(error, true))
     }
 
     /// The name that a snapshot of it has in a record.
@@ -180,9 +236,17 @@ impl RealVolume {
     fn layer(&self, name: &str) -> Result<Handle, NativeError> {
         self.engine
             .size_of(self.handle)
-            .map_err(|error| native_error(error, false))?;
+            .map_err(|error| self.error(error, false))?;
         let layer = self.engine.layer(self.handle.id, name);
         layer.map(|found| found.handle).ok_or(NativeError::NotFound)
+    }
+
+    /// Refuses what can't be done just now: while it is moved, nothing but its bytes may change.
+    fn check_settled(&self) -> Result<(), NativeError> {
+        self.check_here()?;
+        let core = current().ok_or(NativeError::Stopping)?;
+        core.check_settled(self.handle.id)
+            .map_err(|error| native_error(error, false))
     }
 
     /// A change of what a volume is, not of what is in it: no turn, since the device has next to nothing to do.
@@ -194,10 +258,11 @@ impl RealVolume {
         if self.handle.layer.is_some() {
             return Err(NativeError::ReadOnly);
         }
+        self.check_settled()?;
         let pass = self.enter_as(terms.epoch)?;
         let result = work().await;
         drop(pass);
-        result.map_err(|error| native_error(error, true))
+        result.map_err(|error| self.error(error, true))
     }
 }
 
@@ -264,7 +329,12 @@ fn bytes_compared(conditions: &[Condition<RealVolume>]) -> u64 {
 }
 
 impl NativeVolume for RealVolume {
+    fn gone(&self) -> NativeError {
+        self.went()
+    }
+
     fn describe(&self) -> Option<Description> {
+        self.check_here().ok()?;
         let size_bytes = self.engine.size_of(self.handle).ok()?;
         Some(Description {
             id: self.handle.id,
@@ -299,7 +369,7 @@ impl NativeVolume for RealVolume {
         drop(turn);
         self.ended(began, &self.counters.read, len_bytes, &read);
         read.map(parts_of)
-            .map_err(|error| native_error(error, false))
+            .map_err(|error| self.error(error, false))
     }
 
     async fn write(
@@ -335,7 +405,7 @@ impl NativeVolume for RealVolume {
                 .await;
         }
         let size_bytes = self.engine.size_of(self.handle);
-        let size_bytes = size_bytes.map_err(|error| native_error(error, false))?;
+        let size_bytes = size_bytes.map_err(|error| self.error(error, false))?;
         let end = offset_bytes.checked_add(len_bytes);
         let Some(end) = end.filter(|end| *end <= size_bytes) else {
             return Err(NativeError::OutOfRange);
@@ -376,7 +446,7 @@ impl NativeVolume for RealVolume {
         let began = self.begin();
         // All that was answered by now has this one or a lower one.
         let lsn = self.engine.lsn_of(self.handle);
-        let lsn = lsn.map_err(|error| native_error(error, false))?;
+        let lsn = lsn.map_err(|error| self.error(error, false))?;
         let turn = self.turn_on(Want::flush(), terms).await?;
         let number = self.recording.number();
         let mark = |mark| self.recording.answered(mark, self.handle.id, 0, 0);
@@ -388,7 +458,7 @@ impl NativeVolume for RealVolume {
         };
         drop(turn);
         self.ended(began, &self.counters.flush, 0, &result);
-        result.map_err(|error| native_error(error, true))?;
+        result.map_err(|error| self.error(error, true))?;
         mark(NodeMark::Flushed(number));
         Ok(lsn)
     }
@@ -412,7 +482,7 @@ impl NativeVolume for RealVolume {
         }
         drop(turn);
         self.ended(began, &self.counters.read, len_bytes, &read);
-        let (pieces, metas) = read.map_err(|error| native_error(error, false))?;
+        let (pieces, metas) = read.map_err(|error| self.error(error, false))?;
         let metas = metas.into_iter().map(|block| (block.lsn, block.meta));
         Ok((parts_of(pieces), metas.collect()))
     }
@@ -440,7 +510,7 @@ impl NativeVolume for RealVolume {
                 other => return other,
             }
             let found = self.engine.read(self.handle, offset_bytes, range.1).await;
-            let found = found.map_err(|error| native_error(error, false))?;
+            let found = found.map_err(|error| self.error(error, false))?;
             let found = self.gathered(&found, range.1);
             // Somebody may have put there meanwhile what was expected: then that is what it is to be compared with.
             if found[..] != compared[..] {
@@ -457,11 +527,12 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
+        self.check_here()?;
         let found = self
             .engine
             .allocation(self.handle, offset_bytes, len_bytes, runs_max)
             .await;
-        let found = found.map_err(|error| native_error(error, false))?;
+        let found = found.map_err(|error| self.error(error, false))?;
         let run = |e: engine::AllocationExtent| Run {
             len_bytes: e.len_bytes,
             is_marked: e.allocated,
@@ -477,11 +548,12 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
+        self.check_here()?;
         let found = self
             .engine
             .changed_since(self.handle, since, offset_bytes, len_bytes, runs_max)
             .await;
-        let found = found.map_err(|error| native_error(error, false))?;
+        let found = found.map_err(|error| self.error(error, false))?;
         let run = |e: engine::ChangedExtent| Run {
             len_bytes: e.len_bytes,
             is_marked: e.changed,
@@ -493,10 +565,12 @@ impl NativeVolume for RealVolume {
         if self.handle.layer.is_some() {
             return Err(NativeError::ReadOnly);
         }
+        // Whoever moves it looks at the epoch once, behind this.
+        let _entered = self.notes.gate.enter().await.map_err(|_| self.went())?;
         let stored = || self.engine.epoch_of(self.handle);
         let store = |epoch| self.engine.set_epoch(self.handle, epoch);
         let raised = self.notes.epochs.raise(epoch, stored, store).await;
-        match raised.map_err(|error| native_error(error, true))? {
+        match raised.map_err(|error| self.error(error, true))? {
             Raised::To(epoch) => Ok(epoch),
             Raised::Stale => Err(NativeError::StaleEpoch),
             Raised::Impossible => Err(NativeError::Invalid(
@@ -540,9 +614,10 @@ impl NativeVolume for RealVolume {
         after: &str,
         count_max: usize,
     ) -> Result<Vec<SnapshotInfo>, NativeError> {
+        self.check_here()?;
         self.engine
             .size_of(self.handle)
-            .map_err(|error| native_error(error, false))?;
+            .map_err(|error| self.error(error, false))?;
         let mut found = Vec::new();
         // The first name behind it.
         let mut from = after.to_owned();
@@ -626,7 +701,25 @@ impl NativeVolume for RealVolume {
         }
         let began = first.begin_change(stability);
         let want = Want::write(0, bytes.max(1), stability == Stability::Stable);
-        let mut turn = first.turn_on(want, terms).await?;
+        let gates: Vec<&Gate> = changes.iter().map(|c| &*c.volume.notes.gate).collect();
+        let (mut turn, _entered) = loop {
+            let mut turn = first.turn_on(want, terms).await?;
+            match Gate::try_enter_all(&gates) {
+                Ok(Some(entered)) => break (turn, entered),
+                Ok(None) => {
+                    turn.used_only(0, 1);
+                    drop(turn);
+                    for gate in &gates {
+                        gate.opened().await;
+                    }
+                }
+                Err(_) => {
+                    turn.used_only(0, 1);
+                    let gone = changes.iter().find(|change| change.volume.is_gone());
+                    return Err(gone.map_or(NativeError::Gone, |change| change.volume.went()));
+                }
+            }
+        };
         let entered = changes
             .iter()
             .map(|change| change.volume.enter_as(change.epoch));
@@ -713,7 +806,7 @@ impl NativeVolume for RealVolume {
             }
         }
         first.ended(began, &first.counters.write, bytes, &result);
-        result.map_err(|error| native_error(error, true))
+        result.map_err(|error| first.error(error, true))
     }
 
     async fn read_if(
@@ -743,7 +836,7 @@ impl NativeVolume for RealVolume {
         let read = first.engine.read_if(conditions, &ranges).await;
         drop(turn);
         first.ended(began, &first.counters.read, bytes, &read);
-        let found = read.map_err(|error| native_error(error, false))?;
+        let found = read.map_err(|error| first.error(error, false))?;
         Ok(found.into_iter().flat_map(parts_of).collect())
     }
 
@@ -765,6 +858,7 @@ impl NativeVolume for RealVolume {
             if volume.handle.layer.is_some() {
                 return Err(NativeError::ReadOnly);
             }
+            volume.check_settled()?;
             passes.push(volume.enter_as(*epoch)?);
             dvols.push((volume.handle, name.clone()));
             marked.push(volume.recorded_name(&core, name));
@@ -773,7 +867,7 @@ impl NativeVolume for RealVolume {
             core.recording.snapshot(NodeMark::SnapshotBegan, name);
         }
         let taken = first.engine.snapshot(&dvols).await;
-        let taken = taken.map_err(|error| native_error(error, true))?;
+        let taken = taken.map_err(|error| first.error(error, true))?;
         for name in &marked {
             core.recording.snapshot(NodeMark::SnapshotTaken, name);
         }

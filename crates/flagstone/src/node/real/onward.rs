@@ -1,0 +1,302 @@
+//! Where a volume went: what those do who have it open where it was.
+//!
+//! A move ends with the volume on another core, or on another device of this one. Clients of NBD that were attached
+//! don't notice: what they ask is passed on to where the volume is now, and held at the moment of the move. Bytes are
+//! copied on the way to another core; who attaches anew is served there. Clients of the native protocol are told the
+//! new address instead.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use flagstone_device::engine;
+use flagstone_gateway::volume::{
+    AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
+};
+use flagstone_platform::buf::BUFFER_ALIGN;
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
+
+use super::core::{CoreNode, Unasked, current};
+use super::volume::RealVolume;
+
+/// How often a volume is followed that is moved again meanwhile, or asked for of a core that is behind.
+const TRIES_MAX: usize = 64;
+/// Before it is asked again.
+const PAUSE_NS: u64 = 1_000_000;
+
+/// What is known of a volume that went.
+pub(super) struct Gone {
+    /// Names of its snapshots, by their numbers here.
+    pub(super) layers: BTreeMap<LayerNo, String>,
+    pub(super) size_bytes: u64,
+    pub(super) is_read_only: bool,
+    /// Its epoch when it went, and the one that it began with there.
+    pub(super) epochs: (Epoch, Epoch),
+}
+
+/// Which volume, and as what: this is what is sent to another core.
+#[derive(Clone)]
+struct Wanted {
+    id: DvolId,
+    /// One of its snapshots.
+    snapshot: Option<String>,
+    epoch: Epoch,
+}
+
+/// What was read, on its way from another core.
+enum Part {
+    Data(Vec<u8>),
+    Zeros(u64),
+}
+
+fn payload_of(pieces: engine::Pieces) -> Payload {
+    let piece = |piece| match piece {
+        engine::Piece::Data(buf) => Piece::Data(buf),
+        engine::Piece::Zeros(len) => Piece::Zeros(len),
+    };
+    pieces.into_iter().map(piece).collect()
+}
+
+impl CoreNode {
+    /// A volume that this core has now.
+    fn arrived(&self, wanted: &Wanted) -> Option<RealVolume> {
+        let (name, place) = self.names.place_of(wanted.id)?;
+        if place.core != self.index {
+            return None;
+        }
+        let engine = self.engine(place.engine)?;
+        let handle = match &wanted.snapshot {
+            None => engine.dvol_with(wanted.id, &name)?.handle,
+            Some(snapshot) => engine.layer(wanted.id, snapshot)?.handle,
+        };
+        let volume = self.volume(place.engine, handle)?;
+        Some(RealVolume {
+            epoch: wanted.epoch,
+            ..volume
+        })
+    }
+}
+
+impl RealVolume {
+    /// Whether it was moved away.
+    pub(super) fn is_gone(&self) -> bool {
+        self.notes.gate.is_gone()
+    }
+
+    /// Whether that is why something failed.
+    pub(super) fn is_gone_by(&self, error: Option<&VolumeError>) -> bool {
+        error == Some(&VolumeError::Gone) && self.is_gone()
+    }
+
+    /// Where clients of the native protocol find it, once it was moved away.
+    pub(super) fn address_elsewhere(&self) -> Option<SocketAddr> {
+        if !self.is_gone() {
+            return None;
+        }
+        let core = current()?;
+        let (_, place) = core.names.place_of(self.handle.id)?;
+        core.native_addresses().get(place.core).copied()
+    }
+
+    fn wanted(&self) -> Result<Wanted, VolumeError> {
+        let gone = self.notes.gone.borrow().clone().ok_or(VolumeError::Gone)?;
+        let (before, after) = gone.epochs;
+        let snapshot = match self.handle.layer {
+            None => None,
+            Some(layer) => Some(gone.layers.get(&layer).cloned().ok_or(VolumeError::Gone)?),
+        };
+        Ok(Wanted {
+            id: self.handle.id,
+            snapshot,
+            // Whoever had been locked out before stays so.
+            epoch: match self.epoch < before {
+                true => Epoch(0),
+                false => after,
+            },
+        })
+    }
+
+    /// Has it done where the volume is now.
+    async fn onward<R, F>(
+        &self,
+        work: impl Fn(RealVolume) -> F + Clone + Send + 'static,
+    ) -> Result<R, VolumeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, VolumeError>> + 'static,
+    {
+        let wanted = self.wanted()?;
+        let core = current().ok_or(VolumeError::Gone)?;
+        for _ in 0..TRIES_MAX {
+            let (_, place) = core.names.place_of(wanted.id).ok_or(VolumeError::Gone)?;
+            let (work, wanted) = (work.clone(), wanted.clone());
+            // `None`: it isn't there any more.
+            let run = move |there: Rc<CoreNode>| async move {
+                let volume = there.arrived(&wanted)?;
+                let there = volume.notes.clone();
+                match work(volume).await {
+                    Err(VolumeError::Gone) if there.gate.is_gone() => None,
+                    done => Some(done),
+                }
+            };
+            let done = match place.core == core.index {
+                true => Ok(run(core.clone()).await),
+                false => core.ask(place.core, run).await,
+            };
+            match done {
+                Ok(Some(done)) => return done,
+                Ok(None) | Err(Unasked::Busy) => self.platform.sleep_ns(PAUSE_NS).await,
+                Err(Unasked::Stopped) => break,
+            }
+        }
+        Err(VolumeError::Gone)
+    }
+
+    /// Reads as [`Volume::read`] does.
+    pub(super) async fn read_pieces(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<engine::Pieces, VolumeError> {
+        if !self.is_gone() {
+            let read = self.read_here(offset_bytes, len_bytes).await;
+            if !self.is_gone_by(read.as_ref().err()) {
+                return read;
+            }
+        }
+        let parts = self.onward(move |volume| async move {
+            let pieces = volume.read_here(offset_bytes, len_bytes).await?;
+            let part = |piece| match piece {
+                engine::Piece::Data(buf) => Part::Data(buf.to_vec()),
+                engine::Piece::Zeros(len) => Part::Zeros(len),
+            };
+            Ok(pieces.into_iter().map(part).collect::<Vec<_>>())
+        });
+        let piece = |part| match part {
+            Part::Data(bytes) => engine::Piece::Data(IoBuf::copy_of(&bytes)),
+            Part::Zeros(len) => engine::Piece::Zeros(len),
+        };
+        Ok(parts.await?.into_iter().map(piece).collect())
+    }
+
+    /// Writes as [`Volume::write`] does. Returns the LSN of the last part.
+    pub(super) async fn write_parts(
+        &self,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, VolumeError> {
+        if !self.is_gone() {
+            let written = self.write_here(offset_bytes, data.clone(), stability).await;
+            if !self.is_gone_by(written.as_ref().err()) {
+                return written;
+            }
+        }
+        let bytes: std::sync::Arc<[u8]> = data[..].into();
+        // Whole blocks have to lie as they do in the volume.
+        let skew = offset_bytes as usize % BUFFER_ALIGN;
+        self.onward(move |volume| {
+            let mut aligned = vec![0; skew + bytes.len()];
+            aligned[skew..].copy_from_slice(&bytes);
+            let len = aligned.len();
+            let data = IoBuf::copy_of(&aligned).slice(skew..len);
+            async move { volume.write_here(offset_bytes, data, stability).await }
+        })
+        .await
+    }
+}
+
+/// Does `$here`, or what it is elsewhere.
+macro_rules! here_or_onward {
+    ($self:ident, $operation:ident($($argument:expr),*)) => {{
+        if !$self.is_gone() {
+            let done = $self.$operation($($argument),*).await;
+            if !$self.is_gone_by(done.as_ref().err()) {
+                return done;
+            }
+        }
+        $self
+            .onward(move |volume| async move { volume.$operation($($argument),*).await })
+            .await
+    }};
+}
+
+impl Volume for RealVolume {
+    fn size_bytes(&self) -> Option<u64> {
+        match &*self.notes.gone.borrow() {
+            None => self.engine.size_of(self.handle).ok(),
+            Some(gone) => Some(gone.size_bytes),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match &*self.notes.gone.borrow() {
+            None => self.engine.is_read_only(self.handle),
+            Some(gone) => gone.is_read_only || self.handle.layer.is_some(),
+        }
+    }
+
+    async fn read(&self, offset_bytes: u64, len_bytes: u32) -> Result<Payload, VolumeError> {
+        let read = self.read_pieces(offset_bytes, len_bytes).await;
+        read.map(payload_of)
+    }
+
+    async fn write(
+        &self,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        let written = self.write_parts(offset_bytes, data, stability);
+        written.await.map(|_| ())
+    }
+
+    async fn flush(&self) -> Result<(), VolumeError> {
+        here_or_onward!(self, flush_here())
+    }
+
+    async fn deallocate(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        here_or_onward!(self, deallocate_here(offset_bytes, len_bytes, stability))
+    }
+
+    async fn write_zeroes(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        keep_allocated: bool,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        here_or_onward!(
+            self,
+            write_zeroes_here(offset_bytes, len_bytes, keep_allocated, stability)
+        )
+    }
+
+    async fn allocation(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<AllocationExtent>, VolumeError> {
+        here_or_onward!(self, allocation_here(offset_bytes, len_bytes, extents_max))
+    }
+
+    async fn changed_since(
+        &self,
+        since: Lsn,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<ChangedExtent>, VolumeError> {
+        here_or_onward!(
+            self,
+            changed_since_here(since, offset_bytes, len_bytes, extents_max)
+        )
+    }
+}
