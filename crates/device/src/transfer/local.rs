@@ -50,6 +50,11 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         }
     }
 
+    /// Lets changes go on here, whatever is marked.
+    pub fn release(&self) {
+        self.gate.release();
+    }
+
     /// The move came to nothing: goes on here. If the target may be found to have arrived (`perhaps`), that is settled
     /// first, durably. If that fails nothing goes on: it stays held.
     pub async fn stay(&self, perhaps: bool) -> Result<(), DvolError> {

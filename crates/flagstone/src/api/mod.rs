@@ -207,6 +207,12 @@ impl Api {
             .route("/v1/volumes/{name}/rename", post(volumes::rename))
             .route("/v1/volumes/{name}/clone", post(volumes::clone))
             .route("/v1/volumes/{name}/rollback", post(volumes::rollback))
+            .route(
+                "/v1/volumes/{name}/move",
+                post(volumes::begin_move)
+                    .get(volumes::show_move)
+                    .delete(volumes::cancel_move),
+            )
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/explanation", get(activity::explain))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))

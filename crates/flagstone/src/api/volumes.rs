@@ -9,7 +9,10 @@ use utoipa::{IntoParams, ToSchema};
 use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
-use crate::node::{CreatedVolume, PageQuery, Reservation, Slo, VolumeInfo, VolumePage, VolumeSpec};
+use crate::node::{
+    CreatedVolume, MoveInfo, MoveSpec, PageQuery, Reservation, Slo, VolumeInfo, VolumePage,
+    VolumeSpec,
+};
 
 /// A volume's new size.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
@@ -264,6 +267,65 @@ pub(super) async fn rollback(
         )
         .await?;
     Ok(Json(info))
+}
+
+/// Begins to move a volume to another device or core of the node, while it is used. Answers at once: look at the move to see
+/// how far it is.
+#[utoipa::path(post, path = "/v1/volumes/{name}/move", tag = "volumes",
+    operation_id = "move_volume",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = MoveSpec, responses(
+    (status = 202, description = "The move, which has begun", body = MoveInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn begin_move(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(spec): Body<MoveSpec>,
+) -> Result<(StatusCode, Json<MoveInfo>), ApiError> {
+    let doing = format!("moving volume '{name}'");
+    let info = api
+        .call(
+            doing,
+            |node| async move { node.move_volume(name, spec).await },
+        )
+        .await?;
+    Ok((StatusCode::ACCEPTED, Json(info)))
+}
+
+/// The last move of a volume since the node was started.
+#[utoipa::path(get, path = "/v1/volumes/{name}/move", tag = "volumes",
+    operation_id = "show_move",
+    params(("name" = String, Path, description = "The volume")), responses(
+    (status = 200, description = "The move", body = MoveInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn show_move(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+) -> Result<Json<MoveInfo>, ApiError> {
+    let doing = format!("looking at the move of volume '{name}'");
+    let info = api.call(doing, |node| async move { node.show_move(name).await });
+    Ok(Json(info.await?))
+}
+
+/// Ends a move: the volume stays where it is, unless the move is over by then.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/move", tag = "volumes",
+    operation_id = "cancel_move",
+    params(("name" = String, Path, description = "The volume")), responses(
+    (status = 200, description = "The move, which ends with its next part", body = MoveInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn cancel_move(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+) -> Result<Json<MoveInfo>, ApiError> {
+    let doing = format!("ending the move of volume '{name}'");
+    let info = api.call(doing, |node| async move { node.cancel_move(name).await });
+    Ok(Json(info.await?))
 }
 
 /// Changes how much space is kept free for a volume.

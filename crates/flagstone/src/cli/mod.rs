@@ -8,6 +8,7 @@ mod fs;
 mod leading;
 mod listing;
 mod misc;
+mod moves;
 mod node;
 mod offline;
 mod progress;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use flagstone_gateway::nfs3::Network;
 
+use super::moves::{self, MoveArgs};
 use super::target::TargetArgs;
 use super::token::{self, TokenArgs, TokenFile};
 use super::{OutputArgs, SnapshotArg, listing};
@@ -170,6 +171,8 @@ Examples:
         #[arg(long, conflicts_with_all = ["allow_from", "allow_on"])]
         none: bool,
     },
+    /// Move a volume to another device or core of the node, with its snapshots, while it is used
+    Move(MoveArgs),
     /// Change how much space is kept free for a volume
     Reserve {
         #[arg(value_parser = parse_name)]
@@ -317,6 +320,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
         }
         VolumeCommand::Clone { source, new_name } => clone(&client, source, new_name, output),
         VolumeCommand::Rollback { snapshot } => rollback(&client, &snapshot, output),
+        VolumeCommand::Move(args) => moves::run(&client, &args, output),
         VolumeCommand::Slo { name, slo } => {
             let path = format!("/v1/volumes/{name}");
             let before: VolumeInfo = client.get(&path)?;

@@ -17,6 +17,7 @@ mod explain;
 mod filesystems;
 mod look;
 mod metrics;
+mod moves;
 mod options;
 pub mod real;
 mod slo;
@@ -44,6 +45,7 @@ pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
+pub use moves::{MoveInfo, MovePlace, MoveSpec, MoveState};
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,
     MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeOptions,
@@ -127,6 +129,16 @@ pub trait Node: Send + Sync + 'static {
     /// Deletes a volume. `HasSnapshots` if it has any and `with_snapshots` is false. `Busy` if a
     /// client holds it open for writing, if the node tells such clients apart.
     fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()>;
+
+    /// Begins to move a volume to another device or core of the node, with its snapshots, while it is used. `NotFound`,
+    /// `InvalidArgument` (it is there), `Busy` (it is being moved or received), `NoSpace` (what it is promised).
+    fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo>;
+
+    /// The last move of a volume since the node was started. `NotFound`.
+    fn show_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
+
+    /// Ends a move: the volume stays where it is, unless the move is over by then. `NotFound` if there is none.
+    fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
 
     /// Starts a new volume from the state of another or of a snapshot. It stays on the device and
     /// core of its source, since it shares blocks with it.

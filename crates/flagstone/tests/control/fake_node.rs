@@ -120,6 +120,18 @@ impl Node for FakeNode {
         self.with(|state| state.clone_volume(&source, &new_name))
     }
 
+    fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo> {
+        self.with(|state| state.begin_move(&name, &spec))
+    }
+
+    fn show_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
+        self.with(|state| state.next_of_move(&name))
+    }
+
+    fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
+        self.with(|state| state.cancel_move(&name))
+    }
+
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
         self.with(|state| state.rollback(&snapshot))
     }

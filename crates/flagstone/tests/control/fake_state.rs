@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    CreatedVolume, DeviceInfo, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule,
-    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, TokenInfo,
-    VolumeInfo, VolumePage, VolumeSpec,
+    CreatedVolume, DeviceInfo, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError, NodeErrorKind,
+    PageQuery, Reservation, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -26,6 +26,7 @@ pub(crate) struct State {
     pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
     pub(crate) streams: Streams,
+    moves: BTreeMap<String, MoveInfo>,
     /// By volume.
     pub(crate) tokens: BTreeMap<String, Vec<TokenInfo>>,
     next_id: u64,
@@ -240,6 +241,64 @@ impl State {
         let volume = self.volume("rolling back", &target.volume)?;
         volume.size_bytes = size_bytes;
         Ok(volume.clone())
+    }
+
+    /// Moves to core 9 fail; others are done at the second look.
+    pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
+        let volume = self.volume("moving", name)?;
+        let place = |device: &str, core: u32| MovePlace {
+            device: device.to_owned(),
+            core,
+        };
+        let info = MoveInfo {
+            volume: name.to_owned(),
+            state: MoveState::Running,
+            from: place(&volume.device, volume.core),
+            to: place(
+                spec.device.as_deref().unwrap_or(&volume.device),
+                spec.core.unwrap_or(volume.core),
+            ),
+            started_ns: 1,
+            copied_bytes: 0,
+            expected_bytes: 3 << 20,
+            held_us: 0,
+            error: None,
+        };
+        self.moves.insert(name.to_owned(), info.clone());
+        Ok(info)
+    }
+
+    fn its_move(&mut self, name: &str) -> Answer<&mut MoveInfo> {
+        let doing = format!("looking at the move of volume '{name}'");
+        let found = "it was not moved since the node was started";
+        let info = self.moves.get_mut(name);
+        info.ok_or_else(|| error(NodeErrorKind::NotFound, doing, found))
+    }
+
+    pub(crate) fn next_of_move(&mut self, name: &str) -> Answer<MoveInfo> {
+        let info = self.its_move(name)?;
+        match info.state {
+            MoveState::Running if info.copied_bytes == 0 => info.copied_bytes = 1 << 20,
+            MoveState::Running if info.to.core == 9 => {
+                info.state = MoveState::Failed;
+                info.error = Some("the device has no room".to_owned());
+            }
+            MoveState::Running => {
+                info.state = MoveState::Done;
+                info.copied_bytes = 3 << 20;
+                info.held_us = 2500;
+            }
+            _ => {}
+        }
+        Ok(info.clone())
+    }
+
+    pub(crate) fn cancel_move(&mut self, name: &str) -> Answer<MoveInfo> {
+        let info = self.its_move(name)?;
+        if info.state == MoveState::Running {
+            info.state = MoveState::Cancelled;
+        }
+        Ok(info.clone())
     }
 
     /// Promises 100,000 reads a second in all.

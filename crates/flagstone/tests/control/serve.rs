@@ -95,6 +95,9 @@ impl Node for Stuck {
         delete_volume(name: String, with_snapshots: bool) -> ();
         clone_volume(source: SourceRef, new_name: String) -> VolumeInfo;
         rollback_volume(snapshot: SnapshotRef) -> VolumeInfo;
+        move_volume(name: String, spec: MoveSpec) -> MoveInfo;
+        show_move(name: String) -> MoveInfo;
+        cancel_move(name: String) -> MoveInfo;
         set_reservation(name: String, reserve: Reservation) -> VolumeInfo;
         set_slo(name: String, slo: Slo, oversubscribe: bool) -> VolumeInfo;
         set_schedule(device: String, schedule: Schedule) -> DeviceInfo;

@@ -13,6 +13,9 @@ pub(crate) const ZEROES: u16 = 6;
 /// Zeros that keep their space.
 pub(crate) const NO_HOLE: u16 = 1 << 1;
 
+/// Durable when it is answered.
+pub(crate) const FUA: u16 = 1;
+
 pub(crate) const ENOSPC: u32 = 28;
 pub(crate) const ESHUTDOWN: u32 = 108;
 
@@ -102,6 +105,16 @@ impl Client {
             self.stream.read_exact(&mut data).expect("the data");
         }
         (error, data)
+    }
+
+    /// A write's error number, with flags.
+    pub(crate) fn write_with(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
+        let mut bytes = self.encode(WRITE, offset, data.len() as u32, data);
+        bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+        self.stream.write_all(&bytes).expect("sent");
+        let (error, cookie) = self.answer();
+        assert_eq!(cookie, self.cookie);
+        error
     }
 
     /// A write's error number.

@@ -9,6 +9,7 @@ mod errors;
 mod filesystems;
 mod lineage;
 mod metrics;
+mod moves;
 mod native;
 mod series;
 mod slo;

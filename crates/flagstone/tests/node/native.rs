@@ -1,7 +1,7 @@
 //! The native protocol on a real node: all that a volume can do, who is let in, and what holds between its clients and
 //! those of NBD.
 
-mod client;
+pub(crate) mod client;
 
 use std::net::SocketAddr;
 
@@ -19,11 +19,11 @@ use crate::support::Scene;
 
 const MIB: u64 = 1 << 20;
 
-fn listening(options: &mut NodeOptions) {
+pub(crate) fn listening(options: &mut NodeOptions) {
     options.native = Some("127.0.0.1:0".parse().expect("an address"));
 }
 
-fn addresses(scene: &Scene) -> Vec<SocketAddr> {
+pub(crate) fn addresses(scene: &Scene) -> Vec<SocketAddr> {
     let info = scene.ask(|node| node.info()).expect("its description");
     let addresses = info.native_addresses.iter();
     addresses
@@ -31,7 +31,7 @@ fn addresses(scene: &Scene) -> Vec<SocketAddr> {
         .collect()
 }
 
-fn volume(scene: &Scene, name: &str, core: Option<u32>) -> TokenText {
+pub(crate) fn volume(scene: &Scene, name: &str, core: Option<u32>) -> TokenText {
     let spec = VolumeSpec {
         name: name.to_owned(),
         size_bytes: 8 * MIB,
@@ -45,7 +45,7 @@ fn volume(scene: &Scene, name: &str, core: Option<u32>) -> TokenText {
     created.token.expect("a token")
 }
 
-fn token(scene: &Scene, volume: &str, kind: TokenKind) -> (u32, TokenText) {
+pub(crate) fn token(scene: &Scene, volume: &str, kind: TokenKind) -> (u32, TokenText) {
     let spec = TokenSpec {
         kind,
         ends_in_s: None,

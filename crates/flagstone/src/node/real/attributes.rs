@@ -16,6 +16,8 @@ const PROMISE_FLOOR: u8 = 1;
 
 const RECEIVING_NEW: u8 = 1;
 const RECEIVING_ONTO: u8 = 2;
+const LEAVING: u8 = 3;
+const STAYED: u8 = 4;
 
 /// Bytes of a number of requests a second, and of one of bytes a second.
 const RATE_BYTES: usize = 5;
@@ -34,13 +36,17 @@ pub(super) struct ContentId {
     pub(super) lsn: Lsn,
 }
 
-/// What a dvol is being made by a stream. As long as it says so, it is undone at the start of a node.
+/// What is being done to a dvol, by a stream or a move. What a start makes of it is in `receive.rs` and `moving.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receiving {
     /// A new volume: it isn't there yet.
     New,
     /// A newer state of one that has a snapshot of the older, this one.
     Onto(LayerNo),
+    /// It is being moved to the device with this id, at the end of that, and may have been.
+    Leaving(u128),
+    /// It was to be moved to the device with this id, and was not, whatever is there.
+    Stayed(u128),
 }
 
 /// Attributes of a volume, or of a snapshot of one.
@@ -88,6 +94,16 @@ impl VolumeAttributes {
                 put(3, 1, RECEIVING_ONTO.into());
                 put(4, 4, base.0.into());
             }
+            Some(Receiving::Leaving(device) | Receiving::Stayed(device)) => {
+                let kind = match self.receiving {
+                    Some(Receiving::Leaving(_)) => LEAVING,
+                    _ => STAYED,
+                };
+                put(3, 1, kind.into());
+                // Where a content is said otherwise: nothing of that kind is received into it now.
+                put(40, 8, device as u64);
+                put(48, 8, (device >> 64) as u64);
+            }
         }
         if let Some(content) = self.content {
             put(40, 8, content.volume.0 as u64);
@@ -117,14 +133,18 @@ fn number(attributes: &Attributes, at: usize, len: usize) -> u64 {
 }
 
 fn decode(attributes: &Attributes) -> VolumeAttributes {
+    let low = number(attributes, 40, 8);
+    let high = number(attributes, 48, 8);
+    let id = u128::from(high) << 64 | u128::from(low);
     let receiving = match attributes[3] {
         RECEIVING_NEW => Some(Receiving::New),
         RECEIVING_ONTO => Some(Receiving::Onto(LayerNo(number(attributes, 4, 4) as u32))),
+        LEAVING => Some(Receiving::Leaving(id)),
+        STAYED => Some(Receiving::Stayed(id)),
         _ => None,
     };
-    let low = number(attributes, 40, 8);
-    let high = number(attributes, 48, 8);
-    let volume = DvolId(u128::from(high) << 64 | u128::from(low));
+    let is_moved = matches!(attributes[3], LEAVING | STAYED);
+    let volume = DvolId(if is_moved { 0 } else { id });
     let content = ContentId {
         volume,
         lsn: Lsn(number(attributes, 56, 8)),

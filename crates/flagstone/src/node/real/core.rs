@@ -20,6 +20,7 @@ use flagstone_types::{DvolId, Lsn};
 use super::access::{Access, TokenStore};
 use super::attributes::VolumeAttributes;
 use super::files::CoreFiles;
+use super::moving::Arriving;
 use super::names::Names;
 use super::native::{Identity, NativeNames};
 use super::notes::VolumeNotes;
@@ -114,6 +115,8 @@ pub(super) struct CoreNode {
     pub(super) life: u64,
     /// Of each volume whose size was changed: one at a time does that.
     sizing: RefCell<BTreeMap<DvolId, Rc<Budget>>>,
+    /// Volumes that are being moved to this core.
+    arriving: RefCell<BTreeMap<DvolId, Rc<Arriving>>>,
     /// What fails together with this node, as whoever runs it calls it.
     failure_domain: Rc<str>,
     stopping: Cell<bool>,
@@ -169,6 +172,7 @@ impl CoreNode {
             started_ns: platform.wall_clock_ns(),
             life: platform.random_u64(),
             sizing: RefCell::default(),
+            arriving: RefCell::default(),
             failure_domain: Rc::from(&*known.failure_domain),
             stopping: Cell::new(false),
             stop_grace_ns: share.stop_grace_ns,
@@ -394,12 +398,50 @@ impl CoreNode {
         self.volume_for_stream(engine, handle)
     }
 
-    /// Refuses a change of a volume that a stream is being received into. Asked on the core, right before the change:
+    /// Refuses a change of a volume that a stream is being received into, or that is being moved. Asked on the core, right before the change:
     /// whoever closes the volume waits for those that were let through.
     pub(super) fn check_settled(&self, id: DvolId) -> Result<(), DvolError> {
-        match self.names.is_receiving(id) {
+        match self.names.is_receiving(id) || self.names.is_moving(id) {
             true => Err(DvolError::Busy),
             false => Ok(()),
+        }
+    }
+
+    /// Refuses a change of a volume that is being moved. Asked on the core, right before the change.
+    pub(super) fn check_not_moving(&self, id: DvolId) -> Result<(), DvolError> {
+        match self.names.is_moving(id) {
+            true => Err(DvolError::Busy),
+            false => Ok(()),
+        }
+    }
+
+    /// A volume that is being moved to this core.
+    pub(super) fn arriving_of(&self, id: DvolId) -> Option<Rc<Arriving>> {
+        self.arriving.borrow().get(&id).cloned()
+    }
+
+    /// It begins to arrive.
+    pub(super) fn put_arriving(&self, id: DvolId, arriving: Rc<Arriving>) {
+        self.arriving.borrow_mut().insert(id, arriving);
+    }
+
+    /// It has arrived, or won't.
+    pub(super) fn take_arriving(&self, id: DvolId) -> Option<Rc<Arriving>> {
+        self.arriving.borrow_mut().remove(&id)
+    }
+
+    /// A volume has left its place on this core, for another one `here` or for another core. Those who have it open keep
+    /// what they need.
+    pub(super) fn left(&self, id: DvolId, here: bool, slo: &Slo) {
+        self.sizing.borrow_mut().remove(&id);
+        self.tenants.borrow_mut().remove(&id);
+        self.notes.borrow_mut().remove(&id);
+        match here {
+            true => self.set_slo(id, slo),
+            false => {
+                self.counters.borrow_mut().remove(&id);
+                self.slos.borrow_mut().remove(&id);
+            }
         }
     }
 

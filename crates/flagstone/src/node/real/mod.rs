@@ -12,6 +12,9 @@ mod epochs;
 mod errors;
 mod files;
 mod look;
+mod moves;
+mod moves_left;
+mod moving;
 mod names;
 mod native;
 mod notes;
@@ -56,11 +59,11 @@ use self::slo::{Floors, note_floor};
 use super::{
     ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck,
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
-    ImageStoreSpec, Look, MetricsSnapshot, NewToken, Node, NodeError, NodeErrorKind, NodeFuture,
-    NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation, Restrictions, RotateSpec, Schedule,
-    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
-    StreamPart, StreamRun, StreamSource, TokenInfo, TokenKind, TokenList, TokenSpec, VolumeInfo,
-    VolumePage, VolumeSpec,
+    ImageStoreSpec, Look, MetricsSnapshot, MoveInfo, MoveSpec, NewToken, Node, NodeError,
+    NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
+    Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, StreamPart, StreamRun, StreamSource, TokenInfo, TokenKind,
+    TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -111,7 +114,8 @@ struct RealNode {
     /// The same as the cores know it.
     divided: Vec<Arc<DividedDevice>>,
     /// What was promised whatever others do. Held while a promise is made, so never on a core.
-    floors: tokio::sync::Mutex<Floors>,
+    floors: Arc<tokio::sync::Mutex<Floors>>,
+    moves: moves::Moves,
     incoming: Mutex<Incoming>,
     recording: Recording,
 }
@@ -366,11 +370,13 @@ impl RealNode {
     async fn rename(&self, name: String, new_name: String) -> Result<VolumeInfo, NodeError> {
         let doing = format!("renaming volume '{name}' to '{new_name}'");
         let target = self.target(&name, &doing)?;
+        self.refuse_moving(&target, &doing)?;
         let claim = self.names.claim(&new_name, target.place);
         let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
         let (place, to) = (target.place, new_name.clone());
         self.on_volume(&target, &doing, move |core, dvol| async move {
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+            core.check_not_moving(dvol.id)?;
             engine.rename(dvol, &to).await?;
             claim.renamed(place);
             Ok(())
@@ -387,6 +393,7 @@ impl RealNode {
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+                core.check_not_moving(dvol.id)?;
                 let deleted = engine.delete(dvol, with_snapshots).await;
                 if deleted.is_ok() {
                     let what = "deleted under its clients: they get an error for each request";
@@ -651,6 +658,18 @@ impl Node for RealNode {
         Box::pin(self.delete(name, with_snapshots))
     }
 
+    fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo> {
+        Box::pin(self.start_move(name, spec))
+    }
+
+    fn show_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
+        Box::pin(async move { self.move_of(&name) })
+    }
+
+    fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
+        Box::pin(async move { self.end_move(&name) })
+    }
+
     fn clone_volume(&self, source: SourceRef, new_name: String) -> NodeFuture<'_, VolumeInfo> {
         Box::pin(self.clone_from(source, new_name))
     }
@@ -733,6 +752,7 @@ impl Node for RealNode {
                 &doing,
                 move |core, engine, _, layer| async move {
                     let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                    core.check_not_moving(layer.id)?;
                     engine.rename(layer, &to).await
                 },
             )

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use flagstone_types::DvolId;
+use flagstone_types::{DvolId, Epoch};
 
 /// Where a volume is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +30,10 @@ struct Tables {
     aside: BTreeMap<DvolId, String>,
     /// Volumes that are between two states, since a stream is being received: nobody opens or changes them.
     receiving: BTreeSet<DvolId>,
+    /// Volumes that are being moved: nothing of them changes but their bytes.
+    moving: BTreeSet<DvolId>,
+    /// Of volumes that were moved since the start: for each time the epoch before it and behind it.
+    moves: BTreeMap<DvolId, Vec<(Epoch, Epoch)>>,
     /// How often any of this has changed.
     changes: u64,
 }
@@ -106,9 +110,9 @@ impl Names {
         self.read(|t| t.by_id.get(&id).cloned())
     }
 
-    /// A stream is to be received into this volume. False if one is already.
+    /// A stream is to be received into this volume. False if one is already, or the volume is being moved.
     pub(super) fn begin_receiving(&self, id: DvolId) -> bool {
-        self.write(|t| t.receiving.insert(id))
+        self.write(|t| !t.moving.contains(&id) && t.receiving.insert(id))
     }
 
     /// The volume is in a state of its own again.
@@ -119,6 +123,49 @@ impl Names {
     /// Whether a stream is being received into this volume.
     pub(super) fn is_receiving(&self, id: DvolId) -> bool {
         self.read(|t| t.receiving.contains(&id))
+    }
+
+    /// A volume is to be moved. False if it is being moved already, or a stream is being received into it.
+    pub(super) fn begin_moving(&self, id: DvolId) -> bool {
+        self.write(|t| !t.receiving.contains(&id) && t.moving.insert(id))
+    }
+
+    /// It isn't any more.
+    pub(super) fn end_moving(&self, id: DvolId) {
+        self.write(|t| t.moving.remove(&id));
+    }
+
+    /// Whether a volume is being moved.
+    pub(super) fn is_moving(&self, id: DvolId) -> bool {
+        self.read(|t| t.moving.contains(&id))
+    }
+
+    /// A volume is somewhere else from now on, with another epoch. Returns how often it was moved before.
+    pub(super) fn moved(&self, place: Place, epochs: (Epoch, Epoch)) -> usize {
+        self.write(|t| {
+            t.changes += 1;
+            if let Some(name) = t.by_id.get(&place.id)
+                && let Some(there) = t.by_name.get_mut(name)
+            {
+                *there = place;
+            }
+            let moves = t.moves.entry(place.id).or_default();
+            moves.push(epochs);
+            moves.len() - 1
+        })
+    }
+
+    /// The epoch now of those who had this one before a volume's move number `nth`. `None`: somebody else had locked them
+    /// out.
+    pub(super) fn epoch_behind(&self, id: DvolId, nth: usize, epoch: Epoch) -> Option<Epoch> {
+        self.read(|t| {
+            let moves = t.moves.get(&id)?.get(nth..)?;
+            let followed = |epoch, (before, after): &(Epoch, Epoch)| match epoch < *before {
+                true => None,
+                false => Some(*after),
+            };
+            moves.iter().try_fold(epoch, followed)
+        })
     }
 
     /// Where the volume with this dvol is, and its name.
@@ -191,6 +238,8 @@ impl Names {
         self.write(|t| {
             t.aside.remove(&id);
             t.receiving.remove(&id);
+            t.moving.remove(&id);
+            t.moves.remove(&id);
             t.changes += 1;
             if let Some(name) = t.by_id.remove(&id) {
                 t.by_name.remove(&name);

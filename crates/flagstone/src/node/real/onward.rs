@@ -18,6 +18,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use super::core::{CoreNode, Unasked, current};
+use super::names::Names;
 use super::volume::RealVolume;
 
 /// How often a volume is followed that is moved again meanwhile, or asked for of a core that is behind.
@@ -31,12 +32,11 @@ pub(super) struct Gone {
     pub(super) layers: BTreeMap<LayerNo, String>,
     pub(super) size_bytes: u64,
     pub(super) is_read_only: bool,
-    /// Its epoch when it went, and the one that it began with there.
-    pub(super) epochs: (Epoch, Epoch),
+    /// How often it had been moved before.
+    pub(super) nth: usize,
 }
 
 /// Which volume, and as what: this is what is sent to another core.
-#[derive(Clone)]
 struct Wanted {
     id: DvolId,
     /// One of its snapshots.
@@ -99,9 +99,8 @@ impl RealVolume {
         core.native_addresses().get(place.core).copied()
     }
 
-    fn wanted(&self) -> Result<Wanted, VolumeError> {
+    fn wanted(&self, names: &Names) -> Result<Wanted, VolumeError> {
         let gone = self.notes.gone.borrow().clone().ok_or(VolumeError::Gone)?;
-        let (before, after) = gone.epochs;
         let snapshot = match self.handle.layer {
             None => None,
             Some(layer) => Some(gone.layers.get(&layer).cloned().ok_or(VolumeError::Gone)?),
@@ -109,11 +108,10 @@ impl RealVolume {
         Ok(Wanted {
             id: self.handle.id,
             snapshot,
-            // Whoever had been locked out before stays so.
-            epoch: match self.epoch < before {
-                true => Epoch(0),
-                false => after,
-            },
+            // Whoever was locked out on the way stays so.
+            epoch: names
+                .epoch_behind(self.handle.id, gone.nth, self.epoch)
+                .unwrap_or(Epoch(0)),
         })
     }
 
@@ -126,11 +124,11 @@ impl RealVolume {
         R: Send + 'static,
         F: Future<Output = Result<R, VolumeError>> + 'static,
     {
-        let wanted = self.wanted()?;
         let core = current().ok_or(VolumeError::Gone)?;
         for _ in 0..TRIES_MAX {
+            let wanted = self.wanted(&core.names)?;
             let (_, place) = core.names.place_of(wanted.id).ok_or(VolumeError::Gone)?;
-            let (work, wanted) = (work.clone(), wanted.clone());
+            let work = work.clone();
             // `None`: it isn't there any more.
             let run = move |there: Rc<CoreNode>| async move {
                 let volume = there.arrived(&wanted)?;

@@ -10,6 +10,7 @@ use flagstone_device::engine::{
 };
 use flagstone_device::format::superblock::Superblock;
 use flagstone_device::space::DeviceShared;
+use flagstone_device::transfer::{Found, Mark};
 use flagstone_fs::DvolRole;
 use flagstone_platform::layers::Layers;
 use flagstone_platform::{BlockDevice, BufferPool};
@@ -22,6 +23,7 @@ use super::access::{Access, TokenStore};
 use super::attributes::{Receiving, VolumeAttributes};
 use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
+use super::moves_left::{FoundVolume, settle_moves};
 use super::names::{Names, Place};
 use super::native::Identity;
 use super::receive::undo;
@@ -143,20 +145,26 @@ pub(super) fn open_all(
         waiting.push(sent.map(|()| receiver));
     }
     let (mut all_refused, mut recovered) = (Vec::new(), Recovered::default());
+    let mut volumes = Vec::new();
     let mut silent = None;
     for waiting in waiting {
         match wait_for(waiting, "opening the devices") {
-            Ok((part, refused)) => {
+            Ok((part, refused, found)) => {
                 recovered.join(&part);
                 all_refused.extend(refused);
+                volumes.extend(found);
             }
             Err(error) => silent = Some(error),
         }
     }
     recovered.tell();
-    match refusal(devices, all_refused).or(silent) {
-        None => Ok(()),
-        Some(error) => {
+    let settled = match refusal(devices, all_refused).or(silent) {
+        None => settle_moves(runtime, part, volumes),
+        Some(error) => Err(error),
+    };
+    match settled {
+        Ok(()) => Ok(()),
+        Err(error) => {
             stop_all(runtime);
             Err(error)
         }
@@ -290,7 +298,10 @@ async fn settled(
 
 /// Opens this core's journals and puts its part of the node in place, with those that could be
 /// opened.
-async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refused>) {
+async fn open_core(
+    platform: UringPlatform,
+    part: Part,
+) -> (Recovered, Vec<Refused>, Vec<FoundVolume>) {
     let Part {
         cores,
         prepared,
@@ -350,7 +361,7 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         }
     }
     let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
-    let mut tokens = Vec::new();
+    let (mut tokens, mut volumes) = (Vec::new(), Vec::new());
     for (device, journal, io, result) in join_all(opening).await {
         let (engine, report) = match result {
             Ok(opened) => opened,
@@ -374,25 +385,34 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
             }
             let VolumeAttributes { slo, receiving, .. } =
                 VolumeAttributes::decode(&dvol.attributes);
-            if let Some(receiving) = receiving
+            if let Some(receiving @ (Receiving::New | Receiving::Onto(_))) = receiving
                 && !settled(&engine, dvol.handle, &dvol.name, receiving, &names).await
             {
                 continue;
             }
-            if slo != Slo::default() {
+            let mark = match receiving {
+                Some(Receiving::Leaving(to)) => Mark::Leaving(to),
+                Some(Receiving::Stayed(to)) => Mark::Stayed(to),
+                _ => Mark::Plain,
+            };
+            if slo != Slo::default() && mark == Mark::Plain {
                 slos.insert(dvol.handle.id, slo);
             }
-            let place = Place {
-                core,
-                engine: engines.len(),
-                id: dvol.handle.id,
-            };
-            if let Some(id) = names.insert_found(&dvol.name, place) {
-                tracing::error!(
-                    name = dvol.name,
-                    "two volumes have this name; one of them is served as '{id}': rename or delete it"
-                );
-            }
+            volumes.push(FoundVolume {
+                name: dvol.name,
+                handle: dvol.handle,
+                place: Place {
+                    core,
+                    engine: engines.len(),
+                    id: dvol.handle.id,
+                },
+                slo,
+                found: Found {
+                    device: engine.superblock().device_id.0,
+                    mark,
+                    epoch: dvol.epoch,
+                },
+            });
         }
         let store = TokenStore::new(engine.clone());
         access.load(&store, device, journal).await;
@@ -412,5 +432,5 @@ async fn open_core(platform: UringPlatform, part: Part) -> (Recovered, Vec<Refus
         failure_domain,
     };
     CoreNode::install(&platform, engines, known, recording, files, share, divided);
-    (recovered, refused)
+    (recovered, refused, volumes)
 }

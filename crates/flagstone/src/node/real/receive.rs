@@ -66,6 +66,8 @@ pub(super) async fn undo(engine: &Engine<UringPlatform>, dvol: Handle) -> Result
             return Ok(false);
         }
         Some(Receiving::Onto(base)) => base,
+        // Not by a stream.
+        Some(Receiving::Leaving(_) | Receiving::Stayed(_)) => return Ok(true),
     };
     let layers = engine.layers(dvol.id);
     let is_whole = attributes.content.is_some()
@@ -133,7 +135,7 @@ async fn has_changed(
 }
 
 /// Waits for changes of a volume, and of its snapshots, that were accepted before it was closed.
-async fn quiesce(
+pub(super) async fn quiesce(
     core: &CoreNode,
     engine: &Engine<UringPlatform>,
     dvol: Handle,
@@ -247,12 +249,13 @@ async fn take_runs(volume: &RealVolume, runs: Vec<StreamRun>) -> Result<(), Dvol
 }
 
 impl RealNode {
-    /// Refuses a volume that a stream is being received into.
+    /// Refuses a volume that a stream is being received into, or that is being moved.
     pub(super) fn target_to_change(&self, name: &str, doing: &str) -> Result<Target, NodeError> {
         let target = self.target(name, doing)?;
         if self.names.is_receiving(target.place.id) {
             return Err(receiving(doing));
         }
+        self.refuse_moving(&target, doing)?;
         Ok(target)
     }
 
@@ -343,6 +346,7 @@ impl RealNode {
             error.next(next)
         })?;
         let place = target.place;
+        self.refuse_moving(&target, &doing)?;
         if !self.names.begin_receiving(place.id) {
             return Err(receiving(&doing));
         }

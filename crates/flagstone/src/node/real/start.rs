@@ -190,7 +190,8 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         scrubs: Mutex::new(scrubs),
         schedules: Mutex::new(schedules),
         divided,
-        floors: tokio::sync::Mutex::new(floors),
+        floors: Arc::new(tokio::sync::Mutex::new(floors)),
+        moves: Default::default(),
         incoming: Mutex::default(),
         recording,
     }))

@@ -5,9 +5,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{self, DvolError, Engine, Handle};
 use flagstone_device::transfer::Entered;
-use flagstone_gateway::volume::{
-    AllocationExtent, ChangedExtent, Stability, VolumeError,
-};
+use flagstone_gateway::volume::{AllocationExtent, ChangedExtent, Stability, VolumeError};
 use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;

@@ -97,7 +97,11 @@ impl CoreNode {
     ) -> Result<Result<R, NodeError>, DvolError> {
         let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
         let _turn = store.turn().await;
-        // It may have been deleted while somebody else had the turn.
+        // It may have been deleted, or moved, while somebody else had the turn.
+        let place = self.names.place_of(dvol.id).map(|(_, place)| place);
+        if place.is_none_or(|place| (place.core, place.engine) != (self.index, engine)) {
+            return Err(DvolError::NotFound);
+        }
         let engine = self.engine(engine).ok_or(DvolError::NotFound)?;
         engine.size_of(dvol)?;
         let mut record = match self.access.of(dvol.id) {

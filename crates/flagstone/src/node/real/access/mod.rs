@@ -20,11 +20,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use flagstone_platform::Platform;
 use flagstone_types::DvolId;
 
-use self::record::{Record, Token};
+use self::record::Token;
 use super::names::Names;
 use crate::node::Restrictions;
 
 pub(super) use self::admit::{Grant, Origin, Rule};
+pub(super) use self::record::Record;
 pub(super) use self::store::{DVOL_NAME, TokenStore};
 
 /// The tokens and restrictions of all volumes of a node.
@@ -79,6 +80,23 @@ impl Access {
     fn of(&self, volume: DvolId) -> Option<Arc<Record>> {
         let volumes = self.volumes.read().unwrap_or_else(PoisonError::into_inner);
         volumes.get(&volume).cloned()
+    }
+
+    /// What a volume has, to take it elsewhere.
+    pub(super) fn record_of(&self, volume: DvolId) -> Option<Arc<Record>> {
+        self.of(volume)
+    }
+
+    /// Takes what one journal has of a volume for true, which others had, too.
+    pub(super) async fn reload<P: Platform>(&self, store: &TokenStore<P>, volume: DvolId) {
+        match store.record(volume).await {
+            Ok(Some(record)) => self.set(record),
+            Ok(None) => self.forget(volume),
+            Err(error) => {
+                self.forget(volume);
+                tracing::error!(%volume, "reading its tokens: {error}; make a new one (`flagstone volume token create`)");
+            }
+        }
     }
 
     /// What a volume is restricted to.

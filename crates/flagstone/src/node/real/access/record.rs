@@ -86,7 +86,7 @@ impl Token {
 
 /// Tokens and restrictions of a volume.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
+pub(in crate::node::real) struct Record {
     pub(super) volume: DvolId,
     /// The number of the next token: none is given twice.
     pub(super) next_number: u32,

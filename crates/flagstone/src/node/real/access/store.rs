@@ -238,13 +238,32 @@ impl<P: Platform> TokenStore<P> {
         Ok(bytes)
     }
 
+    /// A volume's record, as it is on the device.
+    pub(super) async fn record(&self, volume: DvolId) -> Result<Option<Record>, DvolError> {
+        let found = {
+            let places = self.places.borrow();
+            places.handle.zip(places.of_volumes.get(&volume).copied())
+        };
+        let Some((handle, place)) = found else {
+            return Ok(None);
+        };
+        let block = self.read(handle, place..place + 1).await?;
+        Record::decode(&block)
+            .map(Some)
+            .map_err(|_| DvolError::Corrupt)
+    }
+
     /// The turn of whoever changes a record. Who looks at one in order to change it takes it before.
-    pub(super) async fn turn(&self) -> Share {
+    pub(in crate::node::real) async fn turn(&self) -> Share {
         self.turn.take(1).await
     }
 
     /// Writes a volume's record, a new one or over the one it has. The caller has the turn.
-    pub(super) async fn put(&self, record: &Record, stability: Stability) -> Result<(), DvolError> {
+    pub(in crate::node::real) async fn put(
+        &self,
+        record: &Record,
+        stability: Stability,
+    ) -> Result<(), DvolError> {
         if let Some(error) = self.broken.get() {
             return Err(error);
         }
@@ -287,7 +306,7 @@ impl<P: Platform> TokenStore<P> {
 
     /// Removes a volume's record if it has one: it is deleted, or never came to be. Durable with the next flush;
     /// after a crash before that the next start does it. The caller has the turn.
-    pub(super) async fn forget(&self, volume: DvolId) -> Result<(), DvolError> {
+    pub(in crate::node::real) async fn forget(&self, volume: DvolId) -> Result<(), DvolError> {
         let found = {
             let mut places = self.places.borrow_mut();
             let handle = places.handle;

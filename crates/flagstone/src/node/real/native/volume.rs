@@ -368,8 +368,7 @@ impl NativeVolume for RealVolume {
         }
         drop(turn);
         self.ended(began, &self.counters.read, len_bytes, &read);
-        read.map(parts_of)
-            .map_err(|error| self.error(error, false))
+        read.map(parts_of).map_err(|error| self.error(error, false))
     }
 
     async fn write(

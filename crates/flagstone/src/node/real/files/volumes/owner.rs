@@ -121,6 +121,10 @@ fn layer_of(
 
 fn find(core: &CoreNode, key: Key) -> Result<Found<'_>, FileError> {
     let (name, place) = core.names.place_of(key.id).ok_or(FileError::Stale)?;
+    if place.core != core.index {
+        // It was moved while this was on its way.
+        return Err(FileError::Later);
+    }
     let engine = core.engine(place.engine).ok_or(FileError::Stale)?;
     let found = match key.layer {
         None => dvol_of(core, engine, key.id, &name).map(|handle| (handle, None)),

@@ -1,0 +1,323 @@
+//! Moves of volumes as the control side sees them: asked for, watched, ended.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use flagstone_device::engine::DvolError;
+use flagstone_platform::Platform;
+use flagstone_types::DvolId;
+
+use super::describe::wall_clock_ns;
+use super::errors::{no_such_core, no_such_device};
+use super::moving::{Job, State, Watched};
+use super::names::Place;
+use super::slo::note_floor;
+use super::{RealNode, Target};
+use crate::node::{
+    MoveInfo, MovePlace, MoveSpec, MoveState, NodeError, NodeErrorKind, Slo, SloPromise,
+};
+
+/// The last move of each volume.
+#[derive(Default)]
+pub(super) struct Moves {
+    by_id: Mutex<BTreeMap<DvolId, OneMove>>,
+}
+
+struct OneMove {
+    /// As it began.
+    info: MoveInfo,
+    watched: Arc<Watched>,
+}
+
+/// Moves that are remembered; of more, those that are over and began first are forgotten.
+const REMEMBERED_MAX: usize = 1024;
+
+impl Moves {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<DvolId, OneMove>> {
+        self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, id: DvolId, one: OneMove) {
+        let mut moves = self.lock();
+        moves.insert(id, one);
+        while moves.len() > REMEMBERED_MAX {
+            let over = moves
+                .iter()
+                .filter(|(_, one)| one.watched.seen().state != State::Running);
+            let Some(oldest) = over
+                .min_by_key(|(_, one)| one.info.started_ns)
+                .map(|(id, _)| *id)
+            else {
+                return;
+            };
+            moves.remove(&oldest);
+        }
+    }
+}
+
+impl OneMove {
+    fn now(&self) -> MoveInfo {
+        let seen = self.watched.seen();
+        let (state, error) = match seen.state {
+            State::Running => (MoveState::Running, None),
+            State::Done => (MoveState::Done, None),
+            State::Cancelled => (MoveState::Cancelled, None),
+            State::Failed(error) => (MoveState::Failed, Some(words(error))),
+        };
+        MoveInfo {
+            state,
+            copied_bytes: seen.copied_bytes,
+            expected_bytes: seen.expected_bytes,
+            held_us: seen.held_ns / 1000,
+            error,
+            ..self.info.clone()
+        }
+    }
+}
+
+/// Why a move failed, for people.
+fn words(error: DvolError) -> String {
+    match error {
+        DvolError::NoSpace => "the device that it was to be moved to has no room for it".to_owned(),
+        DvolError::TooMany => {
+            "the journal that it was to be moved to can have no more volumes or snapshots".to_owned()
+        }
+        DvolError::AlreadyExists => {
+            "there is something of this volume where it was to be moved; restart the node, and see what the log says"
+                .to_owned()
+        }
+        DvolError::StaleEpoch => {
+            "it was opened alone several times while it was moved; move it again".to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
+/// Where a volume is, and what is promised to it.
+struct Now {
+    device: usize,
+    slo: Slo,
+}
+
+impl RealNode {
+    pub(super) async fn start_move(
+        &self,
+        name: String,
+        spec: MoveSpec,
+    ) -> Result<MoveInfo, NodeError> {
+        let doing = format!("moving volume '{name}'");
+        if spec.limit_bytes == Some(0) {
+            let found = "a limit of 0, with which it would never end";
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("give a number above 0, or leave it out"));
+        }
+        let target = self.target_to_change(&name, &doing)?;
+        let from = target.place;
+        let now = self.now_of(&target, &doing).await?;
+        let (core, device) = self.place_to_move(from, now.device, &spec, &doing)?;
+        let to = self.engine_of(core, device, from, &doing).await?;
+        if !self.names.begin_moving(from.id) {
+            return Err(moving(&doing));
+        }
+        let began = self.begin_move(&name, from, to, &now, device, &spec, &doing);
+        began.await.inspect_err(|_| self.names.end_moving(from.id))
+    }
+
+    /// The device and core that it is to be moved to.
+    fn place_to_move(
+        &self,
+        from: Place,
+        on: usize,
+        spec: &MoveSpec,
+        doing: &str,
+    ) -> Result<(usize, usize), NodeError> {
+        let device = match &spec.device {
+            None => on,
+            Some(wanted) => {
+                let mut devices = self.devices.iter();
+                let found = devices.position(|d| d.name == *wanted || d.id == *wanted);
+                found.ok_or_else(|| no_such_device(wanted, doing))?
+            }
+        };
+        // A core without a journal of the device can't own volumes on it.
+        let journals = self.devices[device].journal_count;
+        let cores = self.remotes.len().min(journals);
+        let core = match spec.core {
+            Some(core) if (core as usize) < cores => core as usize,
+            Some(core) => return Err(no_such_core(core, cores, journals, doing)),
+            None if from.core < cores => from.core,
+            None => 0,
+        };
+        if (core, device) == (from.core, on) {
+            let found = format!(
+                "it is on core {core} and device '{}' already",
+                self.devices[device].name
+            );
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("name another --device or --core"));
+        }
+        Ok((core, device))
+    }
+
+    /// What has to be known of a volume before it is moved.
+    async fn now_of(&self, target: &Target, doing: &str) -> Result<Now, NodeError> {
+        let engine = target.place.engine;
+        self.on_volume(target, doing, move |core, dvol| async move {
+            let owned = core.engines.get(engine).ok_or(DvolError::NotFound)?;
+            Ok(Now {
+                device: owned.device,
+                slo: core.slo_of(dvol.id),
+            })
+        })
+        .await
+    }
+
+    /// The place on a core for volumes of a device.
+    async fn engine_of(
+        &self,
+        core: usize,
+        device: usize,
+        from: Place,
+        doing: &str,
+    ) -> Result<Place, NodeError> {
+        let engine = self
+            .on_core(core, doing, move |core| async move {
+                core.engines.iter().position(|owned| owned.device == device)
+            })
+            .await?;
+        let engine = engine.ok_or_else(|| no_such_device(&self.devices[device].name, doing))?;
+        Ok(Place {
+            core,
+            engine,
+            id: from.id,
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)] // What was found out, each thing once.
+    async fn begin_move(
+        &self,
+        name: &str,
+        from: Place,
+        to: Place,
+        now: &Now,
+        device: usize,
+        spec: &MoveSpec,
+        doing: &str,
+    ) -> Result<MoveInfo, NodeError> {
+        // What it is promised counts at its new place from now on, and at the old one again if it stays.
+        if device != now.device {
+            let mut floors = self.floors.lock().await;
+            self.admit(&floors, device, None, &now.slo, spec.oversubscribe, doing)?;
+            note_floor(&mut floors, from.id, device, &now.slo);
+        }
+        let place = |device: usize, place: Place| MovePlace {
+            device: self.devices[device].name.clone(),
+            core: u32::try_from(place.core).unwrap_or(u32::MAX),
+        };
+        let info = MoveInfo {
+            volume: name.to_owned(),
+            state: MoveState::Running,
+            from: place(now.device, from),
+            to: place(device, to),
+            started_ns: wall_clock_ns(),
+            copied_bytes: 0,
+            expected_bytes: 0,
+            held_us: 0,
+            error: None,
+        };
+        let watched = Watched::new();
+        let job = Job {
+            name: name.to_owned(),
+            from,
+            to,
+            to_device: self.device_id(to, doing).await?,
+            slo: now.slo,
+            limit_bytes: spec.limit_bytes,
+            watched: watched.clone(),
+        };
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let sent = self
+            .on_core(from.core, doing, move |core| async move {
+                let platform = core.platform.clone();
+                platform.spawn(async move {
+                    let state = core.move_volume(job).await;
+                    // Who asked may be gone.
+                    let _ = sender.send(state);
+                });
+            })
+            .await;
+        self.moves.put(
+            from.id,
+            OneMove {
+                info: info.clone(),
+                watched,
+            },
+        );
+        let (floors, slo, was_on) = (self.floors.clone(), now.slo, now.device);
+        let is_promised = matches!(slo.promise, SloPromise::Floor(_)) && device != was_on;
+        tokio::spawn(async move {
+            if receiver.await != Ok(State::Done) && is_promised {
+                note_floor(&mut *floors.lock().await, from.id, was_on, &slo);
+            }
+        });
+        sent.map(|()| info)
+    }
+
+    /// The id of the device at a place.
+    async fn device_id(&self, at: Place, doing: &str) -> Result<u128, NodeError> {
+        let found = self
+            .on_core(at.core, doing, move |core| async move {
+                let owned = core.engines.get(at.engine)?;
+                Some(owned.engine.superblock().device_id.0)
+            })
+            .await?;
+        found.ok_or_else(|| NodeError::new(NodeErrorKind::Internal, doing, "the device is gone"))
+    }
+
+    /// Refuses a volume that is being moved.
+    pub(super) fn refuse_moving(&self, target: &Target, doing: &str) -> Result<(), NodeError> {
+        match self.names.is_moving(target.place.id) {
+            true => Err(moving(doing)),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn move_of(&self, name: &str) -> Result<MoveInfo, NodeError> {
+        self.with_move(
+            name,
+            &format!("looking at the move of volume '{name}'"),
+            OneMove::now,
+        )
+    }
+
+    pub(super) fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {
+        let doing = format!("ending the move of volume '{name}'");
+        self.with_move(name, &doing, |one| {
+            one.watched.cancel();
+            one.now()
+        })
+    }
+
+    fn with_move<R>(
+        &self,
+        name: &str,
+        doing: &str,
+        look: impl FnOnce(&OneMove) -> R,
+    ) -> Result<R, NodeError> {
+        let id = self.target(name, doing)?.place.id;
+        let moves = self.moves.lock();
+        moves.get(&id).map(look).ok_or_else(|| {
+            let found = "it was not moved since the node was started";
+            NodeError::new(NodeErrorKind::NotFound, doing, found)
+                .next("`flagstone volume show` says where it is")
+        })
+    }
+}
+
+/// Refuses what can't be done with a volume that is being moved.
+fn moving(doing: &str) -> NodeError {
+    NodeError::new(NodeErrorKind::Busy, doing, "it is being moved").next(
+        "wait until that is over (`flagstone volume move NAME --status`), or end it (`--cancel`); meanwhile only its \
+         content may change",
+    )
+}

@@ -1,0 +1,177 @@
+//! What moves of volumes have left when the node ended, settled at its start: which volumes there are is known only once
+//! all devices are open.
+
+use std::collections::BTreeMap;
+
+use flagstone_device::engine::{DvolError, Handle};
+use flagstone_device::transfer::{Found, Mark, Marks, Verdict, settle};
+use flagstone_runtime::Runtime;
+use flagstone_types::DvolId;
+
+use super::core::{CoreNode, current};
+use super::moving::VolumeMarks;
+use super::names::Place;
+use super::opening::Part;
+use super::start::wait_for;
+use crate::node::{NodeError, Slo};
+
+/// A dvol that may be a volume.
+pub(super) struct FoundVolume {
+    pub(super) name: String,
+    pub(super) handle: Handle,
+    pub(super) place: Place,
+    pub(super) slo: Slo,
+    pub(super) found: Found,
+}
+
+/// Puts the volumes that were found into the node's names, each once.
+pub(super) fn settle_moves(
+    runtime: &Runtime,
+    part: &Part,
+    volumes: Vec<FoundVolume>,
+) -> Result<(), NodeError> {
+    let mut by_id: BTreeMap<DvolId, Vec<FoundVolume>> = BTreeMap::new();
+    for volume in volumes {
+        by_id.entry(volume.place.id).or_default().push(volume);
+    }
+    let is_here = |device: u128| {
+        let mut devices = part.prepared.iter();
+        devices.any(|found| found.superblock.device_id.0 == device)
+    };
+    for found in by_id.into_values() {
+        if let [one] = &found[..]
+            && one.found.mark == Mark::Plain
+        {
+            serve(part, one);
+            continue;
+        }
+        let states: Vec<Found> = found.iter().map(|volume| volume.found).collect();
+        for (volume, verdict) in found.iter().zip(settle(&states, is_here)) {
+            match verdict {
+                Verdict::Serve => {
+                    serve(part, volume);
+                    on_its_core(runtime, volume, false)?;
+                }
+                Verdict::Unmark => {
+                    serve(part, volume);
+                    on_its_core(runtime, volume, true)?;
+                }
+                Verdict::Delete => delete(runtime, volume)?,
+                Verdict::Close => close(volume),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn serve(part: &Part, volume: &FoundVolume) {
+    if let Some(id) = part.names.insert_found(&volume.name, volume.place) {
+        tracing::error!(
+            name = volume.name,
+            "two volumes have this name; one of them is served as '{id}': rename or delete it"
+        );
+    }
+}
+
+fn close(volume: &FoundVolume) {
+    let device = volume.found.device;
+    match volume.found.mark {
+        Mark::Leaving(to) => tracing::error!(
+            volume = volume.name,
+            "it was being moved from device {device:032x} to device {to:032x}, which is not here, and may be there: it is \
+             not served. Start the node with that device, too"
+        ),
+        _ => tracing::error!(
+            volume = volume.name,
+            "the same volume is on another device, too, and was used there later: it is not served from device \
+             {device:032x}. One of the two is a copy that was made by other means"
+        ),
+    }
+}
+
+/// What has to be put right on the core of a volume that is served.
+fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<(), NodeError> {
+    let (place, handle, slo) = (volume.place, volume.handle, volume.slo);
+    let work = async move |core: std::rc::Rc<CoreNode>| {
+        let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+        if unmark {
+            let attributes = VolumeMarks.plain(&engine.attributes_of(handle)?);
+            engine.set_attributes(handle, attributes).await?;
+        }
+        core.set_slo(place.id, &slo);
+        // Others may have been read behind them.
+        if let Some(store) = core.tokens.get(place.engine) {
+            core.access.reload(store, place.id).await;
+        }
+        Ok(())
+    };
+    let done = ask(
+        runtime,
+        place,
+        work,
+        "settling what a move of a volume has left",
+    )?;
+    if let Err(error) = done {
+        // The next start finds the same.
+        tracing::warn!(
+            volume = volume.name,
+            "taking the mark of its move away: {error}"
+        );
+    }
+    Ok(())
+}
+
+/// A copy that nobody needs.
+fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
+    let (place, handle) = (volume.place, volume.handle);
+    let work = async move |core: std::rc::Rc<CoreNode>| {
+        let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+        engine.delete(handle, true).await?;
+        if let Some(store) = core.tokens.get(place.engine) {
+            let _turn = store.turn().await;
+            store.forget(place.id).await?;
+        }
+        Ok(())
+    };
+    let name = &volume.name;
+    match ask(
+        runtime,
+        place,
+        work,
+        "deleting what a move of a volume has left",
+    )? {
+        Ok(()) => tracing::info!(
+            volume = name,
+            "it was being moved when the node ended; the copy that is not needed is deleted"
+        ),
+        Err(error) => tracing::warn!(
+            volume = name,
+            "it was being moved when the node ended; the copy that is not needed can't be deleted: {error}; the next \
+             start tries again"
+        ),
+    }
+    Ok(())
+}
+
+fn ask<F: Future<Output = Result<(), DvolError>> + 'static>(
+    runtime: &Runtime,
+    place: Place,
+    work: impl FnOnce(std::rc::Rc<CoreNode>) -> F + Send + 'static,
+    doing: &str,
+) -> Result<Result<(), DvolError>, NodeError> {
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let core = &runtime.cores()[place.core];
+    let sent = core.remote().call_then(
+        move |_| async move {
+            match current() {
+                Some(core) => work(core).await,
+                None => Err(DvolError::Stopping),
+            }
+        },
+        move |result| {
+            // Nobody waits once the node has given up.
+            let _ = sender.send(result);
+        },
+    );
+    wait_for(sent.map(|()| receiver), doing)
+}

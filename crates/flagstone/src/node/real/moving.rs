@@ -1,0 +1,611 @@
+//! Moving volumes to other devices and cores of the node while they are used.
+//!
+//! What happens and in which order is in `flagstone_device::transfer`; here is who does it. A task on the core that has
+//! the volume copies it; the core that is to have it writes what it is sent. Clients go on at the end of a move as
+//! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open.
+//! [decibel 4.4: migration]
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use flagstone_device::engine::{Attributes, DvolError, Handle, Stability};
+use flagstone_device::transfer::{
+    Content, DvolOrigin, DvolTarget, Failed, Marks, NewDvol, Origin, PART_BYTES, Part, Progress,
+    Run, Snapshot, Target, What, move_dvol,
+};
+use flagstone_platform::sync::Share;
+use flagstone_platform::{Platform, Time};
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::{Tenant, Want};
+use flagstone_types::{Epoch, LayerNo, Lsn};
+
+use super::access::{Record, TokenStore};
+use super::attributes::{Receiving, VolumeAttributes};
+use super::core::{CoreNode, Unasked};
+use super::names::Place;
+use super::notes::VolumeNotes;
+use super::onward::Gone;
+use super::receive::quiesce;
+use super::slo::terms_of;
+use crate::node::Slo;
+
+/// How often another core is asked that is behind, and the pause before it is asked again.
+const TRIES_MAX: u32 = 5000;
+const PAUSE_NS: u64 = 2_000_000;
+
+/// How a volume says in its attributes that it is being moved.
+#[derive(Clone, Copy)]
+pub(super) struct VolumeMarks;
+
+fn marked(attributes: &Attributes, receiving: Option<Receiving>) -> Attributes {
+    let before = VolumeAttributes::decode(attributes);
+    let content = match receiving {
+        // These lie in the same place.
+        Some(Receiving::Leaving(_) | Receiving::Stayed(_)) => None,
+        _ => before.content,
+    };
+    let after = VolumeAttributes {
+        receiving,
+        content,
+        ..before
+    };
+    after.encode()
+}
+
+impl Marks for VolumeMarks {
+    fn arriving(&self, attributes: &Attributes) -> Attributes {
+        marked(attributes, Some(Receiving::New))
+    }
+
+    fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
+        marked(attributes, Some(Receiving::Leaving(device)))
+    }
+
+    fn stayed(&self, attributes: &Attributes, device: u128) -> Attributes {
+        marked(attributes, Some(Receiving::Stayed(device)))
+    }
+
+    fn plain(&self, attributes: &Attributes) -> Attributes {
+        marked(attributes, None)
+    }
+}
+
+/// How far a move is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    Running,
+    Done,
+    Cancelled,
+    Failed(DvolError),
+}
+
+/// What of a move can be seen from outside.
+pub(super) struct Watched {
+    progress: Mutex<Seen>,
+    cancelled: AtomicBool,
+}
+
+/// How far a move is, in numbers.
+#[derive(Clone, Copy)]
+pub(super) struct Seen {
+    pub(super) state: State,
+    pub(super) copied_bytes: u64,
+    pub(super) expected_bytes: u64,
+    /// For how long changes were held at its end, in nanoseconds.
+    pub(super) held_ns: u64,
+}
+
+impl Watched {
+    pub(super) fn new() -> Arc<Watched> {
+        Arc::new(Watched {
+            progress: Mutex::new(Seen {
+                state: State::Running,
+                copied_bytes: 0,
+                expected_bytes: 0,
+                held_ns: 0,
+            }),
+            cancelled: AtomicBool::new(false),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        *self.lock()
+    }
+
+    /// Ends it at the next part, unless it is over by then.
+    pub(super) fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+}
+
+/// A move that is to be made.
+#[derive(Clone)]
+pub(super) struct Job {
+    pub(super) name: String,
+    /// Where it is.
+    pub(super) from: Place,
+    /// Where it is to be.
+    pub(super) to: Place,
+    /// The id of the device there.
+    pub(super) to_device: u128,
+    pub(super) slo: Slo,
+    /// Bytes to be copied in a second, at most.
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) watched: Arc<Watched>,
+}
+
+/// A volume on its way to this core.
+pub(super) struct Arriving {
+    target: DvolTarget<UringPlatform, VolumeMarks>,
+    tenant: Tenant<UringPlatform>,
+}
+
+/// The origin, with turns at its device.
+struct Here<'a> {
+    origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
+    tenant: Tenant<UringPlatform>,
+    job: &'a Job,
+    core: &'a CoreNode,
+    /// Since when changes are held.
+    held_since: Cell<Option<Time>>,
+    /// The epoch that the volume has at its new place.
+    epoch: Cell<Epoch>,
+}
+
+impl Origin for Here<'_> {
+    async fn content(&self) -> Result<Content, DvolError> {
+        let content = self.origin.content().await?;
+        self.job.watched.lock().expected_bytes = content.expected_bytes;
+        self.epoch.set(content.epoch);
+        Ok(content)
+    }
+
+    async fn part(
+        &self,
+        of: Option<LayerNo>,
+        what: What,
+        from_bytes: u64,
+    ) -> Result<Part, DvolError> {
+        let mut turn = self.tenant.turn(Want::read(0, PART_BYTES)).await;
+        let part = self.origin.part(of, what, from_bytes).await?;
+        turn.used_only(part.data_bytes(), PART_BYTES);
+        Ok(part)
+    }
+
+    async fn mark(&self) -> Result<Lsn, DvolError> {
+        self.origin.mark().await
+    }
+
+    async fn hold(&self) -> Result<Epoch, DvolError> {
+        self.held_since.set(Some(self.core.platform.now()));
+        self.origin.hold().await
+    }
+}
+
+/// The target, on whatever core it is.
+struct There<'a> {
+    core: &'a CoreNode,
+    job: &'a Job,
+    attributes: Attributes,
+    reserved_bytes: u64,
+    /// What its tokens are, once nothing of them changes any more.
+    tokens: RefCell<Option<Arc<Record>>>,
+}
+
+impl There<'_> {
+    /// Asks the core that it is to be on. What it does has to be the same each time it is asked.
+    async fn ask<R, F>(
+        &self,
+        work: impl Fn(Rc<CoreNode>) -> F + Clone + Send + 'static,
+    ) -> Result<R, DvolError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        for _ in 0..TRIES_MAX {
+            match self.core.ask(self.job.to.core, work.clone()).await {
+                Ok(done) => return done,
+                Err(Unasked::Busy) => self.core.platform.sleep_ns(PAUSE_NS).await,
+                Err(Unasked::Stopped) => break,
+            }
+        }
+        Err(DvolError::Stopping)
+    }
+
+    async fn with<R, F>(
+        &self,
+        work: impl Fn(Rc<Arriving>) -> F + Clone + Send + 'static,
+    ) -> Result<R, DvolError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        let id = self.job.from.id;
+        self.ask(move |core| {
+            let (arriving, work) = (core.arriving_of(id), work.clone());
+            async move { work(arriving.ok_or(DvolError::NotFound)?).await }
+        })
+        .await
+    }
+
+    /// Throws away what there is.
+    async fn abandon(&self) -> Result<(), DvolError> {
+        let (id, engine) = (self.job.from.id, self.job.to.engine);
+        self.ask(move |core| async move {
+            let Some(arriving) = core.take_arriving(id) else {
+                return Ok(());
+            };
+            if let Some(store) = core.tokens.get(engine) {
+                let _turn = store.turn().await;
+                store.forget(id).await?;
+            }
+            arriving.target.abandon().await
+        })
+        .await
+    }
+}
+
+impl Target for There<'_> {
+    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        let new = NewDvol {
+            id: self.job.from.id,
+            name: self.job.name.clone(),
+            reserved_bytes: self.reserved_bytes,
+            attributes: self.attributes,
+        };
+        let (at, content) = (self.job.to.engine, content.clone());
+        self.ask(move |core| {
+            let (new, content) = (new.clone(), content.clone());
+            async move {
+                let owned = core.engines.get(at).ok_or(DvolError::NotFound)?;
+                let id = new.id;
+                let tenant = core.mover_at(owned.device).ok_or(DvolError::NotFound)?;
+                let target = DvolTarget::new(owned.engine.clone(), VolumeMarks, new);
+                let arriving = Rc::new(Arriving { target, tenant });
+                core.put_arriving(id, arriving.clone());
+                arriving.target.begin(&content).await
+            }
+        })
+        .await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
+        self.with(move |arriving| async move { arriving.target.resize(size_bytes).await })
+            .await
+    }
+
+    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
+        // Whoever is asked in vain gives them back.
+        let runs = Arc::new(Mutex::new(runs));
+        self.with(move |arriving| {
+            let runs = runs.clone();
+            async move {
+                let runs =
+                    std::mem::take(&mut *runs.lock().unwrap_or_else(PoisonError::into_inner));
+                let bytes: u64 = runs
+                    .iter()
+                    .map(|run| match run {
+                        Run::Data { bytes, .. } => bytes.len() as u64,
+                        Run::Zeros { .. } => 0,
+                    })
+                    .sum();
+                let _turn = arriving
+                    .tenant
+                    .turn(Want::write(0, bytes.max(1), false))
+                    .await;
+                arriving.target.take(runs).await
+            }
+        })
+        .await
+    }
+
+    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+        let snapshot = snapshot.clone();
+        self.with(move |arriving| {
+            let snapshot = snapshot.clone();
+            async move { arriving.target.snapshot(&snapshot).await }
+        })
+        .await
+    }
+
+    async fn finish(&self) -> Result<(), DvolError> {
+        let tokens = self.tokens.borrow().clone();
+        let (id, at, slo) = (self.job.from.id, self.job.to.engine, self.job.slo);
+        self.ask(move |core| {
+            let tokens = tokens.clone();
+            async move {
+                let arriving = core.arriving_of(id).ok_or(DvolError::NotFound)?;
+                if let Some(record) = tokens {
+                    let store = core.tokens.get(at).ok_or(DvolError::NotFound)?;
+                    let _turn = store.turn().await;
+                    store.put(&record, Stability::Stable).await?;
+                }
+                arriving.target.finish().await?;
+                core.take_arriving(id);
+                core.set_slo(id, &slo);
+                Ok(())
+            }
+        })
+        .await
+    }
+}
+
+/// Counts what was copied, keeps to a limit, and ends the move if that is wanted.
+struct Pace<'a> {
+    core: &'a CoreNode,
+    job: &'a Job,
+    began: Time,
+    here: &'a Here<'a>,
+}
+
+impl Progress for Pace<'_> {
+    async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
+        let watched = &self.job.watched;
+        let copied_bytes = {
+            let mut seen = watched.lock();
+            seen.copied_bytes += bytes;
+            seen.copied_bytes
+        };
+        if watched.is_cancelled() || self.core.is_stopping() {
+            return Err(DvolError::Busy);
+        }
+        // Nobody is to wait for the limit.
+        let is_held = self.here.held_since.get().is_some();
+        if let Some(limit) = self.job.limit_bytes.filter(|_| !is_held) {
+            let ns = u128::from(copied_bytes) * 1_000_000_000 / u128::from(limit.max(1));
+            let due = self.began.plus_ns(u64::try_from(ns).unwrap_or(u64::MAX));
+            self.core.platform.sleep_until(due).await;
+        }
+        Ok(())
+    }
+}
+
+impl CoreNode {
+    /// Whose turns a move's are at a device.
+    fn mover_at(&self, device: usize) -> Option<Tenant<UringPlatform>> {
+        let (slo, limits) = terms_of(&Slo::default());
+        Some(self.turns.get(device)?.tenant(slo, limits))
+    }
+
+    /// Moves a volume of this core. Returns what came of it; it is in the job's progress as well.
+    pub(super) async fn move_volume(self: Rc<Self>, job: Job) -> State {
+        let moved = self.move_it(&job).await;
+        let state = match moved {
+            Ok(()) => State::Done,
+            Err(DvolError::Busy) if job.watched.is_cancelled() => State::Cancelled,
+            Err(error) => State::Failed(error),
+        };
+        self.names.end_moving(job.from.id);
+        let seen = {
+            let mut seen = job.watched.lock();
+            seen.state = state;
+            *seen
+        };
+        let (volume, bytes) = (&job.name, seen.copied_bytes);
+        match state {
+            State::Failed(error) => {
+                tracing::warn!(
+                    volume,
+                    bytes,
+                    "moving it came to nothing: {error}; it is where it was"
+                );
+            }
+            State::Cancelled => tracing::info!(volume, bytes, "moving it was cancelled"),
+            _ => {
+                let held_us = seen.held_ns / 1000;
+                let (device, core) = (job.to_device, job.to.core);
+                tracing::info!(
+                    volume,
+                    bytes,
+                    held_us,
+                    core,
+                    device = format!("{device:032x}"),
+                    "moved"
+                );
+            }
+        }
+        state
+    }
+
+    async fn move_it(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
+        let owned = self
+            .engines
+            .get(job.from.engine)
+            .ok_or(DvolError::NotFound)?;
+        let engine = &owned.engine;
+        let info = engine
+            .dvol_with(job.from.id, &job.name)
+            .ok_or(DvolError::NotFound)?;
+        let handle = info.handle;
+        quiesce(self, engine, handle).await?;
+        let notes = self.notes_of(handle.id);
+        let origin = DvolOrigin::new(
+            engine.clone(),
+            handle,
+            notes.gate.clone(),
+            VolumeMarks,
+            job.to_device,
+        );
+        let here = Here {
+            origin: &origin,
+            tenant: self.mover_at(owned.device).ok_or(DvolError::NotFound)?,
+            job,
+            core: self,
+            held_since: Cell::default(),
+            epoch: Cell::new(Epoch(0)),
+        };
+        let there = There {
+            core: self,
+            job,
+            attributes: VolumeMarks.plain(&info.attributes),
+            reserved_bytes: info.reserved_bytes,
+            tokens: Default::default(),
+        };
+        let pace = Pace {
+            core: self,
+            job,
+            began: self.platform.now(),
+            here: &here,
+        };
+        // What tokens it has doesn't change from here on: it goes with the volume.
+        let store = self
+            .tokens
+            .get(job.from.engine)
+            .ok_or(DvolError::NotFound)?;
+        let moved = async {
+            let with_tokens = WithTokens {
+                there: &there,
+                store,
+                turn: Default::default(),
+            };
+            let moved = move_dvol(&here, &with_tokens, &pace).await;
+            if moved.is_ok() {
+                self.went(job, handle, &notes, here.epoch.get());
+            }
+            moved
+        };
+        let moved = moved.await;
+        if let Some(since) = here.held_since.get() {
+            job.watched.lock().held_ns = self.platform.now().since(since);
+        }
+        match moved {
+            Ok(()) => {
+                self.clean_up(job, handle).await;
+                Ok(())
+            }
+            Err(failed) => Err(self.stay(job, &origin, &there, failed).await),
+        }
+    }
+
+    /// The volume is elsewhere from this moment on. One step: nobody sees it in two places or in none.
+    fn went(&self, job: &Job, handle: Handle, notes: &VolumeNotes, epoch: Epoch) {
+        let Some(owned) = self.engines.get(job.from.engine) else {
+            return;
+        };
+        let engine = &owned.engine;
+        let layers = engine.layers(handle.id).into_iter();
+        let layers = layers.filter_map(|layer| Some((layer.handle.layer?, layer.name)));
+        let before = engine.epoch_of(handle).unwrap_or_default();
+        // Before anybody can find it at its new place, which may be on this core.
+        self.left(handle.id, job.to.core == self.index, &job.slo);
+        let gone = Gone {
+            layers: layers.collect::<BTreeMap<_, _>>(),
+            size_bytes: engine.size_of(handle).unwrap_or(0),
+            is_read_only: engine.is_read_only(handle),
+            nth: self.names.moved(job.to, (before, epoch)),
+        };
+        *notes.gone.borrow_mut() = Some(Rc::new(gone));
+        notes.gate.leave();
+    }
+
+    /// What isn't needed here any more.
+    async fn clean_up(&self, job: &Job, handle: Handle) {
+        let Some(engine) = self.engine(job.from.engine) else {
+            return;
+        };
+        // If this fails the next start does it.
+        if let Err(error) = engine.delete(handle, true).await {
+            tracing::warn!(
+                volume = job.name,
+                "deleting what it was before it was moved: {error}"
+            );
+        }
+        if let Some(store) = self.tokens.get(job.from.engine) {
+            let _turn = store.turn().await;
+            if let Err(error) = store.forget(handle.id).await {
+                tracing::debug!(
+                    volume = job.name,
+                    "forgetting its tokens where it was: {error}"
+                );
+            }
+        }
+    }
+
+    /// The move came to nothing: the volume goes on here.
+    async fn stay(
+        &self,
+        job: &Job,
+        origin: &DvolOrigin<UringPlatform, VolumeMarks>,
+        there: &There<'_>,
+        failed: Failed,
+    ) -> DvolError {
+        let (perhaps, error) = match failed {
+            Failed::Before(error) => (false, error),
+            Failed::Perhaps(error) => (true, error),
+        };
+        let volume = &job.name;
+        if !perhaps && let Err(error) = there.abandon().await {
+            tracing::warn!(
+                volume,
+                "throwing the copy away: {error}; the next start does it"
+            );
+        }
+        match origin.stay(perhaps).await {
+            Ok(()) => {}
+            // The mark stays, and says nothing: there is no copy that has arrived.
+            Err(error) if !perhaps => {
+                tracing::warn!(volume, "taking the mark of its move away: {error}");
+                origin.release();
+            }
+            Err(error) => {
+                tracing::error!(
+                    volume,
+                    "whether it was moved can't be written down: {error}; its changes are held until the node is \
+                     restarted"
+                );
+            }
+        }
+        if perhaps && let Err(error) = there.abandon().await {
+            tracing::warn!(
+                volume,
+                "throwing the copy away: {error}; the next start does it"
+            );
+        }
+        error
+    }
+}
+
+/// The target, which takes the volume's tokens with it when it finishes.
+struct WithTokens<'a> {
+    there: &'a There<'a>,
+    store: &'a TokenStore<UringPlatform>,
+    /// Nobody changes them while this is held.
+    turn: RefCell<Option<Share>>,
+}
+
+impl Target for WithTokens<'_> {
+    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        self.there.begin(content).await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
+        self.there.resize(size_bytes).await
+    }
+
+    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
+        self.there.take(runs).await
+    }
+
+    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+        self.there.snapshot(snapshot).await
+    }
+
+    async fn finish(&self) -> Result<(), DvolError> {
+        let turn = self.store.turn().await;
+        *self.turn.borrow_mut() = Some(turn);
+        let tokens = self.there.core.access.record_of(self.there.job.from.id);
+        *self.there.tokens.borrow_mut() = tokens;
+        self.there.finish().await
+    }
+}

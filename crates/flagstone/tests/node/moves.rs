@@ -1,0 +1,363 @@
+//! Volumes are moved between devices and cores while clients use them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flagstone::name::SnapshotRef;
+use flagstone::node::{
+    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, RotateSpec,
+};
+use flagstone::offline::FormatOptions;
+use flagstone_wire::Status;
+use flagstone_wire::operation::flag;
+
+use crate::client::{self, Client};
+use crate::native::client::Native;
+use crate::native::{addresses, listening, token, volume};
+use crate::support::{Folder, Scene};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+/// A node with two cores and two devices, on which the native protocol is served.
+fn scene(other: &Folder) -> Scene {
+    let path = other.path.join("other.img");
+    let format = FormatOptions {
+        size_bytes: Some(2 << 30),
+        force: false,
+        sparse: false,
+    };
+    flagstone::offline::format(&path, &format).expect("formatted");
+    Scene::start(2 << 30, |options| change(options, other)).expect("a node")
+}
+
+fn change(options: &mut NodeOptions, other: &Folder) {
+    options.cores = Some(2);
+    listening(options);
+    options.devices.push(DeviceOptions {
+        name: "other".to_owned(),
+        path: other.path.join("other.img"),
+        expected_size_bytes: None,
+        layers: Vec::new(),
+        schedule: Default::default(),
+    });
+}
+
+fn to(device: Option<&str>, core: Option<u32>) -> MoveSpec {
+    MoveSpec {
+        device: device.map(str::to_owned),
+        core,
+        ..MoveSpec::default()
+    }
+}
+
+/// Moves a volume and waits for the end of that.
+fn moved(scene: &Scene, name: &str, spec: MoveSpec) -> MoveInfo {
+    let begun = scene.ask(|node| node.move_volume(name.to_owned(), spec));
+    begun.expect("begins");
+    ended(scene, name)
+}
+
+fn ended(scene: &Scene, name: &str) -> MoveInfo {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let info = scene.ask(|node| node.show_move(name.to_owned()));
+        let info = info.expect("is known");
+        if info.state != MoveState::Running {
+            return info;
+        }
+        assert!(Instant::now() < until, "it doesn't end: {info:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn block(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(BLOCK as usize / 8)
+}
+
+/// Writes blocks of its own again and again and reads each back; every answer has to be right.
+fn use_it(mut client: Client, first: u64, stop: &AtomicBool, done: &AtomicU64) {
+    let mut number = 1 << 32 | first;
+    while !stop.load(Ordering::Relaxed) {
+        for at in first..first + 16 {
+            number += 1;
+            let flags = if number % 3 == 0 { client::FUA } else { 0 };
+            let data = block(number);
+            assert_eq!(client.write_with(flags, at * BLOCK, &data), 0, "write");
+            let (error, found) = client.call(client::READ, at * BLOCK, BLOCK as u32);
+            assert_eq!(error, 0, "read");
+            assert_eq!(found, data, "block {at} is what was written last");
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        assert_eq!(client.call(client::FLUSH, 0, 0).0, 0, "flush");
+    }
+}
+
+#[test]
+fn clients_go_on_while_a_volume_goes_to_and_fro() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    volume(&scene, "vm", Some(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU64::new(0));
+    let mut users = Vec::new();
+    for user in 0..3 {
+        let client = scene.attach("vm");
+        let (stop, done) = (stop.clone(), done.clone());
+        users.push(thread::spawn(move || {
+            use_it(client, user * 64, &stop, &done);
+        }));
+    }
+    let mut held = Vec::new();
+    // Another core, another device, both, and back; those who came first are two or more moves behind.
+    for (device, core) in [
+        (None, Some(1)),
+        (Some("other"), None),
+        (Some("main"), Some(0)),
+        (Some("other"), Some(0)),
+        (Some("main"), None),
+        (Some("other"), Some(1)),
+    ] {
+        let before = done.load(Ordering::Relaxed);
+        let info = moved(&scene, "vm", to(device, core));
+        assert_eq!(info.state, MoveState::Done, "{info:?}");
+        let shown = scene.show("vm").expect("is there");
+        assert_eq!((&shown.device, shown.core), (&info.to.device, info.to.core));
+        held.push(info.held_us);
+        // Somebody who comes now is served where it is, and sees the same.
+        let mut late = scene.attach("vm");
+        assert_eq!(late.write(4 * MIB, &block(info.started_ns)), 0);
+        let until = Instant::now() + Duration::from_secs(30);
+        while done.load(Ordering::Relaxed) < before + 100 {
+            assert!(Instant::now() < until, "clients go on");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    for user in users {
+        user.join().expect("no client saw an error or a wrong byte");
+    }
+    assert!(held.iter().all(|us| *us > 0), "{held:?}");
+    // All its bytes are there, also behind a restart, and nowhere else.
+    let mut client = scene.attach("vm");
+    let (_, before) = client.call(client::READ, 0, 256 * BLOCK as u32);
+    drop(client);
+    let scene = scene.restart(|options| change(options, &other));
+    let mut client = scene.attach("vm");
+    assert!(client.call(client::READ, 0, 256 * BLOCK as u32).1 == before);
+    let main = scene
+        .ask(|node| node.show_device("main".to_owned()))
+        .expect("is there");
+    assert_eq!(main.volume_count, 0);
+    let used = main.used_bytes - main.journal_bytes;
+    assert!(used < 2 * MIB, "its space there is free: {main:?}");
+}
+
+#[test]
+fn snapshots_tokens_and_settings_go_with_it() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    let owner = volume(&scene, "vm", Some(0));
+    let (revoked, gone) = token(&scene, "vm", flagstone::node::TokenKind::Writer);
+    let mut client = scene.attach("vm");
+    let taken = |name: &str| SnapshotRef {
+        volume: "vm".to_owned(),
+        snapshot: name.to_owned(),
+    };
+    assert_eq!(client.write(0, &block(1)), 0);
+    assert_eq!(client.write(8 * BLOCK, &block(8)), 0);
+    let monday = scene.ask(|node| node.create_snapshots(vec![taken("monday")]));
+    let monday = monday.expect("taken").remove(0);
+    assert_eq!(client.write(0, &block(2)), 0);
+    assert_eq!(client.call(client::TRIM, 8 * BLOCK, BLOCK as u32).0, 0);
+    scene
+        .ask(|node| node.create_snapshots(vec![taken("tuesday")]))
+        .expect("taken");
+    assert_eq!(client.write(0, &block(3)), 0);
+    // What has one of its snapshots open keeps it.
+    let reader = scene.attach("vm@monday");
+    let info = moved(&scene, "vm", to(Some("other"), Some(1)));
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+    let expect = |export: &mut Client, at: u64, number: u64| {
+        let (error, found) = export.call(client::READ, at * BLOCK, BLOCK as u32);
+        assert_eq!((error, found), (0, block(number)), "block {at}");
+    };
+    for mut monday in [reader, scene.attach("vm@monday")] {
+        expect(&mut monday, 0, 1);
+        expect(&mut monday, 8, 8);
+    }
+    let mut tuesday = scene.attach("vm@tuesday");
+    expect(&mut tuesday, 0, 2);
+    expect(&mut tuesday, 8, 0);
+    expect(&mut client, 0, 3);
+    let shown = scene
+        .ask(|node| node.show_snapshot(taken("monday")))
+        .expect("is there");
+    assert_eq!(shown.created_ns, monday.created_ns);
+    // Its tokens: those that were there, and what is done with them afterwards.
+    scene
+        .ask(|node| node.revoke_token("vm".to_owned(), revoked))
+        .expect("revoked");
+    let scene = scene.restart(|options| change(options, &other));
+    let mut native = Native::connect(addresses(&scene)[1]);
+    assert_eq!(native.open("vm", &gone, 0).status(), Status::Denied);
+    assert_eq!(native.open("vm", &owner, 0).status(), Status::Ok);
+    let spec = RotateSpec::default();
+    scene
+        .ask(|node| node.rotate_token("vm".to_owned(), 1, spec))
+        .expect("rotated");
+}
+
+#[test]
+fn clients_of_the_native_protocol_are_told_the_new_address() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    let token = volume(&scene, "vm", Some(0));
+    let cores = addresses(&scene);
+    let mut native = Native::connect(cores[0]);
+    let volume = native.opened("vm", &token, 0);
+    let written = native.write(volume, 0, &block(7), flag::DURABLE);
+    assert_eq!(written.status(), Status::Ok);
+    let known = written.lsn();
+    moved(&scene, "vm", to(None, Some(1)));
+    assert_eq!(native.read(volume, 0, BLOCK).moved_to(), cores[1]);
+    let refused = native.write(volume, 0, &block(8), flag::DURABLE);
+    assert_eq!(refused.moved_to(), cores[1]);
+    let mut there = Native::connect(cores[1]);
+    let volume = there.opened("vm", &token, 0);
+    let answer = there.read(volume, 0, BLOCK);
+    assert_eq!(
+        answer.payload,
+        block(7),
+        "what was refused was not carried out"
+    );
+    let written = there.write(volume, 0, &block(9), flag::DURABLE);
+    assert!(written.lsn() > known, "LSNs go on");
+}
+
+#[test]
+fn what_can_not_be_moved_stays_and_says_why() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    volume(&scene, "vm", Some(0));
+    let kind = |name: &str, spec: MoveSpec| {
+        let asked = scene.ask(|node| node.move_volume(name.to_owned(), spec));
+        asked.expect_err("is refused").kind
+    };
+    assert_eq!(kind("none", to(None, Some(1))), NodeErrorKind::NotFound);
+    assert_eq!(kind("vm", to(Some("none"), None)), NodeErrorKind::NotFound);
+    assert_eq!(
+        kind("vm", to(None, Some(0))),
+        NodeErrorKind::InvalidArgument
+    );
+    assert_eq!(kind("vm", to(None, None)), NodeErrorKind::InvalidArgument);
+    let none = MoveSpec {
+        limit_bytes: Some(0),
+        ..to(None, Some(1))
+    };
+    assert_eq!(kind("vm", none), NodeErrorKind::InvalidArgument);
+    let asked = scene.ask(|node| node.show_move("vm".to_owned()));
+    assert_eq!(
+        asked.expect_err("was not moved").kind,
+        NodeErrorKind::NotFound
+    );
+
+    // One that would take minutes is ended; until then nothing but its bytes changes.
+    let mut client = scene.attach("vm");
+    for at in 0..6 {
+        assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
+    }
+    let slow = MoveSpec {
+        limit_bytes: Some(64 << 10),
+        ..to(Some("other"), None)
+    };
+    scene
+        .ask(|node| node.move_volume("vm".to_owned(), slow.clone()))
+        .expect("begins");
+    assert_eq!(kind("vm", slow), NodeErrorKind::Busy);
+    let busy = |error: flagstone::node::NodeError| assert_eq!(error.kind, NodeErrorKind::Busy);
+    busy(
+        scene
+            .ask(|node| node.resize_volume("vm".to_owned(), 16 * MIB, false))
+            .expect_err("busy"),
+    );
+    busy(
+        scene
+            .ask(|node| node.rename_volume("vm".to_owned(), "new".to_owned()))
+            .expect_err("busy"),
+    );
+    busy(
+        scene
+            .ask(|node| node.delete_volume("vm".to_owned(), true))
+            .expect_err("busy"),
+    );
+    busy(
+        scene
+            .ask(|node| {
+                node.create_snapshots(vec![SnapshotRef {
+                    volume: "vm".to_owned(),
+                    snapshot: "s".to_owned(),
+                }])
+            })
+            .expect_err("busy"),
+    );
+    assert_eq!(client.write(0, &block(6)), 0, "its bytes may change");
+    scene
+        .ask(|node| node.cancel_move("vm".to_owned()))
+        .expect("is told");
+    let info = ended(&scene, "vm");
+    assert_eq!(info.state, MoveState::Cancelled, "{info:?}");
+    assert_eq!(scene.show("vm").expect("is there").device, "main");
+    assert_eq!(client.write(0, &block(7)), 0);
+    let device = scene
+        .ask(|node| node.show_device("other".to_owned()))
+        .expect("is there");
+    assert_eq!(device.volume_count, 0, "nothing is left there");
+    scene
+        .ask(|node| node.resize_volume("vm".to_owned(), 16 * MIB, false))
+        .expect("is settled again");
+}
+
+#[test]
+fn a_node_that_stops_during_a_move_has_the_volume_where_it_was() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    let owner = volume(&scene, "vm", Some(0));
+    let mut client = scene.attach("vm");
+    for at in 0..6 {
+        assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
+    }
+    let slow = MoveSpec {
+        limit_bytes: Some(1 << 20),
+        ..to(Some("other"), Some(1))
+    };
+    scene
+        .ask(|node| node.move_volume("vm".to_owned(), slow))
+        .expect("begins");
+    let copied = |scene: &Scene| {
+        let info = scene.ask(|node| node.show_move("vm".to_owned()));
+        info.expect("is known").copied_bytes
+    };
+    let until = Instant::now() + Duration::from_secs(30);
+    while copied(&scene) == 0 {
+        assert!(Instant::now() < until, "nothing is copied");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(client.write(MIB, &[6; 1 << 20]), 0);
+    drop(client);
+    let scene = scene.restart(|options| change(options, &other));
+    let shown = scene.show("vm").expect("is there");
+    assert_eq!((&shown.device[..], shown.core), ("main", 0));
+    let device = scene.ask(|node| node.show_device("other".to_owned()));
+    assert_eq!(device.expect("is there").volume_count, 0);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let vm = native.opened("vm", &owner, 0);
+    assert_eq!(native.read(vm, MIB, BLOCK).payload, [6; BLOCK as usize]);
+    // It can be moved then.
+    assert_eq!(
+        moved(&scene, "vm", to(Some("other"), Some(1))).state,
+        MoveState::Done
+    );
+}
