@@ -1,15 +1,12 @@
-//! A request of the native protocol takes no memory from the allocator in steady state: counted on the core's
-//! thread, on the real platform, with the client on the same core.
-
-#![allow(unsafe_code)]
+//! A request of the native protocol takes no memory from the allocator in steady state: counted in the whole
+//! process, on the real platform, with the client on the same core.
 
 #[path = "native_support/mod.rs"]
 mod native_support;
 #[path = "support/mod.rs"]
 mod support;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+use std::alloc::System;
 use std::os::unix::net::UnixStream;
 
 use flagstone_gateway::native::{Ends, NativeLimits, NativeServer};
@@ -19,33 +16,14 @@ use flagstone_types::checksum::crc32c;
 use flagstone_wire::{Operation, REPLY_HEADER_BYTES, RequestHeader, VolumeNo};
 use native_support::client::{Client, ranged, write};
 use native_support::node::{MemoryNode, OWNER};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, Stats, StatsAlloc};
 
 const BLOCK: usize = 4096;
 /// Requests sent together.
 const TOGETHER: u64 = 8;
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: hands everything on to the system's allocator, and only counts.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// The client's side of the steady state: its memory is used again and again.
 struct Steady {
@@ -60,10 +38,10 @@ impl Steady {
     /// Sends some requests together and takes all replies, of `reply_bytes` each.
     async fn round(&mut self, header: RequestHeader, payload: &[u8], reply_bytes: usize) {
         let mut frames = std::mem::take(&mut self.frames);
-        for _ in 0..TOGETHER {
+        for before in 0..TOGETHER {
             let header = RequestHeader {
                 number: self.number,
-                unsettled: TOGETHER as u32 - 1,
+                unsettled: before as u32,
                 payload_bytes: payload.len() as u32,
                 payload_crc: crc32c(payload),
                 ..header
@@ -97,7 +75,8 @@ impl Steady {
     }
 }
 
-async fn count(platform: UringPlatform) -> u64 {
+async fn count(platform: UringPlatform) -> Stats {
+    let beginning = Region::new(ALLOCATOR);
     let node = MemoryNode::with(&platform, &["a"]);
     let memory = node.volume("a").memory;
     let server = NativeServer::new(platform.clone(), node, NativeLimits::default());
@@ -122,13 +101,14 @@ async fn count(platform: UringPlatform) -> u64 {
     for _ in 0..300 {
         steady.write_and_read().await;
     }
-    let before = ALLOCATIONS.get();
+    assert!(beginning.change().allocations > 0, "nothing is counted");
+    let region = Region::new(ALLOCATOR);
     for _ in 0..1000 {
         steady.write_and_read().await;
     }
-    let allocations = ALLOCATIONS.get() - before;
+    let stats = region.change();
     steady.stream.shutdown();
-    allocations
+    stats
 }
 
 #[test]
@@ -138,6 +118,7 @@ fn steady_requests_allocate_nothing() {
         registered_bytes: 0,
         ..RuntimeConfig::default()
     };
-    let allocations = block_on(&config, count).expect("a core");
-    assert_eq!(allocations, 0, "in 16,000 requests");
+    let stats = block_on(&config, count).expect("a core");
+    let asked = (stats.allocations, stats.reallocations);
+    assert_eq!(asked, (0, 0), "in 16,000 requests: {stats:?}");
 }

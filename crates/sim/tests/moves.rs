@@ -74,6 +74,9 @@ struct Block {
 
 type Model = Rc<RefCell<BTreeMap<u64, Block>>>;
 
+/// What each block held in each snapshot.
+type Snapshots = Rc<RefCell<BTreeMap<String, BTreeMap<u64, u64>>>>;
+
 /// Where clients find the dvol.
 struct Clients {
     origin: (Engine<SimPlatform>, Handle),
@@ -156,7 +159,7 @@ enum Moved {
 struct Run {
     disks: [SimDisk; 2],
     model: Model,
-    snapshots: Rc<RefCell<BTreeMap<String, BTreeMap<u64, u64>>>>,
+    snapshots: Snapshots,
     moved: Rc<Cell<Moved>>,
     went_over: u64,
     changes: u64,
@@ -181,14 +184,46 @@ fn state_of(model: &Model) -> BTreeMap<u64, u64> {
         .collect()
 }
 
+/// Moves the dvol, and says what became of it.
+async fn move_it(
+    clients: &Clients,
+    to: &Engine<SimPlatform>,
+    give_up_behind: u64,
+    moved: &Cell<Moved>,
+) {
+    let (from, handle) = clients.origin.clone();
+    let gate = clients.gate.clone();
+    let device = to.superblock().device_id.0;
+    let new = NewDvol {
+        id: ID,
+        name: "vm".into(),
+        reserved_bytes: 0,
+        attributes: from.attributes_of(handle).expect("is there"),
+    };
+    let origin = DvolOrigin::new(from.clone(), handle, gate.clone(), TestMarks, device);
+    let target = DvolTarget::new(to.clone(), TestMarks, new);
+    let until = Until(Cell::new(give_up_behind));
+    match move_dvol(&origin, &target, &until).await {
+        Ok(()) => {
+            let made = target.made().expect("was made");
+            *clients.target.borrow_mut() = Some((to.clone(), made));
+            gate.leave();
+            from.delete(handle, true).await.expect("deletes");
+            moved.set(Moved::Yes);
+        }
+        Err(Failed::Before(DvolError::Busy)) => {
+            origin.stay(false).await.expect("stays");
+            target.abandon().await.expect("is thrown away");
+            moved.set(Moved::GaveUp);
+        }
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
 async fn work(
     platform: SimPlatform,
     engines: [Engine<SimPlatform>; 2],
-    run: (
-        Model,
-        Rc<RefCell<BTreeMap<String, BTreeMap<u64, u64>>>>,
-        Rc<Cell<Moved>>,
-    ),
+    run: (Model, Snapshots, Rc<Cell<Moved>>),
     give_up_behind: u64,
     over: Rc<Cell<u64>>,
 ) {
@@ -200,7 +235,6 @@ async fn work(
         .create_with(new_dvol(), attributes)
         .await
         .expect("creates");
-    let device = to.superblock().device_id.0;
     let gate = Rc::new(Gate::default());
     let clients = Rc::new(Clients {
         origin: (from.clone(), handle),
@@ -231,32 +265,7 @@ async fn work(
             }
         }
     });
-    let moving = async {
-        let new = NewDvol {
-            id: ID,
-            name: "vm".into(),
-            reserved_bytes: 0,
-            attributes: from.attributes_of(handle).expect("is there"),
-        };
-        let origin = DvolOrigin::new(from.clone(), handle, gate.clone(), TestMarks, device);
-        let target = DvolTarget::new(to.clone(), TestMarks, new);
-        let until = Until(Cell::new(give_up_behind));
-        match move_dvol(&origin, &target, &until).await {
-            Ok(()) => {
-                let made = target.made().expect("was made");
-                *clients.target.borrow_mut() = Some((to.clone(), made));
-                gate.leave();
-                from.delete(handle, true).await.expect("deletes");
-                moved.set(Moved::Yes);
-            }
-            Err(Failed::Before(DvolError::Busy)) => {
-                origin.stay(false).await.expect("stays");
-                target.abandon().await.expect("is thrown away");
-                moved.set(Moved::GaveUp);
-            }
-            Err(other) => panic!("{other:?}"),
-        }
-    };
+    let moving = move_it(&clients, &to, give_up_behind, &moved);
     let mut tasks: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
     for writer in writers {
         tasks.push(Box::pin(writer));

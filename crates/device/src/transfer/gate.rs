@@ -75,8 +75,7 @@ impl Gate {
         }
         let entered = gates.iter().map(|gate| gate.try_enter());
         entered
-            .map(Result::transpose)
-            .flatten()
+            .filter_map(Result::transpose)
             .collect::<Result<_, _>>()
             .map(Some)
     }

@@ -1,5 +1,10 @@
 //! Volumes are moved between devices and cores while clients use them.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "clients are threads of their own, and what is waited for takes real time"
+)]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -83,7 +88,11 @@ fn use_it(mut client: Client, first: u64, stop: &AtomicBool, done: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
         for at in first..first + 16 {
             number += 1;
-            let flags = if number % 3 == 0 { client::FUA } else { 0 };
+            let flags = if number.is_multiple_of(3) {
+                client::FUA
+            } else {
+                0
+            };
             let data = block(number);
             assert_eq!(client.write_with(flags, at * BLOCK, &data), 0, "write");
             let (error, found) = client.call(client::READ, at * BLOCK, BLOCK as u32);
