@@ -49,6 +49,16 @@ pub fn check_name(name: &str) -> Result<(), NameError> {
     )))
 }
 
+/// Whether a snapshot's name is of the form that schedules give: `auto-YYYYMMDDTHHMMSSZ`. Only they may give it.
+pub fn is_of_schedule(snapshot: &str) -> bool {
+    const FORM: &str = "auto-00000000T000000Z";
+    let fits = |(found, form): (u8, u8)| match form {
+        b'0' => found.is_ascii_digit(),
+        form => found == form,
+    };
+    snapshot.len() == FORM.len() && snapshot.bytes().zip(FORM.bytes()).all(fits)
+}
+
 /// For the command line: a checked name.
 pub fn parse_name(text: &str) -> Result<String, NameError> {
     if let Ok(snapshot) = text.parse::<SnapshotRef>() {
@@ -196,6 +206,22 @@ mod tests {
         }
         let source: SourceRef = "vol".parse().expect("a volume");
         assert_eq!((source.snapshot, source.volume.as_str()), (None, "vol"));
+    }
+
+    #[test]
+    fn names_of_schedules_have_one_form() {
+        assert!(is_of_schedule("auto-20261124T231500Z"));
+        for other in [
+            "auto-20261124T231500",
+            "auto-20261124T231500ZZ",
+            "auto-20261124t231500Z",
+            "Auto-20261124T231500Z",
+            "auto-2026112aT231500Z",
+            "auto-",
+            "monday",
+        ] {
+            assert!(!is_of_schedule(other), "{other}");
+        }
     }
 
     #[test]

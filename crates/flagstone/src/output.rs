@@ -164,7 +164,7 @@ pub fn utc(ns: u64) -> String {
 ///
 /// Counts from 1 March of year 0, so that the leap day is the last of its year; an era is the 400
 /// years after which the calendar repeats.
-fn civil_from_days(days: u64) -> (u64, u64, u64) {
+pub(crate) fn civil_from_days(days: u64) -> (u64, u64, u64) {
     const DAYS_TO_1970: u64 = 719_468;
     const DAYS_PER_ERA: u64 = 146_097;
     let days = days + DAYS_TO_1970;

@@ -38,6 +38,8 @@ pub struct RuntimeConfig {
     /// How long a stopping core waits for operations in flight, in milliseconds. What a device
     /// still uses after that is leaked, never freed.
     pub stop_wait_ms: u64,
+    /// By how many seconds the wall clock is set wrong from the beginning. For tests; 0 otherwise.
+    pub wall_shift_s: i64,
     /// Which kernel features to use where the kernel has them.
     pub kernel: KernelUse,
 }
@@ -56,6 +58,7 @@ impl Default for RuntimeConfig {
             registered_bytes: 8 << 20,
             mailbox_max: 1024,
             stop_wait_ms: 30_000,
+            wall_shift_s: 0,
             kernel: KernelUse::default(),
         }
     }

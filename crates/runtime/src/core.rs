@@ -124,6 +124,8 @@ pub(crate) struct Core {
     transfer_max: usize,
     wait_all: bool,
     submit_batch: usize,
+    /// By how much the wall clock is set wrong, in nanoseconds: for tests.
+    pub(crate) wall_shift_ns: Cell<i64>,
     spin_depth: usize,
     /// Devices open on this core, by what the kernel calls them, and how often each is.
     devices: RefCell<BTreeMap<DeviceId, usize>>,
@@ -168,6 +170,7 @@ impl Core {
             wait_all: config.kernel.wait_all,
             spin_depth: config.spin_depth as usize,
             submit_batch: config.submit_batch.max(1) as usize,
+            wall_shift_ns: Cell::new(config.wall_shift_s.saturating_mul(1_000_000_000)),
             devices: RefCell::default(),
             closed: Cell::new(false),
         });

@@ -54,6 +54,12 @@ impl UringPlatform {
         self.core.live_tasks()
     }
 
+    /// Sets this core's wall clock wrong by so many nanoseconds more. For tests of what happens when a clock jumps.
+    pub fn shift_wall_clock(&self, by_ns: i64) {
+        let shift = &self.core.wall_shift_ns;
+        shift.set(shift.get().saturating_add(by_ns));
+    }
+
     /// Tells this core to stop, once the running task has yielded.
     pub fn request_stop(&self) {
         self.core.shared.request_stop();
@@ -76,9 +82,10 @@ impl Platform for UringPlatform {
     fn wall_clock_ns(&self) -> u64 {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         // A clock before 1970 is wrong anyway, and this is only for labels.
-        since.map_or(0, |since| {
+        let ns = since.map_or(0, |since| {
             u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-        })
+        });
+        ns.saturating_add_signed(self.core.wall_shift_ns.get())
     }
 
     fn sleep_until(&self, deadline: Time) -> impl Future<Output = ()> + 'static {

@@ -48,7 +48,8 @@ pub mod requests {
     pub use super::snapshots::{SnapshotGroup, SnapshotRequest};
     pub use super::tokens::RestrictRequest;
     pub use super::volumes::{
-        CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest, SloRequest,
+        CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
+        ScheduleRequest, SloRequest,
     };
 }
 
@@ -216,6 +217,7 @@ impl Api {
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/explanation", get(activity::explain))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))
+            .route("/v1/volumes/{name}/schedule", put(volumes::set_schedule))
             .route("/v1/volumes/{name}/restrictions", put(tokens::restrict))
             .route(
                 "/v1/volumes/{name}/tokens",

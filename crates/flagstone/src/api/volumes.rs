@@ -10,8 +10,8 @@ use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
 use crate::node::{
-    CreatedVolume, MoveInfo, MoveSpec, PageQuery, Reservation, Slo, VolumeInfo, VolumePage,
-    VolumeSpec,
+    CreatedVolume, MoveInfo, MoveSpec, PageQuery, Reservation, Slo, SnapshotSchedule, VolumeInfo,
+    VolumePage, VolumeSpec,
 };
 
 /// A volume's new size.
@@ -69,6 +69,14 @@ pub struct SloRequest {
     /// Do it although its device can't keep that promise beside the others it has made.
     #[serde(default)]
     pub oversubscribe: bool,
+}
+
+/// When snapshots of a volume are to be taken by themselves.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleRequest {
+    /// Its schedule from now on; null: none are taken, and those that were stay.
+    pub schedule: Option<SnapshotSchedule>,
 }
 
 /// How to delete.
@@ -370,6 +378,29 @@ pub(super) async fn set_slo(
     let info = api
         .call(doing, |node| async move {
             node.set_slo(name, slo, oversubscribe).await
+        })
+        .await?;
+    Ok(Json(info))
+}
+
+/// Changes when snapshots of a volume are taken by themselves, and which of them stay.
+#[utoipa::path(put, path = "/v1/volumes/{name}/schedule", tag = "volumes",
+    operation_id = "set_snapshot_schedule",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = ScheduleRequest, responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn set_schedule(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<ScheduleRequest>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("changing the schedule of volume '{name}'");
+    let info = api
+        .call(doing, |node| async move {
+            node.set_snapshot_schedule(name, request.schedule).await
         })
         .await?;
     Ok(Json(info))

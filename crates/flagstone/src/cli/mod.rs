@@ -12,6 +12,7 @@ mod moves;
 mod node;
 mod offline;
 mod progress;
+mod schedule;
 mod series;
 mod serve;
 mod snapshot;

@@ -83,7 +83,7 @@ enum TokenCommand {
 }
 
 /// So many seconds.
-fn parse_time(text: &str) -> Result<u64, String> {
+pub(super) fn parse_time(text: &str) -> Result<u64, String> {
     let expected = || format!("'{text}' is no time: write 90s, 15m, 12h or 30d");
     let (number, unit) = text
         .split_at_checked(text.len().saturating_sub(1))

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use flagstone_gateway::nfs3::Network;
 
 use super::moves::{self, MoveArgs};
+use super::schedule::{self, ScheduleArgs};
 use super::target::TargetArgs;
 use super::token::{self, TokenArgs, TokenFile};
 use super::{OutputArgs, SnapshotArg, listing};
@@ -147,6 +148,8 @@ Examples:
         #[command(flatten)]
         slo: SloArgs,
     },
+    /// Have snapshots of a volume taken by themselves, and say which of them stay; without options show it
+    Schedule(ScheduleArgs),
     /// Make, list, revoke and rotate tokens, with which a volume is opened over the native protocol
     Token(TokenArgs),
     /// Restrict from where a volume may be opened over the native protocol
@@ -345,6 +348,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             let (from, on) = (allow_from.or_else(lifted), allow_on.or_else(lifted));
             restrict(&client, &name, from, on, output)
         }
+        VolumeCommand::Schedule(args) => schedule::run(&client, &args, output),
         VolumeCommand::Token(args) => token::run(args, &client, output),
         VolumeCommand::Reserve { name, reserve } => {
             let path = format!("/v1/volumes/{name}/reservation");
@@ -549,6 +553,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("limit", info.slo.limit.to_string()),
         ("restricted", info.restrictions.to_string()),
         ("snapshots", info.snapshot_count.to_string()),
+        ("schedule", schedule::shown(info)),
         ("connections", info.connection_count.to_string()),
         (
             "origin",

@@ -21,6 +21,7 @@ mod moves;
 mod options;
 pub mod real;
 mod slo;
+mod snapshot_schedule;
 mod stream;
 mod tokens;
 mod types;
@@ -52,8 +53,12 @@ pub use options::{
     SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, VOLUMES_EXPORT,
 };
 pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
+pub use snapshot_schedule::{
+    EVERY_LEAST_S, EVERY_MOST_S, STAY_MOST, ScheduledSnapshots, SnapshotSchedule,
+};
 pub use stream::{
-    PART_MAX_BYTES, PART_MAX_RUNS, ReceiveId, ReceiveSpec, StreamPart, StreamRun, StreamSource,
+    PART_MAX_BYTES, PART_MAX_RUNS, ReceiveId, ReceiveSpec, StreamHold, StreamPart, StreamRun,
+    StreamSource,
 };
 pub use tokens::{
     CreatedVolume, NewToken, RESTRICTIONS_MAX, Restrictions, RotateSpec, TOKEN_LABEL_BYTES_MAX,
@@ -107,6 +112,14 @@ pub trait Node: Send + Sync + 'static {
     /// Changes what a volume is promised and may not exceed, from now on, for its clients too. `NoSpace` if its device
     /// can't promise that beside what it has promised, unless `oversubscribe` is true; `InvalidArgument`.
     fn set_slo(&self, name: String, slo: Slo, oversubscribe: bool) -> NodeFuture<'_, VolumeInfo>;
+
+    /// Changes when snapshots of a volume are taken by themselves, and which of them stay; `None`: none are taken, and
+    /// those that were stay. `InvalidArgument`, `NotFound`, `Busy`.
+    fn set_snapshot_schedule(
+        &self,
+        name: String,
+        schedule: Option<SnapshotSchedule>,
+    ) -> NodeFuture<'_, VolumeInfo>;
 
     /// A page of volumes, sorted by name.
     fn list_volumes(&self, query: PageQuery) -> NodeFuture<'_, VolumePage>;
@@ -181,7 +194,8 @@ pub trait Node: Send + Sync + 'static {
     ) -> NodeFuture<'_, StreamSource>;
 
     /// The part of a snapshot that begins at `from_bytes`. Costs what it has, and next to nothing for holes.
-    /// `NotFound` if the snapshot has been deleted.
+    /// `NotFound` if the snapshot has been deleted. The volume's schedule doesn't delete it before the source is
+    /// dropped.
     fn read_stream(&self, source: StreamSource, from_bytes: u64) -> NodeFuture<'_, StreamPart>;
 
     /// Begins to receive a stream. Until [`finish_receive`](Node::finish_receive) nobody sees anything of it: a new

@@ -3,6 +3,10 @@
 //! The stream itself (`docs/formats/stream.md`) is made and read by the API, beside the cores. A node only gives and
 //! takes runs of a volume, some MiB at a time, so neither has to keep more.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
 use flagstone_types::Lsn;
 use flagstone_wire::stream::StreamHeader;
 
@@ -12,8 +16,37 @@ pub const PART_MAX_BYTES: u64 = 4 << 20;
 /// Most runs of one part.
 pub const PART_MAX_RUNS: usize = 4096;
 
-/// A snapshot that is being sent. Nothing is held open: if the snapshot is deleted meanwhile, the next part is
-/// refused.
+/// Keeps the volume's schedule from deleting a snapshot while it is being sent: as long as one of its copies is there.
+#[derive(Clone, Default)]
+pub struct StreamHold {
+    _held: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl StreamHold {
+    /// Holds until this is dropped.
+    pub fn new(held: impl Any + Send + Sync) -> StreamHold {
+        StreamHold {
+            _held: Some(Arc::new(held)),
+        }
+    }
+}
+
+impl fmt::Debug for StreamHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StreamHold")
+    }
+}
+
+/// What holds a source says nothing of what is sent.
+impl PartialEq for StreamHold {
+    fn eq(&self, _: &StreamHold) -> bool {
+        true
+    }
+}
+
+impl Eq for StreamHold {}
+
+/// A snapshot that is being sent. People may delete it meanwhile: then the next part is refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StreamSource {
     /// What the stream is of.
@@ -24,6 +57,8 @@ pub struct StreamSource {
     pub slot: u32,
     /// Its layer number.
     pub layer: u32,
+    /// What the schedule of the volume waits for.
+    pub hold: StreamHold,
 }
 
 /// A part of a snapshot, or of what a stream says of one.

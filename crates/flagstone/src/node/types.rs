@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::slo::{Schedule, Slo};
+use super::snapshot_schedule::ScheduledSnapshots;
 use super::tokens::Restrictions;
 
 /// Rows of a page unless the request says otherwise.
@@ -149,6 +150,9 @@ pub struct VolumeInfo {
     /// From where it may be opened over the native protocol.
     #[serde(default)]
     pub restrictions: Restrictions,
+    /// Snapshots that are taken by themselves; null if none are.
+    #[serde(default)]
+    pub scheduled: Option<ScheduledSnapshots>,
     /// Where NBD clients find it.
     #[schema(example = "nbd://127.0.0.1:10809/vm-1")]
     pub export_url: String,

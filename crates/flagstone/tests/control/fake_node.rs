@@ -144,6 +144,14 @@ impl Node for FakeNode {
         self.with(|state| state.set_slo(&name, slo, oversubscribe))
     }
 
+    fn set_snapshot_schedule(
+        &self,
+        name: String,
+        schedule: Option<SnapshotSchedule>,
+    ) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.set_snapshot_schedule(&name, schedule))
+    }
+
     fn set_schedule(&self, device: String, schedule: Schedule) -> NodeFuture<'_, DeviceInfo> {
         self.with(|state| state.set_schedule(&device, schedule))
     }

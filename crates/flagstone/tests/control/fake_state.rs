@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
     CreatedVolume, DeviceInfo, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError, NodeErrorKind,
-    PageQuery, Reservation, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
-    SnapshotPage, SnapshotQuery, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
+    PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, TokenInfo, VolumeInfo, VolumePage,
+    VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -118,6 +119,7 @@ impl State {
             epoch: 1,
             slo: spec.slo,
             restrictions: Default::default(),
+            scheduled: None,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };
         self.volumes.insert(spec.name.clone(), info.clone());
@@ -318,6 +320,27 @@ impl State {
         }
         let volume = self.volume("changing the SLO of", name)?;
         volume.slo = slo;
+        Ok(volume.clone())
+    }
+
+    /// As the node does it; nothing is ever taken.
+    pub(crate) fn set_snapshot_schedule(
+        &mut self,
+        name: &str,
+        schedule: Option<SnapshotSchedule>,
+    ) -> Answer<VolumeInfo> {
+        let doing = format!("changing the schedule of volume '{name}'");
+        if let Some(Err((found, next))) = schedule.map(|schedule| schedule.check()) {
+            let error = error(NodeErrorKind::InvalidArgument, doing, &found);
+            return Err(error.next(next));
+        }
+        let volume = self.volume("changing the schedule of", name)?;
+        volume.scheduled = schedule.map(|schedule| ScheduledSnapshots {
+            schedule,
+            last_ns: None,
+            next_ns: 1_795_478_400_000_000_000,
+            failure: None,
+        });
         Ok(volume.clone())
     }
 

@@ -57,6 +57,7 @@ impl State {
             since: None,
             slot: 0,
             layer: info.layer,
+            hold: Default::default(),
         })
     }
 

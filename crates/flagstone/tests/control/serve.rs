@@ -100,6 +100,7 @@ impl Node for Stuck {
         cancel_move(name: String) -> MoveInfo;
         set_reservation(name: String, reserve: Reservation) -> VolumeInfo;
         set_slo(name: String, slo: Slo, oversubscribe: bool) -> VolumeInfo;
+        set_snapshot_schedule(name: String, schedule: Option<SnapshotSchedule>) -> VolumeInfo;
         set_schedule(device: String, schedule: Schedule) -> DeviceInfo;
         create_snapshots(snapshots: Vec<SnapshotRef>) -> Vec<SnapshotInfo>;
         list_snapshots(query: SnapshotQuery) -> SnapshotPage;

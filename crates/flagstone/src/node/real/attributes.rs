@@ -5,7 +5,7 @@ use flagstone_device::engine::Attributes;
 use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
 use flagstone_types::{DvolId, LayerNo, Lsn};
 
-use crate::node::{Rates, Slo, SloLimit, SloPromise};
+use crate::node::{Rates, Slo, SloLimit, SloPromise, SnapshotSchedule};
 
 const VERSION: u8 = 2;
 /// Knows SLOs only, each number in eight bytes.
@@ -22,6 +22,12 @@ const STAYED: u8 = 4;
 /// Bytes of a number of requests a second, and of one of bytes a second.
 const RATE_BYTES: usize = 5;
 const BANDWIDTH_BYTES: usize = 6;
+
+/// Where a schedule is, how long it is, and how many bits its numbers have: minutes of the interval, and how many stay
+/// of the newest, of days, weeks and months.
+const SCHEDULE_AT: usize = 34;
+const SCHEDULE_BYTES: usize = 6;
+const SCHEDULE_BITS: [u32; 5] = [20, 9, 7, 6, 6];
 
 /// The most that an SLO can say in requests a second, and in bytes a second.
 pub(super) const RATE_MAX: u64 = (1 << (8 * RATE_BYTES)) - 1;
@@ -53,6 +59,8 @@ pub(super) enum Receiving {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct VolumeAttributes {
     pub(super) slo: Slo,
+    /// Of a dvol: when snapshots of it are taken. Of a snapshot it means nothing.
+    pub(super) snapshots: Option<SnapshotSchedule>,
     /// Of a dvol: what is being done to it. Of a snapshot it means nothing.
     pub(super) receiving: Option<Receiving>,
     /// Of a snapshot: the content that it was received as. Of a dvol: that of the snapshot which is just being taken.
@@ -87,6 +95,7 @@ impl VolumeAttributes {
         put(23, RATE_BYTES, limit.writes.unwrap_or(0).min(RATE_MAX));
         let bytes = limit.bytes.unwrap_or(0).min(BANDWIDTH_MAX);
         put(28, BANDWIDTH_BYTES, bytes);
+        put(SCHEDULE_AT, SCHEDULE_BYTES, packed(self.snapshots));
         match self.receiving {
             None => {}
             Some(Receiving::New) => put(3, 1, RECEIVING_NEW.into()),
@@ -151,10 +160,40 @@ fn decode(attributes: &Attributes) -> VolumeAttributes {
     };
     VolumeAttributes {
         slo: slo(attributes, [8, 13, 18, 23, 28], RATE_BYTES, BANDWIDTH_BYTES),
+        snapshots: unpacked(number(attributes, SCHEDULE_AT, SCHEDULE_BYTES)),
         receiving,
         // No volume has that id.
         content: (volume != DvolId(0)).then_some(content),
     }
+}
+
+/// A schedule as a number, from the lowest bits on; none is 0. What is too large for it isn't let in.
+fn packed(schedule: Option<SnapshotSchedule>) -> u64 {
+    let Some(schedule) = schedule else { return 0 };
+    let [keep, daily, weekly, monthly] = schedule.stay().map(u64::from);
+    let numbers = [schedule.every_s / 60, keep, daily, weekly, monthly];
+    let mut value = 0;
+    for (number, bits) in numbers.into_iter().zip(SCHEDULE_BITS).rev() {
+        value = value << bits | number.min((1 << bits) - 1);
+    }
+    value
+}
+
+/// What that says. What makes no sense says nothing: it would delete.
+fn unpacked(mut value: u64) -> Option<SnapshotSchedule> {
+    let [minutes, keep, daily, weekly, monthly] = SCHEDULE_BITS.map(|bits| {
+        let number = value & ((1 << bits) - 1);
+        value >>= bits;
+        number
+    });
+    let schedule = SnapshotSchedule {
+        every_s: minutes * 60,
+        keep: keep as u32,
+        daily: daily as u32,
+        weekly: weekly as u32,
+        monthly: monthly as u32,
+    };
+    schedule.check().is_ok().then_some(schedule)
 }
 
 /// An SLO whose five numbers begin at these places.
@@ -183,6 +222,7 @@ fn slo(attributes: &Attributes, at: [usize; 5], rate_bytes: usize, bandwidth_byt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::{EVERY_LEAST_S, EVERY_MOST_S, STAY_MOST};
 
     fn floor(reads: u64, writes: u64) -> SloPromise {
         SloPromise::Floor(Rates { reads, writes })
@@ -217,12 +257,33 @@ mod tests {
             volume: DvolId(u128::MAX - 5),
             lsn: Lsn(u64::MAX - 7),
         };
+        let [keep, daily, weekly, monthly] = STAY_MOST;
+        let most = SnapshotSchedule {
+            every_s: EVERY_MOST_S,
+            keep,
+            daily,
+            weekly,
+            monthly,
+        };
+        let least = SnapshotSchedule {
+            every_s: EVERY_LEAST_S,
+            keep: 0,
+            daily: 0,
+            weekly: 0,
+            monthly: 1,
+        };
         for promise in promises {
             for limit in limits {
                 for receiving in receivings {
-                    for content in [None, Some(content)] {
+                    for (content, snapshots) in [
+                        (None, None),
+                        (Some(content), None),
+                        (None, Some(least)),
+                        (Some(content), Some(most)),
+                    ] {
                         let attributes = VolumeAttributes {
                             slo: Slo { promise, limit },
+                            snapshots,
                             receiving,
                             content,
                         };
@@ -249,6 +310,13 @@ mod tests {
         };
         let attributes = VolumeAttributes {
             slo,
+            snapshots: Some(SnapshotSchedule {
+                every_s: 3600,
+                keep: 24,
+                daily: 7,
+                weekly: 4,
+                monthly: 12,
+            }),
             receiving: Some(Receiving::Onto(LayerNo(7))),
             content: Some(ContentId {
                 volume: DvolId(8 << 64 | 9),
@@ -259,6 +327,8 @@ mod tests {
         expected[..5].copy_from_slice(&[5, 2, 1, 2, 7]);
         expected[8..10].copy_from_slice(&[2, 1]);
         (expected[13], expected[18], expected[23], expected[28]) = (3, 4, 5, 6);
+        // 60 | 24 << 20 | 7 << 29 | 4 << 36 | 12 << 42
+        expected[34..40].copy_from_slice(&[60, 0, 0x80, 0xe1, 0x40, 0x30]);
         (expected[40], expected[48], expected[56]) = (9, 8, 10);
         assert_eq!(attributes.encode(), expected);
         // As the first version had it.

@@ -25,6 +25,7 @@ use super::names::Names;
 use super::native::{Identity, NativeNames};
 use super::notes::VolumeNotes;
 use super::recording::Recording;
+use super::schedule::{self, Schedules};
 use super::slo::{Floors, note_floor, terms_of};
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
@@ -72,6 +73,8 @@ pub(super) struct Known {
     pub(super) identity: Identity,
     /// What fails together with it, as whoever runs it calls it.
     pub(super) failure_domain: Arc<str>,
+    /// Which volumes of the core have snapshots taken by themselves.
+    pub(super) schedules: Schedules,
 }
 
 /// How long a tenant is kept that nobody uses.
@@ -88,6 +91,7 @@ pub(super) struct CoreNode {
     /// What of that is on the device, for each engine.
     pub(super) tokens: Vec<TokenStore<UringPlatform>>,
     pub(super) recording: Recording,
+    pub(super) schedules: Schedules,
     pub(super) files: CoreFiles,
     /// All cores, to hand connections over.
     remotes: RefCell<Vec<CoreRemote>>,
@@ -156,6 +160,7 @@ impl CoreNode {
             access: known.access,
             tokens: known.tokens,
             recording,
+            schedules: known.schedules,
             files,
             remotes: RefCell::default(),
             nbd: RefCell::default(),
@@ -196,6 +201,7 @@ impl CoreNode {
         );
         *core.native.borrow_mut() = Some(native);
         CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));
+        platform.spawn(schedule::run(core.clone()));
         core
     }
 
@@ -371,6 +377,7 @@ impl CoreNode {
         self.slos.borrow_mut().remove(&id);
         self.tenants.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&id);
+        self.schedules.forget(id);
     }
 
     /// Copies of all volumes' counters.
@@ -439,6 +446,7 @@ impl CoreNode {
         match here {
             true => self.set_slo(id, slo),
             false => {
+                self.schedules.forget(id);
                 self.counters.borrow_mut().remove(&id);
                 self.slos.borrow_mut().remove(&id);
             }
@@ -565,6 +573,7 @@ impl CoreNode {
     /// Stops serving: connections first, then the filesystems, then the engines.
     pub(super) async fn stop(&self) -> Result<(), String> {
         self.stopping.set(true);
+        self.schedules.wake();
         if let Some(server) = self.nbd()
             && !server.stop_within(self.stop_grace_ns).await
         {

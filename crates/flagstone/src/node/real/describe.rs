@@ -14,14 +14,15 @@ use super::access::DVOL_NAME as TOKENS_DVOL;
 use super::core::CoreNode;
 use super::names::Place;
 use super::native;
+use super::schedule;
 use super::{RealNode, no_such_volume};
 use crate::attach::NbdTarget;
 use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery,
-    Reservation, Schedule, ScrubState, ScrubStatus, Slo, SnapshotInfo, SnapshotPage, SnapshotQuery,
-    VolumeInfo, VolumePage,
+    Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
 };
 
 /// A volume as its core sees it.
@@ -31,6 +32,7 @@ struct FoundVolume {
     device: usize,
     connection_count: u64,
     slo: Slo,
+    scheduled: Option<ScheduledSnapshots>,
 }
 
 /// What the engines of one device on one core say, added up.
@@ -75,6 +77,7 @@ impl RealNode {
             device,
             connection_count,
             slo,
+            scheduled,
         } = found;
         let origin = dvol.origin.map(|(id, snapshot)| {
             let volume = self
@@ -116,6 +119,7 @@ impl RealNode {
             epoch: dvol.epoch.0,
             slo,
             restrictions: self.access.restrictions(dvol.handle.id),
+            scheduled,
             export_url,
         }
     }
@@ -149,6 +153,7 @@ impl RealNode {
                             device: owned.device,
                             connection_count: attached.get(&place.id).copied().unwrap_or(0),
                             slo: core.slo_of(place.id),
+                            scheduled: core.scheduled_of(place.id),
                         })
                     };
                     mine.into_iter().filter_map(one).collect::<Vec<_>>()
@@ -460,16 +465,24 @@ impl RealNode {
     pub(super) async fn collect_metrics(&self) -> Result<MetricsSnapshot, NodeError> {
         let mut snapshot = MetricsSnapshot::default();
         let mut counted_native = NativeCounters::default();
+        let mut scheduled = schedule::Counted::default();
         for (index, remote) in self.remotes.iter().enumerate() {
-            let (volumes, files, counted) = self
+            let (volumes, files, counted, by_schedule) = self
                 .on_core(index, "collecting metrics", |core| async move {
                     let native = core.native().map(|server| server.counters());
-                    (core.volume_metrics(), core.files.metrics(), native)
+                    let by_schedule = core.schedules.counted();
+                    (
+                        core.volume_metrics(),
+                        core.files.metrics(),
+                        native,
+                        by_schedule,
+                    )
                 })
                 .await?;
             if let Some(counted) = counted {
                 counted_native.merge(&counted);
             }
+            scheduled.merge(&by_schedule);
             snapshot.volumes.extend(volumes);
             // One core has any.
             snapshot.filesystems.extend(files.filesystems);
@@ -515,6 +528,7 @@ impl RealNode {
                     .collect(),
             });
         }
+        snapshot.more.extend(scheduled.named());
         if !self.native_tcp.is_empty() {
             snapshot.more.extend(native::named(&counted_native));
         }

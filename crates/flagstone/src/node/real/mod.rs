@@ -23,6 +23,7 @@ mod opening;
 mod receive;
 mod recording;
 mod resize;
+mod schedule;
 mod send;
 mod slo;
 mod start;
@@ -55,6 +56,7 @@ use self::errors::{
 use self::names::{Names, Place};
 use self::receive::OneReceive;
 use self::recording::Recording;
+use self::schedule::check_not_of_schedule;
 use self::slo::{Floors, note_floor};
 use super::{
     ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck,
@@ -62,8 +64,8 @@ use super::{
     ImageStoreSpec, Look, MetricsSnapshot, MoveInfo, MoveSpec, NewToken, Node, NodeError,
     NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
     Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
-    SnapshotPage, SnapshotQuery, StreamPart, StreamRun, StreamSource, TokenInfo, TokenKind,
-    TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
+    SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo,
+    TokenKind, TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -426,6 +428,7 @@ impl RealNode {
         let doing = format!("taking snapshot {}", names.join(" "));
         let mut places = Vec::new();
         for (index, snapshot) in wanted.iter().enumerate() {
+            check_not_of_schedule(&snapshot.snapshot, &doing)?;
             let before = &wanted[..index];
             if before.contains(snapshot) {
                 let found = format!("'{snapshot}' is named twice");
@@ -629,6 +632,14 @@ impl Node for RealNode {
         Box::pin(self.change_slo(name, slo, oversubscribe))
     }
 
+    fn set_snapshot_schedule(
+        &self,
+        name: String,
+        schedule: Option<SnapshotSchedule>,
+    ) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.change_snapshot_schedule(name, schedule))
+    }
+
     fn set_schedule(&self, device: String, schedule: Schedule) -> NodeFuture<'_, DeviceInfo> {
         Box::pin(self.change_schedule(device, schedule))
     }
@@ -746,6 +757,7 @@ impl Node for RealNode {
     ) -> NodeFuture<'_, SnapshotInfo> {
         Box::pin(async move {
             let doing = format!("renaming snapshot '{snapshot}' to '{new_name}'");
+            check_not_of_schedule(&new_name, &doing)?;
             let to = new_name.clone();
             self.on_snapshot(
                 &snapshot,

@@ -13,7 +13,7 @@ use super::moving::VolumeMarks;
 use super::names::Place;
 use super::opening::Part;
 use super::start::wait_for;
-use crate::node::{NodeError, Slo};
+use crate::node::{NodeError, Slo, SnapshotSchedule};
 
 /// A dvol that may be a volume.
 pub(super) struct FoundVolume {
@@ -21,6 +21,7 @@ pub(super) struct FoundVolume {
     pub(super) handle: Handle,
     pub(super) place: Place,
     pub(super) slo: Slo,
+    pub(super) snapshots: Option<SnapshotSchedule>,
     pub(super) found: Found,
 }
 
@@ -46,7 +47,10 @@ pub(super) fn settle_moves(
             continue;
         }
         let states: Vec<Found> = found.iter().map(|volume| volume.found).collect();
-        for (volume, verdict) in found.iter().zip(settle(&states, is_here)) {
+        let mut verdicts: Vec<_> = found.iter().zip(settle(&states, is_here)).collect();
+        // Those that are served last: what is on their cores under this id is theirs.
+        verdicts.sort_by_key(|(_, verdict)| matches!(verdict, Verdict::Serve | Verdict::Unmark));
+        for (volume, verdict) in verdicts {
             match verdict {
                 Verdict::Serve => {
                     serve(part, volume);
@@ -92,6 +96,7 @@ fn close(volume: &FoundVolume) {
 /// What has to be put right on the core of a volume that is served.
 fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<(), NodeError> {
     let (place, handle, slo) = (volume.place, volume.handle, volume.slo);
+    let snapshots = volume.snapshots;
     let work = async move |core: std::rc::Rc<CoreNode>| {
         let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
         if unmark {
@@ -99,6 +104,7 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<
             engine.set_attributes(handle, attributes).await?;
         }
         core.set_slo(place.id, &slo);
+        core.schedules.set(place.engine, handle, snapshots);
         // Others may have been read behind them.
         if let Some(store) = core.tokens.get(place.engine) {
             core.access.reload(store, place.id).await;
@@ -126,6 +132,7 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
     let (place, handle) = (volume.place, volume.handle);
     let work = async move |core: std::rc::Rc<CoreNode>| {
         let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+        core.schedules.forget(place.id);
         engine.delete(handle, true).await?;
         if let Some(store) = core.tokens.get(place.engine) {
             let _turn = store.turn().await;

@@ -322,6 +322,7 @@ impl Target for There<'_> {
     async fn finish(&self) -> Result<(), DvolError> {
         let tokens = self.tokens.borrow().clone();
         let (id, at, slo) = (self.job.from.id, self.job.to.engine, self.job.slo);
+        let snapshots = VolumeAttributes::decode(&self.attributes).snapshots;
         self.ask(move |core| {
             let tokens = tokens.clone();
             async move {
@@ -334,6 +335,9 @@ impl Target for There<'_> {
                 arriving.target.finish().await?;
                 core.take_arriving(id);
                 core.set_slo(id, &slo);
+                if let Some(handle) = arriving.target.made() {
+                    core.schedules.set(at, handle, snapshots);
+                }
                 Ok(())
             }
         })

@@ -28,6 +28,7 @@ use super::names::{Names, Place};
 use super::native::Identity;
 use super::receive::undo;
 use super::recording::Recording;
+use super::schedule::Schedules;
 use super::start::{Share, wait_for};
 use crate::node::{DeviceOptions, ExportOptions, NodeError, NodeErrorKind, Slo};
 use crate::offline::no_device;
@@ -361,7 +362,7 @@ async fn open_core(
         }
     }
     let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
-    let (mut tokens, mut volumes) = (Vec::new(), Vec::new());
+    let (mut tokens, mut volumes, mut scheduled) = (Vec::new(), Vec::new(), Vec::new());
     for (device, journal, io, result) in join_all(opening).await {
         let (engine, report) = match result {
             Ok(opened) => opened,
@@ -383,8 +384,12 @@ async fn open_core(
             if DvolRole::of(&dvol.attributes).is_some() {
                 continue;
             }
-            let VolumeAttributes { slo, receiving, .. } =
-                VolumeAttributes::decode(&dvol.attributes);
+            let VolumeAttributes {
+                slo,
+                snapshots,
+                receiving,
+                ..
+            } = VolumeAttributes::decode(&dvol.attributes);
             if let Some(receiving @ (Receiving::New | Receiving::Onto(_))) = receiving
                 && !settled(&engine, dvol.handle, &dvol.name, receiving, &names).await
             {
@@ -398,6 +403,9 @@ async fn open_core(
             if slo != Slo::default() && mark == Mark::Plain {
                 slos.insert(dvol.handle.id, slo);
             }
+            if mark == Mark::Plain {
+                scheduled.extend(snapshots.map(|schedule| (engines.len(), dvol.handle, schedule)));
+            }
             volumes.push(FoundVolume {
                 name: dvol.name,
                 handle: dvol.handle,
@@ -407,6 +415,7 @@ async fn open_core(
                     id: dvol.handle.id,
                 },
                 slo,
+                snapshots,
                 found: Found {
                     device: engine.superblock().device_id.0,
                     mark,
@@ -430,6 +439,7 @@ async fn open_core(
         tokens,
         identity,
         failure_domain,
+        schedules: Schedules::new(scheduled),
     };
     CoreNode::install(&platform, engines, known, recording, files, share, divided);
     (recovered, refused, volumes)

@@ -15,7 +15,8 @@ use super::errors::{no_such_snapshot, node_error};
 use super::volume::RealVolume;
 use crate::name::SnapshotRef;
 use crate::node::{
-    NodeError, NodeErrorKind, PART_MAX_BYTES, PART_MAX_RUNS, StreamPart, StreamRun, StreamSource,
+    NodeError, NodeErrorKind, PART_MAX_BYTES, PART_MAX_RUNS, StreamHold, StreamPart, StreamRun,
+    StreamSource,
 };
 
 /// Extents that are asked for at once.
@@ -83,11 +84,15 @@ impl RealNode {
                 &doing,
                 move |core, engine, _, layer| async move {
                     let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                    pair(engine, layer, older.as_deref()).await
+                    // From here on the volume's schedule leaves it. If it is just deleting it, there is none.
+                    let held = core.schedules.holds.hold(layer);
+                    let held = held.ok_or(DvolError::NotFound)?;
+                    let pair = pair(engine, layer, older.as_deref()).await?;
+                    Ok(pair.map(|pair| (pair, StreamHold::new(held))))
                 },
             )
             .await?;
-        let (info, base) = found.map_err(|why| {
+        let ((info, base), hold) = found.map_err(|why| {
             let since = since.unwrap_or_default();
             no_base(&why, &snapshot, &since, &doing)
         })?;
@@ -97,6 +102,7 @@ impl RealNode {
             slot: info.handle.slot.0,
             layer,
             since,
+            hold,
             header: StreamHeader {
                 volume_id: info.handle.id,
                 volume: snapshot.volume,

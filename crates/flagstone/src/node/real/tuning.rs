@@ -41,6 +41,9 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             ("spin_depth", _) => config.spin_depth = number()?,
             ("submit_batch", _) => config.submit_batch = number()?,
             ("registered_mib", _) => config.registered_bytes = (number()? as usize) << 20,
+            ("wall_shift_s", _) => {
+                config.wall_shift_s = value.parse().map_err(|_| wrong("seconds"))?;
+            }
             ("waves", "yes" | "no") => config.waves = value == "yes",
             ("pin", "yes" | "no") => config.pin = value == "yes",
             ("checkpoints", "held") => tuning.hold_checkpoints = true,
@@ -50,7 +53,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             ("flush", "core") => tuning.flush = FlushMethod::Blocking,
             _ => {
                 return Err(wrong(
-                    "spin_us, spin_depth, submit_batch or registered_mib with a number, \
+                    "spin_us, spin_depth, submit_batch, registered_mib or wall_shift_s with a number, \
                      waves=yes|no, pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
                 ));
             }

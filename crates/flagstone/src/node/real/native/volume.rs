@@ -18,6 +18,7 @@ use flagstone_sched::{Turn, Want};
 use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::query::Run;
 
+use crate::name::is_of_schedule;
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::epochs::{Pass, Raised, Stale};
 use crate::node::real::errors::{check_reservation, check_size};
@@ -858,6 +859,11 @@ impl NativeVolume for RealVolume {
                 return Err(NativeError::ReadOnly);
             }
             volume.check_settled()?;
+            if is_of_schedule(name) {
+                return Err(NativeError::Invalid(
+                    "a SNAPSHOT named as only schedules name them",
+                ));
+            }
             passes.push(volume.enter_as(*epoch)?);
             dvols.push((volume.handle, name.clone()));
             marked.push(volume.recorded_name(&core, name));
