@@ -70,5 +70,5 @@ fn what_is_described_is_served() {
             );
         }
     }
-    assert_eq!(operations, 48);
+    assert_eq!(operations, 49);
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use flagstone_device::engine::{
     CreateDvol, EngineOptions, FormatOptions, Stability, format_device,
 };
-use flagstone_platform::{BlockDevice, IoBuf};
+use flagstone_platform::IoBuf;
 use flagstone_sim::{Counting, CrashMoment, CrashPoint, DiskConfig, SimDisk, SimPlatform, World};
 use flagstone_types::{LayerNo, Lsn};
 
