@@ -238,7 +238,7 @@ pub(crate) struct Node {
     pub(crate) nbd_port: u16,
     /// Where it serves NFS, if it was asked to: most scenarios want a device with volumes alone.
     pub(crate) nfs_port: Option<u16>,
-    api_port: u16,
+    pub(crate) api_port: u16,
     daemon: Option<Daemon>,
 }
 

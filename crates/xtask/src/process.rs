@@ -83,6 +83,23 @@ pub(crate) fn tree_cpu_seconds(pid: u32) -> f64 {
         .sum()
 }
 
+/// Nanoseconds that the living threads of a process have run so far: finer than [`tree_cpu_seconds`], and without its children.
+pub(crate) fn threads_ran_ns(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/task");
+    let threads = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
+    let ran = threads.flatten().filter_map(|thread| {
+        // One that has just ended has nothing to say.
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    });
+    let ran: Vec<u64> = ran.collect();
+    anyhow::ensure!(
+        !ran.is_empty(),
+        "the kernel doesn't tell how long the threads of process {pid} have run"
+    );
+    Ok(ran.iter().sum())
+}
+
 /// CPU seconds that this process itself has used so far.
 pub(crate) fn own_cpu_seconds() -> f64 {
     stat(std::process::id()).map_or(0.0, |stat| stat.cpu_seconds)
@@ -266,6 +283,17 @@ mod tests {
         let me = std::process::id();
         assert_eq!(tree(me).first(), Some(&me));
         assert!(tree_resident_bytes(me) > 0);
+    }
+
+    #[test]
+    fn threads_that_work_have_run() {
+        let me = std::process::id();
+        let before = threads_ran_ns(me).expect("is told");
+        let started = std::time::Instant::now();
+        while started.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        assert!(threads_ran_ns(me).expect("is told") > before);
     }
 
     #[test]

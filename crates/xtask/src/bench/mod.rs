@@ -1,5 +1,5 @@
 //! `cargo xtask bench block`: Flagstone beside its peers on one machine, in one run. `bench nfs` and `bench curve` are in `nfs`,
-//! `bench vm` is in `vm`, `bench isolation` in `isolation`.
+//! `bench vm` is in `vm`, `bench isolation` in `isolation`, `bench remote` in `remote`, `bench scale` in `scale`.
 //!
 //! For each point the targets take turns, and the whole is repeated, so that drift of the machine
 //! hits all of them alike. What counts are ratios of medians; how each server treats a completed
@@ -12,7 +12,9 @@ mod machine;
 mod nfs;
 mod plot;
 mod points;
+mod remote;
 mod report;
+mod scale;
 mod stats;
 mod targets;
 mod vm;
@@ -58,6 +60,13 @@ pub(crate) enum Bench {
     Vm(vm::VmArguments),
     /// What neighbours on one device do to each other: Decibel's Figure 13 on a node.
     Isolation(isolation::IsolationArguments),
+    /// What the way to a volume costs: the native protocol and NBD beside the file, a bare echo and stock servers.
+    Remote(remote::RemoteArguments),
+    /// Throughput and latency with 1 to 10,000 active volumes, over the native protocol.
+    Scale(scale::ScaleArguments),
+    /// The bare echo of `bench remote`.
+    #[command(hide = true)]
+    Echo(remote::echo::EchoArguments),
 }
 
 #[derive(Args)]
@@ -118,6 +127,9 @@ pub(crate) fn run(root: &Path, bench: Bench) -> Result<()> {
         Bench::Curve(arguments) => nfs::curve::run(root, &arguments),
         Bench::Vm(arguments) => vm::run(root, &arguments),
         Bench::Isolation(arguments) => isolation::run(root, &arguments),
+        Bench::Remote(arguments) => remote::run(root, &arguments),
+        Bench::Scale(arguments) => scale::run(root, &arguments),
+        Bench::Echo(arguments) => remote::echo::serve(&arguments),
     }
 }
 

@@ -1,0 +1,263 @@
+//! `cargo xtask bench remote`: what the way to a volume costs: Decibel's remote overhead and QuickSAN's latencies and small
+//! accesses. [decibel 6, "Remote Overhead"]
+//!
+//! The targets take turns at each point, and the whole is repeated. One loop drives all of them (`load`), but for the file
+//! without a server, which fio reads and writes. The device is a file in memory, unless told otherwise.
+
+pub(super) mod echo;
+pub(super) mod load;
+pub(super) mod native;
+mod nbd;
+mod points;
+mod report;
+mod targets;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use super::machine::Setting;
+use super::{PROGRAMS, command_line};
+use crate::daemon::{self, Node, NodeOptions, free_port};
+use crate::repo;
+use points::{Point, Sample, points};
+use report::Report;
+use targets::Target;
+
+const MEMORY: &str = "/dev/shm";
+/// Lets a server finish what a load left behind before the next one is measured.
+const SETTLE: Duration = Duration::from_millis(20);
+const SECONDS_MIN: f64 = 0.02;
+/// The largest request and several of them.
+const SIZE_STEP: u64 = 4 << 20;
+
+#[derive(Args)]
+pub(crate) struct RemoteArguments {
+    /// A smoke run: one round, a twentieth of a second a point, results outside the tree.
+    #[arg(long)]
+    quick: bool,
+    /// Alternations of all targets over each point. Three unless told otherwise.
+    #[arg(long)]
+    rounds: Option<u32>,
+    /// Seconds of load per point, target and round. 0.6 unless told otherwise.
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// Only these points, such as `read-4K-1,write-512-1`.
+    #[arg(long, value_delimiter = ',')]
+    points: Vec<String>,
+    /// Leave out the stock NBD servers and fio.
+    #[arg(long)]
+    no_peers: bool,
+    /// Size of the file and of the volume, all of it written beforehand.
+    #[arg(long, value_parser = super::parse_size, default_value = "256M")]
+    size: u64,
+    /// Size of Flagstone's device, as its command line takes it.
+    #[arg(long, default_value = "2G")]
+    device_size: String,
+    /// Use this Flagstone binary instead of building one.
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// Folder for the files under test; needs O_DIRECT. Default: in memory, /dev/shm. On a disk this is the variant with a
+    /// real device.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Where the results go. Default: docs/benchmarks, for a quick run below the build folder.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
+    let points = choose(&arguments.points)?;
+    let (rounds, seconds) = match arguments.quick {
+        true => (1, 0.05),
+        false => (3, 0.6),
+    };
+    let rounds = arguments.rounds.unwrap_or(rounds);
+    let seconds = arguments.seconds.unwrap_or(seconds);
+    ensure!(
+        rounds > 0 && (SECONDS_MIN..=3600.0).contains(&seconds),
+        "--rounds is {rounds} and --seconds {seconds}; expected 1 or more, and {SECONDS_MIN} to 3600"
+    );
+    let size_bytes = arguments.size;
+    ensure!(
+        size_bytes >= SIZE_STEP && size_bytes.is_multiple_of(SIZE_STEP),
+        "--size is {size_bytes} bytes; expected a multiple of 4M"
+    );
+    let work = repo::target_dir(root).join("bench-remote");
+    let dir = work_dir("remote", arguments.dir.as_deref(), &work);
+    fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    let binary = match &arguments.binary {
+        Some(binary) => binary.clone(),
+        None => daemon::build(root)?,
+    };
+    let place = Place {
+        dir: &dir,
+        binary: &binary,
+        device_size: &arguments.device_size,
+        size_bytes,
+        peers: !arguments.no_peers,
+    };
+    let programs = if place.peers { &PROGRAMS[..] } else { &[] };
+    let setting = Setting::read(root, &dir, programs)?;
+    let (described, samples) = place.measure(&points, rounds, seconds)?;
+    let report = Report {
+        setting,
+        command: command_line(),
+        described,
+        points,
+        samples,
+        rounds,
+        seconds,
+        size_bytes,
+    };
+    fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
+    let default_out = match arguments.quick {
+        true => work,
+        false => root.join("docs/benchmarks"),
+    };
+    let page = report.write(&arguments.out.clone().unwrap_or(default_out))?;
+    for goal in points::goals(&report.samples) {
+        let verdict = if goal.met { "met" } else { "MISSED" };
+        let (ratio, against) = (goal.ratio(), &goal.against);
+        println!(
+            "{verdict:<7}{}: {ratio:.2} of {against}, goal {}",
+            goal.what, goal.bound
+        );
+    }
+    println!("results: {}", page.display());
+    Ok(())
+}
+
+fn choose(names: &[String]) -> Result<Vec<Point>> {
+    let all = points();
+    for name in names {
+        if !all.iter().any(|point| point.name() == *name) {
+            let known: Vec<String> = all.iter().map(Point::name).collect();
+            bail!("no point `{name}`; there are {}", known.join(", "));
+        }
+    }
+    let chosen = |point: &Point| names.is_empty() || names.contains(&point.name());
+    Ok(all.into_iter().filter(chosen).collect())
+}
+
+/// A folder of this run's own, which is removed in the end: in `dir`, or in memory, or below the build folder where there is none.
+pub(super) fn work_dir(what: &str, dir: Option<&Path>, work: &Path) -> PathBuf {
+    let memory = Path::new(MEMORY);
+    let within = match memory.is_dir() {
+        true => memory,
+        false => work,
+    };
+    let name = format!("flagstone-{what}-{}", std::process::id());
+    dir.unwrap_or(within).join(name)
+}
+
+/// Name, and how it is run, of each target.
+type Described = Vec<(&'static str, points::Role, String)>;
+
+/// Where, and with what.
+struct Place<'a> {
+    dir: &'a Path,
+    binary: &'a Path,
+    device_size: &'a str,
+    size_bytes: u64,
+    peers: bool,
+}
+
+impl Place<'_> {
+    /// Starts everything, measures all points in all rounds, and stops everything.
+    fn measure(
+        &self,
+        points: &[Point],
+        rounds: u32,
+        seconds: f64,
+    ) -> Result<(Described, Vec<Sample>)> {
+        let native_port = free_port()?;
+        let mut node = Node::start(NodeOptions {
+            binary: self.binary.to_path_buf(),
+            dir: self.dir.join("node"),
+            size: self.device_size.to_owned(),
+            cores: 1,
+            config: None,
+            arguments: vec!["--native".to_owned(), format!("127.0.0.1:{native_port}")],
+            environment: Vec::new(),
+        })?;
+        let mut targets = self.targets(&node, native_port)?;
+        let described = targets
+            .iter()
+            .map(|target| (target.name, target.role, target.how.clone()))
+            .collect();
+        let mut samples = Vec::new();
+        for round in 0..rounds {
+            for point in points {
+                let count = targets.len();
+                for turn in 0..count {
+                    let target = &mut targets[(turn + round as usize) % count];
+                    let lasts = Duration::from_secs_f64(seconds);
+                    let sample = target.measure(point, self.size_bytes, lasts, round)?;
+                    println!("{}", line(&sample));
+                    samples.push(sample);
+                    thread::sleep(SETTLE);
+                }
+            }
+        }
+        drop(targets);
+        node.stop()?;
+        Ok((described, samples))
+    }
+
+    fn targets(&self, node: &Node, native_port: u16) -> Result<Vec<Target>> {
+        let mut targets = Vec::new();
+        if self.peers {
+            let path = self.dir.join("raw.img");
+            let file = fs::File::create(&path).context("creating the raw file")?;
+            file.set_len(self.size_bytes)
+                .context("sizing the raw file")?;
+            ensure!(repo::has_program("fio"), "fio is missing: apt install fio");
+            targets.push(Target::local(&path));
+            targets.extend(Target::peers(&path, self.dir)?);
+        }
+        for spin in [false, true] {
+            targets.push(Target::echo(self.dir, spin)?);
+        }
+        targets.extend(Target::own(node, native_port, self.size_bytes)?);
+        println!("writing {} MiB on each target", self.size_bytes >> 20);
+        for target in &mut targets {
+            target.fill(self.size_bytes)?;
+        }
+        Ok(targets)
+    }
+}
+
+/// For whoever watches.
+fn line(sample: &Sample) -> String {
+    let cpu = sample
+        .server_us()
+        .map_or(String::new(), |us| format!("  server {us:>6.1} us each"));
+    format!(
+        "round {}  {:<13} {:<13} {:>8.0}/s  p50 {:>6.1} us  p99 {:>7.1} us{cpu}",
+        sample.round,
+        sample.point.name(),
+        sample.target,
+        sample.rate,
+        sample.p50_us,
+        sample.p99_us
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_chosen_by_name() {
+        assert_eq!(choose(&[]).expect("all").len(), points().len());
+        let some = choose(&["write-4K-32".to_owned()]).expect("one");
+        assert_eq!(some, [Point::new(true, 4096, 32)]);
+        let error = choose(&["read-4K-2".to_owned()]).expect_err("unknown");
+        assert!(error.to_string().contains("read-512-1"), "{error}");
+    }
+}
