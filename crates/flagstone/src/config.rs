@@ -19,9 +19,10 @@ use crate::exit::Exit;
 use crate::layers::LayerText;
 use crate::name::check_name;
 use crate::node::{
-    BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, FAILURE_DOMAIN_MAX_BYTES, MAP_CACHE_DEFAULT_BYTES,
-    NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeErrorKind, NodeOptions,
-    SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, Schedule, SchedulePolicy,
+    BACKGROUND_DEFAULT_PERCENT, BACKGROUND_MAX_PERCENT, BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions,
+    FAILURE_DOMAIN_MAX_BYTES, MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT,
+    NBD_CONNECTIONS_DEFAULT, NodeErrorKind, NodeOptions, SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS,
+    Schedule, SchedulePolicy,
 };
 use crate::size::Size;
 use crate::slo_text::CeilingText;
@@ -136,6 +137,8 @@ level = "info"
 # ceiling = "reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms"
 # Who goes next: "deficit" (by promises; what one doesn't use, others get), "strict" (by promises only) or "first-come".
 # policy = "deficit"
+# What the device's own work (checkpoints, scrub, reaping) is promised, in percent, up to 50; and it takes what nobody else wants.
+# background = 5
 
 # One section per filesystem that not only this machine may mount, or not like that: without one it is
 # exported to loopback addresses, and users are believed to be who they say.
@@ -266,6 +269,13 @@ pub struct DeviceConfig {
     /// Who goes next.
     #[serde(default)]
     pub policy: SchedulePolicy,
+    /// What its own work is promised, in percent.
+    #[serde(default = "background_default")]
+    pub background: u8,
+}
+
+fn background_default() -> u8 {
+    BACKGROUND_DEFAULT_PERCENT
 }
 
 impl Default for Config {
@@ -443,6 +453,7 @@ impl FromStr for DeviceConfig {
             layers: Vec::new(),
             ceiling: None,
             policy: Default::default(),
+            background: BACKGROUND_DEFAULT_PERCENT,
         })
     }
 }
@@ -585,6 +596,12 @@ impl Config {
                     "two devices are called '{name}', one of them {path}; set their `name`s"
                 )));
             }
+            if device.background > BACKGROUND_MAX_PERCENT {
+                return Err(ConfigError::new(format!(
+                    "the device {path} has a `background` of {} %; expected at most {BACKGROUND_MAX_PERCENT}",
+                    device.background
+                )));
+            }
             devices.push(DeviceOptions {
                 name,
                 path: device.path.clone(),
@@ -593,6 +610,7 @@ impl Config {
                 schedule: Schedule {
                     ceiling: device.ceiling.map(|text| text.0),
                     policy: device.policy,
+                    background_percent: device.background,
                 },
             });
         }
@@ -646,6 +664,7 @@ mod tests {
                     .expect("a ceiling"),
             ),
             policy: SchedulePolicy::Deficit,
+            background: 5,
         };
         assert_eq!(config.devices, vec![device]);
         assert_eq!(

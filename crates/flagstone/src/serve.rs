@@ -27,8 +27,8 @@ use crate::config::{Config, DeviceConfig};
 use crate::exit::{Exit, Failure};
 use crate::layers::LayerText;
 use crate::node::{
-    FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo, NodeOptions, Reservation,
-    SchedulePolicy, VolumeInfo, VolumeSpec,
+    BACKGROUND_DEFAULT_PERCENT, FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo,
+    NodeOptions, Reservation, SchedulePolicy, VolumeInfo, VolumeSpec,
 };
 use crate::node_file::{DirLock, LOCK_SECONDS, NodeFile};
 use crate::offline::{FormatOptions, FormatReport};
@@ -115,6 +115,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             layers: Vec::new(),
             ceiling: None,
             policy: Default::default(),
+            background: BACKGROUND_DEFAULT_PERCENT,
         }];
     }
     for device in &mut plan.config.devices {

@@ -29,6 +29,8 @@ pub struct Settings {
     pub ceiling: Option<Ceiling>,
     /// Who goes next.
     pub policy: Policy,
+    /// What the device's own work is promised, in millionths of what can be.
+    pub background: u32,
 }
 
 impl Settings {
@@ -106,7 +108,7 @@ impl Device {
 
     /// What the volumes that are in use ask for.
     pub fn totals(&self) -> Totals {
-        self.lock().totals
+        self.read().1
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -115,7 +117,11 @@ impl Device {
 
     pub(crate) fn read(&self) -> (Settings, Totals) {
         let divided = self.lock();
-        (divided.settings, divided.totals)
+        let totals = Totals {
+            background: divided.settings.background,
+            ..divided.totals
+        };
+        (divided.settings, totals)
     }
 
     pub(crate) fn add(&self, slo: Slo) {

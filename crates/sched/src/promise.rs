@@ -15,7 +15,12 @@ pub enum Slo {
         /// Writes a second.
         writes: u64,
     },
+    /// One of so many equal parts of what a device's background is promised, before floors. Zero is taken for one.
+    Background(u32),
 }
+
+/// The whole, in the unit of [`Totals::background`].
+const MILLION: u128 = 1_000_000;
 
 impl Default for Slo {
     fn default() -> Slo {
@@ -24,10 +29,10 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// What it claims of a device by itself, in nanoseconds of device time a second. Shares claim nothing.
+    /// What it claims as a floor, in nanoseconds of device time a second. Others claim nothing.
     pub fn claim_ns(&self, prices: &Prices) -> u64 {
         match *self {
-            Slo::Share(_) => 0,
+            Slo::Share(_) | Slo::Background(_) => 0,
             Slo::Floor { reads, writes } => {
                 let reads = reads.saturating_mul(prices.of(Kind::Read, 0, 1));
                 reads.saturating_add(writes.saturating_mul(prices.of(Kind::Write, 0, 1)))
@@ -64,6 +69,8 @@ pub struct Totals {
     pub writes: u128,
     /// Parts of all shares.
     pub parts: u128,
+    /// What the background is promised, in millionths of what can be.
+    pub background: u32,
 }
 
 impl Totals {
@@ -78,6 +85,7 @@ impl Totals {
             reads: r,
             writes: w,
             parts,
+            background,
         } = self;
         match slo {
             Slo::Share(_) => Totals {
@@ -87,8 +95,10 @@ impl Totals {
             Slo::Floor { reads, writes } => Totals {
                 reads: r + u128::from(reads),
                 writes: w + u128::from(writes),
-                parts,
+                ..self
             },
+            // What it is promised doesn't grow with how many share it.
+            Slo::Background(_) => Totals { background, ..self },
         }
     }
 
@@ -99,6 +109,7 @@ impl Totals {
             reads: self.reads.saturating_sub(one.reads),
             writes: self.writes.saturating_sub(one.writes),
             parts: self.parts.saturating_sub(one.parts),
+            background: self.background,
         }
     }
 
@@ -113,11 +124,17 @@ impl Totals {
         reads.saturating_add(writes)
     }
 
+    /// What the background is promised of `whole`.
+    fn for_background(&self, whole: u128) -> u128 {
+        whole * u128::from(self.background).min(MILLION) / MILLION
+    }
+
     /// What a volume that is among them is promised of `rate_ns` device time a second: a floor what it claims, a share
     /// its parts of what is left. Where floors claim more than there is, all of them shrink by the same factor.
     pub fn promise(&self, prices: &Prices, rate_ns: u64, slo: Slo) -> Promise {
         let claimed = self.claimed_ns(prices);
-        let rate = u128::from(promisable_ns(rate_ns));
+        let whole = u128::from(promisable_ns(rate_ns));
+        let rate = whole - self.for_background(whole);
         let kept = match self.parts {
             0 => 0,
             _ => rate / u128::from(SHARES_PART),
@@ -127,6 +144,7 @@ impl Totals {
         let promised = match slo {
             Slo::Share(_) => for_shares * u128::from(parts_of(slo)) / self.parts.max(1),
             Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
+            Slo::Background(parts) => self.for_background(whole) / u128::from(parts.max(1)),
         };
         Promise(u64::try_from(promised).unwrap_or(u64::MAX).max(1))
     }
@@ -145,7 +163,7 @@ pub fn promises<'a>(
 fn parts_of(slo: Slo) -> u64 {
     match slo {
         Slo::Share(parts) => u64::from(parts.max(1)),
-        Slo::Floor { .. } => 0,
+        Slo::Floor { .. } | Slo::Background(_) => 0,
     }
 }
 
@@ -165,9 +183,10 @@ pub enum Admission {
 
 /// Whether a floor fits beside what others were promised. Shares always do.
 pub fn admit(prices: &Prices, rate_ns: u64, others: Totals, asked: Slo) -> Admission {
-    let rate_ns = promisable_ns(rate_ns);
-    let rate_ns = rate_ns - rate_ns / SHARES_PART;
-    let left_ns = u128::from(rate_ns).saturating_sub(others.claimed_ns(prices));
+    let whole = u128::from(promisable_ns(rate_ns));
+    let rate_ns = whole - others.for_background(whole);
+    let rate_ns = rate_ns - rate_ns / u128::from(SHARES_PART);
+    let left_ns = rate_ns.saturating_sub(others.claimed_ns(prices));
     let left_ns = u64::try_from(left_ns).unwrap_or(u64::MAX);
     let claimed_ns = asked.claim_ns(prices);
     match claimed_ns <= left_ns {
@@ -225,6 +244,46 @@ mod tests {
         assert_eq!(promised(&[floor]), [300_000_000]);
         assert_eq!(promised(&[Slo::Share(7)]), [WHOLE_NS]);
         assert_eq!(promised(&[Slo::Share(0), Slo::Share(1)]), [WHOLE_NS / 2; 2]);
+    }
+
+    #[test]
+    fn the_background_comes_before_floors() {
+        let slos = [
+            Slo::Background(2),
+            Slo::Background(2),
+            reads(20_000),
+            Slo::Share(1),
+            Slo::Share(3),
+        ];
+        let with = |background, slos: &[Slo]| -> Vec<u64> {
+            let mut totals = Totals::of(slos.iter().copied());
+            totals.background = background;
+            let promise = |slo: &Slo| totals.promise(&prices(), WHOLE_NS * 32 / 31, *slo).0;
+            slos.iter().map(promise).collect()
+        };
+        assert_eq!(
+            with(100_000, &slos),
+            [
+                50_000_000,
+                50_000_000,
+                200_000_000,
+                175_000_000,
+                525_000_000
+            ]
+        );
+        assert_eq!(with(0, &slos)[..2], [1, 1], "but never nothing");
+        // Floors of all of it shrink by what it has, and a hundredth of the rest is for shares.
+        let all = [reads(100_000), Slo::Share(1)];
+        assert_eq!(with(100_000, &all), [891_000_000, 9_000_000]);
+        let totals = Totals {
+            background: 100_000,
+            ..Totals::default()
+        };
+        assert_eq!(totals.with(Slo::Background(1)), totals);
+        assert_eq!(totals.with(reads(1)).without(reads(1)), totals);
+        let left = admit(&prices(), WHOLE_NS * 32 / 31, totals, reads(90_000));
+        let is_less = matches!(left, Admission::TooMuch { left_ns, .. } if left_ns == 891_000_000);
+        assert!(is_less, "{left:?}");
     }
 
     #[test]

@@ -293,6 +293,24 @@ impl<R> Scheduler<R> {
         Ok(())
     }
 
+    /// A request begins whatever waits and whatever is in flight. It is charged, also into debt, and is to be completed like any
+    /// other.
+    pub fn begin_now(&mut self, key: VolumeKey, ask: &Ask) {
+        let Some(volume) = self.volume(key) else {
+            return;
+        };
+        volume.charge(ask);
+        let is_ready = volume.place == Place::Ready;
+        self.in_flight += 1;
+        self.in_flight_blocks = self.in_flight_blocks.saturating_add(ask.blocks);
+        self.used_ns = self.used_ns.saturating_add(ask.price_ns);
+        self.rate.take(ask.price_ns);
+        if is_ready && matches!(self.queues, Queues::Rounds(_)) {
+            // It may be in debt now.
+            self.put(key.index);
+        }
+    }
+
     /// What to do now. To be asked again until it says to wait.
     pub fn next(&mut self, now_ns: u64) -> Decision<R> {
         self.rate.fill(now_ns);

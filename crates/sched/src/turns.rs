@@ -133,6 +133,8 @@ pub struct Want {
     pub len_bytes: u64,
     /// It is answered when it survives power loss.
     pub is_durable: bool,
+    /// How often it does that, one after the other.
+    pub times: u64,
 }
 
 impl Want {
@@ -143,6 +145,15 @@ impl Want {
             offset_bytes,
             len_bytes,
             is_durable: false,
+            times: 1,
+        }
+    }
+
+    /// The same so many times, one after the other.
+    pub fn times(self, times: u64) -> Want {
+        Want {
+            times: times.max(1),
+            ..self
         }
     }
 
@@ -153,6 +164,7 @@ impl Want {
             offset_bytes,
             len_bytes,
             is_durable,
+            times: 1,
         }
     }
 
@@ -163,6 +175,7 @@ impl Want {
             offset_bytes: 0,
             len_bytes: 0,
             is_durable: true,
+            times: 1,
         }
     }
 }
@@ -284,6 +297,9 @@ impl State {
             _ if want.is_durable => ask.price_ns = ask.price_ns.saturating_add(flush_ns),
             _ => {}
         }
+        // One after the other: no more blocks are in flight at a time, but all have their price.
+        ask.price_ns = ask.price_ns.saturating_mul(want.times);
+        ask.bytes = ask.bytes.saturating_mul(want.times);
         ask
     }
 
@@ -648,6 +664,30 @@ impl<P: Platform> Tenant<P> {
         };
         let (ask, waited_ns) = waiting.wait().await;
         self.seat.stats.borrow_mut().waited.record(waited_ns);
+        self.held(ask, want)
+    }
+
+    /// A turn for what can't wait, before all others: others may wait for what it makes. It is charged like any other, so
+    /// what the tenant asks for later waits the longer.
+    pub fn turn_now(&self, want: Want) -> Turn<P> {
+        let inner = &self.seat.inner;
+        if !inner.device.is_divided() && !self.seat.is_limited.get() {
+            return Turn(None);
+        }
+        let ask = {
+            let mut state = inner.state.borrow_mut();
+            inner.keep_ticking(&mut state);
+            let ask = state.ask(want);
+            let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
+            if let Some(key) = key {
+                state.scheduler.begin_now(key, &ask);
+            }
+            ask
+        };
+        self.held(ask, want)
+    }
+
+    fn held(&self, ask: Ask, want: Want) -> Turn<P> {
         Turn(Some(Held {
             seat: self.seat.clone(),
             ask,
@@ -730,6 +770,14 @@ impl<P: Platform> Turn<P> {
             let price = u128::from(held.ask.price_ns);
             let cost = price * u128::from(part.min(whole)) / u128::from(whole.max(1));
             held.cost_ns = u64::try_from(cost).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// It turned out to be this that the device was asked for, be it more or less. `None`: nothing.
+    pub fn used(&mut self, want: Option<Want>) {
+        if let Some(held) = &mut self.0 {
+            let state = held.seat.inner.state.borrow();
+            held.cost_ns = want.map_or(0, |want| state.ask(want).price_ns);
         }
     }
 }

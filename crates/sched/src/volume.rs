@@ -196,14 +196,19 @@ impl<R> Volume<R> {
     /// Takes the request at the head of the queue and charges for it.
     pub(crate) fn begin(&mut self) -> Option<Waiting<R>> {
         let waiting = self.queue.pop_front()?;
-        if let Some(limits) = &mut self.limits {
-            limits.take(waiting.ask.kind, waiting.ask.bytes);
-        }
-        let price = i64::try_from(waiting.ask.price_ns).unwrap_or(i64::MAX);
-        self.credit_ns = self.credit_ns.saturating_sub(price);
-        self.in_flight_blocks = self.in_flight_blocks.saturating_add(waiting.ask.blocks);
-        self.used_ns = self.used_ns.saturating_add(waiting.ask.price_ns);
+        self.charge(&waiting.ask);
         Some(waiting)
+    }
+
+    /// Charges for a request that begins.
+    pub(crate) fn charge(&mut self, ask: &Ask) {
+        if let Some(limits) = &mut self.limits {
+            limits.take(ask.kind, ask.bytes);
+        }
+        let price = i64::try_from(ask.price_ns).unwrap_or(i64::MAX);
+        self.credit_ns = self.credit_ns.saturating_sub(price);
+        self.in_flight_blocks = self.in_flight_blocks.saturating_add(ask.blocks);
+        self.used_ns = self.used_ns.saturating_add(ask.price_ns);
     }
 
     /// A request has used `cost_ns`, whatever it was charged.

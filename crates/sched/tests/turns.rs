@@ -43,6 +43,7 @@ fn divided(policy: Policy) -> Settings {
     Settings {
         ceiling: Some(ceiling()),
         policy,
+        background: 0,
     }
 }
 

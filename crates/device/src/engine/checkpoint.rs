@@ -11,6 +11,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, SegmentNo};
 
 use super::Inner;
+use super::background::Turn;
 use super::error::DvolError;
 use super::join::join_all;
 use super::journal::Position;
@@ -86,6 +87,8 @@ impl<'a, P: Platform> Batch<'a, P> {
         let inner = self.inner;
         let writes = std::mem::take(&mut self.writes);
         let each = writes.into_iter().map(|(block, buf)| async move {
+            let blocks = buf.len() as u64 / BLOCK_SIZE;
+            let _turn: Turn = inner.checkpoint_turn(blocks).await;
             inner
                 .write_with_retries(block.offset_bytes(), buf, WRITE_TRIES)
                 .await
@@ -123,6 +126,12 @@ impl<P: Platform> Inner<P> {
     /// Waits for a checkpoint that begins after this call. `Stopping` if none does: behind the last one,
     /// which may fail, there is no other.
     pub(super) async fn checkpoint_now(&self) -> Result<(), DvolError> {
+        let _pressing = self.press();
+        self.checkpoint_soon().await
+    }
+
+    /// The same for who has time: the checkpoint waits for its turns at the device.
+    pub(super) async fn checkpoint_soon(&self) -> Result<(), DvolError> {
         let target = self.checkpoints_started.get() + 1;
         let failed = self.checkpoints_failed.get();
         self.request_checkpoint();

@@ -12,6 +12,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Lsn, Slot, VBlock, unit::VBLOCKS_MAX};
 
 use super::Inner;
+use super::background::Work;
 use super::due::Purpose;
 use super::error::DvolError;
 use crate::format::catalogue::CatalogueRecord;
@@ -135,6 +136,7 @@ impl<P: Platform> Inner<P> {
         let mut from = VBlock(0);
         loop {
             self.check_running()?;
+            let _turn = self.background_turn(Work::reads(1)).await;
             let floor = self.dvol_in(slot)?.floor;
             let find = |map: &crate::v2p::Map, range, out: &mut Vec<_>| {
                 map.tombstones(range, STEP_MAX, out)
@@ -179,6 +181,7 @@ impl<P: Platform> Inner<P> {
         let step = STEP_MAX.min(self.dirty_nodes_max() / 8).max(1);
         let mut from = VBlock(0);
         let mut dropped = 0;
+        let mut loads = 0;
         loop {
             self.check_running()?;
             // A checkpoint under way must not lose its nodes, and one that is due comes first. That it finds room is
@@ -210,10 +213,18 @@ impl<P: Platform> Inner<P> {
                     from = next;
                     drop(pass);
                     self.evict_nodes();
+                    // Not between loading nodes and using them: they would be gone again.
+                    if loads > 0 {
+                        drop(self.background_turn(Work::reads(loads)).await);
+                        loads = 0;
+                    }
                 }
                 // What was loaded stays until it has been used: if the maps have less room than a
                 // step needs, it would be loaded again and again, and so would what changes need.
-                Err(missing) => self.load_node(&missing).await?,
+                Err(missing) => {
+                    loads += 1;
+                    self.load_node(&missing).await?;
+                }
             }
             self.platform.yield_now().await;
         }

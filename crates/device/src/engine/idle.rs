@@ -41,7 +41,7 @@ impl<P: Platform> Inner<P> {
                 let counter = &self.counters.idle_checkpoints;
                 counter.set(counter.get() + 1);
                 // If there was no room for one, others will be made when there is.
-                let _ = self.checkpoint_now().await;
+                let _ = self.checkpoint_soon().await;
             }
         }
     }

@@ -163,6 +163,10 @@ counters! {
     checkpoints,
     /// Checkpoints made because nothing had happened for a while.
     idle_checkpoints,
+    /// Steps in the background that did not wait for their turn at the device any longer.
+    background_hurried,
+    /// Time for which steps in the background waited for their turn at the device.
+    background_waited_ns,
     /// Time that the last checkpoint took.
     checkpoint_ns,
     /// Time for which changes waited because the ring was full.

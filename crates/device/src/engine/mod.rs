@@ -8,6 +8,7 @@
 //! true), `write`, `deallocate`, `read`, `cached`, `checkpoint`, `recovery`, `replay`, `admin`, `reaper`.
 
 mod admin;
+mod background;
 mod batch;
 mod bitmaps;
 mod cached;
@@ -62,6 +63,7 @@ use crate::space::DeviceShared;
 use crate::state::{Effects, State};
 
 pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
+pub use background::{Background, BackgroundTurn, ComingTurn, Work};
 pub use batch::{Batch, BlockMeta, Change, Condition};
 pub use error::DvolError;
 pub use format::{fixed_areas, format_device, read_superblock};
@@ -184,6 +186,10 @@ struct Inner<P: Platform> {
     host_full: Cell<bool>,
     /// Slot whose map gives up nodes next.
     eviction: load::Eviction,
+    /// Gives the background its turns; none: it needs none.
+    background: RefCell<Option<Rc<dyn background::Background>>>,
+    /// Those who wait for a checkpoint.
+    pressing: Cell<u64>,
     /// Background tasks still running.
     tasks: Cell<usize>,
     last_scrub: RefCell<Option<ScrubReport>>,

@@ -4,12 +4,14 @@
 //! follows from the state, live and in recovery alike. Cost: the nodes that the layer does not
 //! share with its child.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_types::{BLOCK_SIZE, Slot};
 use smallvec::SmallVec;
 
+use super::background::Work;
 use super::due::Purpose;
 use super::error::DvolError;
 use super::info::Handle;
@@ -135,15 +137,25 @@ impl<P: Platform> Inner<P> {
 
     /// One step of reaping.
     async fn reap_once(self: &Rc<Self>, slot: Slot) -> Result<(), DvolError> {
+        // One read to begin with: what it loads is charged when it is known.
+        let mut turn = self.background_turn(Work::reads(1)).await;
+        let loads = Cell::new(0);
+        let result = self.reap_a_step(slot, &loads).await;
+        turn.used(Work::reads(loads.get()));
+        result
+    }
+
+    async fn reap_a_step(self: &Rc<Self>, slot: Slot, loads: &Cell<u64>) -> Result<(), DvolError> {
         self.settle_before_reaping(slot).await?;
         self.clear_way(slot, 2, Purpose::Giving).await?;
-        let to = self.next_reap_cursor(slot).await?;
+        let to = self.next_reap_cursor(slot, loads).await?;
         // The step itself must find everything it needs in memory.
         let record = Record::Reap { slot, to };
         loop {
             let _pass = self.gate.enter();
             let missing = self.state.borrow().missing(&record);
             let Some(missing) = missing else { break };
+            loads.set(loads.get() + 1);
             self.load_node(&missing).await?;
         }
         self.check_running()?;
@@ -185,7 +197,7 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    async fn next_reap_cursor(&self, slot: Slot) -> Result<Key, DvolError> {
+    async fn next_reap_cursor(&self, slot: Slot, loads: &Cell<u64>) -> Result<Key, DvolError> {
         let most = self.options.reap_step_entries;
         loop {
             let _pass = self.gate.enter();
@@ -209,6 +221,7 @@ impl<P: Platform> Inner<P> {
                     Err(missing) => missing,
                 }
             };
+            loads.set(loads.get() + 1);
             self.load_node(&missing).await?;
         }
     }

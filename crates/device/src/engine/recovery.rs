@@ -4,7 +4,7 @@
 //! it dropped stays dropped, and running it again after a crash in the middle gives the same state.
 //! Cost: the ring, the nodes that its records touch, and one checkpoint; never the device's size.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -270,6 +270,8 @@ impl<P: Platform> Engine<P> {
             tasks: 0.into(),
             last_scrub: RefCell::default(),
             background_scrub: RefCell::default(),
+            background: RefCell::default(),
+            pressing: Cell::default(),
         };
         let engine = Engine {
             inner: Rc::new(inner),

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use flagstone_platform::Platform;
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Slot, VBlock, unit::VBLOCKS_MAX};
 
+use super::background::Work;
 use super::error::DvolError;
 use super::{Engine, Inner};
 use crate::v2p::{Entry, EntryKind};
@@ -34,6 +35,10 @@ const PAUSE_MAX_NS: u64 = 60_000_000_000;
 
 /// Entries looked up at a time.
 const STEP_ENTRIES: usize = 256;
+
+/// The same where each step waits for a turn at the device: they are read one after the other, so a longer turn would be
+/// one that others wait long for.
+const TURN_ENTRIES: usize = 16;
 
 /// A pass over everything.
 struct Pass<'a> {
@@ -143,7 +148,14 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), DvolError> {
         let mut from = VBlock(0);
         let end = VBlock(VBLOCKS_MAX);
+        let step = match self.has_turns() {
+            true => TURN_ENTRIES,
+            false => STEP_ENTRIES,
+        };
+        let pause_ns = pass.pause_ns / (STEP_ENTRIES / step) as u64;
         while from < end {
+            // Before the gate: who waits keeps nothing from being reused.
+            let mut turn = self.background_turn(Work::reads(step as u64)).await;
             self.check_running()?;
             // What the step looks at is not reused before it is checked.
             let reading = self.gate.enter();
@@ -159,9 +171,9 @@ impl<P: Platform> Inner<P> {
                 if from >= end {
                     return Ok(());
                 }
-                let looked = found.map.lookup(from..end, STEP_ENTRIES, &mut entries);
+                let looked = found.map.lookup(from..end, step, &mut entries);
                 looked.map(|()| {
-                    let last = (entries.len() >= STEP_ENTRIES).then(|| entries.last());
+                    let last = (entries.len() >= step).then(|| entries.last());
                     let last = last.flatten().map(Entry::end_vblock);
                     entries.retain(|entry| state.owns(slot, entry));
                     last
@@ -170,6 +182,7 @@ impl<P: Platform> Inner<P> {
             let last = match found {
                 Ok(last) => last,
                 Err(missing) => {
+                    turn.used(Work::reads(1));
                     if self.load_node(&missing).await.is_err() {
                         pass.report(|report| report.broken_maps += 1);
                         self.count_scrubbed(0, 1);
@@ -178,13 +191,15 @@ impl<P: Platform> Inner<P> {
                     continue;
                 }
             };
+            turn.used(Work::reads(entries.len() as u64));
             for entry in &entries {
                 self.scrub_entry(slot, entry, pass).await;
             }
             // Nothing is kept from being reused while the scrub rests.
             drop(reading);
+            drop(turn);
             self.evict_nodes();
-            self.platform.sleep_ns(pass.pause_ns).await;
+            self.platform.sleep_ns(pause_ns).await;
             match last {
                 Some(last) => from = last,
                 None => return Ok(()),

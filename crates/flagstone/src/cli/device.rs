@@ -14,7 +14,8 @@ use crate::config::DeviceConfig;
 use crate::exit::Exit;
 use crate::name::parse_name;
 use crate::node::{
-    DeviceCeiling, DeviceInfo, DevicePage, Schedule, SchedulePolicy, ScrubState, ScrubStatus,
+    BACKGROUND_MAX_PERCENT, DeviceCeiling, DeviceInfo, DevicePage, Schedule, SchedulePolicy,
+    ScrubState, ScrubStatus,
 };
 use crate::offline::FormatOptions;
 use crate::output::{Output, utc};
@@ -75,6 +76,9 @@ Examples:
         /// Who goes next
         #[arg(long)]
         policy: Option<SchedulePolicy>,
+        /// What its own work (checkpoints, scrub, reaping) is promised, in percent
+        #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=i64::from(BACKGROUND_MAX_PERCENT)))]
+        background: Option<u8>,
     },
     /// Find out what a device can do that no node serves, and the ceiling to give it
     Calibrate(calibrate::CalibrateArgs),
@@ -147,13 +151,15 @@ pub(super) fn run(
             device,
             ceiling,
             policy,
+            background,
         } => {
             let path = format!("/v1/devices/{device}");
             let mut info: DeviceInfo = client.get(&path)?;
-            if ceiling.is_some() || policy.is_some() {
+            if ceiling.is_some() || policy.is_some() || background.is_some() {
                 let schedule = Schedule {
                     ceiling: ceiling.map_or(info.schedule.ceiling, |arg| arg.0),
                     policy: policy.unwrap_or(info.schedule.policy),
+                    background_percent: background.unwrap_or(info.schedule.background_percent),
                 };
                 info = client.send("PUT", &format!("{path}/schedule"), &schedule)?;
             }
@@ -256,7 +262,11 @@ fn show(info: &DeviceInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
 }
 
 fn schedule_sentence(info: &DeviceInfo) -> String {
-    let Schedule { ceiling, policy } = info.schedule;
+    let Schedule {
+        ceiling,
+        policy,
+        background_percent,
+    } = info.schedule;
     let Some(ceiling) = ceiling else {
         return "no ceiling, so nothing is divided".to_string();
     };
@@ -265,7 +275,9 @@ fn schedule_sentence(info: &DeviceInfo) -> String {
         true => ": MORE THAN IT HAS",
         false => "",
     };
-    format!("{policy}, up to {ceiling}; floors claim {promised:.1} % of what it can promise{over}")
+    format!(
+        "{policy}, up to {ceiling}; its own work is promised {background_percent} %; floors claim {promised:.1} % of what it can promise{over}"
+    )
 }
 
 fn scrub_sentence(status: &ScrubStatus) -> String {

@@ -52,7 +52,10 @@ pub use options::{
     MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeOptions,
     SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, VOLUMES_EXPORT,
 };
-pub use slo::{DeviceCeiling, Rates, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise};
+pub use slo::{
+    BACKGROUND_DEFAULT_PERCENT, BACKGROUND_MAX_PERCENT, DeviceCeiling, Rates, Schedule,
+    SchedulePolicy, Slo, SloLimit, SloPromise,
+};
 pub use snapshot_schedule::{
     EVERY_LEAST_S, EVERY_MOST_S, STAY_MOST, ScheduledSnapshots, SnapshotSchedule,
 };

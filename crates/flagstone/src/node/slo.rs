@@ -131,13 +131,33 @@ impl fmt::Display for SchedulePolicy {
 }
 
 /// How a device is divided among its volumes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Schedule {
     /// What it may be asked for. Null: whatever it can do; then nothing is divided, and floors promise nothing.
     pub ceiling: Option<DeviceCeiling>,
     /// Who goes next.
     pub policy: SchedulePolicy,
+    /// What its own work (checkpoints, scrub, reaping) is promised, in percent of what can be. It takes what nobody else
+    /// wants besides.
+    #[schema(maximum = 50)]
+    pub background_percent: u8,
+}
+
+/// The most that a device's own work can be promised, in percent.
+pub const BACKGROUND_MAX_PERCENT: u8 = 50;
+
+/// What a device's own work is promised unless told otherwise, in percent.
+pub const BACKGROUND_DEFAULT_PERCENT: u8 = 5;
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Schedule {
+            ceiling: None,
+            policy: SchedulePolicy::default(),
+            background_percent: BACKGROUND_DEFAULT_PERCENT,
+        }
+    }
 }
 
 impl fmt::Display for DeviceCeiling {

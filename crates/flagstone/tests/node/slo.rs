@@ -20,6 +20,7 @@ fn schedule(ceiling: &str, policy: SchedulePolicy) -> Schedule {
     Schedule {
         ceiling: Some(ceiling.parse().expect(ceiling)),
         policy,
+        ..Schedule::default()
     }
 }
 
@@ -200,7 +201,7 @@ fn without_a_ceiling_there_is_nothing_to_promise() {
             bytes: 0,
             latency_us: 0,
         }),
-        policy: SchedulePolicy::Deficit,
+        ..Schedule::default()
     };
     let refused = set_schedule(&scene, nonsense);
     assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));

@@ -54,6 +54,7 @@ struct DeviceShare {
     mapped_bytes: u64,
     fenced: bool,
     corrupt_blocks: u64,
+    own_work_ns: u64,
     io: DeviceIoStats,
     counters: Vec<(&'static str, u64)>,
 }
@@ -264,7 +265,10 @@ impl RealNode {
         for core in 0..self.remotes.len() {
             let share = self
                 .on_core(core, "describing a device", move |core| async move {
-                    let mut sum = DeviceShare::default();
+                    let mut sum = DeviceShare {
+                        own_work_ns: core.own_work_ns(device),
+                        ..DeviceShare::default()
+                    };
                     for owned in core.engines.iter().filter(|e| e.device == device) {
                         sum.size_bytes = owned.engine.superblock().block_count * BLOCK_SIZE;
                         sum.add_engine(&owned.engine.space());
@@ -525,6 +529,7 @@ impl RealNode {
                     .iter()
                     .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
                     .map(|&(name, value)| counter(name, EngineCounters::help(name), value))
+                    .chain([counter(OWN_WORK.0, OWN_WORK.1, share.own_work_ns)])
                     .collect(),
             });
         }
@@ -595,6 +600,7 @@ impl DeviceShare {
         self.mapped_bytes += other.mapped_bytes;
         self.fenced |= other.fenced;
         self.corrupt_blocks += other.corrupt_blocks;
+        self.own_work_ns += other.own_work_ns;
         self.io.merge(&other.io);
         self.add_counters(other.counters);
     }
@@ -637,6 +643,12 @@ fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotI
     }
 }
 
+/// What the engines of a device have used of it for their own work, and what that is called.
+const OWN_WORK: (&str, &str) = (
+    "background_used_ns",
+    "Device time used by checkpoints, scrub, reaping and forgetting, where the device is divided.",
+);
+
 /// The counters of a device's journals are added up, this one too.
 const CHECKPOINT_HELP: &str = "Time that the last checkpoint of each journal took, added up over the \
                                journals of the device.";
@@ -658,6 +670,12 @@ fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
         // That of the last one, not of all.
         "checkpoint_ns" => ("checkpoint_seconds", MetricKind::Gauge, value / 1e9),
         "journal_full_ns" => ("journal_full_seconds", MetricKind::Counter, value / 1e9),
+        "background_waited_ns" => (
+            "background_waited_seconds",
+            MetricKind::Counter,
+            value / 1e9,
+        ),
+        "background_used_ns" => ("background_used_seconds", MetricKind::Counter, value / 1e9),
         "spin_ns" => ("spin_seconds", MetricKind::Counter, value / 1e9),
         "holding_devices" => (name, MetricKind::Gauge, value),
         name => (name, MetricKind::Counter, value),

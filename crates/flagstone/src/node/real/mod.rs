@@ -6,6 +6,7 @@
 
 mod access;
 mod attributes;
+mod background;
 mod core;
 mod describe;
 mod epochs;

@@ -14,8 +14,8 @@ use flagstone_types::{BLOCK_SIZE, DvolId};
 use super::RealNode;
 use super::attributes::{BANDWIDTH_MAX, RATE_MAX, VolumeAttributes};
 use crate::node::{
-    DeviceCeiling, DeviceInfo, NodeError, NodeErrorKind, Rates, Schedule, SchedulePolicy, Slo,
-    SloLimit, SloPromise, VolumeInfo,
+    BACKGROUND_MAX_PERCENT, DeviceCeiling, DeviceInfo, NodeError, NodeErrorKind, Rates, Schedule,
+    SchedulePolicy, Slo, SloLimit, SloPromise, VolumeInfo,
 };
 
 /// How long a request may be in a device whose ceiling doesn't say it.
@@ -84,7 +84,11 @@ pub(super) fn settings_of(schedule: &Schedule) -> Settings {
         SchedulePolicy::Strict => Policy::Strict,
         SchedulePolicy::FirstCome => Policy::FirstCome,
     };
-    Settings { ceiling, policy }
+    Settings {
+        ceiling,
+        policy,
+        background: u32::from(schedule.background_percent) * 10_000,
+    }
 }
 
 /// What the cores share of each device.
@@ -132,6 +136,14 @@ fn check_most(promise: SloPromise, limit: SloLimit, doing: &str) -> Result<(), N
 
 /// Refuses a schedule that makes no sense.
 fn check_schedule(schedule: &Schedule, doing: &str) -> Result<(), NodeError> {
+    if schedule.background_percent > BACKGROUND_MAX_PERCENT {
+        let found = format!(
+            "{} % for the device's own work; expected at most {BACKGROUND_MAX_PERCENT}",
+            schedule.background_percent
+        );
+        return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+            .next("give a smaller part; it takes what nobody else wants besides"));
+    }
     match schedule.ceiling {
         Some(ceiling) if ceiling.reads == 0 || ceiling.writes == 0 => {
             let found = "a ceiling of no reads or no writes a second";
@@ -156,13 +168,17 @@ impl RealNode {
         let schedule = self.schedule_of(device);
         let claimed = settings_of(&schedule).ceiling.map(|ceiling| async move {
             let floors = self.floors.lock().await;
-            let totals = totals_of(&floors, device, None);
+            let totals = totals_of(&floors, device, None, &schedule);
             let claimed = totals.claimed_ns(&ceiling.prices);
             let nothing = flagstone_sched::Slo::Floor {
                 reads: u64::MAX,
                 writes: u64::MAX,
             };
-            let all = admit(&ceiling.prices, WHOLE_NS, Totals::default(), nothing);
+            let others = Totals {
+                background: totals.background,
+                ..Totals::default()
+            };
+            let all = admit(&ceiling.prices, WHOLE_NS, others, nothing);
             let promisable = match all {
                 Admission::TooMuch { left_ns, .. } => left_ns,
                 Admission::Fits => WHOLE_NS,
@@ -190,13 +206,14 @@ impl RealNode {
             return Ok(());
         };
         let name = &self.devices[device].name;
-        let Some(ceiling) = settings_of(&self.schedule_of(device)).ceiling else {
+        let schedule = self.schedule_of(device);
+        let Some(ceiling) = settings_of(&schedule).ceiling else {
             let found = format!("device '{name}' has no ceiling, so nothing of it can be promised");
             return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
                 "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
             ));
         };
-        let others = totals_of(floors, device, volume);
+        let others = totals_of(floors, device, volume, &schedule);
         match admit(&ceiling.prices, WHOLE_NS, others, promise_of(slo.promise)) {
             Admission::Fits => Ok(()),
             Admission::TooMuch { .. } if oversubscribe => Ok(()),
@@ -288,12 +305,16 @@ pub(super) fn note_floor(floors: &mut Floors, id: DvolId, device: usize, slo: &S
     };
 }
 
-/// All floors of a device, but for that of one volume.
-fn totals_of(floors: &Floors, device: usize, but: Option<DvolId>) -> Totals {
+/// All floors of a device, but for that of one volume, and what its own work is promised.
+fn totals_of(floors: &Floors, device: usize, but: Option<DvolId>, schedule: &Schedule) -> Totals {
     let others = floors
         .iter()
         .filter(|(id, (of, _))| *of == device && Some(**id) != but);
-    Totals::of(others.map(|(_, (_, rates))| promise_of(SloPromise::Floor(*rates))))
+    let others = others.map(|(_, (_, rates))| promise_of(SloPromise::Floor(*rates)));
+    Totals {
+        background: settings_of(schedule).background,
+        ..Totals::of(others)
+    }
 }
 
 #[cfg(test)]
@@ -331,6 +352,7 @@ mod tests {
         let schedule = |ceiling: &str| Schedule {
             ceiling: Some(ceiling.parse().expect(ceiling)),
             policy: SchedulePolicy::Strict,
+            ..Schedule::default()
         };
         let settings = settings_of(&schedule("reads=20000 writes=10000"));
         assert_eq!(settings.policy, Policy::Strict);

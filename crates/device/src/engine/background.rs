@@ -1,0 +1,204 @@
+//! Turns of the engine's own work at the device: what nobody waits for gives way to what clients ask for.
+//!
+//! Whoever runs the engine may give it a [`Background`]; without one, work begins at once and costs a look at a flag. Scrub,
+//! reaping, forgetting and the writes of checkpoints ask for a turn before each step.
+//!
+//! No deadlock: a client's write may have a turn of its own and wait for what a checkpoint or the reaper gives back, while
+//! no turn is free before that write has ended. So no step waits for its turn for good. It looks each
+//! [`LOOK_NS`] whether somebody waits for what is being made, and begins without a turn then; and it does so anyway after
+//! [`PATIENCE_NS`], which needs no knowledge of who waits for what. And nothing is held while it waits: no pass of the
+//! gate, no lock, no turn of the engine's budgets but that of the checkpoint under way, and units are applied meanwhile.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::Poll;
+
+use flagstone_platform::Platform;
+
+use super::{Engine, Inner};
+
+/// How often it is looked whether somebody waits for what is made in the background.
+const LOOK_NS: u64 = 1_000_000;
+
+/// The longest wait for a turn.
+pub(super) const PATIENCE_NS: u64 = 100_000_000;
+
+/// The longest wait of a checkpoint for the turn of one of its writes, with half of the ring in use or less.
+const CHECKPOINT_PATIENCE_NS: u64 = 20_000_000;
+
+/// What a step in the background does to the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Work {
+    /// It writes; otherwise it reads.
+    pub writes: bool,
+    /// How many times, one after the other.
+    pub times: u64,
+    /// How many blocks each time.
+    pub blocks: u64,
+}
+
+impl Work {
+    /// Reads of a block each, one after the other.
+    pub fn reads(times: u64) -> Work {
+        Work {
+            writes: false,
+            times,
+            blocks: 1,
+        }
+    }
+
+    /// A write of so many blocks.
+    pub fn write(blocks: u64) -> Work {
+        Work {
+            writes: true,
+            times: 1,
+            blocks,
+        }
+    }
+}
+
+/// The permission to do a step. It is over when this is dropped.
+pub trait BackgroundTurn {
+    /// It was this that the device was asked for, more or less than said before. [`Work::times`] of zero is nothing.
+    fn used(&mut self, work: Work);
+}
+
+/// A turn that is waited for. Whoever drops it doesn't want it any more.
+pub type ComingTurn = Pin<Box<dyn Future<Output = Box<dyn BackgroundTurn>>>>;
+
+/// Gives an engine's background its turns. One for each engine.
+pub trait Background {
+    /// Waits for a turn.
+    fn turn(&self, work: Work) -> ComingTurn;
+
+    /// Takes one before all others: somebody waits for what this makes.
+    fn turn_now(&self, work: Work) -> Box<dyn BackgroundTurn>;
+}
+
+/// A turn, if turns are given.
+pub(super) struct Turn(Option<Box<dyn BackgroundTurn>>);
+
+impl Turn {
+    /// See [`BackgroundTurn::used`].
+    pub(super) fn used(&mut self, work: Work) {
+        if let Some(turn) = &mut self.0 {
+            turn.used(work);
+        }
+    }
+}
+
+/// Somebody waits for a checkpoint as long as this is there.
+pub(super) struct Pressing<'a>(&'a Cell<u64>);
+
+impl Drop for Pressing<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl<P: Platform> Engine<P> {
+    /// From now on the background waits for its turns. Not before the engine is open: recovery is nobody's background.
+    pub fn set_background(&self, background: Rc<dyn Background>) {
+        *self.inner.background.borrow_mut() = Some(background);
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Whether turns are given at all.
+    pub(super) fn has_turns(&self) -> bool {
+        self.background.borrow().is_some()
+    }
+
+    /// Waits for a turn of the background. Nothing that others need may be held meanwhile.
+    pub(super) async fn background_turn(&self, work: Work) -> Turn {
+        self.turn_within(work, || match self.check_running() {
+            Ok(()) => PATIENCE_NS,
+            Err(_) => 0,
+        })
+        .await
+    }
+
+    /// The same for a write of a checkpoint: the less long, the more of the ring is in use.
+    pub(super) async fn checkpoint_turn(&self, blocks: u64) -> Turn {
+        self.turn_within(Work::write(blocks), || self.checkpoint_patience_ns())
+            .await
+    }
+
+    /// Waits for a turn for as long as `patience_ns` says, asked again and again.
+    async fn turn_within(&self, work: Work, patience_ns: impl Fn() -> u64) -> Turn {
+        let background = self.background.borrow().clone();
+        let Some(background) = background else {
+            return Turn(None);
+        };
+        let began = self.platform.now();
+        let mut coming = background.turn(work);
+        loop {
+            let mut look = pin!(self.platform.sleep_ns(LOOK_NS));
+            let come = poll_fn(|cx| match coming.as_mut().poll(cx) {
+                Poll::Ready(turn) => Poll::Ready(Some(turn)),
+                // What is pressing is so before the first look, too.
+                Poll::Pending if patience_ns() == 0 => Poll::Ready(None),
+                Poll::Pending => look.as_mut().poll(cx).map(|()| None),
+            });
+            let come = come.await;
+            let waited_ns = self.platform.now().since(began);
+            if let Some(turn) = come {
+                self.note_background_waited(waited_ns);
+                return Turn(Some(turn));
+            }
+            if waited_ns >= patience_ns() {
+                drop(coming);
+                self.note_background_waited(waited_ns);
+                let hurried = &self.counters.background_hurried;
+                hurried.set(hurried.get() + 1);
+                return Turn(Some(background.turn_now(work)));
+            }
+        }
+    }
+
+    fn note_background_waited(&self, ns: u64) {
+        let waited = &self.counters.background_waited_ns;
+        waited.set(waited.get().saturating_add(ns));
+    }
+
+    /// Somebody waits for a checkpoint as long as what this returns is there.
+    pub(super) fn press(&self) -> Pressing<'_> {
+        self.pressing.set(self.pressing.get() + 1);
+        Pressing(&self.pressing)
+    }
+
+    /// How long a write of a checkpoint may wait for its turn, in nanoseconds.
+    fn checkpoint_patience_ns(&self) -> u64 {
+        let is_pressing = self.pressing.get() > 0 || self.checkpointer_off.get();
+        let journal = self.journal.borrow();
+        if is_pressing || self.check_running().is_err() || !journal.has_room() {
+            return 0;
+        }
+        patience_ns(journal.used_blocks(), journal.ring_blocks())
+    }
+}
+
+/// The whole patience up to a half of the ring in use, none from fifteen sixteenths on, and in between by what is left.
+fn patience_ns(used_blocks: u32, ring_blocks: u32) -> u64 {
+    let (used, ring) = (u64::from(used_blocks), u64::from(ring_blocks));
+    let left = (ring * 15 / 16).saturating_sub(used);
+    let most = (ring * 15 / 16 - ring / 2).max(1);
+    CHECKPOINT_PATIENCE_NS * left.min(most) / most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_ends_before_the_ring_does() {
+        assert_eq!(patience_ns(0, 1600), CHECKPOINT_PATIENCE_NS);
+        assert_eq!(patience_ns(800, 1600), CHECKPOINT_PATIENCE_NS);
+        assert_eq!(patience_ns(1150, 1600), CHECKPOINT_PATIENCE_NS / 2);
+        assert_eq!(patience_ns(1500, 1600), 0);
+        assert_eq!(patience_ns(1600, 1600), 0);
+        assert!(patience_ns(1499, 1600) > 0);
+    }
+}

@@ -1,0 +1,223 @@
+//! Turns of an engine's own work in the simulator: no deadlock, and no more than it is promised while others want more.
+
+use std::cell::Cell;
+use std::future::pending;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_device::engine::{
+    CreateDvol, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
+};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_sched::price::Price;
+use flagstone_sched::{Ceiling, Device, Policy, Prices, Settings};
+use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
+
+use super::*;
+
+const BLOCK: usize = BLOCK_SIZE as usize;
+const SECOND_NS: u64 = 1_000_000_000;
+/// 5,000 blocks a second, so that what is asked for is more than there is.
+const BLOCK_NS: u64 = 200_000;
+const WINDOW_BLOCKS: u64 = 8;
+
+/// A window that the clients' writes fill.
+fn settings(background: u32) -> Settings {
+    let block = Price {
+        op_ns: 0,
+        block_ns: BLOCK_NS,
+    };
+    Settings {
+        ceiling: Some(Ceiling {
+            prices: Prices {
+                read: block,
+                write: block,
+                flush_ns: 1,
+            },
+            window_blocks: WINDOW_BLOCKS,
+        }),
+        policy: Policy::Deficit,
+        background,
+    }
+}
+
+struct Scene {
+    platform: SimPlatform,
+    engine: Engine<SimPlatform>,
+    dvol: Handle,
+    turns: Turns<SimPlatform>,
+}
+
+/// Runs something on an engine whose ring is as short as rings are.
+fn in_scene<F: Future<Output = ()> + 'static>(
+    seed: u64,
+    background: u32,
+    run: impl FnOnce(Scene) -> F + 'static,
+) {
+    let disk = SimDisk::new(DiskConfig::new(128 << 20));
+    let world = World::new(seed);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let device = platform.open(&disk);
+        let format = FormatOptions {
+            journal_count: 1,
+            ring_blocks: 128,
+            ..FormatOptions::for_size(disk.size_bytes())
+        };
+        let formatted = format_device(&platform, &device, format).await;
+        formatted.expect("formats");
+        let prepared = Engine::<SimPlatform>::prepare(&platform, &device).await;
+        let (superblock, shared) = prepared.expect("has a superblock");
+        let options = EngineOptions::default();
+        let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+        let (engine, _) = opened.await.expect("opens");
+        let spec = CreateDvol {
+            name: "dvol".into(),
+            size_bytes: 64 << 20,
+            id: None,
+            reserved_bytes: 0,
+        };
+        let dvol = engine.create(spec).await.expect("creates");
+        let divided = Arc::new(Device::new(settings(background), 1));
+        let turns = Turns::new(platform.clone(), 0, divided, || 0);
+        run(Scene {
+            platform,
+            engine,
+            dvol,
+            turns,
+        })
+        .await;
+    });
+}
+
+/// Tasks that write all the time, each write in a turn that lasts until it is answered. Returns how many writes were made
+/// within so much time.
+async fn write_for(scene: &Scene, tasks: u64, ns: u64) -> u64 {
+    let tenant = scene.turns.tenant(Slo::default(), Limits::default());
+    let end = scene.platform.now().plus_ns(ns);
+    let (written, left) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(tasks)));
+    for task in 0..tasks {
+        let (platform, engine, dvol) = (scene.platform.clone(), scene.engine.clone(), scene.dvol);
+        let (tenant, written, left) = (tenant.clone(), written.clone(), left.clone());
+        scene.platform.spawn(async move {
+            let mut at = task * 7919;
+            while platform.now() < end {
+                at = (at + 104_729) % 16_000;
+                let turn = tenant.turn(Want::write(0, BLOCK_SIZE, false)).await;
+                let data = IoBuf::copy_of(&[task as u8; BLOCK]);
+                let stability = Stability::Stable;
+                let write = engine.write(dvol, at * BLOCK_SIZE, data, stability);
+                write.await.expect("writes");
+                drop(turn);
+                written.set(written.get() + 1);
+            }
+            left.set(left.get() - 1);
+        });
+    }
+    while left.get() > 0 {
+        scene.platform.sleep_ns(1_000_000).await;
+        let late = scene.platform.now().since(end);
+        assert!(late < 10 * SECOND_NS, "{} writes wait for good", left.get());
+    }
+    written.get()
+}
+
+/// Gives no turn ever: as if those who have one all waited for what the background makes.
+struct Never;
+
+struct Unasked;
+
+impl BackgroundTurn for Unasked {
+    fn used(&mut self, _: Work) {}
+}
+
+impl Background for Never {
+    fn turn(&self, _: Work) -> ComingTurn {
+        Box::pin(pending())
+    }
+
+    fn turn_now(&self, _: Work) -> Box<dyn BackgroundTurn> {
+        Box::new(Unasked)
+    }
+}
+
+#[test]
+fn a_full_ring_does_not_wait_for_a_checkpoint_that_gets_no_turn() {
+    for seed in 0..4 {
+        in_scene(seed, 50_000, |scene| async move {
+            let without = write_for(&scene, 32, SECOND_NS / 2).await;
+            scene.engine.set_background(Rc::new(Never));
+            let before = scene.engine.counters().checkpoints.get();
+            let with = write_for(&scene, 32, SECOND_NS / 2).await;
+            let counters = scene.engine.counters();
+            assert!(counters.checkpoints.get() > before, "the ring goes around");
+            assert!(counters.background_hurried.get() > 0);
+            assert!(with * 2 > without, "{with} after {without} writes");
+            scene.engine.stop().await.expect("stops");
+        });
+    }
+}
+
+/// The same with the scheduler: every turn is held by a write, and those wait for the ring.
+#[test]
+fn writes_that_hold_all_turns_do_not_keep_a_checkpoint_from_making_room() {
+    for seed in 0..4 {
+        in_scene(seed, 50_000, |scene| async move {
+            let without = write_for(&scene, 64, SECOND_NS / 2).await;
+            let tenant = schedule(&scene.engine, &scene.turns);
+            let before = scene.engine.counters().checkpoints.get();
+            let with = write_for(&scene, 64, SECOND_NS / 2).await;
+            let made = scene.engine.counters().checkpoints.get() - before;
+            assert!(made > 0, "the ring goes around");
+            assert!(with * 2 > without, "{with} after {without} writes");
+            assert!(tenant.used_ns() > 0, "what checkpoints write is charged");
+            scene.engine.stop().await.expect("stops");
+        });
+    }
+}
+
+#[test]
+fn a_scrub_gets_what_the_background_is_promised_while_others_want_everything() {
+    for (percent, most) in [(5, 8), (20, 25)] {
+        in_scene(9, percent * 10_000, move |scene| async move {
+            let Scene {
+                platform,
+                engine,
+                dvol,
+                turns,
+            } = &scene;
+            for at in 0..1000 {
+                let data = IoBuf::copy_of(&[1; BLOCK]);
+                let write = engine.write(*dvol, at * BLOCK_SIZE, data, Stability::Unstable);
+                write.await.expect("writes");
+            }
+            schedule(engine, turns);
+            let scrubbing = engine.clone();
+            let scrubbed = Rc::new(Cell::new(0_u64));
+            let count = scrubbed.clone();
+            platform.spawn(async move {
+                while let Ok(report) = scrubbing.scrub(0).await {
+                    count.set(count.get() + report.checked_blocks);
+                }
+            });
+            // Reads of a device that takes as long as the scheduler thinks it does.
+            let reader = turns.tenant(Slo::default(), Limits::default());
+            for _ in 0..32 {
+                let (platform, reader) = (platform.clone(), reader.clone());
+                platform.clone().spawn(async move {
+                    loop {
+                        let turn = reader.turn(Want::read(0, BLOCK_SIZE)).await;
+                        platform.sleep_ns(BLOCK_NS).await;
+                        drop(turn);
+                    }
+                });
+            }
+            platform.sleep_ns(4 * SECOND_NS).await;
+            let checked = engine.counters().scrubbed_blocks.get();
+            let part = checked * BLOCK_NS * 100 / (4 * SECOND_NS);
+            let least = u64::from(percent) * 8 / 10;
+            assert!((least..=most).contains(&part), "{part} % of {percent} %");
+            drop(scrubbed);
+        });
+    }
+}
