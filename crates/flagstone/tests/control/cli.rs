@@ -177,7 +177,7 @@ fn a_session() {
             &served,
             "device schedule device --ceiling reads=9000,writes=4000,latency=2ms"
         ),
-        "device device: deficit, up to reads=9000 writes=4000 latency=2000us; floors claim 25.0 % of what it can \
+        "device device: deficit, up to reads=9000 writes=4000 latency=2000us; its own work is promised 5 %; floors claim 25.0 % of what it can \
          promise\n"
     );
     let strict = json(&served, "device schedule device --policy strict");
