@@ -12,6 +12,7 @@ mod daemon;
 mod e2e;
 mod forward;
 mod fuzz;
+mod instructions;
 mod process;
 mod repo;
 mod steps;
@@ -55,6 +56,8 @@ enum Task {
     /// Benchmarks beside peers, in one run.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// How many instructions a server spends on a request, beside what was recorded.
+    Instructions(instructions::Arguments),
     /// The built binary with real clients and real crashes.
     E2e(e2e::Arguments),
     /// What `e2e kernel` runs inside its guest.
@@ -92,6 +95,7 @@ fn run(task: Task) -> Result<bool> {
         Task::Sim(arguments) => forward::sim(&root, &arguments),
         Task::Model { arguments } => Ok(forward::model(&root, &arguments).status()?.success()),
         Task::Fuzz(arguments) => fuzz::run(&root, &arguments).map(done),
+        Task::Instructions(arguments) => instructions::run(&root, &arguments),
         Task::E2e(arguments) => e2e::run(&root, &arguments),
         Task::InGuest(_) => unreachable!("done above"),
         Task::Bench(bench) => bench::run(&root, bench).map(done),

@@ -1,0 +1,147 @@
+//! What a request costs a server in instructions: for `valgrind --tool=callgrind`, which counts the same however busy the
+//! machine is. `cargo xtask instructions` runs this and compares with what was recorded.
+//!
+//! ```text
+//! cargo build --release -p flagstone-sim --example served
+//! valgrind --tool=callgrind --collect-atstart=no '--toggle-collect=*server_turn*' \
+//!     target/release/examples/served native read 4000 1
+//! ```
+//!
+//! A client reads or writes 4 KiB at places of a volume in memory so many times, so many at once, over the native protocol or NBD.
+//! What two runs with different numbers differ by is the requests' own. Gateway and engine are the real ones, tasks of both are
+//! polled in `server_turn` and nothing else is, so neither the client nor the simulator's executor counts, but for the waking of tasks. What the node puts
+//! between the two does not count either: turns and counters (`crates/flagstone/src/node/real`). In the place of kernel and device
+//! there are copies in memory.
+
+mod client;
+mod platform;
+mod volume;
+
+use std::process::ExitCode;
+
+use flagstone_device::engine::{CreateDvol, Engine, EngineOptions, FormatOptions, format_device};
+use flagstone_gateway::native::{Ends, NativeLimits, NativeServer};
+use flagstone_gateway::nbd::{NbdLimits, NbdServer};
+use flagstone_platform::Platform;
+use flagstone_sim::{SimPlatform, World};
+
+use client::{Client, Native, Nbd};
+use platform::{RamDevice, Served, pair};
+use volume::{EngineVolume, OneVolume};
+
+const USAGE: &str = "usage: served native|nbd read|write REQUESTS [AT-ONCE]";
+const BLOCK: u64 = 4096;
+const DEVICE_BYTES: u64 = 512 << 20;
+const VOLUME_BYTES: u64 = 2 << 20;
+/// Beyond it a server would close the connection.
+const AT_ONCE_MAX: u64 = 128;
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+struct Task {
+    is_native: bool,
+    is_write: bool,
+    count: u64,
+    at_once: u64,
+}
+
+fn task() -> Option<Task> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (protocol, kind) = (words.first()?, words.get(1)?);
+    let at_once = words.get(3).map_or(Some(1), |word| word.parse().ok())?;
+    let is_known = ["native", "nbd"].contains(&protocol.as_str())
+        && ["read", "write"].contains(&kind.as_str())
+        && (1..=AT_ONCE_MAX).contains(&at_once);
+    is_known.then_some(Task {
+        is_native: protocol == "native",
+        is_write: kind == "write",
+        count: words.get(2)?.parse().ok()?,
+        at_once,
+    })
+}
+
+fn main() -> ExitCode {
+    let Some(task) = task() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let world = World::new(1);
+    world.block_on(0, measure(world.platform(0), task));
+    ExitCode::SUCCESS
+}
+
+async fn measure(sim: SimPlatform, task: Task) {
+    let platform = Served::new(sim);
+    let engine = open(&platform).await;
+    let new = CreateDvol {
+        name: "v".into(),
+        id: None,
+        size_bytes: VOLUME_BYTES,
+        reserved_bytes: 0,
+    };
+    let handle = engine.create(new).await.expect("creates");
+    let directory = OneVolume(EngineVolume {
+        engine: engine.clone(),
+        handle,
+    });
+    let (near, far) = pair();
+    if task.is_native {
+        let server = NativeServer::new(platform.clone(), directory, NativeLimits::default());
+        platform.spawn(async move {
+            server.serve_connection(far, Ends::default()).await;
+        });
+        work(Native::open(near).await, task).await;
+    } else {
+        let server = NbdServer::new(platform.clone(), directory, NbdLimits::default());
+        platform.spawn(async move {
+            drop(server.serve_connection(far).await);
+        });
+        work(Nbd::open(near).await, task).await;
+    }
+    println!("{} requests, {} at once", task.count, task.at_once);
+    engine.stop().await.expect("stops");
+}
+
+async fn open(platform: &Served) -> Engine<Served> {
+    let device = RamDevice::new(platform, DEVICE_BYTES);
+    let options = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(DEVICE_BYTES)
+    };
+    let formatted = format_device(platform, &device, options).await;
+    formatted.expect("formats");
+    let prepared = Engine::<Served>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions::default();
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+    opened.await.expect("opens").0
+}
+
+/// Fills the volume, and then does what is to be counted.
+async fn work<C: Client>(mut client: C, task: Task) {
+    let blocks = VOLUME_BYTES / BLOCK;
+    drive(&mut client, true, 0..blocks, 32).await;
+    // Here and there, each block as often as the others.
+    let places = (0..task.count).map(|number| number * 1_103 % blocks);
+    drive(&mut client, task.is_write, places, task.at_once).await;
+}
+
+/// Keeps so many requests in flight until each place has had its own.
+async fn drive<C: Client>(
+    client: &mut C,
+    is_write: bool,
+    places: impl Iterator<Item = u64>,
+    at_once: u64,
+) {
+    let mut places = places.peekable();
+    let mut in_flight = 0;
+    while in_flight > 0 || places.peek().is_some() {
+        let room = (at_once - in_flight) as usize;
+        for place in places.by_ref().take(room) {
+            client.put(is_write, place * BLOCK);
+            in_flight += 1;
+        }
+        client.send().await;
+        in_flight -= client.take_replies().await;
+    }
+}

@@ -1,0 +1,236 @@
+//! `cargo xtask instructions`: how many instructions a server spends on a request of 4 KiB, held against what was recorded.
+//!
+//! The machine may be as busy as it likes: callgrind counts. What is counted is `crates/sim/examples/served`; two runs with
+//! different numbers of requests differ by what the requests cost. A change of more than a twentieth either way is reported, so
+//! that nothing gets dearer unnoticed, and what got cheaper is recorded.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::repo;
+
+/// Kept in the repository.
+const RECORD: &str = "docs/benchmarks/instructions.json";
+/// A larger part than this is a change.
+const CHANGE_MAX: f64 = 0.05;
+/// Requests of the two runs. Both are counted at the same time.
+const FEW: u64 = 200;
+const MANY: u64 = 1000;
+/// The function that everything of the server is polled in.
+const COUNTED: &str = "*server_turn*";
+const PACKAGE: &str = "valgrind";
+
+const CASES: [(&str, &str, u64); 8] = [
+    ("native", "read", 1),
+    ("native", "read", 32),
+    ("native", "write", 1),
+    ("native", "write", 32),
+    ("nbd", "read", 1),
+    ("nbd", "read", 32),
+    ("nbd", "write", 1),
+    ("nbd", "write", 32),
+];
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Write what is counted into docs/benchmarks/instructions.json, to be compared with from now on.
+    #[arg(long)]
+    record: bool,
+}
+
+/// Instructions of a request, by case: `native-read-1`.
+type Table = BTreeMap<String, f64>;
+
+/// True if nothing has changed, or it was recorded.
+pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
+    ensure!(
+        repo::has_program(PACKAGE),
+        "valgrind is missing: apt install valgrind"
+    );
+    let found = count(root)?;
+    let path = root.join(RECORD);
+    if arguments.record {
+        let text = serde_json::to_string_pretty(&json!(found)).context("writing JSON")?;
+        fs::write(&path, format!("{text}\n"))
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    let recorded = read(&path)?;
+    let lines = compare(&recorded, &found);
+    for line in &lines {
+        println!("{}", line.text);
+    }
+    let same = lines.iter().all(|line| line.same);
+    if !same {
+        println!(
+            "more than {:.0} % off what was recorded: find out why, or record it with `cargo xtask instructions --record`",
+            CHANGE_MAX * 100.0
+        );
+    }
+    Ok(same)
+}
+
+fn read(path: &Path) -> Result<Table> {
+    let text = fs::read_to_string(path).with_context(|| {
+        format!(
+            "reading {}; `cargo xtask instructions --record` writes it",
+            path.display()
+        )
+    })?;
+    let value: Value =
+        serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+    let entries = value.as_object().context("the record is no object")?;
+    let entry = |(name, value): (&String, &Value)| {
+        let number = value.as_f64();
+        let number = number.with_context(|| format!("`{name}` in the record is no number"))?;
+        Ok((name.clone(), number))
+    };
+    entries.iter().map(entry).collect()
+}
+
+/// A case beside what was recorded of it.
+struct Line {
+    text: String,
+    same: bool,
+}
+
+fn compare(recorded: &Table, found: &Table) -> Vec<Line> {
+    let mut names: Vec<&String> = recorded.keys().chain(found.keys()).collect();
+    names.sort();
+    names.dedup();
+    let line = |name: &String| match (recorded.get(name), found.get(name)) {
+        (Some(before), Some(now)) => {
+            let change = now / before.max(1.0) - 1.0;
+            let same = change.abs() <= CHANGE_MAX;
+            let verdict = if same { "" } else { "  CHANGED" };
+            Line {
+                text: format!(
+                    "{name:<16} {now:>8.0} instructions, {before:>8.0} recorded, {:+.1} %{verdict}",
+                    change * 100.0
+                ),
+                same,
+            }
+        }
+        (None, _) => Line {
+            text: format!("{name:<16} was never recorded"),
+            same: false,
+        },
+        (_, None) => Line {
+            text: format!("{name:<16} is recorded and not counted any more"),
+            same: false,
+        },
+    };
+    names.into_iter().map(line).collect()
+}
+
+fn count(root: &Path) -> Result<Table> {
+    let mut cargo = repo::cargo(root);
+    cargo.args(["build", "--release", "--quiet"]);
+    cargo.args(["--package", "flagstone-sim", "--example", "served"]);
+    let status = cargo.status().context("starting cargo")?;
+    ensure!(status.success(), "the build of what is counted failed");
+    let target = repo::target_dir(root);
+    let place = Place {
+        program: target.join("release/examples/served"),
+        out: target,
+    };
+    let mut table = Table::new();
+    for (protocol, kind, at_once) in CASES {
+        let (few, many) = thread::scope(|scope| {
+            let few = scope.spawn(|| place.instructions(protocol, kind, FEW, at_once));
+            let many = place.instructions(protocol, kind, MANY, at_once)?;
+            let few = few.join().map_err(|_| anyhow!("counting panicked"))??;
+            Ok::<(u64, u64), anyhow::Error>((few, many))
+        })?;
+        let each = many.saturating_sub(few) as f64 / (MANY - FEW) as f64;
+        ensure!(
+            each >= 1.0,
+            "{protocol} {kind}: nothing was counted; is `server_turn` still there?"
+        );
+        // Of a request no part of an instruction is worth keeping.
+        table.insert(format!("{protocol}-{kind}-{at_once}"), each.round());
+    }
+    Ok(table)
+}
+
+struct Place {
+    program: PathBuf,
+    /// The folder that callgrind's files go to.
+    out: PathBuf,
+}
+
+impl Place {
+    /// Of a whole run.
+    fn instructions(&self, protocol: &str, kind: &str, count: u64, at_once: u64) -> Result<u64> {
+        let out = format!("instructions-{}-{count}.out", std::process::id());
+        let out = self.out.join(out);
+        let mut valgrind = Command::new(PACKAGE);
+        valgrind.args(["--quiet", "--tool=callgrind", "--collect-atstart=no"]);
+        valgrind.arg(format!("--toggle-collect={COUNTED}"));
+        valgrind.arg(format!("--callgrind-out-file={}", out.display()));
+        valgrind.arg(&self.program);
+        valgrind.args([protocol, kind, &count.to_string(), &at_once.to_string()]);
+        repo::output(valgrind).with_context(|| format!("counting {protocol} {kind}"))?;
+        let text =
+            fs::read_to_string(&out).with_context(|| format!("reading {}", out.display()))?;
+        fs::remove_file(&out).context("removing what callgrind wrote")?;
+        total(&text).context("callgrind's file has no total")
+    }
+}
+
+/// The line `totals: 12345` or `summary: 12345` of callgrind's file.
+fn total(text: &str) -> Option<u64> {
+    let lines = text.lines().rev();
+    let mut totals = lines.filter_map(|line| {
+        line.strip_prefix("totals: ")
+            .or_else(|| line.strip_prefix("summary: "))
+    });
+    totals.next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(entries: &[(&str, f64)]) -> Table {
+        let entries = entries
+            .iter()
+            .map(|(name, each)| ((*name).to_owned(), *each));
+        entries.collect()
+    }
+
+    #[test]
+    fn a_twentieth_either_way_is_no_change_and_more_is() {
+        let recorded = table(&[("a", 1000.0)]);
+        for (now, same) in [
+            (1000.0, true),
+            (1049.0, true),
+            (1051.0, false),
+            (951.0, true),
+            (949.0, false),
+        ] {
+            let lines = compare(&recorded, &table(&[("a", now)]));
+            assert_eq!(lines[0].same, same, "{}", lines[0].text);
+        }
+    }
+
+    #[test]
+    fn what_is_new_or_gone_is_a_change() {
+        let lines = compare(&table(&[("a", 1.0)]), &table(&[("b", 1.0)]));
+        assert_eq!(lines.len(), 2);
+        assert!(lines.iter().all(|line| !line.same));
+    }
+
+    #[test]
+    fn the_total_of_callgrinds_file_is_its_last() {
+        let text = "events: Ir\nsummary: 11\nfn=(1)\n1 5\ntotals: 12\n";
+        assert_eq!(total(text), Some(12));
+        assert_eq!(total("events: Ir\n"), None);
+    }
+}
