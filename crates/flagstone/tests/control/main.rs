@@ -14,6 +14,7 @@ mod format;
 mod hostile;
 mod metrics;
 mod openapi;
+mod schedule;
 mod serve;
 mod start;
 mod streams;

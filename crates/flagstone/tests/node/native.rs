@@ -218,6 +218,8 @@ fn snapshots_size_and_reservation_are_the_owners() {
     };
     assert_eq!(snapshot(&mut native, "one").status(), Status::Ok);
     assert_eq!(snapshot(&mut native, "one").status(), Status::Exists);
+    let forged = snapshot(&mut native, "auto-20261124T231500Z");
+    assert_eq!(forged.status(), Status::Invalid, "only schedules give it");
     native.write(disk, 0, &[2; 4096], 0).lsn();
     let one = native.opened("disk@one", &owner, 0);
     assert_eq!(native.read(one, 0, 4096).payload, [1; 4096]);

@@ -289,7 +289,7 @@ async fn look_at(core: &CoreNode, id: DvolId, now_ns: u64) {
         true => now_ns.saturating_add(MINUTE_NS),
         false => looked.next_ns,
     };
-    let failure = failed.map(|error| why(error));
+    let failure = failed.map(why);
     let times = (looked.last_ns, looked.next_ns);
     let mut plan = schedules.plan.borrow_mut();
     plan.looked(&planned, look_ns, times, failure);

@@ -117,14 +117,20 @@ impl Scene {
             if what(&names) {
                 return names;
             }
-            std::thread::sleep(Duration::from_millis(10));
+            self.pause(10);
         }
         panic!("in vain: {:?}, {:?}", self.names(volume), self.show(volume));
     }
 
     /// What the task does meanwhile it has done; time for it to do what it must not.
     fn settle(&self) {
-        std::thread::sleep(Duration::from_millis(200));
+        self.pause(200);
+    }
+
+    fn pause(&self, ms: u64) {
+        // Made within the runtime, which has the timers.
+        let pause = async { tokio::time::sleep(Duration::from_millis(ms)).await };
+        self.runtime.block_on(pause);
     }
 
     /// The clock jumps, and the task notices.

@@ -14,6 +14,9 @@ use crate::output::civil_from_days;
 const SECOND_NS: u64 = 1_000_000_000;
 const DAY_S: u64 = 86_400;
 
+/// The period of a time in seconds, by number.
+type PeriodOf = fn(u64) -> u64;
+
 /// A snapshot that the schedule took and that is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Taken {
@@ -73,7 +76,7 @@ pub(super) fn gone(schedule: &SnapshotSchedule, taken: &[Taken], now_ns: u64) ->
     // What is taken with a clock that was ahead counts as of now.
     let time_s = |one: &Taken| one.taken_ns.min(now_ns) / SECOND_NS;
     let mut staying = BTreeSet::new();
-    let rules: [(u32, fn(u64) -> u64); 3] = [
+    let rules: [(u32, PeriodOf); 3] = [
         (schedule.daily, day_of),
         (schedule.weekly, week_of),
         (schedule.monthly, month_of),
