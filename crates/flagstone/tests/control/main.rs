@@ -13,6 +13,7 @@ mod filesystems;
 mod format;
 mod hostile;
 mod metrics;
+mod moves;
 mod openapi;
 mod schedule;
 mod serve;

@@ -220,6 +220,48 @@ fn snapshots_tokens_and_settings_go_with_it() {
 }
 
 #[test]
+fn who_has_a_snapshot_open_keeps_that_one_whatever_is_named_like_it() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    volume(&scene, "vm", Some(0));
+    let one = |name: &str| SnapshotRef {
+        volume: "vm".to_owned(),
+        snapshot: name.to_owned(),
+    };
+    let take = |name: &str| {
+        let taken = vec![one(name)];
+        scene
+            .ask(|node| node.create_snapshots(taken))
+            .expect("taken");
+    };
+    let mut client = scene.attach("vm");
+    assert_eq!(client.write(0, &block(1)), 0);
+    take("kept");
+    let mut kept = scene.attach("vm@kept");
+    assert_eq!(client.write(0, &block(2)), 0);
+    take("deleted");
+    let mut deleted = scene.attach("vm@deleted");
+    assert_eq!(client.write(0, &block(3)), 0);
+    let info = moved(&scene, "vm", to(Some("other"), Some(1)));
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+    scene
+        .ask(|node| node.rename_snapshot(one("kept"), "other".to_owned()))
+        .expect("renamed");
+    scene
+        .ask(|node| node.delete_snapshot(one("deleted")))
+        .expect("deleted");
+    // Others get their names.
+    take("kept");
+    take("deleted");
+    let read = |from: &mut Client| from.call(client::READ, 0, BLOCK as u32);
+    assert_eq!(read(&mut kept), (0, block(1)));
+    assert_ne!(read(&mut deleted).0, 0, "it is gone");
+    // And two moves behind.
+    moved(&scene, "vm", to(None, Some(0)));
+    assert_eq!(read(&mut kept), (0, block(1)));
+}
+
+#[test]
 fn clients_of_the_native_protocol_are_told_the_new_address() {
     let other = Folder::new();
     let scene = scene(&other);

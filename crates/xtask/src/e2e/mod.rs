@@ -15,6 +15,7 @@ mod journals;
 pub(crate) mod kernel;
 mod load;
 mod many;
+mod moves;
 pub(crate) mod nbd;
 mod nfs;
 mod portmapper;
@@ -62,7 +63,7 @@ pub(crate) struct Arguments {
 /// How long some of the scenarios go on.
 #[derive(Args, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Scale {
-    /// `crash` and `files`: how often the node is killed.
+    /// `crash` and `files`: how often the node is killed. For `moves`, an eighth of it.
     #[arg(long, default_value_t = 50)]
     crashes: u32,
     /// In CI it is less often for `files`.
@@ -152,6 +153,9 @@ const SCENARIO_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// How long it may take to notice that all its processes were killed.
 const SCENARIO_END_LIMIT: Duration = Duration::from_secs(120);
 
+/// `moves` kills the node once where `crash` does so often.
+const KILLS_PART: u32 = 8;
+
 struct Scenario {
     name: &'static str,
     about: &'static str,
@@ -170,7 +174,7 @@ enum Network {
     Own,
 }
 
-const SCENARIOS: [Scenario; 15] = [
+const SCENARIOS: [Scenario; 16] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -184,6 +188,13 @@ const SCENARIOS: [Scenario; 15] = [
         in_ci: true,
         network: Network::Machines,
         run: |scene, scale| crash::run(scene, scale.crashes, scale.seed),
+    },
+    Scenario {
+        name: "moves",
+        about: "volumes go between devices and cores under fio, then under kill -9: no error, no wrong byte, each there once",
+        in_ci: true,
+        network: Network::Machines,
+        run: |scene, scale| moves::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
     Scenario {
         name: "images",

@@ -27,7 +27,7 @@ use super::attributes::{Receiving, VolumeAttributes};
 use super::core::{CoreNode, Unasked};
 use super::names::Place;
 use super::notes::VolumeNotes;
-use super::onward::Gone;
+use super::onward::{Gone, Known};
 use super::receive::quiesce;
 use super::slo::terms_of;
 use crate::node::Slo;
@@ -499,7 +499,13 @@ impl CoreNode {
         };
         let engine = &owned.engine;
         let layers = engine.layers(handle.id).into_iter();
-        let layers = layers.filter_map(|layer| Some((layer.handle.layer?, layer.name)));
+        let layers = layers.filter_map(|layer| {
+            let known = Known {
+                name: layer.name,
+                created_ns: layer.created_ns,
+            };
+            Some((layer.handle.layer?, known))
+        });
         let before = engine.epoch_of(handle).unwrap_or_default();
         // Before anybody can find it at its new place, which may be on this core.
         self.left(handle.id, job.to.core == self.index, &job.slo);

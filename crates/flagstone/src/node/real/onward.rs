@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use flagstone_device::engine;
+use flagstone_device::engine::{self, Engine, Handle};
 use flagstone_gateway::volume::{
     AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
 };
 use flagstone_platform::buf::BUFFER_ALIGN;
 use flagstone_platform::{IoBuf, Platform};
+use flagstone_runtime::UringPlatform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use super::core::{CoreNode, Unasked, current};
@@ -28,19 +29,42 @@ const PAUSE_NS: u64 = 1_000_000;
 
 /// What is known of a volume that went.
 pub(super) struct Gone {
-    /// Names of its snapshots, by their numbers here.
-    pub(super) layers: BTreeMap<LayerNo, String>,
+    /// Its snapshots, by their numbers here.
+    pub(super) layers: BTreeMap<LayerNo, Known>,
     pub(super) size_bytes: u64,
     pub(super) is_read_only: bool,
     /// How often it had been moved before.
     pub(super) nth: usize,
 }
 
+/// A snapshot as it is known everywhere: it has another number at each place, and its name may change.
+#[derive(Clone)]
+pub(super) struct Known {
+    pub(super) name: String,
+    /// When it was taken. This stays what it is, and another snapshot that gets the name has another time.
+    pub(super) created_ns: u64,
+}
+
+impl Known {
+    /// Which of a volume's snapshots it is now, if it is still there. A snapshot that only has its name is not it.
+    fn find(&self, engine: &Engine<UringPlatform>, id: DvolId) -> Option<Handle> {
+        let named = engine.layer(id, &self.name);
+        if let Some(same) = named.filter(|layer| layer.created_ns == self.created_ns) {
+            return Some(same.handle);
+        }
+        let layers = engine.layers(id).into_iter();
+        let mut same = layers.filter(|layer| layer.created_ns == self.created_ns);
+        let found = same.next()?;
+        // Of two that nothing tells apart it is neither.
+        same.next().is_none().then_some(found.handle)
+    }
+}
+
 /// Which volume, and as what: this is what is sent to another core.
 struct Wanted {
     id: DvolId,
     /// One of its snapshots.
-    snapshot: Option<String>,
+    snapshot: Option<Known>,
     epoch: Epoch,
 }
 
@@ -68,7 +92,7 @@ impl CoreNode {
         let engine = self.engine(place.engine)?;
         let handle = match &wanted.snapshot {
             None => engine.dvol_with(wanted.id, &name)?.handle,
-            Some(snapshot) => engine.layer(wanted.id, snapshot)?.handle,
+            Some(snapshot) => snapshot.find(engine, wanted.id)?,
         };
         let volume = self.volume(place.engine, handle)?;
         Some(RealVolume {

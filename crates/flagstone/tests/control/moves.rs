@@ -1,0 +1,103 @@
+//! `flagstone volume move` against a node in memory: what it prints, and how it exits.
+
+use flagstone::exit::Exit;
+
+use crate::cli::{fails, good, json, run};
+use crate::support::{Served, serve};
+
+fn with_volume() -> Served {
+    let served = serve();
+    good(&served, "volume create vm --size 1G --core 0");
+    served
+}
+
+#[test]
+fn it_waits_for_the_end_and_says_how_long_changes_waited() {
+    let served = with_volume();
+    assert_eq!(
+        good(&served, "volume move vm --core 1"),
+        "volume vm: moved from device device, core 0 to device device, core 1, 3 MiB copied; its changes waited 2.5 \
+         ms at the end\n"
+    );
+    // What was is told again.
+    let status = json(&served, "volume move vm --status");
+    assert_eq!(
+        (&status["state"], &status["held_us"]),
+        (&"done".into(), &2500.into())
+    );
+}
+
+#[test]
+fn one_that_fails_has_an_exit_code_and_says_why() {
+    let served = with_volume();
+    for output in ["", " -o json"] {
+        let ran = run(&served, &format!("volume move vm --core 9{output}"));
+        assert_eq!(ran.exit, i32::from(Exit::Internal.code()), "{}", ran.err);
+        assert!(
+            ran.err
+                .contains("moving volume 'vm': the device has no room"),
+            "{}",
+            ran.err
+        );
+        let told = match output {
+            "" => "volume vm: stays on device device, core 0: the device has no room\n",
+            _ => "\"state\": \"failed\"",
+        };
+        assert!(ran.out.contains(told), "{}", ran.out);
+    }
+    // To look at it is no failure.
+    let looked = good(&served, "volume move vm --status");
+    assert_eq!(
+        looked,
+        "volume vm: stays on device device, core 0: the device has no room\n"
+    );
+}
+
+#[test]
+fn it_can_be_left_alone_looked_at_and_ended() {
+    let served = with_volume();
+    let begun = json(&served, "volume move vm --device other --no-wait");
+    assert_eq!(begun["state"], "running");
+    assert_eq!(begun["to"]["device"], "other");
+    assert_eq!(
+        good(&served, "volume move vm --status"),
+        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied\n"
+    );
+    assert_eq!(
+        good(&served, "volume move vm --cancel"),
+        "volume vm: stays on device device, core 0: it was cancelled\n"
+    );
+    let status = json(&served, "volume move vm --status");
+    assert_eq!(status["state"], "cancelled");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let served = with_volume();
+    for words in ["--status", "--cancel"] {
+        let ran = run(&served, &format!("volume move vm {words}"));
+        fails(
+            &ran,
+            Exit::NotFound,
+            "it was not moved since the node was started",
+        );
+    }
+    let ran = run(&served, "volume move none --core 1");
+    fails(&ran, Exit::NotFound, "there is no such volume");
+    for words in [
+        "--status --cancel",
+        "--status --core 1",
+        "--cancel --device other",
+        "--cancel --no-wait",
+        "--limit much",
+        "--core x",
+    ] {
+        let ran = run(&served, &format!("volume move vm {words}"));
+        assert_eq!(
+            ran.exit,
+            i32::from(Exit::Usage.code()),
+            "{words}: {}",
+            ran.err
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! Volumes that go to and fro between devices and cores: under fio, and under `kill -9`.
+//!
+//! First fio overwrites a volume and checks what it wrote, round after round, while the volume is moved. It may see no
+//! error and no wrong byte. How long changes waited at the end of each move is printed, not judged: the machine may be
+//! busy. Then the node is killed at random moments while a volume is moved and written: after each kill both devices
+//! are verified, the volume has to be there once, and the writers (`load`) are held to what they were told.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::load::{Random, Writer};
+use super::scene::{Scene, find_number, find_strings};
+use crate::daemon::{Node, NodeOptions};
+use crate::repo;
+
+const DEVICES: [&str; 2] = ["main", "other"];
+const DEVICE_BYTES: &str = "2G";
+const FIO_BYTES: u64 = 64 << 20;
+/// Half of them to another core, half to another device.
+const MOVES: usize = 10;
+const WRITERS: u64 = 4;
+const REGION_BYTES: u64 = 16 << 20;
+/// The node lives this long, at least and at most, before it is killed.
+const LIFE_MS: (u64, u64) = (100, 1_000);
+
+pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
+    let mut node = start(scene)?;
+    node.run(&[
+        "volume",
+        "create",
+        "fio",
+        "--size",
+        &FIO_BYTES.to_string(),
+        "--device",
+        DEVICES[0],
+    ])?;
+    under_fio(scene, &node)?;
+    let size = (WRITERS * REGION_BYTES).to_string();
+    node.run(&[
+        "volume", "create", "data", "--size", &size, "--device", DEVICES[0],
+    ])?;
+    let mut random = Random::new(seed);
+    let mut writers: Vec<Writer> = (0..WRITERS)
+        .map(|index| Writer::new(index, REGION_BYTES, seed))
+        .collect();
+    for kill in 1..=kills {
+        let life = LIFE_MS.0 + random.below(LIFE_MS.1 - LIFE_MS.0);
+        let moved = one_life(&mut node, &mut writers, Duration::from_millis(life))?;
+        for device in DEVICES {
+            verify(scene, device).with_context(|| format!("verify after kill {kill}"))?;
+        }
+        node.restart()
+            .with_context(|| format!("restart after kill {kill}"))?;
+        is_there_once(&node).with_context(|| format!("after kill {kill}"))?;
+        for (index, writer) in writers.iter_mut().enumerate() {
+            let check = writer.check(node.nbd_port, "data");
+            check.with_context(|| format!("kill {kill}, writer {index}, seed {seed}"))?;
+        }
+        println!("kill {kill}: after {life} ms, and {moved} moves that were over");
+    }
+    fio(scene, &node, &["--rw=read"]).context("fio's check after the last kill")?;
+    node.stop()?;
+    DEVICES
+        .iter()
+        .try_for_each(|device| verify(scene, device).map(drop))
+}
+
+fn device_path(scene: &Scene, device: &str) -> PathBuf {
+    scene.dir.join(format!("{device}.img"))
+}
+
+/// A node with two cores and two devices.
+fn start(scene: &Scene) -> Result<Node> {
+    let mut text = String::new();
+    for device in DEVICES {
+        let path = device_path(scene, device).display().to_string();
+        let mut format = Command::new(&scene.binary);
+        format
+            .args(["device", "format"])
+            .arg(format!("{path}:{DEVICE_BYTES}"));
+        repo::output(format)?;
+        text += &format!("[[device]]\nname = {device:?}\npath = {path:?}\n");
+    }
+    let config = scene.dir.join("node.toml");
+    fs::write(&config, text).context("writing the configuration")?;
+    let mut options = scene.options(DEVICE_BYTES, 2);
+    options.config = Some(config);
+    Node::start(options)
+}
+
+fn verify(scene: &Scene, device: &str) -> Result<String> {
+    let mut command = Command::new(&scene.binary);
+    command.arg("verify").arg(device_path(scene, device));
+    repo::output(command)
+}
+
+/// Each round of fio has to pass while the volume is moved, and a last one afterwards.
+fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
+    fio(scene, node, &["--rw=write"])?;
+    let over = AtomicBool::new(false);
+    let (mut held, rounds) = thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut rounds = 0;
+            while !over.load(Ordering::SeqCst) {
+                fio(scene, node, &["--rw=randwrite", "--verify_backlog=64"])?;
+                rounds += 1;
+            }
+            Ok::<u32, anyhow::Error>(rounds)
+        });
+        let mut moves = || {
+            let mut held = [Vec::new(), Vec::new()];
+            for number in 0..MOVES {
+                let is_device = number % 2;
+                held[is_device].push(move_it(&node.options, "fio", is_device == 1, None)?);
+                // Some of the load is at its new place.
+                thread::sleep(Duration::from_millis(200));
+            }
+            Ok::<_, anyhow::Error>(held)
+        };
+        let held = moves();
+        over.store(true, Ordering::SeqCst);
+        let rounds = load
+            .join()
+            .unwrap_or_else(|_| Err(anyhow!("fio's thread panicked")));
+        Ok::<_, anyhow::Error>((held?, rounds.context("fio while its volume was moved")?))
+    })?;
+    ensure!(rounds > 0, "fio did nothing");
+    fio(scene, node, &["--rw=read"])?;
+    for (what, held) in ["core", "device"].iter().zip(&mut held) {
+        held.sort_unstable();
+        println!(
+            "to another {what}: changes waited {:.1} ms in the middle one of {} moves, {:.1} ms at most",
+            held[held.len() / 2] as f64 / 1e3,
+            held.len(),
+            held.last().copied().unwrap_or(0) as f64 / 1e3
+        );
+    }
+    println!("{rounds} rounds of fio meanwhile");
+    Ok(())
+}
+
+/// Blocks that carry their own checksum and place.
+fn fio(scene: &Scene, node: &Node, arguments: &[&str]) -> Result<()> {
+    let mut fio = Command::new("fio");
+    fio.current_dir(&scene.dir)
+        .args(["--name=blocks", "--ioengine=nbd", "--iodepth=16"])
+        .args([
+            "--bs=64k",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--fsync=32",
+        ])
+        .arg(format!("--uri={}", node.uri("fio")))
+        .arg(format!("--size={FIO_BYTES}"))
+        .args(arguments);
+    repo::output(fio).map(drop)
+}
+
+/// A `flagstone` command that has to succeed, and the JSON that it prints.
+fn json(node: &NodeOptions, arguments: &[&str]) -> Result<serde_json::Value> {
+    let text = repo::output(node.command(&[arguments, &["-o", "json"]].concat()))?;
+    serde_json::from_str(&text).with_context(|| format!("`{arguments:?}` printed no JSON"))
+}
+
+/// Moves a volume to the other device or to the other core. Returns how long changes waited, in microseconds.
+fn move_it(node: &NodeOptions, volume: &str, is_device: bool, limit: Option<&str>) -> Result<u64> {
+    let shown = json(node, &["volume", "show", volume])?;
+    let core = find_number(&shown, "core").context("it is on no core")?;
+    let on_first = find_strings(&shown, "device").contains(&DEVICES[0].to_owned());
+    let other_core = (1 - core.min(1)).to_string();
+    let mut words = vec!["volume", "move", volume];
+    match is_device {
+        true => words.extend(["--device", DEVICES[usize::from(on_first)]]),
+        false => words.extend(["--core", &other_core]),
+    }
+    if let Some(limit) = limit {
+        words.extend(["--limit", limit]);
+    }
+    let moved = json(node, &words)?;
+    ensure!(moved["state"] == "done", "it was not moved: {moved}");
+    find_number(&moved, "held_us").context("nobody says how long changes waited")
+}
+
+/// The volume is written and moved until the node is killed. Returns how many moves were over.
+fn one_life(node: &mut Node, writers: &mut [Writer], life: Duration) -> Result<u32> {
+    let port = node.nbd_port;
+    let commands = node.options.clone();
+    let killed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let running: Vec<_> = writers
+            .iter_mut()
+            .map(|writer| scope.spawn(move || writer.run(port, "data")))
+            .collect();
+        let mover = scope.spawn(|| {
+            let mut moves = 0;
+            while !killed.load(Ordering::SeqCst) {
+                // Some are slow, so that kills find them while they copy.
+                let limit = (moves % 3 == 2).then_some("64M");
+                match move_it(&commands, "data", moves % 2 == 1, limit) {
+                    Ok(_) => moves += 1,
+                    Err(_) if killed.load(Ordering::SeqCst) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(moves)
+        });
+        thread::sleep(life);
+        killed.store(true, Ordering::SeqCst);
+        let mut outcome = node.kill();
+        for each in running {
+            let result = each.join();
+            outcome = outcome.and(result.unwrap_or_else(|_| Err(anyhow!("a client panicked"))));
+        }
+        let moves = mover.join();
+        outcome.and(moves.unwrap_or_else(|_| Err(anyhow!("whoever moves panicked"))))
+    })
+}
+
+/// Each volume is listed once, and no device has one that isn't.
+fn is_there_once(node: &Node) -> Result<()> {
+    let mut listed = find_strings(&node.json(&["volume", "list"])?, "name");
+    listed.sort_unstable();
+    ensure!(listed == ["data", "fio"], "there are {listed:?}");
+    let mut count = 0;
+    for device in DEVICES {
+        let shown = node.json(&["device", "show", device])?;
+        count += find_number(&shown, "volume_count").context("it has no number of volumes")?;
+    }
+    ensure!(count == 2, "the devices have {count} volumes");
+    Ok(())
+}
