@@ -113,7 +113,7 @@ fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
             }
             Ok::<u32, anyhow::Error>(rounds)
         });
-        let mut moves = || {
+        let moves = || {
             let mut held = [Vec::new(), Vec::new()];
             for number in 0..MOVES {
                 let is_device = number % 2;
