@@ -40,6 +40,15 @@ const PAUSE_NS: u64 = 2_000_000;
 #[derive(Clone, Copy)]
 pub(super) struct VolumeMarks;
 
+/// Refuses a volume of which there may be a copy that has arrived, and whose mark is all that says that the copy is void.
+/// With another mark in its place, and a further copy, the next start couldn't tell the copies apart.
+fn refuse_unsettled(attributes: &Attributes) -> Result<(), DvolError> {
+    match VolumeAttributes::decode(attributes).receiving {
+        Some(Receiving::Stayed(_)) => Err(DvolError::AlreadyExists),
+        _ => Ok(()),
+    }
+}
+
 fn marked(attributes: &Attributes, receiving: Option<Receiving>) -> Attributes {
     let before = VolumeAttributes::decode(attributes);
     let content = match receiving {
@@ -432,6 +441,7 @@ impl CoreNode {
             .dvol_with(job.from.id, &job.name)
             .ok_or(DvolError::NotFound)?;
         let handle = info.handle;
+        refuse_unsettled(&info.attributes)?;
         quiesce(self, engine, handle).await?;
         let notes = self.notes_of(handle.id);
         let origin = DvolOrigin::new(
@@ -617,5 +627,22 @@ impl Target for WithTokens<'_> {
         let tokens = self.there.core.access.record_of(self.there.job.from.id);
         *self.there.tokens.borrow_mut() = tokens;
         self.there.finish().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_of_which_a_copy_may_be_left_is_not_moved() {
+        let plain = VolumeAttributes::default().encode();
+        assert_eq!(refuse_unsettled(&plain), Ok(()));
+        // The next hold overwrites this one, which says nothing once its move has come to nothing.
+        let leaving = VolumeMarks.leaving(&plain, 7);
+        assert_eq!(refuse_unsettled(&leaving), Ok(()));
+        let stayed = VolumeMarks.stayed(&leaving, 7);
+        assert_eq!(refuse_unsettled(&stayed), Err(DvolError::AlreadyExists));
+        assert_eq!(refuse_unsettled(&VolumeMarks.plain(&stayed)), Ok(()));
     }
 }
