@@ -71,6 +71,16 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
     }
 }
 
+impl<P: Platform, M: Marks> DvolOrigin<P, M> {
+    /// The last LSN, while nobody may change anything. A change whose caller went away may still be under way: this one
+    /// comes behind it in the journal, so when it is made, that one has been.
+    async fn settled(&self) -> Result<Lsn, DvolError> {
+        let attributes = self.engine.attributes_of(self.handle)?;
+        self.engine.set_attributes(self.handle, attributes).await?;
+        self.engine.lsn_of(self.handle)
+    }
+}
+
 impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
     async fn content(&self) -> Result<Content, DvolError> {
         let epoch = self.engine.epoch_of(self.handle)?;
@@ -122,17 +132,16 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
 
     async fn mark(&self) -> Result<Lsn, DvolError> {
         self.gate.hold().await;
-        let lsn = self.engine.lsn_of(self.handle);
+        let lsn = self.settled().await;
         self.gate.release();
         lsn
     }
 
     async fn hold(&self) -> Result<Epoch, DvolError> {
         self.gate.hold().await;
-        // A change whose caller went away may still be under way. This one comes behind it in the journal, so when it
-        // is made, that one has been.
         let attributes = self.engine.attributes_of(self.handle)?;
         let leaving = self.marks.leaving(&attributes, self.to);
+        // Behind all that may still be under way, as in `settled`.
         self.engine.set_attributes(self.handle, leaving).await?;
         self.engine.epoch_of(self.handle)
     }

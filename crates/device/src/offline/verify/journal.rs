@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_types::unit::SEGMENT_BLOCKS;
-use flagstone_types::{BlockNo, DvolId, SegmentNo};
+use flagstone_types::{BlockNo, SegmentNo};
 
 use super::maps::MapCheck;
 use super::problem::{Findings, Kind, Severity};
@@ -28,8 +28,6 @@ use crate::v2p::Key;
 pub(super) struct DeviceWide {
     /// Who owns each segment.
     segments: BTreeMap<SegmentNo, u16>,
-    /// Where each dvol is.
-    dvols: BTreeMap<DvolId, u16>,
 }
 
 /// Checks a journal.
@@ -240,19 +238,7 @@ impl<R: ReadBlocks> JournalCheck<'_, '_, R> {
                 .add(Severity::Loss, Kind::Catalogue, &[block], what);
         }
         self.counts.count_layers(&state.layers);
-        for (_, layer) in state.layers.iter() {
-            if layer.record.kind != RecordKind::Dvol {
-                continue;
-            }
-            if let Some(other) = self.device.dvols.insert(layer.record.id, self.number) {
-                let what = format!(
-                    "journal {} and journal {other} both have the dvol {}",
-                    self.number, layer.record.id
-                );
-                self.findings
-                    .add(Severity::Loss, Kind::Catalogue, &[layer.page], what);
-            }
-        }
+        // A dvol that another journal has as well is no damage: a move leaves that, and the next start settles it.
     }
 
     fn load_segments(&mut self, root: &Root, state: &mut Checkpoint) {

@@ -214,8 +214,12 @@ impl CoreNode {
         );
         *core.native.borrow_mut() = Some(native);
         CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));
-        platform.spawn(schedule::run(core.clone()));
         core
+    }
+
+    /// Takes snapshots by schedule from now on: once it is known which volumes there are.
+    pub(super) fn begin_schedules(self: &Rc<Self>) {
+        self.platform.spawn(schedule::run(self.clone()));
     }
 
     /// Tells the core where the others are.

@@ -399,12 +399,12 @@ impl CoreNode {
             Err(DvolError::Busy) if job.watched.is_cancelled() => State::Cancelled,
             Err(error) => State::Failed(error),
         };
-        self.names.end_moving(job.from.id);
         let seen = {
             let mut seen = job.watched.lock();
             seen.state = state;
             *seen
         };
+        self.names.end_moving(job.from.id);
         let (volume, bytes) = (&job.name, seen.copied_bytes);
         match state {
             State::Failed(error) => {

@@ -321,6 +321,7 @@ fn serve(
         let set = remote.call(move |_| {
             if let Some(core) = current() {
                 core.set_remotes(all);
+                core.begin_schedules();
             }
         });
         wait_for(set, "connecting the cores")?;
