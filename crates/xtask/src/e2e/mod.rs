@@ -192,7 +192,7 @@ const SCENARIOS: [Scenario; 16] = [
     Scenario {
         name: "moves",
         about: "volumes go between devices and cores under fio, then under kill -9: no error, no wrong byte, each there once",
-        in_ci: false,
+        in_ci: true,
         network: Network::Machines,
         run: |scene, scale| moves::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
