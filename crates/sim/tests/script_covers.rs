@@ -36,8 +36,11 @@ const OF_EVERY_LIFE: [&str; 5] = ["open", "open_sharing", "prepare", "stop", "me
 /// are given back, for which the scripts' devices have too few (`tests/segments.rs` crashes there); what is written ahead, where a
 /// device is a file; and what the
 /// cache does, which scripts don't have: it changes nothing on the device (`tests/cache.rs`, and two of five random
-/// runs). For how long a full ring held changes up is 0 wherever checkpoints keep up (`tests/rings.rs`).
-const OTHER_COUNTERS: [&str; 13] = [
+/// runs). For how long a full ring held changes up is 0 wherever checkpoints keep up (`tests/rings.rs`), and
+/// nobody gives the background turns here (`node/real/background.rs` of the binary, in the simulator, too).
+const OTHER_COUNTERS: [&str; 15] = [
+    "background_hurried",
+    "background_waited_ns",
     "journal_full_ns",
     "prewritten_bytes",
     "read_errors",
