@@ -191,6 +191,16 @@ pub(crate) fn preallocate(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> i
     check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), 0, offset, len) }).map(drop)
 }
 
+/// Whether a file lies in memory (tmpfs or ramfs): nothing of it is ever waited for.
+pub(crate) fn is_in_memory(fd: impl AsFd) -> bool {
+    // SAFETY: a statfs is an array of integers, for which all zeros is a value.
+    let mut stat: libc::statfs = unsafe { mem::zeroed() };
+    // SAFETY: `stat` is valid for writes; the descriptor is open.
+    let found = check(unsafe { libc::fstatfs(fd.as_fd().as_raw_fd(), &mut stat) });
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    found.is_ok() && matches!(stat.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC)
+}
+
 /// Bytes that the filesystem of an open file still has for an unprivileged process.
 pub(crate) fn filesystem_free_bytes(fd: impl AsFd) -> io::Result<u64> {
     // SAFETY: a statvfs is an array of integers, for which all zeros is a value.

@@ -73,6 +73,48 @@ fn what_is_written_is_read_back_on_every_kernel() {
     }
 }
 
+/// A file in memory is read and written without the ring, if that is wanted; the same comes of it.
+#[test]
+fn a_file_in_memory_is_a_ram_device() {
+    let path = PathBuf::from(format!("/dev/shm/flagstone-ram-{}", std::process::id()));
+    if create_device_file(&path, 8 * MIB, Fill::Reserve).is_err() {
+        return; // Nothing is mounted there.
+    }
+    let mut asked = Vec::new();
+    for memory_at_once in [false, true] {
+        let file = path.clone();
+        let (is_memory, sqes) = run(&RuntimeConfig::default(), move |platform| async move {
+            let options = DeviceOptions {
+                memory_at_once,
+                ..DeviceOptions::default()
+            };
+            let device = UringDevice::open(&platform, &file, options).unwrap();
+            let before = platform.counters().sqes;
+            for (n, len) in [512, 4096, 1_048_576].into_iter().enumerate() {
+                let offset = n as u64 * MIB;
+                let (_, result) = device.write(offset, pattern(len, offset)).await;
+                result.unwrap();
+                device.flush().await.unwrap();
+                let (back, result) = device.read(offset, platform.buffers().take(len)).await;
+                result.unwrap();
+                assert_eq!(&back[..], &pattern(len, offset)[..]);
+            }
+            let beyond = device.read(8 * MIB, platform.buffers().take(512)).await;
+            assert!(beyond.1.is_err(), "limits hold");
+            let stats = device.io_stats().snapshot();
+            assert_eq!((stats.read.operations, stats.write.operations), (3, 3));
+            (device.is_memory(), platform.counters().sqes - before)
+        });
+        assert_eq!(is_memory, memory_at_once);
+        asked.push(sqes);
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(
+        asked[0] >= asked[1] + 6,
+        "transfers that went through the ring: {asked:?}"
+    );
+}
+
 #[test]
 fn every_flush_method_works_on_every_kernel() {
     for (_, config) in kernels() {

@@ -39,7 +39,9 @@ pub(super) fn open_device(
         sys::drop_cached_pages(&file);
     }
     let core = platform.core.clone();
+    let at_once = options.memory_at_once && kind == Kind::File && sys::is_in_memory(&file);
     let file = DeviceFile {
+        at_once,
         fixed: core.register_file(file.as_raw_fd()),
         file: Arc::new(file),
         core: Rc::downgrade(&core),

@@ -116,6 +116,7 @@ pub(super) fn open_file(
 ) -> Result<UringDevice, OpenError> {
     let options = OpenOptions {
         flush,
+        memory_at_once: true,
         ..OpenOptions::default()
     };
     let device = UringDevice::open(platform, path, options).map_err(OpenError::Io)?;
@@ -291,7 +292,10 @@ async fn settled(
                 "a stream was being received when the node ended, and what it left can't be undone: {error}; \
                  the volume stays closed until the next start"
             );
-            names.begin_receiving(dvol.id);
+            // One that was to be new is in no list. It may be the copy of a volume that was being moved here, and has its id.
+            if receiving != Receiving::New {
+                names.begin_receiving(dvol.id);
+            }
             receiving != Receiving::New
         }
     }
