@@ -16,7 +16,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
     Counting, CrashMoment, CrashPoint, DiskConfig, RunEnd, SimDisk, SimPlatform, World,
 };
-use flagstone_types::DvolId;
+use flagstone_types::{DvolId, LayerNo};
 
 use crate::engine_support::begin;
 
@@ -446,6 +446,14 @@ fn check(seed: u64, run: Run) -> (Moved, u64) {
                 let wanted = expected.get(&at).copied().unwrap_or(0);
                 assert_eq!(number, wanted, "{what}: block {at} of snapshot '{name}'");
             }
+        }
+        // Nobody finds another snapshot by a number from before.
+        if target != origin {
+            assert!(
+                layers
+                    .iter()
+                    .all(|layer| layer.handle.layer > Some(LayerNo(2)))
+            );
         }
         // Both devices go on.
         let data = content(1 << 60);

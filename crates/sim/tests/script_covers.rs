@@ -11,7 +11,8 @@ use flagstone_device::engine::EngineCounters;
 use flagstone_sim::workload::{Script, whole_script};
 
 /// What the tally calls an operation by another name.
-const OTHER_NAMES: [(&str, &str); 9] = [
+const OTHER_NAMES: [(&str, &str); 10] = [
+    ("create_above", "create_with"),
     // The first is what a move does with its target, which is crashed everywhere in `tests/moves.rs`.
     ("begin_history", "set_epoch"),
     ("snapshot_at", "snapshot"),

@@ -64,6 +64,17 @@ impl<P: Platform> Engine<P> {
         new: CreateDvol,
         attributes: Attributes,
     ) -> Result<Handle, DvolError> {
+        self.create_above(new, attributes, LayerNo(0)).await
+    }
+
+    /// The same, whose layers' numbers, also of its later snapshots, are above that one: those who know a number of
+    /// another dvol with the same id find nothing by it here.
+    pub async fn create_above(
+        &self,
+        new: CreateDvol,
+        attributes: Attributes,
+        above: LayerNo,
+    ) -> Result<Handle, DvolError> {
         let inner = &self.inner;
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
@@ -78,10 +89,14 @@ impl<P: Platform> Engine<P> {
         let _pledge = inner.pledge([(NO_SLOT, wanted)]).await?;
         inner.clear_way(NO_SLOT, 1, Purpose::Changing).await?;
         let slot = inner.choose_slots(1)?[0];
+        let layer = inner.next_layer(0)?.0.max(above.0.saturating_add(1));
+        if layer == u32::MAX {
+            return Err(DvolError::TooMany);
+        }
         let record = CatalogueRecord {
             reserved_blocks,
             attributes,
-            ..inner.new_record(&new.name, id, new.size_bytes, inner.next_layer(0)?)
+            ..inner.new_record(&new.name, id, new.size_bytes, LayerNo(layer))
         };
         let record = Record::CreateDvol {
             slot,

@@ -206,7 +206,9 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
             reserved_bytes: self.new.reserved_bytes,
         };
         let attributes = self.marks.arriving(&self.new.attributes);
-        let handle = self.engine.create_with(new, attributes).await?;
+        let numbers = content.snapshots.iter().map(|snapshot| snapshot.layer);
+        let above = numbers.max().unwrap_or(LayerNo(0));
+        let handle = self.engine.create_above(new, attributes, above).await?;
         self.handle.set(Some(handle));
         self.engine.begin_history(handle, content.epoch).await
     }

@@ -152,7 +152,8 @@ pub async fn move_dvol(
         // Somebody has opened it alone more often than there are epochs between.
         return Err(before(DvolError::StaleEpoch));
     }
-    let last = mover.pass(None, What::ChangedSince(since)).await;
+    // If it isn't known any more what changed, all would have to be copied, with everybody waiting for it.
+    let last = mover.pass_of(None, What::ChangedSince(since)).await;
     last.map_err(before)?;
     target.finish().await.map_err(Failed::Perhaps)
 }

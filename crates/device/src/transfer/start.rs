@@ -52,9 +52,16 @@ pub fn settle(found: &[Found], is_here: impl Fn(u128) -> bool) -> Vec<Verdict> {
             .iter()
             .any(|other| other.mark == Mark::Stayed(one.device))
     };
+    let is_behind = |one: &Found| {
+        found.iter().any(|other| {
+            matches!(other.mark, Mark::Plain | Mark::Leaving(_)) && other.epoch > one.epoch
+        })
+    };
     let verdict = |index: usize, one: &Found| match one.mark {
         Mark::Arriving => Verdict::Delete,
         Mark::Leaving(to) if plain_on(to) => Verdict::Delete,
+        // It was moved there, and from there on.
+        Mark::Leaving(_) if is_behind(one) => Verdict::Close,
         Mark::Leaving(to) if is_here(to) => Verdict::Unmark,
         Mark::Leaving(_) => Verdict::Close,
         Mark::Stayed(to) if is_here(to) => Verdict::Unmark,
@@ -138,6 +145,19 @@ mod tests {
                 vec![Unmark, Delete],
             ),
             (vec![found(1, Stayed(9))], vec![Serve]),
+            // Moved from 1 to 2 and from there to 3, and 1 could not be deleted.
+            (
+                vec![found(1, Leaving(2)), found(3, Plain)],
+                vec![Close, Serve],
+            ),
+            (
+                vec![
+                    found(1, Leaving(2)),
+                    found(2, Leaving(3)),
+                    found(3, Arriving),
+                ],
+                vec![Close, Unmark, Delete],
+            ),
             // Nothing that a move leaves.
             (vec![found(1, Plain), found(2, Plain)], vec![Close, Serve]),
         ] {

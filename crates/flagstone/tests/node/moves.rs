@@ -412,3 +412,29 @@ fn a_node_that_stops_during_a_move_has_the_volume_where_it_was() {
         MoveState::Done
     );
 }
+
+/// Volumes that go opposite ways at the same time need the same two journals for their ends.
+#[test]
+fn volumes_that_pass_one_another_get_there() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    for (name, core) in [("a", 0), ("b", 1), ("c", 0), ("d", 1)] {
+        volume(&scene, name, Some(core));
+        let mut client = scene.attach(name);
+        assert_eq!(client.write(0, &block(u64::from(core) + 7)), 0);
+    }
+    for round in 0..10 {
+        let names = [("a", 0), ("b", 1), ("c", 0), ("d", 1)];
+        for (name, core) in names {
+            let spec = to(None, Some((core + 1 + round) % 2));
+            let begun = scene.ask(|node| node.move_volume(name.to_owned(), spec));
+            begun.expect("begins");
+        }
+        for (name, core) in names {
+            assert_eq!(ended(&scene, name).state, MoveState::Done, "{name}");
+            let mut client = scene.attach(name);
+            let (error, found) = client.call(client::READ, 0, BLOCK as u32);
+            assert_eq!((error, found), (0, block(u64::from(core) + 7)), "{name}");
+        }
+    }
+}

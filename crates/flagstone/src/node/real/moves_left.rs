@@ -50,6 +50,7 @@ pub(super) fn settle_moves(
         let mut verdicts: Vec<_> = found.iter().zip(settle(&states, is_here)).collect();
         // Those that are served last: what is on their cores under this id is theirs.
         verdicts.sort_by_key(|(_, verdict)| matches!(verdict, Verdict::Serve | Verdict::Unmark));
+        let mut are_deleted = true;
         for (volume, verdict) in verdicts {
             match verdict {
                 Verdict::Serve => {
@@ -58,10 +59,11 @@ pub(super) fn settle_moves(
                 }
                 Verdict::Unmark => {
                     serve(part, volume);
-                    on_its_core(runtime, volume, true)?;
+                    // As long as there is another one, the mark says which of them it is.
+                    on_its_core(runtime, volume, are_deleted)?;
                 }
-                Verdict::Delete => delete(runtime, volume)?,
-                Verdict::Close => close(volume),
+                Verdict::Delete => are_deleted &= delete(runtime, volume)?,
+                Verdict::Close => close(runtime, volume)?,
             }
         }
     }
@@ -77,7 +79,13 @@ fn serve(part: &Part, volume: &FoundVolume) {
     }
 }
 
-fn close(volume: &FoundVolume) {
+fn close(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
+    let id = volume.place.id;
+    let work = async move |core: std::rc::Rc<CoreNode>| {
+        core.schedules.forget(id);
+        Ok(())
+    };
+    let _ = ask(runtime, volume.place, work, "closing a volume")?;
     let device = volume.found.device;
     match volume.found.mark {
         Mark::Leaving(to) => tracing::error!(
@@ -91,6 +99,7 @@ fn close(volume: &FoundVolume) {
              {device:032x}. One of the two is a copy that was made by other means"
         ),
     }
+    Ok(())
 }
 
 /// What has to be put right on the core of a volume that is served.
@@ -127,8 +136,8 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<
     Ok(())
 }
 
-/// A copy that nobody needs.
-fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
+/// A copy that nobody needs. Returns whether it is gone.
+fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<bool, NodeError> {
     let (place, handle) = (volume.place, volume.handle);
     let work = async move |core: std::rc::Rc<CoreNode>| {
         let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
@@ -141,12 +150,13 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
         Ok(())
     };
     let name = &volume.name;
-    match ask(
+    let done = ask(
         runtime,
         place,
         work,
         "deleting what a move of a volume has left",
-    )? {
+    )?;
+    match &done {
         Ok(()) => tracing::info!(
             volume = name,
             "it was being moved when the node ended; the copy that is not needed is deleted"
@@ -157,7 +167,7 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
              start tries again"
         ),
     }
-    Ok(())
+    Ok(done.is_ok())
 }
 
 fn ask<F: Future<Output = Result<(), DvolError>> + 'static>(

@@ -601,7 +601,7 @@ struct WithTokens<'a> {
     there: &'a There<'a>,
     store: &'a TokenStore<UringPlatform>,
     /// Nobody changes them while this is held.
-    turn: RefCell<Option<Share>>,
+    turn: RefCell<Option<(Share, tokio::sync::OwnedMutexGuard<()>)>>,
 }
 
 impl Target for WithTokens<'_> {
@@ -622,8 +622,10 @@ impl Target for WithTokens<'_> {
     }
 
     async fn finish(&self) -> Result<(), DvolError> {
+        // Nobody else holds one of these while he waits for another.
+        let ending = self.there.core.names.turn_to_end().await;
         let turn = self.store.turn().await;
-        *self.turn.borrow_mut() = Some(turn);
+        *self.turn.borrow_mut() = Some((turn, ending));
         let tokens = self.there.core.access.record_of(self.there.job.from.id);
         *self.there.tokens.borrow_mut() = tokens;
         self.there.finish().await

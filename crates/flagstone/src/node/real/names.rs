@@ -88,6 +88,9 @@ impl Drop for Claim {
 #[derive(Clone, Default)]
 pub(super) struct Names {
     tables: Arc<RwLock<Tables>>,
+    /// Held at the end of a move, of which there is one at a time: it needs what two journals have one of each, and two
+    /// that go opposite ways would wait for one another.
+    ending: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Names {
@@ -128,6 +131,11 @@ impl Names {
     /// A volume is to be moved. False if it is being moved already, or a stream is being received into it.
     pub(super) fn begin_moving(&self, id: DvolId) -> bool {
         self.write(|t| !t.receiving.contains(&id) && t.moving.insert(id))
+    }
+
+    /// The turn of a move that comes to its end.
+    pub(super) async fn turn_to_end(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.ending.clone().lock_owned().await
     }
 
     /// It isn't any more.

@@ -22,8 +22,8 @@ use super::core::{CoreNode, Unasked, current};
 use super::names::Names;
 use super::volume::RealVolume;
 
-/// How often a volume is followed that is moved again meanwhile, or asked for of a core that is behind.
-const TRIES_MAX: usize = 64;
+/// How often a volume is followed that is moved again meanwhile, or asked for of a core that is behind: ten seconds.
+const TRIES_MAX: usize = 10_000;
 /// Before it is asked again.
 const PAUSE_NS: u64 = 1_000_000;
 
@@ -83,22 +83,27 @@ fn payload_of(pieces: engine::Pieces) -> Payload {
 }
 
 impl CoreNode {
-    /// A volume that this core has now.
-    fn arrived(&self, wanted: &Wanted) -> Option<RealVolume> {
-        let (name, place) = self.names.place_of(wanted.id)?;
+    /// A volume that this core has now. `None`: it has gone on meanwhile. [`VolumeError::Gone`]: it, or the snapshot, is not
+    /// there any more.
+    fn arrived(&self, wanted: &Wanted) -> Result<Option<RealVolume>, VolumeError> {
+        let place = self.names.place_of(wanted.id);
+        let (name, place) = place.ok_or(VolumeError::Gone)?;
         if place.core != self.index {
-            return None;
+            return Ok(None);
         }
-        let engine = self.engine(place.engine)?;
-        let handle = match &wanted.snapshot {
-            None => engine.dvol_with(wanted.id, &name)?.handle,
-            Some(snapshot) => snapshot.find(engine, wanted.id)?,
+        let found = || {
+            let engine = self.engine(place.engine)?;
+            let handle = match &wanted.snapshot {
+                None => engine.dvol_with(wanted.id, &name)?.handle,
+                Some(snapshot) => snapshot.find(engine, wanted.id)?,
+            };
+            self.volume(place.engine, handle)
         };
-        let volume = self.volume(place.engine, handle)?;
-        Some(RealVolume {
+        let volume = found().ok_or(VolumeError::Gone)?;
+        Ok(Some(RealVolume {
             epoch: wanted.epoch,
             ..volume
-        })
+        }))
     }
 }
 
@@ -155,7 +160,10 @@ impl RealVolume {
             let work = work.clone();
             // `None`: it isn't there any more.
             let run = move |there: Rc<CoreNode>| async move {
-                let volume = there.arrived(&wanted)?;
+                let volume = match there.arrived(&wanted) {
+                    Ok(volume) => volume?,
+                    Err(error) => return Some(Err(error)),
+                };
                 let there = volume.notes.clone();
                 match work(volume).await {
                     Err(VolumeError::Gone) if there.gate.is_gone() => None,

@@ -418,7 +418,15 @@ impl NativeVolume for RealVolume {
             let part = self.change_as((terms, want), ChangeOf::Space, (at, len), stability, || {
                 self.engine.write_zeros(self.handle, at, len, stable)
             });
-            lsn = part.await?;
+            lsn = part.await.map_err(|error| match error {
+                // Those say that nothing was done.
+                NativeError::Late | NativeError::Stopping | NativeError::Busy
+                    if at > offset_bytes =>
+                {
+                    NativeError::Fenced
+                }
+                error => error,
+            })?;
             at += len;
         }
         Ok(lsn)

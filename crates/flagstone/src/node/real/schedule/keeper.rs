@@ -135,6 +135,10 @@ async fn delete<P: Platform>(
             .iter()
             .find(|info| info.handle.layer == Some(one.layer));
         let Some(layer) = found else { continue };
+        // A move may have begun since the last one.
+        if around.is_closed() {
+            return;
+        }
         // Somebody may have renamed it since, to keep it; or deleted it.
         let is_same = |now: LayerInfo| now.handle == layer.handle;
         if !engine.layer(dvol.id, &layer.name).is_some_and(is_same) {

@@ -198,7 +198,7 @@ impl Surroundings for Around<'_> {
     type Going = Going;
 
     fn is_closed(&self) -> bool {
-        self.core.names.is_receiving(self.id)
+        self.core.check_settled(self.id).is_err()
     }
 
     fn mark(&self, mark: NodeMark, snapshot: &str) {

@@ -164,12 +164,10 @@ pub(super) fn look(core: &CoreNode, key: Key) -> Result<Look, FileError> {
 
 fn open(core: &CoreNode, key: Key) -> Result<RealVolume, FileError> {
     let found = find(core, key)?;
-    // Closed while a stream is received into it.
-    core.check_settled(found.handle.id)
-        .or_else(|error| match key.layer {
-            None => Err(of_dvol(error)),
-            Some(_) => Ok(()),
-        })?;
+    // Closed while a stream is received into it; open while it is moved.
+    if key.layer.is_none() && core.names.is_receiving(found.handle.id) {
+        return Err(FileError::Later);
+    }
     let volume = core.volume(found.place, found.handle);
     volume.ok_or(FileError::Stale)
 }
