@@ -18,7 +18,7 @@ use flagstone_sim::{
 };
 use flagstone_types::{DvolId, LayerNo};
 
-use crate::engine_support::begin;
+use crate::engine_support::{begin, fill};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 96;
@@ -563,6 +563,47 @@ fn questions_with_lsns_of_the_origin_are_forgotten_and_later_ones_are_answered()
                 .await,
             Err(DvolError::AlreadyExists)
         );
+        told.set(true);
+    });
+    world.run_for(LIMIT_NS);
+    assert!(is_over.get());
+}
+
+/// What people move volumes for: a device without a free block lets one go, and has its space again.
+#[test]
+fn a_full_device_can_be_left() {
+    let world = World::new(5);
+    let platform = world.platform(0);
+    let is_over = Rc::new(Cell::new(false));
+    let told = is_over.clone();
+    world.spawn(0, async move {
+        let disks = [64 << 20, 256 << 20].map(|size| SimDisk::new(DiskConfig::new(size)));
+        let from = begin(&platform, &disks[0], EngineOptions::default()).await;
+        let to = begin(&platform, &disks[1], EngineOptions::default()).await;
+        let new = CreateDvol {
+            size_bytes: 1 << 30,
+            ..new_dvol()
+        };
+        let dvol = from.create(new).await.expect("creates");
+        let end = fill(&from, dvol, 0).await;
+        assert!(end > 32 << 20, "{end} bytes fill it");
+        let new = NewDvol {
+            id: ID,
+            name: "vm".into(),
+            reserved_bytes: 0,
+            attributes: [0; _],
+        };
+        let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+        let target = DvolTarget::new(to.clone(), TestMarks, new);
+        let moved = move_dvol(&origin, &target, &Until(Cell::new(u64::MAX))).await;
+        moved.expect("moves");
+        let made = target.made().expect("was made");
+        let read = to.read(made, end - BLOCK, BLOCK).await.expect("is there");
+        assert!(matches!(&read[..], [Piece::Data(data)] if data.iter().all(|byte| *byte == 7)));
+        from.delete(dvol, true).await.expect("deletes");
+        from.wait_until_reaped().await.expect("its space is free");
+        let again = from.create(new_dvol()).await.expect("creates");
+        fill(&from, again, 0).await;
         told.set(true);
     });
     world.run_for(LIMIT_NS);

@@ -402,6 +402,19 @@ fn trim(pieces: Pieces, skip: u64, len: u64) -> Pieces {
     out
 }
 
+/// What was read, in one piece of so many bytes.
+pub fn gathered(pieces: &Pieces, len_bytes: u64) -> Vec<u8> {
+    let len = |bytes: u64| usize::try_from(bytes).unwrap_or_default();
+    let mut bytes = Vec::with_capacity(len(len_bytes));
+    for piece in pieces {
+        match piece {
+            Piece::Data(data) => bytes.extend_from_slice(data),
+            Piece::Zeros(zeros) => bytes.resize(bytes.len() + len(*zeros), 0),
+        }
+    }
+    bytes
+}
+
 /// Copies pieces into one unshared buffer.
 pub(super) fn gather<P: Platform>(inner: &Rc<Inner<P>>, pieces: &Pieces, len: usize) -> IoBuf {
     let mut buf = inner.platform.buffers().take(len);

@@ -55,6 +55,11 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self.gate.release();
     }
 
+    /// Nobody goes on here: whoever waited learns that it is gone.
+    pub fn close(&self) {
+        self.gate.leave();
+    }
+
     /// The move came to nothing: goes on here. If the target may be found to have arrived (`perhaps`), that is settled
     /// first, durably. If that fails nothing goes on: it stays held.
     pub async fn stay(&self, perhaps: bool) -> Result<(), DvolError> {
@@ -188,7 +193,7 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
         self.handle.get()
     }
 
-    /// Throws away what there is.
+    /// Throws away what there is, durably.
     pub async fn abandon(&self) -> Result<(), DvolError> {
         match self.handle.get() {
             Some(handle) => self.engine.delete(handle, true).await,

@@ -23,7 +23,9 @@ mod start;
 
 pub use gate::{Entered, Gate, Gone};
 pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol};
-pub use part::{PART_BYTES, Part, Run, What, part_of, take_runs};
+pub use part::{
+    Most, PART_BYTES, Part, PartPlan, PlannedRange, Run, What, part_of, plan_of, take_runs,
+};
 pub use start::{Found, Mark, Verdict, settle};
 
 use std::future::Future;

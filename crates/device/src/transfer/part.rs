@@ -5,23 +5,25 @@
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
-use crate::engine::{DvolError, Engine, Handle, Piece, Pieces, Stability};
+use crate::engine::{DvolError, Engine, Handle, Stability, gathered};
 
-/// Bytes of data in a part, at most.
+/// Bytes of data in a part of a move, at most.
 pub const PART_BYTES: u64 = 1 << 20;
 
-/// Runs of a part, at most; one block each in the worst case.
-const RUNS_MAX: usize = 512;
+/// What a part of a move may have. In the worst case each run is one block.
+const MOVED: Most = Most {
+    bytes: PART_BYTES,
+    runs: 512,
+    // Whoever writes there waits while it is read with its metadata.
+    read_bytes: 256 << 10,
+};
 
 /// Extents that are asked for at once.
-const EXTENTS_MAX: usize = 1024;
+const EXTENTS_MAX: usize = 2048;
 
 /// How often a part asks what is allocated or changed, at most: where a dvol has much that is neither, the core has other
 /// things to do as well.
-const QUERIES_MAX: usize = 32;
-
-/// Bytes of one read. Whoever writes there waits meanwhile.
-const READ_BYTES: u64 = 256 << 10;
+const QUERIES_MAX: usize = 64;
 
 /// What of a dvol or layer is copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,8 +84,70 @@ pub async fn part_of<P: Platform>(
     what: What,
     from_bytes: u64,
 ) -> Result<Part, DvolError> {
+    let plan = plan_of(engine, handle, what, from_bytes, MOVED).await?;
+    let mut runs = Vec::new();
+    for range in plan.ranges {
+        let (offset_bytes, len_bytes) = (range.offset_bytes, range.len_bytes);
+        match range.is_data {
+            true => read_into(&mut runs, engine, handle, offset_bytes, len_bytes).await?,
+            false => runs.push(Run::Zeros {
+                offset_bytes,
+                len_bytes,
+            }),
+        }
+    }
+    Ok(Part {
+        runs,
+        next_bytes: plan.next_bytes,
+    })
+}
+
+/// What a part may have at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Most {
+    /// Bytes of data.
+    pub bytes: u64,
+    /// Ranges, of data and of zeros.
+    pub runs: usize,
+    /// Bytes of one range of data: of what is read at once.
+    pub read_bytes: u64,
+}
+
+/// A range that a part is going to have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlannedRange {
+    /// Where in the dvol.
+    pub offset_bytes: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+    /// False: nothing is stored there.
+    pub is_data: bool,
+}
+
+/// What a part is going to have, in the order of offsets.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PartPlan {
+    /// Data, and where it was asked for what isn't.
+    pub ranges: Vec<PlannedRange>,
+    /// Where the next part begins; `None` behind the last one.
+    pub next_bytes: Option<u64>,
+}
+
+/// What the part of a dvol or layer that begins at `from_bytes` is going to have. Reads maps, no data.
+/// `HistoryForgotten` if it isn't known what changed.
+pub async fn plan_of<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    what: What,
+    from_bytes: u64,
+    most: Most,
+) -> Result<PartPlan, DvolError> {
     let size_bytes = engine.size_of(handle)?;
-    let mut plan = Plan::default();
+    let mut plan = Plan {
+        most,
+        ranges: Vec::new(),
+        data_bytes: 0,
+    };
     let mut at = from_bytes;
     for _ in 0..QUERIES_MAX {
         if at >= size_bytes || plan.is_full() {
@@ -98,18 +162,8 @@ pub async fn part_of<P: Platform>(
             }
         };
     }
-    let mut runs = Vec::new();
-    for (offset_bytes, len_bytes, is_data) in plan.ranges {
-        match is_data {
-            true => read_into(&mut runs, engine, handle, offset_bytes, len_bytes).await?,
-            false => runs.push(Run::Zeros {
-                offset_bytes,
-                len_bytes,
-            }),
-        }
-    }
-    Ok(Part {
-        runs,
+    Ok(PartPlan {
+        ranges: plan.ranges,
         next_bytes: (at < size_bytes).then_some(at),
     })
 }
@@ -145,28 +199,35 @@ pub async fn take_runs<P: Platform>(
     Ok(())
 }
 
-/// What a part is going to have, in the order of offsets.
-#[derive(Default)]
+/// A plan as it is being made.
 struct Plan {
-    /// Where, how long, and whether it is data.
-    ranges: Vec<(u64, u64, bool)>,
+    most: Most,
+    ranges: Vec<PlannedRange>,
     data_bytes: u64,
 }
 
 impl Plan {
     fn is_full(&self) -> bool {
-        self.data_bytes >= PART_BYTES || self.ranges.len() >= RUNS_MAX
+        self.data_bytes >= self.most.bytes || self.ranges.len() >= self.most.runs
+    }
+
+    fn push(&mut self, offset_bytes: u64, len_bytes: u64, is_data: bool) {
+        self.ranges.push(PlannedRange {
+            offset_bytes,
+            len_bytes,
+            is_data,
+        });
     }
 
     /// Adds data, as much as there is room for. Returns where it ends.
     fn add_data(&mut self, mut at: u64, end: u64) -> u64 {
         while at < end && !self.is_full() {
-            let room = PART_BYTES - self.data_bytes;
+            let room = self.most.bytes - self.data_bytes;
             // Whole blocks, so that each is read once.
             let len = (end - at)
-                .min(READ_BYTES - at % BLOCK_SIZE)
+                .min(self.most.read_bytes - at % BLOCK_SIZE)
                 .min(room.next_multiple_of(BLOCK_SIZE));
-            self.ranges.push((at, len, true));
+            self.push(at, len, true);
             self.data_bytes += len;
             at += len;
         }
@@ -196,7 +257,7 @@ impl Plan {
                 continue;
             }
             if with_holes {
-                self.ranges.push((at, extent.len_bytes, false));
+                self.push(at, extent.len_bytes, false);
             }
             at = extent_end;
         }
@@ -241,7 +302,7 @@ async fn read_into<P: Platform>(
     len_bytes: u64,
 ) -> Result<(), DvolError> {
     let (pieces, metas) = engine.read_ex(handle, offset_bytes, len_bytes).await?;
-    let bytes = gathered(pieces, len_bytes as usize);
+    let bytes = gathered(&pieces, len_bytes);
     let mut at = 0;
     let mut blocks = metas.iter().peekable();
     while let Some(first) = blocks.next() {
@@ -263,16 +324,4 @@ async fn read_into<P: Platform>(
 /// Bytes from here to the end of the block.
 fn part_of_block(offset_bytes: u64) -> usize {
     (BLOCK_SIZE - offset_bytes % BLOCK_SIZE) as usize
-}
-
-/// In one piece.
-fn gathered(pieces: Pieces, len_bytes: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(len_bytes);
-    for piece in pieces {
-        match piece {
-            Piece::Data(data) => bytes.extend_from_slice(&data),
-            Piece::Zeros(zeros) => bytes.resize(bytes.len() + zeros as usize, 0),
-        }
-    }
-    bytes
 }

@@ -86,6 +86,13 @@ fn words(error: DvolError) -> String {
             "there is something of this volume where it was to be moved; restart the node, and see what the log says"
                 .to_owned()
         }
+        DvolError::HistoryForgotten => {
+            "so much of it was deallocated in the last moment that it isn't known what changed; move it again"
+                .to_owned()
+        }
+        DvolError::Corrupt => {
+            "a block of it, or of one of its snapshots, can't be read; `flagstone device scrub` says which".to_owned()
+        }
         DvolError::StaleEpoch => {
             "it was opened alone several times while it was moved; move it again".to_owned()
         }

@@ -36,6 +36,9 @@ use crate::node::Slo;
 const TRIES_MAX: u32 = 5000;
 const PAUSE_NS: u64 = 2_000_000;
 
+/// How often a move that keeps to a limit looks whether it is still wanted.
+const LOOK_NS: u64 = 100_000_000;
+
 /// How a volume says in its attributes that it is being moved.
 #[derive(Clone, Copy)]
 pub(super) struct VolumeMarks;
@@ -248,18 +251,19 @@ impl There<'_> {
         .await
     }
 
-    /// Throws away what there is.
-    async fn abandon(&self) -> Result<(), DvolError> {
+    /// Throws away what there is. Returns whether there was a copy that is gone now, durably: not if it has arrived.
+    async fn abandon(&self) -> Result<bool, DvolError> {
         let (id, engine) = (self.job.from.id, self.job.to.engine);
         self.ask(move |core| async move {
             let Some(arriving) = core.take_arriving(id) else {
-                return Ok(());
+                return Ok(false);
             };
             if let Some(store) = core.tokens.get(engine) {
                 let _turn = store.turn().await;
                 store.forget(id).await?;
             }
-            arriving.target.abandon().await
+            arriving.target.abandon().await?;
+            Ok(true)
         })
         .await
     }
@@ -370,17 +374,28 @@ impl Progress for Pace<'_> {
             seen.copied_bytes += bytes;
             seen.copied_bytes
         };
-        if watched.is_cancelled() || self.core.is_stopping() {
-            return Err(DvolError::Busy);
-        }
+        self.check_wanted()?;
         // Nobody is to wait for the limit.
         let is_held = self.here.held_since.get().is_some();
         if let Some(limit) = self.job.limit_bytes.filter(|_| !is_held) {
             let ns = u128::from(copied_bytes) * 1_000_000_000 / u128::from(limit.max(1));
             let due = self.began.plus_ns(u64::try_from(ns).unwrap_or(u64::MAX));
-            self.core.platform.sleep_until(due).await;
+            while self.core.platform.now() < due {
+                let look = self.core.platform.now().plus_ns(LOOK_NS);
+                self.core.platform.sleep_until(due.min(look)).await;
+                self.check_wanted()?;
+            }
         }
         Ok(())
+    }
+}
+
+impl Pace<'_> {
+    fn check_wanted(&self) -> Result<(), DvolError> {
+        match self.job.watched.is_cancelled() || self.core.is_stopping() {
+            true => Err(DvolError::Busy),
+            false => Ok(()),
+        }
     }
 }
 
@@ -581,16 +596,27 @@ impl CoreNode {
             Err(error) => {
                 tracing::error!(
                     volume,
-                    "whether it was moved can't be written down: {error}; its changes are held until the node is \
+                    "whether it was moved can't be written down: {error}; it fails all requests until the node is \
                      restarted"
                 );
+                origin.close();
+                return error;
             }
         }
-        if perhaps && let Err(error) = there.abandon().await {
-            tracing::warn!(
-                volume,
-                "throwing the copy away: {error}; the next start does it"
-            );
+        if perhaps {
+            match there.abandon().await {
+                // Nothing is left that the mark would be needed for.
+                Ok(true) => {
+                    if let Err(error) = origin.stay(false).await {
+                        tracing::warn!(volume, "taking the mark of its move away: {error}");
+                    }
+                }
+                Ok(false) => {}
+                Err(error) => tracing::warn!(
+                    volume,
+                    "throwing the copy away: {error}; the next start does it"
+                ),
+            }
         }
         error
     }

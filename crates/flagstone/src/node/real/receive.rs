@@ -163,6 +163,11 @@ async fn make_base(
     if connections > 0 {
         return Ok(Err(Unfit::Attached(connections)));
     }
+    // That mark says that a copy elsewhere is void, and must not be written over.
+    let attributes = VolumeAttributes::decode(&engine.attributes_of(dvol)?);
+    if attributes.receiving.is_some() {
+        return Err(DvolError::Busy);
+    }
     let header = &spec.header;
     let content = content_id(header);
     let layers = engine.layers(dvol.id);

@@ -3,7 +3,8 @@
 //! Nothing is held between two parts but what the caller has. What a part costs is bounded, and holes cost nothing,
 //! so neither a large volume nor a slow reader is a burden to the core.
 
-use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo, Piece, Pieces, join_all};
+use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo, gathered, join_all};
+use flagstone_device::transfer::{Most, PlannedRange, What, plan_of};
 use flagstone_gateway::volume::VolumeError;
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{LayerNo, Lsn, Slot};
@@ -19,15 +20,12 @@ use crate::node::{
     StreamSource,
 };
 
-/// Extents that are asked for at once.
-const EXTENTS_MAX: usize = 2048;
-
-/// Most bytes of one read. Several are under way at a time.
-const READ_BYTES: u64 = 1 << 20;
-
-/// Times that a part asks what is allocated or changed, at most: where a volume has much that is neither, the
-/// core has other things to do as well.
-const QUERIES_MAX: usize = 64;
+/// What a part of a stream may have. Several reads are under way at a time.
+const SENT: Most = Most {
+    bytes: PART_MAX_BYTES,
+    runs: PART_MAX_RUNS,
+    read_bytes: 1 << 20,
+};
 
 /// Why a snapshot can't be sent as the differences to another.
 enum NoBase {
@@ -195,144 +193,38 @@ async fn part_of(
     from_bytes: u64,
 ) -> Result<StreamPart, DvolError> {
     let volume = core.volume(engine, layer).ok_or(DvolError::NotFound)?;
-    let size_bytes = volume.engine.size_of(layer)?;
-    let mut plan = Plan::default();
-    let mut at = from_bytes;
-    for _ in 0..QUERIES_MAX {
-        if at >= size_bytes || plan.is_full() {
-            break;
-        }
-        at = match since {
-            None => plan.add_allocated(&volume, at, size_bytes, false).await?,
-            Some(lsn) => plan.add_changed(&volume, lsn, at, size_bytes).await?,
-        };
-    }
-    let runs = plan.read(&volume).await?;
+    let what = since.map_or(What::Allocated, What::ChangedSince);
+    let plan = plan_of(&volume.engine, layer, what, from_bytes, SENT).await?;
+    let reads = plan.ranges.into_iter().map(|range| read(&volume, range));
+    let runs = join_all(reads).await.into_iter();
     Ok(StreamPart {
-        runs,
-        next_bytes: at.min(size_bytes),
+        runs: runs.collect::<Result<_, _>>()?,
+        next_bytes: match plan.next_bytes {
+            Some(next) => next,
+            None => volume.engine.size_of(layer)?,
+        },
     })
 }
 
-/// What a part is going to have, in the order of offsets.
-#[derive(Default)]
-struct Plan {
-    /// Where, how long, and whether it is data.
-    runs: Vec<(u64, u64, bool)>,
-    data_bytes: u64,
-}
-
-impl Plan {
-    fn is_full(&self) -> bool {
-        self.data_bytes >= PART_MAX_BYTES || self.runs.len() >= PART_MAX_RUNS
+/// Reads a range in a turn of the volume's.
+async fn read(volume: &RealVolume, range: PlannedRange) -> Result<StreamRun, DvolError> {
+    let PlannedRange {
+        offset_bytes,
+        len_bytes,
+        is_data,
+    } = range;
+    if !is_data {
+        return Ok(StreamRun::Zeros {
+            offset_bytes,
+            len_bytes,
+        });
     }
-
-    /// Adds data, as much as there is room for. Returns where it ends.
-    fn add_data(&mut self, mut at: u64, end: u64) -> u64 {
-        while at < end && !self.is_full() {
-            let room = PART_MAX_BYTES - self.data_bytes;
-            let len = (end - at).min(READ_BYTES).min(room);
-            self.runs.push((at, len, true));
-            self.data_bytes += len;
-            at += len;
-        }
-        at
-    }
-
-    /// Adds what is allocated from `at` on, and if asked what isn't. Returns how far that goes.
-    async fn add_allocated(
-        &mut self,
-        volume: &RealVolume,
-        mut at: u64,
-        end: u64,
-        with_holes: bool,
-    ) -> Result<u64, DvolError> {
-        let extents = volume
-            .engine
-            .allocation(volume.handle, at, end - at, EXTENTS_MAX)
-            .await?;
-        for extent in extents {
-            if self.is_full() {
-                break;
-            }
-            let extent_end = at + extent.len_bytes;
-            if extent.allocated {
-                at = self.add_data(at, extent_end);
-                if at < extent_end {
-                    break;
-                }
-                continue;
-            }
-            if with_holes {
-                self.runs.push((at, extent.len_bytes, false));
-            }
-            at = extent_end;
-        }
-        Ok(at)
-    }
-
-    /// Adds what changed from `at` on: data, and what was deallocated. Returns how far that goes.
-    async fn add_changed(
-        &mut self,
-        volume: &RealVolume,
-        since: Lsn,
-        mut at: u64,
-        end: u64,
-    ) -> Result<u64, DvolError> {
-        let extents = volume
-            .engine
-            .changed_since(volume.handle, since, at, end - at, EXTENTS_MAX)
-            .await?;
-        for extent in extents {
-            let extent_end = at + extent.len_bytes;
-            if !extent.changed {
-                at = extent_end;
-                continue;
-            }
-            while at < extent_end && !self.is_full() {
-                at = self.add_allocated(volume, at, extent_end, true).await?;
-            }
-            if at < extent_end {
-                break;
-            }
-        }
-        Ok(at)
-    }
-
-    /// Reads the data.
-    async fn read(self, volume: &RealVolume) -> Result<Vec<StreamRun>, DvolError> {
-        let reads = self
-            .runs
-            .into_iter()
-            .map(|(offset_bytes, len_bytes, is_data)| async move {
-                if !is_data {
-                    return Ok(StreamRun::Zeros {
-                        offset_bytes,
-                        len_bytes,
-                    });
-                }
-                let pieces = volume.read_pieces(offset_bytes, len_bytes as u32).await;
-                let pieces = pieces.map_err(|error| engine_error(&error))?;
-                let bytes = gathered(pieces, len_bytes as usize);
-                Ok(StreamRun::Data {
-                    offset_bytes,
-                    bytes,
-                })
-            });
-        join_all(reads).await.into_iter().collect()
-    }
-}
-
-/// In one piece.
-fn gathered(pieces: Pieces, len_bytes: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(len_bytes);
-    for piece in pieces {
-        match piece {
-            Piece::Data(data) => bytes.extend_from_slice(&data),
-            Piece::Zeros(zeros) => bytes.resize(bytes.len() + zeros as usize, 0),
-        }
-    }
-    bytes
+    let pieces = volume.read_pieces(offset_bytes, len_bytes as u32).await;
+    let pieces = pieces.map_err(|error| engine_error(&error))?;
+    Ok(StreamRun::Data {
+        offset_bytes,
+        bytes: gathered(&pieces, len_bytes),
+    })
 }
 
 /// What the engine said.

@@ -1,5 +1,6 @@
 //! The native protocol on a node: its volumes as the server sees them, and what the server asks of the node.
 
+mod convert;
 mod directory;
 mod metrics;
 mod volume;

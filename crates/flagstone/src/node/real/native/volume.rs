@@ -7,8 +7,8 @@ use std::task::Poll;
 use flagstone_device::engine::{self, DvolError, Handle};
 use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::volume::{
-    Change, ChangeKind, Condition, ConditionKind, Description, NativeError, NativeVolume, Part,
-    Parts, SnapshotInfo, Terms, VolumeRange,
+    Change, ChangeKind, Condition, Description, NativeError, NativeVolume, Parts, SnapshotInfo,
+    Terms, VolumeRange,
 };
 use flagstone_gateway::volume::Stability;
 use flagstone_platform::record::NodeMark;
@@ -18,9 +18,12 @@ use flagstone_sched::{Turn, Want};
 use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::query::Run;
 
+use super::convert::{
+    are_together, bytes_compared, check_epochs, conditions_of, native_error, parts_of,
+};
 use crate::name::is_of_schedule;
 use crate::node::real::core::{CoreNode, current};
-use crate::node::real::epochs::{Pass, Raised, Stale};
+use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, resize_here};
 use crate::node::real::volume::{
@@ -32,46 +35,6 @@ const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
 
 /// How often a compare-and-swap looks again that found other bytes than it could show afterwards.
 const SWAP_TRIES: u32 = 16;
-
-/// What becomes of an error of the device layer. `changing`: something may have happened before it was noticed.
-fn native_error(error: DvolError, changing: bool) -> NativeError {
-    match error {
-        DvolError::OutOfRange => NativeError::OutOfRange,
-        DvolError::ReadOnly => NativeError::ReadOnly,
-        DvolError::NotFound => NativeError::Gone,
-        DvolError::AlreadyExists => NativeError::Exists,
-        DvolError::NoSpace => NativeError::NoSpace,
-        DvolError::TooMany => NativeError::Limit,
-        DvolError::Corrupt => NativeError::Corrupt,
-        DvolError::Device => NativeError::Device,
-        // A client that is told that the node stops asks again elsewhere; what was begun may have happened.
-        DvolError::Stopping if changing => NativeError::Fenced,
-        DvolError::Stopping => NativeError::Stopping,
-        DvolError::Fenced => NativeError::Fenced,
-        DvolError::ConditionFailed(lsn) => NativeError::ConditionFailed(lsn),
-        DvolError::NotEqual => NativeError::NotEqual(None),
-        DvolError::StaleEpoch => NativeError::StaleEpoch,
-        DvolError::HistoryForgotten => NativeError::Forgotten,
-        DvolError::Invalid => {
-            NativeError::Invalid("it is more than one atomic unit can be, or its parts overlap")
-        }
-        DvolError::Busy => NativeError::InUse,
-    }
-}
-
-impl From<Stale> for NativeError {
-    fn from(_: Stale) -> NativeError {
-        NativeError::StaleEpoch
-    }
-}
-
-fn parts_of(pieces: engine::Pieces) -> Parts {
-    let part = |piece| match piece {
-        engine::Piece::Data(buf) => Part::Data(buf, None),
-        engine::Piece::Zeros(len) => Part::Zeros(len),
-    };
-    pieces.into_iter().map(part).collect()
-}
 
 impl RealVolume {
     /// Waits for a turn on these terms, at a volume that is still here then.
@@ -164,7 +127,7 @@ impl RealVolume {
         Ok(Some(Admitted::new(passed, entered)))
     }
 
-    fn enter_as(&self, epoch: Epoch) -> Result<Pass<'_>, NativeError> {
+    pub(super) fn enter_as(&self, epoch: Epoch) -> Result<Pass<'_>, NativeError> {
         let stored = self.engine.epoch_of(self.handle);
         let stored = stored.map_err(|error| self.error(error, false))?;
         let running = self.engine.check_running();
@@ -272,61 +235,6 @@ impl RealVolume {
 enum ChangeOf {
     Bytes,
     Space,
-}
-
-/// True if all are of one engine, which is what can be done in one instant.
-fn are_together<'a>(volumes: impl Iterator<Item = &'a RealVolume>) -> bool {
-    let mut volumes = volumes.map(|volume| &volume.engine);
-    let first = volumes.next();
-    volumes.all(|other| first.is_some_and(|first| first.is_same(other)))
-}
-
-/// What conditions are to the engine.
-fn conditions_of(conditions: Vec<Condition<RealVolume>>) -> Vec<engine::Condition> {
-    let of = |Condition { volume, what }| {
-        let handle = RealVolume::handle_of(&volume);
-        match what {
-            ConditionKind::UnchangedSince {
-                offset_bytes,
-                len_bytes,
-                lsn,
-            } => engine::Condition::UnchangedSince {
-                handle,
-                offset_bytes,
-                len_bytes,
-                lsn,
-            },
-            ConditionKind::Equals {
-                offset_bytes,
-                bytes,
-            } => engine::Condition::Equals {
-                handle,
-                offset_bytes,
-                bytes,
-            },
-            ConditionKind::Epoch(epoch) => engine::Condition::Epoch { handle, epoch },
-        }
-    };
-    conditions.into_iter().map(of).collect()
-}
-
-/// Looks at the epochs of conditions: those that are being raised are not on the device yet.
-fn check_epochs(conditions: &[Condition<RealVolume>]) -> Result<(), NativeError> {
-    for condition in conditions {
-        if let ConditionKind::Epoch(epoch) = condition.what {
-            drop(condition.volume.enter_as(epoch)?);
-        }
-    }
-    Ok(())
-}
-
-/// Bytes that conditions have the engine read.
-fn bytes_compared(conditions: &[Condition<RealVolume>]) -> u64 {
-    let bytes = conditions.iter().map(|condition| match &condition.what {
-        ConditionKind::Equals { bytes, .. } => bytes.len() as u64,
-        _ => 0,
-    });
-    bytes.sum()
 }
 
 impl NativeVolume for RealVolume {
@@ -890,21 +798,8 @@ impl NativeVolume for RealVolume {
 }
 
 impl RealVolume {
-    fn handle_of(volume: &RealVolume) -> Handle {
-        volume.handle
-    }
-
     /// What was read, in one buffer.
     fn gathered(&self, pieces: &engine::Pieces, len_bytes: u64) -> IoBuf {
-        let mut bytes = Vec::with_capacity(usize::try_from(len_bytes).unwrap_or_default());
-        for piece in pieces {
-            match piece {
-                engine::Piece::Data(buf) => bytes.extend_from_slice(buf),
-                engine::Piece::Zeros(len) => {
-                    bytes.resize(bytes.len() + usize::try_from(*len).unwrap_or_default(), 0);
-                }
-            }
-        }
-        IoBuf::copy_of(&bytes)
+        IoBuf::copy_of(&engine::gathered(pieces, len_bytes))
     }
 }
