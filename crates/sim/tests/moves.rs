@@ -9,14 +9,14 @@ use flagstone_device::engine::{
     Attributes, CreateDvol, DvolError, Engine, EngineOptions, Handle, Piece, Stability,
 };
 use flagstone_device::transfer::{
-    DvolOrigin, DvolTarget, Failed, Found, Gate, Gone, Mark, Marks, NewDvol, Progress, Target,
-    Verdict, move_dvol, settle,
+    DvolOrigin, DvolTarget, EPOCHS_BETWEEN, Failed, Found, Gate, Gone, Mark, Marks, NewDvol,
+    Progress, Target, Verdict, move_dvol, settle,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
     Counting, CrashMoment, CrashPoint, DiskConfig, RunEnd, SimDisk, SimPlatform, World,
 };
-use flagstone_types::{DvolId, LayerNo};
+use flagstone_types::{DvolId, Epoch, LayerNo};
 
 use crate::engine_support::{begin, fill};
 
@@ -608,4 +608,125 @@ fn a_full_device_can_be_left() {
     });
     world.run_for(LIMIT_NS);
     assert!(is_over.get());
+}
+
+/// Runs something with two empty engines.
+fn with_engines<F: Future<Output = ()> + 'static>(
+    run: impl FnOnce([Engine<SimPlatform>; 2]) -> F + 'static,
+) {
+    let world = World::new(8);
+    let platform = world.platform(0);
+    let is_over = Rc::new(Cell::new(false));
+    let told = is_over.clone();
+    world.spawn(0, async move {
+        let disks = [64 << 20, 64 << 20].map(|size| SimDisk::new(DiskConfig::new(size)));
+        let from = begin(&platform, &disks[0], EngineOptions::default()).await;
+        let to = begin(&platform, &disks[1], EngineOptions::default()).await;
+        run([from, to]).await;
+        told.set(true);
+    });
+    world.run_for(LIMIT_NS);
+    assert!(is_over.get());
+}
+
+fn copy_of(to: &Engine<SimPlatform>) -> DvolTarget<SimPlatform, TestMarks> {
+    let new = NewDvol {
+        id: ID,
+        name: "vm".into(),
+        reserved_bytes: 0,
+        attributes: [0; _],
+    };
+    DvolTarget::new(to.clone(), TestMarks, new)
+}
+
+/// What all of a dvol or layer is, whatever its size.
+async fn whole(engine: &Engine<SimPlatform>, handle: Handle) -> (u64, Vec<u8>) {
+    let size_bytes = engine.size_of(handle).expect("is there");
+    let read = engine.read(handle, 0, size_bytes).await;
+    let pieces = read.expect("can be read");
+    (
+        size_bytes,
+        flagstone_device::engine::gathered(&pieces, size_bytes),
+    )
+}
+
+#[test]
+fn snapshots_of_other_sizes_and_from_before_rollbacks_are_moved() {
+    with_engines(|[from, to]| async move {
+        let dvol = from.create(new_dvol()).await.expect("creates");
+        let mut number = 0;
+        let mut write = async |blocks: std::ops::Range<u64>| {
+            for block in blocks {
+                number += 1;
+                let write = from.write(dvol, block * BLOCK, content(number), Stability::Stable);
+                write.await.expect("writes");
+            }
+        };
+        let snapshot = async |name: &str| {
+            let taken = from.snapshot(&[(dvol, name.to_owned())]).await;
+            taken.expect("takes it")[0]
+        };
+        write(0..40).await;
+        let first = snapshot("first").await;
+        write(20..90).await;
+        snapshot("large").await;
+        from.resize(dvol, 30 * BLOCK + 700).await.expect("shrinks");
+        snapshot("small").await;
+        from.resize(dvol, 80 * BLOCK).await.expect("grows");
+        write(50..60).await;
+        snapshot("grown").await;
+        from.roll_back(dvol, first).await.expect("rolls back");
+        write(35..38).await;
+        snapshot("rolled back").await;
+        from.resize(dvol, 50 * BLOCK).await.expect("shrinks");
+        write(10..12).await;
+        let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+        let target = copy_of(&to);
+        let moved = move_dvol(&origin, &target, &Until(Cell::new(u64::MAX))).await;
+        moved.expect("moves");
+        let made = target.made().expect("was made");
+        assert_eq!(whole(&to, made).await, whole(&from, dvol).await);
+        let layers = from.layers(ID);
+        assert_eq!((layers.len(), to.layers(ID).len()), (5, 5));
+        for layer in layers {
+            let copy = to.layer(ID, &layer.name).expect("is there");
+            let same = whole(&to, copy.handle).await == whole(&from, layer.handle).await;
+            assert!(same, "snapshot '{}'", layer.name);
+        }
+    });
+}
+
+/// Raises the epoch of the origin while it is copied.
+struct Raising(Engine<SimPlatform>, Handle, Cell<u32>);
+
+impl Progress for Raising {
+    async fn copied(&self, _: u64) -> Result<(), DvolError> {
+        let Raising(engine, handle, times) = self;
+        while times.get() > 0 {
+            times.set(times.get() - 1);
+            let epoch = engine.epoch_of(*handle)?;
+            engine.set_epoch(*handle, Epoch(epoch.0 + 1)).await?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_dvol_whose_epoch_has_passed_its_copys_is_not_moved() {
+    for times in [EPOCHS_BETWEEN - 1, EPOCHS_BETWEEN] {
+        with_engines(move |[from, to]| async move {
+            let dvol = from.create(new_dvol()).await.expect("creates");
+            let write = from.write(dvol, 0, content(1), Stability::Stable);
+            write.await.expect("writes");
+            let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+            let target = copy_of(&to);
+            let raising = Raising(from.clone(), dvol, Cell::new(times));
+            let moved = move_dvol(&origin, &target, &raising).await;
+            match times < EPOCHS_BETWEEN {
+                true => assert_eq!(moved, Ok(())),
+                // Its LSNs would be below those that clients know.
+                false => assert_eq!(moved, Err(Failed::Before(DvolError::StaleEpoch))),
+            }
+        });
+    }
 }

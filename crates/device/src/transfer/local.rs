@@ -238,6 +238,8 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
 
     async fn finish(&self) -> Result<(), DvolError> {
         let handle = self.handle()?;
+        // What takes the mark away makes durable what was answered before it. That it does is not left to the order of
+        // an engine's groups: a copy without its bytes would be the only one.
         self.engine.flush().await?;
         let attributes = self.marks.plain(&self.new.attributes);
         self.engine.set_attributes(handle, attributes).await
