@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, RotateSpec,
+    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, RotateSpec, Slo,
+    SloLimit, SnapshotSchedule,
 };
 use flagstone::offline::FormatOptions;
 use flagstone_wire::Status;
@@ -108,7 +109,7 @@ fn use_it(mut client: Client, first: u64, stop: &AtomicBool, done: &AtomicU64) {
 fn clients_go_on_while_a_volume_goes_to_and_fro() {
     let other = Folder::new();
     let scene = scene(&other);
-    volume(&scene, "vm", Some(0));
+    let owner = volume(&scene, "vm", Some(0));
     let stop = Arc::new(AtomicBool::new(false));
     let done = Arc::new(AtomicU64::new(0));
     let mut users = Vec::new();
@@ -154,6 +155,9 @@ fn clients_go_on_while_a_volume_goes_to_and_fro() {
     let (_, before) = client.call(client::READ, 0, 256 * BLOCK as u32);
     drop(client);
     let scene = scene.restart(|options| change(options, &other));
+    // Its token came along, though nobody has changed it since.
+    let mut native = Native::connect(addresses(&scene)[1]);
+    assert_eq!(native.open("vm", &owner, 0).status(), Status::Ok);
     let mut client = scene.attach("vm");
     assert!(client.call(client::READ, 0, 256 * BLOCK as u32).1 == before);
     let main = scene
@@ -185,6 +189,26 @@ fn snapshots_tokens_and_settings_go_with_it() {
         .ask(|node| node.create_snapshots(vec![taken("tuesday")]))
         .expect("taken");
     assert_eq!(client.write(0, &block(3)), 0);
+    let slo = Slo {
+        limit: SloLimit {
+            reads: Some(100_000),
+            ..SloLimit::default()
+        },
+        ..Slo::default()
+    };
+    scene
+        .ask(|node| node.set_slo("vm".to_owned(), slo, false))
+        .expect("is set");
+    let yearly = SnapshotSchedule {
+        every_s: 364 * 86_400,
+        keep: 3,
+        daily: 0,
+        weekly: 0,
+        monthly: 0,
+    };
+    scene
+        .ask(|node| node.set_snapshot_schedule("vm".to_owned(), Some(yearly)))
+        .expect("is set");
     // What has one of its snapshots open keeps it.
     let reader = scene.attach("vm@monday");
     let info = moved(&scene, "vm", to(Some("other"), Some(1)));
@@ -205,6 +229,14 @@ fn snapshots_tokens_and_settings_go_with_it() {
         .ask(|node| node.show_snapshot(taken("monday")))
         .expect("is there");
     assert_eq!(shown.created_ns, monday.created_ns);
+    let settings = |scene: &Scene| {
+        let shown = scene.show("vm").expect("is there");
+        (
+            shown.slo,
+            shown.scheduled.map(|scheduled| scheduled.schedule),
+        )
+    };
+    assert_eq!(settings(&scene), (slo, Some(yearly)));
     // Its tokens: those that were there, and what is done with them afterwards.
     scene
         .ask(|node| node.revoke_token("vm".to_owned(), revoked))
