@@ -148,7 +148,7 @@ impl<P: Platform> Inner<P> {
         if let Content::Inline(bytes) = content {
             let (from, to) = (range.start as usize, range.end as usize);
             let part = decoded(bytes.get(from..to), "a file's content")?;
-            pieces.push(Piece::Data(IoBuf::copy_of(part)));
+            pieces.push(Piece::Data(IoBuf::copy_of(part).into()));
             return Ok(pieces);
         }
         let from = self.keys.block(file, place_of(range.start).start);

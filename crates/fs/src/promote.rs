@@ -286,7 +286,7 @@ impl<P: Platform> Inner<P> {
                         Piece::Zeros(len) => at += len,
                         Piece::Data(data) => {
                             let len = data.len() as u64;
-                            let data = aligned(data);
+                            let data = aligned(data.into_buf());
                             let write = self.engine.write(to, at, data, DvolStability::Unstable);
                             write.await.map_err(of_dvol)?;
                             at += len;

@@ -407,7 +407,7 @@ impl<P: Platform> Store<P> {
         while page < pages.end {
             if let Some(read) = inner.read_latest(index, first.page + page, page_bytes) {
                 ticket = self.later(ticket, read.ticket);
-                pieces.push(Piece::Data(read.data));
+                pieces.push(Piece::Data(read.data.into()));
                 page += 1;
                 continue;
             }
@@ -831,7 +831,7 @@ impl<P: Platform> Inner<P> {
         if pieces.len() == 1
             && let Some(Piece::Data(data)) = pieces.pop()
         {
-            return data;
+            return data.into_buf();
         }
         let mut out = IoBuf::zeroed(len);
         let bytes = out.bytes_mut();

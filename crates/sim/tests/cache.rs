@@ -10,6 +10,7 @@ use flagstone_device::engine::{
 };
 use flagstone_platform::{BufferPool, IoBuf};
 use flagstone_sim::{DiskConfig, Fault, Injection, SimDisk, SimPlatform, World};
+use flagstone_types::checksum::crc32c;
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 1 << 30;
@@ -154,6 +155,47 @@ fn what_is_read_twice_is_read_once_from_the_device() {
         assert_eq!(one.as_ptr(), other.as_ptr());
         assert_eq!(engine.space().cache_bytes, 22 * BLOCK);
     });
+}
+
+/// From the device, from the cache and past it; so nobody who sends it on has to make it once more.
+#[test]
+fn whole_blocks_come_with_their_crc_and_parts_without() {
+    run(|platform, disk| async move {
+        let engine = open(&platform, &disk, &cache(1 << 20)).await;
+        let dvol = create(&engine, "v").await;
+        for block in 0..64 {
+            write(&engine, dvol, block, 1, block as u8).await;
+        }
+        let cases = [(3, 1), (3, 1), (8, 16), (8, 16), (0, 64)];
+        for (block, count) in cases {
+            let pieces = engine.read(dvol, block * BLOCK, count * BLOCK).await;
+            for piece in pieces.expect("reads") {
+                let Piece::Data(data) = piece else {
+                    panic!("{piece:?}")
+                };
+                assert_eq!(data.crc32c(), Some(crc32c(&data)), "{block}, {count}");
+            }
+        }
+        // Cut at its start, at its end, and a block whose bytes come from two.
+        write_at(&engine, dvol, 5 * BLOCK + 512, 512).await;
+        let cases = [(512, 2 * BLOCK - 512), (0, 512), (5 * BLOCK, BLOCK)];
+        for (offset_bytes, len_bytes) in cases {
+            let pieces = engine.read(dvol, offset_bytes, len_bytes).await;
+            for piece in pieces.expect("reads") {
+                let Piece::Data(data) = piece else {
+                    panic!("{piece:?}")
+                };
+                let is_known = data.crc32c().is_none_or(|crc| crc == crc32c(&data));
+                assert!(is_known, "{offset_bytes}, {len_bytes}");
+            }
+        }
+    });
+}
+
+async fn write_at(engine: &Engine<SimPlatform>, dvol: Handle, offset_bytes: u64, len: usize) {
+    let data = IoBuf::copy_of(&vec![99; len]);
+    let written = engine.write(dvol, offset_bytes, data, Stability::Stable);
+    written.await.expect("writes");
 }
 
 #[test]

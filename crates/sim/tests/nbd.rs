@@ -73,7 +73,7 @@ impl Volume for EngineVolume {
         let len = u64::from(len_bytes);
         let pieces = self.engine.read(self.handle, offset_bytes, len).await;
         let piece = |piece| match piece {
-            engine::Piece::Data(buf) => Piece::Data(buf),
+            engine::Piece::Data(data) => Piece::Data(data.into_buf()),
             engine::Piece::Zeros(len) => Piece::Zeros(len),
         };
         Ok(pieces.map_err(error_of)?.into_iter().map(piece).collect())

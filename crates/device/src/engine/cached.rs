@@ -55,7 +55,7 @@ impl<P: Platform> Inner<P> {
             match self.find_cached(cache, *start, checksum) {
                 Some(page) => {
                     count(&self.counters.cache_hits, 1);
-                    steps[0] = Step::Cached(page);
+                    steps[0] = Step::Cached(page, checksum);
                 }
                 None => count(&self.counters.cache_misses, 1),
             }
@@ -71,9 +71,10 @@ impl<P: Platform> Inner<P> {
             let begun = out.len();
             if blocks.clone().all(|(_, block)| cache.has(BlockNo(block))) {
                 let pages = blocks.map_while(|(&checksum, block)| {
-                    self.find_cached(cache, BlockNo(block), checksum)
+                    let page = self.find_cached(cache, BlockNo(block), checksum)?;
+                    Some(Step::Cached(page, checksum))
                 });
-                out.extend(pages.map(Step::Cached));
+                out.extend(pages);
             }
             if out.len() - begun < checksums.len() {
                 out.truncate(begun);

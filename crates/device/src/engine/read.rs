@@ -1,9 +1,10 @@
 //! Reading: look up, read what is mapped in as few device reads as possible, check every block.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_types::checksum::crc32c_combine_block;
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Slot, VBlock};
 use smallvec::SmallVec;
 
@@ -24,11 +25,67 @@ const RUN_MAX_BLOCKS: u64 = 256;
 /// Entries looked up at a time.
 const LOOKUP_MAX: usize = 1 << 20;
 
+/// Bytes that were read and whose checksums are right.
+#[derive(Debug)]
+pub struct Data {
+    buf: IoBuf,
+    crc: Option<u32>,
+}
+
+impl Data {
+    fn checked(buf: IoBuf, checksums: &[BlockChecksum]) -> Data {
+        let crc = match checksums {
+            [one] => one.0,
+            many => many
+                .iter()
+                .fold(0, |crc, &next| crc32c_combine_block(crc, next)),
+        };
+        Data {
+            buf,
+            crc: Some(crc),
+        }
+    }
+
+    /// CRC32C of them, if it is known without passing over them once more, as it is of whole blocks. It is made of what the map
+    /// says: if the memory that the bytes are in is damaged later, it still tells.
+    pub fn crc32c(&self) -> Option<u32> {
+        self.crc
+    }
+
+    /// The buffer that they are in.
+    pub fn into_buf(self) -> IoBuf {
+        self.buf
+    }
+
+    /// This part of them. The CRC of a part is not known.
+    pub fn narrow(self, range: Range<usize>) -> Data {
+        match range == (0..self.buf.len()) {
+            true => self,
+            false => self.buf.narrow(range).into(),
+        }
+    }
+}
+
+/// Bytes that were checked elsewhere.
+impl From<IoBuf> for Data {
+    fn from(buf: IoBuf) -> Data {
+        Data { buf, crc: None }
+    }
+}
+
+impl Deref for Data {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buf
+    }
+}
+
 /// A part of what a read returns.
 #[derive(Debug)]
 pub enum Piece {
-    /// Bytes whose checksums are right.
-    Data(IoBuf),
+    /// Bytes from the device.
+    Data(Data),
     /// This many zeros that take no space.
     Zeros(u64),
 }
@@ -42,8 +99,8 @@ pub(super) type Steps = SmallVec<[Step; 4]>;
 /// One step of a read.
 pub(super) enum Step {
     Zeros(u64),
-    /// It is in the cache.
-    Cached(IoBuf),
+    /// It is in the cache: a block, and its checksum.
+    Cached(IoBuf, BlockChecksum),
     Run {
         start: BlockNo,
         checksums: SmallVec<[BlockChecksum; 4]>,
@@ -192,12 +249,14 @@ impl<P: Platform> Inner<P> {
     async fn take_step(&self, step: Step, path: ReadPath) -> Result<Piece, DvolError> {
         match step {
             Step::Zeros(len) => Ok(Piece::Zeros(len)),
-            Step::Cached(page) => Ok(Piece::Data(page)),
+            Step::Cached(page, checksum) => Ok(Piece::Data(Data::checked(page, &[checksum]))),
             Step::Run { start, checksums } => {
-                Ok(Piece::Data(self.read_kept(start, &checksums, path).await?))
+                let read = self.read_kept(start, &checksums, path).await?;
+                Ok(Piece::Data(Data::checked(read, &checksums)))
             }
             Step::Patched { base, delta } => {
-                Ok(Piece::Data(self.read_patched(base, delta, path).await?))
+                let read = self.read_patched(base, delta, path).await?;
+                Ok(Piece::Data(read.into()))
             }
         }
     }
@@ -395,7 +454,7 @@ fn trim(pieces: Pieces, skip: u64, len: u64) -> Pieces {
             continue;
         }
         out.push(match piece {
-            Piece::Data(buf) => Piece::Data(buf.narrow(from as usize..to as usize)),
+            Piece::Data(data) => Piece::Data(data.narrow(from as usize..to as usize)),
             Piece::Zeros(_) => Piece::Zeros(to - from),
         });
     }

@@ -86,7 +86,7 @@ impl Content {
 
 fn end_data(pieces: &mut Pieces, data: &mut Vec<u8>) {
     if !data.is_empty() {
-        pieces.push(Piece::Data(IoBuf::copy_of(data)));
+        pieces.push(Piece::Data(IoBuf::copy_of(data).into()));
         data.clear();
     }
 }

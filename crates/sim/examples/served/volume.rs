@@ -58,7 +58,7 @@ impl Volume for EngineVolume {
         let len = u64::from(len_bytes);
         let pieces = self.engine.read(self.handle, offset_bytes, len).await;
         let piece = |piece| match piece {
-            engine::Piece::Data(buf) => Piece::Data(buf),
+            engine::Piece::Data(data) => Piece::Data(data.into_buf()),
             engine::Piece::Zeros(len) => Piece::Zeros(len),
         };
         Ok(pieces.map_err(nbd_error)?.into_iter().map(piece).collect())
@@ -136,7 +136,10 @@ impl NativeVolume for EngineVolume {
         let len = u64::from(len_bytes);
         let pieces = self.engine.read(self.handle, offset_bytes, len).await;
         let part = |piece| match piece {
-            engine::Piece::Data(buf) => Part::Data(buf, None),
+            engine::Piece::Data(data) => {
+                let crc = data.crc32c();
+                Part::Data(data.into_buf(), crc)
+            }
             engine::Piece::Zeros(len) => Part::Zeros(len),
         };
         Ok(pieces

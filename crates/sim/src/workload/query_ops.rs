@@ -1,6 +1,7 @@
 //! What clients ask without changing anything: reads, what is allocated, what has changed.
 
 use flagstone_device::engine::{BlockMeta, Condition, DvolError, Handle, Piece, Pieces};
+use flagstone_types::checksum::crc32c;
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
 use super::client::{Client, Extent};
@@ -26,7 +27,12 @@ pub(crate) fn bytes_of(pieces: &Pieces) -> Vec<u8> {
     let mut bytes = Vec::new();
     for piece in pieces {
         match piece {
-            Piece::Data(buf) => bytes.extend_from_slice(buf),
+            Piece::Data(data) => {
+                if let Some(crc) = data.crc32c() {
+                    assert_eq!(crc, crc32c(data), "the CRC that comes with bytes is theirs");
+                }
+                bytes.extend_from_slice(data);
+            }
             Piece::Zeros(len) => bytes.resize(bytes.len() + *len as usize, 0),
         }
     }

@@ -76,7 +76,7 @@ enum Part {
 
 fn payload_of(pieces: engine::Pieces) -> Payload {
     let piece = |piece| match piece {
-        engine::Piece::Data(buf) => Piece::Data(buf),
+        engine::Piece::Data(data) => Piece::Data(data.into_buf()),
         engine::Piece::Zeros(len) => Piece::Zeros(len),
     };
     pieces.into_iter().map(piece).collect()
@@ -204,7 +204,7 @@ impl RealVolume {
             Ok(pieces.into_iter().map(part).collect::<Vec<_>>())
         });
         let piece = |part| match part {
-            Part::Data(bytes) => engine::Piece::Data(IoBuf::copy_of(&bytes)),
+            Part::Data(bytes) => engine::Piece::Data(IoBuf::copy_of(&bytes).into()),
             Part::Zeros(len) => engine::Piece::Zeros(len),
         };
         Ok(parts.await?.into_iter().map(piece).collect())

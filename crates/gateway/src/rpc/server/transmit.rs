@@ -76,7 +76,7 @@ impl<P: Platform, S: Service> Writer<'_, P, S> {
         };
         for piece in answer.payload {
             match piece {
-                Piece::Data(buf) => self.gathered.push_payload(buf),
+                Piece::Data(data) => self.gathered.push_payload(data.into_buf()),
                 Piece::Zeros(len_bytes) => self.gathered.push_zeros(len_bytes),
             }
         }

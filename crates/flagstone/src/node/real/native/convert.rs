@@ -40,7 +40,10 @@ impl From<Stale> for NativeError {
 
 pub(super) fn parts_of(pieces: engine::Pieces) -> Parts {
     let part = |piece| match piece {
-        engine::Piece::Data(buf) => Part::Data(buf, None),
+        engine::Piece::Data(data) => {
+            let crc = data.crc32c();
+            Part::Data(data.into_buf(), crc)
+        }
         engine::Piece::Zeros(len) => Part::Zeros(len),
     };
     pieces.into_iter().map(part).collect()

@@ -101,7 +101,7 @@ impl Files for VolumeFiles {
                 };
                 let (parts, look) = self.core.ask(core, work).await.map_err(unasked)??;
                 let pieces = parts.into_iter().map(|part| match part {
-                    Part::Data(bytes) => Piece::Data(IoBuf::copy_of(&bytes)),
+                    Part::Data(bytes) => Piece::Data(IoBuf::copy_of(&bytes).into()),
                     Part::Zeros(len_bytes) => Piece::Zeros(len_bytes),
                 });
                 (pieces.collect::<Pieces>(), look)
