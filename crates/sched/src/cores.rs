@@ -42,7 +42,7 @@ pub fn divide(whole: Budget, lines: &[Line]) -> Vec<Budget> {
     let rates = divide_rate(whole.rate_ns, lines);
     let budget = |rate_ns: u64| Budget {
         rate_ns,
-        window_blocks: part(whole.window_blocks, rate_ns, whole.rate_ns),
+        window_ns: part(whole.window_ns, rate_ns, whole.rate_ns),
     };
     rates.into_iter().map(budget).collect()
 }
@@ -125,11 +125,11 @@ mod tests {
     fn rates(lines: &[Line]) -> Vec<u64> {
         let whole = Budget {
             rate_ns: RATE,
-            window_blocks: 1_000_000,
+            window_ns: 1_000_000,
         };
         let budgets = divide(whole, lines);
         for budget in &budgets {
-            assert_eq!(budget.window_blocks, budget.rate_ns / 1000);
+            assert_eq!(budget.window_ns, budget.rate_ns / 1000);
         }
         budgets.iter().map(|b| b.rate_ns).collect()
     }

@@ -18,8 +18,8 @@ use crate::{Budget, Policy, Prices, Slo};
 pub struct Ceiling {
     /// What requests cost, so that a second of the device is worth a second of its time.
     pub prices: Prices,
-    /// Blocks of 4 KiB that may be in flight; at least one.
-    pub window_blocks: u64,
+    /// Device time that may be in flight, in nanoseconds; at least one. The latency that is wanted.
+    pub window_ns: u64,
 }
 
 /// How a device is divided.
@@ -40,11 +40,11 @@ impl Settings {
             // Nothing is held back here, so nothing can be put in another order: for comparison.
             (None, _) | (Some(_), Policy::FirstCome) => Budget {
                 rate_ns: u64::MAX / 4,
-                window_blocks: u64::MAX / 4,
+                window_ns: u64::MAX / 4,
             },
             (Some(ceiling), _) => Budget {
                 rate_ns: WHOLE_NS,
-                window_blocks: ceiling.window_blocks.max(1),
+                window_ns: ceiling.window_ns.max(1),
             },
         }
     }

@@ -68,6 +68,15 @@ impl Prices {
         all.max(1)
     }
 
+    /// The price of so many reads, of so many blocks together, in nanoseconds of device time. Zero of none.
+    pub fn of_reads(&self, operations: u64, blocks: u64) -> u64 {
+        let blocks_ns = self.read.block_ns.saturating_mul(blocks);
+        self.read
+            .op_ns
+            .saturating_mul(operations)
+            .saturating_add(blocks_ns)
+    }
+
     /// The price of a flush that `sharers` changes or clients share.
     pub fn of_flush(&self, sharers: u64) -> u64 {
         (self.flush_ns / sharers.max(1)).max(1)
@@ -75,7 +84,7 @@ impl Prices {
 }
 
 /// How many blocks these bytes touch. At least one.
-pub(crate) fn blocks_of(offset_bytes: u64, len_bytes: u64) -> u64 {
+fn blocks_of(offset_bytes: u64, len_bytes: u64) -> u64 {
     let first = offset_bytes / BLOCK_SIZE;
     let end = offset_bytes.saturating_add(len_bytes).div_ceil(BLOCK_SIZE);
     end.saturating_sub(first).max(1)
@@ -115,6 +124,9 @@ mod tests {
         assert_eq!(prices.of(Kind::Read, 100, 1), block);
         assert_eq!(prices.of(Kind::Read, 0, 0), block);
         assert_eq!(prices.of(Kind::Read, 4095, 2), block + prices.read.block_ns);
+        let two = 2 * prices.read.op_ns + 5 * prices.read.block_ns;
+        assert_eq!(prices.of_reads(2, 5), two);
+        assert_eq!(prices.of_reads(0, 0), 0);
         assert_eq!(prices.of_flush(10), 5_000);
         assert_eq!(prices.of_flush(0), 50_000);
     }

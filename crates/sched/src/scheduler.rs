@@ -14,8 +14,8 @@ use crate::volume::{Ask, Limits, Place, Volume, VolumeKey, Waiting};
 /// For how long a core that did nothing may begin more than its rate.
 const BURST_NS: u64 = 500_000;
 
-/// A request should be cut into parts that keep no more than this part of the window in flight: a 16th. Then
-/// nobody waits long for the end of somebody else's.
+/// A request should be cut into parts that take no more than this part of the window: a 16th. Then nobody waits
+/// long for the end of somebody else's.
 const LARGEST_PART: u64 = 16;
 
 /// Who goes next.
@@ -35,8 +35,9 @@ pub enum Policy {
 pub struct Budget {
     /// Device time that it may begin, in nanoseconds a second.
     pub rate_ns: u64,
-    /// Blocks of 4 KiB that it may have in flight. One request may always be.
-    pub window_blocks: u64,
+    /// What it may have in flight, in nanoseconds of device time, by [`Ask::held_ns`]. One request may always be. (If requests were counted, large
+    /// ones would queue in the device; if blocks were, large ones would leave it idle, since a block of theirs costs less.)
+    pub window_ns: u64,
 }
 
 /// A request whose turn has come.
@@ -100,7 +101,7 @@ pub struct Scheduler<R> {
     limited: BinaryHeap<Reverse<(u64, u32, u64)>>,
     budget: Budget,
     rate: Bucket,
-    in_flight_blocks: u64,
+    in_flight_ns: u64,
     in_flight: u64,
     waiting: u64,
     promised_ns: u64,
@@ -124,7 +125,7 @@ impl<R> Scheduler<R> {
             limited: BinaryHeap::new(),
             budget,
             rate: Bucket::new(budget.rate_ns, BURST_NS, now_ns),
-            in_flight_blocks: 0,
+            in_flight_ns: 0,
             in_flight: 0,
             waiting: 0,
             promised_ns: 0,
@@ -246,9 +247,9 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// How many blocks a request should have at most: larger ones are to be cut.
-    pub fn blocks_max(&self) -> u64 {
-        (self.budget.window_blocks / LARGEST_PART).max(1)
+    /// How much of the window a request should keep at most, in nanoseconds: larger ones are to be cut.
+    pub fn largest_ns(&self) -> u64 {
+        (self.budget.window_ns / LARGEST_PART).max(1)
     }
 
     /// Another part of the device, from now on.
@@ -302,7 +303,7 @@ impl<R> Scheduler<R> {
         volume.charge(ask);
         let is_ready = volume.place == Place::Ready;
         self.in_flight += 1;
-        self.in_flight_blocks = self.in_flight_blocks.saturating_add(ask.blocks);
+        self.in_flight_ns = self.in_flight_ns.saturating_add(ask.held_ns);
         self.used_ns = self.used_ns.saturating_add(ask.price_ns);
         self.rate.take(ask.price_ns);
         if is_ready && matches!(self.queues, Queues::Rounds(_)) {
@@ -321,7 +322,7 @@ impl<R> Scheduler<R> {
         if self.waiting == 0 {
             return Decision::Wait;
         }
-        if self.in_flight > 0 && self.in_flight_blocks >= self.budget.window_blocks {
+        if self.in_flight > 0 && self.in_flight_ns >= self.budget.window_ns {
             self.was_held = true;
             return Decision::Wait;
         }
@@ -330,9 +331,9 @@ impl<R> Scheduler<R> {
             return wait_until(self.rate.ready_at_ns());
         }
         // Whoever has used less than he was promised finds room when he comes, however much others want.
-        let kept = self.budget.window_blocks / KEPT_PART;
-        let is_nearly_full = self.in_flight > 0
-            && self.in_flight_blocks.saturating_add(kept) >= self.budget.window_blocks;
+        let kept = self.budget.window_ns / KEPT_PART;
+        let is_nearly_full =
+            self.in_flight > 0 && self.in_flight_ns.saturating_add(kept) >= self.budget.window_ns;
         while let Some(index) = self.pick(is_nearly_full) {
             if let Some(start) = self.begin(index, now_ns) {
                 return Decision::Start(start);
@@ -374,9 +375,9 @@ impl<R> Scheduler<R> {
             self.limited.push(Reverse((until_ns, index, stamp)));
             return None;
         }
-        if is_strict && volume.in_flight_blocks > 0 {
-            let part = part_of(budget.window_blocks, volume.promise.0, budget.rate_ns);
-            if volume.in_flight_blocks >= part {
+        if is_strict && volume.in_flight_ns > 0 {
+            let part = part_of(budget.window_ns, volume.promise.0, budget.rate_ns);
+            if volume.in_flight_ns >= part {
                 volume.put(Place::WindowFull);
                 return None;
             }
@@ -393,7 +394,7 @@ impl<R> Scheduler<R> {
         self.waiting -= 1;
         self.in_flight += 1;
         let ask = waiting.ask;
-        self.in_flight_blocks = self.in_flight_blocks.saturating_add(ask.blocks);
+        self.in_flight_ns = self.in_flight_ns.saturating_add(ask.held_ns);
         self.used_ns = self.used_ns.saturating_add(ask.price_ns);
         self.rate.take(ask.price_ns);
         Some(Start {
@@ -435,7 +436,7 @@ impl<R> Scheduler<R> {
     pub fn complete(&mut self, key: VolumeKey, ask: &Ask, cost_ns: u64) {
         let price_ns = ask.price_ns;
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.in_flight_blocks = self.in_flight_blocks.saturating_sub(ask.blocks);
+        self.in_flight_ns = self.in_flight_ns.saturating_sub(ask.held_ns);
         self.used_ns = self
             .used_ns
             .saturating_sub(price_ns)

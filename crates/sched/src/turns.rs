@@ -297,7 +297,7 @@ impl State {
             _ if want.is_durable => ask.price_ns = ask.price_ns.saturating_add(flush_ns),
             _ => {}
         }
-        // One after the other: no more blocks are in flight at a time, but all have their price.
+        // One after the other: no more is in flight at a time, but all have their price.
         ask.price_ns = ask.price_ns.saturating_mul(want.times);
         ask.bytes = ask.bytes.saturating_mul(want.times);
         ask
@@ -464,6 +464,19 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// Nobody was due anything while nothing was asked for: such time isn't counted, and a longer one ends what was to be judged. Otherwise
+    /// who asks for little at a time would never be.
+    fn judge_after_rest(&self, state: &mut State) {
+        let now = self.platform.now();
+        let rested_ns = now.since(state.reported_at);
+        if rested_ns >= JUDGED_EVERY_NS {
+            judge(state, 0);
+            state.judged_at = now;
+        } else {
+            state.judged_at = state.judged_at.plus_ns(rested_ns);
+        }
+    }
+
     /// Ticks as long as something is asked for: an idle core does nothing.
     fn keep_ticking(self: &Rc<Self>, state: &mut State) {
         state.was_busy = true;
@@ -471,7 +484,7 @@ impl<P: Platform> Inner<P> {
             return;
         }
         state.is_ticking = true;
-        state.judged_at = self.platform.now();
+        self.judge_after_rest(state);
         self.tick(state);
         let inner = self.clone();
         self.platform.spawn(async move {
@@ -770,6 +783,15 @@ impl<P: Platform> Turn<P> {
             let price = u128::from(held.ask.price_ns);
             let cost = price * u128::from(part.min(whole)) / u128::from(whole.max(1));
             held.cost_ns = u64::try_from(cost).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// It turned out that the device was asked for so many reads, of so many blocks together: more than one where what was wanted
+    /// doesn't lie together, and none where it was in memory.
+    pub fn used_reads(&mut self, operations: u64, blocks: u64) {
+        if let Some(held) = &mut self.0 {
+            let state = held.seat.inner.state.borrow();
+            held.cost_ns = state.prices().of_reads(operations, blocks);
         }
     }
 

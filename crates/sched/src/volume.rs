@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::SECOND_NS;
 use crate::bucket::Bucket;
-use crate::price::{Kind, Prices, blocks_of};
+use crate::price::{Kind, Prices};
 use crate::promise::Promise;
 
 /// A round, in nanoseconds of a device that is fully used; for strict time sharing, of the clock.
@@ -94,8 +94,9 @@ pub struct Ask {
     pub kind: Kind,
     /// How many bytes it moves; counts towards its volume's limit only.
     pub bytes: u64,
-    /// How many blocks of 4 KiB it keeps in flight. At least one.
-    pub blocks: u64,
+    /// How much of the window it keeps until it ends, in nanoseconds of device time: the price of a read of as many blocks, whatever
+    /// it does. (A write costs more since it does more, journal and flush; it is in flight as a read is.) At least one.
+    pub held_ns: u64,
     /// Its price, in nanoseconds of device time. At least one.
     pub price_ns: u64,
 }
@@ -106,7 +107,7 @@ impl Ask {
         Ask {
             kind,
             bytes: len_bytes,
-            blocks: blocks_of(offset_bytes, len_bytes),
+            held_ns: prices.of(Kind::Read, offset_bytes, len_bytes),
             price_ns: prices.of(kind, offset_bytes, len_bytes),
         }
     }
@@ -145,7 +146,7 @@ pub(crate) struct Volume<R> {
     pub(crate) credit_ns: i64,
     /// The round up to which its credit has been brought.
     pub(crate) round: u64,
-    pub(crate) in_flight_blocks: u64,
+    pub(crate) in_flight_ns: u64,
     pub(crate) place: Place,
     /// Grows with each change of place: where an older one is found, the volume has moved on.
     pub(crate) stamp: u64,
@@ -171,7 +172,7 @@ impl<R> Volume<R> {
             limits: LimitBuckets::new(limits, now_ns),
             credit_ns: quota_ns(promise),
             round: 0,
-            in_flight_blocks: 0,
+            in_flight_ns: 0,
             place: Place::Idle,
             stamp: 0,
             missed_turns: 0,
@@ -207,14 +208,14 @@ impl<R> Volume<R> {
         }
         let price = i64::try_from(ask.price_ns).unwrap_or(i64::MAX);
         self.credit_ns = self.credit_ns.saturating_sub(price);
-        self.in_flight_blocks = self.in_flight_blocks.saturating_add(ask.blocks);
+        self.in_flight_ns = self.in_flight_ns.saturating_add(ask.held_ns);
         self.used_ns = self.used_ns.saturating_add(ask.price_ns);
     }
 
     /// A request has used `cost_ns`, whatever it was charged.
     pub(crate) fn end(&mut self, ask: &Ask, cost_ns: u64) {
         let price_ns = ask.price_ns;
-        self.in_flight_blocks = self.in_flight_blocks.saturating_sub(ask.blocks);
+        self.in_flight_ns = self.in_flight_ns.saturating_sub(ask.held_ns);
         self.used_ns = self
             .used_ns
             .saturating_sub(price_ns)

@@ -15,6 +15,8 @@ pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 pub(crate) const SERVICE_NS: u64 = 500_000;
 /// So many blocks at a time: 200,000 reads of a block a second.
 pub(crate) const CHANNELS: u64 = 100;
+/// A read in each channel: what is in flight when the device is just busy.
+pub(crate) const WINDOW_NS: u64 = SERVICE_NS;
 /// Blocks that a write keeps a channel busy for.
 const WRITE_FACTOR: u64 = 2;
 
@@ -225,7 +227,8 @@ impl Run<'_> {
             let blocks = it.mix.blocks[self.random.below(it.mix.blocks.len() as u64) as usize];
             let bytes = blocks * 4096;
             let scheduler = &mut self.schedulers[it.core];
-            let part = scheduler.blocks_max();
+            let block_ns = self.prices.of(Kind::Read, 0, 4096);
+            let part = (scheduler.largest_ns() / block_ns).max(1);
             let request = Request {
                 tenant,
                 came_ns: self.now_ns,
@@ -243,7 +246,7 @@ impl Run<'_> {
                 let bytes = part.min(blocks - first) * 4096;
                 let ask = Ask::of(&self.prices, kind, first * 4096, bytes);
                 let at = self.parts.len();
-                self.parts.push((number, ask, ask.blocks));
+                self.parts.push((number, ask, bytes / 4096));
                 let taken = scheduler.submit(self.keys[tenant], ask, at, self.now_ns);
                 taken.expect("has room");
             }
@@ -255,7 +258,7 @@ impl Run<'_> {
         loop {
             match self.schedulers[core].next(self.now_ns) {
                 Decision::Start(start) => {
-                    for _ in 0..start.ask.blocks {
+                    for _ in 0..self.parts[start.request].2 {
                         self.queue.push_back(start.request);
                     }
                     self.serve();

@@ -3,7 +3,7 @@
 
 use flagstone_sched::{Budget, Limits, Policy, Promise};
 
-use crate::bench::{Bench, CHANNELS, Mix, READS, SECOND_NS, Seen, Tenant, seen};
+use crate::bench::{Bench, Mix, READS, SECOND_NS, Seen, Tenant, WINDOW_NS, seen};
 
 const PHASE_NS: u64 = SECOND_NS / 2;
 const BURSTING: usize = 2;
@@ -12,7 +12,7 @@ const BURSTING: usize = 2;
 fn whole() -> Budget {
     Budget {
         rate_ns: SECOND_NS,
-        window_blocks: CHANNELS,
+        window_ns: WINDOW_NS,
     }
 }
 
@@ -35,7 +35,7 @@ fn tenants(cores: usize, mixes: [Mix; 3], burst: usize) -> Vec<Tenant> {
 fn figure(policy: Policy, cores: usize, tenants: Vec<Tenant>) -> Vec<[Seen; 3]> {
     let unbounded = Budget {
         rate_ns: 1000 * SECOND_NS,
-        window_blocks: u64::MAX,
+        window_ns: u64::MAX,
     };
     let bench = Bench {
         whole: match policy {

@@ -35,7 +35,7 @@ enum Step {
     Policy(Policy),
     Budget {
         rate_ns: u64,
-        window_blocks: u64,
+        window_ns: u64,
     },
 }
 
@@ -59,16 +59,16 @@ fn step() -> impl Strategy<Value = Step> {
         1 => volume.prop_map(|volume| Step::Replace { volume }),
         1 => policy().prop_map(Step::Policy),
         1 => (1..2 * SECOND_NS, 0..20u64)
-            .prop_map(|(rate_ns, window_blocks)| Step::Budget { rate_ns, window_blocks }),
+            .prop_map(|(rate_ns, halves)| Step::Budget { rate_ns, window_ns: halves * 500_000 }),
     ]
 }
 
-/// A request of that price. Dear ones have more blocks.
+/// A request of that price. Every other one holds half of it, like one that does two things one after the other.
 fn ask(price_ns: u64) -> Ask {
     Ask {
         kind: Kind::Read,
         bytes: 4096,
-        blocks: 1 + price_ns / 500_000,
+        held_ns: price_ns.div_ceil(1 + price_ns % 2),
         price_ns,
     }
 }
@@ -88,7 +88,7 @@ impl World {
     fn new(policy: Policy) -> World {
         let budget = Budget {
             rate_ns: SECOND_NS,
-            window_blocks: 8,
+            window_ns: 4_000_000,
         };
         let mut scheduler = Scheduler::new(policy, budget, 8, 0);
         let keys = (0..5)
@@ -145,14 +145,8 @@ impl World {
                         .add(Promise(1 << 20), &Limits::default(), self.now_ns);
             }
             Step::Policy(policy) => self.scheduler.set_policy(policy, self.now_ns),
-            Step::Budget {
-                rate_ns,
-                window_blocks,
-            } => {
-                self.budget = Budget {
-                    rate_ns,
-                    window_blocks,
-                };
+            Step::Budget { rate_ns, window_ns } => {
+                self.budget = Budget { rate_ns, window_ns };
                 self.scheduler.set_budget(self.budget, self.now_ns);
             }
         }
@@ -182,8 +176,8 @@ impl World {
                         Some(start.request),
                         "in its turn, and once"
                     );
-                    let before: u64 = self.in_flight.iter().map(|f| f.1.blocks).sum();
-                    let has_room = self.in_flight.is_empty() || before < self.budget.window_blocks;
+                    let before: u64 = self.in_flight.iter().map(|f| f.1.held_ns).sum();
+                    let has_room = self.in_flight.is_empty() || before < self.budget.window_ns;
                     assert!(has_room, "beyond the window");
                     self.in_flight.push((start.volume, start.ask));
                 }
@@ -246,7 +240,7 @@ proptest! {
 fn turns_alternate() {
     let budget = Budget {
         rate_ns: SECOND_NS,
-        window_blocks: 1000,
+        window_ns: 1_000_000_000,
     };
     let mut scheduler = Scheduler::new(Policy::Deficit, budget, 100, 0);
     let keys: Vec<VolumeKey> = (0..4)
@@ -273,7 +267,7 @@ fn turns_alternate() {
 fn what_cost_nothing_is_given_back() {
     let budget = Budget {
         rate_ns: SECOND_NS,
-        window_blocks: 1000,
+        window_ns: 1_000_000_000,
     };
     let mut scheduler = Scheduler::new(Policy::Strict, budget, 1000, 0);
     let key = scheduler.add(Promise(SECOND_NS / 100), &Limits::default(), 0);

@@ -3,12 +3,12 @@
 use flagstone_sched::promise::promises;
 use flagstone_sched::{Budget, Limits, Policy, Promise, Slo};
 
-use crate::bench::{Bench, CHANNELS, READS, Random, SECOND_NS, Tenant, prices, seen};
+use crate::bench::{Bench, READS, Random, SECOND_NS, Tenant, WINDOW_NS, prices, seen};
 
 fn whole() -> Budget {
     Budget {
         rate_ns: SECOND_NS,
-        window_blocks: CHANNELS,
+        window_ns: WINDOW_NS,
     }
 }
 

@@ -35,7 +35,7 @@ fn prices() -> Prices {
 fn ceiling() -> Ceiling {
     Ceiling {
         prices: prices(),
-        window_blocks: CHANNELS,
+        window_ns: CHANNELS * BLOCK_NS,
     }
 }
 
@@ -454,6 +454,53 @@ fn what_the_device_did_not_have_to_do_is_given_back() {
     // At the price of two blocks each it would have taken a second.
     let took = world.now().since(began);
     assert!(took < 10 * MS, "{took}");
+}
+
+/// One at a time, with a rest between them, short or long.
+#[test]
+fn who_asks_for_little_is_counted_too() {
+    for rest_ns in [10 * MS, 300 * MS] {
+        let world = World::new(13);
+        let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+        let turns = turns(&world, 0, &device);
+        let tenant = turns.tenant(Slo::Share(1), Limits::default());
+        let (of, platform) = (tenant.clone(), world.platform(0));
+        world.block_on(0, async move {
+            for _ in 0..100 {
+                drop(of.turn(Want::read(0, 4096)).await);
+                platform.sleep_ns(rest_ns).await;
+            }
+        });
+        let stats = tenant.stats();
+        assert!(
+            stats.used_ns >= 50 * BLOCK_NS,
+            "{rest_ns}: {}",
+            stats.used_ns
+        );
+        assert!(
+            stats.used_ns <= 100 * BLOCK_NS,
+            "{rest_ns}: {}",
+            stats.used_ns
+        );
+        assert_eq!(stats.short_ns, 0, "it got all that it asked for");
+    }
+}
+
+#[test]
+fn what_the_device_had_to_do_more_is_charged() {
+    let world = World::new(12);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    let used = tenant.clone();
+    world.block_on(0, async move {
+        let mut turn = tenant.turn(Want::read(0, 8192)).await;
+        turn.used_reads(5, 7);
+        drop(turn);
+        let mut turn = tenant.turn(Want::read(0, 8192)).await;
+        turn.used_reads(0, 0);
+    });
+    assert_eq!(used.used_ns(), 7 * BLOCK_NS);
 }
 
 #[test]

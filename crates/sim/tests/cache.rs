@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use flagstone_device::cache::BlockCache;
 use flagstone_device::engine::{
-    CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Pieces, Stability,
-    format_device,
+    CreateDvol, DeviceReads, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece,
+    Pieces, Stability, format_device,
 };
 use flagstone_platform::{BufferPool, IoBuf};
 use flagstone_sim::{DiskConfig, Fault, Injection, SimDisk, SimPlatform, World};
@@ -189,6 +189,36 @@ fn whole_blocks_come_with_their_crc_and_parts_without() {
                 assert!(is_known, "{offset_bytes}, {len_bytes}");
             }
         }
+    });
+}
+
+/// What a reader is charged for.
+#[test]
+fn reads_say_what_they_took_of_the_device() {
+    run(|platform, disk| async move {
+        let engine = open(&platform, &disk, &cache(1 << 20)).await;
+        let dvol = create(&engine, "v").await;
+        write(&engine, dvol, 0, 64, 1).await;
+        let took = async |offset_bytes, len_bytes| {
+            let (pieces, reads) = reads(&disk, engine.read(dvol, offset_bytes, len_bytes)).await;
+            let took = DeviceReads::of(&pieces.expect("reads"));
+            assert_eq!(
+                u64::from(took.operations),
+                reads,
+                "{offset_bytes}, {len_bytes}"
+            );
+            (took.operations, took.blocks)
+        };
+        assert_eq!(took(0, BLOCK).await, (1, 1));
+        assert_eq!(took(0, BLOCK).await, (0, 0), "it is in the cache");
+        assert_eq!(took(8 * BLOCK + 5, 2 * BLOCK).await, (1, 3));
+        assert_eq!(took(0, 64 * BLOCK).await, (1, 64), "past the cache");
+        write(&engine, dvol, 30, 1, 2).await;
+        assert_eq!(took(0, 64 * BLOCK).await, (3, 64));
+        // A block that is kept in two, neither of them cached.
+        write_at(&engine, dvol, 40 * BLOCK + 512, 512).await;
+        assert_eq!(took(40 * BLOCK, BLOCK).await, (2, 2));
+        assert_eq!(took(1000 * BLOCK, 64 * BLOCK).await, (0, 0), "a hole");
     });
 }
 

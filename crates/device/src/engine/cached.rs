@@ -10,7 +10,7 @@ use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo};
 
 use super::Inner;
 use super::error::DvolError;
-use super::read::{Step, Steps};
+use super::read::{DeviceReads, Step, Steps};
 use crate::cache::{Found, Part};
 use crate::planted::{Bug, planted};
 use crate::v2p::Entry;
@@ -118,20 +118,21 @@ impl<P: Platform> Inner<P> {
         Ok(buf)
     }
 
-    /// One block, from the cache or the device.
+    /// One block, from the cache or the device, and what that took.
     pub(super) async fn read_entry(
         &self,
         entry: &Entry,
         path: ReadPath,
-    ) -> Result<IoBuf, DvolError> {
+    ) -> Result<(IoBuf, DeviceReads), DvolError> {
         if let (Some(cache), ReadPath::Through) = (&self.cache, path) {
             if let Some(page) = self.find_cached(cache, entry.block, entry.checksum) {
                 count(&self.counters.cache_hits, 1);
-                return Ok(page);
+                return Ok((page, DeviceReads::default()));
             }
             count(&self.counters.cache_misses, 1);
         }
-        self.read_kept(entry.block, &[entry.checksum], path).await
+        let read = self.read_kept(entry.block, &[entry.checksum], path).await?;
+        Ok((read, DeviceReads::run(1)))
     }
 
     /// Keeps blocks whose bytes have just been compared with these checksums. The caller is inside the

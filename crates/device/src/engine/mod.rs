@@ -71,7 +71,7 @@ pub use info::{DvolBrief, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo
 pub use join::join_all;
 pub use options::{EngineOptions, FormatOptions};
 pub use query::{AllocationExtent, ChangedExtent};
-pub use read::{Data, Piece, Pieces, READ_MAX_BYTES, gathered};
+pub use read::{Data, DeviceReads, Piece, Pieces, READ_MAX_BYTES, gathered};
 pub use recovery::{OpenError, RecoveryReport};
 pub use scrub::ScrubReport;
 pub use write::WRITE_MAX_BYTES;

@@ -30,10 +30,45 @@ const LOOKUP_MAX: usize = 1 << 20;
 pub struct Data {
     buf: IoBuf,
     crc: Option<u32>,
+    took: DeviceReads,
+}
+
+/// What the device was asked for, to read something.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct DeviceReads {
+    /// Operations: one for each run of blocks that lie together. None for what was in the cache.
+    pub operations: u32,
+    /// Blocks in them.
+    pub blocks: u32,
+}
+
+impl DeviceReads {
+    pub(super) fn run(blocks: usize) -> DeviceReads {
+        DeviceReads {
+            operations: 1,
+            blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+        }
+    }
+
+    fn and(self, other: DeviceReads) -> DeviceReads {
+        DeviceReads {
+            operations: self.operations.saturating_add(other.operations),
+            blocks: self.blocks.saturating_add(other.blocks),
+        }
+    }
+
+    /// Of all pieces of a read; map nodes that had to be loaded are not counted.
+    pub fn of(pieces: &Pieces) -> DeviceReads {
+        let data = pieces.iter().filter_map(|piece| match piece {
+            Piece::Data(data) => Some(data.took),
+            Piece::Zeros(_) => None,
+        });
+        data.fold(DeviceReads::default(), DeviceReads::and)
+    }
 }
 
 impl Data {
-    fn checked(buf: IoBuf, checksums: &[BlockChecksum]) -> Data {
+    fn checked(buf: IoBuf, checksums: &[BlockChecksum], took: DeviceReads) -> Data {
         let crc = match checksums {
             [one] => one.0,
             many => many
@@ -43,6 +78,7 @@ impl Data {
         Data {
             buf,
             crc: Some(crc),
+            took,
         }
     }
 
@@ -61,7 +97,11 @@ impl Data {
     pub fn narrow(self, range: Range<usize>) -> Data {
         match range == (0..self.buf.len()) {
             true => self,
-            false => self.buf.narrow(range).into(),
+            false => Data {
+                buf: self.buf.narrow(range),
+                crc: None,
+                took: self.took,
+            },
         }
     }
 }
@@ -69,7 +109,11 @@ impl Data {
 /// Bytes that were checked elsewhere.
 impl From<IoBuf> for Data {
     fn from(buf: IoBuf) -> Data {
-        Data { buf, crc: None }
+        Data {
+            buf,
+            crc: None,
+            took: DeviceReads::default(),
+        }
     }
 }
 
@@ -249,14 +293,22 @@ impl<P: Platform> Inner<P> {
     async fn take_step(&self, step: Step, path: ReadPath) -> Result<Piece, DvolError> {
         match step {
             Step::Zeros(len) => Ok(Piece::Zeros(len)),
-            Step::Cached(page, checksum) => Ok(Piece::Data(Data::checked(page, &[checksum]))),
+            Step::Cached(page, checksum) => {
+                let took = DeviceReads::default();
+                Ok(Piece::Data(Data::checked(page, &[checksum], took)))
+            }
             Step::Run { start, checksums } => {
                 let read = self.read_kept(start, &checksums, path).await?;
-                Ok(Piece::Data(Data::checked(read, &checksums)))
+                let took = DeviceReads::run(checksums.len());
+                Ok(Piece::Data(Data::checked(read, &checksums, took)))
             }
             Step::Patched { base, delta } => {
-                let read = self.read_patched(base, delta, path).await?;
-                Ok(Piece::Data(read.into()))
+                let (buf, took) = self.read_patched(base, delta, path).await?;
+                Ok(Piece::Data(Data {
+                    buf,
+                    crc: None,
+                    took,
+                }))
             }
         }
     }
@@ -313,10 +365,14 @@ impl<P: Platform> Inner<P> {
         base: Option<Entry>,
         delta: Entry,
         path: ReadPath,
-    ) -> Result<IoBuf, DvolError> {
-        let patch = self.read_entry(&delta, path).await?;
+    ) -> Result<(IoBuf, DeviceReads), DvolError> {
+        let (patch, mut took) = self.read_entry(&delta, path).await?;
         let base = match base {
-            Some(base) => Some(self.read_entry(&base, path).await?),
+            Some(base) => {
+                let (base, more) = self.read_entry(&base, path).await?;
+                took = took.and(more);
+                Some(base)
+            }
             None => None,
         };
         let mut whole = match base {
@@ -333,7 +389,7 @@ impl<P: Platform> Inner<P> {
         let changed = delta.changed();
         let changed = changed.start as usize..changed.end as usize;
         whole.bytes_mut()[changed.clone()].copy_from_slice(&patch[changed]);
-        Ok(whole)
+        Ok((whole, took))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use flagstone_sched::price::Price;
 use flagstone_sched::promise::{Admission, Totals, WHOLE_NS, admit};
-use flagstone_sched::{Ceiling, Device as Divided, Limits, Policy, Prices, Settings};
+use flagstone_sched::{Ceiling, Device as Divided, Kind, Limits, Policy, Prices, Settings};
 use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::RealNode;
@@ -21,8 +21,8 @@ use crate::node::{
 /// How long a request may be in a device whose ceiling doesn't say it.
 const LATENCY_DEFAULT_NS: u64 = 1_000_000;
 
-/// The smallest window: fewer requests keep no device busy.
-const WINDOW_LEAST_BLOCKS: u64 = 16;
+/// The smallest window, in reads of a block: fewer requests keep no device busy.
+const WINDOW_LEAST: u64 = 16;
 
 /// Floors that were promised, by volume, and on which device of the node.
 pub(super) type Floors = BTreeMap<DvolId, (usize, Rates)>;
@@ -72,11 +72,10 @@ pub(super) fn settings_of(schedule: &Schedule) -> Settings {
             0 => LATENCY_DEFAULT_NS,
             us => us.saturating_mul(1000),
         };
-        let window = u128::from(latency_ns) * u128::from(reads.max(1)) / u128::from(WHOLE_NS);
-        let window = u64::try_from(window).unwrap_or(u64::MAX);
+        let read_ns = prices.of(Kind::Read, 0, BLOCK_SIZE);
         Ceiling {
             prices,
-            window_blocks: window.max(WINDOW_LEAST_BLOCKS),
+            window_ns: latency_ns.max(read_ns.saturating_mul(WINDOW_LEAST)),
         }
     });
     let policy = match schedule.policy {
@@ -358,15 +357,14 @@ mod tests {
         assert_eq!(settings.policy, Policy::Strict);
         let ceiling = settings.ceiling.expect("one");
         let price = |kind, len| ceiling.prices.of(kind, 0, len);
-        use flagstone_sched::Kind;
         assert_eq!(price(Kind::Read, 4096), 50_000);
         assert_eq!(price(Kind::Write, 4096), 100_000);
         assert_eq!(price(Kind::Read, 1 << 20), 256 * 50_000);
         assert_eq!(price(Kind::Flush, 0), 1, "as good as nothing");
-        assert_eq!(ceiling.window_blocks, 20, "a millisecond of reads");
+        assert_eq!(ceiling.window_ns, 1_000_000, "a millisecond");
         let text = "reads=20000 writes=10000 flushes=1000 bytes=512M latency=5ms";
         let ceiling = settings_of(&schedule(text)).ceiling.expect("one");
-        assert_eq!(ceiling.window_blocks, 100);
+        assert_eq!(ceiling.window_ns, 5_000_000);
         assert_eq!(ceiling.prices.of_flush(10), 100_000);
         let mebibyte = ceiling.prices.of(Kind::Read, 0, 1 << 20);
         assert!((1_950_000..2_050_000).contains(&mebibyte), "{mebibyte}");
@@ -374,6 +372,8 @@ mod tests {
         let slow = settings_of(&schedule("reads=1 writes=1"))
             .ceiling
             .expect("one");
-        assert_eq!(slow.window_blocks, WINDOW_LEAST_BLOCKS);
+        assert_eq!(slow.window_ns, 16 * WHOLE_NS);
+        let fast = settings_of(&schedule("reads=200000 writes=100000"));
+        assert_eq!(fast.ceiling.expect("one").window_ns, LATENCY_DEFAULT_NS);
     }
 }

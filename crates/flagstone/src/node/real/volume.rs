@@ -283,7 +283,7 @@ impl RealVolume {
             .read(self.handle, offset_bytes, u64::from(len_bytes))
             .await;
         if let Ok(pieces) = &read {
-            turn.used_only(bytes_of(pieces), u64::from(len_bytes));
+            used_by(&mut turn, pieces);
         }
         drop(turn);
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
@@ -447,13 +447,10 @@ impl RealVolume {
     }
 }
 
-/// Bytes that came from the device or its cache; holes cost nothing.
-pub(super) fn bytes_of(pieces: &engine::Pieces) -> u64 {
-    let bytes = pieces.iter().map(|piece| match piece {
-        engine::Piece::Data(buf) => buf.len() as u64,
-        engine::Piece::Zeros(_) => 0,
-    });
-    bytes.sum()
+/// Charges for what a read took of the device: nothing for holes and for what was cached, and more where it doesn't lie together.
+pub(super) fn used_by(turn: &mut Turn<UringPlatform>, pieces: &engine::Pieces) {
+    let took = engine::DeviceReads::of(pieces);
+    turn.used_reads(took.operations.into(), took.blocks.into());
 }
 
 fn cleared(stability: Stability) -> NodeMark {

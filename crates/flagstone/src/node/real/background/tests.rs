@@ -34,7 +34,7 @@ fn settings(background: u32) -> Settings {
                 write: block,
                 flush_ns: 1,
             },
-            window_blocks: WINDOW_BLOCKS,
+            window_ns: WINDOW_BLOCKS * BLOCK_NS,
         }),
         policy: Policy::Deficit,
         background,

@@ -27,7 +27,7 @@ use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, resize_here};
 use crate::node::real::volume::{
-    Admitted, Began, OpCounters, RealVolume, bytes_of, engine_stability, error_word, volume_error,
+    Admitted, Began, OpCounters, RealVolume, engine_stability, error_word, used_by, volume_error,
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
@@ -273,7 +273,7 @@ impl NativeVolume for RealVolume {
         let mut turn = self.turn_on(want, terms).await?;
         let read = self.engine.read(self.handle, offset_bytes, len_bytes).await;
         if let Ok(pieces) = &read {
-            turn.used_only(bytes_of(pieces), len_bytes);
+            used_by(&mut turn, pieces);
         }
         drop(turn);
         self.ended(began, &self.counters.read, len_bytes, &read);
@@ -394,7 +394,7 @@ impl NativeVolume for RealVolume {
             .read_ex(self.handle, offset_bytes, len_bytes)
             .await;
         if let Ok((pieces, _)) = &read {
-            turn.used_only(bytes_of(pieces), len_bytes);
+            used_by(&mut turn, pieces);
         }
         drop(turn);
         self.ended(began, &self.counters.read, len_bytes, &read);
