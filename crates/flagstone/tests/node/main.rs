@@ -7,6 +7,7 @@ mod damage;
 mod dashboards;
 mod errors;
 mod filesystems;
+mod hostile;
 mod lineage;
 mod metrics;
 mod moves;

@@ -70,7 +70,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
 /// A running node. Stops when dropped.
 pub(crate) struct Scene {
     pub(crate) node: Arc<dyn Node>,
-    tcp: SocketAddr,
+    pub(crate) tcp: SocketAddr,
     runtime: tokio::runtime::Runtime,
     folder: Rc<Folder>,
     is_stopped: bool,
