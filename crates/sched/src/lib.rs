@@ -15,6 +15,7 @@ pub mod calibrate;
 pub mod cores;
 pub mod device;
 mod first_come;
+pub mod parts;
 pub mod price;
 pub mod promise;
 mod rounds;

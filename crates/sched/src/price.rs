@@ -25,6 +25,11 @@ pub struct Price {
 }
 
 impl Price {
+    /// How many blocks a request of this price has, in nanoseconds of device time.
+    pub(crate) fn blocks_for(&self, price_ns: u64) -> u64 {
+        price_ns.saturating_sub(self.op_ns) / self.block_ns.max(1)
+    }
+
     /// The price at which a device does `ops` requests of one block a second, and moves `bytes` a
     /// second with large ones. Zero of either is taken for one.
     pub fn of_rates(ops: u64, bytes: u64) -> Price {
@@ -115,6 +120,15 @@ mod tests {
             mebibyte.abs_diff(pure + prices.read.op_ns) < 300,
             "{mebibyte}"
         );
+    }
+
+    #[test]
+    fn so_many_blocks_can_be_had_for_a_price() {
+        let prices = prices();
+        let mebibyte = prices.of(Kind::Read, 0, 1 << 20);
+        assert_eq!(prices.read.blocks_for(mebibyte), 256);
+        assert_eq!(prices.read.blocks_for(mebibyte - 1), 255);
+        assert_eq!(prices.read.blocks_for(1), 0);
     }
 
     #[test]

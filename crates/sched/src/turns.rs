@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use flagstone_platform::{Platform, Time};
-use flagstone_types::LatencyHistogram;
+use flagstone_types::{BLOCK_SIZE, LatencyHistogram};
 
 use crate::cores::{Line, PERIOD_NS, divide};
 use crate::device::{Device, Settings};
+use crate::parts::PART_LEAST_BYTES;
 use crate::price::Price;
 use crate::promise::{Promise, Totals, WHOLE_NS};
 use crate::{Ask, Decision, Kind, Limits, Prices, Scheduler, Slo, VolumeKey};
@@ -135,6 +136,8 @@ pub struct Want {
     pub is_durable: bool,
     /// How often it does that, one after the other.
     pub times: u64,
+    /// It is a further part of a request: no limit of requests a second counts it.
+    pub is_rest: bool,
 }
 
 impl Want {
@@ -146,6 +149,7 @@ impl Want {
             len_bytes,
             is_durable: false,
             times: 1,
+            is_rest: false,
         }
     }
 
@@ -165,6 +169,7 @@ impl Want {
             len_bytes,
             is_durable,
             times: 1,
+            is_rest: false,
         }
     }
 
@@ -176,6 +181,7 @@ impl Want {
             len_bytes: 0,
             is_durable: true,
             times: 1,
+            is_rest: false,
         }
     }
 }
@@ -300,6 +306,7 @@ impl State {
         // One after the other: no more is in flight at a time, but all have their price.
         ask.price_ns = ask.price_ns.saturating_mul(want.times);
         ask.bytes = ask.bytes.saturating_mul(want.times);
+        ask.operations = u64::from(!want.is_rest);
         ask
     }
 
@@ -640,6 +647,18 @@ impl<P: Platform> Tenant<P> {
         let state = self.seat.inner.state.borrow();
         let seat = state.seats[self.seat.at as usize].as_ref();
         seat.map_or(0, |seat| state.scheduler.waiting_of(seat.key) as u64)
+    }
+
+    /// How large a request should be at most, in bytes, a multiple of a block: larger ones are to be [cut](Want::cut). Any size where nothing is
+    /// divided.
+    pub fn part_bytes(&self) -> u64 {
+        let inner = &self.seat.inner;
+        if !inner.device.is_divided() {
+            return u64::MAX;
+        }
+        let state = inner.state.borrow();
+        let blocks = state.prices().read.blocks_for(state.scheduler.largest_ns());
+        blocks.saturating_mul(BLOCK_SIZE).max(PART_LEAST_BYTES)
     }
 
     /// What it is promised of the device, in nanoseconds of device time a second; `None` where nothing is divided.

@@ -72,14 +72,14 @@ impl LimitBuckets {
             .max()
     }
 
-    fn take(&mut self, kind: Kind, bytes: u64) {
+    fn take(&mut self, kind: Kind, operations: u64, bytes: u64) {
         let ops = match kind {
             Kind::Read => &mut self.reads,
             Kind::Write => &mut self.writes,
             Kind::Flush => &mut None,
         };
         if let Some(bucket) = ops {
-            bucket.take(1);
+            bucket.take(operations);
         }
         if let Some(bucket) = &mut self.bytes {
             bucket.take(bytes);
@@ -92,7 +92,9 @@ impl LimitBuckets {
 pub struct Ask {
     /// What it does.
     pub kind: Kind,
-    /// How many bytes it moves; counts towards its volume's limit only.
+    /// How many requests it is; counts towards its volume's limit only. None for a further part of one.
+    pub operations: u64,
+    /// How many bytes it moves; the same.
     pub bytes: u64,
     /// How much of the window it keeps until it ends, in nanoseconds of device time: the price of a read of as many blocks, whatever
     /// it does. (A write costs more since it does more, journal and flush; it is in flight as a read is.) At least one.
@@ -106,6 +108,7 @@ impl Ask {
     pub fn of(prices: &Prices, kind: Kind, offset_bytes: u64, len_bytes: u64) -> Ask {
         Ask {
             kind,
+            operations: 1,
             bytes: len_bytes,
             held_ns: prices.of(Kind::Read, offset_bytes, len_bytes),
             price_ns: prices.of(kind, offset_bytes, len_bytes),
@@ -204,7 +207,7 @@ impl<R> Volume<R> {
     /// Charges for a request that begins.
     pub(crate) fn charge(&mut self, ask: &Ask) {
         if let Some(limits) = &mut self.limits {
-            limits.take(ask.kind, ask.bytes);
+            limits.take(ask.kind, ask.operations, ask.bytes);
         }
         let price = i64::try_from(ask.price_ns).unwrap_or(i64::MAX);
         self.credit_ns = self.credit_ns.saturating_sub(price);

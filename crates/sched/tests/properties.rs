@@ -67,6 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn ask(price_ns: u64) -> Ask {
     Ask {
         kind: Kind::Read,
+        operations: 1,
         bytes: 4096,
         held_ns: price_ns.div_ceil(1 + price_ns % 2),
         price_ns,

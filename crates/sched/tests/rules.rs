@@ -21,6 +21,7 @@ const NO_LIMITS: Limits = Limits {
 fn ask(kind: Kind, price_ns: u64) -> Ask {
     Ask {
         kind,
+        operations: 1,
         bytes: 4096,
         held_ns: price_ns,
         price_ns,
@@ -278,6 +279,33 @@ fn a_line_says_what_is_promised_used_and_held() {
     }
     assert!(begin(&mut scheduler, 0).is_empty());
     assert!(scheduler.report(2 * MS).was_held);
+}
+
+#[test]
+fn parts_of_a_request_count_once_for_a_limit() {
+    let limits = Limits {
+        reads: Some(1000),
+        ..NO_LIMITS
+    };
+    let mut scheduler = scheduler(Policy::Deficit, WIDE);
+    let key = scheduler.add(Promise(SECOND_NS), &limits, 0);
+    let whole = read(10);
+    let rest = Ask {
+        operations: 0,
+        ..whole
+    };
+    // Twenty may begin at once, of 5 parts each.
+    for _ in 0..30 {
+        submit(&mut scheduler, key, whole, 1, 0);
+        submit(&mut scheduler, key, rest, 4, 0);
+    }
+    let begun = begin(&mut scheduler, 0);
+    let wholes = begun.iter().filter(|start| start.ask.operations == 1);
+    assert_eq!(
+        (wholes.count(), begun.len()),
+        (20, 96),
+        "the last one's rest waits"
+    );
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A hundred connections that behave badly, of each protocol: others are answered rightly meanwhile, and everything that was held for the bad
 //! ones comes back. What each kind of bad behaviour does by itself is in the gateway's tests (`native_limits.rs`, `nbd_limits.rs`).
 
+#![expect(clippy::disallowed_methods, reason = "a real node takes real time")]
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -12,6 +12,8 @@ use flagstone::node::{
 };
 
 use crate::client::{Client, READ, WRITE};
+use crate::native::client::Native;
+use crate::native::{addresses, listening, volume as native_volume};
 use crate::support::Scene;
 
 const MIB: u64 = 1 << 20;
@@ -282,6 +284,52 @@ fn a_read_costs_what_it_takes_of_the_device() {
     cost(0, 16, 0.0045..0.0055);
     cost(MIB, 31, 0.06..0.064);
     cost(4 * MIB, 16, 0.0..0.0001);
+}
+
+/// Each part waits for its own turn, and what comes of it is the whole.
+#[test]
+fn large_reads_wait_for_their_turn_in_parts() {
+    let scene = Scene::with(listening);
+    let token = native_volume(&scene, "disk", None);
+    let mut client = scene.attach("disk");
+    let bytes: Vec<u8> = (0..2 * MIB).map(|at| (at * 7 + at / 4096) as u8).collect();
+    assert_eq!(client.write(0, &bytes), 0);
+    let waits = || {
+        let text = render(&scene.ask(|node| node.metrics()).expect("answered"), "0");
+        let name = "flagstone_volume_wait_seconds_count{volume=\"disk\"} ";
+        let row = text.lines().find_map(|line| line.strip_prefix(name));
+        row.map_or(0, |value| value.parse::<u64>().expect("a count"))
+    };
+    let range = |from: u64, len: u64| &bytes[from as usize..(from + len) as usize];
+    let (from, len) = (1000, MIB + 5000);
+    let before = waits();
+    assert!(client.call(READ, from, len as u32).1 == range(from, len));
+    assert!(
+        waits() <= before + 1,
+        "nothing is divided, so nothing is cut"
+    );
+    // A 16th of the window is a block, but no part has less than 64 KiB.
+    let ceiling = schedule("reads=4000 writes=4000", SchedulePolicy::Deficit);
+    set_schedule(&scene, ceiling).expect("set");
+    // From the second request on, at the latest, the core knows.
+    let settled = |client: &mut Client| {
+        for _ in 0..500 {
+            let before = waits();
+            assert!(client.call(READ, from, len as u32).1 == range(from, len));
+            if waits() == before + 17 {
+                return;
+            }
+        }
+        panic!("it is not cut into seventeen parts");
+    };
+    settled(&mut client);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let disk = native.opened("disk", &token, 0);
+    let before = waits();
+    assert!(native.read(disk, from, len).payload == range(from, len));
+    assert_eq!(waits(), before + 17);
+    assert!(native.read(disk, 0, 65_536).payload == range(0, 65_536));
+    assert_eq!(waits(), before + 18);
 }
 
 /// What holds requests back can only make them take longer, so these times have a lower bound on any machine.

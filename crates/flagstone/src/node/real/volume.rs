@@ -269,6 +269,22 @@ impl RealVolume {
         self.notes.change.tell(self.platform.wall_clock_ns());
     }
 
+    /// Reads when it is its turn, and gives that back.
+    pub(super) async fn read_in_turn(
+        &self,
+        mut turn: Turn<UringPlatform>,
+        want: Want,
+    ) -> Result<engine::Pieces, DvolError> {
+        let read = self
+            .engine
+            .read(self.handle, want.offset_bytes, want.len_bytes)
+            .await;
+        if let Ok(pieces) = &read {
+            used_by(&mut turn, pieces);
+        }
+        read
+    }
+
     /// Reads what is here.
     pub(super) async fn read_here(
         &self,
@@ -277,15 +293,11 @@ impl RealVolume {
     ) -> Result<engine::Pieces, VolumeError> {
         let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
-        let mut turn = self.tenant.turn(want).await;
-        let read = self
-            .engine
-            .read(self.handle, offset_bytes, u64::from(len_bytes))
-            .await;
-        if let Ok(pieces) = &read {
-            used_by(&mut turn, pieces);
-        }
-        drop(turn);
+        let part = |want: Want| async move {
+            let turn = self.tenant.turn(want).await;
+            self.read_in_turn(turn, want).await
+        };
+        let read = in_parts(want, self.tenant.part_bytes(), part).await;
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
     }
 
@@ -445,6 +457,23 @@ impl RealVolume {
         };
         Ok(extents.map(extent).collect())
     }
+}
+
+/// Reads something, as a whole or in parts of at most so many bytes. Parts are read side by side, and each by itself: what is written
+/// meanwhile may be in one and not in another.
+pub(super) async fn in_parts<E, F: Future<Output = Result<engine::Pieces, E>>>(
+    want: Want,
+    part_bytes: u64,
+    read: impl Fn(Want) -> F,
+) -> Result<engine::Pieces, E> {
+    if want.len_bytes <= part_bytes {
+        return read(want).await;
+    }
+    let mut pieces = engine::Pieces::new();
+    for part in engine::join_all(want.cut(part_bytes).map(read)).await {
+        pieces.extend(part?);
+    }
+    Ok(pieces)
 }
 
 /// Charges for what a read took of the device: nothing for holes and for what was cached, and more where it doesn't lie together.

@@ -42,6 +42,15 @@ pub(super) const BARE: Device = Device {
     ..SLOW
 };
 
+/// As fast, and with so little latency that what the node does between can be seen.
+pub(super) const QUICK: Device = Device {
+    latency_us: 1_000,
+    // Requests of a megabyte come, too.
+    bytes: 300_000_000,
+    within_us: 2_000,
+    ..SLOW
+};
+
 /// Twice as fast, for a hundred tenants.
 pub(super) const DOUBLE: Device = Device {
     can_ops: 20_000,

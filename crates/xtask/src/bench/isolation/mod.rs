@@ -6,6 +6,7 @@
 
 mod device;
 mod figures;
+mod hostile;
 mod load;
 mod report;
 mod scenes;
@@ -20,7 +21,7 @@ use clap::Args;
 
 use super::command_line;
 use super::machine::Setting;
-use crate::daemon::{self, Node, NodeOptions};
+use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use load::{Answer, Clock};
 use report::{Report, Run};
@@ -131,7 +132,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    fn start(&self, scene: &Scene, policy: Policy) -> Result<Node> {
+    fn start(&self, scene: &Scene, policy: Policy, native_port: u16) -> Result<Node> {
         let dir = self.dir.join(format!("{}-{}", scene.name, policy.name()));
         let mut arguments = vec![
             "--ceiling".to_owned(),
@@ -139,6 +140,7 @@ impl Place<'_> {
             "--policy".to_owned(),
             policy.name().to_owned(),
         ];
+        arguments.extend(["--native".to_owned(), format!("127.0.0.1:{native_port}")]);
         for layer in scene.device.layers() {
             arguments.extend(["--layer".to_owned(), layer]);
         }
@@ -156,7 +158,8 @@ impl Place<'_> {
 
 /// One scene under one policy, on a new node.
 fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Run> {
-    let mut node = place.start(scene, policy)?;
+    let native_port = free_port()?;
+    let mut node = place.start(scene, policy, native_port)?;
     let size = scene.volume_bytes.to_string();
     for tenant in &scene.tenants {
         let (share, core) = (tenant.share.to_string(), tenant.core.to_string());
@@ -173,13 +176,31 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         ])?;
         load::fill(node.nbd_port, &tenant.name)?;
     }
+    let victim = match scene.hostile {
+        0 => None,
+        _ => Some(hostile_volume(&node, native_port, &size)?),
+    };
     thread::sleep(SETTLE);
     let clock = Clock {
         start: Instant::now(),
         warm_ns: WARM_NS,
         third_ns,
     };
-    let (answers, scrubbed_bytes) = drive(&node, scene, clock)?;
+    let (answers, scrubbed_bytes) = thread::scope(|scope| {
+        let bad = victim.as_ref().map(|victim| {
+            let count = scene.hostile;
+            scope.spawn(move || hostile::hold(victim, count, clock))
+        });
+        let driven = drive(&node, scene, clock);
+        match bad.map(thread::ScopedJoinHandle::join) {
+            None => driven,
+            Some(Ok(opened)) => {
+                opened.context("behaving badly")?;
+                driven
+            }
+            Some(Err(_)) => bail!("what behaves badly panicked"),
+        }
+    })?;
     node.stop()?;
     let dir = &node.options.dir;
     fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))?;
@@ -189,6 +210,20 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         clock,
         answers,
         scrubbed_bytes,
+    })
+}
+
+/// Whoever behaves badly has a volume of its own, in which nothing is: what neighbours do to each other on the device is what the other
+/// scenes are about.
+fn hostile_volume<'a>(node: &Node, native_port: u16, size: &str) -> Result<hostile::Victim<'a>> {
+    const NAME: &str = "hostile";
+    let made = node.json(&["volume", "create", NAME, "--size", size])?;
+    let token = made["token"].as_str().context("the volume has no token")?;
+    Ok(hostile::Victim {
+        nbd_port: node.nbd_port,
+        native_port,
+        volume: NAME,
+        token: token.to_owned(),
     })
 }
 

@@ -20,6 +20,7 @@ const KEPT_MIN: f64 = 0.97;
 const FIRST_COME_KEPT_MAX: f64 = 0.75;
 const STRICT_P99_MAX: f64 = 1.2;
 const DEFICIT_P99_MAX: f64 = 1.5;
+const HOSTILE_P99_MAX: f64 = 1.1;
 /// Of the ceiling, under deficit round robin, in each second of the burst.
 const USED_MIN: f64 = 0.95;
 /// How far each of a hundred may be from its share.
@@ -142,6 +143,9 @@ impl Run {
                 grown,
             )
         };
+        if self.scene.hostile > 0 {
+            return vec![keeps, p99(HOSTILE_P99_MAX)];
+        }
         match self.policy {
             Policy::FirstCome => {
                 // The one that keeps most has lost enough.

@@ -1,6 +1,6 @@
 //! The experiments: who shares a device, how, and what disturbs them.
 
-use super::device::{BARE, DOUBLE, Device, SLOW};
+use super::device::{BARE, DOUBLE, Device, QUICK, SLOW};
 use super::load::{Mix, Tenant};
 
 /// Tenants of the large scene.
@@ -58,12 +58,14 @@ pub(super) struct Scene {
     pub(super) tenants: Vec<Tenant>,
     /// Whether a scrub runs while the burst lasts.
     pub(super) scrub: bool,
+    /// Connections of each protocol that behave badly while the burst lasts, which is all that bursts then.
+    pub(super) hostile: usize,
 }
 
 impl Scene {
-    /// Whether somebody bursts; else all are greedy, and their shares are what counts.
+    /// Whether something happens in the middle third; else all are greedy, and their shares are what counts.
     pub(super) fn has_burst(&self) -> bool {
-        self.tenants.iter().any(Tenant::bursts)
+        self.hostile > 0 || self.tenants.iter().any(Tenant::bursts)
     }
 }
 
@@ -74,6 +76,7 @@ const ISOLATING: &[Policy] = &[Policy::Strict, Policy::Deficit];
 pub(super) fn scenes() -> Vec<Scene> {
     let mut all = vec![figure13(), greedy()];
     all.extend(variations());
+    all.push(hostile());
     all.push(hundred());
     all
 }
@@ -89,6 +92,7 @@ fn figure13() -> Scene {
         volume_bytes: VOLUME_BYTES,
         tenants: three([READS; 3], [30; 3]),
         scrub: false,
+        hostile: 0,
     }
 }
 
@@ -144,6 +148,22 @@ fn variations() -> [Scene; 4] {
             )
         },
     ]
+}
+
+fn hostile() -> Scene {
+    let mut tenants = three([READS; 3], [2; 3]);
+    tenants[2].name = "third".to_owned();
+    tenants[2].burst_depth = tenants[2].depth;
+    Scene {
+        name: "hostile",
+        about: "three tenants with 2 in flight each; in the middle third there are a hundred connections of each protocol besides that take \
+                nothing of what they ask for, stop within a frame, say nothing, send garbage or wrong tokens, and come and go",
+        policies: &[Policy::Deficit],
+        device: QUICK,
+        tenants,
+        hostile: MANY as usize,
+        ..figure13()
+    }
 }
 
 fn hundred() -> Scene {
@@ -212,9 +232,9 @@ mod tests {
                 assert!(largest * 4096 < scene.volume_bytes, "{tenant:?}");
             }
             let bursting = scene.tenants.iter().filter(|tenant| tenant.bursts());
-            let expected = usize::from(scene.name != "hundred");
+            let expected = usize::from(!["hundred", "hostile"].contains(&scene.name));
             assert_eq!(bursting.count(), expected, "{}", scene.name);
-            assert_eq!(scene.has_burst(), expected == 1, "{}", scene.name);
+            assert_eq!(scene.has_burst(), scene.name != "hundred", "{}", scene.name);
         }
     }
 

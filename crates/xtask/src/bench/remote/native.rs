@@ -109,6 +109,12 @@ impl Opening {
         self.volumes.len()
     }
 
+    /// Its connection, the volume that was opened last, and the number of the next request.
+    pub(in crate::bench) fn into_parts(self) -> (TcpStream, VolumeNo, u64) {
+        let volume = self.volumes.last().copied().unwrap_or_default();
+        (self.stream, volume, self.number + 1)
+    }
+
     /// Ready for load: the places are the volumes in the order in which they were opened.
     pub(in crate::bench) fn into_line(self, seed: u64) -> Line<Native> {
         let native = Native {

@@ -27,7 +27,8 @@ use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, resize_here};
 use crate::node::real::volume::{
-    Admitted, Began, OpCounters, RealVolume, engine_stability, error_word, used_by, volume_error,
+    Admitted, Began, OpCounters, RealVolume, engine_stability, error_word, in_parts, used_by,
+    volume_error,
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
@@ -270,12 +271,19 @@ impl NativeVolume for RealVolume {
         let began = self.begin();
         let len_bytes = u64::from(len_bytes);
         let want = Want::read(offset_bytes, len_bytes);
-        let mut turn = self.turn_on(want, terms).await?;
-        let read = self.engine.read(self.handle, offset_bytes, len_bytes).await;
-        if let Ok(pieces) = &read {
-            used_by(&mut turn, pieces);
-        }
-        drop(turn);
+        // The outer errors are those of turns.
+        let part = |want: Want| async move {
+            let turn = match self.turn_on(want, terms).await {
+                Ok(turn) => turn,
+                Err(error) => return Err(Err(error)),
+            };
+            self.read_in_turn(turn, want).await.map_err(Ok)
+        };
+        let read = match in_parts(want, self.tenant.part_bytes(), part).await {
+            Ok(pieces) => Ok(pieces),
+            Err(Ok(error)) => Err(error),
+            Err(Err(error)) => return Err(error),
+        };
         self.ended(began, &self.counters.read, len_bytes, &read);
         read.map(parts_of).map_err(|error| self.error(error, false))
     }

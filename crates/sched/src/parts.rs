@@ -1,0 +1,85 @@
+//! Large requests in parts, each of which waits for a turn of its own, so that nobody waits long for the end of somebody else's.
+
+use flagstone_types::BLOCK_SIZE;
+
+use crate::turns::Want;
+
+/// Smaller parts cost more than they are worth to anybody, however small the window is.
+pub const PART_LEAST_BYTES: u64 = 64 << 10;
+
+/// The parts of a request, in order. All but the last end where a block does.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    left: Want,
+    part_bytes: u64,
+    is_over: bool,
+}
+
+impl Want {
+    /// Cuts it into parts of at most `part_bytes`, a multiple of a block. One of nothing is one part. A limit of requests a second counts the first.
+    pub fn cut(self, part_bytes: u64) -> Parts {
+        Parts {
+            left: self,
+            part_bytes: part_bytes.max(BLOCK_SIZE),
+            is_over: false,
+        }
+    }
+}
+
+impl Iterator for Parts {
+    type Item = Want;
+
+    fn next(&mut self) -> Option<Want> {
+        if self.is_over {
+            return None;
+        }
+        let from = self.left.offset_bytes;
+        // A part has a block at least, so its end lies behind where it begins.
+        let end = from.checked_add(self.part_bytes);
+        let part_bytes = end.map(|end| end - end % BLOCK_SIZE - from);
+        let Some(part_bytes) = part_bytes.filter(|bytes| *bytes < self.left.len_bytes) else {
+            self.is_over = true;
+            return Some(self.left);
+        };
+        let part = Want {
+            len_bytes: part_bytes,
+            ..self.left
+        };
+        self.left.offset_bytes += part_bytes;
+        self.left.len_bytes -= part_bytes;
+        self.left.is_rest = true;
+        Some(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(offset_bytes: u64, len_bytes: u64, part_bytes: u64) -> Vec<(u64, u64, bool)> {
+        let parts = Want::read(offset_bytes, len_bytes).cut(part_bytes);
+        parts
+            .map(|part| (part.offset_bytes, part.len_bytes, part.is_rest))
+            .collect()
+    }
+
+    #[test]
+    fn parts_are_in_order_and_end_with_blocks() {
+        assert_eq!(cut(100, 50, 65_536), [(100, 50, false)]);
+        assert_eq!(cut(4096, 65_536, 65_536), [(4096, 65_536, false)]);
+        assert_eq!(
+            cut(100, 20_000, 8192),
+            [(100, 8092, false), (8192, 8192, true), (16_384, 3716, true)]
+        );
+        assert_eq!(cut(7, 0, 8192), [(7, 0, false)]);
+        assert_eq!(cut(0, 8192, 0), [(0, 4096, false), (4096, 4096, true)]);
+        // A part that ends within the block that it begins in has no more of it.
+        assert_eq!(
+            cut(4000, 5000, 4096),
+            [(4000, 96, false), (4096, 4096, true), (8192, 808, true)]
+        );
+        let end = u64::MAX - 10;
+        assert_eq!(cut(end, 5, 8192), [(end, 5, false)]);
+        assert_eq!(cut(0, u64::MAX, u64::MAX / 2).len(), 3);
+    }
+}
