@@ -487,6 +487,31 @@ fn who_asks_for_little_is_counted_too() {
 }
 
 #[test]
+fn a_limit_of_requests_counts_their_parts_once() {
+    let world = World::new(14);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    let limits = Limits {
+        reads: Some(100),
+        ..Limits::default()
+    };
+    let tenant = turns.tenant(Slo::Share(1), limits);
+    // A 16th of the window is a block and a quarter.
+    assert_eq!(tenant.part_bytes(), 65_536, "no less than is worth it");
+    let began = world.now();
+    world.block_on(0, async move {
+        for _ in 0..25 {
+            for part in Want::read(0, 65_536).cut(16_384) {
+                drop(tenant.turn(part).await);
+            }
+        }
+    });
+    // Two at once, then one each 10 ms.
+    let took = world.now().since(began);
+    assert!((220 * MS..260 * MS).contains(&took), "{took}");
+}
+
+#[test]
 fn what_the_device_had_to_do_more_is_charged() {
     let world = World::new(12);
     let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
