@@ -15,20 +15,21 @@ pub mod calibrate;
 pub mod cores;
 pub mod device;
 mod first_come;
-pub mod parts;
 pub mod price;
 pub mod promise;
 mod rounds;
 pub mod scheduler;
 pub mod turns;
 mod volume;
+pub mod want;
 
 pub use device::{Ceiling, Device, Settings};
 pub use price::{Kind, Prices};
 pub use promise::{Promise, Slo, Totals};
 pub use scheduler::{Budget, Decision, Policy, Scheduler, Start};
-pub use turns::{Tenant, TenantStats, Turn, Turns, Want, WeakTenant};
+pub use turns::{Tenant, TenantStats, Turn, Turns, WeakTenant};
 pub use volume::{Ask, Limits, VolumeKey};
+pub use want::Want;
 
 /// Device time in a second, in nanoseconds.
 pub const SECOND_NS: u64 = 1_000_000_000;

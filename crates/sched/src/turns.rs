@@ -19,9 +19,9 @@ use flagstone_types::{BLOCK_SIZE, LatencyHistogram};
 
 use crate::cores::{Line, PERIOD_NS, divide};
 use crate::device::{Device, Settings};
-use crate::parts::PART_LEAST_BYTES;
 use crate::price::Price;
 use crate::promise::{Promise, Totals, WHOLE_NS};
+use crate::want::{PART_LEAST_BYTES, Want};
 use crate::{Ask, Decision, Kind, Limits, Prices, Scheduler, Slo, VolumeKey};
 
 /// The clock wakes nobody sooner than after this time: what a rate holds back is let go in small groups, which its
@@ -121,69 +121,6 @@ pub struct TenantStats {
     pub used_ns: u64,
     /// For how long it got less than it was promised though it wanted more, in nanoseconds.
     pub short_ns: u64,
-}
-
-/// What a request wants of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Want {
-    /// What it does.
-    pub kind: Kind,
-    /// From which byte.
-    pub offset_bytes: u64,
-    /// How many bytes.
-    pub len_bytes: u64,
-    /// It is answered when it survives power loss.
-    pub is_durable: bool,
-    /// How often it does that, one after the other.
-    pub times: u64,
-    /// It is a further part of a request: no limit of requests a second counts it.
-    pub is_rest: bool,
-}
-
-impl Want {
-    /// To read.
-    pub fn read(offset_bytes: u64, len_bytes: u64) -> Want {
-        Want {
-            kind: Kind::Read,
-            offset_bytes,
-            len_bytes,
-            is_durable: false,
-            times: 1,
-            is_rest: false,
-        }
-    }
-
-    /// The same so many times, one after the other.
-    pub fn times(self, times: u64) -> Want {
-        Want {
-            times: times.max(1),
-            ..self
-        }
-    }
-
-    /// To write.
-    pub fn write(offset_bytes: u64, len_bytes: u64, is_durable: bool) -> Want {
-        Want {
-            kind: Kind::Write,
-            offset_bytes,
-            len_bytes,
-            is_durable,
-            times: 1,
-            is_rest: false,
-        }
-    }
-
-    /// To make durable what was written.
-    pub fn flush() -> Want {
-        Want {
-            kind: Kind::Flush,
-            offset_bytes: 0,
-            len_bytes: 0,
-            is_durable: true,
-            times: 1,
-            is_rest: false,
-        }
-    }
 }
 
 impl<P: Platform> Turns<P> {

@@ -1,21 +1,75 @@
-//! Large requests in parts, each of which waits for a turn of its own, so that nobody waits long for the end of somebody else's.
+//! What a request wants of a device; and large ones in parts, each of which waits for a turn of its own, so that nobody waits long for the end
+//! of somebody else's.
 
 use flagstone_types::BLOCK_SIZE;
 
-use crate::turns::Want;
+use crate::price::Kind;
 
 /// Smaller parts cost more than they are worth to anybody, however small the window is.
 pub const PART_LEAST_BYTES: u64 = 64 << 10;
 
-/// The parts of a request, in order. All but the last end where a block does.
-#[derive(Clone, Debug)]
-pub struct Parts {
-    left: Want,
-    part_bytes: u64,
-    is_over: bool,
+/// What a request wants of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Want {
+    /// What it does.
+    pub kind: Kind,
+    /// From which byte.
+    pub offset_bytes: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+    /// It is answered when it survives power loss.
+    pub is_durable: bool,
+    /// How often it does that, one after the other.
+    pub times: u64,
+    /// It is a further part of a request: no limit of requests a second counts it.
+    pub is_rest: bool,
 }
 
 impl Want {
+    /// To read.
+    pub fn read(offset_bytes: u64, len_bytes: u64) -> Want {
+        Want {
+            kind: Kind::Read,
+            offset_bytes,
+            len_bytes,
+            is_durable: false,
+            times: 1,
+            is_rest: false,
+        }
+    }
+
+    /// The same so many times, one after the other.
+    pub fn times(self, times: u64) -> Want {
+        Want {
+            times: times.max(1),
+            ..self
+        }
+    }
+
+    /// To write.
+    pub fn write(offset_bytes: u64, len_bytes: u64, is_durable: bool) -> Want {
+        Want {
+            kind: Kind::Write,
+            offset_bytes,
+            len_bytes,
+            is_durable,
+            times: 1,
+            is_rest: false,
+        }
+    }
+
+    /// To make durable what was written.
+    pub fn flush() -> Want {
+        Want {
+            kind: Kind::Flush,
+            offset_bytes: 0,
+            len_bytes: 0,
+            is_durable: true,
+            times: 1,
+            is_rest: false,
+        }
+    }
+
     /// Cuts it into parts of at most `part_bytes`, a multiple of a block. One of nothing is one part. A limit of requests a second counts the first.
     pub fn cut(self, part_bytes: u64) -> Parts {
         Parts {
@@ -24,6 +78,14 @@ impl Want {
             is_over: false,
         }
     }
+}
+
+/// The parts of a request, in order. All but the last end where a block does.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    left: Want,
+    part_bytes: u64,
+    is_over: bool,
 }
 
 impl Iterator for Parts {
