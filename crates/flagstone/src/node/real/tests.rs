@@ -3,7 +3,12 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
+use flagstone_gateway::native::volume::{
+    Change, ChangeKind, NativeError, NativeVolume, Stability, Terms,
+};
 use flagstone_gateway::volume::{Opened, Volume, VolumeDirectory};
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::Epoch;
 
 use super::core::Directory;
 use super::start::start_node;
@@ -79,7 +84,7 @@ fn counters_go_with_the_volume_and_its_last_client() {
                 let Ok(Opened::Here(volume)) = directory.open("disk").await else {
                     panic!("it is here");
                 };
-                volume.flush().await.unwrap();
+                Volume::flush(&volume).await.unwrap();
                 COUNTERS.set(Rc::downgrade(&volume.counters));
                 ATTACHED.set(Some(volume));
                 core.counted_volumes()
@@ -95,6 +100,77 @@ fn counters_go_with_the_volume_and_its_last_client() {
             let found = node.on_core(0, "detaching", detach).await.unwrap();
             assert_eq!(found, (0, true, false), "round {round}");
         }
+        node.shutdown().await.unwrap();
+    });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// While a move has its last pass, changes are held. Whoever has no patience for that is told, and nothing of his is done.
+#[test]
+fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
+    let path = std::env::temp_dir().join(format!("flagstone-patience-{}", std::process::id()));
+    let format = FormatOptions {
+        size_bytes: Some(64 << 20),
+        force: true,
+        sparse: false,
+    };
+    crate::offline::format(&path, &format).unwrap();
+    let node = start_node(options(path.clone())).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let spec = VolumeSpec {
+            name: "disk".to_owned(),
+            size_bytes: 1 << 20,
+            reserve: Reservation::None,
+            device: None,
+            core: None,
+            slo: Default::default(),
+            oversubscribe: false,
+        };
+        node.create_volume(spec).await.unwrap();
+        let held = |core: Rc<CoreNode>| async move {
+            let directory = Directory { core: core.clone() };
+            let Ok(Opened::Here(volume)) = directory.open("disk").await else {
+                panic!("it is here");
+            };
+            let write = async |patience_ns: Option<u64>| {
+                let until = patience_ns.map(|ns| core.platform.now().plus_ns(ns));
+                let terms = Terms::new(until, Epoch::default(), 0);
+                let data = IoBuf::copy_of(&[7; 4096]);
+                let write = NativeVolume::write(&volume, &terms, 0, data, None, Stability::Stable);
+                (write.await, terms.waited_ns())
+            };
+            volume.notes.gate.hold().await;
+            let began = volume.engine.lsn_of(volume.handle);
+            let (late, waited_ns) = write(Some(20_000_000)).await;
+            let is_unchanged = volume.engine.lsn_of(volume.handle) == began;
+            let batch = [Change {
+                epoch: Epoch::default(),
+                volume: volume.clone(),
+                what: ChangeKind::Write {
+                    offset_bytes: 0,
+                    data: IoBuf::copy_of(&[8; 4096]),
+                    metadata: 0,
+                },
+            }];
+            let until = core.platform.now().plus_ns(1_000_000);
+            let terms = Terms::new(Some(until), Epoch::default(), 0);
+            let commit = RealVolume::commit(&terms, Vec::new(), batch.into(), Stability::Stable);
+            let late_batch = commit.await.err();
+            volume.notes.gate.release();
+            let (done, _) = write(Some(60_000_000_000)).await;
+            let late = matches!(late, Err(NativeError::Late));
+            let late_batch = matches!(late_batch, Some(NativeError::Late));
+            (late, waited_ns, is_unchanged, late_batch, done.is_ok())
+        };
+        let (late, waited_ns, is_unchanged, late_batch, done) =
+            node.on_core(0, "holding", held).await.unwrap();
+        assert!(waited_ns >= 20_000_000, "{waited_ns}: the client is told");
+        assert!(late && is_unchanged && late_batch && done);
         node.shutdown().await.unwrap();
     });
     drop(node);

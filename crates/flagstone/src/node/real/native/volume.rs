@@ -69,28 +69,35 @@ impl RealVolume {
         if let Poll::Ready(turn) = at_once {
             return Ok(turn);
         }
+        match self.in_time(turn, terms).await? {
+            turn if !terms.is_late(self.platform.now()) => Ok(turn),
+            mut turn => {
+                turn.used_only(0, 1);
+                Err(NativeError::Late)
+            }
+        }
+    }
+
+    /// Waits for something for as long as these terms have patience.
+    async fn in_time<T>(
+        &self,
+        what: impl Future<Output = T>,
+        terms: &Terms,
+    ) -> Result<T, NativeError> {
         let began = self.platform.now();
-        let turn = match terms.until {
-            None => Some(turn.await),
+        let came = match terms.until {
+            None => Some(what.await),
             Some(until) => {
-                let mut late = pin!(self.platform.sleep_until(until));
-                poll_fn(|cx| match turn.as_mut().poll(cx) {
-                    Poll::Ready(turn) => Poll::Ready(Some(turn)),
+                let (mut what, mut late) = (pin!(what), pin!(self.platform.sleep_until(until)));
+                poll_fn(|cx| match what.as_mut().poll(cx) {
+                    Poll::Ready(came) => Poll::Ready(Some(came)),
                     Poll::Pending => late.as_mut().poll(cx).map(|()| None),
                 })
                 .await
             }
         };
-        let now = self.platform.now();
-        terms.note_waited(now.since(began));
-        match turn {
-            Some(turn) if !terms.is_late(now) => Ok(turn),
-            Some(mut turn) => {
-                turn.used_only(0, 1);
-                Err(NativeError::Late)
-            }
-            None => Err(NativeError::Late),
-        }
+        terms.note_waited(self.platform.now().since(began));
+        came.ok_or(NativeError::Late)
     }
 
     /// A turn to change it by, and the right to, for a writer of this epoch.
@@ -108,7 +115,7 @@ impl RealVolume {
                 Ok(None) => {
                     turn.used_only(0, 1);
                     drop(turn);
-                    self.notes.gate.opened().await;
+                    self.in_time(self.notes.gate.opened(), terms).await?;
                 }
                 Err(error) => {
                     turn.used_only(0, 1);
@@ -634,7 +641,7 @@ impl NativeVolume for RealVolume {
                     turn.used_only(0, 1);
                     drop(turn);
                     for gate in &gates {
-                        gate.opened().await;
+                        first.in_time(gate.opened(), terms).await?;
                     }
                 }
                 Err(_) => {
