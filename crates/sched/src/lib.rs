@@ -29,7 +29,7 @@ pub use promise::{Promise, Slo, Totals};
 pub use scheduler::{Budget, Decision, Policy, Scheduler, Start};
 pub use turns::{Tenant, TenantStats, Turn, Turns, WeakTenant};
 pub use volume::{Ask, Limits, VolumeKey};
-pub use want::Want;
+pub use want::{OfRequest, Want};
 
 /// Device time in a second, in nanoseconds.
 pub const SECOND_NS: u64 = 1_000_000_000;

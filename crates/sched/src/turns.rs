@@ -21,7 +21,7 @@ use crate::cores::{Line, PERIOD_NS, divide};
 use crate::device::{Device, Settings};
 use crate::price::Price;
 use crate::promise::{Promise, Totals, WHOLE_NS};
-use crate::want::{PART_LEAST_BYTES, Want};
+use crate::want::{OfRequest, PART_LEAST_BYTES, Want};
 use crate::{Ask, Decision, Kind, Limits, Prices, Scheduler, Slo, VolumeKey};
 
 /// The clock wakes nobody sooner than after this time: what a rate holds back is let go in small groups, which its
@@ -243,7 +243,7 @@ impl State {
         // One after the other: no more is in flight at a time, but all have their price.
         ask.price_ns = ask.price_ns.saturating_mul(want.times);
         ask.bytes = ask.bytes.saturating_mul(want.times);
-        ask.operations = u64::from(!want.is_rest);
+        ask.operations = u64::from(want.of != OfRequest::Rest);
         ask
     }
 
@@ -632,8 +632,16 @@ impl<P: Platform> Tenant<P> {
             }
         };
         let (ask, waited_ns) = waiting.wait().await;
+        if want.of == OfRequest::Whole {
+            self.note_waited(waited_ns);
+        }
+        self.held(ask, want, waited_ns)
+    }
+
+    /// A request has waited for so many nanoseconds: one whose parts had turns of their own, the longest of which this is. Parts wait side
+    /// by side, so their sum is no time that anybody has waited.
+    pub fn note_waited(&self, waited_ns: u64) {
         self.seat.stats.borrow_mut().waited.record(waited_ns);
-        self.held(ask, want)
     }
 
     /// A turn for what can't wait, before all others: others may wait for what it makes. It is charged like any other, so
@@ -653,14 +661,15 @@ impl<P: Platform> Tenant<P> {
             }
             ask
         };
-        self.held(ask, want)
+        self.held(ask, want, 0)
     }
 
-    fn held(&self, ask: Ask, want: Want) -> Turn<P> {
+    fn held(&self, ask: Ask, want: Want, waited_ns: u64) -> Turn<P> {
         Turn(Some(Held {
             seat: self.seat.clone(),
             ask,
             cost_ns: ask.price_ns,
+            waited_ns,
             is_durable: want.is_durable,
         }))
     }
@@ -725,6 +734,7 @@ struct Held<P: Platform> {
     seat: Rc<SeatHandle<P>>,
     ask: Ask,
     cost_ns: u64,
+    waited_ns: u64,
     is_durable: bool,
 }
 
@@ -733,6 +743,11 @@ struct Held<P: Platform> {
 pub struct Turn<P: Platform>(Option<Held<P>>);
 
 impl<P: Platform> Turn<P> {
+    /// How long it was waited for, in nanoseconds.
+    pub fn waited_ns(&self) -> u64 {
+        self.0.as_ref().map_or(0, |held| held.waited_ns)
+    }
+
     /// Of what was asked for only this part needed the device (`part` of `whole`): the rest is given back.
     pub fn used_only(&mut self, part: u64, whole: u64) {
         if let Some(held) = &mut self.0 {

@@ -21,8 +21,19 @@ pub struct Want {
     pub is_durable: bool,
     /// How often it does that, one after the other.
     pub times: u64,
-    /// It is a further part of a request: no limit of requests a second counts it.
-    pub is_rest: bool,
+    /// What it is of a request.
+    pub of: OfRequest,
+}
+
+/// What of a request wants a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OfRequest {
+    /// All of it.
+    Whole,
+    /// The first of its parts.
+    First,
+    /// A further part: no limit of requests a second counts it.
+    Rest,
 }
 
 impl Want {
@@ -34,7 +45,7 @@ impl Want {
             len_bytes,
             is_durable: false,
             times: 1,
-            is_rest: false,
+            of: OfRequest::Whole,
         }
     }
 
@@ -54,7 +65,7 @@ impl Want {
             len_bytes,
             is_durable,
             times: 1,
-            is_rest: false,
+            of: OfRequest::Whole,
         }
     }
 
@@ -66,11 +77,12 @@ impl Want {
             len_bytes: 0,
             is_durable: true,
             times: 1,
-            is_rest: false,
+            of: OfRequest::Whole,
         }
     }
 
-    /// Cuts it into parts of at most `part_bytes`, a multiple of a block. One of nothing is one part. A limit of requests a second counts the first.
+    /// Cuts it into parts of at most `part_bytes`, a multiple of a block. What is no larger stays whole. A limit of requests a second counts the
+    /// first part, and none of them is a wait of its own ([`Tenant::note_waited`](crate::Tenant::note_waited)).
     pub fn cut(self, part_bytes: u64) -> Parts {
         Parts {
             left: self,
@@ -103,13 +115,16 @@ impl Iterator for Parts {
             self.is_over = true;
             return Some(self.left);
         };
+        if self.left.of == OfRequest::Whole {
+            self.left.of = OfRequest::First;
+        }
         let part = Want {
             len_bytes: part_bytes,
             ..self.left
         };
         self.left.offset_bytes += part_bytes;
         self.left.len_bytes -= part_bytes;
-        self.left.is_rest = true;
+        self.left.of = OfRequest::Rest;
         Some(part)
     }
 }
@@ -118,30 +133,32 @@ impl Iterator for Parts {
 mod tests {
     use super::*;
 
-    fn cut(offset_bytes: u64, len_bytes: u64, part_bytes: u64) -> Vec<(u64, u64, bool)> {
+    use OfRequest::{First, Rest, Whole};
+
+    fn cut(offset_bytes: u64, len_bytes: u64, part_bytes: u64) -> Vec<(u64, u64, OfRequest)> {
         let parts = Want::read(offset_bytes, len_bytes).cut(part_bytes);
         parts
-            .map(|part| (part.offset_bytes, part.len_bytes, part.is_rest))
+            .map(|part| (part.offset_bytes, part.len_bytes, part.of))
             .collect()
     }
 
     #[test]
     fn parts_are_in_order_and_end_with_blocks() {
-        assert_eq!(cut(100, 50, 65_536), [(100, 50, false)]);
-        assert_eq!(cut(4096, 65_536, 65_536), [(4096, 65_536, false)]);
+        assert_eq!(cut(100, 50, 65_536), [(100, 50, Whole)]);
+        assert_eq!(cut(4096, 65_536, 65_536), [(4096, 65_536, Whole)]);
         assert_eq!(
             cut(100, 20_000, 8192),
-            [(100, 8092, false), (8192, 8192, true), (16_384, 3716, true)]
+            [(100, 8092, First), (8192, 8192, Rest), (16_384, 3716, Rest)]
         );
-        assert_eq!(cut(7, 0, 8192), [(7, 0, false)]);
-        assert_eq!(cut(0, 8192, 0), [(0, 4096, false), (4096, 4096, true)]);
+        assert_eq!(cut(7, 0, 8192), [(7, 0, Whole)]);
+        assert_eq!(cut(0, 8192, 0), [(0, 4096, First), (4096, 4096, Rest)]);
         // A part that ends within the block that it begins in has no more of it.
         assert_eq!(
             cut(4000, 5000, 4096),
-            [(4000, 96, false), (4096, 4096, true), (8192, 808, true)]
+            [(4000, 96, First), (4096, 4096, Rest), (8192, 808, Rest)]
         );
         let end = u64::MAX - 10;
-        assert_eq!(cut(end, 5, 8192), [(end, 5, false)]);
+        assert_eq!(cut(end, 5, 8192), [(end, 5, Whole)]);
         assert_eq!(cut(0, u64::MAX, u64::MAX / 2).len(), 3);
     }
 }

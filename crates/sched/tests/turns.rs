@@ -501,10 +501,15 @@ fn a_limit_of_requests_counts_their_parts_once() {
     let began = world.now();
     world.block_on(0, async move {
         for _ in 0..25 {
+            let mut longest_ns = 0;
             for part in Want::read(0, 65_536).cut(16_384) {
-                drop(tenant.turn(part).await);
+                longest_ns = tenant.turn(part).await.waited_ns().max(longest_ns);
             }
+            tenant.note_waited(longest_ns);
         }
+        let waited = tenant.stats().waited;
+        assert_eq!(waited.count(), 25, "not each part");
+        assert!(waited.sum_ns() >= 200 * MS, "{}", waited.sum_ns());
     });
     // Two at once, then one each 10 ms.
     let took = world.now().since(began);

@@ -269,20 +269,37 @@ impl RealVolume {
         self.notes.change.tell(self.platform.wall_clock_ns());
     }
 
-    /// Reads when it is its turn, and gives that back.
-    pub(super) async fn read_in_turn(
+    /// Reads something here, when it is its turn: `turn` waits for one. What is large is read in parts, side by side and each in a turn of its
+    /// own; what is written meanwhile may be in one of them and not in another.
+    pub(super) async fn read_in_turns<E: From<DvolError>, T>(
         &self,
-        mut turn: Turn<UringPlatform>,
         want: Want,
-    ) -> Result<engine::Pieces, DvolError> {
-        let read = self
-            .engine
-            .read(self.handle, want.offset_bytes, want.len_bytes)
-            .await;
-        if let Ok(pieces) = &read {
-            used_by(&mut turn, pieces);
+        turn: impl Fn(Want) -> T,
+    ) -> Result<engine::Pieces, E>
+    where
+        T: Future<Output = Result<Turn<UringPlatform>, E>>,
+    {
+        let longest_ns = Cell::new(0);
+        let (turn, longest) = (&turn, &longest_ns);
+        let part = |want: Want| async move {
+            let mut turn = turn(want).await?;
+            longest.set(turn.waited_ns().max(longest.get()));
+            let (at, len) = (want.offset_bytes, want.len_bytes);
+            let pieces = self.engine.read(self.handle, at, len).await?;
+            used_by(&mut turn, &pieces);
+            Ok(pieces)
+        };
+        let part_bytes = self.tenant.part_bytes();
+        if want.len_bytes <= part_bytes {
+            return part(want).await;
         }
-        read
+        let mut pieces = engine::Pieces::new();
+        let parts = engine::join_all(want.cut(part_bytes).map(part)).await;
+        self.tenant.note_waited(longest_ns.get());
+        for part in parts {
+            pieces.extend(part?);
+        }
+        Ok(pieces)
     }
 
     /// Reads what is here.
@@ -293,11 +310,8 @@ impl RealVolume {
     ) -> Result<engine::Pieces, VolumeError> {
         let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
-        let part = |want: Want| async move {
-            let turn = self.tenant.turn(want).await;
-            self.read_in_turn(turn, want).await
-        };
-        let read = in_parts(want, self.tenant.part_bytes(), part).await;
+        let turn = |want: Want| async move { Ok(self.tenant.turn(want).await) };
+        let read = self.read_in_turns(want, turn).await;
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
     }
 
@@ -457,23 +471,6 @@ impl RealVolume {
         };
         Ok(extents.map(extent).collect())
     }
-}
-
-/// Reads something, as a whole or in parts of at most so many bytes. Parts are read side by side, and each by itself: what is written
-/// meanwhile may be in one and not in another.
-pub(super) async fn in_parts<E, F: Future<Output = Result<engine::Pieces, E>>>(
-    want: Want,
-    part_bytes: u64,
-    read: impl Fn(Want) -> F,
-) -> Result<engine::Pieces, E> {
-    if want.len_bytes <= part_bytes {
-        return read(want).await;
-    }
-    let mut pieces = engine::Pieces::new();
-    for part in engine::join_all(want.cut(part_bytes).map(read)).await {
-        pieces.extend(part?);
-    }
-    Ok(pieces)
 }
 
 /// Charges for what a read took of the device: nothing for holes and for what was cached, and more where it doesn't lie together.

@@ -3,6 +3,7 @@
 mod convert;
 mod directory;
 mod metrics;
+mod turns;
 mod volume;
 
 pub(super) use directory::{Identity, NativeNames};

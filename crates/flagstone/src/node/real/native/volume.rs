@@ -1,8 +1,6 @@
 //! A volume as the native protocol's server sees it: all that the device layer can do, in turns and under epochs.
 
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
+use std::cell::Cell;
 
 use flagstone_device::engine::{self, DvolError, Handle};
 use flagstone_device::transfer::Gate;
@@ -13,8 +11,7 @@ use flagstone_gateway::native::volume::{
 use flagstone_gateway::volume::Stability;
 use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_runtime::UringPlatform;
-use flagstone_sched::{Turn, Want};
+use flagstone_sched::Want;
 use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::query::Run;
 
@@ -27,8 +24,7 @@ use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, resize_here};
 use crate::node::real::volume::{
-    Admitted, Began, OpCounters, RealVolume, engine_stability, error_word, in_parts, used_by,
-    volume_error,
+    Began, OpCounters, RealVolume, engine_stability, error_word, used_by, volume_error,
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
@@ -38,103 +34,6 @@ const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
 const SWAP_TRIES: u32 = 16;
 
 impl RealVolume {
-    /// Waits for a turn on these terms, at a volume that is still here then.
-    async fn turn_on(&self, want: Want, terms: &Terms) -> Result<Turn<UringPlatform>, NativeError> {
-        let mut turn = self.turn_anyway(want, terms).await?;
-        match self.check_here() {
-            Ok(()) => Ok(turn),
-            Err(error) => {
-                turn.used_only(0, 1);
-                Err(error)
-            }
-        }
-    }
-
-    /// That it has not gone elsewhere.
-    fn check_here(&self) -> Result<(), NativeError> {
-        match self.is_gone() {
-            true => Err(self.went()),
-            false => Ok(()),
-        }
-    }
-
-    async fn turn_anyway(
-        &self,
-        want: Want,
-        terms: &Terms,
-    ) -> Result<Turn<UringPlatform>, NativeError> {
-        let mut turn = pin!(self.tenant.turn(want));
-        // Most get it at once, and look at no clock.
-        let at_once = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await;
-        if let Poll::Ready(turn) = at_once {
-            return Ok(turn);
-        }
-        match self.in_time(turn, terms).await? {
-            turn if !terms.is_late(self.platform.now()) => Ok(turn),
-            mut turn => {
-                turn.used_only(0, 1);
-                Err(NativeError::Late)
-            }
-        }
-    }
-
-    /// Waits for something for as long as these terms have patience.
-    async fn in_time<T>(
-        &self,
-        what: impl Future<Output = T>,
-        terms: &Terms,
-    ) -> Result<T, NativeError> {
-        let began = self.platform.now();
-        let came = match terms.until {
-            None => Some(what.await),
-            Some(until) => {
-                let (mut what, mut late) = (pin!(what), pin!(self.platform.sleep_until(until)));
-                poll_fn(|cx| match what.as_mut().poll(cx) {
-                    Poll::Ready(came) => Poll::Ready(Some(came)),
-                    Poll::Pending => late.as_mut().poll(cx).map(|()| None),
-                })
-                .await
-            }
-        };
-        terms.note_waited(self.platform.now().since(began));
-        came.ok_or(NativeError::Late)
-    }
-
-    /// A turn to change it by, and the right to, for a writer of this epoch.
-    async fn turn_to_change_on(
-        &self,
-        want: Want,
-        terms: &Terms,
-        epoch: Epoch,
-    ) -> Result<(Turn<UringPlatform>, Admitted<'_>), NativeError> {
-        loop {
-            let mut turn = self.turn_on(want, terms).await?;
-            match self.admit_as(epoch) {
-                Ok(Some(admitted)) => return Ok((turn, admitted)),
-                // Whoever holds it may need a turn to come to the end of that.
-                Ok(None) => {
-                    turn.used_only(0, 1);
-                    drop(turn);
-                    self.in_time(self.notes.gate.opened(), terms).await?;
-                }
-                Err(error) => {
-                    turn.used_only(0, 1);
-                    return Err(error);
-                }
-            }
-        }
-    }
-
-    /// Begins a change by a writer of this epoch, unless changes are held just now.
-    fn admit_as(&self, epoch: Epoch) -> Result<Option<Admitted<'_>>, NativeError> {
-        let entered = self.notes.gate.try_enter();
-        let Some(entered) = entered.map_err(|_| self.went())? else {
-            return Ok(None);
-        };
-        let passed = self.enter_as(epoch)?;
-        Ok(Some(Admitted::new(passed, entered)))
-    }
-
     pub(super) fn enter_as(&self, epoch: Epoch) -> Result<Pass<'_>, NativeError> {
         let stored = self.engine.epoch_of(self.handle);
         let stored = stored.map_err(|error| self.error(error, false))?;
@@ -144,7 +43,7 @@ impl RealVolume {
     }
 
     /// What a client is told of a volume that isn't here any more.
-    fn went(&self) -> NativeError {
+    pub(super) fn went(&self) -> NativeError {
         let address = self.address_elsewhere();
         address.map_or(NativeError::Gone, NativeError::Moved)
     }
@@ -238,6 +137,20 @@ impl RealVolume {
     }
 }
 
+/// Why something wasn't read.
+enum Unread {
+    /// It was not begun.
+    NoTurn(NativeError),
+    /// The engine could not.
+    Failed(DvolError),
+}
+
+impl From<DvolError> for Unread {
+    fn from(error: DvolError) -> Unread {
+        Unread::Failed(error)
+    }
+}
+
 /// What a change is counted as.
 #[derive(Clone, Copy)]
 enum ChangeOf {
@@ -278,18 +191,23 @@ impl NativeVolume for RealVolume {
         let began = self.begin();
         let len_bytes = u64::from(len_bytes);
         let want = Want::read(offset_bytes, len_bytes);
-        // The outer errors are those of turns.
-        let part = |want: Want| async move {
-            let turn = match self.turn_on(want, terms).await {
-                Ok(turn) => turn,
-                Err(error) => return Err(Err(error)),
-            };
-            self.read_in_turn(turn, want).await.map_err(Ok)
+        let longest_ns = Cell::new(0);
+        let turn = |want: Want| {
+            let longest_ns = &longest_ns;
+            async move {
+                // Parts wait side by side: the client is told of the longest wait, not of their sum.
+                let own = Terms::new(terms.until, terms.epoch, 0);
+                let turn = self.turn_on(want, &own).await;
+                longest_ns.set(own.waited_ns().max(longest_ns.get()));
+                turn.map_err(Unread::NoTurn)
+            }
         };
-        let read = match in_parts(want, self.tenant.part_bytes(), part).await {
+        let read = self.read_in_turns(want, turn).await;
+        terms.note_waited(longest_ns.get());
+        let read = match read {
             Ok(pieces) => Ok(pieces),
-            Err(Ok(error)) => Err(error),
-            Err(Err(error)) => return Err(error),
+            Err(Unread::Failed(error)) => Err(error),
+            Err(Unread::NoTurn(error)) => return Err(error),
         };
         self.ended(began, &self.counters.read, len_bytes, &read);
         read.map(parts_of).map_err(|error| self.error(error, false))

@@ -1,0 +1,116 @@
+//! Waiting on a client's terms: for a turn at the device, and for the right to change a volume. Both end when its patience does.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use flagstone_gateway::native::volume::{NativeError, Terms};
+use flagstone_platform::Platform;
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::{Turn, Want};
+use flagstone_types::Epoch;
+
+use crate::node::real::volume::{Admitted, RealVolume};
+
+impl RealVolume {
+    /// Waits for a turn on these terms, at a volume that is still here then.
+    pub(super) async fn turn_on(
+        &self,
+        want: Want,
+        terms: &Terms,
+    ) -> Result<Turn<UringPlatform>, NativeError> {
+        let mut turn = self.turn_anyway(want, terms).await?;
+        match self.check_here() {
+            Ok(()) => Ok(turn),
+            Err(error) => {
+                turn.used_only(0, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// That it has not gone elsewhere.
+    pub(super) fn check_here(&self) -> Result<(), NativeError> {
+        match self.is_gone() {
+            true => Err(self.went()),
+            false => Ok(()),
+        }
+    }
+
+    async fn turn_anyway(
+        &self,
+        want: Want,
+        terms: &Terms,
+    ) -> Result<Turn<UringPlatform>, NativeError> {
+        let mut turn = pin!(self.tenant.turn(want));
+        // Most get it at once, and look at no clock.
+        let at_once = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await;
+        if let Poll::Ready(turn) = at_once {
+            return Ok(turn);
+        }
+        match self.in_time(turn, terms).await? {
+            turn if !terms.is_late(self.platform.now()) => Ok(turn),
+            mut turn => {
+                turn.used_only(0, 1);
+                Err(NativeError::Late)
+            }
+        }
+    }
+
+    /// Waits for something for as long as these terms have patience.
+    pub(super) async fn in_time<T>(
+        &self,
+        what: impl Future<Output = T>,
+        terms: &Terms,
+    ) -> Result<T, NativeError> {
+        let began = self.platform.now();
+        let came = match terms.until {
+            None => Some(what.await),
+            Some(until) => {
+                let (mut what, mut late) = (pin!(what), pin!(self.platform.sleep_until(until)));
+                poll_fn(|cx| match what.as_mut().poll(cx) {
+                    Poll::Ready(came) => Poll::Ready(Some(came)),
+                    Poll::Pending => late.as_mut().poll(cx).map(|()| None),
+                })
+                .await
+            }
+        };
+        terms.note_waited(self.platform.now().since(began));
+        came.ok_or(NativeError::Late)
+    }
+
+    /// A turn to change it by, and the right to, for a writer of this epoch.
+    pub(super) async fn turn_to_change_on(
+        &self,
+        want: Want,
+        terms: &Terms,
+        epoch: Epoch,
+    ) -> Result<(Turn<UringPlatform>, Admitted<'_>), NativeError> {
+        loop {
+            let mut turn = self.turn_on(want, terms).await?;
+            match self.admit_as(epoch) {
+                Ok(Some(admitted)) => return Ok((turn, admitted)),
+                // Whoever holds it may need a turn to come to the end of that.
+                Ok(None) => {
+                    turn.used_only(0, 1);
+                    drop(turn);
+                    self.in_time(self.notes.gate.opened(), terms).await?;
+                }
+                Err(error) => {
+                    turn.used_only(0, 1);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Begins a change by a writer of this epoch, unless changes are held just now.
+    fn admit_as(&self, epoch: Epoch) -> Result<Option<Admitted<'_>>, NativeError> {
+        let entered = self.notes.gate.try_enter();
+        let Some(entered) = entered.map_err(|_| self.went())? else {
+            return Ok(None);
+        };
+        let passed = self.enter_as(epoch)?;
+        Ok(Some(Admitted::new(passed, entered)))
+    }
+}
