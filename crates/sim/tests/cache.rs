@@ -178,15 +178,18 @@ fn whole_blocks_come_with_their_crc_and_parts_without() {
         }
         // Cut at its start, at its end, and a block whose bytes come from two.
         write_at(&engine, dvol, 5 * BLOCK + 512, 512).await;
-        let cases = [(512, 2 * BLOCK - 512), (0, 512), (5 * BLOCK, BLOCK)];
+        let cases = [
+            (20 * BLOCK + 512, BLOCK - 512),
+            (0, 512),
+            (5 * BLOCK, BLOCK),
+        ];
         for (offset_bytes, len_bytes) in cases {
             let pieces = engine.read(dvol, offset_bytes, len_bytes).await;
             for piece in pieces.expect("reads") {
                 let Piece::Data(data) = piece else {
                     panic!("{piece:?}")
                 };
-                let is_known = data.crc32c().is_none_or(|crc| crc == crc32c(&data));
-                assert!(is_known, "{offset_bytes}, {len_bytes}");
+                assert_eq!(data.crc32c(), None, "{offset_bytes}, {len_bytes}");
             }
         }
     });

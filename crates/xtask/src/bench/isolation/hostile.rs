@@ -19,7 +19,7 @@ use crate::e2e::nbd::{Command, Connection, request};
 const PAUSE: Duration = Duration::from_millis(20);
 /// Of each request of those that take nothing of what they ask for.
 const GREEDY_BYTES: u32 = 1 << 20;
-/// As many as the smallest limit of both protocols allows in flight at a time.
+/// Few enough that neither protocol cuts them off for it.
 const GREEDY_REQUESTS: u64 = 12;
 const GARBAGE_BYTES: usize = 4096;
 const NBD_GREETING_BYTES: usize = 18;
@@ -46,11 +46,11 @@ pub(super) fn hold(victim: &Victim, count: usize, clock: Clock) -> Result<u64> {
     let mut opened = held.len() as u64;
     while clock.now_ns() < clock.burst_end_ns() {
         thread::sleep(PAUSE);
-        let number = (opened as usize) % count;
+        // Each comes back as what it was.
         let at = (opened as usize) % held.len();
         held[at] = match at % 2 {
-            0 => natively(victim, number)?,
-            _ => over_nbd(victim, number)?,
+            0 => natively(victim, at / 2)?,
+            _ => over_nbd(victim, at / 2)?,
         };
         opened += 1;
     }

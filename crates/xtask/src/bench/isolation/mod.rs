@@ -140,7 +140,9 @@ impl Place<'_> {
             "--policy".to_owned(),
             policy.name().to_owned(),
         ];
-        arguments.extend(["--native".to_owned(), format!("127.0.0.1:{native_port}")]);
+        if scene.hostile > 0 {
+            arguments.extend(["--native".to_owned(), format!("127.0.0.1:{native_port}")]);
+        }
         for layer in scene.device.layers() {
             arguments.extend(["--layer".to_owned(), layer]);
         }
@@ -186,18 +188,15 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         warm_ns: WARM_NS,
         third_ns,
     };
-    let (answers, scrubbed_bytes) = thread::scope(|scope| {
+    let ((answers, scrubbed_bytes), bad_connections) = thread::scope(|scope| {
         let bad = victim.as_ref().map(|victim| {
             let count = scene.hostile;
             scope.spawn(move || hostile::hold(victim, count, clock))
         });
         let driven = drive(&node, scene, clock);
         match bad.map(thread::ScopedJoinHandle::join) {
-            None => driven,
-            Some(Ok(opened)) => {
-                opened.context("behaving badly")?;
-                driven
-            }
+            None => Ok((driven?, 0)),
+            Some(Ok(opened)) => Ok((driven?, opened.context("behaving badly")?)),
             Some(Err(_)) => bail!("what behaves badly panicked"),
         }
     })?;
@@ -210,6 +209,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         clock,
         answers,
         scrubbed_bytes,
+        bad_connections,
     })
 }
 

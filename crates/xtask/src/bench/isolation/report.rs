@@ -36,6 +36,8 @@ pub(super) struct Run {
     /// Of each tenant, in the order of time.
     pub(super) answers: Vec<Vec<Answer>>,
     pub(super) scrubbed_bytes: u64,
+    /// Of those that behave badly, all that there were.
+    pub(super) bad_connections: u64,
 }
 
 /// A whole run of the benchmark.
@@ -218,7 +220,7 @@ impl Run {
         let (all, least) = used(&self.answers, &self.clock);
         json!({ "scene": self.scene.name, "policy": self.policy.name(), "cores": self.scene.cores,
             "layers": self.scene.device.layers(), "ceiling": self.scene.device.ceiling(),
-            "used_during": all, "used_least_second": least, "scrubbed_bytes": self.scrubbed_bytes,
+            "used_during": all, "used_least_second": least, "scrubbed_bytes": self.scrubbed_bytes, "bad_connections": self.bad_connections,
             "goals": goals.collect::<Vec<Value>>(), "tenants": tenants })
     }
 
@@ -412,6 +414,10 @@ fn tenants(page: &mut String, run: &Run) {
             " {} MiB were scrubbed meanwhile.",
             thousands((run.scrubbed_bytes >> 20) as f64)
         );
+    }
+    if run.scene.hostile > 0 {
+        let opened = thousands(run.bad_connections as f64);
+        let _ = write!(page, " {opened} bad connections came meanwhile.");
     }
     page.push_str("\n\n");
     table_head(
