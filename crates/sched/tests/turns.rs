@@ -433,12 +433,16 @@ fn what_a_tenant_uses_and_waits_for_is_known_at_once() {
     assert_eq!(tenant.used_ns(), (CHANNELS + 3) * BLOCK_NS);
 }
 
+/// The only tenant of a device with a ceiling.
+fn alone(world: &World, limits: Limits) -> Tenant<SimPlatform> {
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    turns(world, 0, &device).tenant(Slo::Share(1), limits)
+}
+
 #[test]
 fn what_the_device_did_not_have_to_do_is_given_back() {
     let world = World::new(10);
-    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
-    let turns = turns(&world, 0, &device);
-    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    let tenant = alone(&world, Limits::default());
     let began = world.now();
     let count = world.block_on(0, async move {
         let mut count = 0;
@@ -489,13 +493,11 @@ fn who_asks_for_little_is_counted_too() {
 #[test]
 fn a_limit_of_requests_counts_their_parts_once() {
     let world = World::new(14);
-    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
-    let turns = turns(&world, 0, &device);
     let limits = Limits {
         reads: Some(100),
         ..Limits::default()
     };
-    let tenant = turns.tenant(Slo::Share(1), limits);
+    let tenant = alone(&world, limits);
     // A 16th of the window is a block and a quarter.
     assert_eq!(tenant.part_bytes(), 65_536, "no less than is worth it");
     let began = world.now();
@@ -519,9 +521,7 @@ fn a_limit_of_requests_counts_their_parts_once() {
 #[test]
 fn what_the_device_had_to_do_more_is_charged() {
     let world = World::new(12);
-    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
-    let turns = turns(&world, 0, &device);
-    let tenant = turns.tenant(Slo::Share(1), Limits::default());
+    let tenant = alone(&world, Limits::default());
     let used = tenant.clone();
     world.block_on(0, async move {
         let mut turn = tenant.turn(Want::read(0, 8192)).await;

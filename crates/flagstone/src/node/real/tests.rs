@@ -1,4 +1,5 @@
-//! What a core keeps of volumes that are gone.
+//! A node of one core as its parts see it: what it keeps of volumes that are gone, names, patience. What other tests of
+//! nodes begin with is here, too.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -52,33 +53,51 @@ pub(super) fn options(path: PathBuf) -> NodeOptions {
     }
 }
 
-#[test]
-fn counters_go_with_the_volume_and_its_last_client() {
-    let path = std::env::temp_dir().join(format!("flagstone-counters-{}", std::process::id()));
-    let format = FormatOptions {
+/// A volume of 1 MiB for which nothing is promised or set aside.
+pub(super) fn spec(name: &str) -> VolumeSpec {
+    VolumeSpec {
+        name: name.to_owned(),
+        size_bytes: 1 << 20,
+        reserve: Reservation::None,
+        device: None,
+        core: None,
+        slo: Default::default(),
+        oversubscribe: false,
+    }
+}
+
+/// Makes an empty device of 64 MiB there.
+pub(super) fn format(path: &Path) {
+    let options = FormatOptions {
         size_bytes: Some(64 << 20),
         force: true,
         sparse: false,
     };
-    crate::offline::format(&path, &format).unwrap();
+    crate::offline::format(path, &options).expect("formatted");
+}
+
+/// An empty device in the temporary folder, of this process alone.
+pub(super) fn formatted(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("flagstone-{name}-{}", std::process::id()));
+    format(&path);
+    path
+}
+
+/// What the control side runs on.
+pub(super) fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+#[test]
+fn counters_go_with_the_volume_and_its_last_client() {
+    let path = formatted("counters");
     let node = start_node(options(path.clone())).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     runtime.block_on(async {
         // Others come and go, and nothing stays.
         for round in 0..50 {
-            let spec = VolumeSpec {
-                name: "disk".to_owned(),
-                size_bytes: 1 << 20,
-                reserve: Reservation::None,
-                device: None,
-                core: None,
-                slo: Default::default(),
-                oversubscribe: false,
-            };
-            node.create_volume(spec).await.unwrap();
+            node.create_volume(spec("disk")).await.unwrap();
             let attach = |core: Rc<CoreNode>| async move {
                 let directory = Directory { core: core.clone() };
                 let Ok(Opened::Here(volume)) = directory.open("disk").await else {
@@ -109,29 +128,11 @@ fn counters_go_with_the_volume_and_its_last_client() {
 /// While a move has its last pass, changes are held. Whoever has no patience for that is told, and nothing of his is done.
 #[test]
 fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
-    let path = std::env::temp_dir().join(format!("flagstone-patience-{}", std::process::id()));
-    let format = FormatOptions {
-        size_bytes: Some(64 << 20),
-        force: true,
-        sparse: false,
-    };
-    crate::offline::format(&path, &format).unwrap();
+    let path = formatted("patience");
     let node = start_node(options(path.clone())).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     runtime.block_on(async {
-        let spec = VolumeSpec {
-            name: "disk".to_owned(),
-            size_bytes: 1 << 20,
-            reserve: Reservation::None,
-            device: None,
-            core: None,
-            slo: Default::default(),
-            oversubscribe: false,
-        };
-        node.create_volume(spec).await.unwrap();
+        node.create_volume(spec("disk")).await.unwrap();
         let held = |core: Rc<CoreNode>| async move {
             let directory = Directory { core: core.clone() };
             let Ok(Opened::Here(volume)) = directory.open("disk").await else {
@@ -145,6 +146,12 @@ fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
                 (write.await, terms.waited_ns())
             };
             volume.notes.gate.hold().await;
+            // If nobody is told that he is late, this ends the test: all of them are done, then.
+            let (rescue, platform) = (volume.clone(), core.platform.clone());
+            core.platform.spawn(async move {
+                platform.sleep_ns(10_000_000_000).await;
+                rescue.notes.gate.release();
+            });
             let began = volume.engine.lsn_of(volume.handle);
             let (late, waited_ns) = write(Some(20_000_000)).await;
             let is_unchanged = volume.engine.lsn_of(volume.handle) == began;
@@ -181,37 +188,20 @@ fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
 /// seen, renamed nor deleted.
 #[test]
 fn of_two_volumes_of_one_name_both_can_be_renamed() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let folder = std::env::temp_dir().join(format!("flagstone-names-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let mut devices = Vec::new();
     let mut ids = Vec::new();
     for device in ["first", "second"] {
         let path = folder.join(device);
-        let format = FormatOptions {
-            size_bytes: Some(64 << 20),
-            force: true,
-            sparse: false,
-        };
-        crate::offline::format(&path, &format).unwrap();
+        format(&path);
         let mut alone = options(path);
         alone.devices[0].name = device.to_owned();
         devices.extend(alone.devices.clone());
         let node = start_node(alone).unwrap();
         runtime.block_on(async {
-            let spec = VolumeSpec {
-                name: "disk".to_owned(),
-                size_bytes: 1 << 20,
-                reserve: Reservation::None,
-                device: None,
-                core: None,
-                slo: Default::default(),
-                oversubscribe: false,
-            };
-            ids.push(node.create_volume(spec).await.unwrap().volume.id);
+            ids.push(node.create_volume(spec("disk")).await.unwrap().volume.id);
             node.shutdown().await.unwrap();
         });
     }
@@ -255,27 +245,9 @@ async fn ask_and_leave<T>(asking: crate::node::NodeFuture<'_, T>) {
 /// taken nor free until the next start.
 #[test]
 fn whoever_asks_may_leave_before_the_answer() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let path = std::env::temp_dir().join(format!("flagstone-leave-{}", std::process::id()));
-    let format = FormatOptions {
-        size_bytes: Some(64 << 20),
-        force: true,
-        sparse: false,
-    };
-    crate::offline::format(&path, &format).unwrap();
+    let runtime = runtime();
+    let path = formatted("leave");
     let node = start_node(options(path.clone())).unwrap();
-    let spec = |name: &str| VolumeSpec {
-        name: name.to_owned(),
-        size_bytes: 1 << 20,
-        reserve: Reservation::None,
-        device: None,
-        core: None,
-        slo: Default::default(),
-        oversubscribe: false,
-    };
     let source = |volume: &str| SourceRef {
         volume: volume.to_owned(),
         snapshot: None,

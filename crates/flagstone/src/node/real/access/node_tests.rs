@@ -11,27 +11,18 @@ use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 use super::admit::{Grant, Origin, Rule};
 use super::tests::logged;
 use crate::node::real::start::start_node;
-use crate::node::real::tests::options;
+use crate::node::real::tests::{formatted, options, runtime, spec};
 use crate::node::real::{RealNode, describe};
 use crate::node::{
-    Node, Reservation, RotateSpec, TokenKind, TokenSpec, TokenText, VolumeInfo, VolumeSpec,
+    Node, RotateSpec, TokenKind, TokenSpec, TokenText, VolumeInfo,
 };
-use crate::offline::FormatOptions;
 
 /// A folder with a device, removed when dropped.
 struct Device(PathBuf);
 
 impl Device {
     fn new(name: &str) -> Device {
-        let name = format!("flagstone-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let format = FormatOptions {
-            size_bytes: Some(64 << 20),
-            force: true,
-            sparse: false,
-        };
-        crate::offline::format(&path, &format).expect("formatted");
-        Device(path)
+        Device(formatted(name))
     }
 
     fn path(&self) -> &Path {
@@ -45,22 +36,8 @@ impl Drop for Device {
     }
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_all().build().expect("a runtime")
-}
-
 async fn create(node: &RealNode, name: &str) -> (VolumeInfo, TokenText) {
-    let spec = VolumeSpec {
-        name: name.to_owned(),
-        size_bytes: 1 << 20,
-        reserve: Reservation::None,
-        device: None,
-        core: None,
-        slo: Default::default(),
-        oversubscribe: false,
-    };
-    let created = node.create_volume(spec).await.expect("created");
+    let created = node.create_volume(spec(name)).await.expect("created");
     (created.volume, created.token.expect("a token"))
 }
 

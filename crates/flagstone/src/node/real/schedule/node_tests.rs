@@ -7,11 +7,10 @@ use std::time::Duration;
 use super::*;
 use crate::name::{SnapshotRef, SourceRef};
 use crate::node::real::start::start_node;
-use crate::node::real::tests::options;
+use crate::node::real::tests::{formatted, options, runtime, spec};
 use crate::node::{
-    Node, NodeOptions, Reservation, SnapshotQuery, StreamSource, VolumeInfo, VolumeSpec,
+    Node, NodeOptions, SnapshotQuery, StreamSource, VolumeInfo,
 };
-use crate::offline::FormatOptions;
 
 const HOUR_S: i64 = 3600;
 const YEAR_S: i64 = 365 * 24 * HOUR_S;
@@ -24,18 +23,8 @@ struct Scene {
 
 impl Scene {
     fn new(name: &str) -> Scene {
-        let file = format!("flagstone-schedule-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(file);
-        let format = FormatOptions {
-            size_bytes: Some(64 << 20),
-            force: true,
-            sparse: false,
-        };
-        crate::offline::format(&path, &format).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let path = formatted(&format!("schedule-{name}"));
+        let runtime = runtime();
         let mut scene = Scene {
             runtime,
             path,
@@ -72,16 +61,7 @@ impl Scene {
     }
 
     fn create(&self, name: &str) {
-        let spec = VolumeSpec {
-            name: name.to_owned(),
-            size_bytes: 1 << 20,
-            reserve: Reservation::None,
-            device: None,
-            core: None,
-            slo: Default::default(),
-            oversubscribe: false,
-        };
-        self.ask(|node| node.create_volume(spec)).unwrap();
+        self.ask(|node| node.create_volume(spec(name))).unwrap();
     }
 
     fn show(&self, name: &str) -> VolumeInfo {
