@@ -15,7 +15,7 @@ pub enum Slo {
         /// Writes a second.
         writes: u64,
     },
-    /// One of so many equal parts of what a device's background is promised, before floors. Zero is taken for one.
+    /// So many millionths of what a device's background is promised, before floors.
     Background(u32),
 }
 
@@ -144,7 +144,9 @@ impl Totals {
         let promised = match slo {
             Slo::Share(_) => for_shares * u128::from(parts_of(slo)) / self.parts.max(1),
             Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
-            Slo::Background(parts) => self.for_background(whole) / u128::from(parts.max(1)),
+            Slo::Background(millionths) => {
+                self.for_background(whole) * u128::from(millionths).min(MILLION) / MILLION
+            }
         };
         Promise(u64::try_from(promised).unwrap_or(u64::MAX).max(1))
     }
@@ -249,8 +251,8 @@ mod tests {
     #[test]
     fn the_background_comes_before_floors() {
         let slos = [
-            Slo::Background(2),
-            Slo::Background(2),
+            Slo::Background(750_000),
+            Slo::Background(250_000),
             reads(20_000),
             Slo::Share(1),
             Slo::Share(3),
@@ -264,8 +266,8 @@ mod tests {
         assert_eq!(
             with(100_000, &slos),
             [
-                50_000_000,
-                50_000_000,
+                75_000_000,
+                25_000_000,
                 200_000_000,
                 175_000_000,
                 525_000_000
@@ -279,7 +281,7 @@ mod tests {
             background: 100_000,
             ..Totals::default()
         };
-        assert_eq!(totals.with(Slo::Background(1)), totals);
+        assert_eq!(totals.with(Slo::Background(1_000_000)), totals);
         assert_eq!(totals.with(reads(1)).without(reads(1)), totals);
         let left = admit(&prices(), WHOLE_NS * 32 / 31, totals, reads(90_000));
         let is_less = matches!(left, Admission::TooMuch { left_ns, .. } if left_ns == 891_000_000);

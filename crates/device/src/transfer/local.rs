@@ -6,7 +6,7 @@ use std::rc::Rc;
 use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
-use super::{Content, EPOCHS_BETWEEN, Gate, Origin, Part, Run, Snapshot, Target, What};
+use super::{Content, EPOCHS_BETWEEN, Gate, Origin, PART_BYTES, Part, Run, Snapshot, Target, What};
 use super::{part_of, take_runs};
 use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 
@@ -30,6 +30,8 @@ pub struct DvolOrigin<P: Platform, M> {
     marks: M,
     /// The device that it goes to.
     to: u128,
+    /// Bytes of data in a part, at most.
+    part_bytes: Cell<u64>,
 }
 
 impl<P: Platform, M: Marks> DvolOrigin<P, M> {
@@ -47,7 +49,13 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
             gate,
             marks,
             to,
+            part_bytes: Cell::new(PART_BYTES),
         }
+    }
+
+    /// Parts from now on have at most so many bytes of data; they never have more than [`PART_BYTES`].
+    pub fn set_part_bytes(&self, bytes: u64) {
+        self.part_bytes.set(bytes);
     }
 
     /// Lets changes go on here, whatever is marked.
@@ -132,7 +140,7 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
                 found.ok_or(DvolError::NotFound)?.handle
             }
         };
-        part_of(&self.engine, handle, what, from_bytes).await
+        part_of(&self.engine, handle, what, from_bytes, self.part_bytes.get()).await
     }
 
     async fn mark(&self) -> Result<Lsn, DvolError> {

@@ -77,14 +77,19 @@ impl Part {
     }
 }
 
-/// The part of a dvol or layer that begins at `from_bytes`. `HistoryForgotten` if it isn't known what changed.
+/// The part of a dvol or layer that begins at `from_bytes`, of at most `most_bytes` of data (and [`PART_BYTES`], and no less than a block). `HistoryForgotten` if it isn't known what changed.
 pub async fn part_of<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     what: What,
     from_bytes: u64,
+    most_bytes: u64,
 ) -> Result<Part, DvolError> {
-    let plan = plan_of(engine, handle, what, from_bytes, MOVED).await?;
+    let most = Most {
+        bytes: most_bytes.clamp(BLOCK_SIZE, PART_BYTES),
+        ..MOVED
+    };
+    let plan = plan_of(engine, handle, what, from_bytes, most).await?;
     let mut runs = Vec::new();
     for range in plan.ranges {
         let (offset_bytes, len_bytes) = (range.offset_bytes, range.len_bytes);

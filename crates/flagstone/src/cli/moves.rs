@@ -113,14 +113,21 @@ fn why(info: &MoveInfo) -> String {
     }
 }
 
+/// How far a move is that isn't over.
+pub(super) fn progress(info: &MoveInfo) -> String {
+    format!(
+        "to {}, {} of about {} copied",
+        place(&info.to),
+        rounded(info.copied_bytes),
+        rounded(info.expected_bytes.max(info.copied_bytes))
+    )
+}
+
 fn sentence(info: &MoveInfo) -> String {
     let (volume, copied) = (&info.volume, rounded(info.copied_bytes));
     let (from, to) = (place(&info.from), place(&info.to));
     match info.state {
-        MoveState::Running => format!(
-            "volume {volume}: moving from {from} to {to}, {copied} of about {} copied",
-            rounded(info.expected_bytes.max(info.copied_bytes))
-        ),
+        MoveState::Running => format!("volume {volume}: moving from {from} {}", progress(info)),
         MoveState::Done => format!(
             "volume {volume}: moved from {from} to {to}, {copied} copied; its changes waited {:.1} ms at the end",
             info.held_us as f64 / 1000.0

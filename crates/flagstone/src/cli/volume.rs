@@ -555,6 +555,11 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("snapshots", info.snapshot_count.to_string()),
         ("schedule", schedule::shown(info)),
         ("connections", info.connection_count.to_string()),
+    ]);
+    if let Some(moving) = &info.moving {
+        rows.push(("moving", moves::progress(moving)));
+    }
+    rows.extend([
         (
             "origin",
             info.origin.clone().unwrap_or_else(|| "-".to_string()),

@@ -7,6 +7,7 @@ use flagstone_types::{Epoch, Lsn};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::moves::MoveInfo;
 use super::slo::{Schedule, Slo};
 use super::snapshot_schedule::ScheduledSnapshots;
 use super::tokens::Restrictions;
@@ -153,6 +154,9 @@ pub struct VolumeInfo {
     /// Snapshots that are taken by themselves; null if none are.
     #[serde(default)]
     pub scheduled: Option<ScheduledSnapshots>,
+    /// Where it is being moved to, and how far that is; null if it isn't being moved.
+    #[serde(default)]
+    pub moving: Option<MoveInfo>,
     /// Where NBD clients find it.
     #[schema(example = "nbd://127.0.0.1:10809/vm-1")]
     pub export_url: String,

@@ -120,6 +120,7 @@ impl State {
             slo: spec.slo,
             restrictions: Default::default(),
             scheduled: None,
+            moving: None,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };
         self.volumes.insert(spec.name.clone(), info.clone());

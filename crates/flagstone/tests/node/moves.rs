@@ -66,6 +66,13 @@ fn moved(scene: &Scene, name: &str, spec: MoveSpec) -> MoveInfo {
     ended(scene, name)
 }
 
+/// One of the node's own metrics.
+fn metric(scene: &Scene, name: &str) -> f64 {
+    let metrics = scene.ask(|node| node.metrics()).expect("metrics");
+    let found = metrics.more.iter().find(|one| one.name == name);
+    found.expect("there is one of that name").value
+}
+
 fn ended(scene: &Scene, name: &str) -> MoveInfo {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -387,12 +394,28 @@ fn what_can_not_be_moved_stays_and_says_why() {
             .expect_err("busy"),
     );
     assert_eq!(client.write(0, &block(6)), 0, "its bytes may change");
+    let shown = scene.show("vm").expect("is there").moving;
+    let shown = shown.expect("it is said where it goes");
+    assert_eq!(&shown.to.device[..], "other");
+    assert_eq!(metric(&scene, "moves_running"), 1.0);
     scene
         .ask(|node| node.cancel_move("vm".to_owned()))
         .expect("is told");
     let info = ended(&scene, "vm");
     assert_eq!(info.state, MoveState::Cancelled, "{info:?}");
-    assert_eq!(scene.show("vm").expect("is there").device, "main");
+    let shown = scene.show("vm").expect("is there");
+    assert_eq!((&shown.device[..], shown.moving), ("main", None));
+    let until = Instant::now() + Duration::from_secs(30);
+    while metric(&scene, "moves_cancelled") != 1.0 {
+        assert!(Instant::now() < until, "it is not counted");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let ended_now = ["moves_running", "moves_done", "moves_failed"];
+    assert_eq!(ended_now.map(|name| metric(&scene, name)), [0.0; 3]);
+    assert_eq!(
+        metric(&scene, "move_copied_bytes"),
+        info.copied_bytes as f64
+    );
     assert_eq!(client.write(0, &block(7)), 0);
     let device = scene
         .ask(|node| node.show_device("other".to_owned()))

@@ -1,4 +1,4 @@
-//! Turns of engines' own work: a tenant for each engine, among those of the volumes.
+//! Turns of engines' own work, and of moves: a tenant of each for each engine, among those of the volumes.
 
 use std::rc::Rc;
 
@@ -6,6 +6,10 @@ use flagstone_device::engine::{Background, BackgroundTurn, ComingTurn, Engine, W
 use flagstone_platform::Platform;
 use flagstone_sched::{Limits, Slo, Tenant, Turn, Turns, Want};
 use flagstone_types::BLOCK_SIZE;
+
+/// What an engine's own work has of what is promised to the background, in millionths: the rest is for moves.
+const OWN_MILLIONTHS: u32 = 750_000;
+const MOVES_MILLIONTHS: u32 = 1_000_000 - OWN_MILLIONTHS;
 
 /// The tenant of an engine.
 struct OwnWork<P: Platform> {
@@ -47,13 +51,24 @@ fn want(work: Work) -> Want {
 /// Has an engine's own work wait for its turns from now on. All engines of a device share what its background is promised.
 /// Returns its tenant.
 pub(super) fn schedule<P: Platform>(engine: &Engine<P>, turns: &Turns<P>) -> Tenant<P> {
-    let slo = Slo::Background(engine.superblock().journal_count.into());
-    let tenant = turns.tenant(slo, Limits::default());
+    let tenant = turns.tenant(part_of(engine, OWN_MILLIONTHS), Limits::default());
     let work = OwnWork {
         tenant: tenant.clone(),
     };
     engine.set_background(Rc::new(work));
     tenant
+}
+
+/// Whose turns all moves take that copy from or to an engine. What they read and write is nobody's who waits, until the volume is
+/// held.
+pub(super) fn mover<P: Platform>(engine: &Engine<P>, turns: &Turns<P>) -> Tenant<P> {
+    turns.tenant(part_of(engine, MOVES_MILLIONTHS), Limits::default())
+}
+
+/// All engines of a device have equal parts.
+fn part_of<P: Platform>(engine: &Engine<P>, millionths: u32) -> Slo {
+    let engines = u32::from(engine.superblock().journal_count).max(1);
+    Slo::Background(millionths / engines)
 }
 
 #[cfg(test)]

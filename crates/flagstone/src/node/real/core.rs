@@ -108,6 +108,8 @@ pub(super) struct CoreNode {
     pub(super) turns: Vec<Turns<UringPlatform>>,
     /// Whose turns each engine's own work takes, in the order of the engines.
     own_work: Vec<Tenant<UringPlatform>>,
+    /// Whose turns moves take at each engine, in the same order.
+    movers: Vec<Tenant<UringPlatform>>,
     /// Of volumes that have another SLO than all.
     slos: RefCell<BTreeMap<DvolId, Slo>>,
     /// Of volumes that somebody uses.
@@ -164,6 +166,10 @@ impl CoreNode {
                 ))
             })
             .collect();
+        let movers = engines
+            .iter()
+            .filter_map(|owned| Some(background::mover(&owned.engine, turns.get(owned.device)?)))
+            .collect();
         let core = Rc::new(CoreNode {
             index: platform.core_index(),
             platform: platform.clone(),
@@ -183,6 +189,7 @@ impl CoreNode {
             counters: RefCell::default(),
             turns,
             own_work,
+            movers,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
             lingering: RefCell::default(),
@@ -444,6 +451,11 @@ impl CoreNode {
             true => Err(DvolError::Busy),
             false => Ok(()),
         }
+    }
+
+    /// Whose turns moves take that copy from or to an engine.
+    pub(super) fn mover_of(&self, engine: usize) -> Option<Tenant<UringPlatform>> {
+        self.movers.get(engine).cloned()
     }
 
     /// A volume that is being moved to this core.

@@ -121,6 +121,7 @@ impl RealNode {
             slo,
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
+            moving: self.moves.running(dvol.handle.id),
             export_url,
         }
     }
@@ -534,6 +535,7 @@ impl RealNode {
             });
         }
         snapshot.more.extend(scheduled.named());
+        snapshot.more.extend(self.moves.named());
         if !self.native_tcp.is_empty() {
             snapshot.more.extend(native::named(&counted_native));
         }

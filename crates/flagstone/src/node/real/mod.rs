@@ -396,7 +396,9 @@ impl RealNode {
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                core.check_not_moving(dvol.id)?;
+                if core.check_not_moving(dvol.id).is_err() {
+                    return Ok(false);
+                }
                 let deleted = engine.delete(dvol, with_snapshots).await;
                 if deleted.is_ok() {
                     let what = "deleted under its clients: they get an error for each request";
@@ -405,11 +407,13 @@ impl RealNode {
                     names.deleted(dvol.id);
                     core.forget_tokens(place.engine, dvol.id).await;
                 }
-                deleted
+                deleted.map(|()| true)
             })
             .await;
         match deleted {
-            Ok(()) => {
+            // A move began behind the look above.
+            Ok(false) => Err(moves::moving(&doing)),
+            Ok(true) => {
                 self.floors.lock().await.remove(&place.id);
                 Ok(())
             }

@@ -9,18 +9,82 @@ use flagstone_types::DvolId;
 
 use super::describe::wall_clock_ns;
 use super::errors::{no_such_core, no_such_device};
-use super::moving::{Job, State, Watched};
+use super::moving::{Job, Seen, State, Watched};
 use super::names::Place;
 use super::slo::note_floor;
 use super::{RealNode, Target};
 use crate::node::{
-    MoveInfo, MovePlace, MoveSpec, MoveState, NodeError, NodeErrorKind, Slo, SloPromise,
+    MetricKind, MoveInfo, MovePlace, MoveSpec, MoveState, NamedValue, NodeError, NodeErrorKind, Slo,
+    SloPromise,
 };
 
 /// The last move of each volume.
 #[derive(Default)]
 pub(super) struct Moves {
     by_id: Mutex<BTreeMap<DvolId, OneMove>>,
+    ended: Arc<Mutex<Ended>>,
+}
+
+/// Moves that have ended since the start, and what they took.
+#[derive(Clone, Copy, Default)]
+struct Ended {
+    done: u64,
+    cancelled: u64,
+    failed: u64,
+    copied_bytes: u64,
+    held_ns: u64,
+}
+
+impl Ended {
+    fn count(&mut self, seen: &Seen) {
+        match seen.state {
+            State::Running => return,
+            State::Done => self.done += 1,
+            State::Cancelled => self.cancelled += 1,
+            State::Failed(_) => self.failed += 1,
+        }
+        self.copied_bytes += seen.copied_bytes;
+        self.held_ns += seen.held_ns;
+    }
+
+    fn named(&self, running: u64) -> Vec<NamedValue> {
+        let value = |name, kind, value, help| NamedValue {
+            name,
+            help,
+            kind,
+            value,
+        };
+        let counter = |name, count: f64, help| value(name, MetricKind::Counter, count, help);
+        vec![
+            value(
+                "moves_running",
+                MetricKind::Gauge,
+                running as f64,
+                "Volumes that are being moved now.",
+            ),
+            counter("moves_done", self.done as f64, "Moves of volumes that were made."),
+            counter(
+                "moves_cancelled",
+                self.cancelled as f64,
+                "Moves that were ended by request.",
+            ),
+            counter(
+                "moves_failed",
+                self.failed as f64,
+                "Moves that came to nothing: the volume stayed where it was.",
+            ),
+            counter(
+                "move_copied_bytes",
+                self.copied_bytes as f64,
+                "Bytes that moves copied which have ended.",
+            ),
+            counter(
+                "move_held_seconds",
+                self.held_ns as f64 / 1e9,
+                "For how long changes of volumes waited at the end of their moves.",
+            ),
+        ]
+    }
 }
 
 struct OneMove {
@@ -35,6 +99,24 @@ const REMEMBERED_MAX: usize = 1024;
 impl Moves {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<DvolId, OneMove>> {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As a scrape shows them.
+    pub(super) fn named(&self) -> Vec<NamedValue> {
+        let moves = self.lock();
+        let running = moves
+            .values()
+            .filter(|one| one.watched.seen().state == State::Running);
+        let running = running.count() as u64;
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.named(running)
+    }
+
+    /// The move of a volume that is being moved now.
+    pub(super) fn running(&self, id: DvolId) -> Option<MoveInfo> {
+        let moves = self.lock();
+        let info = moves.get(&id)?.now();
+        (info.state == MoveState::Running).then_some(info)
     }
 
     fn put(&self, id: DvolId, one: OneMove) {
@@ -257,13 +339,19 @@ impl RealNode {
             from.id,
             OneMove {
                 info: info.clone(),
-                watched,
+                watched: watched.clone(),
             },
         );
+        let ended = self.moves.ended.clone();
         let (floors, slo, was_on) = (self.floors.clone(), now.slo, now.device);
         let is_promised = matches!(slo.promise, SloPromise::Floor(_)) && device != was_on;
         tokio::spawn(async move {
-            if receiver.await != Ok(State::Done) && is_promised {
+            let state = receiver.await;
+            let counted = ended.lock();
+            counted
+                .unwrap_or_else(PoisonError::into_inner)
+                .count(&watched.seen());
+            if state != Ok(State::Done) && is_promised {
                 note_floor(&mut *floors.lock().await, from.id, was_on, &slo);
             }
         });
@@ -322,7 +410,7 @@ impl RealNode {
 }
 
 /// Refuses what can't be done with a volume that is being moved.
-fn moving(doing: &str) -> NodeError {
+pub(super) fn moving(doing: &str) -> NodeError {
     NodeError::new(NodeErrorKind::Busy, doing, "it is being moved").next(
         "wait until that is over (`flagstone volume move NAME --status`), or end it (`--cancel`); meanwhile only its \
          content may change",

@@ -5,7 +5,7 @@
 //! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open.
 //! [decibel 4.4: migration]
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use flagstone_device::transfer::{
 use flagstone_platform::sync::Share;
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
-use flagstone_sched::{Tenant, Want};
+use flagstone_sched::{Tenant, Turns, Want};
 use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use super::access::{Record, TokenStore};
@@ -160,17 +160,38 @@ pub(super) struct Job {
 /// A volume on its way to this core.
 pub(super) struct Arriving {
     target: DvolTarget<UringPlatform, VolumeMarks>,
-    tenant: Tenant<UringPlatform>,
+    copier: Copier,
+}
+
+/// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
+/// it, such as they would take.
+struct Copier {
+    mover: Tenant<UringPlatform>,
+    turns: Turns<UringPlatform>,
+    slo: Slo,
+    held: OnceCell<Tenant<UringPlatform>>,
+}
+
+impl Copier {
+    fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
+        match is_held {
+            false => &self.mover,
+            true => self.held.get_or_init(|| {
+                let (slo, limits) = terms_of(&self.slo);
+                self.turns.tenant(slo, limits)
+            }),
+        }
+    }
 }
 
 /// The origin, with turns at its device.
 struct Here<'a> {
     origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
-    tenant: Tenant<UringPlatform>,
+    copier: Copier,
     job: &'a Job,
     core: &'a CoreNode,
     /// Since when changes are held.
-    held_since: Cell<Option<Time>>,
+    held_since: &'a Cell<Option<Time>>,
     /// The epoch that the volume has at its new place.
     epoch: Cell<Epoch>,
 }
@@ -189,9 +210,12 @@ impl Origin for Here<'_> {
         what: What,
         from_bytes: u64,
     ) -> Result<Part, DvolError> {
-        let mut turn = self.tenant.turn(Want::read(0, PART_BYTES)).await;
+        let tenant = self.copier.tenant(self.held_since.get().is_some());
+        let bytes = tenant.part_bytes().min(PART_BYTES);
+        self.origin.set_part_bytes(bytes);
+        let mut turn = tenant.turn(Want::read(0, bytes)).await;
         let part = self.origin.part(of, what, from_bytes).await?;
-        turn.used_only(part.data_bytes(), PART_BYTES);
+        turn.used_only(part.data_bytes(), bytes);
         Ok(part)
     }
 
@@ -211,6 +235,8 @@ struct There<'a> {
     job: &'a Job,
     attributes: Attributes,
     reserved_bytes: u64,
+    /// Since when changes are held.
+    held_since: &'a Cell<Option<Time>>,
     /// What its tokens are, once nothing of them changes any more.
     tokens: RefCell<Option<Arc<Record>>>,
 }
@@ -277,15 +303,15 @@ impl Target for There<'_> {
             reserved_bytes: self.reserved_bytes,
             attributes: self.attributes,
         };
-        let (at, content) = (self.job.to.engine, content.clone());
+        let (at, content, slo) = (self.job.to.engine, content.clone(), self.job.slo);
         self.ask(move |core| {
             let (new, content) = (new.clone(), content.clone());
             async move {
                 let owned = core.engines.get(at).ok_or(DvolError::NotFound)?;
                 let id = new.id;
-                let tenant = core.mover_at(owned.device).ok_or(DvolError::NotFound)?;
+                let copier = core.copier(at, slo).ok_or(DvolError::NotFound)?;
                 let target = DvolTarget::new(owned.engine.clone(), VolumeMarks, new);
-                let arriving = Rc::new(Arriving { target, tenant });
+                let arriving = Rc::new(Arriving { target, copier });
                 core.put_arriving(id, arriving.clone());
                 arriving.target.begin(&content).await
             }
@@ -301,6 +327,7 @@ impl Target for There<'_> {
     async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
         // Whoever is asked in vain gives them back.
         let runs = Arc::new(Mutex::new(runs));
+        let is_held = self.held_since.get().is_some();
         self.with(move |arriving| {
             let runs = runs.clone();
             async move {
@@ -313,10 +340,8 @@ impl Target for There<'_> {
                         Run::Zeros { .. } => 0,
                     })
                     .sum();
-                let _turn = arriving
-                    .tenant
-                    .turn(Want::write(0, bytes.max(1), false))
-                    .await;
+                let tenant = arriving.copier.tenant(is_held);
+                let _turn = tenant.turn(Want::write(0, bytes.max(1), false)).await;
                 arriving.target.take(runs).await
             }
         })
@@ -400,10 +425,15 @@ impl Pace<'_> {
 }
 
 impl CoreNode {
-    /// Whose turns a move's are at a device.
-    fn mover_at(&self, device: usize) -> Option<Tenant<UringPlatform>> {
-        let (slo, limits) = terms_of(&Slo::default());
-        Some(self.turns.get(device)?.tenant(slo, limits))
+    /// Whose turns the move of a volume with this SLO takes at an engine.
+    fn copier(&self, engine: usize, slo: Slo) -> Option<Copier> {
+        let device = self.engines.get(engine)?.device;
+        Some(Copier {
+            mover: self.mover_of(engine)?,
+            turns: self.turns.get(device)?.clone(),
+            slo,
+            held: OnceCell::new(),
+        })
     }
 
     /// Moves a volume of this core. Returns what came of it; it is in the job's progress as well.
@@ -466,12 +496,13 @@ impl CoreNode {
             VolumeMarks,
             job.to_device,
         );
+        let held_since = Cell::default();
         let here = Here {
             origin: &origin,
-            tenant: self.mover_at(owned.device).ok_or(DvolError::NotFound)?,
+            copier: self.copier(job.from.engine, job.slo).ok_or(DvolError::NotFound)?,
             job,
             core: self,
-            held_since: Cell::default(),
+            held_since: &held_since,
             epoch: Cell::new(Epoch(0)),
         };
         let there = There {
@@ -479,6 +510,7 @@ impl CoreNode {
             job,
             attributes: VolumeMarks.plain(&info.attributes),
             reserved_bytes: info.reserved_bytes,
+            held_since: &held_since,
             tokens: Default::default(),
         };
         let pace = Pace {

@@ -2,6 +2,7 @@
 //! nodes begin with is here, too.
 
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::{Rc, Weak};
 
 use flagstone_gateway::native::volume::{

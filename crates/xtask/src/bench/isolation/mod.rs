@@ -4,6 +4,7 @@
 //! use volumes over NBD with a fixed number of requests in flight; one of them bursts in the middle third. What each got over
 //! time is drawn, and held against the goals. Nothing is repeated: each third has thousands of requests.
 
+mod beside;
 mod device;
 mod figures;
 mod hostile;
@@ -34,8 +35,6 @@ const MEMORY: &str = "/dev/shm";
 const WARM_NS: u64 = 1_000_000_000;
 /// Between the volumes' filling and the load.
 const SETTLE: Duration = Duration::from_millis(500);
-/// How often a scrub is looked at, and begun anew if it has ended.
-const SCRUB_LOOK: Duration = Duration::from_millis(200);
 /// A third that is shorter has no second to look at.
 const SECONDS_MIN: f64 = 0.5;
 
@@ -180,6 +179,9 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         ])?;
         load::fill(node.nbd_port, &tenant.name)?;
     }
+    if let Some(beside) = scene.beside {
+        beside.prepare(&node, scene.volume_bytes)?;
+    }
     let victim = match scene.hostile {
         0 => None,
         _ => Some(hostile_volume(&node, native_port, &size)?),
@@ -190,7 +192,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         warm_ns: WARM_NS,
         third_ns,
     };
-    let ((answers, scrubbed_bytes), bad_connections) = thread::scope(|scope| {
+    let ((answers, beside_bytes), bad_connections) = thread::scope(|scope| {
         let bad = victim.as_ref().map(|victim| {
             let count = scene.hostile;
             scope.spawn(move || hostile::hold(victim, count, clock))
@@ -210,7 +212,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         policy,
         clock,
         answers,
-        scrubbed_bytes,
+        beside_bytes,
         bad_connections,
     })
 }
@@ -229,77 +231,26 @@ fn hostile_volume<'a>(node: &Node, native_port: u16, size: &str) -> Result<hosti
     })
 }
 
-/// The load, with scrubs beside it if the scene has them: the answers of each tenant, and how much was scrubbed.
+/// The load, with what the scene has beside it: the answers of each tenant, and to how many bytes that was done.
 fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, u64)> {
-    let options = node.options.clone();
-    let scrubs = scene.scrub.then(|| {
-        thread::spawn(move || {
-            thread::sleep(
-                Duration::from_nanos(clock.burst_ns()).saturating_sub(clock.start.elapsed()),
-            );
-            let mut scrubs = Scrubs::default();
-            while clock.now_ns() < clock.burst_end_ns() {
-                scrubs.note(scrub(&options)?);
-                thread::sleep(SCRUB_LOOK);
-            }
-            // The last one goes on until the node ends: with strict sharing a whole one takes minutes.
-            let bytes = scrubs.bytes();
-            Ok::<u64, anyhow::Error>(bytes)
-        })
-    });
-    let answers = load::drive(node.nbd_port, &scene.tenants, &scene.device, clock);
-    let scrubbed = match scrubs.map(thread::JoinHandle::join) {
-        None => 0,
-        Some(Ok(bytes)) => bytes.context("scrubbing the device")?,
-        Some(Err(_)) => bail!("what starts the scrubs panicked"),
-    };
-    Ok((answers?, scrubbed))
-}
-
-/// Starts a scrub, unless one runs: how many bytes it has checked.
-fn scrub(options: &NodeOptions) -> Result<u64> {
-    let command = options.command(&["device", "scrub", "device", "-o", "json"]);
-    let text = repo::output(command)?;
-    let status: serde_json::Value = serde_json::from_str(&text).context("reading its state")?;
-    status["checked_bytes"]
-        .as_u64()
-        .context("it doesn't say how much it has checked")
-}
-
-/// How much several scrubs have checked, one after the other.
-#[derive(Default)]
-struct Scrubs {
-    over_bytes: u64,
-    last_bytes: u64,
-}
-
-impl Scrubs {
-    /// What the scrub that runs has checked so far.
-    fn note(&mut self, checked_bytes: u64) {
-        if checked_bytes < self.last_bytes {
-            // Another one.
-            self.over_bytes += self.last_bytes;
-        }
-        self.last_bytes = checked_bytes;
-    }
-
-    fn bytes(&self) -> u64 {
-        self.over_bytes + self.last_bytes
-    }
+    thread::scope(|scope| {
+        let options = &node.options;
+        let beside = scene
+            .beside
+            .map(|beside| scope.spawn(move || beside.keep_busy(options, clock)));
+        let answers = load::drive(node.nbd_port, &scene.tenants, &scene.device, clock);
+        let bytes = match beside.map(thread::ScopedJoinHandle::join) {
+            None => 0,
+            Some(Ok(bytes)) => bytes.context("keeping the node busy beside the load")?,
+            Some(Err(_)) => bail!("what keeps the node busy panicked"),
+        };
+        Ok((answers?, bytes))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_scrub_counts() {
-        let mut scrubs = Scrubs::default();
-        for checked_bytes in [0, 5, 9, 2, 2, 7] {
-            scrubs.note(checked_bytes);
-        }
-        assert_eq!(scrubs.bytes(), 9 + 7);
-    }
 
     #[test]
     fn scenes_are_chosen_by_name() {

@@ -35,7 +35,7 @@ pub(super) struct Run {
     pub(super) clock: Clock,
     /// Of each tenant, in the order of time.
     pub(super) answers: Vec<Vec<Answer>>,
-    pub(super) scrubbed_bytes: u64,
+    pub(super) beside_bytes: u64,
     /// Of those that behave badly, all that there were.
     pub(super) bad_connections: u64,
 }
@@ -220,7 +220,7 @@ impl Run {
         let (all, least) = used(&self.answers, &self.clock);
         json!({ "scene": self.scene.name, "policy": self.policy.name(), "cores": self.scene.cores,
             "layers": self.scene.device.layers(), "ceiling": self.scene.device.ceiling(),
-            "used_during": all, "used_least_second": least, "scrubbed_bytes": self.scrubbed_bytes, "bad_connections": self.bad_connections,
+            "used_during": all, "used_least_second": least, "beside_bytes": self.beside_bytes, "bad_connections": self.bad_connections,
             "goals": goals.collect::<Vec<Value>>(), "tenants": tenants })
     }
 
@@ -408,12 +408,9 @@ fn tenants(page: &mut String, run: &Run) {
         all * 100.0,
         least * 100.0
     );
-    if run.scene.scrub {
-        let _ = write!(
-            page,
-            " {} MiB were scrubbed meanwhile.",
-            thousands((run.scrubbed_bytes >> 20) as f64)
-        );
+    if let Some(beside) = run.scene.beside {
+        let mib = thousands((run.beside_bytes >> 20) as f64);
+        let _ = write!(page, " {mib} MiB were {} meanwhile.", beside.done());
     }
     if run.scene.hostile > 0 {
         let opened = thousands(run.bad_connections as f64);

@@ -1,5 +1,6 @@
 //! The experiments: who shares a device, how, and what disturbs them.
 
+use super::beside::Beside;
 use super::device::{BARE, DOUBLE, Device, QUICK, SLOW};
 use super::load::{Mix, Tenant};
 
@@ -56,8 +57,8 @@ pub(super) struct Scene {
     pub(super) cores: u32,
     pub(super) volume_bytes: u64,
     pub(super) tenants: Vec<Tenant>,
-    /// Whether a scrub runs while the burst lasts.
-    pub(super) scrub: bool,
+    /// What the node does besides while the burst lasts.
+    pub(super) beside: Option<Beside>,
     /// Connections of each protocol that behave badly while the burst lasts, which is all that bursts then.
     pub(super) hostile: usize,
 }
@@ -91,7 +92,7 @@ fn figure13() -> Scene {
         cores: 1,
         volume_bytes: VOLUME_BYTES,
         tenants: three([READS; 3], [30; 3]),
-        scrub: false,
+        beside: None,
         hostile: 0,
     }
 }
@@ -105,7 +106,7 @@ fn greedy() -> Scene {
     }
 }
 
-fn variations() -> [Scene; 4] {
+fn variations() -> [Scene; 5] {
     let variation = |name, about| Scene {
         name,
         about,
@@ -141,10 +142,18 @@ fn variations() -> [Scene; 4] {
             )
         },
         Scene {
-            scrub: true,
+            beside: Some(Beside::Scrub),
             ..variation(
                 "scrub",
                 "as figure13, and scrubs of the device one after the other while the burst lasts",
+            )
+        },
+        Scene {
+            beside: Some(Beside::Moves),
+            cores: 2,
+            ..variation(
+                "moves",
+                "as figure13, and a fourth volume is moved to another core and back while the burst lasts",
             )
         },
     ]

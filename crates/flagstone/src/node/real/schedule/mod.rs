@@ -263,7 +263,7 @@ async fn look_at(core: &CoreNode, id: DvolId, now_ns: u64) {
     let planned = schedules.plan.borrow().get(id).cloned();
     let Some(planned) = planned else { return };
     let (Some(engine), Some(name)) = (core.engine(planned.engine), core.names.name_of(id)) else {
-        schedules.forget(id);
+        schedules.plan.borrow_mut().gone(&planned);
         return;
     };
     let around = Around {
@@ -278,7 +278,7 @@ async fn look_at(core: &CoreNode, id: DvolId, now_ns: u64) {
     }
     if looked.not_taken == Some(DvolError::NotFound) {
         // It was deleted meanwhile.
-        schedules.forget(id);
+        schedules.plan.borrow_mut().gone(&planned);
         return;
     }
     schedules.count(&looked);

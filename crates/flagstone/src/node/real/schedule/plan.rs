@@ -58,6 +58,14 @@ impl Plan {
         }
     }
 
+    /// A look found that a volume isn't there. Unless it has come back meanwhile, with this schedule or another one.
+    pub(super) fn gone(&mut self, before: &Planned) {
+        let id = before.dvol.id;
+        if self.get(id).is_some_and(|now| now.version == before.version) {
+            self.remove(id);
+        }
+    }
+
     pub(super) fn get(&self, id: DvolId) -> Option<&Planned> {
         self.volumes.get(&id)
     }
@@ -164,6 +172,15 @@ mod tests {
         plan.remove(DvolId(1));
         plan.looked(&before, 900, (None, 900), None);
         assert_eq!(plan.first(), None, "it has none any more");
+        plan.put(0, dvol(1), hourly(3));
+        let before = plan.get(DvolId(1)).unwrap().clone();
+        // It was moved away and back during a look, which has found nothing where it was.
+        plan.put(1, dvol(1), hourly(3));
+        plan.gone(&before);
+        assert_eq!(plan.first(), Some((0, DvolId(1))));
+        let before = plan.get(DvolId(1)).unwrap().clone();
+        plan.gone(&before);
+        assert_eq!(plan.first(), None);
         // However often it is changed, it is there once.
         for keep in 1..100 {
             plan.put(0, dvol(1), hourly(keep));

@@ -1,0 +1,128 @@
+//! What the node has to do besides, while the middle third of the time lasts.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::load::{self, Clock};
+use crate::daemon::{Node, NodeOptions};
+use crate::repo;
+
+/// How often it is looked at, and begun anew if it has ended.
+const LOOK: Duration = Duration::from_millis(200);
+/// The volume that is moved.
+const MOVED: &str = "moved";
+
+/// What.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Beside {
+    /// The device is scrubbed, again and again.
+    Scrub,
+    /// A volume goes from core to core and back.
+    Moves,
+}
+
+impl Beside {
+    /// What has been done to so many bytes, for the report.
+    pub(super) fn done(self) -> &'static str {
+        match self {
+            Beside::Scrub => "scrubbed",
+            Beside::Moves => "copied by moves",
+        }
+    }
+
+    /// What there has to be.
+    pub(super) fn prepare(self, node: &Node, volume_bytes: u64) -> Result<()> {
+        if self == Beside::Moves {
+            let size = volume_bytes.to_string();
+            node.run(&["volume", "create", MOVED, "--size", &size, "--core", "0"])?;
+            load::fill(node.nbd_port, MOVED)?;
+        }
+        Ok(())
+    }
+
+    /// Does it. Returns to how many bytes. What isn't over then goes on until the node ends: with strict sharing a whole scrub takes
+    /// minutes.
+    pub(super) fn keep_busy(self, options: &NodeOptions, clock: Clock) -> Result<u64> {
+        let until_burst = Duration::from_nanos(clock.burst_ns());
+        thread::sleep(until_burst.saturating_sub(clock.start.elapsed()));
+        let mut rounds = Rounds::default();
+        let mut to_core = 1;
+        let mut is_over = true;
+        while clock.now_ns() < clock.burst_end_ns() {
+            match self {
+                // This answers with the one that runs, if one does.
+                Beside::Scrub => {
+                    let status = ask(options, &["device", "scrub", "device"])?;
+                    rounds.note(bytes_of(&status, "checked_bytes")?);
+                }
+                Beside::Moves if is_over => {
+                    let core = to_core.to_string();
+                    ask(options, &["volume", "move", MOVED, "--core", &core, "--no-wait"])?;
+                    (to_core, is_over) = (1 - to_core, false);
+                    rounds.note(0);
+                }
+                Beside::Moves => {
+                    let status = ask(options, &["volume", "move", MOVED, "--status"])?;
+                    rounds.note(bytes_of(&status, "copied_bytes")?);
+                    is_over = match status["state"].as_str() {
+                        Some("running") => false,
+                        Some("done") => true,
+                        other => bail!("the move's state is {other:?}: {status}"),
+                    };
+                }
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(rounds.bytes())
+    }
+}
+
+fn ask(options: &NodeOptions, arguments: &[&str]) -> Result<Value> {
+    let arguments = [arguments, &["-o", "json"]].concat();
+    let text = repo::output(options.command(&arguments))?;
+    serde_json::from_str(&text).context("reading its answer")
+}
+
+fn bytes_of(status: &Value, field: &str) -> Result<u64> {
+    let bytes = status[field].as_u64();
+    bytes.with_context(|| format!("it doesn't say `{field}`: {status}"))
+}
+
+/// How much was done in several rounds, one after the other.
+#[derive(Default)]
+struct Rounds {
+    over_bytes: u64,
+    last_bytes: u64,
+}
+
+impl Rounds {
+    /// What the round that runs has done so far.
+    fn note(&mut self, bytes: u64) {
+        if bytes < self.last_bytes {
+            // Another one.
+            self.over_bytes += self.last_bytes;
+        }
+        self.last_bytes = bytes;
+    }
+
+    fn bytes(&self) -> u64 {
+        self.over_bytes + self.last_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_round_counts() {
+        let mut rounds = Rounds::default();
+        for bytes in [0, 5, 9, 2, 2, 7] {
+            rounds.note(bytes);
+        }
+        assert_eq!(rounds.bytes(), 9 + 7);
+    }
+}
