@@ -11,6 +11,7 @@
 //! Read first: [`node`], then [`api`], then [`cli`]. For operators: `docs/operating.md`.
 
 pub mod api;
+pub mod api_key;
 pub mod attach;
 pub mod cli;
 pub mod client;

@@ -38,8 +38,8 @@ pub(crate) fn monotonic_ns() -> u64 {
     (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Fills `bytes` (at most 256, so that the call is never cut short) from the kernel's generator.
-pub(crate) fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
+/// Fills `bytes` (at most 256, so that the call is never cut short) from the kernel's generator. Fails with what the system says.
+pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     assert!(
         bytes.len() <= 256,
         "longer requests may be cut short by a signal"

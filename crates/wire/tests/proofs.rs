@@ -81,3 +81,15 @@ fn a_proof_is_for_one_claim_and_one_key() {
 fn a_key_is_not_shown() {
     assert_eq!(format!("{:?}", Key(rising(0))), "Key(..)");
 }
+
+#[test]
+fn keys_are_the_same_if_all_their_bits_are() {
+    let key = Key(rising(0));
+    assert!(key.is_same(&Key(rising(0))));
+    for bit in 0..256 {
+        let mut other = rising(0);
+        other[bit / 8] ^= 1 << (bit % 8);
+        let other = Key(other);
+        assert!(!key.is_same(&other) && !other.is_same(&key), "bit {bit}");
+    }
+}
