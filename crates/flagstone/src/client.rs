@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::api::problem::{PROBLEM_TYPE, Problem};
+use crate::api_key::Secret;
 use crate::exit::Exit;
 use crate::wait;
 
@@ -41,6 +42,8 @@ pub struct Client {
     address: String,
     /// Where the address came from, for messages: "--api", "./flagstone-data/node.json".
     origin: String,
+    /// Sent with every request.
+    key: Option<Secret>,
     /// How often a request that has not reached the node is tried again.
     retries: u32,
 }
@@ -121,8 +124,15 @@ impl Client {
         Client {
             address: address.into(),
             origin: origin.into(),
+            key: None,
             retries: RETRIES,
         }
+    }
+
+    /// The same, with a key, which it sends with every request.
+    pub fn with_key(mut self, key: impl Into<Option<Secret>>) -> Client {
+        self.key = key.into();
+        self
     }
 
     /// The same, but it fails at once if nobody listens.
@@ -281,11 +291,15 @@ impl Client {
 
     /// What every request begins with.
     fn head(&self, method: &str, path: &str) -> String {
-        format!(
+        let mut head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\
              Accept: application/json, {PROBLEM_TYPE}, text/plain\r\n",
             self.address
-        )
+        );
+        if let Some(key) = &self.key {
+            head += &format!("Authorization: Bearer {}\r\n", key.digits());
+        }
+        head
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&[u8]>) -> io::Result<Answer> {

@@ -15,6 +15,7 @@ use std::str::FromStr;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
+use crate::api::{Authentication, BindError, MetricsAccess};
 use crate::exit::Exit;
 use crate::layers::LayerText;
 use crate::name::check_name;
@@ -109,8 +110,15 @@ portmapper = true
 # Where the HTTP API listens. Port 0 takes any free port.
 listen = "127.0.0.1:7878"
 
-# There is no authentication yet, so an address that other machines reach has to be confirmed.
+# Requests need a key, but it travels in plain HTTP: an address that other machines reach has to be confirmed.
 allow_remote = false
+
+# "key": requests need the key that the node makes in its folder, api.key. "none": they need none, and whoever on
+# this machine reaches the API may do everything; with any address but a loopback one the node does not start then.
+authentication = "key"
+
+# "key": scrapes of /metrics need that key or the one in metrics.key, which opens nothing else. "open": they need none.
+metrics = "key"
 
 # Names, besides addresses and "localhost", by which clients may call the API.
 allowed_hosts = []
@@ -223,6 +231,10 @@ pub struct ApiConfig {
     pub listen: Address,
     /// Confirms an address that other machines reach.
     pub allow_remote: bool,
+    /// Whether requests need a key.
+    pub authentication: Authentication,
+    /// Whether scrapes of the metrics need one.
+    pub metrics: MetricsAccess,
     /// Names besides `localhost` that requests may be addressed to.
     pub allowed_hosts: Vec<String>,
 }
@@ -323,6 +335,8 @@ impl Default for ApiConfig {
         ApiConfig {
             listen: Address(loopback(API_PORT)),
             allow_remote: false,
+            authentication: Authentication::Key,
+            metrics: MetricsAccess::Key,
             allowed_hosts: Vec::new(),
         }
     }
@@ -526,6 +540,13 @@ impl Config {
                  empty; set one of them (or nfs.listen, to serve filesystems alone)"
                     .to_string(),
             ));
+        }
+        let listen = self.api.listen.0;
+        if self.api.authentication == Authentication::None && !listen.ip().is_loopback() {
+            return Err(ConfigError {
+                message: BindError::Open(listen).to_string(),
+                exit: Exit::Refused,
+            });
         }
         if self.cores > CORES_CEILING {
             return Err(ConfigError::new(format!(

@@ -2,10 +2,11 @@
 //! again.
 //!
 //! Order on the way up: lock the folder, open the API's socket and try those of NBD (so that a taken
-//! port is noticed before anything is touched), create what `dev` may create, start the node, serve the API, wait
+//! port is noticed before anything is touched), read or make the API's keys, create what `dev` may create, start the node, serve the API, wait
 //! until the whole of it answers, write `node.json`, print `ready`. On the way down the reverse: no
 //! new requests, answer what is in flight, stop the node, remove `node.json`, release the lock.
 
+mod keys;
 mod sockets;
 
 use std::fs::{self, File};
@@ -20,7 +21,10 @@ use anyhow::Context;
 use flagstone_types::BLOCK_SIZE;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::api::{ApiLimits, ApiListener, ApiOptions, StopSwitch};
+use crate::api::{
+    ApiLimits, ApiListener, ApiOptions, Authentication, Keys, OPEN_NOTICE, StopSwitch,
+};
+use crate::api_key::KeyUse;
 use crate::attach::{NbdTarget, NfsTarget, attach_lines, mount_lines, unix_url};
 use crate::client::Client;
 use crate::config::{Config, DeviceConfig};
@@ -142,10 +146,12 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             checked = sockets::check(&options) => checked?,
             number = signals.next() => exit_at_once(number),
         }
+        let (keys, new_keys) = keys::prepare(&dir, &plan.config.api)?;
         let made = match plan.dev {
             Some(dev) => NewDevice::make(&dir, dev.size_bytes, backend.format)?,
             None => None,
         };
+        warn_of_open_api(&plan.config);
         warn_of_open_nbd(&options);
         warn_of_open_native(&options);
         warn_of_open_nfs(&options);
@@ -157,10 +163,11 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
             number = signals.next() => exit_at_once(number),
         };
         lock.keep();
+        new_keys.keep();
         if let Some(made) = made {
             made.keep(out);
         }
-        serve_node(&plan, node, listener, &mut signals, out).await
+        serve_node(&plan, node, (listener, keys), &mut signals, out).await
     })
 }
 
@@ -169,6 +176,8 @@ fn api_options(config: &Config) -> ApiOptions {
         address: config.api.listen.0,
         allow_remote: config.api.allow_remote,
         allowed_hosts: config.api.allowed_hosts.clone(),
+        authentication: config.api.authentication,
+        metrics: config.api.metrics,
         limits: ApiLimits::default(),
     }
 }
@@ -176,12 +185,12 @@ fn api_options(config: &Config) -> ApiOptions {
 async fn serve_node(
     plan: &ServePlan,
     node: Arc<dyn Node>,
-    listener: ApiListener,
+    (listener, keys): (ApiListener, Keys),
     signals: &mut Signals,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let (stop, address) = (StopSwitch::default(), listener.address());
-    let mut api = tokio::spawn(listener.serve(node.clone(), stop.clone()));
+    let mut api = tokio::spawn(listener.serve(node.clone(), keys, stop.clone()));
     let announced = tokio::select! {
         announced = announce(plan, &*node, address, &stop, out) => announced,
         number = signals.next() => {
@@ -255,7 +264,9 @@ async fn announce(
         false => sample_filesystem(node).await.unwrap_or_default(),
     };
     // Whoever started us may have closed our output; that is no reason to stop serving.
-    let _ = write_announcement(out, dir, &info, &file, sample.as_ref(), files.as_deref());
+    let _ = write_announcement(out, dir, &info, &file, sample.as_ref(), files.as_deref())
+        .and_then(|()| write_access(out, &plan.config))
+        .and_then(|()| write_ready(out, dir, &file));
     Ok(())
 }
 
@@ -389,6 +400,21 @@ fn write_announcement(
             None => writeln!(out, "no filesystem yet; to make one: {create}")?,
         }
     }
+    Ok(())
+}
+
+/// Whom the API serves.
+fn write_access(out: &mut dyn Write, config: &Config) -> io::Result<()> {
+    match config.api.authentication {
+        Authentication::None => writeln!(out, "note: {OPEN_NOTICE}"),
+        Authentication::Key => {
+            let path = config.dir.join(KeyUse::Api.file_name());
+            writeln!(out, "the API's key is in {}", path.display())
+        }
+    }
+}
+
+fn write_ready(out: &mut dyn Write, dir: &Path, file: &NodeFile) -> io::Result<()> {
     write!(out, "ready api={}", file.api)?;
     if !file.nbd.is_empty() {
         write!(out, " nbd={}", file.nbd.join(","))?;
@@ -544,6 +570,12 @@ fn warn_of_other_size(image: &Path, asked_bytes: u64) {
             size::rounded(found_bytes),
             size::Size(asked_bytes),
         );
+    }
+}
+
+fn warn_of_open_api(config: &Config) {
+    if config.api.authentication == Authentication::None {
+        tracing::warn!("{OPEN_NOTICE}");
     }
 }
 

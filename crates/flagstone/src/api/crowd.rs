@@ -4,9 +4,11 @@
 //! keep others out: when a new one finds no place, the one that has waited longest for its client
 //! is dropped. Those whose request is being worked on are never dropped, and nobody is before its
 //! client has had some time: what it sends may be on its way, and so may an answer to it.
+//! Those that were refused for want of the right key go before all others, and at once: all that they
+//! wait for is to be told so.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +23,8 @@ pub(super) struct Crowd(Mutex<Waiting>);
 struct Waiting {
     next: u64,
     by_age: BTreeMap<u64, (Instant, Arc<Notify>)>,
+    /// Those that were refused, in the order in which they were.
+    refused: BTreeMap<u64, Arc<Notify>>,
 }
 
 impl Crowd {
@@ -35,14 +39,20 @@ impl Crowd {
             leave: Arc::default(),
             place: Mutex::default(),
             streams: AtomicUsize::new(0),
+            is_refused: AtomicBool::new(false),
         });
         member.waits();
         member
     }
 
-    /// Has the connection that waits longest end. False if none has waited for `waited_min`.
+    /// Has the connection end that was refused first, or else that which waits longest. False if none was refused
+    /// and none has waited for `waited_min`.
     pub(super) fn drop_oldest(&self, waited_min: Duration) -> bool {
         let mut waiting = self.lock();
+        if let Some((_, leave)) = waiting.refused.pop_first() {
+            leave.notify_one();
+            return true;
+        }
         let oldest = waiting.by_age.first_entry();
         let Some(oldest) = oldest.filter(|oldest| oldest.get().0.elapsed() >= waited_min) else {
             return false;
@@ -60,6 +70,8 @@ pub(super) struct Member {
     place: Mutex<Option<u64>>,
     /// Bodies of any length that are on their way.
     streams: AtomicUsize,
+    /// It has been refused, and ends with the answer that says so.
+    is_refused: AtomicBool,
 }
 
 /// A body of any length is on its way, as long as this is there.
@@ -79,8 +91,11 @@ impl Member {
         let mut waiting = self.crowd.lock();
         let place = waiting.next;
         waiting.next += 1;
-        let entry = (Instant::now(), self.leave.clone());
-        waiting.by_age.insert(place, entry);
+        let leave = self.leave.clone();
+        match self.is_refused.load(Ordering::Relaxed) {
+            true => drop(waiting.refused.insert(place, leave)),
+            false => drop(waiting.by_age.insert(place, (Instant::now(), leave))),
+        }
         *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     }
 
@@ -92,8 +107,16 @@ impl Member {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(place) = place {
-            self.crowd.lock().by_age.remove(&place);
+            let mut waiting = self.crowd.lock();
+            waiting.by_age.remove(&place);
+            waiting.refused.remove(&place);
         }
+    }
+
+    /// Its request had not the right key: whatever it waits for from now on, it is the first to make room.
+    pub(super) fn is_refused(&self) {
+        self.is_refused.store(true, Ordering::Relaxed);
+        self.waits();
     }
 
     /// A body of any length begins. Until it ends the connection counts as one that works, however long that takes:
@@ -144,6 +167,34 @@ mod tests {
         drop(third);
         assert!(!crowd.drop_oldest(Duration::ZERO), "the first works");
         drop((first, second));
+    }
+
+    #[test]
+    fn refused_ones_go_first_and_at_once() {
+        let crowd = Arc::new(Crowd::default());
+        let (patient, refused, later) = (crowd.join(), crowd.join(), crowd.join());
+        later.works();
+        later.is_refused();
+        refused.works();
+        refused.is_refused();
+        let left = || {
+            let waiting = crowd.lock();
+            (waiting.by_age.len(), waiting.refused.len())
+        };
+        assert_eq!(left(), (1, 2));
+        let hour = Duration::from_secs(3600);
+        assert!(crowd.drop_oldest(hour) && crowd.drop_oldest(hour));
+        assert!(
+            !crowd.drop_oldest(hour),
+            "the patient one has not waited long"
+        );
+        assert_eq!(left(), (1, 0));
+        // Also while it waits for its client to take the answer, and no longer than it is there.
+        later.waits();
+        assert_eq!(left(), (1, 1));
+        drop(later);
+        assert_eq!(left(), (1, 0));
+        drop((patient, refused));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Who may talk to the API: not web pages.
 //!
-//! Without authentication, a page in the operator's browser is the attacker to keep out: it can
+//! Where no key is asked for, a page in the operator's browser is the attacker to keep out (and elsewhere nothing
+//! that a browser sends is meant for us): it can
 //! send requests to loopback, and with DNS rebinding (its own name suddenly resolving to 127.0.0.1)
 //! it can even read the answers. Browsers betray both: what a page sends carries `Origin` or
 //! `Sec-Fetch-Site`, and a rebound request carries the attacker's name as `Host`. So requests

@@ -2,13 +2,15 @@
 //!
 //! It runs on a runtime of one thread beside the cores. Promises: what a request may cost is
 //! bounded before it is served (see [`ApiLimits`]); a change that has begun is carried to its end
-//! even if its client goes away; whatever a web page could send is refused ([`guard`]); every
-//! failure is `application/problem+json` with a stable `kind` ([`problem`]).
+//! even if its client goes away; whatever a web page could send is refused ([`guard`]), and so is
+//! whoever has not the key (`credential.rs`), but for the two probes; every failure is
+//! `application/problem+json` with a stable `kind` ([`problem`]).
 //!
-//! There is no authentication yet: whoever can connect may do everything. So it listens on loopback
-//! unless the operator insists.
+//! The key goes over plain HTTP, and who has it may do everything. So the API listens on loopback unless the
+//! operator insists.
 
 mod activity;
+mod credential;
 mod crowd;
 mod devices;
 mod filesystems;
@@ -37,7 +39,10 @@ use axum::routing::{delete, get, post, put};
 use tokio::sync::{Semaphore, watch};
 
 use crate::node::{Node, NodeError, NodeErrorKind};
+use credential::Door;
+pub use credential::{Authentication, Keys, MetricsAccess};
 use guard::Guard;
+pub use nodes::OPEN_NOTICE;
 use problem::ApiError;
 pub use server::{ApiListener, ApiOptions, BindError};
 pub use streams::STREAM_TYPE;
@@ -132,6 +137,7 @@ impl StopSwitch {
 struct Api {
     node: Arc<dyn Node>,
     guard: Arc<Guard>,
+    door: Arc<Door>,
     address: SocketAddr,
     limits: ApiLimits,
     calls: Arc<Semaphore>,
@@ -300,12 +306,19 @@ impl Api {
     }
 }
 
-/// First and last to see a request: checks where it comes from, logs how it ended.
-async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response {
+/// First and last to see a request: checks where it comes from and whether it has the key, logs how it ended.
+async fn admit(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
     let started = tokio::time::Instant::now();
+    let mut is_audited = false;
     let mut response = match api.guard.check(request.uri(), request.headers()) {
-        Ok(()) => next.run(request).await,
+        Ok(()) => match api.door.admit(&mut request).await {
+            Ok(()) => next.run(request).await,
+            Err(refusal) => {
+                is_audited = true;
+                refusal
+            }
+        },
         Err(refusal) => refusal.into_response(),
     };
     let headers = response.headers_mut();
@@ -318,7 +331,8 @@ async fn admit(State(api): State<Api>, request: Request, next: Next) -> Response
         response.status().as_u16(),
         started.elapsed().as_micros() as u64,
     );
-    if method.is_safe() {
+    // A refusal has a line of the audit log, of which there are not more than somebody can read.
+    if method.is_safe() || is_audited {
         tracing::debug!(%method, path, status, elapsed_us, "request");
     } else {
         tracing::info!(%method, path, status, elapsed_us, "request");

@@ -7,10 +7,14 @@ use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use utoipa::IntoParams;
 
-use super::Api;
 use super::problem::{ApiError, Params, Problem};
+use super::{Api, Authentication};
 use crate::metrics::{self, METRICS_TYPE};
 use crate::node::{NodeError, NodeErrorKind, NodeInfo, NodeState};
+
+/// What is said of an API without authentication: in the log, by the node, and when it starts.
+pub const OPEN_NOTICE: &str =
+    "the API asks for no key: whoever on this machine reaches it may do everything";
 
 /// What a scrape shows.
 #[derive(Clone, Debug, Serialize, Deserialize, IntoParams)]
@@ -39,6 +43,9 @@ pub(super) async fn info(State(api): State<Api>) -> Result<Json<NodeInfo>, ApiEr
         .call("showing the node", |node| async move { node.info().await })
         .await?;
     info.api_address = api.address.to_string();
+    if api.door.authentication == Authentication::None {
+        info.notices.push(OPEN_NOTICE.to_owned());
+    }
     if api.stop.is_stopped() {
         info.state = NodeState::Stopping;
     }

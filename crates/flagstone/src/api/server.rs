@@ -16,6 +16,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::credential::{Authentication, Door, Keys, MetricsAccess, Peer};
 use super::crowd::{Crowd, Member};
 use super::plain::PlainAnswers;
 use super::{Api, ApiLimits, Guard, StopSwitch};
@@ -30,17 +31,23 @@ pub struct ApiOptions {
     pub allow_remote: bool,
     /// Names besides `localhost` that requests may be addressed to.
     pub allowed_hosts: Vec<String>,
+    /// Whether requests need a key.
+    pub authentication: Authentication,
+    /// Whether scrapes need one.
+    pub metrics: MetricsAccess,
     /// What clients may cost.
     pub limits: ApiLimits,
 }
 
 impl ApiOptions {
-    /// The API on `address`, loopback only, with the usual limits.
+    /// The API on `address`, loopback only, for who has the key, with the usual limits.
     pub fn on(address: SocketAddr) -> ApiOptions {
         ApiOptions {
             address,
             allow_remote: false,
             allowed_hosts: Vec::new(),
+            authentication: Authentication::Key,
+            metrics: MetricsAccess::Key,
             limits: ApiLimits::default(),
         }
     }
@@ -51,6 +58,8 @@ impl ApiOptions {
 pub enum BindError {
     /// The address is not loopback and nobody confirmed that.
     Remote(SocketAddr),
+    /// The address is not loopback, and requests would need no key.
+    Open(SocketAddr),
     /// The system refused the address.
     Address(SocketAddr, io::Error),
 }
@@ -60,9 +69,14 @@ impl fmt::Display for BindError {
         match self {
             BindError::Remote(address) => write!(
                 f,
-                "opening the API on {address}: other machines reach that address, and whoever \
-                 reaches the API may do everything; use a loopback address, or confirm with \
+                "opening the API on {address}: other machines reach that address, and its key, with which \
+                 one may do everything, would travel in plain HTTP; use a loopback address, or confirm with \
                  --allow-remote-api"
+            ),
+            BindError::Open(address) => write!(
+                f,
+                "opening the API on {address}: other machines reach that address, and without a key whoever does may do \
+                 everything; use a loopback address, or leave --api-open and api.authentication = \"none\" out"
             ),
             BindError::Address(address, error) => write!(
                 f,
@@ -91,6 +105,9 @@ impl ApiListener {
         if !wanted.ip().is_loopback() && !options.allow_remote {
             return Err(BindError::Remote(wanted));
         }
+        if !wanted.ip().is_loopback() && options.authentication == Authentication::None {
+            return Err(BindError::Open(wanted));
+        }
         let refused = |error| BindError::Address(wanted, error);
         let listener = TcpListener::bind(wanted).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
@@ -106,12 +123,14 @@ impl ApiListener {
         self.address
     }
 
-    /// Serves until `stop` is flipped and what was under way has ended, or has had its time.
-    pub async fn serve(self, node: Arc<dyn Node>, stop: StopSwitch) {
+    /// Serves who has one of the keys until `stop` is flipped and what was under way has ended, or has had its time.
+    pub async fn serve(self, node: Arc<dyn Node>, keys: Keys, stop: StopSwitch) {
         let limits = self.options.limits;
+        let door = Door::new(self.options.authentication, self.options.metrics, keys);
         let api = Api {
             node,
             guard: Arc::new(Guard::new(self.address, &self.options.allowed_hosts)),
+            door: Arc::new(door),
             address: self.address,
             limits,
             calls: Arc::new(Semaphore::new(limits.calls_max)),
@@ -144,7 +163,7 @@ async fn accept_connections(
     let crowd = Arc::new(Crowd::default());
     loop {
         match listener.accept().await {
-            Ok((stream, _peer)) => {
+            Ok((stream, peer)) => {
                 let Some(slot) = slot_for(slots, &crowd, limits.give_way_after).await else {
                     return; // Closed, which nobody does.
                 };
@@ -155,7 +174,7 @@ async fn accept_connections(
                         () = member.must_leave() => {
                             tracing::debug!("API connection dropped: its place was needed");
                         }
-                        () = serve_connection(stream, router, limits, stop, member.clone()) => {}
+                        () = serve_connection(stream, Peer(peer), router, limits, stop, member.clone()) => {}
                     }
                     drop(slot);
                 });
@@ -205,6 +224,7 @@ async fn lifetime(lifetime: Duration, member: &Member) {
 
 async fn serve_connection(
     stream: TcpStream,
+    peer: Peer,
     router: Router,
     limits: ApiLimits,
     stop: StopSwitch,
@@ -220,6 +240,7 @@ async fn serve_connection(
             member.works();
         }
         request.extensions_mut().insert(member.clone());
+        request.extensions_mut().insert(peer);
         let answer = router.call(request);
         async move {
             let answer = answer.await;

@@ -83,7 +83,7 @@ pub fn read_given(path: &Path) -> Result<Secret, NodeError> {
         .map_err(|error| NodeError::of_io(doing(), &error))?;
     parse(&text).map_err(|found| {
         NodeError::new(NodeErrorKind::InvalidArgument, doing(), found)
-            .next("name a copy of the file api.key in the folder of the node")
+            .next("name a copy of api.key, which is in the folder of the node")
     })
 }
 

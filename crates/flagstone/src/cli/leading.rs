@@ -40,6 +40,14 @@ pub(super) struct LeadingArgs {
         help_heading = "Node"
     )]
     api: Option<String>,
+    /// With --api, the file of the API's key [env: FLAGSTONE_API_KEY_FILE]
+    #[arg(
+        id = "leading_api_key_file",
+        long = "api-key-file",
+        value_name = "FILE",
+        help_heading = "Node"
+    )]
+    api_key_file: Option<PathBuf>,
 }
 
 impl LeadingArgs {
@@ -49,6 +57,7 @@ impl LeadingArgs {
             (self.output.is_some(), "-o"),
             (self.dir.is_some(), "--dir"),
             (self.api.is_some(), "--api"),
+            (self.api_key_file.is_some(), "--api-key-file"),
         ];
         match left.into_iter().find(|(is_given, _)| *is_given) {
             None => Ok(()),
@@ -100,7 +109,7 @@ impl Command {
         if let Some(target) = target {
             let api = leading.api.take().map(|text| parse_api_address(&text));
             let api = api.transpose().map_err(wrong_api)?;
-            target.take(leading.dir.take(), api);
+            target.take(leading.dir.take(), api, leading.api_key_file.take());
         }
         let taken = match self {
             Command::Dev(args) => args.take(leading.dir.take(), leading.api.take()),

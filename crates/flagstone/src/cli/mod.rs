@@ -158,6 +158,11 @@ Finding the node:
   Both, and -o, can stand in front of the command or behind it. Commands that need no node
   (inspect, verify, config, completions, openapi) take neither --dir nor --api.
 
+The key:
+  The API asks for a key, which the node makes and keeps in DIR/api.key. Commands that find the
+  node by its folder read it there. With --api they read the file that --api-key-file names, else
+  the one that FLAGSTONE_API_KEY_FILE names; with neither they send none.
+
 Sizes:
   512M, 20G, 1.5T, or a number of bytes. Units are binary: 1K is 1024 bytes.
 
@@ -335,7 +340,7 @@ fn describe(error: &anyhow::Error) -> Failure {
         (exit, next_step) = (client.exit(), client.next_step().to_string());
     } else if let Some(bind) = error.downcast_ref::<BindError>() {
         exit = match bind {
-            BindError::Remote(_) => Exit::Refused,
+            BindError::Remote(_) | BindError::Open(_) => Exit::Refused,
             BindError::Address(_, error) => NodeErrorKind::of_io(error).exit(),
         };
     } else if let Some(config) = error.downcast_ref::<ConfigError>() {

@@ -6,10 +6,11 @@ use clap::{Args, Subcommand};
 
 use super::target::TargetArgs;
 use super::{OutputArgs, series};
+use crate::api_key::{self, KeyUse};
 use crate::client::{Client, ClientError};
 use crate::exit::{Exit, Failure};
-use crate::node::NodeInfo;
-use crate::node_file::DirLock;
+use crate::node::{NodeErrorKind, NodeInfo};
+use crate::node_file::{DirLock, NodeFile};
 use crate::output::{Output, duration, utc};
 use crate::wait;
 
@@ -44,11 +45,30 @@ enum NodeCommand {
         #[arg(long)]
         no_wait: bool,
     },
+    /// Replace the key of the API by a new one, in the node's folder; the old one is refused at once
+    #[command(after_help = "\
+Examples:
+  flagstone node rotate-api-key --dir /run/flagstone
+  flagstone node rotate-api-key --metrics                 what Prometheus reads, metrics.key")]
+    RotateApiKey {
+        /// Replace the key that opens /metrics alone
+        #[arg(long)]
+        metrics: bool,
+    },
 }
 
 pub(super) fn run(args: NodeArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    if let NodeCommand::RotateApiKey { metrics } = args.command {
+        let key_use = if metrics {
+            KeyUse::Metrics
+        } else {
+            KeyUse::Api
+        };
+        return rotate(&args.target, key_use, output);
+    }
     let client = args.target.client()?;
     match args.command {
+        NodeCommand::RotateApiKey { .. } => unreachable!("handled above"),
         NodeCommand::Info => info(&client, output),
         NodeCommand::Metrics { no_volumes } => {
             let text = client.get_text(&format!("/metrics?volumes={}", !no_volumes))?;
@@ -73,6 +93,50 @@ pub(super) fn run(args: NodeArgs, output: &mut Output<'_>) -> anyhow::Result<()>
             Ok(())
         }
     }
+}
+
+/// Replaces a key. A node that serves the folder is asked for something with the new one, so that it takes it and the
+/// old one ends now, not when it next looks.
+fn rotate(target: &TargetArgs, key_use: KeyUse, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let title = key_use.title();
+    let Some(dir) = target.dir() else {
+        anyhow::bail!(Failure {
+            exit: Exit::Usage,
+            message: format!(
+                "replacing {title}: it is a file in the node's folder, and --api names none"
+            ),
+            next_step: "run the command on the node's machine, with --dir".to_string(),
+        });
+    };
+    let secret = api_key::rotate(&dir, key_use)?;
+    let path = dir.join(key_use.file_name());
+    let file = NodeFile::read(&dir).ok().filter(|_| DirLock::is_held(&dir));
+    let taken = file.map(|file| {
+        let client = Client::new(file.api, path.display().to_string()).with_key(secret);
+        client.get_text(match key_use {
+            KeyUse::Api => "/v1/node",
+            KeyUse::Metrics => "/metrics?volumes=false",
+        })
+    });
+    let end = match taken {
+        None => "no node serves the folder; the next one takes it".to_string(),
+        Some(Ok(_)) => "the node has taken it, and refuses the old one".to_string(),
+        Some(Err(ClientError::Problem(problem)))
+            if problem.kind == NodeErrorKind::Unauthenticated =>
+        {
+            anyhow::bail!(Failure {
+                exit: Exit::Refused,
+                message: format!(
+                    "replacing {title}: {} has a new one, and the node does not take it",
+                    path.display()
+                ),
+                next_step: "see its log".to_string(),
+            });
+        }
+        Some(Err(error)) => format!("the node takes it with the next request ({error})"),
+    };
+    output.sentence(&format!("{} has a new key: {end}", path.display()))?;
+    Ok(())
 }
 
 fn info(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::target::dir_of_environment;
+use crate::api::Authentication;
 use crate::config::{
     Address, CORES_CEILING, Config, ConfigError, DeviceConfig, ExportConfig, NfsConfig,
     OptionalAddress,
@@ -95,10 +96,14 @@ struct CommonArgs {
     /// Where the HTTP API listens; port 0 for any free one [default: 127.0.0.1:7878]
     #[arg(long, value_name = "ADDR:PORT")]
     api: Option<Address>,
-    /// Confirm that --api may be an address other machines reach: there is no authentication yet,
-    /// and whoever reaches the API may do everything
+    /// Confirm that --api may be an address other machines reach: the key, with which one may do
+    /// everything, travels in plain HTTP
     #[arg(long)]
     allow_remote_api: bool,
+    /// Have the API ask for no key: whoever on this machine reaches it may do everything. With any
+    /// address but a loopback one the node does not start then
+    #[arg(long)]
+    api_open: bool,
     /// For measuring and testing: what devices are asked for passes this first. 'ceiling reads=20000
     /// writes=10000 flushes=2000 bytes=1G' (a second), 'latency reads=80us writes=20us flushes=1ms
     /// jitter=20%', 'errors reads=0.001'. Can be given several times
@@ -164,6 +169,9 @@ impl CommonArgs {
             config.api.listen = api;
         }
         config.api.allow_remote |= self.allow_remote_api;
+        if self.api_open {
+            config.api.authentication = Authentication::None;
+        }
     }
 }
 

@@ -2,17 +2,22 @@
 
 use std::io;
 use std::net::SocketAddrV6;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use crate::api_key::{self, KeyUse, Secret};
 use crate::client::Client;
 use crate::config::{API_PORT, DIR_DEFAULT};
 use crate::exit::{Exit, Failure};
-use crate::node_file::{NODE_FILE, NodeFile};
+use crate::node::{NodeError, NodeErrorKind};
+use crate::node_file::{DirLock, NODE_FILE, NodeFile};
 
 /// Names the folder, where `--dir` doesn't.
 const DIR_VARIABLE: &str = "FLAGSTONE_DIR";
+
+/// Names the file of the key, with `--api` and where `--api-key-file` doesn't.
+const KEY_FILE_VARIABLE: &str = "FLAGSTONE_API_KEY_FILE";
 
 /// How a command finds its node.
 #[derive(Args, Clone, Debug)]
@@ -29,6 +34,10 @@ pub(super) struct TargetArgs {
         help_heading = "Node"
     )]
     api: Option<String>,
+    /// The file of the API's key, a copy of api.key in the node's folder; with --dir that one is
+    /// read unless this is given [env, with --api: FLAGSTONE_API_KEY_FILE]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Node")]
+    api_key_file: Option<PathBuf>,
 }
 
 /// Checks the address of an API to call: a name, an IPv4 address or an IPv6 address in brackets, and
@@ -60,22 +69,60 @@ pub(super) fn parse_api_address(text: &str) -> Result<String, String> {
 
 /// The folder that the environment names, if it names one.
 pub(super) fn dir_of_environment() -> Option<PathBuf> {
-    let dir = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty());
-    dir.map(PathBuf::from)
+    path_of_environment(DIR_VARIABLE)
+}
+
+fn path_of_environment(variable: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(variable).filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
+}
+
+/// The key of the node that serves a folder. None if it asks for none, and if none serves it: what listens where a
+/// node did that was killed may be anybody.
+fn key_of_folder(dir: &Path) -> Result<Option<Secret>, NodeError> {
+    if !DirLock::is_held(dir) {
+        return Ok(None);
+    }
+    match api_key::load(dir, KeyUse::Api) {
+        Err(error) if error.kind == NodeErrorKind::NotFound => Ok(None),
+        loaded => loaded.map(Some),
+    }
 }
 
 impl TargetArgs {
     /// Takes what was given in front of the command, where nothing was given behind it.
-    pub(super) fn take(&mut self, dir: Option<PathBuf>, api: Option<String>) {
+    pub(super) fn take(
+        &mut self,
+        dir: Option<PathBuf>,
+        api: Option<String>,
+        api_key_file: Option<PathBuf>,
+    ) {
         // Whichever way of finding the node is said behind the command, it is the one that counts.
         if self.api.is_none() && self.dir.is_none() {
             self.api = api;
         }
         self.dir = self.dir.take().or(dir);
+        self.api_key_file = self.api_key_file.take().or(api_key_file);
     }
 
-    /// A client of the node.
-    pub(super) fn client(&self) -> Result<Client, Failure> {
+    /// A client of the node, with its key.
+    pub(super) fn client(&self) -> anyhow::Result<Client> {
+        let client = self.client_without_key()?;
+        let from_environment = || path_of_environment(KEY_FILE_VARIABLE);
+        let file = self.api_key_file.clone();
+        let key = match (file, &self.api) {
+            (Some(file), _) => Some(api_key::read_given(&file)?),
+            // The folder's key is never sent to an address that was typed.
+            (None, Some(_)) => match from_environment() {
+                Some(file) => Some(api_key::read_given(&file)?),
+                None => None,
+            },
+            (None, None) => key_of_folder(&self.folder())?,
+        };
+        Ok(client.with_key(key))
+    }
+
+    fn client_without_key(&self) -> Result<Client, Failure> {
         if let Some(address) = &self.api {
             return Ok(Client::new(address, "--api"));
         }

@@ -28,6 +28,8 @@ pub enum NodeErrorKind {
     /// Needs a confirmation that the request doesn't carry (data would be lost), or is not allowed
     /// to this client.
     Refused,
+    /// The request has no key that opens this, or a wrong one.
+    Unauthenticated,
     /// A flush failed earlier: the device takes no more changes until the node is restarted.
     Fenced,
     /// The node is starting, stopping, overloaded, or did not answer in time.
@@ -40,7 +42,7 @@ pub enum NodeErrorKind {
 
 impl NodeErrorKind {
     /// All of them, for tables and tests.
-    pub const ALL: [NodeErrorKind; 12] = [
+    pub const ALL: [NodeErrorKind; 13] = [
         NodeErrorKind::NotFound,
         NodeErrorKind::AlreadyExists,
         NodeErrorKind::NoSpace,
@@ -49,6 +51,7 @@ impl NodeErrorKind {
         NodeErrorKind::HasSnapshots,
         NodeErrorKind::ReadOnly,
         NodeErrorKind::Refused,
+        NodeErrorKind::Unauthenticated,
         NodeErrorKind::Fenced,
         NodeErrorKind::Unavailable,
         NodeErrorKind::Corrupt,
@@ -89,6 +92,7 @@ impl NodeErrorKind {
             NodeErrorKind::InvalidArgument => 400,
             NodeErrorKind::Busy | NodeErrorKind::HasSnapshots => 409,
             NodeErrorKind::ReadOnly | NodeErrorKind::Refused => 403,
+            NodeErrorKind::Unauthenticated => 401,
             NodeErrorKind::Fenced | NodeErrorKind::Unavailable => 503,
             NodeErrorKind::Corrupt | NodeErrorKind::Internal => 500,
         }
@@ -102,7 +106,9 @@ impl NodeErrorKind {
             NodeErrorKind::NoSpace => Exit::NoSpace,
             NodeErrorKind::InvalidArgument => Exit::Usage,
             NodeErrorKind::Busy | NodeErrorKind::HasSnapshots => Exit::Busy,
-            NodeErrorKind::ReadOnly | NodeErrorKind::Refused => Exit::Refused,
+            NodeErrorKind::ReadOnly | NodeErrorKind::Refused | NodeErrorKind::Unauthenticated => {
+                Exit::Refused
+            }
             NodeErrorKind::Fenced => Exit::Fenced,
             NodeErrorKind::Unavailable => Exit::NotReachable,
             NodeErrorKind::Corrupt => Exit::Corrupt,
@@ -121,6 +127,7 @@ impl NodeErrorKind {
             NodeErrorKind::HasSnapshots => "has snapshots",
             NodeErrorKind::ReadOnly => "read-only",
             NodeErrorKind::Refused => "refused",
+            NodeErrorKind::Unauthenticated => "unauthenticated",
             NodeErrorKind::Fenced => "device fenced",
             NodeErrorKind::Unavailable => "unavailable",
             NodeErrorKind::Corrupt => "corrupt data",

@@ -24,7 +24,7 @@ pub(super) async fn open_api(options: ApiOptions) -> Result<ApiListener, BindErr
     let place = options.address.to_string();
     let is_taken = |error: &BindError| match error {
         BindError::Address(_, error) => error.kind() == io::ErrorKind::AddrInUse,
-        BindError::Remote(_) => false,
+        BindError::Remote(_) | BindError::Open(_) => false,
     };
     wait_for(&place, TRIES, is_taken, async || {
         ApiListener::bind(options.clone()).await

@@ -67,7 +67,7 @@ fn looks_left(served: &Served) -> usize {
 fn top(served: &Served, args: &str) -> Command {
     let mut command = binary();
     command.arg("top").args(args.split_whitespace());
-    command.args(["--api", &served.address.to_string()]);
+    served.aim(&mut command);
     command
 }
 
@@ -238,7 +238,7 @@ fn served_with_volume() -> Served {
 fn explain(served: &Served, args: &str) -> crate::cli::Ran {
     let mut command = binary();
     command.arg("explain").args(args.split_whitespace());
-    command.args(["--api", &served.address.to_string()]);
+    served.aim(&mut command);
     ran(command.output().expect("it starts"))
 }
 

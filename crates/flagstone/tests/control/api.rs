@@ -9,7 +9,7 @@ use flagstone::name::SnapshotRef;
 use flagstone::node::*;
 use serde::de::DeserializeOwned;
 
-use crate::support::{pause, serve, serve_with};
+use crate::support::{keyed, pause, serve, serve_with};
 
 fn create(client: &Client, name: &str, size_bytes: u64) -> Result<VolumeInfo, ClientError> {
     client.send("POST", "/v1/volumes", &spec(name, size_bytes))
@@ -348,7 +348,7 @@ fn a_change_outlives_its_client() {
     let body = serde_json::to_string(&spec("slow", 1)).expect("JSON");
     let head = "POST /v1/volumes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
     let request = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    std::io::Write::write_all(&mut stream, request.as_bytes()).expect("sent");
+    std::io::Write::write_all(&mut stream, &keyed(request.as_bytes())).expect("sent");
     // Long enough for the request to be read, too short for it to be answered.
     pause(100);
     drop(stream);

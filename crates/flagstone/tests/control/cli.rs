@@ -4,16 +4,17 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use flagstone::exit::Exit;
-use flagstone::node_file::NodeFile;
+use flagstone::node_file::{DirLock, NodeFile};
 use serde_json::Value;
 
-use crate::support::{Served, TempDir, serve};
+use crate::support::{API_KEY, Served, TempDir, put_key, serve};
 
 /// The binary in a clean environment.
 pub(crate) fn binary() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
     command
         .env_remove("FLAGSTONE_DIR")
+        .env_remove("FLAGSTONE_API_KEY_FILE")
         .env_remove("FLAGSTONE_LOG")
         .env("NO_COLOR", "1");
     command
@@ -37,7 +38,7 @@ pub(crate) fn ran(output: Output) -> Ran {
 pub(crate) fn run(served: &Served, args: &str) -> Ran {
     let mut command = binary();
     command.args(args.split_whitespace());
-    command.args(["--api", &served.address.to_string()]);
+    served.aim(&mut command);
     ran(command.output().expect("the binary starts"))
 }
 
@@ -454,7 +455,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
         state.create(spec).expect("created");
     }
     let mut command = binary();
-    command.args(["volume", "list", "--api", &served.address.to_string()]);
+    served.aim(command.args(["volume", "list"]));
     command
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
@@ -468,6 +469,9 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 fn the_node_is_found_by_its_folder() {
     let served = serve();
     let dir = TempDir::new("found");
+    // It takes the folder's key only while a node holds its lock.
+    let lock = DirLock::take(dir.path(), |_| panic!("nothing to wait for")).expect("free");
+    put_key(dir.path(), "api.key", API_KEY, 0o600);
     let file = NodeFile {
         pid: std::process::id(),
         version: "0.1.0".to_string(),
@@ -519,7 +523,13 @@ fn the_node_is_found_by_its_folder() {
         "{}",
         missing.err
     );
-    // A node that was killed leaves its file behind.
+    // A node that was killed leaves its file behind, and somebody else may listen there.
+    drop(lock);
+    file.write(dir.path()).expect("written");
+    let unknown = list(&|command| {
+        command.arg("--dir").arg(dir.path());
+    });
+    fails(&unknown, Exit::Refused, "the request has no key");
     let stale = NodeFile {
         api: "127.0.0.1:1".to_string(),
         ..file
@@ -542,7 +552,19 @@ fn the_node_is_found_by_its_folder() {
 fn options_stand_in_front_of_the_command_too() {
     let served = serve();
     let bare = |args: &str| ran(binary().args(args.split(' ')).output().expect("it starts"));
-    let listed = bare(&format!("-o json --api {} volume list", served.address));
+    let api = format!("--api {}", served.address);
+    let key = format!("--api-key-file {}", served.key_file().display());
+    for line in [
+        format!("-o json {api} {key} volume list"),
+        format!("{key} volume list {api} -o json"),
+        format!("-o json {api} volume list {key}"),
+    ] {
+        let listed = bare(&line);
+        assert_eq!((listed.exit, listed.err.as_str()), (0, ""), "{line}");
+    }
+    let refused = bare(&format!("{key} config example"));
+    fails(&refused, Exit::Usage, "takes no --api-key-file");
+    let listed = bare(&format!("-o json {api} {key} volume list"));
     assert_eq!((listed.exit, listed.err.as_str()), (0, ""));
     let list: Value = serde_json::from_str(&listed.out).expect("JSON");
     assert_eq!(list["items"], Value::Array(Vec::new()));

@@ -20,6 +20,8 @@ pub(crate) struct FakeNode {
     /// Calls of `info` that find it starting, before it is ready.
     pub(crate) starting: AtomicU32,
     pub(crate) shutdowns: AtomicU32,
+    /// How often it was asked for anything.
+    pub(crate) calls: AtomicU32,
     pub(crate) options: Option<NodeOptions>,
 }
 
@@ -31,6 +33,7 @@ impl FakeNode {
             looks: Mutex::default(),
             starting: AtomicU32::new(0),
             shutdowns: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
             options: None,
         }
     }
@@ -39,6 +42,7 @@ impl FakeNode {
         &self,
         act: impl FnOnce(&mut State) -> Result<T, NodeError>,
     ) -> NodeFuture<'_, T> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let answer = act(&mut self
             .state
             .lock()
@@ -49,6 +53,7 @@ impl FakeNode {
 
 impl Node for FakeNode {
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             if spec.name.starts_with("slow") {
                 tokio::time::sleep(Duration::from_millis(300)).await;
@@ -300,6 +305,7 @@ impl Node for FakeNode {
     }
 
     fn info(&self) -> NodeFuture<'_, NodeInfo> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let waits = self.starting.load(Ordering::Relaxed);
         self.starting
             .store(waits.saturating_sub(1), Ordering::Relaxed);
@@ -339,11 +345,13 @@ impl Node for FakeNode {
     }
 
     fn metrics(&self) -> NodeFuture<'_, MetricsSnapshot> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let metrics = self.metrics.lock().expect("no test panics with it").clone();
         Box::pin(async move { Ok(metrics) })
     }
 
     fn look(&self) -> NodeFuture<'_, Look> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         let mut looks = self.looks.lock().expect("no test panics with it");
         let look = match looks.len() {
             0 | 1 => looks.front().cloned(),

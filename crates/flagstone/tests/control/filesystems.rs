@@ -15,9 +15,10 @@ struct Ran {
 }
 
 fn run(served: &Served, line: &str) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_flagstone"))
-        .args(line.split(' '))
-        .args(["--api", &served.address.to_string()])
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+    command.args(line.split(' '));
+    let output = served
+        .aim(&mut command)
         .stdin(Stdio::null())
         .output()
         .expect("the binary starts");

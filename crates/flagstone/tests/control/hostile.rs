@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flagstone::api::problem::Problem;
 
-use crate::support::{Served, pause, read_to_end, serve, serve_with};
+use crate::support::{Served, keyed, pause, read_to_end, serve, serve_with};
 
 #[test]
 fn web_pages_are_refused() {
@@ -89,7 +89,7 @@ fn large_bodies_are_refused() {
     // Sent.
     let mut request = format!("{head}\r\nContent-Length: 3000000\r\n\r\n").into_bytes();
     request.resize(request.len() + 3_000_000, b' ');
-    assert_status(&served.raw(&request), 413);
+    assert_status(&served.raw(&keyed(&request)), 413);
     // Sent in chunks, without saying how much.
     let mut request = format!("{head}\r\nTransfer-Encoding: chunked\r\n\r\n").into_bytes();
     for _ in 0..40 {
@@ -97,7 +97,7 @@ fn large_bodies_are_refused() {
         request.resize(request.len() + 0x10000, b' ');
         request.extend_from_slice(b"\r\n");
     }
-    assert_status(&served.raw(&request), 413);
+    assert_status(&served.raw(&keyed(&request)), 413);
     is_alive(&served);
 }
 
@@ -118,15 +118,18 @@ fn large_heads_are_refused() {
         "GET /v1/volumes HTTP/1.1\r\nHost: localhost\r\nX: {}",
         "x".repeat(100_000)
     );
-    assert_status(&served.raw(format!("{long}\r\n\r\n").as_bytes()), 431);
+    assert_status(
+        &served.raw(&keyed(format!("{long}\r\n\r\n").as_bytes())),
+        431,
+    );
     let many = "X: y\r\n".repeat(1000);
     let many = format!("GET /v1/volumes HTTP/1.1\r\nHost: localhost\r\n{many}\r\n");
-    assert_status(&served.raw(many.as_bytes()), 431);
+    assert_status(&served.raw(&keyed(many.as_bytes())), 431);
     let path = format!(
         "GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "x".repeat(100_000)
     );
-    assert_status(&served.raw(path.as_bytes()), 431);
+    assert_status(&served.raw(&keyed(path.as_bytes())), 431);
     is_alive(&served);
 }
 
@@ -154,13 +157,13 @@ fn garbage_is_answered_or_dropped() {
         "{head}\r\nContent-Length: 200000\r\nConnection: close\r\n\r\n{}",
         "[".repeat(200_000)
     );
-    assert_status(&served.raw(deep.as_bytes()), 400);
+    assert_status(&served.raw(&keyed(deep.as_bytes())), 400);
     let cut = format!(
         "{head}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     let cut = [cut.as_bytes(), body].concat();
-    assert_status(&served.raw(&cut), 400);
+    assert_status(&served.raw(&keyed(&cut)), 400);
     is_alive(&served);
 }
 
@@ -175,10 +178,10 @@ fn connections_that_say_nothing_end() {
     // Half a head, half a body, an answered connection kept open: all have to end by themselves.
     silent[0].write_all(b"GET /v1/vol").expect("sent");
     silent[1]
-        .write_all(
+        .write_all(&keyed(
             b"POST /v1/volumes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
               Content-Length: 100\r\n\r\n{",
-        )
+        ))
         .expect("sent");
     silent[2]
         .write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -198,12 +201,11 @@ fn a_whole_request_finds_a_place_among_silent_clients() {
         limits.head_timeout = Duration::from_secs(3600);
         limits.body_timeout = Duration::from_secs(3600);
     });
-    let starts: [&[u8]; 3] = [
-        b"",
-        b"GET /v1/vol",
+    let half = keyed(
         b"POST /v1/volumes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
           Content-Length: 100\r\n\r\n{",
-    ];
+    );
+    let starts: [&[u8]; 3] = [b"", b"GET /v1/vol", &half];
     let mut silent: Vec<TcpStream> = (0..64).map(|_| served.connect()).collect();
     for (stream, start) in silent.iter_mut().zip(starts.iter().cycle()) {
         // Some have been dropped already.
@@ -263,7 +265,7 @@ fn what_is_no_request_is_answered_with_a_problem() {
         ),
     ];
     for (status, head) in heads {
-        let answer = served.raw(format!("{head}\r\n\r\n").as_bytes());
+        let answer = served.raw(&keyed(format!("{head}\r\n\r\n").as_bytes()));
         assert_status(&answer, status);
         if answer.is_empty() {
             continue;
@@ -291,14 +293,14 @@ fn a_wrong_field_is_answered_with_what_to_do() {
         "{",
     ];
     for body in bodies {
-        let answer = served.raw(
+        let answer = served.raw(&keyed(
             format!(
                 "POST /v1/volumes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                  Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
                 body.len()
             )
             .as_bytes(),
-        );
+        ));
         assert_status(&answer, 400);
         let (_, problem) = answer.split_once("\r\n\r\n").expect("a head");
         let problem: Problem = serde_json::from_str(problem).expect("a problem");

@@ -4,6 +4,7 @@
 mod activity;
 mod api;
 mod cli;
+mod credential;
 mod fake_filesystems;
 mod fake_node;
 mod fake_state;
@@ -12,6 +13,7 @@ mod fake_tokens;
 mod filesystems;
 mod format;
 mod hostile;
+mod keys;
 mod metrics;
 mod moves;
 mod openapi;

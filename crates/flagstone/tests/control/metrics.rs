@@ -6,7 +6,7 @@ use flagstone::metrics::render;
 use flagstone::node::*;
 use flagstone_types::LatencyHistogram;
 
-use crate::support::serve;
+use crate::support::{keyed, serve};
 
 /// A sample: name, labels, value.
 type Sample = (String, BTreeMap<String, String>, f64);
@@ -286,7 +286,8 @@ fn served_with_and_without_volumes() {
         few.iter()
             .any(|(name, ..)| name.starts_with("flagstone_device_"))
     );
-    let raw = served.raw(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let raw = served.raw(&keyed(request));
     assert!(
         raw.to_lowercase()
             .contains("content-type: text/plain; version=0.0.4")

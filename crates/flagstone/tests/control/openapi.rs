@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::support::serve;
+use crate::support::{keyed, serve};
 
 #[test]
 fn description_is_what_was_reviewed() {
@@ -59,7 +59,9 @@ fn what_is_described_is_served() {
                 "\r\nContent-Length: 0"
             };
             let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost{length}");
-            let answer = served.raw(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes());
+            let answer = served.raw(&keyed(
+                format!("{head}\r\nConnection: close\r\n\r\n").as_bytes(),
+            ));
             assert!(
                 !answer.contains("there is nothing at"),
                 "{method} {path} is not served"

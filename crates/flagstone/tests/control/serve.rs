@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use flagstone::api_key::{self, KeyUse};
 use flagstone::client::Client;
 use flagstone::exit::Exit;
 use flagstone::node::*;
@@ -140,12 +141,12 @@ impl Node for Stuck {
 }
 
 /// A child that serves.
-struct Node1 {
-    child: Child,
+pub(crate) struct Node1 {
+    pub(crate) child: Child,
     out: BufReader<std::process::ChildStdout>,
 }
 
-fn launch(args: &str) -> Node1 {
+pub(crate) fn launch(args: &str) -> Node1 {
     let mut child = Command::new(std::env::current_exe().expect("this binary"))
         .args([
             "serve::child",
@@ -157,6 +158,7 @@ fn launch(args: &str) -> Node1 {
         .env(ARGS, format!("flagstone {args}"))
         .env_remove("FLAGSTONE_DIR")
         .env_remove("FLAGSTONE_LOG")
+        .env_remove("FLAGSTONE_API_KEY_FILE")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -168,7 +170,7 @@ fn launch(args: &str) -> Node1 {
 
 impl Node1 {
     /// Its output up to and with the line that begins with `ready`.
-    fn until_ready(&mut self) -> String {
+    pub(crate) fn until_ready(&mut self) -> String {
         let mut text = String::new();
         loop {
             let mut line = String::new();
@@ -189,14 +191,14 @@ impl Node1 {
         }
     }
 
-    fn errors(&mut self) -> String {
+    pub(crate) fn errors(&mut self) -> String {
         let mut text = String::new();
         let stderr = self.child.stderr.as_mut().expect("piped");
         stderr.read_to_string(&mut text).expect("text");
         text
     }
 
-    fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let status = Command::new("kill")
             .args(["-s", name, &pid])
@@ -205,7 +207,7 @@ impl Node1 {
         assert!(status.success());
     }
 
-    fn exit_code(&mut self) -> Option<i32> {
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
         self.child.wait().expect("it ends").code()
     }
 }
@@ -217,11 +219,12 @@ impl Drop for Node1 {
     }
 }
 
-const ANY_PORT: &str = "--api 127.0.0.1:0 --nbd 127.0.0.1:0 --nfs 127.0.0.1:0";
+pub(crate) const ANY_PORT: &str = "--api 127.0.0.1:0 --nbd 127.0.0.1:0 --nfs 127.0.0.1:0";
 
-fn client(dir: &TempDir) -> Client {
+pub(crate) fn client(dir: &TempDir) -> Client {
     let file = NodeFile::read(dir.path()).expect("node.json is there once it is ready");
-    Client::new(file.api, "node.json")
+    let key = api_key::load(dir.path(), KeyUse::Api).expect("its key is there, too");
+    Client::new(file.api, "node.json").with_key(key)
 }
 
 #[test]

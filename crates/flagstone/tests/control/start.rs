@@ -29,6 +29,9 @@ fn left_nothing(dir: &Path) {
         "demo.pending",
         "node.json",
         "node.lock",
+        "api.key",
+        "api.key.new",
+        "metrics.key",
     ] {
         assert!(!dir.join(name).exists(), "{name} was left behind");
     }

@@ -10,12 +10,12 @@ use flagstone_wire::stream::{Decoder, Event};
 
 use crate::cli::{Ran, binary, fails, ran};
 use crate::fake_streams::Streams;
-use crate::support::{Served, TempDir, pause, serve, serve_with};
+use crate::support::{Served, TempDir, keyed, pause, serve, serve_with};
 
 fn run_with(served: &Served, args: &[&str], input: &[u8]) -> Ran {
     let mut command = binary();
     command.args(args);
-    command.args(["--api", &served.address.to_string()]);
+    served.aim(&mut command);
     command.stdin(Stdio::piped());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary starts");
@@ -30,7 +30,7 @@ fn run_with(served: &Served, args: &[&str], input: &[u8]) -> Ran {
 fn bytes_of(served: &Served, args: &[&str]) -> Vec<u8> {
     let mut command = binary();
     command.args(args);
-    command.args(["--api", &served.address.to_string()]);
+    served.aim(&mut command);
     let output = command.output().expect("the binary starts");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(output.stderr, b"");
@@ -153,7 +153,7 @@ fn a_client_that_goes_away_or_says_nothing_leaves_nothing() {
         stream.len()
     );
     let mut connection = served.connect();
-    connection.write_all(head.as_bytes()).expect("sent");
+    connection.write_all(&keyed(head.as_bytes())).expect("sent");
     connection.write_all(&stream).expect("sent");
     // All of the stream is there, and not the end of the body.
     drop(connection);
@@ -164,7 +164,7 @@ fn a_client_that_goes_away_or_says_nothing_leaves_nothing() {
         limits.stream_timeout = std::time::Duration::from_millis(50);
     });
     let mut connection = impatient.connect();
-    connection.write_all(head.as_bytes()).expect("sent");
+    connection.write_all(&keyed(head.as_bytes())).expect("sent");
     connection.write_all(&stream[..600]).expect("sent");
     wait_until_abandoned(&impatient, 1);
     drop(connection);

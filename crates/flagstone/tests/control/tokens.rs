@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::cli::{fails, good, json, run};
 use crate::fake_tokens::text;
-use crate::support::{TempDir, serve};
+use crate::support::{TempDir, keyed, serve};
 
 #[test]
 fn tokens_are_made_listed_rotated_and_revoked() {
@@ -197,7 +197,7 @@ fn volumes_are_restricted_and_what_is_not_named_stays() {
              Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
             body.len()
         );
-        let answer = served.raw(head.as_bytes());
+        let answer = served.raw(&keyed(head.as_bytes()));
         assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
     }
 }

@@ -1,7 +1,9 @@
 //! Makes volumes over the HTTP API, on one connection: ten thousand commands would take minutes.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,11 +17,15 @@ const HEADERS_MAX: usize = 100;
 /// A connection that is kept.
 pub(super) struct Api {
     port: u16,
+    key: String,
     stream: BufReader<TcpStream>,
 }
 
 impl Api {
-    pub(super) fn connect(port: u16) -> Result<Api> {
+    /// To the API on this port, with the key that is in a file.
+    pub(super) fn connect(port: u16, key: &Path) -> Result<Api> {
+        let shown = key.display();
+        let key = fs::read_to_string(key).with_context(|| format!("reading {shown}"))?;
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
             .with_context(|| format!("connecting to the API on port {port}"))?;
         stream.set_nodelay(true).context("setting TCP_NODELAY")?;
@@ -27,6 +33,7 @@ impl Api {
         stream.set_read_timeout(limit).context("a time limit")?;
         Ok(Api {
             port,
+            key: key.trim().to_owned(),
             stream: BufReader::new(stream),
         })
     }
@@ -36,8 +43,9 @@ impl Api {
         let body = json!({ "name": name, "size_bytes": size_bytes }).to_string();
         let head = format!(
             "POST /v1/volumes HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n\r\n",
+             Authorization: Bearer {}\r\nContent-Length: {}\r\n\r\n",
             self.port,
+            self.key,
             body.len()
         );
         let request = [head.as_bytes(), body.as_bytes()].concat();

@@ -163,7 +163,7 @@ pub(super) fn run(root: &Path, arguments: &ScaleArguments) -> Result<()> {
 
 /// All points in rising order, since volumes are made as they are needed.
 fn measure(node: &Node, plan: &Plan) -> Result<Vec<Sample>> {
-    let mut api = Api::connect(node.api_port)?;
+    let mut api = Api::connect(node.api_port, &node.options.dir.join("api.key"))?;
     let address = native_address(node)?;
     let pid = node.pid()?;
     let mut tokens: Vec<String> = Vec::new();
