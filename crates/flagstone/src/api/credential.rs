@@ -137,13 +137,15 @@ impl Door {
             Lack::Missing => "missing",
             Lack::Wrong => "wrong",
         };
-        let peer = peer.map_or("unknown".to_owned(), |peer| peer.to_string());
+        let from = peer.map_or("unknown".to_owned(), |peer| peer.to_string());
         // Whatever is not ASCII is escaped in a path, but the library lets some of it pass.
         let path = String::from_utf8_lossy(&path.as_bytes()[..path.len().min(PATH_SHOWN_BYTES)]);
         let path = path.as_ref();
         match left_out {
-            0 => tracing::warn!(peer, %method, path, key, "request refused"),
-            _ => tracing::warn!(peer, %method, path, key, left_out, "request refused"),
+            0 => tracing::info!(target: "audit", %from, %method, path, key, "request refused"),
+            _ => {
+                tracing::info!(target: "audit", %from, %method, path, key, left_out, "request refused");
+            }
         }
     }
 }

@@ -105,7 +105,7 @@ impl HeldKey {
                         "the one before"
                     };
                     let (title, path) = (key_use.title(), path.display());
-                    tracing::info!("{title}: {path} has {what}, which holds from now on");
+                    tracing::info!(target: "audit", "{title}: {path} has {what}, which holds from now on");
                 }
                 state.secret = secret;
                 state.is_bad = false;

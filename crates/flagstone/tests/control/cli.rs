@@ -465,14 +465,9 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     assert_eq!((ran.exit, ran.err.as_str()), (0, ""));
 }
 
-#[test]
-fn the_node_is_found_by_its_folder() {
-    let served = serve();
-    let dir = TempDir::new("found");
-    // It takes the folder's key only while a node holds its lock.
-    let lock = DirLock::take(dir.path(), |_| panic!("nothing to wait for")).expect("free");
-    put_key(dir.path(), "api.key", API_KEY, 0o600);
-    let file = NodeFile {
+/// What a node writes that serves there.
+fn file_of(served: &Served) -> NodeFile {
+    NodeFile {
         pid: std::process::id(),
         version: "0.1.0".to_string(),
         api: served.address.to_string(),
@@ -480,7 +475,36 @@ fn the_node_is_found_by_its_folder() {
         nbd_unix: None,
         native: Vec::new(),
         nfs: Vec::new(),
+    }
+}
+
+/// Somebody else may listen where a node did that was killed.
+#[test]
+fn the_key_is_not_sent_where_no_node_is() {
+    let served = serve();
+    let dir = TempDir::new("killed");
+    put_key(dir.path(), "api.key", API_KEY, 0o600);
+    let list = || {
+        let mut command = binary();
+        command.args(["volume", "list", "--dir"]).arg(dir.path());
+        ran(command.output().expect("the binary starts"))
     };
+    file_of(&served).write(dir.path()).expect("written");
+    fails(&list(), Exit::Refused, "the request has no key");
+    let lock = DirLock::take(dir.path(), |_| panic!("nothing to wait for")).expect("free");
+    file_of(&served).write(dir.path()).expect("written");
+    assert_eq!(list().exit, 0);
+    drop(lock);
+}
+
+#[test]
+fn the_node_is_found_by_its_folder() {
+    let served = serve();
+    let dir = TempDir::new("found");
+    // It takes the folder's key only while a node holds its lock.
+    let lock = DirLock::take(dir.path(), |_| panic!("nothing to wait for")).expect("free");
+    put_key(dir.path(), "api.key", API_KEY, 0o600);
+    let file = file_of(&served);
     file.write(dir.path()).expect("written");
     let list = |prepare: &dyn Fn(&mut Command)| {
         let mut command = binary();
@@ -523,13 +547,8 @@ fn the_node_is_found_by_its_folder() {
         "{}",
         missing.err
     );
-    // A node that was killed leaves its file behind, and somebody else may listen there.
+    // A node that was killed leaves its file behind.
     drop(lock);
-    file.write(dir.path()).expect("written");
-    let unknown = list(&|command| {
-        command.arg("--dir").arg(dir.path());
-    });
-    fails(&unknown, Exit::Refused, "the request has no key");
     let stale = NodeFile {
         api: "127.0.0.1:1".to_string(),
         ..file

@@ -279,7 +279,7 @@ fn refusals_are_logged_and_keys_are_not() {
         .collect();
     let missing = lines.first().expect("a line");
     for part in [
-        "peer=\"127.0.0.1:",
+        "audit: request refused from=127.0.0.1:",
         "method=GET",
         "path=\"/v1/volumes\"",
         "key=\"missing\"",
