@@ -140,7 +140,14 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
                 found.ok_or(DvolError::NotFound)?.handle
             }
         };
-        part_of(&self.engine, handle, what, from_bytes, self.part_bytes.get()).await
+        part_of(
+            &self.engine,
+            handle,
+            what,
+            from_bytes,
+            self.part_bytes.get(),
+        )
+        .await
     }
 
     async fn mark(&self) -> Result<Lsn, DvolError> {

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use flagstone::api::problem::Problem;
-use flagstone::api::{Authentication, MetricsAccess};
+use flagstone::api::{ApiListener, ApiOptions, Authentication, BindError, MetricsAccess};
 use flagstone::node::NodeErrorKind;
 use serde_json::Value;
 
@@ -244,6 +244,37 @@ fn an_open_api_says_so() {
     assert!(info.contains("asks for no key"), "{info}");
     let info = serve().client().get_text("/v1/node").expect("with the key");
     assert!(!info.contains("asks for no key"), "{info}");
+}
+
+/// Whoever asks for it, not only the configuration.
+#[test]
+fn an_open_api_is_not_served_to_other_machines() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(async {
+        for (address, is_served) in [
+            ("127.0.0.1:0", true),
+            ("[::1]:0", true),
+            ("0.0.0.0:0", false),
+            ("[::]:0", false),
+            ("192.0.2.1:0", false),
+        ] {
+            let mut options = ApiOptions::on(address.parse().expect("an address"));
+            assert_eq!(
+                options.authentication,
+                Authentication::Key,
+                "unless said otherwise"
+            );
+            options.authentication = Authentication::None;
+            options.allow_remote = true;
+            match ApiListener::bind(options).await {
+                Err(BindError::Open(_)) => assert!(!is_served, "{address}"),
+                Err(BindError::Address(..)) => assert!(is_served, "no IPv6 here: {address}"),
+                other => assert!(is_served && other.is_ok(), "{address}: {other:?}"),
+            }
+        }
+    });
 }
 
 /// Web pages are refused as before, and not told whether they have the key.

@@ -14,8 +14,8 @@ use super::names::Place;
 use super::slo::note_floor;
 use super::{RealNode, Target};
 use crate::node::{
-    MetricKind, MoveInfo, MovePlace, MoveSpec, MoveState, NamedValue, NodeError, NodeErrorKind, Slo,
-    SloPromise,
+    MetricKind, MoveInfo, MovePlace, MoveSpec, MoveState, NamedValue, NodeError, NodeErrorKind,
+    Slo, SloPromise,
 };
 
 /// The last move of each volume.
@@ -62,7 +62,11 @@ impl Ended {
                 running as f64,
                 "Volumes that are being moved now.",
             ),
-            counter("moves_done", self.done as f64, "Moves of volumes that were made."),
+            counter(
+                "moves_done",
+                self.done as f64,
+                "Moves of volumes that were made.",
+            ),
             counter(
                 "moves_cancelled",
                 self.cancelled as f64,

@@ -499,7 +499,9 @@ impl CoreNode {
         let held_since = Cell::default();
         let here = Here {
             origin: &origin,
-            copier: self.copier(job.from.engine, job.slo).ok_or(DvolError::NotFound)?,
+            copier: self
+                .copier(job.from.engine, job.slo)
+                .ok_or(DvolError::NotFound)?,
             job,
             core: self,
             held_since: &held_since,

@@ -60,7 +60,10 @@ impl Beside {
                 }
                 Beside::Moves if is_over => {
                     let core = to_core.to_string();
-                    ask(options, &["volume", "move", MOVED, "--core", &core, "--no-wait"])?;
+                    ask(
+                        options,
+                        &["volume", "move", MOVED, "--core", &core, "--no-wait"],
+                    )?;
                     (to_core, is_over) = (1 - to_core, false);
                     rounds.note(0);
                 }

@@ -13,9 +13,7 @@ use super::tests::logged;
 use crate::node::real::start::start_node;
 use crate::node::real::tests::{formatted, options, runtime, spec};
 use crate::node::real::{RealNode, describe};
-use crate::node::{
-    Node, RotateSpec, TokenKind, TokenSpec, TokenText, VolumeInfo,
-};
+use crate::node::{Node, RotateSpec, TokenKind, TokenSpec, TokenText, VolumeInfo};
 
 /// A folder with a device, removed when dropped.
 struct Device(PathBuf);

@@ -8,9 +8,7 @@ use super::*;
 use crate::name::{SnapshotRef, SourceRef};
 use crate::node::real::start::start_node;
 use crate::node::real::tests::{formatted, options, runtime, spec};
-use crate::node::{
-    Node, NodeOptions, SnapshotQuery, StreamSource, VolumeInfo,
-};
+use crate::node::{Node, NodeOptions, SnapshotQuery, StreamSource, VolumeInfo};
 
 const HOUR_S: i64 = 3600;
 const YEAR_S: i64 = 365 * 24 * HOUR_S;

@@ -61,7 +61,10 @@ impl Plan {
     /// A look found that a volume isn't there. Unless it has come back meanwhile, with this schedule or another one.
     pub(super) fn gone(&mut self, before: &Planned) {
         let id = before.dvol.id;
-        if self.get(id).is_some_and(|now| now.version == before.version) {
+        if self
+            .get(id)
+            .is_some_and(|now| now.version == before.version)
+        {
             self.remove(id);
         }
     }
