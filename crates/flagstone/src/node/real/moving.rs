@@ -19,7 +19,7 @@ use flagstone_device::transfer::{
 use flagstone_platform::sync::Share;
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
-use flagstone_sched::{Tenant, Turns, Want};
+use flagstone_sched::{Limits, Tenant, Turns, Want};
 use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use super::access::{Record, TokenStore};
@@ -176,9 +176,10 @@ impl Copier {
     fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
         match is_held {
             false => &self.mover,
+            // Without its limits: those are for its clients, and this is what they wait for.
             true => self.held.get_or_init(|| {
-                let (slo, limits) = terms_of(&self.slo);
-                self.turns.tenant(slo, limits)
+                let (slo, _) = terms_of(&self.slo);
+                self.turns.tenant(slo, Limits::default())
             }),
         }
     }
