@@ -453,6 +453,14 @@ impl CoreNode {
         self.names.end_moving(job.from.id);
         let (volume, bytes) = (&job.name, seen.copied_bytes);
         match state {
+            // Nothing is wrong with that.
+            State::Failed(_) if self.is_stopping() => {
+                tracing::info!(
+                    volume,
+                    bytes,
+                    "the node stops while it is moved: it is where it was"
+                );
+            }
             State::Failed(error) => {
                 tracing::warn!(
                     volume,
@@ -616,10 +624,11 @@ impl CoreNode {
         };
         let volume = &job.name;
         if !perhaps && let Err(error) = there.abandon().await {
-            tracing::warn!(
-                volume,
-                "throwing the copy away: {error}; the next start does it"
-            );
+            let what = "throwing the copy away";
+            match self.is_stopping() {
+                true => tracing::info!(volume, "{what}: {error}; the next start does it"),
+                false => tracing::warn!(volume, "{what}: {error}; the next start does it"),
+            }
         }
         match origin.stay(perhaps).await {
             Ok(()) => {}
