@@ -51,6 +51,13 @@ pub(super) const QUICK: Device = Device {
     ..SLOW
 };
 
+/// The slow one for whom requests of hundreds of kilobytes come, as moves make them: for those the ceiling of the slow one is above what it
+/// can do.
+pub(super) const SLOW_FOR_LARGE: Device = Device {
+    bytes: QUICK.bytes,
+    ..SLOW
+};
+
 /// Twice as fast, for a hundred tenants.
 pub(super) const DOUBLE: Device = Device {
     can_ops: 20_000,

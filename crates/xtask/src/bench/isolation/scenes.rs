@@ -1,7 +1,7 @@
 //! The experiments: who shares a device, how, and what disturbs them.
 
 use super::beside::Beside;
-use super::device::{BARE, DOUBLE, Device, QUICK, SLOW};
+use super::device::{BARE, DOUBLE, Device, QUICK, SLOW, SLOW_FOR_LARGE};
 use super::load::{Mix, Tenant};
 
 /// Tenants of the large scene.
@@ -150,6 +150,7 @@ fn variations() -> [Scene; 5] {
         },
         Scene {
             beside: Some(Beside::Moves),
+            device: SLOW_FOR_LARGE,
             cores: 2,
             ..variation(
                 "moves",
