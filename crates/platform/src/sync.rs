@@ -147,6 +147,11 @@ impl Budget {
         self.state.free.get()
     }
 
+    /// Whether somebody waits.
+    pub fn has_waiting(&self) -> bool {
+        !self.state.queue.borrow().is_empty()
+    }
+
     /// Takes `amount` units now if nobody waits and they are there.
     pub fn try_take(&self, amount: u64) -> Option<Share> {
         if !self.state.queue.borrow().is_empty() || self.state.free.get() < amount {

@@ -1,7 +1,7 @@
 //! Turns of the engine's own work at the device: what nobody waits for gives way to what clients ask for.
 //!
 //! Whoever runs the engine may give it a [`Background`]; without one, work begins at once and costs a look at a flag. Scrub,
-//! reaping, forgetting and the writes of checkpoints ask for a turn before each step.
+//! reaping, forgetting, laying out segments and the writes of checkpoints ask for a turn before each step.
 //!
 //! No deadlock: a client's write may have a turn of its own and wait for what a checkpoint or the reaper gives back, while
 //! no turn is free before that write has ended. So no step waits for its turn for good. It looks each
@@ -17,6 +17,7 @@ use std::task::Poll;
 
 use flagstone_platform::Platform;
 
+use super::spacing::Needed;
 use super::{Engine, Inner};
 
 /// How often it is looked whether somebody waits for what is made in the background.
@@ -27,6 +28,13 @@ pub(super) const PATIENCE_NS: u64 = 100_000_000;
 
 /// The longest wait of a checkpoint for the turn of one of its writes, with half of the ring in use or less.
 const CHECKPOINT_PATIENCE_NS: u64 = 20_000_000;
+
+/// The longest wait of a step of [`PREWRITE_BYTES`] that lays out a segment for a command: it takes no more than 13 seconds beside what the
+/// device needs for it.
+const COMMAND_PATIENCE_NS: u64 = 25_000_000;
+
+/// What is written of a segment that is laid out, at a time: others wait no longer than that for the device.
+pub(super) const PREWRITE_BYTES: u64 = 256 << 10;
 
 /// What a step in the background does to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,6 +132,20 @@ impl<P: Platform> Inner<P> {
     pub(super) async fn checkpoint_turn(&self, blocks: u64) -> Turn {
         self.turn_within(Work::write(blocks), || self.checkpoint_patience_ns())
             .await
+    }
+
+    /// The same for a step that lays out a segment: none, if a change waits for it, or anybody else for his turn to open one.
+    pub(super) async fn prewrite_turn(&self, blocks: u64, needed: Needed) -> Turn {
+        self.turn_within(Work::write(blocks), || {
+            let is_awaited = self.opening.has_waiting() || self.check_running().is_err();
+            match needed {
+                _ if is_awaited => 0,
+                Needed::ByChange => 0,
+                Needed::ByCommand => COMMAND_PATIENCE_NS,
+                Needed::Later => PATIENCE_NS,
+            }
+        })
+        .await
     }
 
     /// Waits for a turn for as long as `patience_ns` says, asked again and again.

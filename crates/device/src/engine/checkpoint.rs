@@ -15,6 +15,7 @@ use super::background::Turn;
 use super::error::DvolError;
 use super::join::join_all;
 use super::journal::Position;
+use super::spacing::Needed;
 use crate::format::catalogue::{CatalogueRecord, MapRoot};
 use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
@@ -305,7 +306,7 @@ impl<P: Platform> Inner<P> {
                 // Should not be needed while the reserve holds. Writing it ahead takes its time, in
                 // which nothing is applied; but if a sparse file can't grow, that is no space and is
                 // tried again, where a write of the checkpoint that fails fences the device.
-                None => self.open_segment().await?,
+                None => self.open_segment(Needed::ByChange).await?,
             }
         }
     }

@@ -17,7 +17,7 @@ use flagstone_types::Slot;
 
 use super::Inner;
 use super::error::DvolError;
-use super::spacing::{OVERWRITE_PART_BLOCKS, SPACE_WAITS_MAX};
+use super::spacing::{Needed, OVERWRITE_PART_BLOCKS, SPACE_WAITS_MAX};
 use crate::format::record::Record;
 use crate::format::table::{PAGES_PER_INDEX, TableKind};
 use crate::v2p::{nodes_changed_max, nodes_unmapped_max};
@@ -189,6 +189,6 @@ impl<P: Platform> Inner<P> {
         let _turn = self.opening.take(1).await;
         self.check_running().is_err()
             || self.has_way(slot, more, purpose)
-            || self.open_segment().await.is_ok()
+            || self.open_segment(Needed::ByChange).await.is_ok()
     }
 }

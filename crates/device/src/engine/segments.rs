@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::Inner;
 use super::error::DvolError;
-use super::spacing::{OPEN_BLOCKS_LOW, SPACE_WAITS_MAX};
+use super::spacing::{Needed, OPEN_BLOCKS_LOW, SPACE_WAITS_MAX};
 use crate::format::record::Record;
 use crate::state::Effects;
 
@@ -72,7 +72,7 @@ impl<P: Platform> Inner<P> {
                 break;
             }
             // Written ahead, too: a promise must not end where the filesystem of a sparse file is full.
-            let opened = self.open_segment().await;
+            let opened = self.open_segment(Needed::ByCommand).await;
             drop(turn);
             let is_full = opened == Err(DvolError::NoSpace) && !self.host_full.get();
             if is_full && waits < SPACE_WAITS_MAX && self.may_gain_space() {
@@ -94,7 +94,7 @@ impl<P: Platform> Inner<P> {
         if self.state.borrow().pool.segments().next().is_some() {
             return Ok(());
         }
-        self.open_segment().await
+        self.open_segment(Needed::ByCommand).await
     }
 
     /// Empty segments that this journal can do without, the highest first.

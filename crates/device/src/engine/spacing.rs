@@ -9,11 +9,12 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use flagstone_platform::{BlockDevice, BufferPool, Platform};
+use flagstone_platform::{BlockDevice, Platform};
 use flagstone_types::{BLOCK_SIZE, Slot, VBlock};
 use smallvec::SmallVec;
 
 use super::Inner;
+use super::background::PREWRITE_BYTES;
 use super::bitmaps::{read_bitmap, take_bitmap};
 use super::due::Purpose;
 use super::error::DvolError;
@@ -56,6 +57,17 @@ const LONG_RUN_SPARE: u64 = 8;
 
 /// Open blocks in the pool below which the next segment is prepared.
 pub(super) const OPEN_BLOCKS_LOW: u64 = 8192;
+
+/// Who needs a segment that is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Needed {
+    /// A change that waits for it.
+    ByChange,
+    /// A command that waits for it.
+    ByCommand,
+    /// Nobody yet.
+    Later,
+}
 
 /// Has the blocks of a segment count as open while it is being written ahead.
 struct Taking<'a> {
@@ -321,7 +333,7 @@ impl<P: Platform> Inner<P> {
         let _turn = self.opening.take(1).await;
         if self.check_running().is_ok() && is_pieced() {
             // Failing is fine: there are blocks, in pieces.
-            let _ = self.open_segment().await;
+            let _ = self.open_segment(Needed::ByChange).await;
         }
         true
     }
@@ -353,11 +365,16 @@ impl<P: Platform> Inner<P> {
     /// a time: whoever has waited for its turn looks first whether the one before has opened enough.
     async fn open_more(self: &Rc<Self>, slot: Slot, count: u64) -> Result<(), DvolError> {
         let _turn = self.opening.take(1).await;
-        self.open_next(slot, count).await
+        self.open_next(slot, count, Needed::ByChange).await
     }
 
     /// The same for whoever has the turn.
-    async fn open_next(self: &Rc<Self>, slot: Slot, count: u64) -> Result<(), DvolError> {
+    async fn open_next(
+        self: &Rc<Self>,
+        slot: Slot,
+        count: u64,
+        needed: Needed,
+    ) -> Result<(), DvolError> {
         self.check_running()?;
         if !self.needs_more(slot, count) {
             return Ok(());
@@ -370,11 +387,11 @@ impl<P: Platform> Inner<P> {
             }
             return Ok(());
         }
-        self.open_segment().await
+        self.open_segment(needed).await
     }
 
     /// Takes over a segment that nobody owns. One at a time.
-    pub(super) async fn open_segment(self: &Rc<Self>) -> Result<(), DvolError> {
+    pub(super) async fn open_segment(self: &Rc<Self>, needed: Needed) -> Result<(), DvolError> {
         let Some(segment) = self.shared.claim_any() else {
             // It is the device that is full.
             self.host_full.set(false);
@@ -383,7 +400,7 @@ impl<P: Platform> Inner<P> {
         if self.options.prewrite_segments {
             let blocks = self.geometry.segment_capacity_blocks(segment);
             let taking = Taking::new(&self.blocks_being_taken, blocks);
-            let written = self.prewrite(segment).await;
+            let written = self.prewrite(segment, needed).await;
             drop(taking);
             if let Err(error) = written {
                 self.shared.release(segment);
@@ -423,8 +440,12 @@ impl<P: Platform> Inner<P> {
         Ok(())
     }
 
-    /// Writes zeros over a segment that nobody uses.
-    async fn prewrite(&self, segment: flagstone_types::SegmentNo) -> Result<(), DvolError> {
+    /// Writes zeros over a segment that nobody uses, in turns with what others want of the device.
+    async fn prewrite(
+        &self,
+        segment: flagstone_types::SegmentNo,
+        needed: Needed,
+    ) -> Result<(), DvolError> {
         let (start, end) = self.geometry.segment_range(segment);
         let mut at = start.offset_bytes();
         // What was written once needs it no more: it would cost a second write of every block.
@@ -432,9 +453,11 @@ impl<P: Platform> Inner<P> {
             return Ok(());
         }
         while at < end.offset_bytes() {
-            let len = (end.offset_bytes() - at).min(BufferPool::ZEROS_BYTES as u64);
+            let len = (end.offset_bytes() - at).min(PREWRITE_BYTES);
+            let turn = self.prewrite_turn(len / BLOCK_SIZE, needed).await;
             let zeros = self.platform.buffers().zeros(len as usize);
             let (_, result) = self.device.write(at, zeros).await;
+            drop(turn);
             result.map_err(|error| self.write_failure(&error))?;
             at += len;
             let written = &self.counters.prewritten_bytes;
@@ -506,7 +529,9 @@ impl<P: Platform> Inner<P> {
             && let Some(_turn) = self.opening.try_take(1)
         {
             // Failing is fine: whoever needs a block will try again and say so.
-            let _ = self.open_next(NO_SLOT, OPEN_BLOCKS_LOW).await;
+            let _ = self
+                .open_next(NO_SLOT, OPEN_BLOCKS_LOW, Needed::Later)
+                .await;
         }
     }
 }

@@ -54,7 +54,18 @@ fn in_scene<F: Future<Output = ()> + 'static>(
     background: u32,
     run: impl FnOnce(Scene) -> F + 'static,
 ) {
-    let disk = SimDisk::new(DiskConfig::new(128 << 20));
+    in_scene_with(seed, background, 128 << 20, EngineOptions::default(), run);
+}
+
+/// The same on a device of this size.
+fn in_scene_with<F: Future<Output = ()> + 'static>(
+    seed: u64,
+    background: u32,
+    device_bytes: u64,
+    options: EngineOptions,
+    run: impl FnOnce(Scene) -> F + 'static,
+) {
+    let disk = SimDisk::new(DiskConfig::new(device_bytes));
     let world = World::new(seed);
     let platform = world.platform(0);
     world.block_on(0, async move {
@@ -68,12 +79,11 @@ fn in_scene<F: Future<Output = ()> + 'static>(
         formatted.expect("formats");
         let prepared = Engine::<SimPlatform>::prepare(&platform, &device).await;
         let (superblock, shared) = prepared.expect("has a superblock");
-        let options = EngineOptions::default();
         let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
         let (engine, _) = opened.await.expect("opens");
         let spec = CreateDvol {
             name: "dvol".into(),
-            size_bytes: 64 << 20,
+            size_bytes: 512 << 20,
             id: None,
             reserved_bytes: 0,
         };
@@ -200,18 +210,7 @@ fn a_scrub_gets_what_the_background_is_promised_while_others_want_everything() {
                     count.set(count.get() + report.checked_blocks);
                 }
             });
-            // Reads of a device that takes as long as the scheduler thinks it does.
-            let reader = turns.tenant(Slo::default(), Limits::default());
-            for _ in 0..32 {
-                let (platform, reader) = (platform.clone(), reader.clone());
-                platform.clone().spawn(async move {
-                    loop {
-                        let turn = reader.turn(Want::read(0, BLOCK_SIZE)).await;
-                        platform.sleep_ns(BLOCK_NS).await;
-                        drop(turn);
-                    }
-                });
-            }
+            want_everything(platform, turns);
             platform.sleep_ns(4 * SECOND_NS).await;
             let checked = engine.counters().scrubbed_blocks.get();
             let part = checked * BLOCK_NS * 1000 / (4 * SECOND_NS);
@@ -224,4 +223,72 @@ fn a_scrub_gets_what_the_background_is_promised_while_others_want_everything() {
             drop(scrubbed);
         });
     }
+}
+
+/// Reads of a device that takes as long as the scheduler thinks it does.
+fn want_everything(platform: &SimPlatform, turns: &Turns<SimPlatform>) {
+    let reader = turns.tenant(Slo::default(), Limits::default());
+    for _ in 0..32 {
+        let (platform, reader) = (platform.clone(), reader.clone());
+        platform.clone().spawn(async move {
+            loop {
+                let turn = reader.turn(Want::read(0, BLOCK_SIZE)).await;
+                platform.sleep_ns(BLOCK_NS).await;
+                drop(turn);
+            }
+        });
+    }
+}
+
+/// On a file: segments are laid out before they are used.
+fn laid_out() -> EngineOptions {
+    EngineOptions {
+        prewrite_segments: true,
+        ..EngineOptions::default()
+    }
+}
+
+/// Writes so many MiB from the beginning of the volume.
+async fn fill(scene: &Scene, mebibytes: u64) {
+    for at in 0..mebibytes {
+        let data = IoBuf::copy_of(&vec![1; 1 << 20]);
+        let write = scene
+            .engine
+            .write(scene.dvol, at << 20, data, Stability::Unstable);
+        write.await.expect("writes");
+    }
+}
+
+/// It was written at once, and others lost a fifth of a device of 300 MB/s for two seconds.
+#[test]
+fn a_segment_is_laid_out_in_turns_while_nobody_needs_it() {
+    in_scene_with(3, 200_000, 512 << 20, laid_out(), |scene| async move {
+        let prewritten = || scene.engine.counters().prewritten_bytes.get();
+        let first = prewritten();
+        schedule(&scene.engine, &scene.turns);
+        want_everything(&scene.platform, &scene.turns);
+        // What is left is a little less than what there should be.
+        fill(&scene, (first >> 20) - 31).await;
+        let before = prewritten();
+        scene.platform.sleep_ns(4 * SECOND_NS).await;
+        let blocks = (prewritten() - before) / BLOCK_SIZE;
+        let part = blocks * BLOCK_NS * 1000 / (4 * SECOND_NS);
+        // Of 200 thousandths engines have 150.
+        assert!((130..=250).contains(&part), "{part} ‰");
+        scene.engine.stop().await.expect("stops");
+    });
+}
+
+#[test]
+fn a_change_does_not_wait_for_turns_that_lay_out_its_segment() {
+    in_scene_with(4, 50_000, 512 << 20, laid_out(), |scene| async move {
+        let first = scene.engine.counters().prewritten_bytes.get();
+        scene.engine.set_background(Rc::new(Never));
+        let began = scene.platform.now();
+        fill(&scene, (first >> 20) + 64).await;
+        let took_ns = scene.platform.now().since(began);
+        // In steps of a patience each the second segment would take most of a minute.
+        assert!(took_ns < 5 * SECOND_NS, "{took_ns}");
+        scene.engine.stop().await.expect("stops");
+    });
 }
