@@ -40,7 +40,9 @@ impl Beside {
             node.run(&["volume", "create", MOVED, "--size", &size, "--core", "0"])?;
             load::fill(node.nbd_port, MOVED)?;
             // The first volume of a core lays out a segment of the device, which would be all that could be seen.
-            node.run(&["volume", "create", "first", "--size", "1MiB", "--core", "1"])?;
+            node.run(&[
+                "volume", "create", "settled", "--size", "1MiB", "--core", "1",
+            ])?;
         }
         Ok(())
     }
