@@ -18,6 +18,7 @@
 //! `types`, and a library for the proofs.
 
 pub mod address;
+pub mod arrival;
 pub mod batch;
 pub mod check;
 pub mod error;

@@ -2,6 +2,7 @@
 //!
 //! One row for each in `Operation::shape`; [`crate::check()`] holds requests to it.
 
+use crate::arrival::{RECORD_BYTES, WARRANT_BYTES};
 use crate::hello::{HELLO_BODY_MAX_BYTES, HELLO_BODY_MIN_BYTES};
 use crate::numbered::numbered;
 use crate::open::{NAME_MAX_BYTES, OPEN_NAME_MAX_BYTES, PROOF_BYTES};
@@ -55,6 +56,16 @@ numbered! {
         SetEpoch = 38 "SET_EPOCH",
         /// Asks for what `OPEN` answers.
         Describe = 39 "DESCRIBE",
+        /// Begins a volume that arrives from another node.
+        Arrive = 48 "ARRIVE",
+        /// Brings bytes of it.
+        ArriveRuns = 49 "ARRIVE_RUNS",
+        /// Changes its size, or takes a snapshot of it.
+        ArriveStep = 50 "ARRIVE_STEP",
+        /// It is whole: it is here from now on.
+        Arrived = 51 "ARRIVED",
+        /// Asks what became of an arrival.
+        Settle = 52 "SETTLE",
     }
 }
 
@@ -73,6 +84,10 @@ pub mod flag {
     pub const READ_ONLY: u8 = 1 << 0;
     /// `OPEN`: raise the epoch, so that others can't write any more.
     pub const ALONE: u8 = 1 << 1;
+    /// `SETTLE`: what has not arrived is not to.
+    pub const ABANDON: u8 = 1 << 0;
+    /// `SETTLE`: it will not be asked again.
+    pub const CONFIRM: u8 = 1 << 1;
 }
 
 /// Bytes that a `PING` may carry.
@@ -153,6 +168,12 @@ impl Shape {
         ..Shape::VOLUME
     };
 
+    /// Of one of an arrival: the LSN is the number of the attempt.
+    const ARRIVAL: Shape = Shape {
+        lsn: LsnUse::Any,
+        ..Shape::BARE
+    };
+
     const fn flags(self, flags: u8) -> Shape {
         Shape { flags, ..self }
     }
@@ -185,6 +206,11 @@ const NAME_MAX: u32 = NAME_MAX_BYTES as u32;
 const TARGET_MAX: u32 = 2 + OPEN_NAME_MAX_BYTES as u32;
 /// The token's number and the proof.
 const PROOF: u32 = 4 + PROOF_BYTES as u32;
+const WARRANT: u32 = WARRANT_BYTES as u32;
+/// With a name of one byte.
+const ARRIVE_MIN: u32 = WARRANT + 16 + 8 + 8 + 4 + 4 + 4 + 64 + 2 + 1;
+/// Kind, time, attributes and the longest name.
+const STEP_MAX: u32 = 1 + 8 + 64 + 2 + NAME_MAX;
 
 impl Operation {
     /// True if it changes something of a volume. These are what a session remembers.
@@ -195,6 +221,8 @@ impl Operation {
             Snapshot | DeleteSnapshot | RollBack | Resize | Reserve | SetEpoch => true,
             Hello | Open | Close | Ping | Read | Flush | ReadMetadata | ReadIf => false,
             Allocation | ChangedSince | ListSnapshots | Describe => false,
+            // Of those an arrival takes care itself: each may come twice.
+            Arrive | ArriveRuns | ArriveStep | Arrived | Settle => false,
         }
     }
 
@@ -238,6 +266,15 @@ impl Operation {
             Operation::ListSnapshots => Shape::VOLUME.body(0, NAME_MAX),
             Operation::Resize | Operation::Reserve => Shape::VOLUME.len(LenUse::Size),
             Operation::SetEpoch => Shape::VOLUME.lsn(LsnUse::Epoch),
+            Operation::Arrive => Shape::ARRIVAL.body(ARRIVE_MIN, ARRIVE_MIN + NAME_MAX - 1),
+            Operation::ArriveRuns => Shape::ARRIVAL
+                .payload(PayloadUse::ByBody)
+                .body(WARRANT + 24, ANY_LENGTH),
+            Operation::ArriveStep => Shape::ARRIVAL.body(WARRANT + 9, WARRANT + STEP_MAX),
+            Operation::Arrived => Shape::ARRIVAL.body(WARRANT, WARRANT + RECORD_BYTES as u32),
+            Operation::Settle => Shape::BARE
+                .flags(ABANDON | CONFIRM)
+                .body(WARRANT + 32, WARRANT + 32),
         }
     }
 }

@@ -14,6 +14,9 @@ use crate::open::{PROOF_BYTES, Target};
 /// What every proof begins with, so that it can't be one of anything else.
 const PURPOSE: &[u8] = b"flagstone open 1";
 
+/// What proofs for arrivals begin with.
+const MOVE_PURPOSE: &[u8] = b"flagstone move 1";
+
 /// Bytes of a token's key.
 pub const KEY_BYTES: usize = 32;
 
@@ -41,6 +44,47 @@ impl Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(..)")
+    }
+}
+
+/// What the proof in a [`Warrant`](crate::arrival::Warrant) is made over: one operation on one arrival, on one connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ArrivalClaim {
+    /// The server's nonce for this connection.
+    pub server: Nonce,
+    /// The client's nonce for this connection.
+    pub client: Nonce,
+    /// The session of this connection, as the reply to `HELLO` has it.
+    pub session: SessionId,
+    /// The arrival's number.
+    pub arrival: u32,
+    /// The operation's number.
+    pub operation: u8,
+    /// The flags of the header.
+    pub flags: u8,
+}
+
+impl ArrivalClaim {
+    /// The proof that belongs into the warrant.
+    pub fn prove(&self, key: &Key) -> [u8; PROOF_BYTES] {
+        self.mac(key).finalize().into_bytes().into()
+    }
+
+    /// Whether the proof was made with this key. Takes as long for a wrong one as for a right one.
+    pub fn is_proven(&self, key: &Key, proof: &[u8; PROOF_BYTES]) -> bool {
+        self.mac(key).verify_slice(proof).is_ok()
+    }
+
+    fn mac(&self, key: &Key) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&key.0).expect("HMAC takes keys of any length");
+        mac.update(MOVE_PURPOSE);
+        mac.update(&self.server.0);
+        mac.update(&self.client.0);
+        mac.update(&self.session.0);
+        mac.update(&self.arrival.to_le_bytes());
+        mac.update(&[self.operation, self.flags]);
+        mac
     }
 }
 

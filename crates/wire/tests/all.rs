@@ -1,5 +1,6 @@
 //! All integration tests of the crate in one program: what they share is compiled and linked once.
 
+mod arrivals;
 mod bodies;
 mod checks;
 mod garbage;

@@ -1,13 +1,17 @@
 //! The golden frames' bodies: each is read as the values below, and written from them.
 
-use flagstone_types::{DeviceId, DvolId, Epoch, Lsn};
+use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
+use flagstone_wire::arrival::{
+    Arrive, ArrivingRun, Settle, Settled, Step, Warrant, decode_arrived, decode_runs,
+    encode_arrived, encode_runs,
+};
 use flagstone_wire::batch::{self, Change, Condition, ReadRange, decode_commit, decode_read_if};
 use flagstone_wire::failure::Failure;
 use flagstone_wire::hello::{HelloReply, HelloRequest, NodeId, Nonce, Outcome, SessionId};
 use flagstone_wire::open::{OpenReply, OpenRequest, Target, open_flag, right};
 use flagstone_wire::query::{self, BlockMetadata, Run, SparseRun};
 use flagstone_wire::snapshots::{self, NewSnapshot, Snapshot, Snapshots};
-use flagstone_wire::{BodyError, Limits, Operation, Status, VolumeNo};
+use flagstone_wire::{BodyError, Limits, Operation, Status, VolumeNo, address};
 
 use crate::support::{Frame, frame};
 
@@ -144,6 +148,81 @@ fn open() {
         assert_eq!(OpenReply::decode(frame.body()), Ok(reply));
         refused_if_cut(&frame, &[], OpenReply::decode);
     }
+}
+
+#[test]
+fn arrivals() {
+    let warrant = Warrant {
+        arrival: 7,
+        proof: rising(0x60),
+    };
+    let begun = frame("arrive_request");
+    let arrive = Arrive {
+        warrant,
+        id: ID,
+        size_bytes: 1 << 30,
+        reserved_bytes: 4096,
+        epoch: Epoch(12),
+        highest_layer: LayerNo(5),
+        snapshot_count: 3,
+        attributes: rising(1),
+        name: "vm-1",
+    };
+    assert_eq!(written(|out| arrive.encode(out)), begun.body());
+    assert_eq!(Arrive::decode(begun.body()), Ok(arrive));
+    let runs = frame("arrive_runs_request");
+    let expected = [
+        ArrivingRun {
+            offset_bytes: 0,
+            len_bytes: 5,
+            is_zeros: false,
+            metadata: 77,
+        },
+        ArrivingRun {
+            offset_bytes: 8192,
+            len_bytes: 1 << 40,
+            is_zeros: true,
+            metadata: 0,
+        },
+    ];
+    assert_eq!(
+        written(|out| encode_runs(&warrant, &expected, out)),
+        runs.body()
+    );
+    assert_eq!(runs.payload(), b"hello");
+    let (found, read) = decode_runs(runs.body(), 5).expect("runs");
+    assert_eq!(found, warrant);
+    assert!(read.eq(expected));
+    let stepped = frame("arrive_step_request");
+    let step = Step::Snapshot {
+        created_ns: 1_700_000_000_000_000_000,
+        attributes: rising(2),
+        name: "monday",
+    };
+    assert_eq!(written(|out| step.encode(&warrant, out)), stepped.body());
+    assert_eq!(Step::decode(stepped.body()), Ok((warrant, step)));
+    let arrived = frame("arrived_request");
+    assert_eq!(
+        written(|out| encode_arrived(&warrant, None, out)),
+        arrived.body()
+    );
+    assert_eq!(decode_arrived(arrived.body()), Ok((warrant, None)));
+    let at = "10.0.0.8:4420".parse().expect("an address");
+    assert_eq!(address::decode(frame("arrived_reply").body()), Ok(at));
+    let asked = frame("settle_request");
+    let settle = Settle {
+        warrant,
+        device: DeviceId(0xf0e0_d0c0_b0a0_9080_7060_5040_3020_1000),
+        volume: ID,
+    };
+    assert_eq!(written(|out| settle.encode(out)), asked.body());
+    assert_eq!(Settle::decode(asked.body()), Ok(settle));
+    let settled = frame("settle_reply");
+    assert_eq!(Settled::decode(settled.body()), Ok(Settled::Arrived(at)));
+    assert_eq!(
+        written(|out| Settled::Arrived(at).encode(out)),
+        settled.body()
+    );
 }
 
 #[test]

@@ -76,6 +76,11 @@ fn request_of(name: &str) -> RequestHeader {
         "reserve" => of_range(Operation::Reserve, 23, 0, 1 << 30),
         "set_epoch" => with(of_volume(Operation::SetEpoch, 24), 0, Lsn(3), 0),
         "describe" => of_volume(Operation::Describe, 25),
+        "arrive" => with(bare(Operation::Arrive, 26), 0, Lsn(1), 0),
+        "arrive_runs" => with(bare(Operation::ArriveRuns, 27), 0, Lsn(1), 0),
+        "arrive_step" => with(bare(Operation::ArriveStep, 28), 0, Lsn(2), 0),
+        "arrived" => with(bare(Operation::Arrived, 29), 0, Lsn(2), 0),
+        "settle" => with(bare(Operation::Settle, 30), flag::ABANDON, none, 0),
         _ => panic!("no values for the request {name}"),
     }
 }
@@ -86,7 +91,8 @@ fn reply_of(name: &str) -> (&str, Status, Lsn, u32) {
         "version" => ("hello", Status::Version, Lsn::ZERO, 0),
         "open" => (name, Status::Ok, lsn(2, 99), 0),
         "denied" => ("open_id", Status::Denied, Lsn::ZERO, 0),
-        "hello" | "close" | "ping" | "resize" | "reserve" => (name, Status::Ok, Lsn::ZERO, 0),
+        "hello" | "close" | "ping" | "resize" | "reserve" | "arrive" | "arrive_runs"
+        | "arrive_step" | "arrived" | "settle" => (name, Status::Ok, Lsn::ZERO, 0),
         "read" => (name, Status::Ok, lsn(2, 99), 1500),
         "moved" => ("read", Status::Moved, Lsn::ZERO, 0),
         "write" => (name, Status::Ok, lsn(2, 100), 0),

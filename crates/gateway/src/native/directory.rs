@@ -12,6 +12,7 @@ use flagstone_wire::hello::NodeId;
 use flagstone_wire::open::{PROOF_BYTES, right};
 use flagstone_wire::proof::Claim;
 
+use super::arrivals::Arrivals;
 use super::volume::{NativeError, NativeVolume};
 
 /// The two ends of a connection, as far as they are known: of a Unix socket neither is.
@@ -143,11 +144,16 @@ pub trait NativeDirectory: Clone + 'static {
     type Volume: NativeVolume;
     /// What comes with it.
     type Grant: Grant;
+    /// Volumes that arrive from other nodes.
+    type Arrivals: Arrivals;
 
     /// Opens a volume or snapshot, if the proof is right. Every core knows the tokens of all volumes of its node:
     /// an unknown volume, an unknown or revoked token, a wrong proof and a forbidden address take the same way and
     /// the same time. Flags of the `OPEN` are the server's business, but for being part of the proof.
     fn open(&self, asked: &Asked<'_>) -> impl Future<Output = Found<Self::Volume, Self::Grant>>;
+
+    /// Those that arrive on this core.
+    fn arrivals(&self) -> Self::Arrivals;
 
     /// Appends where each core listens for this protocol, by its number; never none.
     fn addresses(&self, out: &mut Vec<SocketAddr>);

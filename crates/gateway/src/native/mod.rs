@@ -13,6 +13,7 @@
 //! (the directory and volumes asked), `transmit` (replies out). Beside them, for all protocols: `inbox`, `gathered`,
 //! `window`, `stall`.
 
+pub mod arrivals;
 mod connection;
 pub mod counters;
 pub mod directory;
@@ -29,6 +30,7 @@ pub mod volume;
 mod volumes;
 mod work;
 
+pub use arrivals::{Arrivals, NoArrivals};
 pub use counters::{NativeCounters, OperationCounters};
 pub use directory::{Ends, NativeDirectory};
 pub use limits::NativeLimits;

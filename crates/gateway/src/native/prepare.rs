@@ -16,6 +16,7 @@ use flagstone_wire::query::{BLOCK_METADATA_BYTES, LSN_BYTES, RUN_BYTES, decode_r
 use flagstone_wire::snapshots::{decode_after, decode_snapshots};
 use flagstone_wire::{BodyError, Limits, Operation, RequestHeader, Status};
 
+use super::arrivals::ArrivalWork;
 use super::connection::{Answer, Connection};
 use super::directory::NativeDirectory;
 use super::outbox::ReplyBody;
@@ -176,6 +177,19 @@ pub(crate) fn build<P: Platform, D: NativeDirectory>(
         Operation::Commit => return build_commit(connection, header, body, payload),
         Operation::ReadIf => return build_read_if(connection, header, body, payload),
         Operation::Snapshot => return build_snapshot(connection, body),
+        Operation::Arrive
+        | Operation::ArriveRuns
+        | Operation::ArriveStep
+        | Operation::Arrived
+        | Operation::Settle => {
+            return Ok(Work::Arrival(ArrivalWork {
+                operation,
+                flags: header.flags,
+                attempt: header.lsn.0,
+                body: body.into(),
+                payload,
+            }));
+        }
         _ => {}
     }
     let open = connection.volumes.get(header.volume);
@@ -249,7 +263,12 @@ pub(crate) fn build<P: Platform, D: NativeDirectory>(
         | Operation::Ping
         | Operation::Commit
         | Operation::ReadIf
-        | Operation::Snapshot => return Err(Status::Invalid.into()),
+        | Operation::Snapshot
+        | Operation::Arrive
+        | Operation::ArriveRuns
+        | Operation::ArriveStep
+        | Operation::Arrived
+        | Operation::Settle => return Err(Status::Invalid.into()),
     };
     Ok(Work::Volume(open, asking))
 }

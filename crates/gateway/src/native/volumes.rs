@@ -38,6 +38,8 @@ pub(crate) fn need_of(operation: Operation) -> Need {
         Snapshot | DeleteSnapshot | RollBack | Resize | Reserve => Need::Own,
         Hello | Open | Close | Ping | Read | ReadMetadata | ReadIf => Need::Read,
         Allocation | ChangedSince | ListSnapshots | Describe => Need::Read,
+        // They name no volume.
+        Arrive | ArriveRuns | ArriveStep | Arrived | Settle => Need::Read,
     }
 }
 

@@ -9,6 +9,7 @@ use flagstone_wire::open::{OpenReply, open_flag};
 use flagstone_wire::query::{self, BlockMetadata, RUN_BYTES, Run};
 use flagstone_wire::snapshots::Snapshot;
 
+use super::arrivals::{ArrivalWork, carry_out};
 use super::connection::{Answer, Connection, Job, TaskGuard};
 use super::directory::{Grant, NativeDirectory};
 use super::opening::open;
@@ -43,6 +44,7 @@ pub(crate) enum Work<D: NativeDirectory> {
         len_bytes: u32,
     },
     Snapshot(Vec<(D::Volume, Epoch, String)>),
+    Arrival(ArrivalWork),
 }
 
 /// What is asked of one volume.
@@ -133,6 +135,7 @@ async fn run<P: Platform, D: NativeDirectory>(connection: &Connection<P, D>, job
             ticket.volume = volume;
             Ok(answer)
         }
+        Work::Arrival(work) => Ok(carry_out(connection, work).await),
         Work::Commit {
             conditions,
             changes,

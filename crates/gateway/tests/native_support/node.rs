@@ -148,6 +148,7 @@ impl Grant for MemoryGrant {
 impl<P: Platform> NativeDirectory for MemoryNode<P> {
     type Volume = MemoryVolume<P>;
     type Grant = MemoryGrant;
+    type Arrivals = flagstone_gateway::native::NoArrivals;
 
     async fn open(&self, asked: &Asked<'_>) -> Found<MemoryVolume<P>, MemoryGrant> {
         self.asked.set(self.asked.get() + 1);
@@ -196,6 +197,10 @@ impl<P: Platform> NativeDirectory for MemoryNode<P> {
             Some(volume) => Found::Here(volume, grant),
             None => Found::Failed(NativeError::NotFound),
         }
+    }
+
+    fn arrivals(&self) -> Self::Arrivals {
+        flagstone_gateway::native::NoArrivals
     }
 
     fn addresses(&self, out: &mut Vec<SocketAddr>) {

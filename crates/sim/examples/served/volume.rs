@@ -326,9 +326,14 @@ impl Grant for Everybody {
 impl NativeDirectory for OneVolume {
     type Volume = EngineVolume;
     type Grant = Everybody;
+    type Arrivals = flagstone_gateway::native::NoArrivals;
 
     async fn open(&self, _: &Asked<'_>) -> Found<EngineVolume, Everybody> {
         Found::Here(self.0.clone(), Everybody)
+    }
+
+    fn arrivals(&self) -> Self::Arrivals {
+        flagstone_gateway::native::NoArrivals
     }
 
     fn addresses(&self, out: &mut Vec<SocketAddr>) {

@@ -4,6 +4,10 @@
 use std::fmt::Debug;
 
 use flagstone_types::checksum::crc32c;
+use flagstone_wire::arrival::{
+    Arrive, Settle, Settled, Step, Warrant, decode_arrived, decode_runs, encode_arrived,
+    encode_runs,
+};
 use flagstone_wire::batch::{self, decode_commit, decode_read_if};
 use flagstone_wire::failure::Failure;
 use flagstone_wire::hello::{HelloReply, HelloRequest};
@@ -167,6 +171,37 @@ fn request_body(operation: Operation, body: &[u8], payload_bytes: u32) {
         Operation::ListSnapshots => {
             let _ = said(snapshots::decode_after(body));
         }
+        Operation::Arrive => {
+            let write = |arrive: Arrive<'_>, out: &mut Vec<u8>| arrive.encode(out);
+            is_same(body, Arrive::decode(body), write);
+        }
+        Operation::ArriveRuns => {
+            for payload_bytes in [payload_bytes, arriving_sum(body)] {
+                if let Ok((warrant, runs)) = said(decode_runs(body, payload_bytes)) {
+                    let runs: Vec<_> = runs.collect();
+                    let mut out = Vec::new();
+                    encode_runs(&warrant, &runs, &mut out);
+                    assert_eq!(out, body);
+                }
+            }
+        }
+        Operation::ArriveStep => {
+            let write = |(warrant, step): (Warrant, Step<'_>), out: &mut Vec<u8>| {
+                step.encode(&warrant, out);
+            };
+            is_same(body, Step::decode(body), write);
+        }
+        Operation::Arrived => {
+            if let Ok((warrant, record)) = said(decode_arrived(body)) {
+                let mut out = Vec::new();
+                encode_arrived(&warrant, record, &mut out);
+                assert_eq!(out, body);
+            }
+        }
+        Operation::Settle => {
+            let write = |settle: Settle, out: &mut Vec<u8>| settle.encode(out);
+            is_same(body, Settle::decode(body), write);
+        }
         _ => {}
     }
 }
@@ -193,6 +228,14 @@ fn reply_body(operation: Operation, body: &[u8], word: u32) {
             let write = |open: OpenReply<'_>, out: &mut Vec<u8>| open.encode(out);
             is_same(body, OpenReply::decode(body), write);
         }
+        Operation::Settle => {
+            // An address can be written in several ways.
+            if let Ok(settled) = said(Settled::decode(body)) {
+                let mut out = Vec::new();
+                settled.encode(&mut out);
+                assert_eq!(Settled::decode(&out), Ok(settled));
+            }
+        }
         Operation::Read => {
             let asked_bytes = u64::from(word) + body.len() as u64;
             is_list(body, query::decode_sparse_runs(body, asked_bytes, word));
@@ -215,6 +258,14 @@ fn reply_body(operation: Operation, body: &[u8], word: u32) {
             }
         }
         _ => {}
+    }
+}
+
+/// How much payload runs that arrive ask for, if they are such.
+fn arriving_sum(body: &[u8]) -> u32 {
+    match decode_runs(body, u32::MAX).err() {
+        Some(BodyError::Sum { found, .. }) => u32::try_from(found).unwrap_or(0),
+        _ => 0,
     }
 }
 

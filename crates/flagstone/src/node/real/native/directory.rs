@@ -107,6 +107,7 @@ impl NativeNames {
 impl NativeDirectory for NativeNames {
     type Volume = RealVolume;
     type Grant = access::Grant;
+    type Arrivals = flagstone_gateway::native::NoArrivals;
 
     async fn open(&self, asked: &Asked<'_>) -> Found<RealVolume, access::Grant> {
         let core = &self.core;
@@ -128,6 +129,10 @@ impl NativeDirectory for NativeNames {
             Ok(volume) => Found::Here(volume, grant),
             Err(error) => Found::Failed(error),
         }
+    }
+
+    fn arrivals(&self) -> Self::Arrivals {
+        flagstone_gateway::native::NoArrivals
     }
 
     fn addresses(&self, out: &mut Vec<SocketAddr>) {
