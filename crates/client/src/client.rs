@@ -19,7 +19,7 @@ use crate::volume::Volume;
 /// Opens volumes. A cheap handle; when the last one and all volumes are dropped, its connections
 /// end.
 pub struct Client<P: Platform, C: Connect> {
-    handle: Rc<Handle<P, C>>,
+    pub(crate) handle: Rc<Handle<P, C>>,
 }
 
 impl<P: Platform, C: Connect> Clone for Client<P, C> {

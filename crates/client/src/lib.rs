@@ -19,6 +19,7 @@
 //!
 //! Called by: programs, and later other nodes. It calls `wire` for all bytes.
 
+mod arrival;
 mod backoff;
 mod call;
 mod client;
@@ -38,6 +39,7 @@ mod time;
 mod token;
 mod volume;
 
+pub use arrival::Arrival;
 pub use client::Client;
 pub use conditional::{ATTRIBUTES_BYTES, Change, Committed, Condition, Range};
 pub use connect::Connect;

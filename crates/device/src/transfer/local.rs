@@ -208,6 +208,41 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
         self.handle.get()
     }
 
+    /// Makes it, empty and marked as arriving: of this size and in this epoch, its layers numbered above that one.
+    pub async fn begin_above(
+        &self,
+        size_bytes: u64,
+        epoch: Epoch,
+        above: LayerNo,
+    ) -> Result<(), DvolError> {
+        let new = CreateDvol {
+            name: self.new.name.clone(),
+            id: Some(self.new.id),
+            size_bytes,
+            reserved_bytes: self.new.reserved_bytes,
+        };
+        let attributes = self.marks.arriving(&self.new.attributes);
+        let handle = self.engine.create_above(new, attributes, above).await?;
+        self.handle.set(Some(handle));
+        self.engine.begin_history(handle, epoch).await
+    }
+
+    /// Takes a snapshot of what there is, as it was taken at the origin.
+    pub async fn snapshot_as(
+        &self,
+        name: &str,
+        created_ns: u64,
+        attributes: &Attributes,
+    ) -> Result<(), DvolError> {
+        let handle = self.handle()?;
+        // It has those of its dvol.
+        let attributes = self.marks.arriving(attributes);
+        self.engine.set_attributes(handle, attributes).await?;
+        let dvols = [(handle, name.to_owned())];
+        let taken = self.engine.snapshot_at(&dvols, created_ns).await;
+        taken.map(drop)
+    }
+
     /// Throws away what there is, durably.
     pub async fn abandon(&self) -> Result<(), DvolError> {
         match self.handle.get() {
@@ -219,18 +254,10 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
 
 impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     async fn begin(&self, content: &Content) -> Result<(), DvolError> {
-        let new = CreateDvol {
-            name: self.new.name.clone(),
-            id: Some(self.new.id),
-            size_bytes: content.size_bytes,
-            reserved_bytes: self.new.reserved_bytes,
-        };
-        let attributes = self.marks.arriving(&self.new.attributes);
         let numbers = content.snapshots.iter().map(|snapshot| snapshot.layer);
         let above = numbers.max().unwrap_or(LayerNo(0));
-        let handle = self.engine.create_above(new, attributes, above).await?;
-        self.handle.set(Some(handle));
-        self.engine.begin_history(handle, content.epoch).await
+        self.begin_above(content.size_bytes, content.epoch, above)
+            .await
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
@@ -242,13 +269,9 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     }
 
     async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
-        let handle = self.handle()?;
-        // It has those of its dvol.
-        let attributes = self.marks.arriving(&snapshot.attributes);
-        self.engine.set_attributes(handle, attributes).await?;
-        let dvols = [(handle, snapshot.name.clone())];
-        let taken = self.engine.snapshot_at(&dvols, snapshot.created_ns).await;
-        taken.map(drop)
+        let (name, created_ns) = (&snapshot.name, snapshot.created_ns);
+        self.snapshot_as(name, created_ns, &snapshot.attributes)
+            .await
     }
 
     async fn finish(&self) -> Result<(), DvolError> {

@@ -16,11 +16,13 @@
 //! LSNs of the target begin above those of the origin, in a later epoch, and its history begins with the move: a
 //! question with an LSN of the origin is answered "forgotten", never wrongly.
 
+mod arrival;
 mod gate;
 mod local;
 mod part;
 mod start;
 
+pub use arrival::{Announced, Arrival, Became, Keeper};
 pub use gate::{Entered, Gate, Gone};
 pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol};
 pub use part::{
