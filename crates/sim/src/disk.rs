@@ -276,6 +276,15 @@ impl SimDisk {
         state.cache = WriteCache::new(image);
     }
 
+    /// A disk with what a power failure now would leave of this one, which whoever used it still may be using: for a node that dies while others
+    /// go on in its world.
+    pub fn after_power_loss(&self, rng: &mut Rng) -> SimDisk {
+        let state = self.state.borrow();
+        let survivals = draw_survivals(rng, &state.cache.volatile());
+        let image = state.cache.after_power_loss(&survivals);
+        SimDisk::from_image(image, state.config.clone())
+    }
+
     /// The process was killed, kernel and disk go on: what was in flight completes in whole, in
     /// part or not at all, what had completed stays. The world that used the disk must have crashed
     /// or ended.

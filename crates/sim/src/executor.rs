@@ -446,6 +446,25 @@ impl Inner {
         }
     }
 
+    /// Drops the tasks of a core, in an order drawn from the seed. What they asked of disks and the network still happens, and nobody hears of
+    /// it.
+    pub(crate) fn kill_core(&self, core: usize) {
+        let mut of_core: Vec<Task> = {
+            let mut tasks = self.tasks.borrow_mut();
+            let ids: Vec<TaskId> = tasks
+                .iter()
+                .filter(|(_, task)| task.core == core)
+                .map(|(id, _)| *id)
+                .collect();
+            ids.iter().filter_map(|id| tasks.remove(id)).collect()
+        };
+        self.rng.scheduler.borrow_mut().shuffle(&mut of_core);
+        self.record(TraceEvent::Note {
+            text: format!("core {core} is killed"),
+        });
+        drop(of_core);
+    }
+
     /// Drops all tasks and events, in an order drawn from the seed: a task must not rely on
     /// another one being dropped later. This also undoes the circles of handles within the world.
     pub(crate) fn clear(&self) {

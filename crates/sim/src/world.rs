@@ -316,6 +316,14 @@ impl World {
         self.inner.set_crash_point(Some(point));
     }
 
+    /// Kills what runs on a core, while the others go on: for a world whose cores are nodes of their own. Not from within a task. Its disks
+    /// are left to operations that may still be under way: go on with [`SimDisk::after_power_loss`](crate::SimDisk::after_power_loss). Tasks
+    /// that are spawned there afterwards run.
+    pub fn kill_core(&self, core: usize) -> Rng {
+        self.inner.kill_core(core);
+        Rng::new(self.inner.rng.crash.borrow_mut().next_u64())
+    }
+
     /// Stops the node where it stands: drops every task, in an order drawn from the seed, and ends
     /// the world. The generator returned is for what the seed decides after the crash, such as
     /// [`SimDisk::power_loss`](crate::SimDisk::power_loss).
