@@ -1,0 +1,444 @@
+//! The node that a volume leaves: the target at the other end of a connection, and what is done until it is known who has the volume.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::net::SocketAddr;
+
+use flagstone_client::{Arrival, Connect, Error};
+use flagstone_device::engine::DvolError;
+use flagstone_device::transfer::{
+    Content, DvolOrigin, Failed, Marks, NewDvol, Origin, Part, Progress, Run, Snapshot, Target,
+    What, move_dvol,
+};
+use flagstone_platform::{IoBuf, Platform, Time};
+use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
+use flagstone_wire::Status;
+use flagstone_wire::arrival::{
+    Arrive, ArrivingRun, RUNS_MAX, RUNS_PAYLOAD_MAX_BYTES, Settled, Step, Warrant,
+};
+
+use crate::here::RecordBytes;
+
+/// How long one question what became of a move may take, and the pause before the next, in nanoseconds.
+const QUESTION_NS: u64 = 5_000_000_000;
+const PAUSE_NS: u64 = 200_000_000;
+
+/// Is put in its place when the request is made.
+const NO_WARRANT: Warrant = Warrant {
+    arrival: 0,
+    proof: [0; 32],
+};
+
+/// What the node writes down of a volume that leaves, and whom it keeps waiting.
+pub trait Home {
+    /// Writes down, durably, where the volume may be: before it is held.
+    fn keep_route(&self) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// Writes down, durably, that it is there: clients that come are sent on, and the dvol here is void.
+    fn gone(&self, at: SocketAddr) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// Forgets the route: the move came to nothing. Nothing is wrong if a crash undoes this.
+    fn forget_route(&self) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// From now on the volume may be used elsewhere: no read here is answered until it is known.
+    fn hold_reads(&self);
+
+    /// Reads go on: the volume is here.
+    fn release_reads(&self);
+
+    /// The node stops: nobody is to be waited for.
+    fn is_stopping(&self) -> bool;
+}
+
+/// The volume as another node takes it.
+pub struct RemoteTarget<'a, P: Platform, C: Connect> {
+    platform: P,
+    arrival: &'a Arrival<P, C>,
+    new: NewDvol,
+    /// How long each request may take, in nanoseconds.
+    request_ns: u64,
+    record: RefCell<Option<RecordBytes>>,
+    at: Cell<Option<SocketAddr>>,
+    trouble: RefCell<Option<Error>>,
+}
+
+impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
+    /// With so many nanoseconds for each request, sent again as often as it takes.
+    pub fn new(
+        platform: P,
+        arrival: &'a Arrival<P, C>,
+        new: NewDvol,
+        request_ns: u64,
+    ) -> RemoteTarget<'a, P, C> {
+        RemoteTarget {
+            platform,
+            arrival,
+            new,
+            request_ns,
+            record: RefCell::default(),
+            at: Cell::new(None),
+            trouble: RefCell::default(),
+        }
+    }
+
+    /// The tokens that go with it. To be said before it finishes.
+    pub fn set_record(&self, record: Option<RecordBytes>) {
+        self.record.replace(record);
+    }
+
+    /// What went wrong last, in words that an operator can use.
+    pub fn trouble(&self) -> Option<Error> {
+        self.trouble.borrow().clone()
+    }
+
+    fn deadline(&self) -> Time {
+        self.platform.now().plus_ns(self.request_ns)
+    }
+
+    fn note<T>(&self, result: Result<T, Error>) -> Result<T, DvolError> {
+        result.map_err(|error| {
+            let told = match error.status() {
+                Some(Status::NoSpace) => DvolError::NoSpace,
+                Some(Status::Exists) => DvolError::AlreadyExists,
+                Some(Status::Limit) => DvolError::TooMany,
+                Some(Status::OutOfRange) => DvolError::OutOfRange,
+                Some(Status::StaleEpoch) => DvolError::StaleEpoch,
+                Some(Status::Denied | Status::NotFound) => DvolError::NotFound,
+                Some(Status::Fenced) => DvolError::Fenced,
+                _ => DvolError::Device,
+            };
+            self.trouble.replace(Some(error));
+            told
+        })
+    }
+}
+
+impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
+    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        let numbers = content.snapshots.iter().map(|snapshot| snapshot.layer);
+        let new = Arrive {
+            warrant: NO_WARRANT,
+            id: self.new.id,
+            size_bytes: content.size_bytes,
+            reserved_bytes: self.new.reserved_bytes,
+            epoch: content.epoch,
+            highest_layer: numbers.max().unwrap_or(LayerNo(0)),
+            snapshot_count: content.snapshots.len() as u32,
+            attributes: self.new.attributes,
+            name: &self.new.name,
+        };
+        self.note(self.arrival.begin(&new, self.deadline()).await)
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
+        let step = Step::Size(size_bytes);
+        self.note(self.arrival.step(&step, self.deadline()).await)
+    }
+
+    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
+        let mut batch = Batch::default();
+        for run in runs {
+            if let Some(full) = batch.add(run) {
+                self.send(full).await?;
+            }
+        }
+        match batch.runs.is_empty() {
+            true => Ok(()),
+            false => self.send(batch).await,
+        }
+    }
+
+    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+        let step = Step::Snapshot {
+            created_ns: snapshot.created_ns,
+            attributes: snapshot.attributes,
+            name: &snapshot.name,
+        };
+        self.note(self.arrival.step(&step, self.deadline()).await)
+    }
+
+    async fn finish(&self) -> Result<(), DvolError> {
+        let record = self.record.borrow_mut().take();
+        let finished = self.arrival.finish(record.as_deref(), self.deadline());
+        let at = self.note(finished.await)?;
+        self.at.set(Some(at));
+        Ok(())
+    }
+}
+
+impl<P: Platform, C: Connect> RemoteTarget<'_, P, C> {
+    async fn send(&self, batch: Batch) -> Result<(), DvolError> {
+        let sent = self
+            .arrival
+            .runs(&batch.runs, batch.payload, self.deadline());
+        self.note(sent.await)
+    }
+}
+
+/// Runs that go in one request.
+#[derive(Default)]
+struct Batch {
+    runs: Vec<ArrivingRun>,
+    payload: Vec<IoBuf>,
+    payload_bytes: u64,
+}
+
+impl Batch {
+    /// Adds a run. Returns those before it, if there is no room for it with them. A part has no run that is longer than a request may be.
+    fn add(&mut self, run: Run) -> Option<Batch> {
+        let (arriving, bytes) = match run {
+            Run::Data {
+                offset_bytes,
+                meta,
+                bytes,
+            } => {
+                let arriving = ArrivingRun {
+                    offset_bytes,
+                    len_bytes: bytes.len() as u64,
+                    is_zeros: false,
+                    metadata: meta,
+                };
+                (arriving, Some(bytes))
+            }
+            Run::Zeros {
+                offset_bytes,
+                len_bytes,
+            } => {
+                let arriving = ArrivingRun {
+                    offset_bytes,
+                    len_bytes,
+                    is_zeros: true,
+                    metadata: 0,
+                };
+                (arriving, None)
+            }
+        };
+        let sum = self.payload_bytes + arriving.payload_bytes();
+        let is_full =
+            self.runs.len() == RUNS_MAX || sum > RUNS_PAYLOAD_MAX_BYTES && !self.runs.is_empty();
+        let full = is_full.then(|| std::mem::take(self));
+        self.payload_bytes += arriving.payload_bytes();
+        self.runs.push(arriving);
+        self.payload
+            .extend(bytes.map(|bytes| IoBuf::copy_of(&bytes)));
+        full
+    }
+}
+
+/// Whose volume it is at the end of a move, as far as is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// The other node's, which serves it there; and that is written down here. What the volume was here can be deleted, and that
+    /// it was confirmed ([`confirm`]).
+    Went(SocketAddr),
+    /// Still this one's: it goes on here.
+    Stayed(DvolError),
+    /// Nobody has said, and the node stops, or its device has failed: it stays held, and the next start asks.
+    Unknown(DvolError),
+}
+
+/// Names a move, to ask what became of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Question {
+    /// The device that the volume was to arrive on.
+    pub device: DeviceId,
+    /// The volume.
+    pub volume: DvolId,
+}
+
+/// The origin, which writes its route down before it holds.
+struct Leaving<'a, O, H> {
+    origin: &'a O,
+    home: &'a H,
+}
+
+impl<O: Origin, H: Home> Origin for Leaving<'_, O, H> {
+    async fn content(&self) -> Result<Content, DvolError> {
+        self.origin.content().await
+    }
+
+    async fn part(
+        &self,
+        of: Option<LayerNo>,
+        what: What,
+        from_bytes: u64,
+    ) -> Result<Part, DvolError> {
+        self.origin.part(of, what, from_bytes).await
+    }
+
+    async fn mark(&self) -> Result<Lsn, DvolError> {
+        self.origin.mark().await
+    }
+
+    async fn hold(&self) -> Result<Epoch, DvolError> {
+        self.home.keep_route().await?;
+        self.origin.hold().await
+    }
+}
+
+/// The target, before whose end nobody may read at the origin any more.
+struct Taking<'a, 'b, P: Platform, C: Connect, H> {
+    target: &'a RemoteTarget<'b, P, C>,
+    home: &'a H,
+}
+
+impl<P: Platform, C: Connect, H: Home> Target for Taking<'_, '_, P, C, H> {
+    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        self.target.begin(content).await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
+        self.target.resize(size_bytes).await
+    }
+
+    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
+        self.target.take(runs).await
+    }
+
+    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+        self.target.snapshot(snapshot).await
+    }
+
+    async fn finish(&self) -> Result<(), DvolError> {
+        self.home.hold_reads();
+        self.target.finish().await
+    }
+}
+
+/// Moves a volume, and says whose it is. `origin` is `dvol`, with whatever turns its parts are read in. Unless it stayed, `dvol` is left held.
+pub async fn move_away<P: Platform, M: Marks, C: Connect>(
+    dvol: &DvolOrigin<P, M>,
+    origin: &impl Origin,
+    target: &RemoteTarget<'_, P, C>,
+    question: Question,
+    progress: &impl Progress,
+    home: &impl Home,
+) -> Ended {
+    let leaving = Leaving { origin, home };
+    let taking = Taking { target, home };
+    let failed = match move_dvol(&leaving, &taking, progress).await {
+        Ok(()) => {
+            let at = target.at.get();
+            return match at {
+                Some(at) => went(home, at).await,
+                None => Ended::Unknown(DvolError::Device),
+            };
+        }
+        Err(failed) => failed,
+    };
+    match failed {
+        Failed::Before(error) => {
+            // It was not asked to finish, so it has not arrived, whatever it is asked from now on.
+            let stayed = stay(dvol, home, error).await;
+            let deadline = target.platform.now().plus_ns(QUESTION_NS);
+            let device = question.device;
+            let abandoned = target
+                .arrival
+                .settle(device, question.volume, (true, false), deadline);
+            // Otherwise it ends there by itself.
+            let _ = abandoned.await;
+            stayed
+        }
+        Failed::Perhaps(error) => {
+            let asked = ask(&target.platform, target.arrival, question, home).await;
+            match asked {
+                Some(Some(at)) => went(home, at).await,
+                Some(None) => stay(dvol, home, error).await,
+                None => Ended::Unknown(error),
+            }
+        }
+    }
+}
+
+/// The volume is there. If that can't be written down, nobody may be told.
+async fn went(home: &impl Home, at: SocketAddr) -> Ended {
+    match home.gone(at).await {
+        Ok(()) => Ended::Went(at),
+        Err(error) => Ended::Unknown(error),
+    }
+}
+
+/// It goes on here: its mark says nothing, since what it names will never arrive.
+async fn stay<P: Platform, M: Marks>(
+    dvol: &DvolOrigin<P, M>,
+    home: &impl Home,
+    error: DvolError,
+) -> Ended {
+    if let Err(failed) = dvol.stay(false).await {
+        return Ended::Unknown(failed);
+    }
+    // With the mark gone, a route says nothing; a start forgets it.
+    let _ = home.forget_route().await;
+    home.release_reads();
+    Ended::Stayed(error)
+}
+
+/// Asks until it is known where the volume is: there, or (`Some(None)`) not and never. `None`: the node stops.
+pub async fn ask<P: Platform, C: Connect>(
+    platform: &P,
+    arrival: &Arrival<P, C>,
+    question: Question,
+    home: &impl Home,
+) -> Option<Option<SocketAddr>> {
+    loop {
+        if home.is_stopping() {
+            return None;
+        }
+        let deadline = platform.now().plus_ns(QUESTION_NS);
+        let asked = arrival.settle(question.device, question.volume, (true, false), deadline);
+        match asked.await {
+            Ok(Settled::Arrived(at)) => return Some(Some(at)),
+            Ok(Settled::Never) => return Some(None),
+            // Gone on though it was to be given up: that can't be, and is asked again.
+            Ok(Settled::Arriving | Settled::NotHere) => {}
+            Err(error) => tracing::debug!("{error}"),
+        }
+        platform.sleep_ns(PAUSE_NS).await;
+    }
+}
+
+/// Tells the node that has the volume that it won't be asked any more. Whether it hears that or not, nothing depends on it but what it keeps.
+pub async fn confirm<P: Platform, C: Connect>(
+    platform: &P,
+    arrival: &Arrival<P, C>,
+    question: Question,
+) -> Result<(), Error> {
+    let deadline = platform.now().plus_ns(QUESTION_NS);
+    let told = arrival.settle(question.device, question.volume, (false, true), deadline);
+    told.await.map(drop)
+}
+
+/// What a start finds of a volume that was leaving: its dvol's mark says that it was held, and a route where it went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Left {
+    /// The dvol is here.
+    pub has_dvol: bool,
+    /// It is marked as leaving.
+    pub is_leaving: bool,
+    /// The route says that the volume is there.
+    pub is_gone: bool,
+}
+
+/// What a start does about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// It was not held: it is this node's, and goes on at once. The other node is told to forget it.
+    Abandon,
+    /// Whose it is has to be asked ([`ask`]). Until then nobody is served.
+    Ask,
+    /// It is the other's: what is here is deleted, clients are sent on, and the other node is told.
+    SendOn,
+}
+
+/// The decision, from what was found.
+pub fn at_start(left: Left) -> Start {
+    match left {
+        Left { is_gone: true, .. } => Start::SendOn,
+        Left {
+            has_dvol: true,
+            is_leaving: true,
+            ..
+        } => Start::Ask,
+        _ => Start::Abandon,
+    }
+}

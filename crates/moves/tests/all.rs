@@ -1,0 +1,6 @@
+//! All integration tests of the crate, as one program.
+
+mod arrivals;
+mod between;
+mod nobody;
+mod node;

@@ -1,0 +1,570 @@
+//! Two nodes in one simulated world, each on a core of its own that can be killed: one that a volume leaves, and one it comes to.
+//!
+//! A node keeps what it writes down of moves in a dvol of its own, one block.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use flagstone_client::{Client, Connect, Options};
+use flagstone_device::engine::{
+    Attributes, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece,
+    Stability, format_device,
+};
+use flagstone_device::transfer::{Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, Progress};
+use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals};
+use flagstone_gateway::native::volume::NativeError;
+use flagstone_gateway::native::{Ends, NativeLimits, NativeServer};
+use flagstone_moves::away::{
+    Ended, Home, Left, Question, RemoteTarget, Start, ask, at_start, confirm, move_away,
+};
+use flagstone_moves::here::{RecordBytes, carry_out};
+use flagstone_platform::{IoBuf, Listener, Platform};
+use flagstone_sim::{DiskConfig, SimDisk, SimListener, SimNetwork, SimPlatform, SimStream, World};
+use flagstone_types::{DeviceId, DvolId};
+use flagstone_wire::Operation;
+use flagstone_wire::arrival::{RECORD_BYTES, Settled};
+use flagstone_wire::proof::Key;
+
+use crate::nobody::Nobody;
+
+pub(crate) const BLOCK: u64 = 4096;
+pub(crate) const BLOCKS: u64 = 96;
+pub(crate) const ID: DvolId = DvolId(0x51);
+pub(crate) const ORIGIN: usize = 0;
+pub(crate) const TARGET: usize = 1;
+pub(crate) const CLIENTS: usize = 2;
+
+pub(crate) const ARRIVAL: u32 = 7;
+pub(crate) const KEY: Key = Key([3; 32]);
+const NOTES: &str = ".moves";
+/// What goes with the volume.
+const TOKENS: u8 = 0x77;
+
+pub(crate) fn at() -> SocketAddr {
+    "10.0.0.2:4420".parse().expect("an address")
+}
+
+/// Byte 0 says how it is marked, bytes 8 to 24 with which device; byte 1 is the layer's above.
+#[derive(Clone, Copy)]
+pub(crate) struct TestMarks;
+
+fn marked(attributes: &Attributes, kind: u8, device: u128) -> Attributes {
+    let mut marked = *attributes;
+    marked[0] = kind;
+    marked[8..24].copy_from_slice(&device.to_le_bytes());
+    marked
+}
+
+impl Marks for TestMarks {
+    fn arriving(&self, attributes: &Attributes) -> Attributes {
+        marked(attributes, 1, 0)
+    }
+
+    fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
+        marked(attributes, 2, device)
+    }
+
+    fn stayed(&self, _: &Attributes, _: u128) -> Attributes {
+        panic!("between nodes nobody stays who isn't told")
+    }
+
+    fn plain(&self, attributes: &Attributes) -> Attributes {
+        marked(attributes, 0, 0)
+    }
+}
+
+/// What is written down of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Note {
+    /// It comes, or has come, with its tokens.
+    Arrival,
+    /// It may be there.
+    Route,
+    /// It is.
+    Gone,
+}
+
+const NOTE_KINDS: [Note; 3] = [Note::Arrival, Note::Route, Note::Gone];
+
+/// An engine, and the block in which moves are noted.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub(crate) engine: Engine<SimPlatform>,
+    notes: Handle,
+}
+
+impl Store {
+    pub(crate) async fn format(platform: &SimPlatform, disk: &SimDisk) -> Store {
+        let format = FormatOptions {
+            journal_count: 1,
+            ..FormatOptions::for_size(disk.size_bytes())
+        };
+        let device = platform.open(disk);
+        format_device(platform, &device, format)
+            .await
+            .expect("formats");
+        let engine = open_engine(platform, disk).await;
+        let notes = CreateDvol {
+            name: NOTES.into(),
+            id: None,
+            size_bytes: BLOCK,
+            reserved_bytes: BLOCK,
+        };
+        let notes = engine.create(notes).await.expect("creates");
+        Store { engine, notes }
+    }
+
+    async fn open(platform: &SimPlatform, disk: &SimDisk) -> Store {
+        let engine = open_engine(platform, disk).await;
+        let notes = engine.dvol(NOTES).expect("is there").handle;
+        Store { engine, notes }
+    }
+
+    pub(crate) async fn note(&self) -> Option<Note> {
+        let read = self.engine.read(self.notes, 0, BLOCK).await;
+        match &read.expect("can be read")[..] {
+            [Piece::Data(data)] => NOTE_KINDS.get(usize::from(data[0])).copied(),
+            _ => None,
+        }
+    }
+
+    async fn put(&self, note: Note) -> Result<(), DvolError> {
+        let kind = NOTE_KINDS.iter().position(|kind| *kind == note);
+        let mut bytes = vec![0; BLOCK as usize];
+        bytes[0] = kind.expect("is one of them") as u8;
+        let data = IoBuf::copy_of(&bytes);
+        let write = self.engine.write(self.notes, 0, data, Stability::Stable);
+        write.await.map(drop)
+    }
+
+    async fn forget(&self) -> Result<(), DvolError> {
+        let gone = self
+            .engine
+            .deallocate(self.notes, 0, BLOCK, Stability::Stable);
+        gone.await.map(drop)
+    }
+
+    /// The volume, and how it is marked.
+    pub(crate) fn volume(&self) -> Option<(Handle, u8)> {
+        let dvol = self.engine.dvol_with(ID, "vm")?;
+        Some((dvol.handle, dvol.attributes[0]))
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.engine.superblock().device_id
+    }
+}
+
+async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+    let device = platform.open(disk);
+    let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+    let (superblock, shared) = prepared.expect("has a superblock");
+    let options = EngineOptions::default();
+    let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
+    opened.await.expect("opens").0
+}
+
+/// The volume at the origin, and who may change it.
+type Here = (Engine<SimPlatform>, Handle, Rc<Gate>);
+
+/// Whom clients find at the origin.
+#[derive(Default)]
+pub(crate) struct AtOrigin {
+    /// None while it is down, or doesn't know whose the volume is.
+    pub(crate) here: RefCell<Option<Here>>,
+    pub(crate) reads_are_held: Cell<bool>,
+    /// It sends clients on.
+    pub(crate) is_gone: Cell<bool>,
+    /// How the move ended, once it has.
+    pub(crate) ended: Cell<Option<bool>>,
+    /// How often it was started.
+    pub(crate) lives: Cell<u64>,
+}
+
+/// And at the target.
+#[derive(Default)]
+pub(crate) struct AtTarget {
+    /// What lies on its device, whether it has arrived or not.
+    pub(crate) store: RefCell<Option<Store>>,
+    pub(crate) here: RefCell<Option<(Engine<SimPlatform>, Handle)>>,
+    pub(crate) lives: Cell<u64>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Both {
+    pub(crate) origin: Rc<AtOrigin>,
+    pub(crate) target: Rc<AtTarget>,
+}
+
+/// What the origin writes down.
+struct TestHome {
+    store: Store,
+    origin: Rc<AtOrigin>,
+}
+
+impl Home for TestHome {
+    async fn keep_route(&self) -> Result<(), DvolError> {
+        self.store.put(Note::Route).await
+    }
+
+    async fn gone(&self, at: SocketAddr) -> Result<(), DvolError> {
+        assert_eq!(at, crate::node::at());
+        self.store.put(Note::Gone).await
+    }
+
+    async fn forget_route(&self) -> Result<(), DvolError> {
+        self.store.forget().await
+    }
+
+    fn hold_reads(&self) {
+        self.origin.reads_are_held.set(true);
+    }
+
+    fn release_reads(&self) {
+        self.origin.reads_are_held.set(false);
+    }
+
+    fn is_stopping(&self) -> bool {
+        false
+    }
+}
+
+/// What the target writes down.
+pub(crate) struct TestKeeper {
+    store: Store,
+    target: Rc<AtTarget>,
+}
+
+impl TestKeeper {
+    pub(crate) fn new(store: &Store, both: &Both) -> TestKeeper {
+        TestKeeper {
+            store: store.clone(),
+            target: both.target.clone(),
+        }
+    }
+}
+
+impl Keeper for TestKeeper {
+    type Record = RecordBytes;
+
+    async fn take_record(&self, record: Option<RecordBytes>) -> Result<(), DvolError> {
+        assert_eq!(record.expect("comes with the volume")[9], TOKENS);
+        self.store.put(Note::Arrival).await
+    }
+
+    async fn forget(&self, _: bool) -> Result<(), DvolError> {
+        self.store.forget().await
+    }
+
+    fn arrived(&self, handle: Handle) {
+        let here = (self.store.engine.clone(), handle);
+        *self.target.here.borrow_mut() = Some(here);
+    }
+}
+
+type TestArrival = Rc<Arrival<SimPlatform, TestMarks, TestKeeper>>;
+
+/// The one arrival of this node, as long as it knows of it.
+#[derive(Clone)]
+pub(crate) struct OneArrival {
+    arrival: Option<TestArrival>,
+    device: DeviceId,
+    pub(crate) wrong_proofs: Rc<Cell<u64>>,
+    /// The attempt of each request that was carried out.
+    pub(crate) attempts: Rc<RefCell<Vec<u64>>>,
+}
+
+impl OneArrival {
+    pub(crate) fn new(arrival: Option<TestArrival>, store: &Store) -> OneArrival {
+        OneArrival {
+            arrival,
+            device: store.device(),
+            wrong_proofs: Rc::default(),
+            attempts: Rc::default(),
+        }
+    }
+}
+
+impl Arrivals for OneArrival {
+    fn key(&self, arrival: u32, _: Option<DvolId>) -> Option<Key> {
+        (arrival == ARRIVAL && self.arrival.is_some()).then_some(KEY)
+    }
+
+    async fn carry_out(
+        &self,
+        _: u32,
+        attempt: u64,
+        request: ArrivalRequest,
+    ) -> Result<ArrivalReply, NativeError> {
+        let arrival = self.arrival.clone().ok_or(NativeError::NotFound)?;
+        self.attempts.borrow_mut().push(attempt);
+        carry_out(&arrival, at(), attempt, request).await
+    }
+
+    fn unknown(&self, device: DeviceId, _: DvolId) -> Settled {
+        match device == self.device {
+            true => Settled::Never,
+            false => Settled::NotHere,
+        }
+    }
+
+    fn audit(&self, _: u32, _: Operation, _: &str, _: Ends) {
+        self.wrong_proofs.set(self.wrong_proofs.get() + 1);
+    }
+}
+
+/// Connects through the simulated network.
+pub(crate) struct SimConnect(pub(crate) SimNetwork);
+
+impl Connect for SimConnect {
+    type Stream = SimStream;
+
+    fn connect(
+        &self,
+        address: SocketAddr,
+    ) -> impl Future<Output = io::Result<SimStream>> + 'static {
+        self.0.connect_from("10.0.0.1:9", &address.to_string())
+    }
+}
+
+/// Serves arrivals from now on.
+pub(crate) async fn serve(
+    platform: SimPlatform,
+    listener: SimListener,
+    directory: Nobody<OneArrival>,
+) {
+    let limits = NativeLimits::default();
+    let server = NativeServer::new(platform.clone(), directory, limits);
+    while let Ok(stream) = listener.accept().await {
+        let server = server.clone();
+        platform.spawn(async move {
+            server.serve_connection(stream, Ends::default()).await;
+        });
+    }
+}
+
+/// The target from its start on: the first with a promise, the later ones with what they find.
+pub(crate) async fn run_target(
+    platform: SimPlatform,
+    network: SimNetwork,
+    disk: SimDisk,
+    both: Both,
+    is_first: bool,
+) {
+    let store = Store::open(&platform, &disk).await;
+    *both.target.store.borrow_mut() = Some(store.clone());
+    let keeper = TestKeeper::new(&store, &both);
+    let engine = store.engine.clone();
+    let arrival = match (is_first, store.volume(), store.note().await) {
+        (true, ..) => Some(Arrival::new(engine, TestMarks, keeper)),
+        (false, Some((handle, 0)), note) => {
+            // It is asked for until it is confirmed.
+            let arrived = Arrival::arrived_before(engine.clone(), TestMarks, keeper);
+            *both.target.here.borrow_mut() = Some((engine, handle));
+            note.map(|note| {
+                assert_eq!(note, Note::Arrival, "tokens come before the volume");
+                arrived
+            })
+        }
+        (false, Some((handle, _)), _) => {
+            engine.delete(handle, true).await.expect("deletes");
+            store.forget().await.expect("forgets");
+            None
+        }
+        (false, None, _) => {
+            store.forget().await.expect("forgets");
+            None
+        }
+    };
+    let directory = Nobody {
+        arrivals: OneArrival::new(arrival.map(Rc::new), &store),
+        at: at(),
+        incarnation: both.target.lives.get(),
+    };
+    let listener = network.listen(&at().to_string()).expect("listens");
+    serve(platform, listener, directory).await;
+}
+
+/// A client of the target.
+fn client(platform: &SimPlatform, network: SimNetwork) -> Client<SimPlatform, SimConnect> {
+    let options = Options {
+        connect_timeout_ns: 200_000_000,
+        silence_ns: 500_000_000,
+        ..Options::new(vec![at()], "origin")
+    };
+    Client::new(platform.clone(), SimConnect(network), options)
+}
+
+/// Goes a little slower than it could, so that clients come in between, and no further than to so many bytes.
+struct Slowly(SimPlatform, Cell<u64>);
+
+impl Progress for Slowly {
+    async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
+        let drawn_ns = self.0.random_u64() % 2_000_000;
+        self.0.sleep_ns(drawn_ns).await;
+        let left = self.1.get();
+        self.1.set(left.saturating_sub(bytes));
+        match left >= bytes {
+            true => Ok(()),
+            false => Err(DvolError::Busy),
+        }
+    }
+}
+
+/// The origin's first life: moves the volume while it is used.
+pub(crate) async fn move_volume(
+    platform: SimPlatform,
+    network: SimNetwork,
+    store: Store,
+    device: DeviceId,
+    both: Both,
+    give_up_behind: u64,
+) {
+    let here = both.origin.here.borrow().clone();
+    let (engine, handle, gate) = here.expect("is here");
+    let client = client(&platform, network);
+    let arrival = client.arrival(at(), ARRIVAL, KEY);
+    let new = NewDvol {
+        id: ID,
+        name: "vm".into(),
+        reserved_bytes: 0,
+        attributes: engine.attributes_of(handle).expect("is there"),
+    };
+    let target = RemoteTarget::new(platform.clone(), &arrival, new, 3_000_000_000);
+    target.set_record(Some(tokens()));
+    let home = TestHome {
+        store: store.clone(),
+        origin: both.origin.clone(),
+    };
+    let dvol = DvolOrigin::new(engine.clone(), handle, gate.clone(), TestMarks, device.0);
+    let question = Question { device, volume: ID };
+    let slowly = Slowly(platform.clone(), Cell::new(give_up_behind));
+    let ended = move_away(&dvol, &dvol, &target, question, &slowly, &home).await;
+    match ended {
+        Ended::Went(_) => {
+            both.origin.is_gone.set(true);
+            gate.leave();
+            engine.delete(handle, true).await.expect("deletes");
+            let _ = confirm(&platform, &arrival, question).await;
+        }
+        Ended::Stayed(_) => {}
+        Ended::Unknown(error) => panic!("{error}: {:?}", target.trouble()),
+    }
+    both.origin.ended.set(Some(matches!(ended, Ended::Went(_))));
+}
+
+pub(crate) fn tokens() -> RecordBytes {
+    let mut tokens = Box::new([0; RECORD_BYTES]);
+    tokens[9] = TOKENS;
+    tokens
+}
+
+/// A later life of the origin: asks what became of the move, if that has to be asked.
+pub(crate) async fn run_origin(
+    platform: SimPlatform,
+    network: SimNetwork,
+    disk: SimDisk,
+    device: DeviceId,
+    both: Both,
+) {
+    let store = Store::open(&platform, &disk).await;
+    let (volume, note) = (store.volume(), store.note().await);
+    let left = Left {
+        has_dvol: volume.is_some(),
+        is_leaving: volume.is_some_and(|(_, mark)| mark == 2),
+        is_gone: note == Some(Note::Gone),
+    };
+    let client = client(&platform, network);
+    let arrival = client.arrival(at(), ARRIVAL, KEY);
+    let question = Question { device, volume: ID };
+    let home = TestHome {
+        store: store.clone(),
+        origin: both.origin.clone(),
+    };
+    let went = match at_start(left) {
+        Start::SendOn => true,
+        Start::Abandon => false,
+        Start::Ask => {
+            assert_eq!(note, Some(Note::Route), "a route before the hold");
+            let asked = ask(&platform, &arrival, question, &home).await;
+            if let Some(Some(at)) = asked {
+                home.gone(at).await.expect("is written down");
+            }
+            asked.expect("it doesn't stop").is_some()
+        }
+    };
+    if went {
+        both.origin.is_gone.set(true);
+        if let Some((handle, _)) = volume {
+            store.engine.delete(handle, true).await.expect("deletes");
+        }
+        let _ = confirm(&platform, &arrival, question).await;
+    } else {
+        let (handle, _) = volume.expect("is here");
+        let attributes = store.engine.attributes_of(handle).expect("is here");
+        let plain = TestMarks.plain(&attributes);
+        let unmarked = store.engine.set_attributes(handle, plain);
+        unmarked.await.expect("unmarks");
+        store.forget().await.expect("forgets");
+        both.origin.reads_are_held.set(false);
+        let here = (store.engine.clone(), handle, Rc::default());
+        *both.origin.here.borrow_mut() = Some(here);
+        // What the target still has of it.
+        let deadline = platform.now().plus_ns(5_000_000_000);
+        let _ = arrival.settle(device, ID, (true, false), deadline).await;
+    }
+    both.origin.ended.set(Some(went));
+}
+
+/// A world of three cores with two formatted disks and the volume on the first.
+pub(crate) fn begin(world: &World) -> ([SimDisk; 2], Store, DeviceId, Both) {
+    let disks = [64 << 20, 64 << 20].map(|size| SimDisk::new(DiskConfig::new(size)));
+    let both = Both::default();
+    let (platform, disk) = (world.platform(TARGET), disks[1].clone());
+    let device = world.block_on(TARGET, async move {
+        let store = Store::format(&platform, &disk).await;
+        let device = store.device();
+        store.engine.stop().await.expect("stops");
+        device
+    });
+    let (platform, disk) = (world.platform(ORIGIN), disks[0].clone());
+    let told = both.clone();
+    let store = world.block_on(ORIGIN, async move {
+        let store = Store::format(&platform, &disk).await;
+        let mut attributes = [0; _];
+        attributes[1] = 9;
+        let new = CreateDvol {
+            name: "vm".into(),
+            id: Some(ID),
+            size_bytes: BLOCKS * BLOCK,
+            reserved_bytes: 0,
+        };
+        let made = store.engine.create_with(new, attributes).await;
+        let handle = made.expect("creates");
+        *told.origin.here.borrow_mut() = Some((store.engine.clone(), handle, Rc::default()));
+        store
+    });
+    (disks, store, device, both)
+}
+
+/// What each block of a dvol or layer holds: its number, and its metadata.
+pub(crate) async fn read_all(engine: &Engine<SimPlatform>, handle: Handle) -> BTreeMap<u64, u64> {
+    let mut found = BTreeMap::new();
+    for block in 0..BLOCKS {
+        let read = engine.read_ex(handle, block * BLOCK, BLOCK).await;
+        let (pieces, metas) = read.expect("can be read");
+        let number = match &pieces[..] {
+            [Piece::Data(data)] => u64::from_le_bytes(data[..8].try_into().expect("eight bytes")),
+            _ => 0,
+        };
+        assert_eq!(
+            metas[0].meta, number,
+            "block {block}: metadata go with the data"
+        );
+        found.insert(block, number);
+    }
+    found
+}
