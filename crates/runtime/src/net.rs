@@ -30,6 +30,10 @@ use crate::sys;
 /// Mode of a Unix socket's file: its owner only.
 const UNIX_MODE: libc::mode_t = 0o600;
 
+/// What the kernel holds of a TCP connection that it hasn't sent yet, in bytes, about. Otherwise that grows to megabytes for a client that takes nothing:
+/// copied at once, while others of its core wait, and freed at once when it goes.
+const UNSENT_MAX_BYTES: u32 = 256 << 10;
+
 /// Times in a row that a refused operation is tried again. The ring waits for a blocking socket, so
 /// this does not happen in a sane kernel; without a limit an insane one would hang the core.
 const RETRIES_MAX: u32 = 1_000;
@@ -486,6 +490,8 @@ impl UringListener {
             Socket::TcpListener(_) => {
                 let stream = TcpStream::from(fd);
                 stream.set_nodelay(true)?;
+                // A kernel without it does what it did.
+                let _ = sys::limit_unsent(&stream, UNSENT_MAX_BYTES);
                 let peer = stream.peer_addr()?.to_string();
                 Ok(UringStream::new(core, Socket::Tcp(stream), peer))
             }

@@ -191,6 +191,22 @@ pub(crate) fn preallocate(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> i
     check(unsafe { libc::fallocate(fd.as_fd().as_raw_fd(), 0, offset, len) }).map(drop)
 }
 
+/// Has the kernel hold at most about so many bytes of a TCP connection that it hasn't sent yet: whoever writes more waits.
+pub(crate) fn limit_unsent(fd: impl AsFd, bytes: u32) -> io::Result<()> {
+    let len = mem::size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the option is an integer, and `bytes` one that is valid for reads.
+    check(unsafe {
+        libc::setsockopt(
+            fd.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            len,
+        )
+    })
+    .map(drop)
+}
+
 /// Whether a file lies in memory (tmpfs or ramfs): nothing of it is ever waited for.
 pub(crate) fn is_in_memory(fd: impl AsFd) -> bool {
     // SAFETY: a statfs is an array of integers, for which all zeros is a value.
