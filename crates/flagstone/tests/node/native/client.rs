@@ -45,8 +45,8 @@ impl Answer {
 
 /// A connection.
 pub(crate) struct Native {
-    stream: TcpStream,
-    next: u64,
+    pub(crate) stream: TcpStream,
+    pub(crate) next: u64,
     session: SessionId,
     server: Nonce,
     pub(crate) hello: HelloReply,
