@@ -11,6 +11,7 @@
 
 pub mod buf;
 pub mod layers;
+pub mod locks;
 pub mod record;
 pub mod sync;
 mod traits;

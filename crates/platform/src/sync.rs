@@ -72,6 +72,9 @@ impl<T> Future for Awaited<T> {
     }
 }
 
+/// Waiters that a signal keeps memory for while there are none.
+const WAITING_KEPT: usize = 64;
+
 /// Wakes tasks that wait for a condition. Waiters check the condition themselves, in a loop.
 #[derive(Default)]
 pub struct Signal {
@@ -88,9 +91,14 @@ impl Signal {
     /// Wakes everyone who waits now.
     pub fn notify(&self) {
         self.generation.set(self.generation.get() + 1);
-        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-        for waker in waiting {
+        let mut waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        for waker in waiting.drain(..) {
             waker.wake();
+        }
+        // Most signals are given and waited for again and again: their memory stays, but that of a crowd.
+        let mut anew = self.waiting.borrow_mut();
+        if anew.is_empty() && waiting.capacity() <= WAITING_KEPT {
+            *anew = waiting;
         }
     }
 

@@ -15,13 +15,14 @@
 //! and none waits for the core. The two lists beside it (wake-ups by foreign threads, results of
 //! the helper thread) are behind locks that are held for a push or a swap.
 
+use flagstone_platform::locks::Mutex;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::config::RuntimeConfig;
 use crate::counters::{CoreCounters, Counters};

@@ -114,8 +114,8 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flagstone_platform::locks::Mutex;
     use std::sync::Arc;
-    use std::sync::Mutex;
     use std::task::Wake;
 
     struct Note(u32, Arc<Mutex<Vec<u32>>>);

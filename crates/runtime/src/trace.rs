@@ -3,11 +3,12 @@
 //! For tests and for finding out what happened: recording copies every byte written and blocks the
 //! core while the file takes it.
 
+use flagstone_platform::locks::Mutex;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use flagstone_platform::record::{IoEvent, Recorder};
 

@@ -6,8 +6,9 @@
 //!
 //! [`PERIOD_NS`]: crate::cores::PERIOD_NS
 
+use flagstone_platform::locks::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 
 use crate::cores::Line;
 use crate::promise::{Totals, WHOLE_NS};

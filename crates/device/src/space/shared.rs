@@ -1,9 +1,10 @@
 //! What the cores of a node share about one device: which segments are owned, and whether the
 //! device is fenced. Touched once per 128 MiB and once per flush, never per request.
 
+use flagstone_platform::locks::Mutex;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_types::{BlockNo, SegmentNo};
 

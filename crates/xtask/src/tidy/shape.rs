@@ -1,4 +1,4 @@
-//! The shape of source files: module comments, lengths, and where `unsafe` may live.
+//! The shape of source files: module comments, lengths, where `unsafe` may live, and which locks are taken.
 
 use std::path::Path;
 
@@ -13,6 +13,17 @@ const FILE_LINES_MAX: usize = 800;
 const FUNCTION_LINES_MAX: usize = 70;
 /// The only crate whose job can't be done in safe Rust.
 const UNSAFE_HOME: &str = "crates/runtime/";
+
+/// What runs on a node's cores, and what may be locked there.
+const LOCKS_COUNTED: [&str; 6] = [
+    "crates/platform/src/",
+    "crates/runtime/src/",
+    "crates/device/src/",
+    "crates/sched/src/",
+    "crates/gateway/src/",
+    "crates/flagstone/src/node/real/",
+];
+const LOCKS: &str = "crates/platform/src/locks.rs";
 
 /// Long on purpose: path, function (empty for the file itself), reason.
 const LONG_ON_PURPOSE: [(&str, &str, &str); 0] = [];
@@ -48,6 +59,9 @@ pub(super) fn check(path: &Path, text: &str) -> Vec<Finding> {
     if !shown.starts_with(UNSAFE_HOME) {
         findings.extend(allowed_unsafe(&shown, &source.code));
     }
+    if LOCKS_COUNTED.iter().any(|part| shown.starts_with(part)) && shown != LOCKS {
+        findings.extend(counted_locks(&shown, &source.code));
+    }
     findings
 }
 
@@ -74,6 +88,26 @@ fn allowed_unsafe(path: &str, code: &str) -> Vec<Finding> {
     let message = "unsafe code lives in crates/runtime only";
     hits.map(|(index, _)| Finding::error(path, index + 1, message.to_owned()))
         .collect()
+}
+
+/// A lock that a core may take is counted, so that a test can say that requests take none.
+fn counted_locks(path: &str, code: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, _) in code.match_indices("std::sync::") {
+        let rest = &code[at + "std::sync::".len()..];
+        let end = match rest.starts_with('{') {
+            true => rest.find('}'),
+            false => rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':'),
+        };
+        let named = &rest[..end.unwrap_or(rest.len())];
+        let mut words = named.split(|c: char| !c.is_alphanumeric());
+        if words.any(|word| ["Mutex", "RwLock", "Condvar", "Barrier"].contains(&word)) {
+            let message = "a lock that isn't counted: take `flagstone_platform::locks`";
+            let line = super::source::line_of(code.as_bytes(), at);
+            findings.push(Finding::error(path, line, message.to_owned()));
+        }
+    }
+    findings
 }
 
 #[cfg(test)]
@@ -124,5 +158,29 @@ mod tests {
         assert_eq!(messages("crates/device/src/b.rs", text).len(), 1);
         assert!(messages("crates/runtime/src/ring.rs", text).is_empty());
         assert!(messages("crates/device/src/b.rs", "//! P.\n// allow(unsafe_code)\n").is_empty());
+    }
+
+    #[test]
+    fn locks_of_cores_are_counted_ones() {
+        let path = "crates/sched/src/device.rs";
+        for text in [
+            "use std::sync::Mutex;",
+            "use std::sync::{Arc,\n    RwLock};",
+            "static A: std::sync::Mutex<u8> = std::sync::Mutex::new(1);",
+        ] {
+            let found = messages(path, &format!("//! P.\n{text}\n"));
+            assert!(found[0].contains("isn't counted"), "{text}");
+            assert!(messages("crates/xtask/src/a.rs", &format!("//! P.\n{text}\n")).is_empty());
+        }
+        for text in [
+            "use std::sync::{Arc, MutexGuard, PoisonError};",
+            "use flagstone_platform::locks::Mutex;",
+            "// std::sync::Mutex",
+        ] {
+            assert!(
+                messages(path, &format!("//! P.\n{text}\n")).is_empty(),
+                "{text}"
+            );
+        }
     }
 }

@@ -32,13 +32,14 @@ mod tuning;
 mod under_way;
 mod volume;
 
+use flagstone_platform::locks::Mutex;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo, Handle};

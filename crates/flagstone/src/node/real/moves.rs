@@ -1,7 +1,8 @@
 //! Moves of volumes as the control side sees them: asked for, watched, ended.
 
+use flagstone_platform::locks::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::DvolError;
 use flagstone_platform::Platform;

@@ -5,11 +5,12 @@
 //! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open.
 //! [decibel 4.4: migration]
 
+use flagstone_platform::locks::Mutex;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle, Stability};
 use flagstone_device::transfer::{

@@ -5,8 +5,9 @@
 //! so here in the same step. So of two changes the engine's last one is the last here, too, and it
 //! doesn't matter whether whoever asked still waits for the answer. Never touched on the data path.
 
+use flagstone_platform::locks::RwLock;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 
 use flagstone_types::{DvolId, Epoch};
 

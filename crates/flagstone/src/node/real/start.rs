@@ -1,11 +1,12 @@
 //! Starting a node: lock the devices, start the cores, recover, listen.
 
+use flagstone_platform::locks::Mutex;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;

@@ -13,9 +13,10 @@ mod commands;
 mod record;
 mod store;
 
+use flagstone_platform::locks::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 
 use flagstone_platform::Platform;
 use flagstone_types::DvolId;

@@ -1,7 +1,8 @@
 //! Snapshots that are being sent: the schedule doesn't delete them before the stream has ended.
 
+use flagstone_platform::locks::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use flagstone_device::engine::Handle;
 use flagstone_types::{DvolId, LayerNo};
