@@ -20,6 +20,7 @@ use flagstone_device::transfer::{
 use flagstone_platform::sync::Share;
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
+use flagstone_sched::want::PART_LEAST_BYTES;
 use flagstone_sched::{Limits, Tenant, Turns, Want};
 use flagstone_types::{Epoch, LayerNo, Lsn};
 
@@ -186,6 +187,18 @@ impl Copier {
     }
 }
 
+impl Copier {
+    /// How much is copied in one turn, in bytes. Others wait for the device as long as that takes, so it is little while nobody waits for
+    /// the move: what a request costs besides its bytes is the move's own loss.
+    fn part_bytes(&self, is_held: bool) -> u64 {
+        let tenant = self.tenant(is_held);
+        match tenant.promised_ns() {
+            Some(_) if !is_held => PART_LEAST_BYTES,
+            _ => tenant.part_bytes().min(PART_BYTES),
+        }
+    }
+}
+
 /// The origin, with turns at its device.
 struct Here<'a> {
     origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
@@ -212,8 +225,9 @@ impl Origin for Here<'_> {
         what: What,
         from_bytes: u64,
     ) -> Result<Part, DvolError> {
-        let tenant = self.copier.tenant(self.held_since.get().is_some());
-        let bytes = tenant.part_bytes().min(PART_BYTES);
+        let is_held = self.held_since.get().is_some();
+        let tenant = self.copier.tenant(is_held);
+        let bytes = self.copier.part_bytes(is_held);
         self.origin.set_part_bytes(bytes);
         let mut turn = tenant.turn(Want::read(0, bytes)).await;
         let part = self.origin.part(of, what, from_bytes).await?;
