@@ -380,6 +380,7 @@ pub async fn ask<P: Platform, C: Connect>(
     question: Question,
     home: &impl Home,
 ) -> Option<Option<SocketAddr>> {
+    let mut is_told = false;
     loop {
         if home.is_stopping() {
             return None;
@@ -391,6 +392,11 @@ pub async fn ask<P: Platform, C: Connect>(
             Ok(Settled::Never) => return Some(None),
             // Gone on though it was to be given up: that can't be, and is asked again.
             Ok(Settled::Arriving | Settled::NotHere) => {}
+            // Once: it is asked again several times a second.
+            Err(error) if !std::mem::replace(&mut is_told, true) => tracing::warn!(
+                volume = %question.volume,
+                "{error}; until the node that it was moving to answers, the volume is served nowhere: bring that node back"
+            ),
             Err(error) => tracing::debug!("{error}"),
         }
         platform.sleep_ns(PAUSE_NS).await;
