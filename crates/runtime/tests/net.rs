@@ -90,8 +90,6 @@ fn eight_mebibytes_come_back_through_tcp() {
     }
 }
 
-/// A mebibyte is more than a Unix socket takes at once, so without the kernel's help each send
-/// comes up short.
 /// The kernel took 2 to 4 MiB for a peer that reads nothing: copied at once, while others of the core waited.
 #[test]
 fn the_kernel_takes_little_for_a_peer_that_takes_nothing() {
@@ -126,6 +124,8 @@ fn the_kernel_takes_little_for_a_peer_that_takes_nothing() {
     }
 }
 
+/// A mebibyte is more than a Unix socket takes at once, so without the kernel's help each send
+/// comes up short.
 #[test]
 fn eight_mebibytes_come_back_through_a_unix_socket() {
     for (name, config) in kernels() {

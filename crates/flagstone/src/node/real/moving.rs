@@ -185,9 +185,7 @@ impl Copier {
             }),
         }
     }
-}
 
-impl Copier {
     /// How much is copied in one turn, in bytes. Others wait for the device as long as that takes, so it is little while nobody waits for
     /// the move: what a request costs besides its bytes is the move's own loss.
     fn part_bytes(&self, is_held: bool) -> u64 {
