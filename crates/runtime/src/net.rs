@@ -21,6 +21,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use flagstone_platform::{IoBuf, Listener, Stream};
+use socket2::{Domain, Type};
 
 use crate::core::Core;
 use crate::op::{Message, OpKey, Owned, Request};
@@ -123,6 +124,36 @@ impl UringStream {
             Err(error) => return Err(error),
         };
         Ok(UringStream::new(platform.core.clone(), socket, peer))
+    }
+
+    /// Connects to a TCP address. Dropping the future gives the attempt up.
+    pub fn connect_tcp(
+        platform: &UringPlatform,
+        address: SocketAddr,
+    ) -> impl Future<Output = io::Result<UringStream>> + 'static {
+        let core = platform.core.clone();
+        async move {
+            let domain = Domain::for_address(address);
+            let socket = TcpStream::from(socket2::Socket::new(domain, Type::STREAM, None)?);
+            socket.set_nodelay(true)?;
+            // A kernel without it does what it did.
+            let _ = sys::limit_unsent(&socket, UNSENT_MAX_BYTES);
+            // From here on whoever drops this ends the attempt.
+            let stream = UringStream::new(core, Socket::Tcp(socket), address.to_string());
+            for _ in 0..RETRIES_MAX {
+                let inner = &stream.inner;
+                let request = Request::Connect {
+                    socket: inner.socket.clone(),
+                    address: Box::new(address.into()),
+                };
+                match inner.core.operate(request).await.0 {
+                    0 => return Ok(stream),
+                    result if is_passing(result) => {}
+                    result => return Err(io::Error::from_raw_os_error(-result)),
+                }
+            }
+            Err(io::ErrorKind::WouldBlock.into())
+        }
     }
 
     fn new(core: Rc<Core>, socket: Socket, peer: String) -> UringStream {

@@ -7,7 +7,7 @@
 //!
 //! Invariant: whatever a submission entry points to is owned by the [`Flight`] in the slot that its
 //! `user_data` names, and that flight stays in the slab until the kernel is done with it. Moving a
-//! flight is harmless: buffers, message headers and words lie on the heap.
+//! flight is harmless: buffers, message headers, addresses and words lie on the heap.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -20,6 +20,7 @@ use std::task::Waker;
 
 use flagstone_platform::IoBuf;
 use io_uring::{opcode, squeue, types};
+use socket2::SockAddr;
 
 use crate::device::DeviceFile;
 use crate::mailbox::CoreShared;
@@ -114,6 +115,10 @@ pub(crate) enum Request {
     Accept {
         socket: Rc<Socket>,
     },
+    Connect {
+        socket: Rc<Socket>,
+        address: Box<SockAddr>,
+    },
     /// Work for the helper thread: no entry goes to the ring.
     Helped {
         file: Rc<DeviceFile>,
@@ -136,6 +141,7 @@ pub(crate) enum Owned {
     Nothing,
     Buf(IoBuf),
     Message(Box<Message>),
+    Address(Box<SockAddr>),
     Word(Box<u64>),
 }
 
@@ -366,6 +372,12 @@ impl Request {
                     },
                     Some(entry),
                 )
+            }
+            Request::Connect { socket, address } => {
+                let fd = types::Fd(socket.as_raw_fd());
+                let entry =
+                    opcode::Connect::new(fd, address.as_ptr().cast(), address.len()).build();
+                (socket_flight(Owned::Address(address), socket), Some(entry))
             }
             Request::Doorbell { event, mut word } => {
                 let fd = types::Fd(event.as_raw_fd());

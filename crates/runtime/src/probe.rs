@@ -174,6 +174,7 @@ pub(crate) fn open_ring(entries: u32, allowed: &KernelUse) -> Result<OpenRing, R
         ("the operation SEND", has(opcode::Send::CODE)),
         ("the operation SENDMSG", has(opcode::SendMsg::CODE)),
         ("the operation ACCEPT", has(opcode::Accept::CODE)),
+        ("the operation CONNECT", has(opcode::Connect::CODE)),
         ("the operation ASYNC_CANCEL", has(opcode::AsyncCancel::CODE)),
     ];
     let what: Vec<_> = needed

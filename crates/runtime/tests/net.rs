@@ -90,6 +90,46 @@ fn eight_mebibytes_come_back_through_tcp() {
     }
 }
 
+#[test]
+fn a_stream_that_was_connected_carries_bytes() {
+    for (_, config) in kernels() {
+        run(&config, move |platform| async move {
+            let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").unwrap();
+            let address = listener.tcp_address().unwrap();
+            let connecting = UringStream::connect_tcp(&platform, address);
+            let near = connecting.await.unwrap();
+            let far = listener.accept().await.unwrap();
+            assert_eq!(near.peer(), address.to_string());
+            assert_eq!(near.addresses().1.map(|a| a.to_string()), Some(far.peer()));
+            let sent = pattern(1000, 7);
+            near.write_all(vec![sent.clone()]).await.1.unwrap();
+            let (found, read) = far.read_exact(IoBuf::zeroed(1000)).await;
+            read.unwrap();
+            assert!(found[..] == sent[..]);
+        });
+    }
+}
+
+#[test]
+fn connecting_where_nobody_listens_fails_and_can_be_given_up() {
+    for (_, config) in kernels() {
+        run(&config, move |platform| async move {
+            let closed = {
+                let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").unwrap();
+                listener.tcp_address().unwrap()
+            };
+            let failed = UringStream::connect_tcp(&platform, closed).await;
+            let error = failed.err().expect("nobody listens there");
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+            // Documentation's addresses answer nobody. Whatever becomes of it, giving it up frees the core to end.
+            let nowhere = "192.0.2.1:9".parse().unwrap();
+            let mut connecting = Box::pin(UringStream::connect_tcp(&platform, nowhere));
+            let _ = poll_once(connecting.as_mut()).await;
+            drop(connecting);
+        });
+    }
+}
+
 /// The kernel took 2 to 4 MiB for a peer that reads nothing: copied at once, while others of the core waited.
 #[test]
 fn the_kernel_takes_little_for_a_peer_that_takes_nothing() {
