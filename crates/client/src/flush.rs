@@ -11,7 +11,13 @@ pub(crate) struct Unflushed {
     changes: u64,
     /// Those that no flush has covered, by the process that answered them. Rarely more than one.
     runs: Vec<Run>,
+    /// Processes that have said that the volume has moved, and the last change before that. The latest few: a flush asks about
+    /// those that were answered before it was called.
+    moved: Vec<(u64, u64)>,
 }
+
+/// Processes that are remembered to have said that the volume has moved.
+const MOVED_MAX: usize = 16;
 
 /// Changes that one process has answered, one after another.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +42,15 @@ impl Unflushed {
         }
     }
 
+    /// A process has said that the volume, which it had, is elsewhere: whatever it had answered is durable there.
+    pub(crate) fn moved(&mut self, incarnation: u64) {
+        self.moved.retain(|(of, _)| *of != incarnation);
+        if self.moved.len() == MOVED_MAX {
+            self.moved.remove(0);
+        }
+        self.moved.push((incarnation, self.changes));
+    }
+
     /// A flush that was called when the state was `before` was answered by a process: false if
     /// changes before it may be gone. To each flush that was called before it was known this is said.
     pub(crate) fn flushed(&mut self, before: &Unflushed, incarnation: u64) -> bool {
@@ -43,8 +58,12 @@ impl Unflushed {
             run.first = run.first.max(before.changes + 1);
             run.first <= run.last
         });
-        let mut runs = before.runs.iter();
-        runs.all(|run| run.incarnation == incarnation)
+        let is_covered = |run: &Run| {
+            let mut moved = self.moved.iter();
+            let is_durable = |(of, last): &(u64, u64)| *of == run.incarnation && run.last <= *last;
+            run.incarnation == incarnation || moved.any(is_durable)
+        };
+        before.runs.iter().all(is_covered)
     }
 }
 
@@ -75,6 +94,31 @@ mod tests {
             "a flush called at the same time says so, too"
         );
         assert!(flushed(&mut unflushed, 2), "it was said");
+    }
+
+    #[test]
+    fn what_was_answered_before_a_move_is_durable_behind_it() {
+        let mut unflushed = Unflushed::default();
+        unflushed.answered(1);
+        let before = unflushed.clone();
+        unflushed.moved(1);
+        assert!(unflushed.flushed(&before, 2), "called before the move");
+        unflushed.answered(1);
+        unflushed.moved(1);
+        unflushed.answered(2);
+        assert!(flushed(&mut unflushed, 2), "called behind it");
+        unflushed.answered(1);
+        assert!(
+            !flushed(&mut unflushed, 2),
+            "it came back, and has answered since"
+        );
+        unflushed.answered(3);
+        unflushed.moved(1);
+        assert!(!flushed(&mut unflushed, 2), "another one has not said it");
+        for other in 10..100 {
+            unflushed.moved(other);
+        }
+        assert!(unflushed.moved.len() <= MOVED_MAX);
     }
 
     #[test]

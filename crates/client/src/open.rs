@@ -137,6 +137,8 @@ pub(crate) struct State<P: Platform, C: Connect> {
 pub(crate) struct Open<P: Platform, C: Connect> {
     pub(crate) link: Rc<Link<P, C>>,
     pub(crate) generation: u64,
+    /// The process that has opened it.
+    pub(crate) incarnation: u64,
     pub(crate) number: VolumeNo,
 }
 
@@ -145,6 +147,7 @@ impl<P: Platform, C: Connect> Clone for Open<P, C> {
         Open {
             link: self.link.clone(),
             generation: self.generation,
+            incarnation: self.incarnation,
             number: self.number,
         }
     }
@@ -235,6 +238,7 @@ async fn keep<P: Platform, C: Connect>(inner: Rc<Inner<P, C>>) {
         let open = Open {
             link,
             generation: about.generation,
+            incarnation: about.incarnation,
             number,
         };
         inner.state.borrow_mut().place = Some(open.clone());
@@ -311,8 +315,13 @@ impl<P: Platform, C: Connect> Inner<P, C> {
         };
         let mut body = Vec::new();
         request.encode(&mut body);
+        let epoch = match self.how.read_only {
+            true => Epoch(0),
+            false => self.state.borrow().epoch_held(),
+        };
         let fields = Fields {
             flags,
+            lsn: epoch.0.into(),
             ..Fields::default()
         };
         Flight::new(Operation::Open, fields, body)
@@ -336,6 +345,8 @@ impl<P: Platform, C: Connect> Inner<P, C> {
             Some(Status::Ok) => self.judge_open(&reply, body),
             Some(Status::Moved) => match Failure::decode(reply.header.status, body) {
                 Ok(Failure::Moved(address)) => {
+                    let incarnation = reply.incarnation;
+                    self.state.borrow_mut().unflushed.moved(incarnation);
                     self.redirect(address);
                     Verdict::Again
                 }
@@ -367,10 +378,11 @@ impl<P: Platform, C: Connect> Inner<P, C> {
             // Deleted, and another one made under its name.
             return Verdict::Lost(Cause::refused(Status::Gone.number(), ""));
         }
-        if state.description.is_none() {
-            state.epochs.push(opened.epoch);
-        } else if !opened.is_read_only && !state.epochs.contains(&opened.epoch) {
+        if !opened.is_read_only && state.is_fenced(opened.epoch) {
             return Verdict::Lost(Cause::refused(Status::StaleEpoch.number(), ""));
+        }
+        if !state.epochs.contains(&opened.epoch) {
+            state.epochs.push(opened.epoch);
         }
         state.description = Some(opened);
         Verdict::Open(number)
@@ -380,7 +392,11 @@ impl<P: Platform, C: Connect> Inner<P, C> {
     fn redirect(&self, address: SocketAddr) {
         let state = &mut *self.state.borrow_mut();
         state.redirects += 1;
-        state.home = address;
+        // A server that listens on all its addresses can't know by which it is reached: by the one that was just used.
+        state.home = match address.ip().is_unspecified() {
+            true => SocketAddr::new(state.home.ip(), address.port()),
+            false => address,
+        };
         if state.redirects > REDIRECTS_MAX {
             state.redirects = 0;
             state.is_late = true;
@@ -451,6 +467,9 @@ impl<P: Platform, C: Connect> Inner<P, C> {
     pub(crate) fn left(&self, open: &Open<P, C>, address: Option<SocketAddr>) {
         {
             let state = &mut *self.state.borrow_mut();
+            if address.is_some() {
+                state.unflushed.moved(open.incarnation);
+            }
             if !state.place.as_ref().is_some_and(|place| place.is(open)) {
                 return;
             }
@@ -498,6 +517,18 @@ impl<P: Platform, C: Connect> Open<P, C> {
 }
 
 impl<P: Platform, C: Connect> State<P, C> {
+    /// The epoch to name when the volume is opened again: if it has another one since only because it was moved, the server lets us
+    /// go on.
+    fn epoch_held(&self) -> Epoch {
+        self.epochs.iter().copied().max().unwrap_or_default()
+    }
+
+    /// Whether somebody else has opened the volume alone, though the server, which was told the epoch that was held, let us go on: it does
+    /// that also with a lower epoch than it was told.
+    fn is_fenced(&self, now: Epoch) -> bool {
+        now < self.epoch_held() && !self.epochs.contains(&now)
+    }
+
     fn next_first(&mut self, addresses: &[SocketAddr]) {
         self.home = addresses[self.first % addresses.len()];
         self.first += 1;

@@ -342,7 +342,7 @@ fn who_was_fenced_off_while_in_doubt_doesnt_repeat() {
     // Somebody else takes over while the first one is away.
     server.with(|state| {
         let volume = state.volumes.get_mut("v").unwrap();
-        volume.epoch = Epoch(volume.epoch.0 + 1);
+        volume.set_epoch(Epoch(volume.epoch.0 + 1));
     });
     server.restart();
     stage.world.run_until(|| result.borrow().is_some());
@@ -441,8 +441,8 @@ fn a_volume_that_has_moved_is_found() {
     assert_eq!(stage.log(), (1..30).collect::<Vec<u64>>());
     assert_eq!(
         stage.server.with(|state| state.volumes["v"].epoch),
-        Epoch(2),
-        "alone once"
+        Epoch(2 + 29 * Epoch::PER_MOVE),
+        "alone once, and moved"
     );
     stage.rules_hold();
 }

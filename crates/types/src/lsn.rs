@@ -15,6 +15,9 @@ pub struct Epoch(pub u32);
 impl Epoch {
     /// The largest epoch the format can hold.
     pub const MAX: Epoch = Epoch((1 << (64 - COUNTER_BITS)) - 1);
+    /// By so much a move of a volume raises its epoch. More than one, so that a client can tell a move from somebody else who has
+    /// opened the volume alone.
+    pub const PER_MOVE: u32 = 8;
 }
 
 /// Log sequence number of one dvol. [`Lsn::ZERO`] means "before any change".

@@ -231,6 +231,9 @@ fn open(state: &mut State, connection: &Connection, request: &Request) -> Result
     if volume.core != connection.core {
         return moved(state, name);
     }
+    if volume.locks_out(request.header.epoch()) {
+        return Status::StaleEpoch.into();
+    }
     state.opens += 1;
     let nonce = connection.nonces.0.0;
     if state
@@ -243,7 +246,7 @@ fn open(state: &mut State, connection: &Connection, request: &Request) -> Result
             .push("the proof of one connection was used on another".to_owned());
     }
     if request.header.has(flag::ALONE) {
-        volume.epoch = Epoch(volume.epoch.0 + 1);
+        volume.set_epoch(Epoch(volume.epoch.0 + 1));
         volume.counter = 0;
     }
     let is_read_only = request.header.has(flag::READ_ONLY);
@@ -304,7 +307,7 @@ fn of_volume(state: &mut State, connection: &Connection, request: &Request) -> R
     let Some(opened) = opens.get(&header.volume.0) else {
         return Status::NoVolume.into();
     };
-    if state.volumes[&opened.name].core != connection.core {
+    if !state.volumes[&opened.name].is_where(connection.core, opened.epoch) {
         return moved(state, &opened.name);
     }
     if state.rng.chance(state.trouble.busy) {
@@ -354,7 +357,7 @@ fn of_volume(state: &mut State, connection: &Connection, request: &Request) -> R
         Operation::Reserve => volume.reserved_bytes = header.len_bytes,
         Operation::SetEpoch if header.epoch() < volume.epoch => return Status::StaleEpoch.into(),
         Operation::SetEpoch => {
-            volume.epoch = header.epoch();
+            volume.set_epoch(header.epoch());
             volume.counter = 0;
             let number = header.volume.0;
             drop(opens);

@@ -75,6 +75,8 @@ pub(crate) struct Volume {
     pub(crate) id: DvolId,
     pub(crate) core: usize,
     pub(crate) epoch: Epoch,
+    /// The epochs that it had since it was last opened alone.
+    only_moved: Vec<Epoch>,
     pub(crate) key: Key,
     pub(crate) bytes: Vec<u8>,
     durable: Vec<u8>,
@@ -154,6 +156,7 @@ impl Server {
             id: DvolId(number.into()),
             core,
             epoch: Epoch(1),
+            only_moved: vec![Epoch(1)],
             key: Key([number; 32]),
             bytes: vec![0; blocks * BLOCK],
             durable: vec![0; blocks * BLOCK],
@@ -211,7 +214,11 @@ impl Server {
 
     pub(crate) fn move_volume(&self, name: &str, core: usize) {
         let mut state = self.shared.state.borrow_mut();
-        state.volumes.get_mut(name).unwrap().core = core;
+        let volume = state.volumes.get_mut(name).unwrap();
+        if volume.core != core {
+            volume.core = core;
+            volume.moved();
+        }
     }
 
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
@@ -228,6 +235,31 @@ impl Volume {
     /// All of it survives a restart from now on.
     fn make_durable(&mut self) {
         self.durable.clone_from(&self.bytes);
+    }
+
+    /// It is at a new place, in a new epoch, as durable as can be.
+    fn moved(&mut self) {
+        self.make_durable();
+        self.epoch = Epoch(self.epoch.0 + Epoch::PER_MOVE);
+        self.only_moved.push(self.epoch);
+        self.counter = 0;
+    }
+
+    /// It has another epoch, by somebody's wish.
+    pub(crate) fn set_epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+        self.only_moved = vec![epoch];
+    }
+
+    /// Whether it is on this core and has been since it had this epoch: whoever had it open before it went and came back is sent on, too.
+    pub(crate) fn is_where(&self, core: usize, epoch: Epoch) -> bool {
+        let has_gone = epoch != self.epoch && self.only_moved.contains(&epoch);
+        self.core == core && !has_gone
+    }
+
+    /// Whether whoever held it in this epoch is locked out.
+    pub(crate) fn locks_out(&self, held: Epoch) -> bool {
+        held != Epoch(0) && held < self.epoch && !self.only_moved.contains(&held)
     }
 }
 

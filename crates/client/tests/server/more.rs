@@ -152,7 +152,7 @@ fn find(
 ) -> std::result::Result<String, Result> {
     let opens = connection.opens.borrow();
     let opened = opens.get(&number.0).ok_or(Status::NoVolume)?;
-    if state.volumes[&opened.name].core != connection.core {
+    if !state.volumes[&opened.name].is_where(connection.core, opened.epoch) {
         return Err(moved(state, &opened.name));
     }
     if opened.epoch != state.volumes[&opened.name].epoch {

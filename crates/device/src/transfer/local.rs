@@ -6,7 +6,7 @@ use std::rc::Rc;
 use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
-use super::{Content, EPOCHS_BETWEEN, Gate, Origin, PART_BYTES, Part, Run, Snapshot, Target, What};
+use super::{Content, Gate, Origin, PART_BYTES, Part, Run, Snapshot, Target, What};
 use super::{part_of, take_runs};
 use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 
@@ -97,7 +97,7 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
 impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
     async fn content(&self) -> Result<Content, DvolError> {
         let epoch = self.engine.epoch_of(self.handle)?;
-        let epoch = Epoch(epoch.0 + EPOCHS_BETWEEN);
+        let epoch = Epoch(epoch.0 + Epoch::PER_MOVE);
         if epoch > Epoch::MAX {
             return Err(DvolError::TooMany);
         }

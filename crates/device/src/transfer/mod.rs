@@ -36,10 +36,6 @@ use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use crate::engine::{Attributes, DvolError};
 
-/// Epochs between that of the origin, when a move begins, and that of the target: so often can the origin's be raised
-/// meanwhile.
-pub const EPOCHS_BETWEEN: u32 = 8;
-
 /// A round that copied no more than this is the last one before the hold.
 pub const LAST_ROUND_BYTES: u64 = 4 << 20;
 
@@ -152,8 +148,8 @@ pub async fn move_dvol(
     }
     let since = mover.rounds(what).await.map_err(before)?;
     let epoch = origin.hold().await.map_err(before)?;
-    if epoch >= content.epoch {
-        // Somebody has opened it alone more often than there are epochs between.
+    if epoch.0 + Epoch::PER_MOVE != content.epoch.0 {
+        // Somebody has opened it alone meanwhile. Those whom he has locked out would take the step for the move's.
         return Err(before(DvolError::StaleEpoch));
     }
     // If it isn't known any more what changed, all would have to be copied, with everybody waiting for it.

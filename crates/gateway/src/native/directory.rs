@@ -7,7 +7,7 @@ use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 
-use flagstone_types::DvolId;
+use flagstone_types::{DvolId, Epoch};
 use flagstone_wire::hello::NodeId;
 use flagstone_wire::open::{PROOF_BYTES, right};
 use flagstone_wire::proof::Claim;
@@ -66,6 +66,8 @@ pub struct Asked<'a> {
     pub proof: &'a [u8; PROOF_BYTES],
     /// Where it came from.
     pub ends: Ends,
+    /// The epoch in which the client has had it open for writing, if it says that it had.
+    pub held: Option<Epoch>,
 }
 
 /// Why an `OPEN` is refused. For the audit log: the client learns none of these.

@@ -1,7 +1,7 @@
 //! `OPEN`: asks the directory, and gives a number to what it found.
 
 use flagstone_platform::Platform;
-use flagstone_types::Lsn;
+use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::open::OpenRequest;
 use flagstone_wire::operation::flag;
 use flagstone_wire::proof::Claim;
@@ -20,11 +20,11 @@ use super::work::description;
 pub(crate) async fn open<P: Platform, D: NativeDirectory>(
     connection: &Connection<P, D>,
     terms: &Terms,
-    flags: u8,
+    (flags, held): (u8, Option<Epoch>),
     body: &[u8],
 ) -> (VolumeNo, Answer) {
     let answer = match OpenRequest::decode(body) {
-        Ok(request) => open_one(connection, terms, flags, &request).await,
+        Ok(request) => open_one(connection, terms, (flags, held), &request).await,
         Err(error) => Err(Refusal::from(error).into()),
     };
     answer.unwrap_or_else(|answer| (VolumeNo::NONE, answer))
@@ -33,7 +33,7 @@ pub(crate) async fn open<P: Platform, D: NativeDirectory>(
 async fn open_one<P: Platform, D: NativeDirectory>(
     connection: &Connection<P, D>,
     terms: &Terms,
-    flags: u8,
+    (flags, held): (u8, Option<Epoch>),
     request: &OpenRequest<'_>,
 ) -> Result<(VolumeNo, Answer), Answer> {
     if connection.volumes.is_full() {
@@ -51,6 +51,7 @@ async fn open_one<P: Platform, D: NativeDirectory>(
         claim,
         proof: &request.proof,
         ends: connection.client.ends,
+        held,
     };
     // They come together, and must not be more guesses than there may be.
     let refused_max = connection.shared.limits.refused_opens_max;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, Lsn};
+use flagstone_types::{BLOCK_SIZE, Epoch, Lsn};
 use flagstone_wire::batch::{
     self, ATTRIBUTES_BYTES, Change, Condition, decode_commit, decode_read_if,
 };
@@ -281,6 +281,7 @@ fn build_open<D: NativeDirectory>(header: &RequestHeader, body: &[u8]) -> Result
     }
     Ok(Work::Open {
         flags: header.flags,
+        held: Some(header.epoch()).filter(|epoch| *epoch > Epoch(0)),
         body: body.into(),
     })
 }

@@ -28,6 +28,8 @@ const BROKEN_VOLUME: &str = "the volume returned a wrong length; the node's log 
 pub(crate) enum Work<D: NativeDirectory> {
     Open {
         flags: u8,
+        /// The epoch in which the client has had it open.
+        held: Option<Epoch>,
         /// It was decoded once already.
         body: Box<[u8]>,
     },
@@ -130,8 +132,8 @@ async fn run<P: Platform, D: NativeDirectory>(connection: &Connection<P, D>, job
     let result = match work {
         _ if is_late => Err(NativeError::Late),
         Work::Volume(open, asking) => ask(connection, &terms, &open, asking).await,
-        Work::Open { flags, body } => {
-            let (volume, answer) = open(connection, &terms, flags, &body).await;
+        Work::Open { flags, held, body } => {
+            let (volume, answer) = open(connection, &terms, (flags, held), &body).await;
             ticket.volume = volume;
             Ok(answer)
         }

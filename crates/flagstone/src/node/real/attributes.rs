@@ -3,7 +3,7 @@
 
 use flagstone_device::engine::Attributes;
 use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
-use flagstone_types::{DvolId, LayerNo, Lsn};
+use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use crate::node::{Rates, Slo, SloLimit, SloPromise, SnapshotSchedule};
 
@@ -28,6 +28,11 @@ const BANDWIDTH_BYTES: usize = 6;
 const SCHEDULE_AT: usize = 34;
 const SCHEDULE_BYTES: usize = 6;
 const SCHEDULE_BITS: [u32; 5] = [20, 9, 7, 6, 6];
+
+/// Bits of an epoch beside how often a volume was moved, and the most of that.
+const EPOCH_BITS: u32 = 20;
+const MOVES_MAX: u16 = (1 << 12) - 1;
+const _: () = assert!(Epoch::MAX.0 == (1 << EPOCH_BITS) - 1);
 
 /// The most that an SLO can say in requests a second, and in bytes a second.
 pub(super) const RATE_MAX: u64 = (1 << (8 * RATE_BYTES)) - 1;
@@ -55,6 +60,34 @@ pub(super) enum Receiving {
     Stayed(u128),
 }
 
+/// Since when a volume's epoch has only been raised by moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct OnlyMoved {
+    /// The epoch that it had behind the last move. If it has another one now, somebody has opened it alone since.
+    pub(super) epoch: Epoch,
+    /// How many moves there were, one behind the other.
+    pub(super) moves: u16,
+}
+
+impl OnlyMoved {
+    /// Behind one more move, of a volume in this epoch.
+    pub(super) fn once_more(before: Option<OnlyMoved>, epoch: Epoch) -> OnlyMoved {
+        let moves = before.filter(|before| before.epoch == epoch);
+        let moves = moves.map_or(0, |before| before.moves);
+        OnlyMoved {
+            epoch: Epoch(epoch.0.saturating_add(Epoch::PER_MOVE)),
+            moves: (moves + 1).min(MOVES_MAX),
+        }
+    }
+
+    /// Whether whoever held it in the epoch `held` has been locked out by nobody, now that it is in this one.
+    pub(super) fn leads(&self, held: Epoch, now: Epoch) -> bool {
+        let moves = 1..=u32::from(self.moves);
+        let mut before = moves.filter_map(|moves| now.0.checked_sub(moves * Epoch::PER_MOVE));
+        now == self.epoch && before.any(|before| before == held.0)
+    }
+}
+
 /// Attributes of a volume, or of a snapshot of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct VolumeAttributes {
@@ -65,6 +98,9 @@ pub(super) struct VolumeAttributes {
     pub(super) receiving: Option<Receiving>,
     /// Of a snapshot: the content that it was received as. Of a dvol: that of the snapshot which is just being taken.
     pub(super) content: Option<ContentId>,
+    /// Of a dvol: whether those who held it before it was moved may go on. Not while a newer state is received onto it: then nobody
+    /// has it open.
+    pub(super) moved: Option<OnlyMoved>,
 }
 
 impl VolumeAttributes {
@@ -96,11 +132,15 @@ impl VolumeAttributes {
         let bytes = limit.bytes.unwrap_or(0).min(BANDWIDTH_MAX);
         put(28, BANDWIDTH_BYTES, bytes);
         put(SCHEDULE_AT, SCHEDULE_BYTES, packed(self.snapshots));
+        if let Some(OnlyMoved { epoch, moves }) = self.moved {
+            put(4, 4, u64::from(moves) << EPOCH_BITS | u64::from(epoch.0));
+        }
         match self.receiving {
             None => {}
             Some(Receiving::New) => put(3, 1, RECEIVING_NEW.into()),
             Some(Receiving::Onto(base)) => {
                 put(3, 1, RECEIVING_ONTO.into());
+                // Over what is said of moves.
                 put(4, 4, base.0.into());
             }
             Some(Receiving::Leaving(device) | Receiving::Stayed(device)) => {
@@ -152,6 +192,12 @@ fn decode(attributes: &Attributes) -> VolumeAttributes {
         STAYED => Some(Receiving::Stayed(id)),
         _ => None,
     };
+    let moved = number(attributes, 4, 4) as u32;
+    let moved = OnlyMoved {
+        epoch: Epoch(moved & Epoch::MAX.0),
+        moves: (moved >> EPOCH_BITS) as u16,
+    };
+    let is_onto = attributes[3] == RECEIVING_ONTO;
     let is_moved = matches!(attributes[3], LEAVING | STAYED);
     let volume = DvolId(if is_moved { 0 } else { id });
     let content = ContentId {
@@ -164,6 +210,7 @@ fn decode(attributes: &Attributes) -> VolumeAttributes {
         receiving,
         // No volume has that id.
         content: (volume != DvolId(0)).then_some(content),
+        moved: Some(moved).filter(|moved| moved.moves > 0 && !is_onto),
     }
 }
 
@@ -281,11 +328,17 @@ mod tests {
                         (None, Some(least)),
                         (Some(content), Some(most)),
                     ] {
+                        let moved = OnlyMoved {
+                            epoch: Epoch::MAX,
+                            moves: MOVES_MAX,
+                        };
+                        let is_onto = matches!(receiving, Some(Receiving::Onto(_)));
                         let attributes = VolumeAttributes {
                             slo: Slo { promise, limit },
                             snapshots,
                             receiving,
                             content,
+                            moved: Some(moved).filter(|_| content.is_some() && !is_onto),
                         };
                         let bytes = attributes.encode();
                         assert_eq!(VolumeAttributes::decode(&bytes), attributes);
@@ -296,6 +349,41 @@ mod tests {
             }
         }
         assert_eq!(VolumeAttributes::default().encode(), [0; 64]);
+    }
+
+    #[test]
+    fn moves_lock_nobody_out_and_others_do() {
+        let first = OnlyMoved::once_more(None, Epoch(5));
+        assert_eq!((first.epoch, first.moves), (Epoch(13), 1));
+        assert!(first.leads(Epoch(5), Epoch(13)));
+        let second = OnlyMoved::once_more(Some(first), Epoch(13));
+        for held in [5, 13] {
+            assert!(second.leads(Epoch(held), Epoch(21)), "{held}");
+        }
+        for held in [0, 4, 6, 12, 14, 20, 22] {
+            assert!(!second.leads(Epoch(held), Epoch(21)), "{held}");
+        }
+        assert!(!second.leads(Epoch(13), Epoch(22)), "raised since");
+        let raised = OnlyMoved::once_more(Some(second), Epoch(22));
+        assert_eq!((raised.epoch, raised.moves), (Epoch(30), 1));
+        assert!(raised.leads(Epoch(22), Epoch(30)));
+        assert!(
+            !raised.leads(Epoch(14), Epoch(30)),
+            "raised eight times, and moved"
+        );
+        let mut bytes = VolumeAttributes {
+            moved: Some(second),
+            ..VolumeAttributes::default()
+        }
+        .encode();
+        assert_eq!(bytes[..8], [5, 2, 0, 0, 21, 0, 0x20, 0]);
+        bytes[4..8].fill(0);
+        assert_eq!(VolumeAttributes::decode(&bytes).moved, None);
+        let many = OnlyMoved {
+            moves: MOVES_MAX,
+            ..first
+        };
+        assert_eq!(OnlyMoved::once_more(Some(many), Epoch(13)).moves, MOVES_MAX);
     }
 
     #[test]
@@ -322,6 +410,7 @@ mod tests {
                 volume: DvolId(8 << 64 | 9),
                 lsn: Lsn(10),
             }),
+            moved: None,
         };
         let mut expected = [0; 64];
         expected[..5].copy_from_slice(&[5, 2, 1, 2, 7]);

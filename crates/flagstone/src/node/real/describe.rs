@@ -10,10 +10,11 @@ use flagstone_gateway::native::NativeCounters;
 use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::BLOCK_SIZE;
 
-use super::access::DVOL_NAME as TOKENS_DVOL;
+use super::access::Record as Tokens;
 use super::core::CoreNode;
 use super::names::Place;
 use super::native;
+use super::records::Kept;
 use super::schedule;
 use super::{RealNode, no_such_volume};
 use crate::attach::NbdTarget;
@@ -409,7 +410,7 @@ impl RealNode {
         };
         let volume = match self.names.name_of(handle.id) {
             Some(volume) => format!("volume '{volume}'"),
-            None if name == TOKENS_DVOL => "tokens of volumes".to_owned(),
+            None if name == <Tokens as Kept>::DVOL_NAME => "tokens of volumes".to_owned(),
             // No volume's name begins with a dot.
             None if name.starts_with('.') => {
                 format!("what filesystems are stored in (dvol '{name}')")

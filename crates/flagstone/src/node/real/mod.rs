@@ -23,6 +23,7 @@ mod onward;
 mod opening;
 mod receive;
 mod recording;
+mod records;
 mod resize;
 mod schedule;
 mod send;

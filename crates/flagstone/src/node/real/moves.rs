@@ -181,7 +181,7 @@ fn words(error: DvolError) -> String {
             "a block of it, or of one of its snapshots, can't be read; `flagstone device scrub` says which".to_owned()
         }
         DvolError::StaleEpoch => {
-            "it was opened alone several times while it was moved; move it again".to_owned()
+            "it was opened alone while it was moved; move it again".to_owned()
         }
         error => error.to_string(),
     }

@@ -25,7 +25,7 @@ use flagstone_sched::{Limits, Tenant, Turns, Want};
 use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use super::access::{Record, TokenStore};
-use super::attributes::{Receiving, VolumeAttributes};
+use super::attributes::{OnlyMoved, Receiving, VolumeAttributes};
 use super::core::{CoreNode, Unasked};
 use super::names::Place;
 use super::notes::VolumeNotes;
@@ -64,6 +64,16 @@ fn marked(attributes: &Attributes, receiving: Option<Receiving>) -> Attributes {
     let after = VolumeAttributes {
         receiving,
         content,
+        ..before
+    };
+    after.encode()
+}
+
+/// What a volume's attributes are behind its move, if it is in this epoch now.
+pub(super) fn behind_a_move(attributes: &Attributes, epoch: Epoch) -> Attributes {
+    let before = VolumeAttributes::decode(&VolumeMarks.plain(attributes));
+    let after = VolumeAttributes {
+        moved: Some(OnlyMoved::once_more(before.moved, epoch)),
         ..before
     };
     after.encode()
@@ -532,7 +542,7 @@ impl CoreNode {
         let there = There {
             core: self,
             job,
-            attributes: VolumeMarks.plain(&info.attributes),
+            attributes: behind_a_move(&info.attributes, engine.epoch_of(handle)?),
             reserved_bytes: info.reserved_bytes,
             held_since: &held_since,
             tokens: Default::default(),

@@ -14,7 +14,7 @@ mod record;
 mod store;
 
 use flagstone_platform::locks::RwLock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -27,7 +27,7 @@ use crate::node::Restrictions;
 
 pub(super) use self::admit::{Grant, Origin, Rule};
 pub(super) use self::record::Record;
-pub(super) use self::store::{DVOL_NAME, TokenStore};
+pub(super) use self::store::TokenStore;
 
 /// The tokens and restrictions of all volumes of a node.
 #[derive(Clone, Default)]
@@ -52,7 +52,7 @@ impl Access {
         device: usize,
         journal: u16,
     ) {
-        let loaded = match store.load().await {
+        let loaded = match store.load_of_volumes(&BTreeSet::new()).await {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(

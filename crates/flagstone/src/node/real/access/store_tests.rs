@@ -40,7 +40,10 @@ type SimStore = TokenStore<SimPlatform>;
 /// The store of a device, and what it has: of each volume the numbers of its tokens, and whether each was revoked.
 async fn open(engine: &Engine<SimPlatform>) -> (SimStore, BTreeMap<u128, Vec<(u32, bool)>>) {
     let store = TokenStore::new(engine.clone());
-    let loaded = store.load().await.expect("is readable");
+    let loaded = store
+        .load_of_volumes(&BTreeSet::new())
+        .await
+        .expect("is readable");
     assert_eq!(loaded.unreadable, Vec::<String>::new());
     let tokens = |record: &Record| {
         let tokens = record.tokens.iter();
@@ -189,7 +192,7 @@ fn a_power_loss_at_any_moment_leaves_what_was_answered() {
                 create(&store, 9).await.expect("created");
                 let (_, after) = open(&engine).await;
                 assert_eq!(after.len(), found.len() + 1);
-                let dvol = engine.dvol(DVOL_NAME).expect("there");
+                let dvol = engine.dvol(Record::DVOL_NAME).expect("there");
                 assert_eq!(dvol.mapped_bytes, after.len() as u64 * BLOCK_SIZE);
             });
         }
@@ -236,7 +239,7 @@ fn what_cannot_be_read_stays() {
         for volume in 1..=3 {
             create(&store, volume).await.expect("created");
         }
-        let handle = engine.dvol(DVOL_NAME).expect("there").handle;
+        let handle = engine.dvol(Record::DVOL_NAME).expect("there").handle;
         let mut newer = record(2, 1, 0).encode();
         newer[4] = 9;
         let newer = IoBuf::copy_of(&newer);
@@ -245,7 +248,10 @@ fn what_cannot_be_read_stays() {
             .await
             .expect("written");
         let store = TokenStore::new(engine.clone());
-        let loaded = store.load().await.expect("is readable");
+        let loaded = store
+            .load_of_volumes(&BTreeSet::new())
+            .await
+            .expect("is readable");
         assert_eq!(loaded.records.len(), 2);
         let [unreadable] = &loaded.unreadable[..] else {
             panic!("one: {:?}", loaded.unreadable);
@@ -277,7 +283,7 @@ fn what_cannot_be_read_stays() {
             .await
             .expect("written");
         let loaded = TokenStore::new(engine.clone())
-            .load()
+            .load_of_volumes(&BTreeSet::new())
             .await
             .expect("is readable");
         assert_eq!(loaded.unreadable.len(), 2);

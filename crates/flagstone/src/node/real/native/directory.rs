@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use flagstone_device::engine::DvolInfo;
 use flagstone_gateway::native::directory::{
     Asked, Audit, Ends, Found, Grant, NativeDirectory, Rule, TokenKind,
 };
@@ -12,8 +13,10 @@ use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{UringListener, UringStream};
 use flagstone_wire::hello::NodeId;
 use flagstone_wire::open::Target;
+use flagstone_wire::operation::flag;
 
 use crate::node::real::access;
+use crate::node::real::attributes::VolumeAttributes;
 use crate::node::real::core::CoreNode;
 use crate::node::real::describe::wall_clock_ns;
 use crate::node::real::names::Place;
@@ -82,6 +85,19 @@ fn rule_of(rule: access::Rule) -> Rule {
     }
 }
 
+/// Refuses whoever had it open for writing until somebody else opened it alone. By moves nobody is locked out.
+fn check_held(asked: &Asked<'_>, dvol: &DvolInfo) -> Result<(), NativeError> {
+    let Some(held) = asked.held else {
+        return Ok(());
+    };
+    let moved = VolumeAttributes::decode(&dvol.attributes).moved;
+    let may_go_on = held >= dvol.epoch || moved.is_some_and(|moved| moved.leads(held, dvol.epoch));
+    match may_go_on || asked.claim.flags & flag::READ_ONLY != 0 {
+        true => Ok(()),
+        false => Err(NativeError::StaleEpoch),
+    }
+}
+
 impl NativeNames {
     /// What a proven claim is of, on this core.
     fn here(&self, asked: &Asked<'_>, place: &Place) -> Result<RealVolume, NativeError> {
@@ -94,7 +110,10 @@ impl NativeNames {
         };
         let dvol = engine.dvol_with(place.id, &name).ok_or(NativeError::Gone)?;
         let handle = match snapshot {
-            None => dvol.handle,
+            None => {
+                check_held(asked, &dvol)?;
+                dvol.handle
+            }
             Some(snapshot) => {
                 let layer = engine.layer(place.id, snapshot);
                 layer.ok_or(NativeError::NotFound)?.handle
