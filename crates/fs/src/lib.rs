@@ -63,7 +63,7 @@ pub use files::{
 pub use filesystem::Filesystem;
 pub use flagstone_device::engine::{Piece, Pieces};
 pub use flagstone_pagestore::{
-    ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME, DvolRole, StoreCounters,
+    ATTRIBUTE_KIND_MOVES, ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME, DvolRole, StoreCounters,
 };
 pub use paths::{PathError, find, split_last};
 pub use settings::{PROMOTE_BYTES, Settings};

@@ -35,7 +35,10 @@ pub use commit::{
 };
 pub use geometry::{Geometry, GeometryError};
 pub use pointer::{BlockPtr, ExtentId, Generation, OwnerId, PagePtr, PageSlot, PointerError};
-pub use role::{ATTRIBUTE_KIND_FILE, ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME, DvolRole};
+pub use role::{
+    ATTRIBUTE_KIND_FILE, ATTRIBUTE_KIND_MOVES, ATTRIBUTE_KIND_TOKENS, ATTRIBUTE_KIND_VOLUME,
+    DvolRole,
+};
 pub use spanning::{
     Answer, Message, Outcome, Participant, Reply, Spanned, Spanning, SpanningError, StoreId,
     TransactionId,

@@ -17,6 +17,9 @@ pub const ATTRIBUTE_KIND_VOLUME: u8 = 5;
 /// First byte of the attributes of the dvol that has the tokens of a journal's volumes: nothing of filesystems.
 pub const ATTRIBUTE_KIND_TOKENS: u8 = 6;
 
+/// What the attributes of a dvol begin with that has the records of moves to and from other nodes (`docs/formats/moves.md`).
+pub const ATTRIBUTE_KIND_MOVES: u8 = 7;
+
 /// What a dvol is to the store, or to who uses it, if it is no volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DvolRole {
@@ -30,6 +33,8 @@ pub enum DvolRole {
     Log,
     /// The node's: tokens of the journal's volumes. There is at most one, also where there is no store.
     Tokens,
+    /// The node's: moves of the journal's volumes to and from other nodes. There is at most one.
+    Moves,
 }
 
 impl DvolRole {
@@ -41,13 +46,14 @@ impl DvolRole {
             ATTRIBUTE_KIND_FILE => Some(DvolRole::File),
             ATTRIBUTE_KIND_LOG => Some(DvolRole::Log),
             ATTRIBUTE_KIND_TOKENS => Some(DvolRole::Tokens),
+            ATTRIBUTE_KIND_MOVES => Some(DvolRole::Moves),
             _ => None,
         }
     }
 
     /// Whether it is the store's, or of who uses the store: where there is such a dvol, there is a store.
     pub fn is_of_store(self) -> bool {
-        self != DvolRole::Tokens
+        !matches!(self, DvolRole::Tokens | DvolRole::Moves)
     }
 }
 
@@ -59,6 +65,7 @@ impl fmt::Display for DvolRole {
             DvolRole::File => "large file of a filesystem",
             DvolRole::Log => "log of the page store",
             DvolRole::Tokens => "tokens of volumes",
+            DvolRole::Moves => "moves of volumes between nodes",
         })
     }
 }
@@ -78,6 +85,7 @@ mod tests {
             (4, Some(DvolRole::Log)),
             (5, None),
             (6, Some(DvolRole::Tokens)),
+            (7, Some(DvolRole::Moves)),
         ] {
             attributes[0] = kind;
             attributes[1] = 99;

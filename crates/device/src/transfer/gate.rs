@@ -105,6 +105,16 @@ impl Gate {
         }
     }
 
+    /// Lets no change begin, whatever is under way. Until [`Gate::release`] or [`Gate::leave`].
+    pub fn shut(&self) {
+        self.state.set(State::Held);
+    }
+
+    /// Whether none may begin just now.
+    pub fn is_shut(&self) -> bool {
+        self.state.get() == State::Held
+    }
+
     /// Lets those go on that waited.
     pub fn release(&self) {
         self.set(State::Open);

@@ -220,6 +220,7 @@ impl Api {
                     .get(volumes::show_move)
                     .delete(volumes::cancel_move),
             )
+            .route("/v1/arrivals", post(volumes::promise_arrival))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/explanation", get(activity::explain))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))

@@ -10,8 +10,8 @@ use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
 use crate::node::{
-    CreatedVolume, MoveInfo, MoveSpec, PageQuery, Reservation, Slo, SnapshotSchedule, VolumeInfo,
-    VolumePage, VolumeSpec,
+    Arrival, ArrivalSpec, CreatedVolume, MoveInfo, MoveSpec, PageQuery, Reservation, Slo,
+    SnapshotSchedule, VolumeInfo, VolumePage, VolumeSpec,
 };
 
 /// A volume's new size.
@@ -277,7 +277,27 @@ pub(super) async fn rollback(
     Ok(Json(info))
 }
 
-/// Begins to move a volume to another device or core of the node, while it is used. Answers at once: look at the move to see
+/// Promises that a volume of another node may come here. The answer goes into the order to that node to move it; it is a secret.
+#[utoipa::path(post, path = "/v1/arrivals", tag = "volumes",
+    operation_id = "promise_arrival",
+    request_body = ArrivalSpec, responses(
+    (status = 201, description = "The promise", body = Arrival),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn promise_arrival(
+    State(api): State<Api>,
+    Body(spec): Body<ArrivalSpec>,
+) -> Result<(StatusCode, Json<Arrival>), ApiError> {
+    let doing = format!("promising volume '{}' of another node a place", spec.volume);
+    let promised = api.call(
+        doing,
+        |node| async move { node.promise_arrival(spec).await },
+    );
+    Ok((StatusCode::CREATED, Json(promised.await?)))
+}
+
+/// Begins to move a volume to another device or core of the node, or to another node, while it is used. Answers at once: look at the move to see
 /// how far it is.
 #[utoipa::path(post, path = "/v1/volumes/{name}/move", tag = "volumes",
     operation_id = "move_volume",

@@ -46,7 +46,7 @@ pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
-pub use moves::{MoveInfo, MovePlace, MoveSpec, MoveState};
+pub use moves::{Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState};
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,
     MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeOptions,
@@ -146,8 +146,14 @@ pub trait Node: Send + Sync + 'static {
     /// client holds it open for writing, if the node tells such clients apart.
     fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()>;
 
-    /// Begins to move a volume to another device or core of the node, with its snapshots, while it is used. `NotFound`,
-    /// `InvalidArgument` (it is there), `Busy` (it is being moved or received), `NoSpace` (what it is promised).
+    /// Promises that a volume of another node may come here, which takes its name for ten minutes. `AlreadyExists` (the name or the volume),
+    /// `NotFound` (the device or core), `InvalidArgument`, `NoSpace` (what it is promised), `Busy` (it is coming), `Refused` (the native
+    /// protocol isn't served).
+    fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival>;
+
+    /// Begins to move a volume to another device or core of the node, or to a place that another node has promised, with its snapshots, while
+    /// it is used. `NotFound`, `InvalidArgument` (it is there), `Busy` (it is being moved or received, or attached by NBD and to leave the
+    /// node), `NoSpace` (what it is promised).
     fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo>;
 
     /// The last move of a volume since the node was started. `NotFound`.

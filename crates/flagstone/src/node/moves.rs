@@ -1,7 +1,11 @@
 //! Moves of volumes, as the API tells of them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use super::Slo;
 
 /// Where a volume is to be moved. What isn't named stays, if it can.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -15,6 +19,61 @@ pub struct MoveSpec {
     pub limit_bytes: Option<u64>,
     /// Move it although the device can't keep what the volume is promised beside its other promises.
     pub oversubscribe: bool,
+    /// The place that another node has promised; then neither device nor core is named here.
+    pub arrival: Option<Arrival>,
+}
+
+/// A volume that is to come from another node, as it is there.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArrivalSpec {
+    /// Its name.
+    pub volume: String,
+    /// Its id, 32 hexadecimal digits.
+    pub id: String,
+    /// The device it is to be on, by name or id; the first one without it.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// The core that is to have it.
+    #[serde(default)]
+    pub core: Option<u32>,
+    /// What it is promised, and what it may not exceed.
+    #[serde(default)]
+    pub slo: Slo,
+    /// Take it although the device can't keep what the volume is promised beside its other promises.
+    #[serde(default)]
+    pub oversubscribe: bool,
+}
+
+/// A promise to take one volume from another node. Whoever has it can bring that volume, and nothing else.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Arrival {
+    /// Its number on the core that is to have the volume.
+    pub number: u32,
+    /// What proves that one may: 64 hexadecimal digits.
+    pub key: ArrivalKey,
+    /// The id of the device that the volume is to be on.
+    pub device: String,
+    /// The name of that device there.
+    pub device_name: String,
+    /// The core that is to have it.
+    pub core: u32,
+    /// Where that core listens for the native protocol.
+    pub address: String,
+    /// After how many seconds it ends if nobody begins.
+    pub ends_in_s: u64,
+}
+
+/// The key of an arrival, which `Debug` doesn't show.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(transparent)]
+pub struct ArrivalKey(pub String);
+
+impl fmt::Debug for ArrivalKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ArrivalKey(..)")
+    }
 }
 
 /// What a move is doing.
@@ -31,13 +90,16 @@ pub enum MoveState {
     Failed,
 }
 
-/// Where a volume is within a node.
+/// Where a volume is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MovePlace {
     /// Name of the device.
     pub device: String,
     /// Number of the core.
     pub core: u32,
+    /// The other node, by the address at which that core listens for the native protocol; null for this one.
+    #[serde(default)]
+    pub node: Option<String>,
 }
 
 /// A move of a volume.

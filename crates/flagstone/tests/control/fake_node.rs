@@ -125,6 +125,10 @@ impl Node for FakeNode {
         self.with(|state| state.clone_volume(&source, &new_name))
     }
 
+    fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival> {
+        self.with(|state| state.promise_arrival(&spec))
+    }
+
     fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo> {
         self.with(|state| state.begin_move(&name, &spec))
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    CreatedVolume, DeviceInfo, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError, NodeErrorKind,
-    PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, TokenInfo, VolumeInfo, VolumePage,
-    VolumeSpec,
+    Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, MoveInfo, MovePlace, MoveSpec,
+    MoveState, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots,
+    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
+    SnapshotSchedule, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -246,21 +246,49 @@ impl State {
         Ok(volume.clone())
     }
 
+    /// A volume that is here can't come.
+    pub(crate) fn promise_arrival(&mut self, spec: &ArrivalSpec) -> Answer<Arrival> {
+        if self.volumes.contains_key(&spec.volume) {
+            let doing = format!("promising volume '{}' of another node a place", spec.volume);
+            return Err(error(
+                NodeErrorKind::AlreadyExists,
+                doing,
+                "the name is taken",
+            ));
+        }
+        assert_eq!(spec.id.len(), 32, "the volume's id");
+        Ok(Arrival {
+            number: 7,
+            key: ArrivalKey("ab".repeat(32)),
+            device: "c".repeat(32),
+            device_name: spec.device.clone().unwrap_or_else(|| "main".to_owned()),
+            core: spec.core.unwrap_or(1),
+            address: "0.0.0.0:4421".to_owned(),
+            ends_in_s: 600,
+        })
+    }
+
     /// Moves to core 9 fail; others are done at the second look.
     pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
         let volume = self.volume("moving", name)?;
         let place = |device: &str, core: u32| MovePlace {
             device: device.to_owned(),
             core,
+            node: None,
         };
+        let elsewhere = spec.arrival.as_ref().map(|arrival| MovePlace {
+            device: arrival.device_name.clone(),
+            core: arrival.core,
+            node: Some(arrival.address.clone()),
+        });
         let info = MoveInfo {
             volume: name.to_owned(),
             state: MoveState::Running,
             from: place(&volume.device, volume.core),
-            to: place(
-                spec.device.as_deref().unwrap_or(&volume.device),
-                spec.core.unwrap_or(volume.core),
-            ),
+            to: elsewhere.unwrap_or_else(|| {
+                let device = spec.device.as_deref().unwrap_or(&volume.device);
+                place(device, spec.core.unwrap_or(volume.core))
+            }),
             started_ns: 1,
             copied_bytes: 0,
             expected_bytes: 3 << 20,

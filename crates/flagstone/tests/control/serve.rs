@@ -96,6 +96,7 @@ impl Node for Stuck {
         delete_volume(name: String, with_snapshots: bool) -> ();
         clone_volume(source: SourceRef, new_name: String) -> VolumeInfo;
         rollback_volume(snapshot: SnapshotRef) -> VolumeInfo;
+        promise_arrival(spec: ArrivalSpec) -> Arrival;
         move_volume(name: String, spec: MoveSpec) -> MoveInfo;
         show_move(name: String) -> MoveInfo;
         cancel_move(name: String) -> MoveInfo;

@@ -1,6 +1,7 @@
 //! The real node, in this process: what volumes and clients see of each other through it.
 
 mod activity;
+mod between;
 mod client;
 mod control;
 mod damage;

@@ -37,7 +37,8 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     (
         "flagstone",
         &[
-            "types", "wire", "platform", "sched", "device", "fs", "gateway", "runtime",
+            "types", "wire", "platform", "sched", "client", "device", "fs", "gateway", "moves",
+            "runtime",
         ],
     ),
     ("xtask", &["types", "wire"]),

@@ -20,6 +20,9 @@ use flagstone_types::{DvolId, Lsn};
 use super::access::{Access, TokenStore};
 use super::attributes::VolumeAttributes;
 use super::background;
+use super::between::arrivals::CoreArrivals;
+use super::between::found::LeftOver;
+use super::between::{Between, MoveStore};
 use super::files::CoreFiles;
 use super::moving::Arriving;
 use super::names::Names;
@@ -70,6 +73,12 @@ pub(super) struct Known {
     pub(super) access: Access,
     /// Of each engine of the core.
     pub(super) tokens: Vec<TokenStore<UringPlatform>>,
+    /// Which volumes are elsewhere.
+    pub(super) between: Between,
+    /// What of that is on the device, for each engine.
+    pub(super) moves: Vec<MoveStore<UringPlatform>>,
+    /// What takes other nodes to be settled.
+    pub(super) left_over: Vec<LeftOver>,
     /// What clients of the native protocol are told of the node.
     pub(super) identity: Identity,
     /// What fails together with it, as whoever runs it calls it.
@@ -91,6 +100,14 @@ pub(super) struct CoreNode {
     pub(super) access: Access,
     /// What of that is on the device, for each engine.
     pub(super) tokens: Vec<TokenStore<UringPlatform>>,
+    /// Which volumes are at other nodes, or may be.
+    pub(super) between: Between,
+    /// What of that is on the device, for each engine.
+    pub(super) moves: Vec<MoveStore<UringPlatform>>,
+    /// Volumes that may come from other nodes to this core.
+    pub(super) arrivals: CoreArrivals,
+    /// What takes other nodes to be settled, until that is begun.
+    pub(super) left_over: RefCell<Vec<LeftOver>>,
     pub(super) recording: Recording,
     pub(super) schedules: Schedules,
     pub(super) files: CoreFiles,
@@ -177,6 +194,10 @@ impl CoreNode {
             names: known.names,
             access: known.access,
             tokens: known.tokens,
+            between: known.between,
+            moves: known.moves,
+            arrivals: CoreArrivals::default(),
+            left_over: RefCell::new(known.left_over),
             recording,
             schedules: known.schedules,
             files,
@@ -384,6 +405,17 @@ impl CoreNode {
             server.for_each_open(&mut count);
         }
         counts
+    }
+
+    /// How many connections of NBD have a volume attached here, or a snapshot of it.
+    pub(super) fn attached_by_nbd(&self, id: DvolId) -> u64 {
+        let mut connections = 0;
+        if let Some(server) = self.nbd() {
+            server.for_each_attached(&mut |volume: &RealVolume| {
+                connections += u64::from(volume.handle.id == id);
+            });
+        }
+        connections
     }
 
     /// Says in the log what happens to the clients of a volume that is changed under them.
@@ -688,6 +720,10 @@ impl VolumeDirectory for Directory {
         };
         if core != self.core.index {
             return Ok(Opened::OnCore(core));
+        }
+        // A client of NBD can't follow it to another node.
+        if self.core.between.is_leaving(handle.id) {
+            return Err(OpenError::Unavailable);
         }
         match self.core.volume(engine, handle) {
             Some(volume) => Ok(Opened::Here(volume)),

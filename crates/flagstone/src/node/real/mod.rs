@@ -7,6 +7,7 @@
 mod access;
 mod attributes;
 mod background;
+mod between;
 mod core;
 mod describe;
 mod epochs;
@@ -51,6 +52,7 @@ use flagstone_types::DvolId;
 
 use self::access::Access;
 use self::attributes::VolumeAttributes;
+use self::between::Between;
 use self::core::{CoreNode, current};
 use self::errors::{
     Wanted, apart, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
@@ -62,13 +64,13 @@ use self::recording::Recording;
 use self::schedule::check_not_of_schedule;
 use self::slo::{Floors, note_floor};
 use super::{
-    ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges, FilesystemCheck,
-    FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
-    ImageStoreSpec, Look, MetricsSnapshot, MoveInfo, MoveSpec, NewToken, Node, NodeError,
-    NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
-    Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
-    SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo,
-    TokenKind, TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges,
+    FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
+    FilesystemSnapshotPage, FilesystemSpec, ImageStoreSpec, Look, MetricsSnapshot, MoveInfo,
+    MoveSpec, NewToken, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId,
+    ReceiveSpec, Reservation, Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo,
+    SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun,
+    StreamSource, TokenInfo, TokenKind, TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -101,6 +103,8 @@ struct RealNode {
     names: Names,
     /// Who may open which volume.
     access: Access,
+    /// Which volumes are at other nodes.
+    between: Between,
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
     /// For the native protocol, of each core.
@@ -186,7 +190,7 @@ impl RealNode {
                 name: name.to_owned(),
                 place,
             }),
-            None => Err(no_such_volume(name, doing)),
+            None => Err(self.no_volume(name, doing)),
         }
     }
 
@@ -221,18 +225,23 @@ impl RealNode {
 
     /// The core and engine for a new volume: the core with the fewest volumes, on its first
     /// journal of the device, so that few journals share the flushes.
-    fn place_for(&self, spec: &VolumeSpec, doing: &str) -> Result<(usize, usize), NodeError> {
-        let device = match &spec.device {
+    fn place_for(
+        &self,
+        device: Option<&str>,
+        core: Option<u32>,
+        doing: &str,
+    ) -> Result<(usize, usize), NodeError> {
+        let device = match device {
             None => 0,
             Some(wanted) => self
                 .devices
                 .iter()
-                .position(|d| d.name == *wanted || d.id == *wanted)
+                .position(|d| d.name == wanted || d.id == wanted)
                 .ok_or_else(|| no_such_device(wanted, doing))?,
         };
         // A core without a journal of the device can't own volumes on it.
         let cores = self.remotes.len().min(self.devices[device].journal_count);
-        let core = match spec.core {
+        let core = match core {
             Some(core) if (core as usize) < cores => core as usize,
             Some(core) => {
                 let journals = self.devices[device].journal_count;
@@ -250,7 +259,7 @@ impl RealNode {
     async fn create(&self, spec: VolumeSpec) -> Result<CreatedVolume, NodeError> {
         let doing = format!("creating volume '{}'", spec.name);
         check_size(spec.size_bytes, &doing)?;
-        let (core, device) = self.place_for(&spec, &doing)?;
+        let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
         let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
         check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
         let slo = spec.slo;
@@ -393,12 +402,13 @@ impl RealNode {
     async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
         let doing = format!("deleting volume '{name}'");
         let target = self.target_to_change(&name, &doing)?;
+        self.refuse_unconfirmed(target.place.id, &doing)?;
         let (place, named) = (target.place, name.clone());
         let names = self.names.clone();
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                if core.check_not_moving(dvol.id).is_err() {
+                if core.check_not_moving(dvol.id).is_err() || core.between.is_unconfirmed(dvol.id) {
                     return Ok(false);
                 }
                 let deleted = engine.delete(dvol, with_snapshots).await;
@@ -674,6 +684,10 @@ impl Node for RealNode {
 
     fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()> {
         Box::pin(self.delete(name, with_snapshots))
+    }
+
+    fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival> {
+        Box::pin(self.promise(spec))
     }
 
     fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo> {

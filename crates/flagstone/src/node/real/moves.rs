@@ -28,7 +28,7 @@ pub(super) struct Moves {
 
 /// Moves that have ended since the start, and what they took.
 #[derive(Clone, Copy, Default)]
-struct Ended {
+pub(super) struct Ended {
     done: u64,
     cancelled: u64,
     failed: u64,
@@ -92,6 +92,12 @@ impl Ended {
     }
 }
 
+/// Counts a move that is over.
+pub(super) fn count(ended: &Mutex<Ended>, watched: &Watched) {
+    let mut counted = ended.lock().unwrap_or_else(PoisonError::into_inner);
+    counted.count(&watched.seen());
+}
+
 struct OneMove {
     /// As it began.
     info: MoveInfo,
@@ -124,6 +130,31 @@ impl Moves {
         (info.state == MoveState::Running).then_some(info)
     }
 
+    /// One has begun.
+    pub(super) fn begun(&self, id: DvolId, info: &MoveInfo, watched: &Arc<Watched>) {
+        let one = OneMove {
+            info: info.clone(),
+            watched: watched.clone(),
+        };
+        self.put(id, one);
+    }
+
+    /// Those that have ended.
+    pub(super) fn ended(&self) -> Arc<Mutex<Ended>> {
+        self.ended.clone()
+    }
+
+    /// The last move of a volume that is another node's now, by the name it had.
+    fn of_one_that_went(&self, name: &str) -> Option<DvolId> {
+        let moves = self.lock();
+        // It goes from the names a moment before its move is over.
+        let went = moves
+            .iter()
+            .filter(|(_, one)| one.info.to.node.is_some() && one.info.volume == name);
+        went.max_by_key(|(_, one)| one.info.started_ns)
+            .map(|(id, _)| *id)
+    }
+
     fn put(&self, id: DvolId, one: OneMove) {
         let mut moves = self.lock();
         moves.insert(id, one);
@@ -149,7 +180,13 @@ impl OneMove {
             State::Running => (MoveState::Running, None),
             State::Done => (MoveState::Done, None),
             State::Cancelled => (MoveState::Cancelled, None),
-            State::Failed(error) => (MoveState::Failed, Some(words(error))),
+            State::Failed(error) => {
+                let trouble = self.watched.trouble();
+                (
+                    MoveState::Failed,
+                    Some(trouble.unwrap_or_else(|| words(error))),
+                )
+            }
         };
         MoveInfo {
             state,
@@ -207,7 +244,13 @@ impl RealNode {
         }
         let target = self.target_to_change(&name, &doing)?;
         let from = target.place;
+        self.refuse_unconfirmed(from.id, &doing)?;
         let now = self.now_of(&target, &doing).await?;
+        if let Some(arrival) = &spec.arrival {
+            return self
+                .start_departure(&name, from, now.device, now.slo, &spec, arrival)
+                .await;
+        }
         let (core, device) = self.place_to_move(from, now.device, &spec, &doing)?;
         let to = self.engine_of(core, device, from, &doing).await?;
         if !self.names.begin_moving(from.id) {
@@ -307,6 +350,7 @@ impl RealNode {
         let place = |device: usize, place: Place| MovePlace {
             device: self.devices[device].name.clone(),
             core: u32::try_from(place.core).unwrap_or(u32::MAX),
+            node: None,
         };
         let info = MoveInfo {
             volume: name.to_owned(),
@@ -340,22 +384,13 @@ impl RealNode {
                 });
             })
             .await;
-        self.moves.put(
-            from.id,
-            OneMove {
-                info: info.clone(),
-                watched: watched.clone(),
-            },
-        );
+        self.moves.begun(from.id, &info, &watched);
         let ended = self.moves.ended.clone();
         let (floors, slo, was_on) = (self.floors.clone(), now.slo, now.device);
         let is_promised = matches!(slo.promise, SloPromise::Floor(_)) && device != was_on;
         tokio::spawn(async move {
             let state = receiver.await;
-            let counted = ended.lock();
-            counted
-                .unwrap_or_else(PoisonError::into_inner)
-                .count(&watched.seen());
+            count(&ended, &watched);
             if state != Ok(State::Done) && is_promised {
                 note_floor(&mut *floors.lock().await, from.id, was_on, &slo);
             }
@@ -404,7 +439,10 @@ impl RealNode {
         doing: &str,
         look: impl FnOnce(&OneMove) -> R,
     ) -> Result<R, NodeError> {
-        let id = self.target(name, doing)?.place.id;
+        let id = match self.target(name, doing) {
+            Ok(target) => target.place.id,
+            Err(error) => self.moves.of_one_that_went(name).ok_or(error)?,
+        };
         let moves = self.moves.lock();
         moves.get(&id).map(look).ok_or_else(|| {
             let found = "it was not moved since the node was started";

@@ -47,7 +47,7 @@ pub(super) struct VolumeMarks;
 
 /// Refuses a volume of which there may be a copy that has arrived, and whose mark is all that says that the copy is void.
 /// With another mark in its place, and a further copy, the next start couldn't tell the copies apart.
-fn refuse_unsettled(attributes: &Attributes) -> Result<(), DvolError> {
+pub(super) fn refuse_unsettled(attributes: &Attributes) -> Result<(), DvolError> {
     match VolumeAttributes::decode(attributes).receiving {
         Some(Receiving::Stayed(_)) => Err(DvolError::AlreadyExists),
         _ => Ok(()),
@@ -109,6 +109,7 @@ pub(super) enum State {
 /// What of a move can be seen from outside.
 pub(super) struct Watched {
     progress: Mutex<Seen>,
+    trouble: Mutex<Option<String>>,
     cancelled: AtomicBool,
 }
 
@@ -131,6 +132,7 @@ impl Watched {
                 expected_bytes: 0,
                 held_ns: 0,
             }),
+            trouble: Mutex::new(None),
             cancelled: AtomicBool::new(false),
         })
     }
@@ -148,7 +150,30 @@ impl Watched {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    fn is_cancelled(&self) -> bool {
+    /// For how long changes were held, in nanoseconds.
+    pub(super) fn held(&self, ns: u64) {
+        self.lock().held_ns = ns;
+    }
+
+    /// It is over. Returns how far it was.
+    pub(super) fn end(&self, state: State) -> Seen {
+        let mut seen = self.lock();
+        seen.state = state;
+        *seen
+    }
+
+    /// Why it failed, where an error of the device layer doesn't say it.
+    pub(super) fn set_trouble(&self, trouble: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// The same.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble.clone()
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 }
@@ -177,7 +202,7 @@ pub(super) struct Arriving {
 
 /// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
 /// it, such as they would take.
-struct Copier {
+pub(super) struct Copier {
     mover: Tenant<UringPlatform>,
     turns: Turns<UringPlatform>,
     slo: Slo,
@@ -185,7 +210,7 @@ struct Copier {
 }
 
 impl Copier {
-    fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
+    pub(super) fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
         match is_held {
             false => &self.mover,
             // Without its limits: those are for its clients, and this is what they wait for.
@@ -208,10 +233,10 @@ impl Copier {
 }
 
 /// The origin, with turns at its device.
-struct Here<'a> {
+pub(super) struct Here<'a> {
     origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
     copier: Copier,
-    job: &'a Job,
+    watched: &'a Watched,
     core: &'a CoreNode,
     /// Since when changes are held.
     held_since: &'a Cell<Option<Time>>,
@@ -219,10 +244,30 @@ struct Here<'a> {
     epoch: Cell<Epoch>,
 }
 
+impl<'a> Here<'a> {
+    /// With such turns.
+    pub(super) fn new(
+        origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
+        copier: Copier,
+        watched: &'a Watched,
+        core: &'a CoreNode,
+        held_since: &'a Cell<Option<Time>>,
+    ) -> Here<'a> {
+        Here {
+            origin,
+            copier,
+            watched,
+            core,
+            held_since,
+            epoch: Cell::new(Epoch(0)),
+        }
+    }
+}
+
 impl Origin for Here<'_> {
     async fn content(&self) -> Result<Content, DvolError> {
         let content = self.origin.content().await?;
-        self.job.watched.lock().expected_bytes = content.expected_bytes;
+        self.watched.lock().expected_bytes = content.expected_bytes;
         self.epoch.set(content.epoch);
         Ok(content)
     }
@@ -408,25 +453,25 @@ impl Target for There<'_> {
 }
 
 /// Counts what was copied, keeps to a limit, and ends the move if that is wanted.
-struct Pace<'a> {
+pub(super) struct Pace<'a> {
     core: &'a CoreNode,
-    job: &'a Job,
+    watched: &'a Watched,
+    limit_bytes: Option<u64>,
     began: Time,
     here: &'a Here<'a>,
 }
 
 impl Progress for Pace<'_> {
     async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
-        let watched = &self.job.watched;
         let copied_bytes = {
-            let mut seen = watched.lock();
+            let mut seen = self.watched.lock();
             seen.copied_bytes += bytes;
             seen.copied_bytes
         };
         self.check_wanted()?;
         // Nobody is to wait for the limit.
         let is_held = self.here.held_since.get().is_some();
-        if let Some(limit) = self.job.limit_bytes.filter(|_| !is_held) {
+        if let Some(limit) = self.limit_bytes.filter(|_| !is_held) {
             let ns = u128::from(copied_bytes) * 1_000_000_000 / u128::from(limit.max(1));
             let due = self.began.plus_ns(u64::try_from(ns).unwrap_or(u64::MAX));
             while self.core.platform.now() < due {
@@ -439,9 +484,25 @@ impl Progress for Pace<'_> {
     }
 }
 
-impl Pace<'_> {
+impl<'a> Pace<'a> {
+    /// From now on.
+    pub(super) fn new(
+        core: &'a CoreNode,
+        watched: &'a Watched,
+        limit_bytes: Option<u64>,
+        here: &'a Here<'a>,
+    ) -> Pace<'a> {
+        Pace {
+            core,
+            watched,
+            limit_bytes,
+            began: core.platform.now(),
+            here,
+        }
+    }
+
     fn check_wanted(&self) -> Result<(), DvolError> {
-        match self.job.watched.is_cancelled() || self.core.is_stopping() {
+        match self.watched.is_cancelled() || self.core.is_stopping() {
             true => Err(DvolError::Busy),
             false => Ok(()),
         }
@@ -450,7 +511,7 @@ impl Pace<'_> {
 
 impl CoreNode {
     /// Whose turns the move of a volume with this SLO takes at an engine.
-    fn copier(&self, engine: usize, slo: Slo) -> Option<Copier> {
+    pub(super) fn copier(&self, engine: usize, slo: Slo) -> Option<Copier> {
         let device = self.engines.get(engine)?.device;
         Some(Copier {
             mover: self.mover_of(engine)?,
@@ -468,11 +529,7 @@ impl CoreNode {
             Err(DvolError::Busy) if job.watched.is_cancelled() => State::Cancelled,
             Err(error) => State::Failed(error),
         };
-        let seen = {
-            let mut seen = job.watched.lock();
-            seen.state = state;
-            *seen
-        };
+        let seen = job.watched.end(state);
         self.names.end_moving(job.from.id);
         let (volume, bytes) = (&job.name, seen.copied_bytes);
         match state {
@@ -529,16 +586,9 @@ impl CoreNode {
             job.to_device,
         );
         let held_since = Cell::default();
-        let here = Here {
-            origin: &origin,
-            copier: self
-                .copier(job.from.engine, job.slo)
-                .ok_or(DvolError::NotFound)?,
-            job,
-            core: self,
-            held_since: &held_since,
-            epoch: Cell::new(Epoch(0)),
-        };
+        let copier = self.copier(job.from.engine, job.slo);
+        let copier = copier.ok_or(DvolError::NotFound)?;
+        let here = Here::new(&origin, copier, &job.watched, self, &held_since);
         let there = There {
             core: self,
             job,
@@ -547,12 +597,7 @@ impl CoreNode {
             held_since: &held_since,
             tokens: Default::default(),
         };
-        let pace = Pace {
-            core: self,
-            job,
-            began: self.platform.now(),
-            here: &here,
-        };
+        let pace = Pace::new(self, &job.watched, job.limit_bytes, &here);
         // What tokens it has doesn't change from here on: it goes with the volume.
         let store = self
             .tokens
@@ -572,7 +617,7 @@ impl CoreNode {
         };
         let moved = moved.await;
         if let Some(since) = here.held_since.get() {
-            job.watched.lock().held_ns = self.platform.now().since(since);
+            job.watched.held(self.platform.now().since(since));
         }
         match moved {
             Ok(()) => {

@@ -62,6 +62,8 @@ pub(super) struct VolumeNotes {
     pub(super) epochs: EpochGate,
     /// Whether anybody may just now: not at the end of a move.
     pub(super) gate: Rc<Gate>,
+    /// Whether anybody may read it just now: not while it isn't known whether it is another node's.
+    pub(super) reads: Gate,
     /// What those need who had it open here when it was moved, once it was.
     pub(super) gone: RefCell<Option<Rc<Gone>>>,
 }

@@ -18,6 +18,7 @@ use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
+use super::between::Elsewhere;
 use super::core::{CoreNode, Unasked, current};
 use super::names::Names;
 use super::volume::RealVolume;
@@ -124,6 +125,9 @@ impl RealVolume {
             return None;
         }
         let core = current()?;
+        if let Some(Elsewhere::At(address)) = core.between.of(self.handle.id) {
+            return Some(address);
+        }
         let (_, place) = core.names.place_of(self.handle.id)?;
         core.native_addresses().get(place.core).copied()
     }

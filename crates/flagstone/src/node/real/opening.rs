@@ -21,6 +21,8 @@ use flagstone_sched::Device as DividedDevice;
 
 use super::access::{Access, TokenStore};
 use super::attributes::{Receiving, VolumeAttributes};
+use super::between::found::{FoundDvol, FoundMoves, forget_stale};
+use super::between::{Between, MoveStore, with_routes};
 use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
 use super::files::{CoreFiles, Rules};
 use super::moves_left::{FoundVolume, settle_moves};
@@ -161,7 +163,7 @@ pub(super) fn open_all(
     }
     recovered.tell();
     let settled = match refusal(devices, all_refused).or(silent) {
-        None => settle_moves(runtime, part, volumes),
+        None => settle_moves(runtime, part, volumes).and_then(|()| forget_stale(runtime, part)),
         Some(error) => Err(error),
     };
     match settled {
@@ -262,6 +264,7 @@ pub(super) struct Part {
     pub(super) prepared: Vec<Prepared>,
     pub(super) names: Names,
     pub(super) access: Access,
+    pub(super) between: Between,
     pub(super) identity: Identity,
     pub(super) failure_domain: Arc<str>,
     pub(super) recording: Recording,
@@ -312,6 +315,7 @@ async fn open_core(
         prepared,
         names,
         access,
+        between,
         identity,
         failure_domain,
         recording,
@@ -367,6 +371,7 @@ async fn open_core(
     }
     let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
     let (mut tokens, mut volumes, mut scheduled) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut moves, mut left_over) = (Vec::new(), Vec::new());
     for (device, journal, io, result) in join_all(opening).await {
         let (engine, report) = match result {
             Ok(opened) => opened,
@@ -383,6 +388,11 @@ async fn open_core(
             tracing::debug!(device, journal, ?report, "recovered a journal");
         }
         recovered.add(&report);
+        let moves_store = MoveStore::new(engine.clone());
+        let records = between.load(&moves_store, device, journal).await;
+        let routed = with_routes(&records);
+        let on = (core, engines.len());
+        let mut found_moves = FoundMoves::new(on, &between, &names, records);
         for dvol in engine.dvols() {
             // What filesystems are stored in is no volume: nobody attaches, resizes or deletes it.
             if DvolRole::of(&dvol.attributes).is_some() {
@@ -404,6 +414,16 @@ async fn open_core(
                 Some(Receiving::Stayed(to)) => Mark::Stayed(to),
                 _ => Mark::Plain,
             };
+            let found = FoundDvol {
+                name: &dvol.name,
+                handle: dvol.handle,
+                mark,
+                slo,
+                snapshots,
+            };
+            if !found_moves.is_ours(&found) {
+                continue;
+            }
             if slo != Slo::default() && mark == Mark::Plain {
                 slos.insert(dvol.handle.id, slo);
             }
@@ -428,8 +448,10 @@ async fn open_core(
             });
         }
         let store = TokenStore::new(engine.clone());
-        access.load(&store, device, journal).await;
+        access.load(&store, device, journal, &routed).await;
         tokens.push(store);
+        left_over.extend(found_moves.end(&engine, &moves_store).await);
+        moves.push(moves_store);
         engines.push(OwnedEngine { device, engine, io });
     }
     let files = CoreFiles::new(Rules(exports));
@@ -441,6 +463,9 @@ async fn open_core(
         names,
         access,
         tokens,
+        between,
+        moves,
+        left_over,
         identity,
         failure_domain,
         schedules: Schedules::new(scheduled),

@@ -29,10 +29,7 @@ use super::send::engine_error;
 use super::volume::RealVolume;
 use super::{Incoming, RealNode, Target};
 use crate::name::SnapshotRef;
-use crate::node::{
-    NodeError, NodeErrorKind, ReceiveId, ReceiveSpec, Reservation, SnapshotInfo, StreamRun,
-    VolumeSpec,
-};
+use crate::node::{NodeError, NodeErrorKind, ReceiveId, ReceiveSpec, SnapshotInfo, StreamRun};
 
 /// A stream on its way into a volume.
 pub(super) struct OneReceive {
@@ -283,16 +280,7 @@ impl RealNode {
     async fn begin_new(&self, spec: ReceiveSpec) -> Result<OneReceive, NodeError> {
         let doing = format!("receiving volume '{}'", spec.volume);
         check_size(spec.header.size_bytes, &doing)?;
-        let wanted = VolumeSpec {
-            name: spec.volume.clone(),
-            size_bytes: spec.header.size_bytes,
-            reserve: Reservation::None,
-            device: spec.device,
-            core: spec.core,
-            slo: Default::default(),
-            oversubscribe: false,
-        };
-        let (core, device) = self.place_for(&wanted, &doing)?;
+        let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
         let nowhere = Place {
             core,
             engine: 0,

@@ -44,7 +44,7 @@ const RECORDS_MAX: u64 = 1 << 20;
 /// Room that is set aside at a time: tokens can be revoked when the device is full.
 const RESERVED_STEP_RECORDS: u64 = 16;
 /// What is read at a time when a node starts.
-const READ_RECORDS: u64 = 256;
+pub(super) const READ_RECORDS: u64 = 256;
 /// Runs of records that are asked for at a time.
 const RUNS_MAX: usize = 1024;
 
@@ -123,6 +123,12 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
             places: RefCell::default(),
             broken: Cell::new(None),
         }
+    }
+
+    /// Places up to this one are or were taken.
+    #[cfg(test)]
+    pub(super) fn end(&self) -> u64 {
+        self.places.borrow().end
     }
 
     /// The journal.

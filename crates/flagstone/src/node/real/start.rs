@@ -18,6 +18,7 @@ use flagstone_runtime::{
 };
 
 use super::access::Access;
+use super::between::Between;
 use super::core::{CoreNode, current};
 use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
@@ -130,7 +131,8 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared.push(found);
     }
     let names = Names::default();
-    let access = Access::new(names.clone());
+    let between = Between::default();
+    let access = Access::new(names.clone(), between.clone());
     let schedules: Vec<_> = options.devices.iter().map(|d| d.schedule).collect();
     let divided = slo::divide(&schedules, cores);
     let share = Share {
@@ -144,6 +146,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared,
         names: names.clone(),
         access: access.clone(),
+        between: between.clone(),
         recording: recording.clone(),
         exports: options.exports.clone(),
         share,
@@ -179,6 +182,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         devices,
         names,
         access,
+        between,
         nbd_tcp: listening.nbd_tcp,
         nbd_unix: listening.nbd_unix,
         native_tcp: listening.native_tcp,
@@ -323,6 +327,7 @@ fn serve(
             if let Some(core) = current() {
                 core.set_remotes(all);
                 core.begin_schedules();
+                core.begin_left_over();
             }
         });
         wait_for(set, "connecting the cores")?;

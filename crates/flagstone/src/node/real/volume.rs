@@ -308,6 +308,9 @@ impl RealVolume {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<engine::Pieces, VolumeError> {
+        if self.notes.reads.is_shut() {
+            self.notes.reads.opened().await;
+        }
         let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
         let turn = |want: Want| async move { Ok(self.tenant.turn(want).await) };

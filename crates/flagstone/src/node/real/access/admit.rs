@@ -5,11 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use flagstone_types::DvolId;
 use flagstone_wire::open::{PROOF_BYTES, Target};
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 
 use super::Access;
 use super::record::Live;
+use crate::node::real::between::Elsewhere;
 use crate::node::real::names::Place;
 use crate::node::{TokenKind, TokenState};
 
@@ -64,11 +66,20 @@ impl fmt::Display for Rule {
     }
 }
 
+/// Where a volume is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::node::real) enum Where {
+    /// On this node.
+    Here(Place),
+    /// At another one, or perhaps.
+    Elsewhere(Elsewhere),
+}
+
 /// That a client may use a volume. Kept as long as it has the volume open.
 #[derive(Debug)]
 pub(in crate::node::real) struct Grant {
     /// Where the volume is.
-    pub(in crate::node::real) place: Place,
+    pub(in crate::node::real) place: Where,
     /// What is allowed.
     pub(in crate::node::real) kind: TokenKind,
     live: Arc<Live>,
@@ -88,12 +99,22 @@ impl Drop for Grant {
 }
 
 impl Access {
-    fn place_of(&self, target: Target<'_>) -> Option<Place> {
+    /// The volume that is meant, and where it is. One that is here comes before one that went and had the same name.
+    fn place_of(&self, target: Target<'_>) -> Option<(DvolId, Where)> {
+        let here = |place: Place| (place.id, Where::Here(place));
         match target {
-            Target::Id(id) => self.names.place_of(id).map(|(_, place)| place),
+            Target::Id(id) => {
+                let found = self.names.place_of(id).map(|(_, place)| here(place));
+                let went = || Some((id, Where::Elsewhere(self.between.of(id)?)));
+                found.or_else(went)
+            }
             Target::Name(name) => {
                 let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
-                self.names.find(volume)
+                let went = || {
+                    let (id, elsewhere) = self.between.named(volume)?;
+                    Some((id, Where::Elsewhere(elsewhere)))
+                };
+                self.names.find(volume).map(here).or_else(went)
             }
         }
     }
@@ -122,13 +143,13 @@ impl Access {
         now_ns: u64,
     ) -> Result<Grant, Rule> {
         let place = self.place_of(claim.target);
-        let record = place.and_then(|place| self.of(place.id));
+        let record = place.and_then(|(id, _)| self.of(id));
         let token = record.as_ref().and_then(|r| r.token(claim.token));
         // Nobody is admitted by a proof made with this one. It is compared so that a client can't tell by the time.
         let nobodys = Key([0; KEY_BYTES]);
         let key = token.map_or(&nobodys, |token| &token.key);
         let is_proven = std::hint::black_box(claim.is_proven(key, proof));
-        let place = place.ok_or(Rule::NoVolume)?;
+        let (_, place) = place.ok_or(Rule::NoVolume)?;
         let (record, token) = record.as_ref().zip(token).ok_or(Rule::NoToken)?;
         if !is_proven {
             return Err(Rule::WrongProof);

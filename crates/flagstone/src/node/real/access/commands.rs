@@ -102,6 +102,10 @@ impl CoreNode {
         if place.is_none_or(|place| (place.core, place.engine) != (self.index, engine)) {
             return Err(DvolError::NotFound);
         }
+        // They go with it: a change that is made here now would be lost.
+        if self.between.is_handed_over(dvol.id) {
+            return Err(DvolError::Busy);
+        }
         let engine = self.engine(engine).ok_or(DvolError::NotFound)?;
         engine.size_of(dvol)?;
         let mut record = match self.access.of(dvol.id) {

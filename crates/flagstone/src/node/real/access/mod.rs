@@ -22,10 +22,11 @@ use flagstone_platform::Platform;
 use flagstone_types::DvolId;
 
 use self::record::Token;
+use super::between::Between;
 use super::names::Names;
 use crate::node::Restrictions;
 
-pub(super) use self::admit::{Grant, Origin, Rule};
+pub(super) use self::admit::{Grant, Origin, Rule, Where};
 pub(super) use self::record::Record;
 pub(super) use self::store::TokenStore;
 
@@ -33,26 +34,29 @@ pub(super) use self::store::TokenStore;
 #[derive(Clone, Default)]
 pub(super) struct Access {
     names: Names,
+    between: Between,
     volumes: Arc<RwLock<BTreeMap<DvolId, Arc<Record>>>>,
 }
 
 impl Access {
     /// Of volumes with these names.
-    pub(super) fn new(names: Names) -> Access {
+    pub(super) fn new(names: Names, between: Between) -> Access {
         Access {
             names,
+            between,
             volumes: Arc::default(),
         }
     }
 
-    /// Puts in what a journal has of its volumes. What can't be read is said in the log, and lets nobody in.
+    /// Puts in what a journal has of its volumes, and of these `others`. What can't be read is said in the log, and lets nobody in.
     pub(super) async fn load<P: Platform>(
         &self,
         store: &TokenStore<P>,
         device: usize,
         journal: u16,
+        others: &BTreeSet<DvolId>,
     ) {
-        let loaded = match store.load_of_volumes(&BTreeSet::new()).await {
+        let loaded = match store.load_of_volumes(others).await {
             Ok(loaded) => loaded,
             Err(error) => {
                 tracing::error!(
@@ -110,7 +114,7 @@ impl Access {
     }
 
     /// A volume has this from now on.
-    fn set(&self, record: Record) {
+    pub(super) fn set(&self, record: Record) {
         let mut volumes = self.volumes.write().unwrap_or_else(PoisonError::into_inner);
         volumes.insert(record.volume, Arc::new(record));
     }

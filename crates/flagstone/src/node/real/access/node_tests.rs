@@ -8,7 +8,7 @@ use flagstone_wire::hello::{Nonce, SessionId};
 use flagstone_wire::open::Target;
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 
-use super::admit::{Grant, Origin, Rule};
+use super::admit::{Grant, Origin, Rule, Where};
 use super::tests::logged;
 use crate::node::real::start::start_node;
 use crate::node::real::tests::{formatted, options, runtime, spec};
@@ -94,7 +94,10 @@ fn tokens_open_their_volume_and_no_other_one() {
         );
         let id = DvolId(u128::from_str_radix(&info.id, 16).expect("an id"));
         let grant = open(&node, Target::Id(id), &vm).expect("is admitted");
-        assert_eq!((grant.kind, grant.place.id), (TokenKind::Owner, id));
+        let Where::Here(place) = grant.place else {
+            panic!("it is here");
+        };
+        assert_eq!((grant.kind, place.id), (TokenKind::Owner, id));
         let spec = TokenSpec {
             kind: TokenKind::Reader,
             ends_in_s: None,

@@ -100,7 +100,7 @@ pub(in crate::node::real) struct Record {
 
 /// Why a block is no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum BadRecord {
+pub(in crate::node::real) enum BadRecord {
     /// There is something else.
     NoRecord,
     /// It is of a version that this program doesn't know.

@@ -1,13 +1,18 @@
 //! The store on a simulated disk: what is there after a power loss, at whatever moment it comes.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_device::engine::{EngineOptions, FormatOptions, format_device};
+use flagstone_device::engine::{Engine, EngineOptions, FormatOptions, Piece, format_device};
+use flagstone_platform::IoBuf;
 use flagstone_sim::{Counting, CrashMoment, CrashPoint, DiskConfig, SimDisk, SimPlatform, World};
+use flagstone_types::BLOCK_SIZE;
 
 use super::super::record::Token;
 use super::*;
 use crate::node::TokenKind;
+use crate::node::real::records::READ_RECORDS;
 use flagstone_wire::proof::Key;
 
 const MIB: u64 = 1 << 20;
@@ -221,7 +226,7 @@ fn many_volumes_are_read_and_places_are_used_again() {
         for volume in [1003, 1005, 1007, 1009] {
             create(&store, volume).await.expect("created");
         }
-        assert_eq!(store.places.borrow().end as u128, count + 1);
+        assert_eq!(store.end() as u128, count + 1);
         let (_, found) = open(&engine).await;
         assert_eq!(found.len() as u128, count + 1);
     });

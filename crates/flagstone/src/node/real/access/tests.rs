@@ -8,7 +8,7 @@ use flagstone_wire::hello::{Nonce, SessionId};
 use flagstone_wire::open::Target;
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 
-use super::admit::{Grant, Origin, Rule};
+use super::admit::{Grant, Origin, Rule, Where};
 use super::*;
 use crate::node::TokenKind;
 use crate::node::real::names::Place;
@@ -49,7 +49,7 @@ fn table(change: impl FnOnce(&mut Record)) -> Access {
     ];
     record.next_number = 4;
     change(&mut record);
-    let access = Access::new(names);
+    let access = Access::new(names, Between::default());
     access.set(record);
     access
 }
@@ -106,7 +106,7 @@ fn who_has_a_key_is_admitted() {
             (3, TokenKind::Reader),
         ] {
             let grant = ask(&access, target, number).expect("is admitted");
-            assert_eq!((grant.place, grant.kind), (place(), kind));
+            assert_eq!((grant.place, grant.kind), (Where::Here(place()), kind));
             assert!(!grant.is_revoked());
         }
     }

@@ -15,8 +15,10 @@ use flagstone_wire::hello::NodeId;
 use flagstone_wire::open::Target;
 use flagstone_wire::operation::flag;
 
-use crate::node::real::access;
+use crate::node::real::access::{self, Where};
 use crate::node::real::attributes::VolumeAttributes;
+use crate::node::real::between::Elsewhere;
+use crate::node::real::between::arrivals::NodeArrivals;
 use crate::node::real::core::CoreNode;
 use crate::node::real::describe::wall_clock_ns;
 use crate::node::real::names::Place;
@@ -126,7 +128,7 @@ impl NativeNames {
 impl NativeDirectory for NativeNames {
     type Volume = RealVolume;
     type Grant = access::Grant;
-    type Arrivals = flagstone_gateway::native::NoArrivals;
+    type Arrivals = NodeArrivals;
 
     async fn open(&self, asked: &Asked<'_>) -> Found<RealVolume, access::Grant> {
         let core = &self.core;
@@ -139,7 +141,12 @@ impl NativeDirectory for NativeNames {
         if core.is_stopping() {
             return Found::Failed(NativeError::Stopping);
         }
-        let place = grant.place;
+        let place = match grant.place {
+            Where::Here(place) => place,
+            Where::Elsewhere(Elsewhere::At(address)) => return Found::At(address),
+            // Whether it is here or there will be known: it is worth asking again.
+            Where::Elsewhere(Elsewhere::Asked(_)) => return Found::Failed(NativeError::Busy),
+        };
         if place.core != core.index {
             let address = core.native_addresses().get(place.core).copied();
             return address.map_or(Found::Failed(NativeError::Stopping), Found::At);
@@ -150,8 +157,10 @@ impl NativeDirectory for NativeNames {
         }
     }
 
-    fn arrivals(&self) -> Self::Arrivals {
-        flagstone_gateway::native::NoArrivals
+    fn arrivals(&self) -> NodeArrivals {
+        NodeArrivals {
+            core: self.core.clone(),
+        }
     }
 
     fn addresses(&self, out: &mut Vec<SocketAddr>) {

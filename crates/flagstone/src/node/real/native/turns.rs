@@ -19,13 +19,29 @@ impl RealVolume {
         want: Want,
         terms: &Terms,
     ) -> Result<Turn<UringPlatform>, NativeError> {
-        let mut turn = self.turn_anyway(want, terms).await?;
-        match self.check_here() {
-            Ok(()) => Ok(turn),
-            Err(error) => {
-                turn.used_only(0, 1);
-                Err(error)
+        loop {
+            let mut turn = self.turn_anyway(want, terms).await?;
+            match self.check_here() {
+                Ok(()) if !self.notes.reads.is_shut() => return Ok(turn),
+                Ok(()) => {
+                    turn.used_only(0, 1);
+                    drop(turn);
+                    self.in_time(self.notes.reads.opened(), terms).await?;
+                }
+                Err(error) => {
+                    turn.used_only(0, 1);
+                    return Err(error);
+                }
             }
+        }
+    }
+
+    /// That it is here, and nowhere else.
+    pub(super) fn check_readable(&self) -> Result<(), NativeError> {
+        self.check_here()?;
+        match self.notes.reads.is_shut() {
+            true => Err(NativeError::Busy),
+            false => Ok(()),
         }
     }
 

@@ -376,7 +376,7 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
-        self.check_here()?;
+        self.check_readable()?;
         let found = self
             .engine
             .allocation(self.handle, offset_bytes, len_bytes, runs_max)
@@ -397,7 +397,7 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
-        self.check_here()?;
+        self.check_readable()?;
         let found = self
             .engine
             .changed_since(self.handle, since, offset_bytes, len_bytes, runs_max)
@@ -463,7 +463,7 @@ impl NativeVolume for RealVolume {
         after: &str,
         count_max: usize,
     ) -> Result<Vec<SnapshotInfo>, NativeError> {
-        self.check_here()?;
+        self.check_readable()?;
         self.engine
             .size_of(self.handle)
             .map_err(|error| self.error(error, false))?;
@@ -677,6 +677,10 @@ impl NativeVolume for RealVolume {
         let bytes: u64 = ranges.iter().map(|range| range.len_bytes).sum();
         let want = Want::read(0, (bytes + bytes_compared(&conditions)).max(1));
         let turn = first.turn_on(want, terms).await?;
+        let others = ranges.iter().map(|range| &range.volume);
+        for volume in others.chain(conditions.iter().map(|condition| &condition.volume)) {
+            volume.check_readable()?;
+        }
         let ranges: Vec<(Handle, u64, u64)> = ranges
             .iter()
             .map(|range| (range.volume.handle, range.offset_bytes, range.len_bytes))

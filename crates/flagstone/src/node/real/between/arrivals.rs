@@ -1,0 +1,487 @@
+//! Volumes that come from other nodes: promises, and what their origins ask.
+//!
+//! A promise is in memory until the origin begins, and takes the volume's name meanwhile. Whoever has its key brings the volume; what each request
+//! does is in `flagstone_device::transfer`. What was not heard of for [`SILENCE_NS`] ends: no volume has come before it was asked to.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+
+use flagstone_device::engine::{Attributes, DvolError, Handle, Stability};
+use flagstone_device::transfer::{Arrival, Became, Keeper};
+use flagstone_fs::DvolRole;
+use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals, NewArrival};
+use flagstone_gateway::native::directory::Ends;
+use flagstone_gateway::native::volume::NativeError;
+use flagstone_moves::here::{RecordBytes, carry_out};
+use flagstone_platform::{Platform, Time};
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::Want;
+use flagstone_types::{DeviceId, DvolId};
+use flagstone_wire::Operation;
+use flagstone_wire::arrival::Settled;
+use flagstone_wire::proof::{KEY_BYTES, Key};
+
+use super::record::{Kind, MoveKey, MoveRecord};
+use crate::node::Slo;
+use crate::node::real::access::Record;
+use crate::node::real::attributes::VolumeAttributes;
+use crate::node::real::core::CoreNode;
+use crate::node::real::moving::{Copier, VolumeMarks};
+use crate::node::real::names::{Claim, Place};
+use crate::node::real::records::Kept;
+
+/// How long an arrival stays that nobody asks for, in nanoseconds.
+pub(super) const SILENCE_NS: u64 = 600_000_000_000;
+
+/// An arrival that nobody has asked for in this long may be replaced by another one of the same volume, in nanoseconds.
+const REPLACED_NS: u64 = 30_000_000_000;
+
+/// Arrivals that a core has at a time.
+const ARRIVALS_MAX: usize = 1024;
+
+/// A volume that may come to a core.
+pub(super) struct Expected {
+    pub(super) id: DvolId,
+    pub(super) name: String,
+    pub(super) slo: Slo,
+    pub(super) engine: usize,
+    /// Of its name.
+    pub(super) claim: Claim,
+    /// Told when it has come, dropped when it won't.
+    pub(super) came: tokio::sync::oneshot::Sender<()>,
+}
+
+/// Arrivals of one core, by number.
+#[derive(Default)]
+pub(in crate::node::real) struct CoreArrivals {
+    by_number: RefCell<BTreeMap<u32, Rc<OneArrival>>>,
+}
+
+impl CoreArrivals {
+    fn find(&self, number: u32) -> Option<Rc<OneArrival>> {
+        self.by_number.borrow().get(&number).cloned()
+    }
+
+    /// That of this volume, if one is promised or under way.
+    pub(super) fn of(&self, volume: DvolId) -> Option<Rc<OneArrival>> {
+        let arrivals = self.by_number.borrow();
+        arrivals
+            .values()
+            .find(|one| one.expected.id == volume)
+            .cloned()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.by_number.borrow().len() >= ARRIVALS_MAX
+    }
+
+    fn remove(&self, number: u32) {
+        self.by_number.borrow_mut().remove(&number);
+    }
+}
+
+/// What doesn't change of it.
+struct Announced {
+    id: DvolId,
+    name: String,
+    slo: Slo,
+    engine: usize,
+}
+
+/// A volume that may come, or is coming.
+pub(in crate::node::real) struct OneArrival {
+    number: u32,
+    key: Key,
+    expected: Rc<Announced>,
+    arrival: Arrival<UringPlatform, VolumeMarks, NodeKeeper>,
+    copier: Copier,
+    heard: Cell<Time>,
+    under_way: Cell<u32>,
+}
+
+/// A request is under way.
+struct Hearing<'a> {
+    one: &'a OneArrival,
+    platform: UringPlatform,
+}
+
+impl Drop for Hearing<'_> {
+    fn drop(&mut self) {
+        self.one.under_way.set(self.one.under_way.get() - 1);
+        self.one.heard.set(self.platform.now());
+    }
+}
+
+impl OneArrival {
+    fn hear(&self, platform: &UringPlatform) -> Hearing<'_> {
+        self.under_way.set(self.under_way.get() + 1);
+        Hearing {
+            one: self,
+            platform: platform.clone(),
+        }
+    }
+
+    /// Whether nobody has asked for it in this long.
+    fn is_silent(&self, now: Time, for_ns: u64) -> bool {
+        self.under_way.get() == 0 && now.since(self.heard.get()) >= for_ns
+    }
+
+    /// Whether it may be replaced by a new promise.
+    pub(super) fn may_be_replaced(&self, now: Time) -> bool {
+        self.is_silent(now, REPLACED_NS)
+    }
+
+    /// Gives it up. False if it has come, or it isn't known whether it can be undone.
+    pub(super) async fn give_up(&self, core: &CoreNode) -> bool {
+        let is_never = self.arrival.settle(true).await == Became::Never;
+        if is_never {
+            core.arrivals.remove(self.number);
+        }
+        is_never
+    }
+
+    /// What comes is what was promised.
+    fn check(&self, new: &NewArrival) -> Result<(), NativeError> {
+        let expected = &self.expected;
+        let attributes: &Attributes = &new.attributes;
+        let is_it = new.id == expected.id && new.name == expected.name;
+        if !is_it {
+            return Err(NativeError::Invalid("another volume was promised a place"));
+        }
+        if DvolRole::of(attributes).is_some() {
+            return Err(NativeError::Invalid("its attributes are no volume's"));
+        }
+        if VolumeAttributes::decode(attributes).slo != expected.slo {
+            return Err(NativeError::Invalid(
+                "it was promised something else meanwhile; move it again",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn carry_out(
+        &self,
+        core: &CoreNode,
+        attempt: u64,
+        request: ArrivalRequest,
+    ) -> Result<ArrivalReply, NativeError> {
+        let _hearing = self.hear(&core.platform);
+        let at = core.address().ok_or(NativeError::Stopping)?;
+        let _turn = match &request {
+            ArrivalRequest::Begin(new) => {
+                self.check(new)?;
+                None
+            }
+            ArrivalRequest::Runs(_, payload) => {
+                let want = Want::write(0, (payload.len() as u64).max(1), false);
+                Some(self.copier.tenant(false).turn(want).await)
+            }
+            _ => None,
+        };
+        let confirms = matches!(request, ArrivalRequest::Settle { confirm: true, .. });
+        let reply = carry_out(&self.arrival, at, attempt, request).await?;
+        match reply {
+            ArrivalReply::Settled(Settled::Never) => core.arrivals.remove(self.number),
+            ArrivalReply::Settled(Settled::Arrived(_)) if confirms => {
+                core.arrivals.remove(self.number);
+            }
+            _ => {}
+        }
+        Ok(reply)
+    }
+}
+
+/// What the node keeps of an arrival beside the dvol.
+pub(in crate::node::real) struct NodeKeeper {
+    core: Weak<CoreNode>,
+    number: u32,
+    key: Key,
+    expected: Rc<Announced>,
+    claim: RefCell<Option<Claim>>,
+    came: RefCell<Option<tokio::sync::oneshot::Sender<()>>>,
+    /// The tokens that have come with it.
+    tokens: RefCell<Option<Record>>,
+}
+
+impl NodeKeeper {
+    fn core(&self) -> Result<Rc<CoreNode>, DvolError> {
+        self.core.upgrade().ok_or(DvolError::Stopping)
+    }
+
+    fn move_key(&self) -> MoveKey {
+        MoveKey {
+            volume: self.expected.id,
+            comes: true,
+        }
+    }
+}
+
+impl Keeper for NodeKeeper {
+    type Record = RecordBytes;
+
+    async fn take_record(&self, record: Option<RecordBytes>) -> Result<(), DvolError> {
+        let core = self.core()?;
+        let engine = self.expected.engine;
+        if let Some(bytes) = record {
+            let tokens = <Record as Kept>::decode(&bytes[..]).map_err(|_| DvolError::Corrupt)?;
+            if tokens.key() != self.expected.id {
+                return Err(DvolError::Invalid);
+            }
+            let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
+            let _turn = store.turn().await;
+            store.put(&tokens, Stability::Stable).await?;
+            self.tokens.replace(Some(tokens));
+        }
+        let store = core.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        let record = MoveRecord {
+            kind: Kind::Arrived,
+            volume: self.expected.id,
+            device: store.engine().superblock().device_id,
+            number: self.number,
+            key: self.key.clone(),
+            at_ns: core.platform.wall_clock_ns(),
+            address: None,
+            name: String::new(),
+        };
+        store.put(&record, Stability::Stable).await
+    }
+
+    async fn forget(&self, has_arrived: bool) -> Result<(), DvolError> {
+        let core = self.core()?;
+        let (engine, id) = (self.expected.engine, self.expected.id);
+        if has_arrived {
+            return core.confirm_arrival(engine, id).await;
+        }
+        // Its name, and what it was promised, are free again.
+        self.claim.take();
+        self.came.take();
+        let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
+        // Those who come for it are sent on, if it was here before: that takes its tokens.
+        if core.between.of(id).is_none() {
+            let _turn = store.turn().await;
+            store.forget(id).await?;
+        }
+        let store = core.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        store.forget(self.move_key()).await
+    }
+
+    fn arrived(&self, handle: Handle) {
+        let Ok(core) = self.core() else { return };
+        let (engine, id) = (self.expected.engine, handle.id);
+        let attributes = core
+            .engine(engine)
+            .and_then(|e| e.attributes_of(handle).ok());
+        let snapshots = attributes.and_then(|a| VolumeAttributes::decode(&a).snapshots);
+        core.set_slo(id, &self.expected.slo);
+        core.schedules.set(engine, handle, snapshots);
+        if let Some(tokens) = self.tokens.take() {
+            core.access.set(tokens);
+        }
+        core.between.came(id, self.number, self.key.clone());
+        let was_on = core.between.take(id);
+        if let Some(claim) = self.claim.take() {
+            let core = core.index;
+            claim.came_to_be(Place { core, engine, id });
+        }
+        if let Some(came) = self.came.take() {
+            // Who asked may be gone.
+            let _ = came.send(());
+        }
+        let volume = &self.expected.name;
+        tracing::info!(volume, %id, core = core.index, "it has come from another node");
+        if let Some(was_on) = was_on {
+            let here = core.clone();
+            core.platform.spawn(async move {
+                here.forget_route(was_on, (here.index, engine), id).await;
+            });
+        }
+    }
+}
+
+impl CoreNode {
+    /// Where clients of the native protocol find this core.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.native_addresses().get(self.index).copied()
+    }
+
+    /// Promises a volume a place on this core. Returns the arrival's number and key.
+    pub(super) fn promise_arrival(
+        self: &Rc<Self>,
+        expected: Expected,
+    ) -> Result<(u32, Key), DvolError> {
+        let engine = self.engine(expected.engine).ok_or(DvolError::NotFound)?;
+        let copier = self.copier(expected.engine, expected.slo);
+        let copier = copier.ok_or(DvolError::NotFound)?;
+        let number = loop {
+            // 0 would be like none.
+            let number = self.platform.random_u64() as u32;
+            if number != 0 && self.arrivals.find(number).is_none() {
+                break number;
+            }
+        };
+        let mut key = [0; KEY_BYTES];
+        let (words, _) = key.as_chunks_mut::<8>();
+        for word in words {
+            *word = self.platform.random_u64().to_le_bytes();
+        }
+        let key = Key(key);
+        let announced = Rc::new(Announced {
+            id: expected.id,
+            name: expected.name,
+            slo: expected.slo,
+            engine: expected.engine,
+        });
+        let keeper = NodeKeeper {
+            core: Rc::downgrade(self),
+            number,
+            key: key.clone(),
+            expected: announced.clone(),
+            claim: RefCell::new(Some(expected.claim)),
+            came: RefCell::new(Some(expected.came)),
+            tokens: RefCell::default(),
+        };
+        let one = Rc::new(OneArrival {
+            number,
+            key: key.clone(),
+            expected: announced,
+            arrival: Arrival::new(engine.clone(), VolumeMarks, keeper),
+            copier,
+            heard: Cell::new(self.platform.now()),
+            under_way: Cell::new(0),
+        });
+        self.arrivals
+            .by_number
+            .borrow_mut()
+            .insert(number, one.clone());
+        let core = self.clone();
+        self.platform
+            .spawn(async move { core.end_when_silent(one).await });
+        Ok((number, key))
+    }
+
+    /// Ends an arrival that nobody asks for any more.
+    async fn end_when_silent(self: Rc<Self>, one: Rc<OneArrival>) {
+        loop {
+            let due = one.heard.get().plus_ns(SILENCE_NS);
+            self.platform
+                .sleep_until(due.max(self.platform.now().plus_ns(1)))
+                .await;
+            let is_over = self.arrivals.find(one.number).is_none();
+            if is_over || self.is_stopping() {
+                return;
+            }
+            if one.is_silent(self.platform.now(), SILENCE_NS) {
+                // One that has come stays until its origin has confirmed that.
+                if one.give_up(&self).await {
+                    tracing::info!(
+                        volume = one.expected.name,
+                        "it was to come from another node, which is silent: given up"
+                    );
+                }
+                return;
+            }
+        }
+    }
+
+    /// Nobody will ask about a volume that has come. Durable when this returns: it is never asked to be confirmed again.
+    pub(super) async fn confirm_arrival(
+        &self,
+        engine: usize,
+        volume: DvolId,
+    ) -> Result<(), DvolError> {
+        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        store
+            .forget(MoveKey {
+                volume,
+                comes: true,
+            })
+            .await?;
+        store.engine().flush().await?;
+        self.between.confirmed(volume);
+        Ok(())
+    }
+}
+
+/// The arrivals of a node as the server of one core sees them.
+#[derive(Clone)]
+pub(in crate::node::real) struct NodeArrivals {
+    pub(in crate::node::real) core: Rc<CoreNode>,
+}
+
+impl NodeArrivals {
+    /// What is asked of an arrival that isn't under way on this core: of a volume that has come, perhaps long ago.
+    async fn of_what_came(&self, request: ArrivalRequest) -> Result<ArrivalReply, NativeError> {
+        let ArrivalRequest::Settle {
+            volume, confirm, ..
+        } = request
+        else {
+            return Err(NativeError::NotFound);
+        };
+        let core = &self.core;
+        let place = core.names.place_of(volume);
+        let Some((_, place)) = place.filter(|_| core.between.is_unconfirmed(volume)) else {
+            return Ok(ArrivalReply::Settled(Settled::NotHere));
+        };
+        let at = core.native_addresses().get(place.core).copied();
+        let at = at.ok_or(NativeError::Stopping)?;
+        if confirm {
+            let confirmed = core.ask(place.core, move |there| async move {
+                there.confirm_arrival(place.engine, volume).await
+            });
+            match confirmed.await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(NativeError::Device),
+                Err(_) => return Err(NativeError::Busy),
+            }
+        }
+        Ok(ArrivalReply::Settled(Settled::Arrived(at)))
+    }
+}
+
+impl Arrivals for NodeArrivals {
+    fn key(&self, arrival: u32, volume: Option<DvolId>) -> Option<Key> {
+        let one = self.core.arrivals.find(arrival);
+        let one = one.filter(|one| volume.is_none_or(|volume| volume == one.expected.id));
+        match (one, volume) {
+            (Some(one), _) => Some(one.key.clone()),
+            (None, Some(volume)) => self.core.between.key(arrival, volume),
+            (None, None) => None,
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        arrival: u32,
+        attempt: u64,
+        request: ArrivalRequest,
+    ) -> Result<ArrivalReply, NativeError> {
+        if self.core.is_stopping() {
+            return Err(NativeError::Stopping);
+        }
+        match self.core.arrivals.find(arrival) {
+            Some(one) => one.carry_out(&self.core, attempt, request).await,
+            None => self.of_what_came(request).await,
+        }
+    }
+
+    fn unknown(&self, device: DeviceId, volume: DvolId) -> Settled {
+        let between = &self.core.between;
+        // It has come by another arrival: that needn't be so.
+        let may_be = between.is_unconfirmed(volume);
+        match between.knows(device) && !may_be {
+            true => Settled::Never,
+            false => Settled::NotHere,
+        }
+    }
+
+    fn audit(&self, arrival: u32, operation: Operation, client: &str, ends: Ends) {
+        let client = client.escape_debug();
+        let (peer, local) = (ends.peer, ends.local);
+        tracing::info!(target: "audit", arrival, ?operation, %client, ?peer, ?local, "arrival refused: wrong proof or no such arrival");
+    }
+}

@@ -1,0 +1,444 @@
+//! A volume that goes to another node.
+//!
+//! The order of things, and what each crash leaves, is in `flagstone_moves`; here are the turns it takes, what is written down, and what the
+//! clients of this node see: they wait while it isn't known whose the volume is, and are sent on once it is the other node's.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_client::{Arrival, Options};
+use flagstone_device::engine::{DvolError, Handle, Stability};
+use flagstone_device::transfer::{DvolOrigin, Marks, NewDvol};
+use flagstone_moves::away::{Ended, Home, Question, RemoteTarget, confirm, move_away};
+use flagstone_platform::Platform;
+use flagstone_runtime::UringPlatform;
+use flagstone_types::{DeviceId, DvolId};
+use flagstone_wire::proof::Key;
+
+use super::record::{Kind, MoveRecord};
+use super::{Elsewhere, Route, UringClient, UringConnect};
+use crate::node::Slo;
+use crate::node::real::core::CoreNode;
+use crate::node::real::moving::{
+    Here, Pace, State, VolumeMarks, Watched, behind_a_move, refuse_unsettled,
+};
+use crate::node::real::names::Place;
+use crate::node::real::notes::VolumeNotes;
+use crate::node::real::receive::quiesce;
+use crate::node::real::records::Kept;
+
+/// How long each request of a move may take, with all its repetitions, in nanoseconds. Behind the hold, clients wait for it.
+const REQUEST_NS: u64 = 10_000_000_000;
+
+/// Before the other node is told again that it won't be asked any more, in nanoseconds.
+const CONFIRM_PAUSE_NS: u64 = 5_000_000_000;
+
+/// A place that another node has promised.
+#[derive(Clone)]
+pub(in crate::node::real) struct Promised {
+    pub(super) number: u32,
+    pub(super) key: Key,
+    pub(super) device: DeviceId,
+    pub(super) address: SocketAddr,
+}
+
+impl Promised {
+    /// What is written down of a move there.
+    fn record(&self, kind: Kind, volume: DvolId, name: &str, at_ns: u64) -> MoveRecord {
+        MoveRecord {
+            kind,
+            volume,
+            device: self.device,
+            number: self.number,
+            key: self.key.clone(),
+            at_ns,
+            address: Some(self.address),
+            name: name.to_owned(),
+        }
+    }
+
+    pub(super) fn of(record: &MoveRecord) -> Option<Promised> {
+        Some(Promised {
+            number: record.number,
+            key: record.key.clone(),
+            device: record.device,
+            address: record.address?,
+        })
+    }
+
+    pub(super) fn question(&self, volume: DvolId) -> Question {
+        Question {
+            device: self.device,
+            volume,
+        }
+    }
+}
+
+/// A move to another node that is to be made.
+#[derive(Clone)]
+pub(in crate::node::real) struct Departure {
+    pub(super) name: String,
+    pub(super) from: Place,
+    pub(super) slo: Slo,
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) watched: Arc<Watched>,
+    pub(super) to: Promised,
+}
+
+/// What this node writes down of a volume that goes, and whom it keeps waiting.
+pub(super) struct NodeHome<'a> {
+    pub(super) core: &'a CoreNode,
+    pub(super) engine: usize,
+    pub(super) name: String,
+    pub(super) volume: DvolId,
+    pub(super) to: Promised,
+    /// Of a volume that is served.
+    pub(super) notes: Option<Rc<VolumeNotes>>,
+    /// Takes its tokens, once they don't change any more.
+    pub(super) take_tokens: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
+}
+
+impl NodeHome<'_> {
+    async fn put(&self, record: &MoveRecord) -> Result<(), DvolError> {
+        let store = self
+            .core
+            .moves
+            .get(self.engine)
+            .ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        store.put(record, Stability::Stable).await
+    }
+
+    fn record(&self, kind: Kind) -> MoveRecord {
+        let at_ns = self.core.platform.wall_clock_ns();
+        self.to.record(kind, self.volume, &self.name, at_ns)
+    }
+
+    /// Where it is for clients: a node that listens on all its addresses is reached by the one that it was reached by.
+    fn reachable(&self, at: SocketAddr) -> SocketAddr {
+        match at.ip().is_unspecified() {
+            true => SocketAddr::new(self.to.address.ip(), at.port()),
+            false => at,
+        }
+    }
+}
+
+impl Home for NodeHome<'_> {
+    async fn keep_route(&self) -> Result<(), DvolError> {
+        let store = self
+            .core
+            .tokens
+            .get(self.engine)
+            .ok_or(DvolError::NotFound)?;
+        {
+            // Changes of its tokens that are under way come to their end before; others are refused from here on.
+            let _turn = store.turn().await;
+            self.core.between.hand_over(self.volume);
+        }
+        self.put(&self.record(Kind::Leaving)).await
+    }
+
+    async fn gone(&self, at: SocketAddr) -> Result<(), DvolError> {
+        let at = self.reachable(at);
+        let mut record = self.record(Kind::Gone);
+        record.address = Some(at);
+        self.put(&record).await?;
+        let route = Route {
+            name: self.name.clone(),
+            elsewhere: Elsewhere::At(at),
+            on: (self.core.index, self.engine),
+            at_ns: record.at_ns,
+        };
+        let forgotten = self.core.between.put(self.volume, route);
+        if let Some((oldest, _)) = forgotten {
+            self.core.forget_route_here(self.engine, oldest).await;
+        }
+        Ok(())
+    }
+
+    async fn forget_route(&self) -> Result<(), DvolError> {
+        self.core.between.take(self.volume);
+        let store = self
+            .core
+            .moves
+            .get(self.engine)
+            .ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        store.forget(MoveRecord::route_of(self.volume)).await
+    }
+
+    fn hold_reads(&self) {
+        if let Some(take) = self.take_tokens.borrow_mut().take() {
+            take();
+        }
+        if let Some(notes) = &self.notes {
+            notes.reads.shut();
+        }
+    }
+
+    fn release_reads(&self) {
+        if let Some(notes) = &self.notes {
+            notes.reads.release();
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.core.is_stopping()
+    }
+}
+
+impl CoreNode {
+    /// A client of another node. Its connections end with it.
+    pub(super) fn client_of(&self, address: SocketAddr) -> UringClient {
+        let connect = UringConnect(self.platform.clone());
+        UringClient::new(
+            self.platform.clone(),
+            connect,
+            Options::new(vec![address], "flagstone node"),
+        )
+    }
+
+    /// Moves a volume of this core to another node. Returns what came of it; it is in the job's progress as well.
+    pub(super) async fn send_volume(self: Rc<Self>, job: Departure) -> State {
+        let id = job.from.id;
+        let sent = self.send_it(&job).await;
+        let state = match &sent {
+            Ok(()) => State::Done,
+            Err((DvolError::Busy, _)) if job.watched.is_cancelled() => State::Cancelled,
+            Err((error, _)) => State::Failed(*error),
+        };
+        if let Err((_, is_known)) = &sent
+            && *is_known
+        {
+            self.between.stays(id);
+            self.names.end_moving(id);
+        }
+        let seen = job.watched.end(state);
+        let (volume, bytes, to) = (&job.name, seen.copied_bytes, job.to.address);
+        match (state, sent) {
+            (State::Done, _) => {
+                let held_us = seen.held_ns / 1000;
+                tracing::info!(volume, bytes, held_us, %to, "moved to another node");
+            }
+            (State::Cancelled, _) => tracing::info!(volume, bytes, %to, "moving it was cancelled"),
+            (_, Err((error, true))) => {
+                let trouble = job.watched.trouble().unwrap_or_else(|| error.to_string());
+                tracing::warn!(volume, bytes, %to, "moving it came to nothing: {trouble}; it is where it was");
+            }
+            (_, Err((error, false))) if self.is_stopping() => {
+                tracing::warn!(volume, %to, "the node stops and doesn't know whether it was moved ({error}): the next start asks");
+            }
+            (_, sent) => {
+                let error = sent.err().map_or(DvolError::Device, |(error, _)| error);
+                tracing::error!(volume, %to, "whether it was moved can't be written down: {error}; it is served by nobody until the node is restarted");
+            }
+        }
+        state
+    }
+
+    /// The error, and whether the volume is known to have stayed.
+    async fn send_it(self: &Rc<Self>, job: &Departure) -> Result<(), (DvolError, bool)> {
+        let stayed = |error| (error, true);
+        let owned = self
+            .engines
+            .get(job.from.engine)
+            .ok_or(stayed(DvolError::NotFound))?;
+        let engine = &owned.engine;
+        let info = engine.dvol_with(job.from.id, &job.name);
+        let info = info.ok_or(stayed(DvolError::NotFound))?;
+        let handle = info.handle;
+        refuse_unsettled(&info.attributes).map_err(stayed)?;
+        quiesce(self, engine, handle).await.map_err(stayed)?;
+        let notes = self.notes_of(handle.id);
+        let client = self.client_of(job.to.address);
+        let arrival = client.arrival(job.to.address, job.to.number, job.to.key.clone());
+        let epoch = engine.epoch_of(handle).map_err(stayed)?;
+        let new = NewDvol {
+            id: handle.id,
+            name: job.name.clone(),
+            reserved_bytes: info.reserved_bytes,
+            attributes: VolumeMarks.plain(&behind_a_move(&info.attributes, epoch)),
+        };
+        let target = RemoteTarget::new(self.platform.clone(), &arrival, new, REQUEST_NS);
+        let gate = notes.gate.clone();
+        let origin = DvolOrigin::new(engine.clone(), handle, gate, VolumeMarks, job.to.device.0);
+        let copier = self.copier(job.from.engine, job.slo);
+        let copier = copier.ok_or(stayed(DvolError::NotFound))?;
+        let held_since = Cell::default();
+        let here = Here::new(&origin, copier, &job.watched, self, &held_since);
+        let pace = Pace::new(self, &job.watched, job.limit_bytes, &here);
+        let take_tokens = || {
+            target.set_record(
+                self.access
+                    .record_of(handle.id)
+                    .map(|record| Box::new(Kept::encode(&*record))),
+            )
+        };
+        let home = NodeHome {
+            core: self,
+            engine: job.from.engine,
+            name: job.name.clone(),
+            volume: handle.id,
+            to: job.to.clone(),
+            notes: Some(notes.clone()),
+            take_tokens: RefCell::new(Some(Box::new(take_tokens))),
+        };
+        let question = job.to.question(handle.id);
+        let ended = move_away(&origin, &here, &target, question, &pace, &home).await;
+        if let Some(since) = held_since.get() {
+            job.watched.held(self.platform.now().since(since));
+        }
+        match ended {
+            Ended::Went(_) => {
+                self.went_away(job, handle, &notes).await;
+                self.confirm(&arrival, &home).await;
+                Ok(())
+            }
+            Ended::Stayed(error) => {
+                job.watched
+                    .set_trouble(target.trouble().map(|trouble| trouble.to_string()));
+                Err((error, true))
+            }
+            Ended::Unknown(error) => {
+                let node = job.to.address;
+                let text = format!(
+                    "whether it has come to {node} isn't known: {error}; restart this node, which then asks"
+                );
+                job.watched.set_trouble(Some(text));
+                Err((error, false))
+            }
+        }
+    }
+
+    /// The volume is the other node's, and that is written down: clients are sent on, and what it was here goes.
+    async fn went_away(&self, job: &Departure, handle: Handle, notes: &VolumeNotes) {
+        // One step: nobody finds it here any more, and who had it is sent on.
+        self.names.deleted(handle.id);
+        self.between.stays(handle.id);
+        notes.gate.leave();
+        notes.reads.release();
+        self.left(handle.id, false, &job.slo);
+        let Some(engine) = self.engine(job.from.engine) else {
+            return;
+        };
+        // If this fails the next start does it.
+        if let Err(error) = engine.delete(handle, true).await {
+            tracing::warn!(
+                volume = job.name,
+                "deleting what it was before it was moved: {error}"
+            );
+        }
+    }
+
+    /// Tells the other node that it won't be asked any more, now or later.
+    pub(super) async fn confirm(
+        self: &Rc<Self>,
+        arrival: &Arrival<UringPlatform, UringConnect>,
+        home: &NodeHome<'_>,
+    ) {
+        let question = home.to.question(home.volume);
+        match confirm(&self.platform, arrival, question).await {
+            Ok(()) => self.note_confirmed(home).await,
+            Err(_) => {
+                let core = self.clone();
+                let (engine, name, volume) = (home.engine, home.name.clone(), home.volume);
+                let to = home.to.clone();
+                self.platform
+                    .spawn(async move { core.confirm_later(engine, name, volume, to).await });
+            }
+        }
+    }
+
+    async fn note_confirmed(&self, home: &NodeHome<'_>) {
+        let Some(Elsewhere::At(at)) = self.between.of(home.volume) else {
+            // It has come back meanwhile.
+            return;
+        };
+        let record = MoveRecord {
+            address: Some(at),
+            ..home.record(Kind::Confirmed)
+        };
+        let Some(store) = self.moves.get(home.engine) else {
+            return;
+        };
+        let _turn = store.turn().await;
+        // Otherwise the next start tells it once more.
+        if let Err(error) = store.put(&record, Stability::Unstable).await {
+            tracing::debug!(volume = home.name, "noting that its move is over: {error}");
+        }
+    }
+
+    /// Tells it again and again.
+    pub(super) async fn confirm_later(
+        self: Rc<Self>,
+        engine: usize,
+        name: String,
+        volume: DvolId,
+        to: Promised,
+    ) {
+        let client = self.client_of(to.address);
+        let arrival = client.arrival(to.address, to.number, to.key.clone());
+        let home = NodeHome {
+            core: &self,
+            engine,
+            name,
+            volume,
+            to: to.clone(),
+            notes: None,
+            take_tokens: RefCell::default(),
+        };
+        while !self.is_stopping() && matches!(self.between.of(volume), Some(Elsewhere::At(_))) {
+            if confirm(&self.platform, &arrival, to.question(volume))
+                .await
+                .is_ok()
+            {
+                self.note_confirmed(&home).await;
+                return;
+            }
+            self.platform.sleep_ns(CONFIRM_PAUSE_NS).await;
+        }
+    }
+
+    /// A volume is here: that it was elsewhere is forgotten where that is written down, with the tokens it had there, unless that is where it is now.
+    pub(super) async fn forget_route(
+        self: &Rc<Self>,
+        on: (usize, usize),
+        now: (usize, usize),
+        volume: DvolId,
+    ) {
+        let (core, engine) = on;
+        let with_tokens = on != now;
+        let forgotten = self.ask(core, move |there| async move {
+            there.forget_route_of(engine, volume, with_tokens).await
+        });
+        if !matches!(forgotten.await, Ok(Ok(()))) {
+            tracing::debug!(%volume, "that it was elsewhere is forgotten at the next start");
+        }
+    }
+
+    /// Clients are not sent on any more for a volume that went long ago.
+    async fn forget_route_here(&self, engine: usize, volume: DvolId) {
+        self.access.forget(volume);
+        if let Err(error) = self.forget_route_of(engine, volume, true).await {
+            tracing::debug!(%volume, "forgetting where it went: {error}");
+        }
+    }
+
+    pub(super) async fn forget_route_of(
+        &self,
+        engine: usize,
+        volume: DvolId,
+        with_tokens: bool,
+    ) -> Result<(), DvolError> {
+        if with_tokens {
+            let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
+            let _turn = store.turn().await;
+            store.forget(volume).await?;
+        }
+        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        store.forget(MoveRecord::route_of(volume)).await
+    }
+}

@@ -1,0 +1,305 @@
+//! Moves of volumes to and from other nodes: what this node is asked for, what it writes down, and where it sends clients whose volume has gone.
+//!
+//! The design is `docs/decisions/2026-11-25-moves-between-nodes.md`; both ends of a move, and who has the volume when either side dies, are
+//! the crate `flagstone_moves`. Here is what a node has to do with them:
+//!
+//! - [`arrivals`]: promises that a volume may come, and the requests of its origin;
+//! - [`leaving`]: a move away from this node;
+//! - [`found`]: what a start finds of both;
+//! - [`commands`]: what people ask for;
+//! - [`record`]: what is written down, beside the journal's tokens.
+//!
+//! [`Between`] is the table of the whole node, which each core looks into: a client that comes to any core is sent on, and an origin that asks
+//! any core is told the truth. Nothing looks into it for a request on a volume that is open.
+
+pub(super) mod arrivals;
+mod commands;
+mod connect;
+pub(super) mod found;
+pub(super) mod leaving;
+pub(super) mod record;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+use flagstone_platform::Platform;
+use flagstone_platform::locks::RwLock;
+use flagstone_types::{DeviceId, DvolId};
+use flagstone_wire::proof::Key;
+
+use self::record::{Kind, MoveRecord};
+use super::records::RecordStore;
+
+pub(super) use self::connect::{UringClient, UringConnect};
+
+/// What is written down of the moves of one journal's volumes.
+pub(super) type MoveStore<P> = RecordStore<P, MoveRecord>;
+
+/// Volumes of a journal that clients are sent on for, at most: of more, those that went first are forgotten.
+const GONE_MAX: usize = 4096;
+
+/// Where a volume is that isn't here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Elsewhere {
+    /// There.
+    At(SocketAddr),
+    /// It may be there, or here: that is being asked.
+    Asked(SocketAddr),
+}
+
+/// A volume that went, or may have.
+#[derive(Clone, Debug)]
+struct Route {
+    name: String,
+    elsewhere: Elsewhere,
+    /// Core and engine that have it written down.
+    on: (usize, usize),
+    at_ns: u64,
+}
+
+#[derive(Default)]
+struct Tables {
+    routes: BTreeMap<DvolId, Route>,
+    /// Of those the volumes, by the names that they had: of several the one that went last.
+    by_name: BTreeMap<String, DvolId>,
+    /// Volumes that are on their way to another node, and whether their tokens are being handed over.
+    leaving: BTreeMap<DvolId, bool>,
+    /// Volumes that have come and are not confirmed: arrival and key.
+    came: BTreeMap<DvolId, (u32, Key)>,
+    /// Devices of this node.
+    devices: BTreeSet<DeviceId>,
+    /// Of those the ones of which not everything could be read: what isn't known there may have been.
+    doubtful: BTreeSet<DeviceId>,
+}
+
+impl Tables {
+    fn remove_route(&mut self, volume: DvolId) -> Option<Route> {
+        let route = self.routes.remove(&volume)?;
+        if self.by_name.get(&route.name) == Some(&volume) {
+            self.by_name.remove(&route.name);
+        }
+        Some(route)
+    }
+}
+
+/// Volumes that are elsewhere, and those that have just come.
+#[derive(Clone, Default)]
+pub(super) struct Between {
+    tables: Arc<RwLock<Tables>>,
+}
+
+impl Between {
+    fn read<T>(&self, look: impl FnOnce(&Tables) -> T) -> T {
+        look(&self.tables.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut Tables) -> T) -> T {
+        change(&mut self.tables.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where a volume is that isn't here.
+    pub(super) fn of(&self, volume: DvolId) -> Option<Elsewhere> {
+        self.read(|t| t.routes.get(&volume).map(|route| route.elsewhere))
+    }
+
+    /// The volume that had this name when it went.
+    pub(super) fn named(&self, name: &str) -> Option<(DvolId, Elsewhere)> {
+        self.read(|t| {
+            let volume = *t.by_name.get(name)?;
+            Some((volume, t.routes.get(&volume)?.elsewhere))
+        })
+    }
+
+    /// A volume is elsewhere, or may be. Returns one that is forgotten for it, with who has it written down.
+    fn put(&self, volume: DvolId, route: Route) -> Option<(DvolId, (usize, usize))> {
+        self.write(|t| {
+            t.remove_route(volume);
+            let on = route.on;
+            t.by_name.insert(route.name.clone(), volume);
+            t.routes.insert(volume, route);
+            let gone =
+                |route: &Route| route.on == on && matches!(route.elsewhere, Elsewhere::At(_));
+            let mut gone: Vec<_> = t.routes.iter().filter(|(_, route)| gone(route)).collect();
+            if gone.len() <= GONE_MAX {
+                return None;
+            }
+            gone.sort_by_key(|(_, route)| route.at_ns);
+            let oldest = *gone.first()?.0;
+            t.remove_route(oldest);
+            Some((oldest, on))
+        })
+    }
+
+    /// A volume is here. Returns who has it written down that it was elsewhere.
+    fn take(&self, volume: DvolId) -> Option<(usize, usize)> {
+        self.write(|t| t.remove_route(volume).map(|route| route.on))
+    }
+
+    /// A volume is to go to another node. Nobody attaches it by NBD from now on: such a client could not follow.
+    fn leaves(&self, volume: DvolId) {
+        self.write(|t| t.leaving.insert(volume, false));
+    }
+
+    /// Its tokens don't change any more: they go with it.
+    fn hand_over(&self, volume: DvolId) {
+        self.write(|t| t.leaving.insert(volume, true));
+    }
+
+    /// It isn't on its way any more.
+    fn stays(&self, volume: DvolId) {
+        self.write(|t| t.leaving.remove(&volume));
+    }
+
+    /// Whether it is on its way to another node.
+    pub(super) fn is_leaving(&self, volume: DvolId) -> bool {
+        self.read(|t| t.leaving.contains_key(&volume))
+    }
+
+    /// Whether its tokens are being handed over.
+    pub(super) fn is_handed_over(&self, volume: DvolId) -> bool {
+        self.read(|t| t.leaving.get(&volume) == Some(&true))
+    }
+
+    /// A volume has come, and its origin may ask about it.
+    fn came(&self, volume: DvolId, number: u32, key: Key) {
+        self.write(|t| t.came.insert(volume, (number, key)));
+    }
+
+    /// Nobody will ask any more.
+    fn confirmed(&self, volume: DvolId) {
+        self.write(|t| t.came.remove(&volume));
+    }
+
+    /// Whether a volume has come and its origin may still ask about it: until then it is neither deleted nor moved on.
+    pub(super) fn is_unconfirmed(&self, volume: DvolId) -> bool {
+        self.read(|t| t.came.contains_key(&volume))
+    }
+
+    /// The key of an arrival that is over.
+    fn key(&self, number: u32, volume: DvolId) -> Option<Key> {
+        self.read(|t| {
+            let (came, key) = t.came.get(&volume)?;
+            (*came == number).then(|| key.clone())
+        })
+    }
+
+    /// Whether it is known of this device what has come to it.
+    fn knows(&self, device: DeviceId) -> bool {
+        self.read(|t| t.devices.contains(&device) && !t.doubtful.contains(&device))
+    }
+
+    /// Reads what a journal has written down. What can't be read is said in the log: what it was about isn't answered for.
+    pub(super) async fn load<P: Platform>(
+        &self,
+        store: &MoveStore<P>,
+        device: usize,
+        journal: u16,
+    ) -> Vec<MoveRecord> {
+        let id = store.engine().superblock().device_id;
+        self.write(|t| t.devices.insert(id));
+        let loaded = match store.load(|_| true).await {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                self.write(|t| t.doubtful.insert(id));
+                tracing::error!(
+                    device,
+                    journal,
+                    "reading what moves of volumes between nodes have left: {error}; nodes that ask whether a volume has come \
+                     to this device are not answered"
+                );
+                return Vec::new();
+            }
+        };
+        for what in &loaded.unreadable {
+            self.write(|t| t.doubtful.insert(id));
+            tracing::error!(
+                device,
+                journal,
+                "reading what moves of volumes between nodes have left: {what}; nodes that ask whether a volume has come to \
+                 this device are not answered"
+            );
+        }
+        loaded.records
+    }
+}
+
+/// Volumes whose tokens are still needed though they aren't in the journal: those that clients are sent on for.
+pub(super) fn with_routes(records: &[MoveRecord]) -> BTreeSet<DvolId> {
+    let goes = |record: &&MoveRecord| record.kind != Kind::Arrived;
+    records.iter().filter(goes).map(|r| r.volume).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(name: &str, elsewhere: Elsewhere, at_ns: u64) -> Route {
+        Route {
+            name: name.to_owned(),
+            elsewhere,
+            on: (0, 0),
+            at_ns,
+        }
+    }
+
+    fn at(port: u16) -> Elsewhere {
+        Elsewhere::At(SocketAddr::new([10, 0, 0, 1].into(), port))
+    }
+
+    #[test]
+    fn a_volume_is_where_it_went_last() {
+        let between = Between::default();
+        assert_eq!(between.put(DvolId(1), route("a", at(1), 1)), None);
+        assert_eq!(between.put(DvolId(2), route("a", at(2), 2)), None);
+        assert_eq!(between.named("a"), Some((DvolId(2), at(2))));
+        assert_eq!(between.of(DvolId(1)), Some(at(1)), "by its id");
+        assert_eq!(between.put(DvolId(2), route("b", at(3), 3)), None);
+        assert_eq!(between.named("a"), None, "it had another name");
+        assert_eq!(between.named("b"), Some((DvolId(2), at(3))));
+        assert_eq!(between.take(DvolId(2)), Some((0, 0)));
+        assert_eq!((between.of(DvolId(2)), between.named("b")), (None, None));
+        assert_eq!(between.take(DvolId(2)), None);
+    }
+
+    #[test]
+    fn of_too_many_that_went_the_first_is_forgotten() {
+        let between = Between::default();
+        let asked = Elsewhere::Asked(SocketAddr::new([10, 0, 0, 1].into(), 9));
+        between.put(DvolId(9_999_999), route("asked", asked, 0));
+        for n in 0..GONE_MAX as u64 {
+            let forgotten = between.put(DvolId(n.into()), route(&format!("v{n}"), at(1), n + 1));
+            assert_eq!(forgotten, None, "{n}");
+        }
+        let other = Route {
+            on: (1, 0),
+            ..route("other", at(1), 0)
+        };
+        assert_eq!(
+            between.put(DvolId(7_777_777), other),
+            None,
+            "in another journal"
+        );
+        let forgotten = between.put(DvolId(5_000_000), route("last", at(1), 1 << 40));
+        assert_eq!(forgotten, Some((DvolId(0), (0, 0))));
+        assert_eq!(between.of(DvolId(0)), None);
+        assert_eq!(
+            between.of(DvolId(9_999_999)),
+            Some(asked),
+            "it is not known where"
+        );
+    }
+
+    #[test]
+    fn an_arrival_is_known_by_its_volume_until_it_is_confirmed() {
+        let between = Between::default();
+        between.came(DvolId(1), 5, Key([3; 32]));
+        assert!(between.key(5, DvolId(1)).is_some());
+        assert!(between.key(4, DvolId(1)).is_none());
+        assert!(between.key(5, DvolId(2)).is_none());
+        assert!(between.is_unconfirmed(DvolId(1)));
+        between.confirmed(DvolId(1));
+        assert!(!between.is_unconfirmed(DvolId(1)));
+        assert!(!between.knows(DeviceId(1)), "no such device");
+    }
+}
