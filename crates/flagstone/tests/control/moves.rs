@@ -105,7 +105,11 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn to_another_node_a_place_is_asked_for_there_first() {
     let (served, other) = (with_volume(), serve());
-    let to = format!("--to {} --to-api-key-file {}", other.address, other.key_file().display());
+    let to = format!(
+        "--to {} --to-api-key-file {}",
+        other.address,
+        other.key_file().display()
+    );
     // That node listens on all its addresses: by the one that its API has.
     assert_eq!(
         good(&served, &format!("volume move vm {to}")),
@@ -114,11 +118,24 @@ fn to_another_node_a_place_is_asked_for_there_first() {
     );
     good(&other, "volume create vm --size 1G");
     let ran = run(&served, &format!("volume move vm {to}"));
-    fails(&ran, Exit::AlreadyExists, "promising volume 'vm' of another node a place: the name is taken");
+    fails(
+        &ran,
+        Exit::AlreadyExists,
+        "promising volume 'vm' of another node a place: the name is taken",
+    );
     let ran = run(&served, &format!("volume move vm --to {}", other.address));
     assert_eq!(ran.exit, i32::from(Exit::Refused.code()), "{}", ran.err);
-    for words in ["--status --to 127.0.0.1:9", "--to-api-key-file x", "--to nowhere"] {
+    for words in [
+        "--status --to 127.0.0.1:9",
+        "--to-api-key-file x",
+        "--to nowhere",
+    ] {
         let ran = run(&served, &format!("volume move vm {words}"));
-        assert_eq!(ran.exit, i32::from(Exit::Usage.code()), "{words}: {}", ran.err);
+        assert_eq!(
+            ran.exit,
+            i32::from(Exit::Usage.code()),
+            "{words}: {}",
+            ran.err
+        );
     }
 }

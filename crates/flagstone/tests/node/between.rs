@@ -277,7 +277,10 @@ fn what_a_volume_has_goes_with_it_and_stays_behind_restarts() {
     );
     let info = other.show("vm").expect("is there");
     assert_eq!(info.slo, slo);
-    assert!(info.snapshot_count >= 1, "and those that its schedule has taken");
+    assert!(
+        info.snapshot_count >= 1,
+        "and those that its schedule has taken"
+    );
     assert_eq!(
         info.scheduled.map(|scheduled| scheduled.schedule),
         Some(schedule)
