@@ -34,6 +34,10 @@ const EXPECTED: [&str; 7] = [
     "mounting was refused: no rule of this export",
     // For a guest in a network of its own.
     "NFS clients say themselves who they are",
+    // The other node is killed while a volume goes there.
+    "moving it came to nothing:",
+    "until the node that it was moving to answers",
+    "passing on what clients of this node ask of it:",
     // With `--layer`.
     "is behind layers, for measuring and testing",
     // With `FLAGSTONE_RECORD`.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
     Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MoveSpec, MoveState, NodeError, NodeErrorKind,
-    PageQuery, Slo, SloLimit, SnapshotSchedule, TokenKind, TokenText,
+    PageQuery, Restrictions, Slo, SloLimit, SnapshotSchedule, TokenKind, TokenText,
 };
 use flagstone_client::{Client, Connect, Durability, OpenHow, Options, Target, Token, Volume};
 use flagstone_platform::IoBuf;
@@ -111,6 +111,17 @@ fn with_client<T: Send + 'static, F: Future<Output = T>>(
     token: &TokenText,
     work: impl FnOnce(UringPlatform, TcpVolume) -> F + Send + 'static,
 ) -> JoinHandle<T> {
+    with_client_as(at, target, token, OpenHow::default(), work)
+}
+
+/// The same, which opens the volume like this.
+fn with_client_as<T: Send + 'static, F: Future<Output = T>>(
+    at: SocketAddr,
+    target: Target,
+    token: &TokenText,
+    how: OpenHow,
+    work: impl FnOnce(UringPlatform, TcpVolume) -> F + Send + 'static,
+) -> JoinHandle<T> {
     let token: Token = token.0.parse().expect("a token");
     thread::spawn(move || {
         let config = RuntimeConfig {
@@ -120,7 +131,7 @@ fn with_client<T: Send + 'static, F: Future<Output = T>>(
         block_on(&config, move |platform| async move {
             let options = Options::new(vec![at], "test");
             let client = Client::new(platform.clone(), Tcp(platform.clone()), options);
-            let volume = client.open(target, token, OpenHow::default()).await;
+            let volume = client.open(target, token, how).await;
             work(platform, volume.expect("opens")).await
         })
         .expect("runs")
@@ -342,13 +353,21 @@ fn what_cannot_come_is_refused_and_stays() {
     // Its name is taken meanwhile.
     let (why, _) = kind(other.create("vm", MIB));
     assert_eq!(why, NodeErrorKind::AlreadyExists);
-    // One that NBD has attached can't be followed.
+    // For one that NBD has attached this node has to be a client there.
+    let restrictions = Restrictions {
+        allow_from: vec!["10.0.0.0/8".parse().expect("a network")],
+        ..Restrictions::default()
+    };
+    one.ask(|node| node.restrict_volume("vm".to_owned(), restrictions))
+        .expect("is restricted");
     let attached = one.attach("vm");
     let (why, words) = kind(begin(&one, arrival.clone(), "vm"));
     assert_eq!(why, NodeErrorKind::Busy, "{words}");
     assert!(words.contains("NBD"), "{words}");
     drop(attached);
     until_detached(&one);
+    one.ask(|node| node.restrict_volume("vm".to_owned(), Restrictions::default()))
+        .expect("is free again");
     // Somebody without the key.
     let mut wrong = arrival.clone();
     wrong.key = ArrivalKey("0".repeat(64));
@@ -449,4 +468,114 @@ fn when_the_other_node_goes_down_the_volume_stays() {
             (0, block(at))
         );
     }
+}
+
+/// Writes with NBD again and again, and reads back.
+fn use_nbd(mut client: client::Client, first: u64, stop: &AtomicBool, done: &AtomicU64) {
+    let mut number = 1 << 40 | first;
+    while !stop.load(Ordering::Relaxed) {
+        for at in first..first + 16 {
+            number += 1;
+            let flags = if number.is_multiple_of(3) {
+                client::FUA
+            } else {
+                0
+            };
+            assert_eq!(
+                client.write_with(flags, at * BLOCK, &block(number)),
+                0,
+                "write"
+            );
+            let (error, found) = client.call(client::READ, at * BLOCK, BLOCK as u32);
+            assert_eq!(error, 0, "read");
+            assert_eq!(found, block(number), "block {at} is what was written last");
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        assert_eq!(client.call(client::FLUSH, 0, 0).0, 0, "flush");
+    }
+}
+
+#[test]
+fn clients_of_nbd_go_on_though_their_volume_is_elsewhere() {
+    let (one, other) = (node(), node());
+    volume(&one, "vm", None);
+    let mut plain = one.attach("vm");
+    assert_eq!(plain.write(6 * MIB, &block(6)), 0);
+    one.ask(|node| node.create_snapshots(vec!["vm@old".parse().expect("a name")]))
+        .expect("is taken");
+    let mut old = one.attach("vm@old");
+    let stop = AtomicBool::new(false);
+    let done = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let (stop, done) = (&stop, &done);
+        let users: Vec<_> = [0, 100]
+            .map(|first| {
+                let client = one.attach("vm");
+                scope.spawn(move || use_nbd(client, first, stop, done))
+            })
+            .into();
+        let took_part = |least: u64| {
+            let wanted = done.load(Ordering::Relaxed) + least;
+            let until = Instant::now() + Duration::from_secs(60);
+            while done.load(Ordering::Relaxed) < wanted
+                && users.iter().all(|user| !user.is_finished())
+            {
+                assert!(Instant::now() < until, "clients have come to a stop");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        took_part(50);
+        // There, back, and there again.
+        for (from, to) in [(&one, &other), (&other, &one), (&one, &other)] {
+            moved(from, to, "vm");
+            took_part(50);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    // What else NBD has.
+    let length = (2 * MIB) as u32;
+    assert_eq!(
+        plain.write(4 * MIB, &vec![7; length as usize]),
+        0,
+        "in parts"
+    );
+    assert_eq!(
+        plain.call(client::READ, 4 * MIB, length).1,
+        vec![7; length as usize]
+    );
+    assert_eq!(plain.call(client::TRIM, 4 * MIB, BLOCK as u32).0, 0);
+    assert_eq!(plain.call(client::ZEROES, 5 * MIB, 100).0, 0);
+    let mut wanted = vec![0; 100];
+    wanted.resize(BLOCK as usize, 7);
+    assert_eq!(plain.call(client::READ, 5 * MIB, BLOCK as u32), (0, wanted));
+    assert_eq!(
+        plain.call(client::READ, 8 * MIB, BLOCK as u32).0,
+        client::EINVAL
+    );
+    assert_eq!(
+        old.call(client::READ, 6 * MIB, BLOCK as u32),
+        (0, block(6)),
+        "as it was"
+    );
+    let mut there = other.attach("vm");
+    assert_eq!(
+        there.call(client::READ, 4 * MIB, BLOCK as u32),
+        (0, vec![0; BLOCK as usize])
+    );
+    // Somebody takes it for his own there: whoever came by the old node is locked out.
+    let (_, mine) = token(&other, "vm", TokenKind::Writer);
+    let target = Target::Name("vm".to_owned());
+    let alone = OpenHow {
+        alone: true,
+        ..OpenHow::default()
+    };
+    with_client_as(addresses(&other)[0], target, &mine, alone, |_, _| async {})
+        .join()
+        .expect("opens");
+    assert_ne!(plain.write(0, &block(9)), 0);
+    // It is deleted there.
+    other
+        .ask(|node| node.delete_volume("vm".to_owned(), true))
+        .expect("is deleted");
+    assert_ne!(plain.call(client::READ, 0, BLOCK as u32).0, 0);
 }

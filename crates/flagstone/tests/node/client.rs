@@ -16,6 +16,7 @@ pub(crate) const NO_HOLE: u16 = 1 << 1;
 /// Durable when it is answered.
 pub(crate) const FUA: u16 = 1;
 
+pub(crate) const EINVAL: u32 = 22;
 pub(crate) const ENOSPC: u32 = 28;
 pub(crate) const ESHUTDOWN: u32 = 108;
 

@@ -3,6 +3,7 @@
 //! Each scenario has a folder of its own below the build folder, which a failed one leaves behind.
 //! `cargo xtask ci` runs those marked for it.
 
+mod between;
 mod crash;
 #[cfg(test)]
 mod fake;
@@ -174,7 +175,7 @@ enum Network {
     Own,
 }
 
-const SCENARIOS: [Scenario; 16] = [
+const SCENARIOS: [Scenario; 17] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -195,6 +196,13 @@ const SCENARIOS: [Scenario; 16] = [
         in_ci: true,
         network: Network::Machines,
         run: |scene, scale| moves::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
+    },
+    Scenario {
+        name: "between",
+        about: "volumes go between two nodes under fio, then under kill -9 of either: no error, no wrong byte, each at one node",
+        in_ci: true,
+        network: Network::Machines,
+        run: |scene, scale| between::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
     Scenario {
         name: "images",

@@ -80,6 +80,12 @@ impl OnlyMoved {
         }
     }
 
+    /// The lowest epoch in which it may have been held by those who are locked out by nobody.
+    pub(super) fn since(&self) -> Epoch {
+        let raised = u32::from(self.moves) * Epoch::PER_MOVE;
+        Epoch(self.epoch.0.saturating_sub(raised))
+    }
+
     /// Whether whoever held it in the epoch `held` has been locked out by nobody, now that it is in this one.
     pub(super) fn leads(&self, held: Epoch, now: Epoch) -> bool {
         let moves = 1..=u32::from(self.moves);

@@ -721,10 +721,6 @@ impl VolumeDirectory for Directory {
         if core != self.core.index {
             return Ok(Opened::OnCore(core));
         }
-        // A client of NBD can't follow it to another node.
-        if self.core.between.is_leaving(handle.id) {
-            return Err(OpenError::Unavailable);
-        }
         match self.core.volume(engine, handle) {
             Some(volume) => Ok(Opened::Here(volume)),
             None => Err(OpenError::Unavailable),

@@ -7,7 +7,6 @@
 
 use flagstone_platform::locks::Mutex;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -29,7 +28,7 @@ use super::attributes::{OnlyMoved, Receiving, VolumeAttributes};
 use super::core::{CoreNode, Unasked};
 use super::names::Place;
 use super::notes::VolumeNotes;
-use super::onward::{Gone, Known};
+use super::onward::Gone;
 use super::receive::quiesce;
 use super::slo::terms_of;
 use crate::node::Slo;
@@ -634,23 +633,11 @@ impl CoreNode {
             return;
         };
         let engine = &owned.engine;
-        let layers = engine.layers(handle.id).into_iter();
-        let layers = layers.filter_map(|layer| {
-            let known = Known {
-                name: layer.name,
-                created_ns: layer.created_ns,
-            };
-            Some((layer.handle.layer?, known))
-        });
         let before = engine.epoch_of(handle).unwrap_or_default();
         // Before anybody can find it at its new place, which may be on this core.
         self.left(handle.id, job.to.core == self.index, &job.slo);
-        let gone = Gone {
-            layers: layers.collect::<BTreeMap<_, _>>(),
-            size_bytes: engine.size_of(handle).unwrap_or(0),
-            is_read_only: engine.is_read_only(handle),
-            nth: self.names.moved(job.to, (before, epoch)),
-        };
+        let nth = self.names.moved(job.to, (before, epoch));
+        let gone = Gone::of(engine, handle, nth);
         *notes.gone.borrow_mut() = Some(Rc::new(gone));
         notes.gate.leave();
     }

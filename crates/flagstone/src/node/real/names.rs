@@ -45,6 +45,17 @@ impl Tables {
         self.by_id.insert(place.id, name.clone());
         self.by_name.insert(name, place);
     }
+
+    /// Nobody finds it any more.
+    fn remove(&mut self, id: DvolId) {
+        self.aside.remove(&id);
+        self.receiving.remove(&id);
+        self.moving.remove(&id);
+        self.changes += 1;
+        if let Some(name) = self.by_id.remove(&id) {
+            self.by_name.remove(&name);
+        }
+    }
 }
 
 /// A name that was put in for a volume which may get it. Dropped before it does, the name is free again:
@@ -242,17 +253,31 @@ impl Names {
         })
     }
 
+    /// A volume is another node's from now on, with another epoch there: its name is free. Returns how often it was moved before.
+    pub(super) fn went(&self, id: DvolId, epochs: (Epoch, Epoch)) -> usize {
+        self.write(|t| {
+            t.remove(id);
+            let moves = t.moves.entry(id).or_default();
+            moves.push(epochs);
+            moves.len() - 1
+        })
+    }
+
+    /// A volume has come from another node. Whoever held it in the first of these epochs or a later one is locked out by nobody.
+    pub(super) fn came(&self, id: DvolId, epochs: (Epoch, Epoch)) {
+        self.write(|t| {
+            // Only those who had it here before ask.
+            if let Some(moves) = t.moves.get_mut(&id) {
+                moves.push(epochs);
+            }
+        });
+    }
+
     /// A volume was deleted: its name is free, whatever it was by then.
     pub(super) fn deleted(&self, id: DvolId) {
         self.write(|t| {
-            t.aside.remove(&id);
-            t.receiving.remove(&id);
-            t.moving.remove(&id);
+            t.remove(id);
             t.moves.remove(&id);
-            t.changes += 1;
-            if let Some(name) = t.by_id.remove(&id) {
-                t.by_name.remove(&name);
-            }
         });
     }
 
@@ -363,6 +388,36 @@ mod tests {
             assert_eq!(names.find("w"), Some(place(4)));
             assert!(names.claim("v", place(0)).is_some());
         }
+    }
+
+    #[test]
+    fn whoever_had_a_volume_that_went_and_came_back_goes_on_unless_locked_out() {
+        for (came, held, now) in [
+            // It was moved there, and back.
+            ((5, 21), 5, Some(21)),
+            // Somebody has opened it alone there.
+            ((14, 22), 5, None),
+            // Somebody had before.
+            ((5, 21), 4, None),
+        ] {
+            let names = Names::default();
+            assert_eq!(names.insert_found("v", place(7)), None);
+            let epochs = |(before, after)| (Epoch(before), Epoch(after));
+            assert_eq!(names.went(DvolId(7), epochs((5, 13))), 0);
+            assert_eq!(names.find("v"), None);
+            names.came(DvolId(7), epochs(came));
+            assert_eq!(
+                names.epoch_behind(DvolId(7), 0, Epoch(held)),
+                now.map(Epoch)
+            );
+        }
+        let names = Names::default();
+        names.came(DvolId(7), (Epoch(5), Epoch(13)));
+        assert_eq!(
+            names.epoch_behind(DvolId(7), 0, Epoch(13)),
+            None,
+            "it was never here"
+        );
     }
 
     #[test]

@@ -14,6 +14,7 @@ use flagstone_device::engine::Handle;
 use flagstone_device::transfer::Gate;
 use flagstone_types::LayerNo;
 
+use super::between::there::Remotes;
 use super::epochs::EpochGate;
 use super::onward::Gone;
 
@@ -66,6 +67,8 @@ pub(super) struct VolumeNotes {
     pub(super) reads: Gate,
     /// What those need who had it open here when it was moved, once it was.
     pub(super) gone: RefCell<Option<Rc<Gone>>>,
+    /// The same at another node, for those who have it open here.
+    pub(super) there: Remotes,
 }
 
 #[cfg(test)]

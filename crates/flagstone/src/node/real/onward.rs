@@ -38,6 +38,26 @@ pub(super) struct Gone {
     pub(super) nth: usize,
 }
 
+impl Gone {
+    /// Of one that is still here, and had been moved so often before.
+    pub(super) fn of(engine: &Engine<UringPlatform>, handle: Handle, nth: usize) -> Gone {
+        let layers = engine.layers(handle.id).into_iter();
+        let layers = layers.filter_map(|layer| {
+            let known = Known {
+                name: layer.name,
+                created_ns: layer.created_ns,
+            };
+            Some((layer.handle.layer?, known))
+        });
+        Gone {
+            layers: layers.collect(),
+            size_bytes: engine.size_of(handle).unwrap_or(0),
+            is_read_only: engine.is_read_only(handle),
+            nth,
+        }
+    }
+}
+
 /// A snapshot as it is known everywhere: it has another number at each place, and its name may change.
 #[derive(Clone)]
 pub(super) struct Known {
@@ -132,6 +152,13 @@ impl RealVolume {
         core.native_addresses().get(place.core).copied()
     }
 
+    /// Whether something failed because the volume has gone to another node, or has come back from there, since it was looked for.
+    fn has_gone_on(&self, error: Option<&VolumeError>, was_there: bool) -> bool {
+        let is_there = current()
+            .is_some_and(|core| matches!(core.between.of(self.handle.id), Some(Elsewhere::At(_))));
+        error == Some(&VolumeError::Gone) && is_there != was_there
+    }
+
     fn wanted(&self, names: &Names) -> Result<Wanted, VolumeError> {
         let gone = self.notes.gone.borrow().clone().ok_or(VolumeError::Gone)?;
         let snapshot = match self.handle.layer {
@@ -199,19 +226,32 @@ impl RealVolume {
                 return read;
             }
         }
-        let parts = self.onward(move |volume| async move {
-            let pieces = volume.read_here(offset_bytes, len_bytes).await?;
-            let part = |piece| match piece {
-                engine::Piece::Data(buf) => Part::Data(buf.to_vec()),
-                engine::Piece::Zeros(len) => Part::Zeros(len),
-            };
-            Ok(pieces.into_iter().map(part).collect::<Vec<_>>())
-        });
         let piece = |part| match part {
             Part::Data(bytes) => engine::Piece::Data(IoBuf::copy_of(&bytes).into()),
             Part::Zeros(len) => engine::Piece::Zeros(len),
         };
-        Ok(parts.await?.into_iter().map(piece).collect())
+        loop {
+            let remote = self.remote(false).await?;
+            let read = match &remote {
+                Some(remote) => remote.read(offset_bytes, len_bytes).await,
+                None => {
+                    let parts = self.onward(move |volume| async move {
+                        let pieces = volume.read_here(offset_bytes, len_bytes).await?;
+                        let part = |piece| match piece {
+                            engine::Piece::Data(buf) => Part::Data(buf.to_vec()),
+                            engine::Piece::Zeros(len) => Part::Zeros(len),
+                        };
+                        Ok(pieces.into_iter().map(part).collect::<Vec<_>>())
+                    });
+                    parts
+                        .await
+                        .map(|parts| parts.into_iter().map(piece).collect())
+                }
+            };
+            if !self.has_gone_on(read.as_ref().err(), remote.is_some()) {
+                return read;
+            }
+        }
     }
 
     /// Writes as [`Volume::write`] does. Returns the LSN of the last part.
@@ -227,7 +267,25 @@ impl RealVolume {
                 return written;
             }
         }
-        let bytes: std::sync::Arc<[u8]> = data[..].into();
+        loop {
+            let remote = self.remote(true).await?;
+            let written = match &remote {
+                Some(remote) => remote.write(offset_bytes, data.clone(), stability).await,
+                None => self.write_onward(offset_bytes, &data, stability).await,
+            };
+            if !self.has_gone_on(written.as_ref().err(), remote.is_some()) {
+                return written;
+            }
+        }
+    }
+
+    async fn write_onward(
+        &self,
+        offset_bytes: u64,
+        data: &[u8],
+        stability: Stability,
+    ) -> Result<Lsn, VolumeError> {
+        let bytes: std::sync::Arc<[u8]> = data.into();
         // Whole blocks have to lie as they do in the volume.
         let skew = offset_bytes as usize % BUFFER_ALIGN;
         self.onward(move |volume| {
@@ -241,18 +299,30 @@ impl RealVolume {
     }
 }
 
-/// Does `$here`, or what it is elsewhere.
+/// Does what is to be done here, or where the volume is: on this node the same, at another one `$there`.
 macro_rules! here_or_onward {
-    ($self:ident, $operation:ident($($argument:expr),*)) => {{
+    ($self:ident, $operation:ident($($argument:expr),*), $there:ident, changes: $changes:expr) => {{
         if !$self.is_gone() {
             let done = $self.$operation($($argument),*).await;
             if !$self.is_gone_by(done.as_ref().err()) {
                 return done;
             }
         }
-        $self
-            .onward(move |volume| async move { volume.$operation($($argument),*).await })
-            .await
+        loop {
+            let remote = $self.remote($changes).await?;
+            let done = match &remote {
+                Some(remote) => remote.$there($($argument),*).await,
+                None => {
+                    let work = move |volume: RealVolume| async move {
+                        volume.$operation($($argument),*).await
+                    };
+                    $self.onward(work).await
+                }
+            };
+            if !$self.has_gone_on(done.as_ref().err(), remote.is_some()) {
+                return done;
+            }
+        }
     }};
 }
 
@@ -287,7 +357,7 @@ impl Volume for RealVolume {
     }
 
     async fn flush(&self) -> Result<(), VolumeError> {
-        here_or_onward!(self, flush_here())
+        here_or_onward!(self, flush_here(), flush, changes: false)
     }
 
     async fn deallocate(
@@ -296,7 +366,12 @@ impl Volume for RealVolume {
         len_bytes: u64,
         stability: Stability,
     ) -> Result<(), VolumeError> {
-        here_or_onward!(self, deallocate_here(offset_bytes, len_bytes, stability))
+        here_or_onward!(
+            self,
+            deallocate_here(offset_bytes, len_bytes, stability),
+            deallocate,
+            changes: true
+        )
     }
 
     async fn write_zeroes(
@@ -308,7 +383,9 @@ impl Volume for RealVolume {
     ) -> Result<(), VolumeError> {
         here_or_onward!(
             self,
-            write_zeroes_here(offset_bytes, len_bytes, keep_allocated, stability)
+            write_zeroes_here(offset_bytes, len_bytes, keep_allocated, stability),
+            write_zeroes,
+            changes: true
         )
     }
 
@@ -318,7 +395,12 @@ impl Volume for RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<AllocationExtent>, VolumeError> {
-        here_or_onward!(self, allocation_here(offset_bytes, len_bytes, extents_max))
+        here_or_onward!(
+            self,
+            allocation_here(offset_bytes, len_bytes, extents_max),
+            allocation,
+            changes: false
+        )
     }
 
     async fn changed_since(
@@ -330,7 +412,9 @@ impl Volume for RealVolume {
     ) -> Result<Vec<ChangedExtent>, VolumeError> {
         here_or_onward!(
             self,
-            changed_since_here(since, offset_bytes, len_bytes, extents_max)
+            changed_since_here(since, offset_bytes, len_bytes, extents_max),
+            changed_since,
+            changes: false
         )
     }
 }

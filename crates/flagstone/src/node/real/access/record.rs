@@ -137,6 +137,20 @@ impl Record {
         }
     }
 
+    /// A token by which it can be opened and written now.
+    pub(in crate::node::real) fn writers(&self, now_ns: u64) -> Option<(u32, Key)> {
+        let of_use = |token: &&Token| {
+            token.kind != TokenKind::Reader && token.state(now_ns) == TokenState::Valid
+        };
+        let found = self.tokens.iter().find(of_use)?;
+        Some((found.number, found.key.clone()))
+    }
+
+    /// Whether it may be opened from some addresses only, or on some.
+    pub(in crate::node::real) fn is_restricted(&self) -> bool {
+        !self.networks.is_empty() || !self.locals.is_empty()
+    }
+
     /// The token with this number.
     pub(super) fn token(&self, number: u32) -> Option<&Token> {
         self.tokens.iter().find(|token| token.number == number)

@@ -275,7 +275,13 @@ impl Keeper for NodeKeeper {
         let attributes = core
             .engine(engine)
             .and_then(|e| e.attributes_of(handle).ok());
-        let snapshots = attributes.and_then(|a| VolumeAttributes::decode(&a).snapshots);
+        let attributes = attributes
+            .map(|a| VolumeAttributes::decode(&a))
+            .unwrap_or_default();
+        let snapshots = attributes.snapshots;
+        if let Some(moved) = attributes.moved {
+            core.names.came(id, (moved.since(), moved.epoch));
+        }
         core.set_slo(id, &self.expected.slo);
         core.schedules.set(engine, handle, snapshots);
         if let Some(tokens) = self.tokens.take() {

@@ -11,6 +11,7 @@ use flagstone_wire::proof::{KEY_BYTES, Key};
 use super::Elsewhere;
 use super::arrivals::{Expected, SILENCE_NS};
 use super::leaving::{Departure, Promised};
+use super::there::is_of_use;
 use crate::name::check_name;
 use crate::node::real::RealNode;
 use crate::node::real::describe::wall_clock_ns;
@@ -246,12 +247,8 @@ impl RealNode {
         if !self.names.begin_moving(from.id) {
             return Err(moving(&doing));
         }
-        self.between.leaves(from.id);
         let begun = self.begin_departure(name, from, device, slo, spec, arrival, to, &doing);
-        begun.await.inspect_err(|_| {
-            self.between.stays(from.id);
-            self.names.end_moving(from.id);
-        })
+        begun.await.inspect_err(|_| self.names.end_moving(from.id))
     }
 
     #[allow(clippy::too_many_arguments)] // What was found out, each thing once.
@@ -266,7 +263,7 @@ impl RealNode {
         to: Promised,
         doing: &str,
     ) -> Result<MoveInfo, NodeError> {
-        self.refuse_attached(from.id, doing).await?;
+        self.refuse_stranded(from.id, doing).await?;
         let info = MoveInfo {
             volume: name.to_owned(),
             state: MoveState::Running,
@@ -317,8 +314,8 @@ impl RealNode {
         Ok(info)
     }
 
-    /// Refuses a volume that clients of NBD have attached: they can't follow it. Nobody attaches it meanwhile.
-    async fn refuse_attached(&self, id: DvolId, doing: &str) -> Result<(), NodeError> {
+    /// Refuses a volume that clients of NBD have attached for whom this node could not be its client at the other one.
+    async fn refuse_stranded(&self, id: DvolId, doing: &str) -> Result<(), NodeError> {
         let mut connections = 0;
         for core in 0..self.remotes.len() {
             connections += self
@@ -329,16 +326,21 @@ impl RealNode {
                 )
                 .await?;
         }
-        match connections {
-            0 => Ok(()),
-            _ => {
-                let found = format!(
-                    "{connections} NBD connections have it attached, and can't follow it to another node"
-                );
-                Err(NodeError::new(NodeErrorKind::Busy, doing, found)
-                    .next("detach it there, or have its clients use the native protocol"))
-            }
-        }
+        let why = match self
+            .access
+            .record_of(id)
+            .map(|tokens| is_of_use(&tokens, wall_clock_ns()))
+        {
+            Some(Ok(())) => return Ok(()),
+            _ if connections == 0 => return Ok(()),
+            Some(Err(why)) => why,
+            None => "it has no token",
+        };
+        let found = format!(
+            "{connections} NBD connections have it attached, and this node, which would pass on what they ask, could not open it there: {why}"
+        );
+        Err(NodeError::new(NodeErrorKind::Busy, doing, found)
+            .next("detach it there, or make a token that may write and lift the volume's restrictions while it moves"))
     }
 }
 

@@ -14,7 +14,7 @@ use flagstone_device::transfer::{DvolOrigin, Marks, NewDvol};
 use flagstone_moves::away::{Ended, Home, Question, RemoteTarget, confirm, move_away};
 use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
-use flagstone_types::{DeviceId, DvolId};
+use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::proof::Key;
 
 use super::record::{Kind, MoveRecord};
@@ -26,6 +26,7 @@ use crate::node::real::moving::{
 };
 use crate::node::real::names::Place;
 use crate::node::real::notes::VolumeNotes;
+use crate::node::real::onward::Gone;
 use crate::node::real::receive::quiesce;
 use crate::node::real::records::Kept;
 
@@ -314,15 +315,18 @@ impl CoreNode {
 
     /// The volume is the other node's, and that is written down: clients are sent on, and what it was here goes.
     async fn went_away(&self, job: &Departure, handle: Handle, notes: &VolumeNotes) {
+        let Some(engine) = self.engine(job.from.engine) else {
+            return;
+        };
         // One step: nobody finds it here any more, and who had it is sent on.
-        self.names.deleted(handle.id);
+        let before = engine.epoch_of(handle).unwrap_or_default();
+        let behind = Epoch(before.0.saturating_add(Epoch::PER_MOVE));
+        let nth = self.names.went(handle.id, (before, behind));
+        *notes.gone.borrow_mut() = Some(Rc::new(Gone::of(engine, handle, nth)));
         self.between.stays(handle.id);
         notes.gate.leave();
         notes.reads.release();
         self.left(handle.id, false, &job.slo);
-        let Some(engine) = self.engine(job.from.engine) else {
-            return;
-        };
         // If this fails the next start does it.
         if let Err(error) = engine.delete(handle, true).await {
             tracing::warn!(

@@ -5,6 +5,7 @@
 //!
 //! - [`arrivals`]: promises that a volume may come, and the requests of its origin;
 //! - [`leaving`]: a move away from this node;
+//! - [`there`]: what is passed on to a volume that went, for clients that can't follow it;
 //! - [`found`]: what a start finds of both;
 //! - [`commands`]: what people ask for;
 //! - [`record`]: what is written down, beside the journal's tokens.
@@ -18,6 +19,7 @@ mod connect;
 pub(super) mod found;
 pub(super) mod leaving;
 pub(super) mod record;
+pub(super) mod there;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -63,8 +65,8 @@ struct Tables {
     routes: BTreeMap<DvolId, Route>,
     /// Of those the volumes, by the names that they had: of several the one that went last.
     by_name: BTreeMap<String, DvolId>,
-    /// Volumes that are on their way to another node, and whether their tokens are being handed over.
-    leaving: BTreeMap<DvolId, bool>,
+    /// Volumes whose tokens are being handed over to another node.
+    handed_over: BTreeSet<DvolId>,
     /// Volumes that have come and are not confirmed: arrival and key.
     came: BTreeMap<DvolId, (u32, Key)>,
     /// Devices of this node.
@@ -103,6 +105,11 @@ impl Between {
         self.read(|t| t.routes.get(&volume).map(|route| route.elsewhere))
     }
 
+    /// The name that a volume had when it went.
+    fn name_of(&self, volume: DvolId) -> Option<String> {
+        self.read(|t| t.routes.get(&volume).map(|route| route.name.clone()))
+    }
+
     /// The volume that had this name when it went.
     pub(super) fn named(&self, name: &str) -> Option<(DvolId, Elsewhere)> {
         self.read(|t| {
@@ -136,29 +143,19 @@ impl Between {
         self.write(|t| t.remove_route(volume).map(|route| route.on))
     }
 
-    /// A volume is to go to another node. Nobody attaches it by NBD from now on: such a client could not follow.
-    fn leaves(&self, volume: DvolId) {
-        self.write(|t| t.leaving.insert(volume, false));
-    }
-
-    /// Its tokens don't change any more: they go with it.
+    /// A volume's tokens don't change any more: they go with it to another node.
     fn hand_over(&self, volume: DvolId) {
-        self.write(|t| t.leaving.insert(volume, true));
+        self.write(|t| t.handed_over.insert(volume));
     }
 
-    /// It isn't on its way any more.
+    /// They have gone, or stay.
     fn stays(&self, volume: DvolId) {
-        self.write(|t| t.leaving.remove(&volume));
-    }
-
-    /// Whether it is on its way to another node.
-    pub(super) fn is_leaving(&self, volume: DvolId) -> bool {
-        self.read(|t| t.leaving.contains_key(&volume))
+        self.write(|t| t.handed_over.remove(&volume));
     }
 
     /// Whether its tokens are being handed over.
     pub(super) fn is_handed_over(&self, volume: DvolId) -> bool {
-        self.read(|t| t.leaving.get(&volume) == Some(&true))
+        self.read(|t| t.handed_over.contains(&volume))
     }
 
     /// A volume has come, and its origin may ask about it.

@@ -1,0 +1,292 @@
+//! A volume that went to another node, for clients that are attached here and can't follow: this node is its client there.
+//!
+//! It opens the volume with one of the volume's own tokens. Nothing is kept of a client but the connection: when the last one that had the volume
+//! attached here is gone, it is closed.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use flagstone_client::{Durability, Error, OpenHow, Target, Token, Volume};
+use flagstone_device::engine::{Piece, Pieces};
+use flagstone_gateway::volume::{AllocationExtent, ChangedExtent, Stability, VolumeError};
+use flagstone_platform::sync::Budget;
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_runtime::UringPlatform;
+use flagstone_types::{DvolId, LayerNo, Lsn};
+use flagstone_wire::Status;
+
+use super::{Elsewhere, UringConnect};
+use crate::node::real::access::Record;
+use crate::node::real::core::{CoreNode, current};
+use crate::node::real::onward::Known;
+use crate::node::real::volume::RealVolume;
+
+/// What is asked for at a time, in bytes: less than any server's limit.
+const PART_BYTES: u64 = 512 << 10;
+
+/// Whether this node could open a volume with these tokens at another node, and otherwise why not.
+pub(super) fn is_of_use(tokens: &Record, now_ns: u64) -> Result<(), &'static str> {
+    match (tokens.writers(now_ns), tokens.is_restricted()) {
+        (None, _) => Err("it has no token that may write"),
+        (_, true) => Err("it is restricted to some addresses"),
+        _ => Ok(()),
+    }
+}
+
+/// A volume and its snapshots at another node, as far as they are open.
+pub(in crate::node::real) struct Remotes {
+    /// One at a time is opened.
+    turn: Budget,
+    open: RefCell<BTreeMap<Option<LayerNo>, Rc<Remote>>>,
+}
+
+impl Default for Remotes {
+    fn default() -> Remotes {
+        Remotes {
+            turn: Budget::new(1),
+            open: RefCell::default(),
+        }
+    }
+}
+
+/// A volume, or a snapshot of one, at another node.
+pub(in crate::node::real) struct Remote {
+    volume: Volume<UringPlatform, UringConnect>,
+}
+
+impl RealVolume {
+    /// The same at another node, if it is there. `changes`: for a change; whoever was locked out before it went makes none.
+    pub(in crate::node::real) async fn remote(
+        &self,
+        changes: bool,
+    ) -> Result<Option<Rc<Remote>>, VolumeError> {
+        let core = current().ok_or(VolumeError::Gone)?;
+        let id = self.handle.id;
+        let Some(Elsewhere::At(at)) = core.between.of(id) else {
+            return Ok(None);
+        };
+        let gone = self.notes.gone.borrow().clone().ok_or(VolumeError::Gone)?;
+        if changes && core.names.epoch_behind(id, gone.nth, self.epoch).is_none() {
+            return Err(VolumeError::ReadOnly);
+        }
+        let layer = self.handle.layer;
+        let snapshot = match layer {
+            None => None,
+            Some(layer) => Some(gone.layers.get(&layer).ok_or(VolumeError::Gone)?),
+        };
+        let there = &self.notes.there;
+        let _turn = there.turn.take(1).await;
+        if let Some(open) = there.open.borrow().get(&layer) {
+            return Ok(Some(open.clone()));
+        }
+        let opened = core.open_there(at, id, snapshot).await;
+        let opened = opened.map_err(|(error, why)| {
+            tracing::warn!(volume = %id, node = %at, "passing on what clients of this node ask of it: {why}");
+            error
+        });
+        let opened = Rc::new(Remote { volume: opened? });
+        there.open.borrow_mut().insert(layer, opened.clone());
+        Ok(Some(opened))
+    }
+}
+
+/// Why it can't be opened there.
+fn because(error: Error) -> (VolumeError, String) {
+    (volume_error(&error), error.to_string())
+}
+
+impl CoreNode {
+    async fn open_there(
+        &self,
+        at: SocketAddr,
+        id: DvolId,
+        snapshot: Option<&Known>,
+    ) -> Result<Volume<UringPlatform, UringConnect>, (VolumeError, String)> {
+        let gone = |why: &str| (VolumeError::Gone, why.to_owned());
+        let tokens = self.access.record_of(id);
+        let token = tokens.and_then(|tokens| tokens.writers(self.platform.wall_clock_ns()));
+        let (number, key) = token.ok_or_else(|| gone("it has no token that may write"))?;
+        let token = Token { number, key };
+        let client = self.client_of(at);
+        let head = client
+            .open(Target::Id(id), token.clone(), OpenHow::default())
+            .await;
+        let head = head.map_err(because)?;
+        let Some(snapshot) = snapshot else {
+            return Ok(head);
+        };
+        // By its time: its name may be another one's by now.
+        let listed = head.snapshots().await.map_err(because)?;
+        let mut same = listed
+            .iter()
+            .filter(|one| one.created_ns == snapshot.created_ns);
+        let found = same.next().filter(|_| same.next().is_none());
+        let found = found.ok_or_else(|| gone("the snapshot is not there any more"))?;
+        let how = OpenHow {
+            read_only: true,
+            alone: false,
+        };
+        let name = self.between.name_of(id).unwrap_or_default();
+        let target = Target::Name(format!("{name}@{}", found.name));
+        client.open(target, token, how).await.map_err(because)
+    }
+}
+
+/// Parts that each are asked for by themselves.
+fn parts(offset_bytes: u64, len_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let end = offset_bytes.saturating_add(len_bytes);
+    let starts = (offset_bytes..end).step_by(PART_BYTES as usize);
+    starts.map(move |at| (at, (end - at).min(PART_BYTES)))
+}
+
+fn durability(stability: Stability) -> Durability {
+    match stability {
+        Stability::Stable => Durability::Durable,
+        Stability::Unstable => Durability::Visible,
+    }
+}
+
+impl Remote {
+    pub(in crate::node::real) async fn read(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Pieces, VolumeError> {
+        let mut pieces = Pieces::new();
+        for (at, len) in parts(offset_bytes, len_bytes.into()) {
+            let read = self.volume.read(at, len).await;
+            pieces.push(Piece::Data(
+                read.map_err(|error| volume_error(&error))?.into(),
+            ));
+        }
+        Ok(pieces)
+    }
+
+    pub(in crate::node::real) async fn write(
+        &self,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, VolumeError> {
+        let mut lsn = Lsn::ZERO;
+        for (at, len) in parts(offset_bytes, data.len() as u64) {
+            let from = (at - offset_bytes) as usize;
+            let part = data.slice(from..from + len as usize);
+            let written = self.volume.write(at, part, durability(stability)).await;
+            lsn = written.map_err(|error| volume_error(&error))?;
+        }
+        Ok(lsn)
+    }
+
+    pub(in crate::node::real) async fn flush(&self) -> Result<(), VolumeError> {
+        let flushed = self.volume.flush().await;
+        flushed.map(drop).map_err(|error| volume_error(&error))
+    }
+
+    pub(in crate::node::real) async fn deallocate(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        let done = self
+            .volume
+            .deallocate(offset_bytes, len_bytes, durability(stability));
+        match done.await {
+            Ok(_) => Ok(()),
+            // It is advice, as here. [nbd "NBD_CMD_TRIM"]
+            Err(error) if error.status() == Some(Status::NoSpace) => Ok(()),
+            Err(error) => Err(volume_error(&error)),
+        }
+    }
+
+    pub(in crate::node::real) async fn write_zeroes(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        keep_allocated: bool,
+        stability: Stability,
+    ) -> Result<(), VolumeError> {
+        let done = self.volume.zero(
+            offset_bytes,
+            len_bytes,
+            keep_allocated,
+            durability(stability),
+        );
+        done.await.map(drop).map_err(|error| volume_error(&error))
+    }
+
+    pub(in crate::node::real) async fn allocation(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<AllocationExtent>, VolumeError> {
+        let most = u32::try_from(extents_max).unwrap_or(u32::MAX);
+        let runs = self.volume.allocation(offset_bytes, len_bytes, most).await;
+        let runs = runs.map_err(|error| volume_error(&error))?.into_iter();
+        let extent = |run: flagstone_wire::query::Run| AllocationExtent {
+            len_bytes: run.len_bytes,
+            allocated: run.is_marked,
+        };
+        Ok(runs.map(extent).collect())
+    }
+
+    pub(in crate::node::real) async fn changed_since(
+        &self,
+        since: Lsn,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<ChangedExtent>, VolumeError> {
+        let most = u32::try_from(extents_max).unwrap_or(u32::MAX);
+        let runs = self
+            .volume
+            .changed_since(offset_bytes, len_bytes, since, most)
+            .await;
+        let runs = runs.map_err(|error| volume_error(&error))?.into_iter();
+        let extent = |run: flagstone_wire::query::Run| ChangedExtent {
+            len_bytes: run.len_bytes,
+            changed: run.is_marked,
+        };
+        Ok(runs.map(extent).collect())
+    }
+}
+
+/// What a client of this node is told.
+fn volume_error(error: &Error) -> VolumeError {
+    match error.status() {
+        Some(Status::OutOfRange) => VolumeError::OutOfRange,
+        Some(Status::ReadOnly | Status::StaleEpoch) => VolumeError::ReadOnly,
+        Some(Status::NoSpace | Status::Limit) => VolumeError::NoSpace,
+        Some(Status::Corrupt) => VolumeError::Corrupt,
+        Some(Status::Fenced) => VolumeError::Fenced,
+        Some(Status::Gone | Status::NotFound | Status::NoVolume | Status::Denied) => {
+            VolumeError::Gone
+        }
+        Some(Status::Forgotten) => VolumeError::HistoryForgotten,
+        _ => VolumeError::Device,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_all_of_it_and_none_is_too_long() {
+        assert_eq!(parts(5, 0).count(), 0);
+        assert_eq!(parts(5, 7).collect::<Vec<_>>(), [(5, 7)]);
+        let whole = PART_BYTES;
+        assert_eq!(
+            parts(3, 2 * whole).collect::<Vec<_>>(),
+            [(3, whole), (3 + whole, whole)]
+        );
+        assert_eq!(
+            parts(0, whole + 1).collect::<Vec<_>>(),
+            [(0, whole), (whole, 1)]
+        );
+    }
+}
