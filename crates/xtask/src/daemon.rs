@@ -24,7 +24,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take to stop once asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Warnings that a test asks for.
-const EXPECTED: [&str; 7] = [
+const EXPECTED: [&str; 10] = [
     // Some scenarios want more cores than the machine has.
     "cores were asked for, and the process may run on",
     "cores run unpinned",

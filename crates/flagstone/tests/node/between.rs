@@ -18,7 +18,7 @@ use flagstone::node::{
     PageQuery, Restrictions, Slo, SloLimit, SnapshotSchedule, TokenKind, TokenText,
 };
 use flagstone_client::{Client, Connect, Durability, OpenHow, Options, Target, Token, Volume};
-use flagstone_platform::IoBuf;
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::{RuntimeConfig, UringPlatform, UringStream, block_on};
 use flagstone_wire::Status;
 
@@ -578,4 +578,54 @@ fn clients_of_nbd_go_on_though_their_volume_is_elsewhere() {
         .ask(|node| node.delete_volume("vm".to_owned(), true))
         .expect("is deleted");
     assert_ne!(plain.call(client::READ, 0, BLOCK as u32).0, 0);
+}
+
+#[test]
+fn who_was_locked_out_stays_so_behind_a_move() {
+    let (one, other) = (node(), node());
+    let owner = volume(&one, "vm", None);
+    let at = addresses(&one)[0];
+    let target = || Target::Name("vm".to_owned());
+    let alone = OpenHow {
+        alone: true,
+        ..OpenHow::default()
+    };
+    let (opened, has_opened) = std::sync::mpsc::channel();
+    let (go, went) = std::sync::mpsc::channel::<()>();
+    let old = with_client(at, target(), &owner, move |platform, volume| async move {
+        opened.send(()).expect("is waited for");
+        while went.try_recv().is_err() {
+            platform.sleep_ns(1_000_000).await;
+        }
+        let written = volume
+            .write(0, IoBuf::copy_of(&block(1)), Durability::Durable)
+            .await;
+        written.expect_err("is locked out").status()
+    });
+    has_opened.recv().expect("opens");
+    // Somebody takes it for his own, and goes on behind the move.
+    let (moved_on, has_moved) = std::sync::mpsc::channel::<()>();
+    let (opened, has_opened) = std::sync::mpsc::channel();
+    let new = with_client_as(
+        at,
+        target(),
+        &owner,
+        alone,
+        move |platform, volume| async move {
+            opened.send(()).expect("is waited for");
+            while has_moved.try_recv().is_err() {
+                platform.sleep_ns(1_000_000).await;
+            }
+            let written = volume
+                .write(0, IoBuf::copy_of(&block(2)), Durability::Durable)
+                .await;
+            written.expect("goes on");
+        },
+    );
+    has_opened.recv().expect("opens");
+    moved(&one, &other, "vm");
+    go.send(()).expect("is waited for");
+    assert_eq!(old.join().expect("ends"), Some(Status::StaleEpoch));
+    moved_on.send(()).expect("is waited for");
+    new.join().expect("no error");
 }

@@ -138,7 +138,7 @@ impl Record {
     }
 
     /// A token by which it can be opened and written now.
-    pub(in crate::node::real) fn writers(&self, now_ns: u64) -> Option<(u32, Key)> {
+    pub(in crate::node::real) fn a_writer(&self, now_ns: u64) -> Option<(u32, Key)> {
         let of_use = |token: &&Token| {
             token.kind != TokenKind::Reader && token.state(now_ns) == TokenState::Valid
         };

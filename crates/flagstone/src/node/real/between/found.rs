@@ -350,3 +350,114 @@ impl CoreNode {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use flagstone_types::{DeviceId, Slot};
+    use flagstone_wire::proof::Key;
+
+    use super::*;
+
+    const ID: DvolId = DvolId(5);
+    const THERE: DeviceId = DeviceId(9);
+
+    fn at() -> SocketAddr {
+        SocketAddr::new([10, 0, 0, 2].into(), 4420)
+    }
+
+    fn record(kind: Kind) -> MoveRecord {
+        MoveRecord {
+            kind,
+            volume: ID,
+            device: THERE,
+            number: 3,
+            key: Key([1; 32]),
+            at_ns: 7,
+            address: (kind != Kind::Arrived).then(at),
+            name: "vm".to_owned(),
+        }
+    }
+
+    /// What is made of a record and a dvol with this mark: whether it is served, what is left to do, and where clients are told that it is.
+    fn made_of(kind: Kind, mark: Mark) -> (bool, Option<Start>, Option<Elsewhere>, bool) {
+        let (between, names) = (Between::default(), Names::default());
+        let mut found = FoundMoves::new((0, 1), &between, &names, vec![record(kind)]);
+        let handle = Handle {
+            slot: Slot(2),
+            id: ID,
+            layer: None,
+        };
+        let is_ours = found.is_ours(&FoundDvol {
+            name: "vm",
+            handle,
+            mark,
+            slo: Slo::default(),
+            snapshots: None,
+        });
+        let left = found.left.first();
+        let what = left.map(|left| {
+            assert_eq!((left.engine, left.handle), (1, Some(handle)));
+            // Nobody else gets the name of one that may be here.
+            let is_taken = names.claim("vm", place()).is_none();
+            assert_eq!(is_taken, left.what == Start::Ask);
+            left.what
+        });
+        (is_ours, what, between.of(ID), between.is_unconfirmed(ID))
+    }
+
+    fn place() -> Place {
+        Place {
+            core: 0,
+            engine: 0,
+            id: DvolId(0),
+        }
+    }
+
+    #[test]
+    fn each_record_and_mark_says_whose_the_volume_is() {
+        let leaving = Mark::Leaving(THERE.0);
+        let elsewhere = Mark::Leaving(THERE.0 + 1);
+        let sent_on = (false, Some(Start::SendOn), Some(Elsewhere::At(at())), false);
+        let asked = (false, Some(Start::Ask), Some(Elsewhere::Asked(at())), false);
+        let goes_on = (true, Some(Start::Abandon), None, false);
+        for (kind, mark, expected) in [
+            (Kind::Arrived, Mark::Plain, (true, None, None, true)),
+            (Kind::Leaving, leaving, asked),
+            // It was not held yet, or for another move.
+            (Kind::Leaving, Mark::Plain, goes_on),
+            (Kind::Leaving, elsewhere, goes_on),
+            (Kind::Gone, leaving, sent_on),
+            (Kind::Confirmed, leaving, sent_on),
+            // It has come back.
+            (Kind::Gone, Mark::Plain, goes_on),
+            (Kind::Confirmed, Mark::Plain, goes_on),
+            (Kind::Confirmed, elsewhere, goes_on),
+        ] {
+            assert_eq!(made_of(kind, mark), expected, "{kind:?} {mark:?}");
+        }
+    }
+
+    #[test]
+    fn a_dvol_of_which_nothing_is_written_down_is_ours() {
+        let (between, names) = (Between::default(), Names::default());
+        let mut other = record(Kind::Gone);
+        other.volume = DvolId(6);
+        let mut found = FoundMoves::new((0, 0), &between, &names, vec![other]);
+        let handle = Handle {
+            slot: Slot(2),
+            id: ID,
+            layer: None,
+        };
+        let dvol = FoundDvol {
+            name: "vm",
+            handle,
+            mark: Mark::Leaving(THERE.0),
+            slo: Slo::default(),
+            snapshots: None,
+        };
+        assert!(found.is_ours(&dvol), "what it says is looked at elsewhere");
+        assert!(found.left.is_empty());
+    }
+}

@@ -28,7 +28,7 @@ const PART_BYTES: u64 = 512 << 10;
 
 /// Whether this node could open a volume with these tokens at another node, and otherwise why not.
 pub(super) fn is_of_use(tokens: &Record, now_ns: u64) -> Result<(), &'static str> {
-    match (tokens.writers(now_ns), tokens.is_restricted()) {
+    match (tokens.a_writer(now_ns), tokens.is_restricted()) {
         (None, _) => Err("it has no token that may write"),
         (_, true) => Err("it is restricted to some addresses"),
         _ => Ok(()),
@@ -106,7 +106,7 @@ impl CoreNode {
     ) -> Result<Volume<UringPlatform, UringConnect>, (VolumeError, String)> {
         let gone = |why: &str| (VolumeError::Gone, why.to_owned());
         let tokens = self.access.record_of(id);
-        let token = tokens.and_then(|tokens| tokens.writers(self.platform.wall_clock_ns()));
+        let token = tokens.and_then(|tokens| tokens.a_writer(self.platform.wall_clock_ns()));
         let (number, key) = token.ok_or_else(|| gone("it has no token that may write"))?;
         let token = Token { number, key };
         let client = self.client_of(at);
