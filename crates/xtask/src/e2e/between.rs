@@ -22,6 +22,8 @@ const FIO_BYTES: u64 = 64 << 20;
 /// So that a round of fio takes some seconds.
 const FIO_RATE: &str = "16m";
 const MOVES: usize = 10;
+/// On both nodes: each has a demo volume.
+const VOLUMES: u64 = 4;
 const WRITERS: u64 = 4;
 const REGION_BYTES: u64 = 4 << 20;
 /// The first node lives this long, at least and at most, before it is killed.
@@ -276,7 +278,7 @@ fn settled(pair: &Pair) -> Result<usize> {
         let has = |index: usize| names[index].iter().any(|name| name == "data");
         match (has(0), has(1)) {
             (true, true) => bail!("both nodes have it: {names:?}"),
-            (true, false) | (false, true) if volumes == 2 => return Ok(usize::from(has(1))),
+            (true, false) | (false, true) if volumes == VOLUMES => return Ok(usize::from(has(1))),
             _ if Instant::now() > until => {
                 bail!("it isn't known whose it is: {names:?}, {volumes} volumes on the devices")
             }
