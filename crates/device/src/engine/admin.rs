@@ -583,7 +583,7 @@ impl<P: Platform> Inner<P> {
         // Whoever waited for ranges or a turn meanwhile may come after the last checkpoint's picture.
         let submitted = self
             .check_running()
-            .and_then(|()| self.submit(records.into(), slots, true, Vec::new()));
+            .and_then(|()| self.submit(records.into(), slots, true, SmallVec::new()));
         let result = match submitted {
             Ok(submitted) => submitted.answer.await.unwrap_or(Err(DvolError::Fenced)),
             Err(error) => Err(error),

@@ -541,7 +541,7 @@ impl<P: Platform> Inner<P> {
         slots.sort_unstable();
         slots.dedup();
         let stable = stability == Stability::Stable;
-        let submitted = match self.submit(records, slots, stable, blocks.clone()) {
+        let submitted = match self.submit(records, slots, stable, blocks.clone().into()) {
             Ok(submitted) => submitted,
             // Only of a device that is fenced, or too long, which `prepare` has ruled out.
             Err(error) => {

@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 
 use super::Inner;
 use super::error::DvolError;
-use super::journal::SealedGroup;
-use super::unit::{DataState, Unit};
+use super::journal::{SealedGroup, SealedGroups};
+use super::unit::{DataBlocks, DataState, Unit};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
@@ -116,7 +116,7 @@ impl<P: Platform> Inner<P> {
         records: SmallVec<[Record; 1]>,
         slots: SmallVec<[Slot; 2]>,
         stable: bool,
-        blocks: Vec<BlockNo>,
+        blocks: DataBlocks,
     ) -> Result<Submitted, DvolError> {
         // Nobody would answer any more: the journal's task ends with the fence.
         if self.shared.is_fenced() {
@@ -150,7 +150,7 @@ impl<P: Platform> Inner<P> {
         for record in &records {
             record.encode(false, &mut body);
         }
-        let (unit, answer) = new_unit(records, SmallVec::new(), false, Vec::new(), 0);
+        let (unit, answer) = new_unit(records, SmallVec::new(), false, DataBlocks::new(), 0);
         self.commit.borrow_mut().pending += 1;
         self.journal.borrow_mut().add_abort(unit.clone(), &body);
         self.signals.journal.notify();
@@ -576,7 +576,7 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    fn start_writing(self: &Rc<Self>, groups: Vec<SealedGroup>) {
+    fn start_writing(self: &Rc<Self>, groups: SealedGroups) {
         for group in groups {
             let counters = &self.counters;
             counters.groups.set(counters.groups.get() + 1);
@@ -595,6 +595,7 @@ impl<P: Platform> Inner<P> {
             .offset_bytes();
         let mut buf = self.platform.buffers().take(group.bytes.len());
         buf.bytes_mut().copy_from_slice(&group.bytes);
+        self.journal.borrow_mut().keep_bytes(group.bytes);
         let written = self.write_with_retries(at, buf, JOURNAL_WRITE_TRIES).await;
         if let Err(error) = written {
             self.fence_for("a journal group could not be written", &error);
@@ -603,11 +604,12 @@ impl<P: Platform> Inner<P> {
         if !planted(Bug::FlushForgetsJournal) {
             self.flusher.note_written();
         }
-        let journaled = self.journal.borrow_mut().handle_written(group.seq);
-        for unit in journaled {
+        let mut journaled = self.journal.borrow_mut().handle_written(group.seq);
+        for unit in journaled.drain(..) {
             self.abort_if_journaled(&unit);
             self.advance(&unit);
         }
+        self.journal.borrow_mut().keep_units(journaled);
         self.settle();
         self.signals.journal.notify();
         self.signals.activity.notify();
@@ -643,7 +645,7 @@ fn new_unit(
     records: SmallVec<[Record; 1]>,
     slots: SmallVec<[Slot; 2]>,
     stable: bool,
-    blocks: Vec<BlockNo>,
+    blocks: DataBlocks,
     due: u64,
 ) -> (
     Rc<Unit>,

@@ -188,7 +188,7 @@ impl<P: Platform> Inner<P> {
             let last = end == range.end;
             let stable = last && stability == Stability::Stable;
             let slots = SmallVec::from_slice(&[handle.slot]);
-            let submitted = self.submit(records, slots, stable, Vec::new())?;
+            let submitted = self.submit(records, slots, stable, SmallVec::new())?;
             submitted.answer.await.unwrap_or(Err(DvolError::Fenced))?;
             highest = Some(lsn);
             from = end;

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use flagstone_types::{BLOCK_SIZE, ChainHash};
+use smallvec::SmallVec;
 
 use super::unit::Unit;
 use crate::format::group::{self, BODY_MAX_BYTES, GroupHeader, HEADER_BYTES};
@@ -23,6 +24,15 @@ const REST_BLOCKS: u32 = 2048;
 /// Units in a ring at which a checkpoint begins: a restart after a crash takes some 300 bytes and a microsecond
 /// for each, of all journals.
 const UNITS_MAX: u64 = 1 << 20;
+
+/// Lists and groups that are kept for their memory, of each.
+const SPARES_MAX: usize = 32;
+
+/// What one large change made larger than this is let go.
+const SPARE_MAX_BYTES: usize = 64 << 10;
+
+/// A group, with the pad before it if there is one.
+pub(super) type SealedGroups = SmallVec<[SealedGroup; 2]>;
 
 /// Where a journal stands. Together with the ring it gives the chain that follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +80,9 @@ pub(super) struct Journal {
     units_trimmed: u64,
     body: Vec<u8>,
     units: Vec<Rc<Unit>>,
+    /// Memory of groups that are over, used again.
+    spare_units: Vec<Vec<Rc<Unit>>>,
+    spare_bytes: Vec<Vec<u8>>,
     /// Aborts go into groups of their own, so that a full ring can't hold them up.
     abort_body: Vec<u8>,
     aborts: Vec<Rc<Unit>>,
@@ -117,6 +130,8 @@ impl Journal {
             units_trimmed: 0,
             body: Vec::new(),
             units: Vec::new(),
+            spare_units: Vec::new(),
+            spare_bytes: Vec::new(),
             abort_body: Vec::new(),
             aborts: Vec::new(),
             groups: VecDeque::new(),
@@ -158,7 +173,7 @@ impl Journal {
 
     /// Closes a group of aborts; there must be some. `None` if the ring has no room for it: some is
     /// kept, but writes can fail one after the other, each with a group of its own.
-    pub(super) fn close_aborts(&mut self) -> Option<Vec<SealedGroup>> {
+    pub(super) fn close_aborts(&mut self) -> Option<SealedGroups> {
         // Aborts are all of one length.
         let each = self.abort_body.len() / self.aborts.len();
         let count = self.aborts.len().min(BODY_MAX_BYTES / each);
@@ -172,11 +187,11 @@ impl Journal {
         let body = std::mem::replace(&mut self.abort_body, rest);
         let rest = self.aborts.split_off(count);
         let units = std::mem::replace(&mut self.aborts, rest);
-        let mut sealed = Vec::new();
+        let mut sealed = SealedGroups::new();
         if pad > 0 {
-            sealed.push(self.seal(Vec::new(), Vec::new(), Some(pad)));
+            sealed.push(self.seal(&[], Vec::new(), Some(pad)));
         }
-        sealed.push(self.seal(body, units, None));
+        sealed.push(self.seal(&body, units, None));
         Some(sealed)
     }
 
@@ -236,20 +251,25 @@ impl Journal {
     /// Closes the open group (it may be empty: it then only tells the watermark). Returns what must
     /// be written: the group, and before it a pad if the ring's end comes too early. There must be
     /// room.
-    pub(super) fn close(&mut self) -> Vec<SealedGroup> {
+    pub(super) fn close(&mut self) -> SealedGroups {
         assert!(self.has_room(), "the driver waits for room in the ring");
         let (_, pad) = self.blocks_to_close();
-        let mut sealed = Vec::new();
+        let mut sealed = SealedGroups::new();
         if pad > 0 {
-            sealed.push(self.seal(Vec::new(), Vec::new(), Some(pad)));
+            sealed.push(self.seal(&[], Vec::new(), Some(pad)));
         }
-        let body = std::mem::take(&mut self.body);
-        let units = std::mem::take(&mut self.units);
-        sealed.push(self.seal(body, units, None));
+        let mut body = std::mem::take(&mut self.body);
+        let anew = self.spare_units.pop().unwrap_or_default();
+        let units = std::mem::replace(&mut self.units, anew);
+        sealed.push(self.seal(&body, units, None));
+        if body.capacity() <= SPARE_MAX_BYTES {
+            body.clear();
+            self.body = body;
+        }
         sealed
     }
 
-    fn seal(&mut self, body: Vec<u8>, units: Vec<Rc<Unit>>, pad: Option<u32>) -> SealedGroup {
+    fn seal(&mut self, body: &[u8], units: Vec<Rc<Unit>>, pad: Option<u32>) -> SealedGroup {
         let Position {
             next_seq: seq,
             ring_index,
@@ -266,9 +286,12 @@ impl Journal {
             block_count: pad.unwrap_or(0) as u16,
             ..self.template
         };
-        let mut bytes = Vec::with_capacity((HEADER_BYTES + body.len()).next_multiple_of(4096));
+        let mut bytes = self.spare_bytes.pop().unwrap_or_default();
+        let whole = (HEADER_BYTES + body.len()).next_multiple_of(BLOCK_SIZE as usize);
+        // Its header is put together behind it.
+        bytes.reserve(whole + HEADER_BYTES);
         bytes.resize(HEADER_BYTES, 0);
-        bytes.extend_from_slice(&body);
+        bytes.extend_from_slice(body);
         let hash = group::seal(&mut header, &mut bytes);
         self.watermark_told = self.watermark;
         self.used_blocks += u32::from(header.block_count);
@@ -302,7 +325,7 @@ impl Journal {
         if let Some(group) = self.groups.iter_mut().find(|g| g.seq == seq) {
             group.written = true;
         }
-        let mut journaled = Vec::new();
+        let mut journaled = self.spare_units.pop().unwrap_or_default();
         for group in &self.groups {
             if group.seq <= self.written_prefix {
                 continue;
@@ -319,6 +342,23 @@ impl Journal {
         journaled
     }
 
+    /// Takes a list of units back, for its memory.
+    pub(super) fn keep_units(&mut self, mut units: Vec<Rc<Unit>>) {
+        units.clear();
+        let bytes = units.capacity() * size_of::<Rc<Unit>>();
+        if (1..=SPARE_MAX_BYTES).contains(&bytes) && self.spare_units.len() < SPARES_MAX {
+            self.spare_units.push(units);
+        }
+    }
+
+    /// Takes the bytes of a group back that was written, for their memory.
+    pub(super) fn keep_bytes(&mut self, mut bytes: Vec<u8>) {
+        bytes.clear();
+        if bytes.capacity() <= SPARE_MAX_BYTES && self.spare_bytes.len() < SPARES_MAX {
+            self.spare_bytes.push(bytes);
+        }
+    }
+
     /// Forgets groups that are settled, and returns the last settled one.
     pub(super) fn settle(&mut self) -> u64 {
         while let Some(first) = self.groups.front() {
@@ -328,7 +368,9 @@ impl Journal {
                 break;
             }
             self.settled_prefix = first.seq;
-            self.groups.pop_front();
+            if let Some(settled) = self.groups.pop_front() {
+                self.keep_units(settled.units);
+            }
         }
         self.settled_prefix
     }

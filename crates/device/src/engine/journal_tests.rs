@@ -21,7 +21,7 @@ fn unit(data: DataState) -> Rc<Unit> {
         records: Default::default(),
         slots: Default::default(),
         stable: false,
-        blocks: vec![BlockNo(1)],
+        blocks: SmallVec::from_slice(&[BlockNo(1)]),
         due: 0,
         seq: 0.into(),
         index: 0.into(),
@@ -61,7 +61,7 @@ impl Ring {
     }
 
     /// Takes what is to be written to the device.
-    fn write(&mut self, sealed: Vec<SealedGroup>) {
+    fn write(&mut self, sealed: SealedGroups) {
         for group in sealed {
             let header = group::decode_header(&group.bytes).expect("a group");
             let blocks = u32::from(header.block_count);

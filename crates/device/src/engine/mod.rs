@@ -59,7 +59,7 @@ use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
 use crate::cache::Part;
 use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
-use crate::space::DeviceShared;
+use crate::space::{BlockRun, DeviceShared};
 use crate::state::{Effects, State};
 
 pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
@@ -159,8 +159,9 @@ struct Inner<P: Platform> {
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.
     given_lsns: RefCell<BTreeMap<Slot, Lsn>>,
-    /// Memory used again and again: the bytes of a unit's records, and what applying them freed.
+    /// Memory used again and again: the bytes of a unit's records, blocks that are handed out, and what applying the records freed.
     scratch_body: RefCell<Vec<u8>>,
+    scratch_runs: RefCell<Vec<BlockRun>>,
     scratch_effects: RefCell<Effects>,
     signals: Signals,
     counters: EngineCounters,

@@ -169,7 +169,7 @@ impl<P: Platform> Inner<P> {
         slots.extend(child);
         let mut records = SmallVec::new();
         records.push(record);
-        let submitted = self.submit(records, slots, false, Vec::new())?;
+        let submitted = self.submit(records, slots, false, SmallVec::new())?;
         submitted.answer.await.unwrap_or(Err(DvolError::Fenced))
     }
 

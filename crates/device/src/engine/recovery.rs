@@ -252,6 +252,7 @@ impl<P: Platform> Engine<P> {
             closing: RefCell::default(),
             given_lsns: RefCell::default(),
             scratch_body: RefCell::default(),
+            scratch_runs: RefCell::default(),
             scratch_effects: RefCell::default(),
             signals: Signals::default(),
             counters: EngineCounters::default(),

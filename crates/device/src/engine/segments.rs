@@ -162,7 +162,7 @@ impl<P: Platform> Inner<P> {
         }
         let counter = &self.counters.segments_released;
         counter.set(counter.get() + records.len() as u64);
-        self.submit(records, SmallVec::new(), false, Vec::new())
+        self.submit(records, SmallVec::new(), false, SmallVec::new())
             .map(drop)
     }
 }

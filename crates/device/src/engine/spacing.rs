@@ -24,6 +24,9 @@ use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 use crate::space::{BlockRun, LONG_BLOCKS};
 
+/// Runs that memory is kept for between writes.
+const SCRATCH_RUNS_MAX: usize = 1024;
+
 /// How often an allocation waits for freed blocks to become usable before it gives up.
 pub(super) const SPACE_WAITS_MAX: usize = 4;
 
@@ -308,13 +311,18 @@ impl<P: Platform> Inner<P> {
                 is_cleared = false;
                 continue;
             }
-            let mut runs = Vec::new();
-            let got = self.state.borrow_mut().pool.allocate(count, &mut runs);
+            let mut scratch = self.scratch_runs.borrow_mut();
+            scratch.clear();
+            let got = self.state.borrow_mut().pool.allocate(count, &mut scratch);
+            let runs = SmallVec::from_slice(&scratch);
+            // One large change leaves nothing.
+            scratch.shrink_to(SCRATCH_RUNS_MAX);
+            drop(scratch);
             assert_eq!(got, count, "as many blocks were open");
             if self.is_low_on_blocks() {
                 self.signals.checkpoint_wanted.notify();
             }
-            return Ok(runs.into());
+            return Ok(runs);
         }
     }
 
@@ -433,7 +441,7 @@ impl<P: Platform> Inner<P> {
         }
         let mut records = SmallVec::new();
         records.push(Record::ReserveSegment { segment });
-        let submitted = self.submit(records, SmallVec::new(), false, Vec::new())?;
+        let submitted = self.submit(records, SmallVec::new(), false, SmallVec::new())?;
         let mut taking = self.segments_taking.borrow_mut();
         taking.retain(|_, unit| unit.seq.get() == 0);
         taking.insert(segment, submitted.unit);

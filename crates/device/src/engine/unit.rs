@@ -17,6 +17,9 @@ use super::locks::RangeLock;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 
+/// Blocks handed out for a unit's data.
+pub(super) type DataBlocks = SmallVec<[BlockNo; 2]>;
+
 /// A change on its way.
 pub(super) struct Unit {
     /// What it changes. Empty for units that only concern the journal.
@@ -26,7 +29,7 @@ pub(super) struct Unit {
     /// Applied and answered only when durable.
     pub stable: bool,
     /// Blocks handed out for its data.
-    pub blocks: Vec<BlockNo>,
+    pub blocks: DataBlocks,
     /// Blocks that it may have due at the next checkpoint.
     pub due: u64,
     /// The group it is in, once that is closed; zero before.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Lsn, Slot, VBlock};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, Lsn, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
 
 use super::admin::Attributes;
@@ -21,7 +21,7 @@ use super::join::join_all;
 use super::read::gather;
 use super::recent_parts::Part;
 use super::spacing::{OVERWRITE_PART_BLOCKS, Over};
-use super::unit::Unit;
+use super::unit::{DataBlocks, Unit};
 use super::{Engine, Inner, Stability};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::{
@@ -464,12 +464,12 @@ impl<P: Platform> Inner<P> {
             };
             if planted(Bug::AttributesApart) {
                 let apart = SmallVec::from_iter([record]);
-                self.submit(apart, slots(), stable, Vec::new())?;
+                self.submit(apart, slots(), stable, DataBlocks::new())?;
             } else {
                 records.push(record);
             }
         }
-        let blocks: Vec<BlockNo> = writes.iter().flat_map(|w| w.run.blocks()).collect();
+        let blocks: DataBlocks = writes.iter().flat_map(|w| w.run.blocks()).collect();
         let submitted = self.submit(records, slots(), stable, blocks)?;
         self.finish_submitted(submitted, writes).await
     }

@@ -69,9 +69,10 @@ pub fn seal(header: &mut GroupHeader, group: &mut Vec<u8>) -> ChainHash {
         header.block_count = group.len().div_ceil(BLOCK_SIZE as usize) as u16;
     }
     group.resize(group.len().next_multiple_of(BLOCK_SIZE as usize), 0);
-    let mut fields = Vec::with_capacity(HEADER_BYTES);
+    // Behind the group first: its memory has room for that.
+    let end = group.len();
     let flags = if header.pad { FLAG_PAD } else { 0 };
-    super::bytes::Writer::new(&mut fields)
+    super::bytes::Writer::new(group)
         .u32(MAGIC)
         .u16(VERSION)
         .u16(header.block_count)
@@ -85,7 +86,8 @@ pub fn seal(header: &mut GroupHeader, group: &mut Vec<u8>) -> ChainHash {
         .u32(header.body_bytes)
         .u32(0)
         .u64(0);
-    group[..HEADER_BYTES].copy_from_slice(&fields);
+    group.copy_within(end.., 0);
+    group.truncate(end);
     let hash = ChainHash::of(group);
     group[HASH_OFFSET..HEADER_BYTES].copy_from_slice(&hash.0.to_le_bytes());
     hash
