@@ -12,6 +12,7 @@
 pub mod buf;
 pub mod layers;
 pub mod locks;
+pub mod pool;
 pub mod record;
 pub mod sync;
 mod traits;

@@ -9,14 +9,16 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use crate::pool::{Pool, Pooled};
+
 /// A value that arrives once.
 pub struct Promise<T> {
-    state: Rc<PromiseState<T>>,
+    state: Pooled<PromiseState<T>>,
 }
 
 /// Waits for a [`Promise`]. Yields `None` if the promise was dropped unfulfilled.
 pub struct Awaited<T> {
-    state: Rc<PromiseState<T>>,
+    state: Pooled<PromiseState<T>>,
 }
 
 struct PromiseState<T> {
@@ -25,19 +27,47 @@ struct PromiseState<T> {
     dropped: Cell<bool>,
 }
 
+impl<T> Default for PromiseState<T> {
+    fn default() -> PromiseState<T> {
+        PromiseState {
+            value: Cell::new(None),
+            waker: Cell::new(None),
+            dropped: Cell::new(false),
+        }
+    }
+}
+
 /// A promise and the future that waits for it.
 pub fn promise<T>() -> (Promise<T>, Awaited<T>) {
-    let state = Rc::new(PromiseState {
-        value: Cell::new(None),
-        waker: Cell::new(None),
-        dropped: Cell::new(false),
-    });
+    both(Pooled::alone(PromiseState::default()))
+}
+
+fn both<T>(state: Pooled<PromiseState<T>>) -> (Promise<T>, Awaited<T>) {
     (
         Promise {
             state: state.clone(),
         },
         Awaited { state },
     )
+}
+
+/// Makes promises where each request has one: the memory of those that are over is used again.
+pub struct Promises<T> {
+    pool: Pool<PromiseState<T>>,
+}
+
+impl<T> Promises<T> {
+    /// Keeps the memory of up to `free_max` promises that are over.
+    pub fn new(free_max: usize) -> Promises<T> {
+        Promises {
+            pool: Pool::new(free_max),
+        }
+    }
+
+    /// A promise and the future that waits for it.
+    pub fn promise(&self) -> (Promise<T>, Awaited<T>) {
+        both(self.pool.share(PromiseState::default()))
+    }
 }
 
 impl<T> Promise<T> {
@@ -280,6 +310,23 @@ mod tests {
         let (promise_b, awaited_b) = promise::<u32>();
         drop(promise_b);
         assert_eq!(poll_once(Box::pin(awaited_b).as_mut()), Poll::Ready(None));
+    }
+
+    #[test]
+    fn a_promise_in_used_memory_is_a_new_one() {
+        let promises = Promises::new(1);
+        for round in 0..3 {
+            let (promise, awaited) = promises.promise();
+            let mut awaited = Box::pin(awaited);
+            assert!(poll_once(awaited.as_mut()).is_pending(), "{round}");
+            if round < 2 {
+                promise.fulfil(round);
+                assert_eq!(poll_once(awaited.as_mut()), Poll::Ready(Some(round)));
+            } else {
+                drop(promise);
+                assert_eq!(poll_once(awaited.as_mut()), Poll::Ready(None));
+            }
+        }
     }
 
     #[test]
