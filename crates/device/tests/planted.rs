@@ -4,7 +4,7 @@
 use crate::support;
 
 use flagstone_device::format::catalogue::FLAG_HIDDEN;
-use flagstone_device::format::record::{MapRun, MappedBlock, Record};
+use flagstone_device::format::record::{MapRun, MapRuns, MappedBlock, Record};
 use flagstone_device::format::table::TableKind;
 use flagstone_device::offline::verify::{Kind, Options, Report, Severity, verify};
 use flagstone_device::v2p::Key;
@@ -104,14 +104,15 @@ fn a_block_that_two_dvols_use() {
     bytes.clear();
     // The pool is made to believe that the block is free.
     builder.pool(0).release(block);
-    let runs = vec![MapRun {
+    let mapped = MappedBlock {
+        block,
+        checksum,
+        meta: 0,
+    };
+    let runs = MapRuns::from_iter([MapRun {
         start: VBlock(50),
-        blocks: vec![MappedBlock {
-            block,
-            checksum,
-            meta: 0,
-        }],
-    }];
+        blocks: [mapped].into_iter().collect(),
+    }]);
     let lsn = builder.next_lsn(0, clone);
     builder.unit(
         0,

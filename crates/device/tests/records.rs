@@ -7,7 +7,7 @@ use crate::support;
 use std::collections::BTreeMap;
 
 use flagstone_device::format::catalogue::{FLAG_HIDDEN, RecordKind};
-use flagstone_device::format::record::{MapRun, MappedBlock, Record};
+use flagstone_device::format::record::{MapRun, MapRuns, MappedBlock, Record};
 use flagstone_device::offline::verify::{Options, verify};
 use flagstone_device::v2p::Key;
 use flagstone_types::{BlockChecksum, BlockNo, Lsn, SegmentNo, Slot, VBlock};
@@ -106,10 +106,10 @@ fn map_of(slot: Slot, blocks: &[u64]) -> Record {
     Record::Map {
         slot,
         lsn: Lsn(1000),
-        runs: vec![MapRun {
+        runs: MapRuns::from_iter([MapRun {
             start: VBlock(100),
             blocks: blocks.collect(),
-        }],
+        }]),
     }
 }
 

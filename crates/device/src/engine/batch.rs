@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockNo, Lsn, Slot, VBlock};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::admin::Attributes;
 use super::due::Purpose;
@@ -527,7 +527,7 @@ impl<P: Platform> Inner<P> {
             records.push(Record::Map {
                 slot,
                 lsn,
-                runs: vec![MapRun {
+                runs: smallvec![MapRun {
                     start: part.first,
                     blocks,
                 }],

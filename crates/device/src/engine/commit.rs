@@ -5,12 +5,12 @@
 //! waits until it is first in all of them. While a checkpoint takes its picture, nothing behind the
 //! cut is applied.
 
-use std::cell::RefCell;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use flagstone_platform::sync::promise;
+use flagstone_platform::pool::Pooled;
+use flagstone_platform::sync::Awaited;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BlockNo, Slot};
 use smallvec::SmallVec;
@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::Inner;
 use super::error::DvolError;
 use super::journal::{SealedGroup, SealedGroups};
-use super::unit::{DataBlocks, DataState, Unit};
+use super::unit::{DataBlocks, DataState, Outcome, Unit, UnitParts};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::Record;
 use crate::planted::{Bug, planted};
@@ -30,18 +30,21 @@ const JOURNAL_WRITE_TRIES: usize = 3;
 /// Memory used again and again is let go when one large change made it larger than this.
 const SCRATCH_MAX_BYTES: usize = 64 << 10;
 
-/// Empty queues kept, at most.
+/// With up to so many slots an empty queue stays where it is.
+const EMPTY_QUEUES_MAX: usize = 64;
+
+/// Other empty queues kept, at most.
 const SPARE_QUEUES_MAX: usize = 64;
 
 /// Units on their way, by slot.
 #[derive(Default)]
 pub(super) struct Commit {
-    /// Only slots that have some.
-    queues: BTreeMap<Slot, VecDeque<Rc<Unit>>>,
+    /// Slots that have some, and few that have none now: the same ones have some again and again.
+    queues: BTreeMap<Slot, VecDeque<Pooled<Unit>>>,
     /// Empty queues, kept for their memory.
-    spare_queues: Vec<VecDeque<Rc<Unit>>>,
+    spare_queues: Vec<VecDeque<Pooled<Unit>>>,
     /// Written stable units, in the order of the flushes they wait for.
-    awaiting_flush: VecDeque<Rc<Unit>>,
+    awaiting_flush: VecDeque<Pooled<Unit>>,
     /// Units submitted and not applied, in all.
     pending: usize,
     /// Nothing in a later group is applied.
@@ -57,27 +60,28 @@ impl Commit {
     }
 
     /// The unit of a slot that will be applied last.
-    pub(super) fn last_of(&self, slot: Slot) -> Option<&Rc<Unit>> {
+    pub(super) fn last_of(&self, slot: Slot) -> Option<&Pooled<Unit>> {
         self.queues.get(&slot)?.back()
     }
 
     /// Units of a slot that are not applied, in order.
-    pub(super) fn units_of(&self, slot: Slot) -> impl Iterator<Item = &Rc<Unit>> {
+    pub(super) fn units_of(&self, slot: Slot) -> impl Iterator<Item = &Pooled<Unit>> {
         self.queues.get(&slot).into_iter().flatten()
     }
 
-    fn push(&mut self, slot: Slot, unit: Rc<Unit>) {
+    fn push(&mut self, slot: Slot, unit: Pooled<Unit>) {
         let queue = self.queues.entry(slot);
         let queue = queue.or_insert_with(|| self.spare_queues.pop().unwrap_or_default());
         queue.push_back(unit);
     }
 
     fn pop(&mut self, slot: Slot) {
+        let kept = self.queues.len();
         let Entry::Occupied(mut queue) = self.queues.entry(slot) else {
             return;
         };
         queue.get_mut().pop_front();
-        if queue.get().is_empty() {
+        if queue.get().is_empty() && kept > EMPTY_QUEUES_MAX {
             let queue = queue.remove();
             if self.spare_queues.len() < SPARE_QUEUES_MAX {
                 self.spare_queues.push(queue);
@@ -87,13 +91,13 @@ impl Commit {
 
     /// True if a unit that data blocks were handed out for is on its way.
     pub(super) fn has_data(&self) -> bool {
-        let has_blocks = |unit: &Rc<Unit>| !unit.blocks.is_empty();
+        let has_blocks = |unit: &Pooled<Unit>| !unit.blocks.is_empty();
         self.queues.values().flatten().any(has_blocks)
     }
 
     /// True if a unit in a group up to `seq` is not applied yet.
     pub(super) fn has_pending_up_to(&self, seq: u64) -> bool {
-        let up_to = |u: &Rc<Unit>| u.seq.get() != 0 && u.seq.get() <= seq;
+        let up_to = |u: &Pooled<Unit>| u.seq.get() != 0 && u.seq.get() <= seq;
         self.queues
             .values()
             .any(|queue| queue.front().is_some_and(up_to))
@@ -103,9 +107,9 @@ impl Commit {
 /// A unit that has been submitted; its data is to be written by whoever submitted it.
 pub(super) struct Submitted {
     /// The unit.
-    pub unit: Rc<Unit>,
+    pub unit: Pooled<Unit>,
     /// Completes when it is applied or has failed.
-    pub answer: flagstone_platform::sync::Awaited<Result<(), DvolError>>,
+    pub answer: Awaited<Outcome>,
 }
 
 impl<P: Platform> Inner<P> {
@@ -133,7 +137,13 @@ impl<P: Platform> Inner<P> {
         }
         let due = self.due_for(&records, &slots);
         self.due_ahead.set(self.due_ahead.get() + due);
-        let (unit, answer) = new_unit(records, slots, stable, blocks, due);
+        let (unit, answer) = self.units.make(UnitParts {
+            records,
+            slots,
+            stable,
+            blocks,
+            due,
+        });
         self.enqueue(&unit, &body);
         if body.capacity() <= SCRATCH_MAX_BYTES {
             self.scratch_body.replace(body);
@@ -150,14 +160,17 @@ impl<P: Platform> Inner<P> {
         for record in &records {
             record.encode(false, &mut body);
         }
-        let (unit, answer) = new_unit(records, SmallVec::new(), false, DataBlocks::new(), 0);
+        let (unit, answer) = self.units.make(UnitParts {
+            records,
+            ..UnitParts::default()
+        });
         self.commit.borrow_mut().pending += 1;
         self.journal.borrow_mut().add_abort(unit.clone(), &body);
         self.signals.journal.notify();
         Ok(Submitted { unit, answer })
     }
 
-    fn enqueue(self: &Rc<Self>, unit: &Rc<Unit>, body: &[u8]) {
+    fn enqueue(self: &Rc<Self>, unit: &Pooled<Unit>, body: &[u8]) {
         let mut commit = self.commit.borrow_mut();
         for slot in &unit.slots {
             commit.push(*slot, unit.clone());
@@ -177,7 +190,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// The data of a unit has been written, or has failed.
-    pub(super) fn data_done(self: &Rc<Self>, unit: &Rc<Unit>, result: Result<(), DvolError>) {
+    pub(super) fn data_done(self: &Rc<Self>, unit: &Pooled<Unit>, result: Result<(), DvolError>) {
         assert_eq!(
             unit.data.get(),
             DataState::Pending,
@@ -197,7 +210,7 @@ impl<P: Platform> Inner<P> {
 
     /// A failed unit is taken back by a record behind it, as soon as its place is known and the
     /// journal holds it.
-    fn abort_if_journaled(self: &Rc<Self>, unit: &Rc<Unit>) {
+    fn abort_if_journaled(self: &Rc<Self>, unit: &Pooled<Unit>) {
         let DataState::Failed(error) = unit.data.get() else {
             return;
         };
@@ -243,7 +256,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Something about `unit` has changed: applies what can be applied now.
-    pub(super) fn advance(self: &Rc<Self>, unit: &Rc<Unit>) {
+    pub(super) fn advance(self: &Rc<Self>, unit: &Pooled<Unit>) {
         if self.has_ended() {
             return;
         }
@@ -258,7 +271,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Has a written stable unit wait for a flush that begins from now on.
-    fn draw_ticket(&self, unit: &Rc<Unit>) {
+    fn draw_ticket(&self, unit: &Pooled<Unit>) {
         if unit.is_written() && unit.stable && unit.ticket.get() == 0 {
             unit.ticket.set(self.flusher.ticket());
             self.commit
@@ -270,7 +283,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// A unit outside all slots' order (segments, aborts, watermarks) is over once it is written.
-    fn finish_free_unit(self: &Rc<Self>, unit: &Rc<Unit>) {
+    fn finish_free_unit(self: &Rc<Self>, unit: &Pooled<Unit>) {
         let durable = !unit.stable || self.flusher.is_done(unit.ticket.get());
         if unit.is_written()
             && durable
@@ -297,7 +310,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Removes and returns the first unit of `slot` if it can be applied now; its nodes are loaded.
-    fn take_ready(self: &Rc<Self>, slot: Slot) -> Option<Rc<Unit>> {
+    fn take_ready(self: &Rc<Self>, slot: Slot) -> Option<Pooled<Unit>> {
         let mut commit = self.commit.borrow_mut();
         if commit.loading.contains_key(&slot) {
             return None;
@@ -308,7 +321,7 @@ impl<P: Platform> Inner<P> {
                 .queues
                 .get(s)
                 .and_then(|q| q.front())
-                .is_some_and(|f| Rc::ptr_eq(f, &unit))
+                .is_some_and(|f| f.is_same(&unit))
         };
         if !unit.slots.iter().all(is_first) {
             return None;
@@ -348,7 +361,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Applies a unit (unless it was aborted) and answers it.
-    fn finish(self: &Rc<Self>, unit: &Rc<Unit>) {
+    fn finish(self: &Rc<Self>, unit: &Pooled<Unit>) {
         let result = match unit.data.get() {
             DataState::Aborted(error) | DataState::Failed(error) => Err(error),
             DataState::Written | DataState::Pending => {
@@ -436,7 +449,7 @@ impl<P: Platform> Inner<P> {
     pub(super) fn apply_flushed(self: &Rc<Self>) {
         loop {
             let mut commit = self.commit.borrow_mut();
-            let done = |u: &Rc<Unit>| self.flusher.is_done(u.ticket.get());
+            let done = |u: &Pooled<Unit>| self.flusher.is_done(u.ticket.get());
             if !commit.awaiting_flush.front().is_some_and(done) {
                 break;
             }
@@ -639,37 +652,4 @@ impl<P: Platform> Inner<P> {
         }
         Ok(())
     }
-}
-
-fn new_unit(
-    records: SmallVec<[Record; 1]>,
-    slots: SmallVec<[Slot; 2]>,
-    stable: bool,
-    blocks: DataBlocks,
-    due: u64,
-) -> (
-    Rc<Unit>,
-    flagstone_platform::sync::Awaited<Result<(), DvolError>>,
-) {
-    let (answering, answer) = promise();
-    let data = if blocks.is_empty() {
-        DataState::Written
-    } else {
-        DataState::Pending
-    };
-    let unit = Unit {
-        records,
-        slots,
-        stable,
-        blocks,
-        due,
-        seq: 0.into(),
-        index: 0.into(),
-        data: data.into(),
-        journaled: false.into(),
-        ticket: 0.into(),
-        answer: Some(answering).into(),
-        left: RefCell::default(),
-    };
-    (Rc::new(unit), answer)
 }

@@ -5,8 +5,8 @@
 //! still need is never given out again ([`Journal::trim`] moves that limit).
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 
+use flagstone_platform::pool::Pooled;
 use flagstone_types::{BLOCK_SIZE, ChainHash};
 use smallvec::SmallVec;
 
@@ -52,7 +52,7 @@ pub(super) struct Group {
     /// True once the device has it.
     pub written: bool,
     /// What it holds.
-    pub units: Vec<Rc<Unit>>,
+    pub units: Vec<Pooled<Unit>>,
 }
 
 /// Bytes to be written at a ring index.
@@ -79,13 +79,13 @@ pub(super) struct Journal {
     /// The same up to the newest root: a restart doesn't read those.
     units_trimmed: u64,
     body: Vec<u8>,
-    units: Vec<Rc<Unit>>,
+    units: Vec<Pooled<Unit>>,
     /// Memory of groups that are over, used again.
-    spare_units: Vec<Vec<Rc<Unit>>>,
+    spare_units: Vec<Vec<Pooled<Unit>>>,
     spare_bytes: Vec<Vec<u8>>,
     /// Aborts go into groups of their own, so that a full ring can't hold them up.
     abort_body: Vec<u8>,
-    aborts: Vec<Rc<Unit>>,
+    aborts: Vec<Pooled<Unit>>,
     /// Closed groups, oldest first, that are not settled.
     groups: VecDeque<Group>,
     /// Every group up to this one is written.
@@ -149,7 +149,7 @@ impl Journal {
     }
 
     /// Adds a unit to the group being built. `body` are its records' bytes, which must fit.
-    pub(super) fn add(&mut self, unit: Rc<Unit>, body: &[u8]) {
+    pub(super) fn add(&mut self, unit: Pooled<Unit>, body: &[u8]) {
         assert!(
             self.fits(body.len()),
             "the driver closes a group before it overflows"
@@ -160,7 +160,7 @@ impl Journal {
     }
 
     /// Adds an abort to the next group of aborts. `body` is its record's bytes.
-    pub(super) fn add_abort(&mut self, unit: Rc<Unit>, body: &[u8]) {
+    pub(super) fn add_abort(&mut self, unit: Pooled<Unit>, body: &[u8]) {
         self.abort_body.extend_from_slice(body);
         unit.index.set(self.aborts.len() as u32);
         self.aborts.push(unit);
@@ -269,7 +269,7 @@ impl Journal {
         sealed
     }
 
-    fn seal(&mut self, body: &[u8], units: Vec<Rc<Unit>>, pad: Option<u32>) -> SealedGroup {
+    fn seal(&mut self, body: &[u8], units: Vec<Pooled<Unit>>, pad: Option<u32>) -> SealedGroup {
         let Position {
             next_seq: seq,
             ring_index,
@@ -321,7 +321,7 @@ impl Journal {
 
     /// Group `seq` has been written. Returns the units of all groups that are thereby journaled
     /// (written with everything before them).
-    pub(super) fn handle_written(&mut self, seq: u64) -> Vec<Rc<Unit>> {
+    pub(super) fn handle_written(&mut self, seq: u64) -> Vec<Pooled<Unit>> {
         if let Some(group) = self.groups.iter_mut().find(|g| g.seq == seq) {
             group.written = true;
         }
@@ -343,9 +343,9 @@ impl Journal {
     }
 
     /// Takes a list of units back, for its memory.
-    pub(super) fn keep_units(&mut self, mut units: Vec<Rc<Unit>>) {
+    pub(super) fn keep_units(&mut self, mut units: Vec<Pooled<Unit>>) {
         units.clear();
-        let bytes = units.capacity() * size_of::<Rc<Unit>>();
+        let bytes = units.capacity() * size_of::<Pooled<Unit>>();
         if (1..=SPARE_MAX_BYTES).contains(&bytes) && self.spare_units.len() < SPARES_MAX {
             self.spare_units.push(units);
         }
@@ -434,7 +434,7 @@ impl Journal {
     }
 
     /// Units that are not answered yet, for when the journal is given up.
-    pub(super) fn abandon(&mut self) -> Vec<Rc<Unit>> {
+    pub(super) fn abandon(&mut self) -> Vec<Pooled<Unit>> {
         let mut open = std::mem::take(&mut self.units);
         open.append(&mut self.aborts);
         self.body.clear();

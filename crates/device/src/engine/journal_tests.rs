@@ -16,8 +16,12 @@ fn journal() -> Journal {
     Journal::new(7, 0, 1, RING_BLOCKS, position)
 }
 
-fn unit(data: DataState) -> Rc<Unit> {
-    Rc::new(Unit {
+fn unit(data: DataState) -> Pooled<Unit> {
+    Pooled::alone(plain_unit(data))
+}
+
+fn plain_unit(data: DataState) -> Unit {
+    Unit {
         records: Default::default(),
         slots: Default::default(),
         stable: false,
@@ -30,7 +34,7 @@ fn unit(data: DataState) -> Rc<Unit> {
         ticket: 0.into(),
         answer: None.into(),
         left: Default::default(),
-    })
+    }
 }
 
 /// A ring as a device sees it: which blocks the root still needs, and the group in each.
@@ -250,9 +254,10 @@ fn the_watermark_is_told_once_when_things_are_quiet() {
 fn only_a_small_group_of_unstable_units_behind_one_in_flight_grows() {
     let unstable = || unit(DataState::Written);
     let stable = || {
-        let mut unit = Rc::into_inner(unstable()).expect("nobody else has it");
-        unit.stable = true;
-        Rc::new(unit)
+        Pooled::alone(Unit {
+            stable: true,
+            ..plain_unit(DataState::Written)
+        })
     };
     let mut journal = journal();
     journal.add(unstable(), &[0; 40]);

@@ -152,6 +152,8 @@ mod tests {
     use super::super::chain::FoundUnit;
     use super::super::journal::Position;
     use super::*;
+    use smallvec::smallvec;
+
     use crate::format::record::{MapRun, MappedBlock};
 
     const DVOL: Slot = Slot(1);
@@ -171,9 +173,9 @@ mod tests {
         Record::Map {
             slot,
             lsn: Lsn(1),
-            runs: vec![MapRun {
+            runs: smallvec![MapRun {
                 start: VBlock(vblock),
-                blocks: vec![mapped],
+                blocks: smallvec![mapped],
             }],
         }
     }

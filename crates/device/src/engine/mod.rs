@@ -53,6 +53,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
+use flagstone_platform::pool::Pooled;
 use flagstone_platform::sync::{Budget, Signal};
 use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
 
@@ -82,7 +83,7 @@ use gate::ReadGate;
 use journal::Journal;
 use locks::RangeLocks;
 use promise::Pledged;
-use unit::Unit;
+use unit::{Unit, Units};
 
 /// What a client wants to be true when a change is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,8 +121,10 @@ struct Inner<P: Platform> {
     state: RefCell<State>,
     journal: RefCell<Journal>,
     commit: RefCell<Commit>,
+    /// Where units lie.
+    units: Units,
     /// Units that did not fit the open group, with their records' bytes, in order.
-    overflow: RefCell<VecDeque<(Rc<Unit>, Vec<u8>)>>,
+    overflow: RefCell<VecDeque<(Pooled<Unit>, Vec<u8>)>>,
     flusher: Flusher,
     gate: ReadGate,
     /// This journal's part of the core's cache, if there is one.
@@ -132,7 +135,7 @@ struct Inner<P: Platform> {
     /// One administrative operation at a time: they choose slots and layer numbers.
     admin: Budget,
     /// Segments taken, with the units that say so, as long as those may be in an open group.
-    segments_taking: RefCell<BTreeMap<SegmentNo, Rc<Unit>>>,
+    segments_taking: RefCell<BTreeMap<SegmentNo, Pooled<Unit>>>,
     /// Blocks of the segment that is just being written ahead.
     blocks_being_taken: Cell<u64>,
     /// Only one task opens a segment at a time.

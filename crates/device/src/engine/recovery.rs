@@ -22,6 +22,7 @@ use super::options::EngineOptions;
 use super::pieces;
 use super::replay::in_group;
 use super::ring::Ring;
+use super::unit::Units;
 use super::{Engine, Inner, Signals};
 use crate::cache::{BlockCache, Part};
 use crate::format::FormatError;
@@ -253,6 +254,7 @@ impl<P: Platform> Engine<P> {
             given_lsns: RefCell::default(),
             scratch_body: RefCell::default(),
             scratch_runs: RefCell::default(),
+            units: Units::default(),
             scratch_effects: RefCell::default(),
             signals: Signals::default(),
             counters: EngineCounters::default(),

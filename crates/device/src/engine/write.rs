@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use flagstone_platform::pool::Pooled;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, Lsn, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
@@ -26,7 +27,7 @@ use super::{Engine, Inner, Stability};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::{
     ATTRIBUTES_RECORD_BYTES, MAP_BLOCK_BYTES, MAP_BLOCK_META_BYTES, MAP_FIXED_BYTES, MAP_RUN_BYTES,
-    MapRun, MappedBlock, RECORD_HEADER_BYTES, Record,
+    MapRun, MappedBlock, MappedBlocks, RECORD_HEADER_BYTES, Record,
 };
 use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
@@ -399,7 +400,7 @@ impl<P: Platform> Inner<P> {
         let record = Record::Map {
             slot,
             lsn,
-            runs: vec![map_run],
+            runs: smallvec![map_run],
         };
         let _under_way = match given.stability {
             Stability::Unstable => self.note_loose([(slot, blocks.clone())]),
@@ -667,7 +668,7 @@ impl<P: Platform> Inner<P> {
 }
 
 /// Where each block of `data` goes, with its checksum and metadata.
-pub(super) fn map_blocks(runs: &[BlockRun], data: &[u8], metas: Metas) -> Vec<MappedBlock> {
+pub(super) fn map_blocks(runs: &[BlockRun], data: &[u8], metas: Metas) -> MappedBlocks {
     let count = data.len() / BLOCK_SIZE as usize;
     let blocks = runs.iter().flat_map(|run| run.blocks());
     let bytes = data.chunks_exact(BLOCK_SIZE as usize);
@@ -685,7 +686,7 @@ pub(super) fn map_blocks(runs: &[BlockRun], data: &[u8], metas: Metas) -> Vec<Ma
 /// the device may still be writing them.
 struct DataGuard<P: Platform> {
     inner: Rc<Inner<P>>,
-    unit: Option<Rc<Unit>>,
+    unit: Option<Pooled<Unit>>,
 }
 
 impl<P: Platform> Drop for DataGuard<P> {

@@ -5,11 +5,18 @@
 //! records of a group joined by the "more" flag are one atomic unit: all of them, or none.
 
 use flagstone_types::{BlockChecksum, BlockNo, Lsn, SegmentNo, Slot, VBlock};
+use smallvec::SmallVec;
 
 use super::FormatError;
 use super::bytes::{Reader, Writer};
 use super::catalogue::{self, ATTRIBUTE_BYTES, CatalogueRecord};
 use crate::v2p::Key;
+
+/// What a record maps. Nearly all have one run, and those of small writes one block: that lies in the record itself.
+pub type MapRuns = SmallVec<[MapRun; 1]>;
+
+/// The blocks of a run.
+pub type MappedBlocks = SmallVec<[MappedBlock; 1]>;
 
 /// A block that a record maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,7 +35,7 @@ pub struct MapRun {
     /// The first virtual block.
     pub start: VBlock,
     /// One mapping per block.
-    pub blocks: Vec<MappedBlock>,
+    pub blocks: MappedBlocks,
 }
 
 /// A change. Slots are of the journal that holds the record.
@@ -41,7 +48,7 @@ pub enum Record {
         /// The change's LSN.
         lsn: Lsn,
         /// What is mapped, in ascending order without overlap.
-        runs: Vec<MapRun>,
+        runs: MapRuns,
     },
     /// A part of a block is replaced, without reading the block.
     Delta {
@@ -442,7 +449,7 @@ fn decode_map(body: &mut Reader<'_>) -> Result<Record, FormatError> {
     let slot = slot(body)?;
     let lsn = Lsn(body.u64()?);
     let run_count = usize::from(body.u16()?);
-    let mut runs = Vec::with_capacity(run_count.min(body.remaining() / MAP_RUN_BYTES));
+    let mut runs = MapRuns::with_capacity(run_count.min(body.remaining() / MAP_RUN_BYTES));
     let mut behind = 0;
     for _ in 0..run_count {
         let start = body.u64()?;
@@ -468,7 +475,7 @@ fn decode_map(body: &mut Reader<'_>) -> Result<Record, FormatError> {
             )));
         }
         behind = check_range(start, count as u64, behind)?;
-        let mut blocks = Vec::with_capacity(count);
+        let mut blocks = MappedBlocks::with_capacity(count);
         for _ in 0..count {
             blocks.push(MappedBlock {
                 block: BlockNo(body.u40()?),
@@ -605,6 +612,8 @@ pub fn decode_units(body: &[u8]) -> Result<Vec<Vec<Record>>, FormatError> {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
 
     fn samples() -> Vec<Record> {
@@ -618,14 +627,14 @@ mod tests {
             Record::Map {
                 slot: Slot(1),
                 lsn: Lsn(2),
-                runs: vec![
+                runs: smallvec![
                     MapRun {
                         start: VBlock(3),
-                        blocks: vec![mapped(1, 0), mapped(2, 0)],
+                        blocks: smallvec![mapped(1, 0), mapped(2, 0)],
                     },
                     MapRun {
                         start: VBlock(9),
-                        blocks: vec![mapped((1 << 40) - 1, 7)],
+                        blocks: smallvec![mapped((1 << 40) - 1, 7)],
                     },
                 ],
             },
@@ -702,9 +711,9 @@ mod tests {
     #[test]
     fn sizes_are_as_computed() {
         let mut body = Vec::new();
-        let runs = vec![MapRun {
+        let runs = smallvec![MapRun {
             start: VBlock(0),
-            blocks: vec![
+            blocks: smallvec![
                 MappedBlock {
                     block: BlockNo(1),
                     checksum: BlockChecksum(0),

@@ -21,7 +21,7 @@ use flagstone_device::format::FormatError;
 use flagstone_device::format::catalogue::{CatalogueRecord, MapRoot, RecordKind};
 use flagstone_device::format::geometry::Geometry;
 use flagstone_device::format::group::{self, GroupHeader, HEADER_BYTES};
-use flagstone_device::format::record::{MapRun, MappedBlock, Record};
+use flagstone_device::format::record::{MapRun, MapRuns, MappedBlock, Record};
 use flagstone_device::format::root::Root;
 use flagstone_device::format::segment::SegmentRecord;
 use flagstone_device::format::superblock::Superblock;
@@ -226,10 +226,10 @@ impl Builder {
                 meta,
             }
         });
-        let runs = vec![MapRun {
+        let runs = MapRuns::from_iter([MapRun {
             start: VBlock(start),
             blocks: mapped.collect(),
-        }];
+        }]);
         Record::Map {
             slot,
             lsn: self.next_lsn(journal, slot),

@@ -3,7 +3,7 @@
 
 use flagstone_device::format::bytes::Reader;
 use flagstone_device::format::catalogue::{CatalogueRecord, RecordKind};
-use flagstone_device::format::record::{MapRun, MappedBlock, Record};
+use flagstone_device::format::record::{MapRun, MappedBlock, MappedBlocks, Record};
 use flagstone_device::v2p::Key;
 use flagstone_types::{
     BlockChecksum, BlockNo, DvolId, Epoch, LayerNo, Lsn, SegmentNo, Slot, VBlock,
@@ -138,7 +138,7 @@ pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
                 start += choose(200);
                 let count = 1 + choose(40);
                 let first = block(builder, choose);
-                let mut blocks: Vec<MappedBlock> = (0..count)
+                let mut blocks: MappedBlocks = (0..count)
                     .map(|i| MappedBlock {
                         block: BlockNo((first.0 + i).min((1 << 40) - 1)),
                         checksum: BlockChecksum(7),
