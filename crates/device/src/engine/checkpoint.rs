@@ -229,14 +229,14 @@ impl<P: Platform> Inner<P> {
         self.hold_after(None);
         let frozen = frozen?;
         self.changes_kept.set(changes);
-        let given_up = frozen.given_up.clone();
+        let mut given_up = frozen.given_up.clone();
         let released = frozen.released_segments.clone();
         if planted(Bug::TrimBeforeRoot) {
             self.journal.borrow_mut().trim(position);
             self.signals.journal.notify();
         }
         if planted(Bug::ReuseBeforeRoot) {
-            self.gate.freed(given_up.clone());
+            self.gate.freed(&mut given_up.clone());
             self.reopen_blocks();
         }
         let root = self.write_frozen(frozen, position, clean).await?;
@@ -244,7 +244,7 @@ impl<P: Platform> Inner<P> {
         self.journal.borrow_mut().trim(position);
         // A node may just be being read at its old place.
         if !planted(Bug::ReuseBeforeRoot) {
-            self.gate.freed(given_up);
+            self.gate.freed(&mut given_up);
         }
         self.reopen_blocks();
         for segment in released {

@@ -412,7 +412,7 @@ impl<P: Platform> Inner<P> {
             let mut state = self.state.borrow_mut();
             effects.freed.drain(..).for_each(|b| state.pool.reopen(b));
         } else if planted(Bug::FreeBeforeFlush) {
-            self.gate.freed(std::mem::take(&mut effects.freed));
+            self.gate.freed(&mut effects.freed);
         } else {
             self.freed.borrow_mut().append(&mut effects.freed);
         }
@@ -478,6 +478,7 @@ impl<P: Platform> Inner<P> {
 
     /// Fails everything that waits.
     pub(super) fn fail_all(&self, error: DvolError) {
+        self.writers.end();
         let units = self.journal.borrow_mut().abandon();
         let overflow = std::mem::take(&mut *self.overflow.borrow_mut());
         let mut commit = self.commit.borrow_mut();
@@ -574,7 +575,7 @@ impl<P: Platform> Inner<P> {
             journal.add(unit, &body);
         }
         drop((journal, overflow));
-        self.start_writing(sealed);
+        self.write_groups(sealed);
         if self.wants_checkpoint() {
             self.signals.checkpoint_wanted.notify();
         }
@@ -584,24 +585,23 @@ impl<P: Platform> Inner<P> {
     fn close_aborts(self: &Rc<Self>) {
         let sealed = self.journal.borrow_mut().close_aborts();
         match sealed {
-            Some(sealed) => self.start_writing(sealed),
+            Some(sealed) => self.write_groups(sealed),
             None => self.fence("the ring has no room left to take failed writes back"),
         }
     }
 
-    fn start_writing(self: &Rc<Self>, groups: SealedGroups) {
+    fn write_groups(self: &Rc<Self>, groups: SealedGroups) {
         for group in groups {
             let counters = &self.counters;
             counters.groups.set(counters.groups.get() + 1);
             let group_bytes = &counters.group_bytes;
             group_bytes.set(group_bytes.get() + group.bytes.len() as u64);
-            let inner = self.clone();
-            self.platform
-                .spawn(async move { inner.write_group(group).await });
+            self.start_writing(group);
         }
     }
 
-    async fn write_group(self: Rc<Self>, group: SealedGroup) {
+    /// Writes a group, and goes on with what it holds.
+    pub(super) async fn write_group(self: &Rc<Self>, group: SealedGroup) {
         let at = self
             .geometry
             .ring_block(self.journal_no, group.ring_index)

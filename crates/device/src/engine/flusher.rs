@@ -15,6 +15,9 @@ use crate::planted::{Bug, planted};
 /// How often to look whether another core's flush has ended.
 const OTHER_CORES_PAUSE_NS: u64 = 10_000;
 
+/// Freed blocks that a list keeps room for between flushes.
+const FREED_KEPT_MAX: usize = 8192;
+
 /// Numbers of flushes.
 #[derive(Default)]
 pub(super) struct Flusher {
@@ -189,6 +192,8 @@ impl<P: Platform> Inner<P> {
 
     /// Task: makes flushes while somebody waits for one.
     pub(super) async fn run_flusher(self: Rc<Self>) {
+        // What was freed before the flush under way. It changes places with the list that others add to.
+        let mut freed = Vec::new();
         loop {
             let signal = self.signals.flush_wanted.wait();
             if self.shared.is_fenced() {
@@ -208,7 +213,7 @@ impl<P: Platform> Inner<P> {
             let written = self.flusher.written.get();
             self.flusher.began_at.set(written);
             let settled = self.journal.borrow_mut().settle();
-            let freed = std::mem::take(&mut *self.freed.borrow_mut());
+            std::mem::swap(&mut *self.freed.borrow_mut(), &mut freed);
             self.flusher.frees.set(!freed.is_empty());
             self.counters.flushes.set(self.counters.flushes.get() + 1);
             if self.flush_device().await.is_err() {
@@ -226,7 +231,8 @@ impl<P: Platform> Inner<P> {
             self.flusher.covered.set(written);
             self.journal.borrow_mut().handle_flushed(settled);
             if !freed.is_empty() {
-                self.gate.freed(freed);
+                self.gate.freed(&mut freed);
+                freed.shrink_to(FREED_KEPT_MAX);
                 self.reopen_blocks();
             }
             self.apply_flushed();

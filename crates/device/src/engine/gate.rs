@@ -17,11 +17,17 @@ pub(super) struct ReadGate {
     state: Rc<GateState>,
 }
 
+/// Lists of blocks that are kept for their memory, and how many blocks one may have room for.
+const SPARES_MAX: usize = 8;
+const SPARE_BLOCKS_MAX: usize = 8192;
+
 #[derive(Default)]
 struct GateState {
     /// Oldest first; the last one is open.
     generations: RefCell<VecDeque<Generation>>,
     first: Cell<u64>,
+    /// Empty lists of generations that are over.
+    spare: RefCell<Vec<Vec<BlockNo>>>,
 }
 
 #[derive(Default)]
@@ -53,35 +59,45 @@ impl ReadGate {
         }
     }
 
-    /// Blocks that no read which begins from now on can see.
-    pub(super) fn freed(&self, blocks: Vec<BlockNo>) {
+    /// Takes blocks that no read which begins from now on can see. Leaves the list empty, for its memory.
+    pub(super) fn freed(&self, blocks: &mut Vec<BlockNo>) {
         let mut generations = self.state.generations.borrow_mut();
         if generations.is_empty() {
             generations.push_back(Generation::default());
         }
         if let Some(open) = generations.back_mut() {
-            open.freed.extend(blocks);
+            if open.freed.capacity() == 0 {
+                open.freed = self.state.spare.borrow_mut().pop().unwrap_or_default();
+            }
+            open.freed.append(blocks);
         }
         generations.push_back(Generation::default());
     }
 
-    /// Takes the blocks that no read can see any more.
-    pub(super) fn take_reusable(&self) -> Vec<BlockNo> {
+    /// Adds the blocks that no read can see any more to `reusable`, and forgets them.
+    pub(super) fn take_reusable(&self, reusable: &mut Vec<BlockNo>) {
         let mut generations = self.state.generations.borrow_mut();
-        let mut reusable = Vec::new();
         if planted(Bug::ReuseDuringRead) {
             for generation in generations.iter_mut() {
                 reusable.append(&mut generation.freed);
             }
-            return reusable;
+            return;
         }
         while generations.len() > 1 && generations.front().is_some_and(|g| g.reads == 0) {
-            if let Some(generation) = generations.pop_front() {
+            if let Some(mut generation) = generations.pop_front() {
                 self.state.first.set(self.state.first.get() + 1);
-                reusable.extend(generation.freed);
+                reusable.append(&mut generation.freed);
+                self.keep(generation.freed);
             }
         }
-        reusable
+    }
+
+    /// Keeps an empty list for its memory.
+    fn keep(&self, list: Vec<BlockNo>) {
+        let mut spare = self.state.spare.borrow_mut();
+        if (1..=SPARE_BLOCKS_MAX).contains(&list.capacity()) && spare.len() < SPARES_MAX {
+            spare.push(list);
+        }
     }
 
     /// True if some blocks wait for reads to end.
@@ -112,18 +128,44 @@ mod tests {
     fn blocks_wait_for_reads_that_began_before() {
         let gate = ReadGate::default();
         let early = gate.enter();
-        gate.freed(vec![BlockNo(1)]);
+        gate.freed(&mut vec![BlockNo(1)]);
         let late = gate.enter();
-        gate.freed(vec![BlockNo(2)]);
+        gate.freed(&mut vec![BlockNo(2)]);
         drop(late);
-        assert!(
-            gate.take_reusable().is_empty(),
-            "the early read may see block 1"
-        );
+        assert_eq!(reusable(&gate), [], "the early read may see block 1");
         drop(early);
-        assert_eq!(gate.take_reusable(), [BlockNo(1), BlockNo(2)]);
+        assert_eq!(reusable(&gate), [BlockNo(1), BlockNo(2)]);
         assert!(!gate.has_waiting());
-        gate.freed(vec![BlockNo(3)]);
-        assert_eq!(gate.take_reusable(), [BlockNo(3)]);
+        gate.freed(&mut vec![BlockNo(3)]);
+        assert_eq!(reusable(&gate), [BlockNo(3)]);
+    }
+
+    fn reusable(gate: &ReadGate) -> Vec<BlockNo> {
+        let mut blocks = Vec::new();
+        gate.take_reusable(&mut blocks);
+        blocks
+    }
+
+    #[test]
+    fn lists_are_used_again_and_hold_what_is_new() {
+        let gate = ReadGate::default();
+        for round in 0..3 * SPARES_MAX as u64 {
+            let mut freed = vec![BlockNo(round), BlockNo(round + 1)];
+            gate.freed(&mut freed);
+            assert_eq!(freed, []);
+            assert_eq!(reusable(&gate), [BlockNo(round), BlockNo(round + 1)]);
+            assert_eq!(gate.state.spare.borrow().len(), 1);
+        }
+        let reading = gate.enter();
+        for round in 0..3 * SPARES_MAX as u64 {
+            gate.freed(&mut vec![BlockNo(round)]);
+        }
+        drop(reading);
+        assert_eq!(reusable(&gate).len(), 3 * SPARES_MAX);
+        assert_eq!(gate.state.spare.borrow().len(), SPARES_MAX);
+        gate.freed(&mut vec![BlockNo(0); 2 * SPARE_BLOCKS_MAX]);
+        assert_eq!(reusable(&gate).len(), 2 * SPARE_BLOCKS_MAX);
+        let spare = gate.state.spare.borrow();
+        assert!(spare.iter().all(|list| list.capacity() <= SPARE_BLOCKS_MAX));
     }
 }

@@ -46,6 +46,7 @@ mod segments;
 mod spacing;
 mod unit;
 mod write;
+mod writers;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -84,6 +85,7 @@ use journal::Journal;
 use locks::RangeLocks;
 use promise::Pledged;
 use unit::{Unit, Units};
+use writers::Writers;
 
 /// What a client wants to be true when a change is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +122,7 @@ struct Inner<P: Platform> {
     options: EngineOptions,
     state: RefCell<State>,
     journal: RefCell<Journal>,
+    writers: Writers,
     commit: RefCell<Commit>,
     /// Where units lie.
     units: Units,
@@ -162,9 +165,11 @@ struct Inner<P: Platform> {
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.
     given_lsns: RefCell<BTreeMap<Slot, Lsn>>,
-    /// Memory used again and again: the bytes of a unit's records, blocks that are handed out, and what applying the records freed.
+    /// Memory used again and again: the bytes of a unit's records, blocks that are handed out or can be again, and what
+    /// applying the records freed.
     scratch_body: RefCell<Vec<u8>>,
     scratch_runs: RefCell<Vec<BlockRun>>,
+    scratch_reusable: RefCell<Vec<BlockNo>>,
     scratch_effects: RefCell<Effects>,
     signals: Signals,
     counters: EngineCounters,
@@ -276,6 +281,7 @@ impl<P: Platform> Engine<P> {
         drained.await;
         let result = inner.final_checkpoint().await;
         inner.flusher_off.set(true);
+        inner.writers.end();
         inner.signals.journal.notify();
         inner.signals.flush_wanted.notify();
         inner.signals.checkpoint_wanted.notify();

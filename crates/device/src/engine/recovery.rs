@@ -23,6 +23,7 @@ use super::pieces;
 use super::replay::in_group;
 use super::ring::Ring;
 use super::unit::Units;
+use super::writers::Writers;
 use super::{Engine, Inner, Signals};
 use crate::cache::{BlockCache, Part};
 use crate::format::FormatError;
@@ -254,7 +255,9 @@ impl<P: Platform> Engine<P> {
             given_lsns: RefCell::default(),
             scratch_body: RefCell::default(),
             scratch_runs: RefCell::default(),
+            scratch_reusable: RefCell::default(),
             units: Units::default(),
+            writers: Writers::default(),
             scratch_effects: RefCell::default(),
             signals: Signals::default(),
             counters: EngineCounters::default(),
@@ -285,7 +288,8 @@ impl<P: Platform> Engine<P> {
             true => None,
             false => Some(root_slot),
         };
-        engine.finish_recovery(goes_on_from).await?;
+        let finished = engine.finish_recovery(goes_on_from).await;
+        finished.inspect_err(|_| engine.inner.writers.end())?;
         engine.start_tasks();
         engine.inner.signals.reap.notify();
         engine.inner.signals.forget.notify();

@@ -24,6 +24,9 @@ use crate::format::record::Record;
 use crate::planted::{Bug, planted};
 use crate::space::{BlockRun, LONG_BLOCKS};
 
+/// Blocks that memory is kept for while they become usable again.
+const SCRATCH_REUSABLE_MAX: usize = 8192;
+
 /// Runs that memory is kept for between writes.
 const SCRATCH_RUNS_MAX: usize = 1024;
 
@@ -508,17 +511,19 @@ impl<P: Platform> Inner<P> {
 
     /// Lets blocks be handed out again that no read can see any more.
     pub(super) fn reopen_blocks(&self) {
-        let blocks = self.gate.take_reusable();
+        let mut blocks = self.scratch_reusable.borrow_mut();
+        self.gate.take_reusable(&mut blocks);
         if blocks.is_empty() {
             return;
         }
         // Before anybody can write to them.
         self.forget_cached(&blocks);
         let mut state = self.state.borrow_mut();
-        for block in blocks {
+        for block in blocks.drain(..) {
             state.pool.reopen(block);
         }
-        drop(state);
+        blocks.shrink_to(SCRATCH_REUSABLE_MAX);
+        drop((state, blocks));
         self.signals.space.notify();
     }
 
