@@ -22,7 +22,7 @@ use flagstone_platform::{BufferPool, Time};
 use crate::config::{RuntimeConfig, TRANSFER_MAX_BYTES};
 use crate::counters::Counters;
 use crate::executor::Executor;
-use crate::helper::{Blocking, Helper};
+use crate::helper::{Blocking, CALLS_MAX, Helper};
 use crate::mailbox::{CoreShared, Message as MailboxMessage, running_core};
 use crate::op::{Completion, Flight, Message, OpKey, Owned, Request, Unclaimed};
 use crate::platform::UringPlatform;
@@ -104,7 +104,6 @@ pub(crate) struct Core {
     mailbox: RefCell<Option<Receiver<MailboxMessage>>>,
     helper: RefCell<Option<Helper>>,
     /// Results of the helper on their way to their operations; kept for its memory.
-    helped: RefCell<Vec<(OpKey, i32)>>,
     /// Calls that the helper has been given and has not answered.
     helper_calls: Cell<usize>,
     /// CPUs the helper may use; empty if the core isn't pinned.
@@ -154,7 +153,6 @@ impl Core {
             buffers,
             mailbox: RefCell::new(Some(mailbox)),
             helper: RefCell::new(None),
-            helped: RefCell::default(),
             helper_calls: Cell::new(0),
             helper_cpus,
             spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
@@ -175,7 +173,7 @@ impl Core {
             closed: Cell::new(false),
         });
         CURRENT.set(Some(core.clone()));
-        core.listen();
+        core.listen(Box::new(0));
         Ok(core)
     }
 
@@ -251,15 +249,12 @@ impl Core {
     }
 
     fn take_helped(&self) {
-        let mut helped = self.helped.take();
-        self.shared.swap_helped(&mut helped);
-        self.helper_calls
-            .set(self.helper_calls.get() - helped.len());
-        for (key, result) in helped.drain(..) {
+        let next = || self.helper.borrow().as_ref()?.take_result();
+        while let Some((key, result)) = next() {
+            self.helper_calls.set(self.helper_calls.get() - 1);
             let completion = self.driver.ops.complete(key, result);
             self.hand_on(completion);
         }
-        self.helped.replace(helped);
     }
 
     /// Nothing is ready: submits, then looks for work or sleeps until there is some.
@@ -409,18 +404,21 @@ impl Core {
             }
             Unclaimed::RingDoorbell => {}
             Unclaimed::ListenAgain => {
-                if !self.closed.get() {
-                    self.listen();
+                // The kernel is done with the word.
+                if let crate::op::Owned::Word(word) = flight.owned
+                    && !self.closed.get()
+                {
+                    self.listen(word);
                 }
             }
         }
     }
 
-    /// Listens to the eventfd by which threads without a ring wake this core.
-    fn listen(&self) {
+    /// Listens to the eventfd by which threads without a ring wake this core. What is read there goes to `word`.
+    fn listen(&self, word: Box<u64>) {
         let request = Request::Doorbell {
             event: self.shared.event(),
-            word: Box::new(0),
+            word,
         };
         self.driver.start(request, false, self.counters());
     }
@@ -551,8 +549,10 @@ impl Core {
     /// Lets the helper thread make a call that blocks.
     pub(crate) fn help(self: &Rc<Self>, request: Request, blocking: Blocking) -> Operation {
         let key = self.begin(request);
-        if !self.closed.get() && !self.hand_to_helper(key, blocking) {
-            self.hand_on(self.driver.ops.complete(key, -libc::EAGAIN));
+        if !self.closed.get()
+            && let Err(result) = self.hand_to_helper(key, blocking)
+        {
+            self.hand_on(self.driver.ops.complete(key, result));
         }
         Operation {
             core: self.clone(),
@@ -560,23 +560,30 @@ impl Core {
         }
     }
 
-    fn hand_to_helper(&self, key: OpKey, blocking: Blocking) -> bool {
+    /// Hands a call to the helper. An error is the call's result: it has none to hand it to, or was made here.
+    fn hand_to_helper(&self, key: OpKey, blocking: Blocking) -> Result<(), i32> {
         let mut helper = self.helper.borrow_mut();
         if helper.is_none() {
             match Helper::start(self.shared.clone(), self.helper_cpus.clone()) {
                 Ok(started) => *helper = Some(started),
                 Err(error) => {
                     tracing::error!("core {} can't start its helper: {error}", self.shared.index);
-                    return false;
+                    return Err(-libc::EAGAIN);
                 }
             }
+        }
+        if self.helper_calls.get() >= CALLS_MAX {
+            // The core stands still meanwhile, but then it is hopelessly behind already.
+            return Err(blocking.run());
         }
         let submitted = helper
             .as_ref()
             .is_some_and(|helper| helper.submit(key, blocking));
-        self.helper_calls
-            .set(self.helper_calls.get() + usize::from(submitted));
-        submitted
+        if !submitted {
+            return Err(-libc::EAGAIN);
+        }
+        self.helper_calls.set(self.helper_calls.get() + 1);
+        Ok(())
     }
 
     /// A device is opened here.

@@ -1,19 +1,23 @@
 //! A thread beside each core for calls that block: flushes by fdatasync, discards on block devices.
 //!
-//! It starts with the first such call. Its results come back through the core's shared side, like a
-//! completion from the ring. It may run on any of the process's CPUs: on the core's own it would
-//! wait for as long as the core looks for work.
+//! It starts with the first such call. Calls and results go through two channels that have room for all calls there may be
+//! at a time ([`CALLS_MAX`]), so neither side waits for the other and neither takes memory for a call; a result wakes the core
+//! as any work does. The thread may run on any of the process's CPUs: on the core's own it would wait for as long as the core
+//! looks for work.
 
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::thread::{self, JoinHandle};
 
 use crate::mailbox::CoreShared;
 use crate::op::OpKey;
 use crate::sys;
+
+/// Calls that are with the helper, or whose results the core has not taken, at most. The caller counts.
+pub(crate) const CALLS_MAX: usize = 256;
 
 /// A call that blocks.
 pub(crate) enum Blocking {
@@ -62,14 +66,16 @@ impl Blocking {
 }
 
 pub(crate) struct Helper {
-    sender: Sender<(OpKey, Blocking)>,
+    sender: SyncSender<(OpKey, Blocking)>,
+    results: Receiver<(OpKey, i32)>,
     thread: JoinHandle<()>,
 }
 
 impl Helper {
     /// Starts the thread, on the CPUs that the process may use (`cpus`; empty: as the caller).
     pub(crate) fn start(core: Arc<CoreShared>, cpus: Vec<usize>) -> io::Result<Helper> {
-        let (sender, receiver) = mpsc::channel::<(OpKey, Blocking)>();
+        let (sender, receiver) = mpsc::sync_channel::<(OpKey, Blocking)>(CALLS_MAX);
+        let (results_in, results) = mpsc::sync_channel(CALLS_MAX);
         let name = format!("fs-help-{}", core.index);
         let thread = thread::Builder::new().name(name).spawn(move || {
             if !cpus.is_empty()
@@ -82,15 +88,26 @@ impl Helper {
             }
             for (key, blocking) in receiver {
                 let result = catch_unwind(AssertUnwindSafe(|| blocking.run()));
-                core.push_helped(key, result.unwrap_or(-libc::EIO));
+                // Before the core is told of it. Once the core has let go of its end nobody waits for it.
+                let _ = results_in.send((key, result.unwrap_or(-libc::EIO)));
+                core.notify();
             }
         })?;
-        Ok(Helper { sender, thread })
+        Ok(Helper {
+            sender,
+            results,
+            thread,
+        })
     }
 
-    /// Hands a call over. False if the thread is gone.
+    /// Hands a call over, of which there are fewer than [`CALLS_MAX`]. False if the thread is gone.
     pub(crate) fn submit(&self, key: OpKey, blocking: Blocking) -> bool {
-        self.sender.send((key, blocking)).is_ok()
+        self.sender.try_send((key, blocking)).is_ok()
+    }
+
+    /// The next result, if there is one.
+    pub(crate) fn take_result(&self) -> Option<(OpKey, i32)> {
+        self.results.try_recv().ok()
     }
 
     /// Ends the thread once it has done what it was given.

@@ -12,8 +12,8 @@
 //! it has cleared it.
 //!
 //! **The mailbox** is the standard library's bounded channel: senders don't wait for each other,
-//! and none waits for the core. The two lists beside it (wake-ups by foreign threads, results of
-//! the helper thread) are behind locks that are held for a push or a swap.
+//! and none waits for the core. The list beside it, of wake-ups by foreign threads, is behind a lock that is held for a push
+//! or a swap; who finds nothing said to be in it does not take that.
 
 use flagstone_platform::locks::Mutex;
 use std::fmt;
@@ -26,7 +26,6 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::config::RuntimeConfig;
 use crate::counters::{CoreCounters, Counters};
-use crate::op::OpKey;
 use crate::platform::UringPlatform;
 use crate::sys;
 use crate::waker::{CORES_MAX, TaskId};
@@ -77,7 +76,8 @@ pub(crate) struct CoreShared {
     word: AtomicU32,
     sender: SyncSender<Message>,
     wakes: Mutex<Vec<TaskId>>,
-    helped: Mutex<Vec<(OpKey, i32)>>,
+    /// Set once something is in `wakes`, before the word says that there is work.
+    has_wakes: AtomicBool,
     event: Arc<File>,
     /// The ring by which other cores can wake this one.
     ring_fd: AtomicI32,
@@ -180,7 +180,7 @@ impl CoreShared {
             word: AtomicU32::new(0),
             sender,
             wakes: Mutex::default(),
-            helped: Mutex::default(),
+            has_wakes: AtomicBool::new(false),
             event,
             ring_fd: AtomicI32::new(NO_RING),
             stopping: AtomicBool::new(false),
@@ -254,26 +254,20 @@ impl CoreShared {
     /// Wakes a task from another thread.
     pub(crate) fn push_wake(self: &Arc<Self>, id: TaskId) {
         lock(&self.wakes).push(id);
+        self.has_wakes.store(true, Ordering::Release);
         self.notify();
     }
 
-    /// Hands over the result of an operation that the helper thread did.
-    pub(crate) fn push_helped(self: &Arc<Self>, key: OpKey, result: i32) {
-        lock(&self.helped).push((key, result));
-        self.notify();
-    }
-
+    /// On the core, once it has taken the work: the tasks to be woken.
     pub(crate) fn take_wakes(&self) -> Vec<TaskId> {
-        mem::take(&mut lock(&self.wakes))
-    }
-
-    /// Exchanges the helper's results for the empty `into`, whose memory is used again.
-    pub(crate) fn swap_helped(&self, into: &mut Vec<(OpKey, i32)>) {
-        assert!(
-            into.is_empty(),
-            "results that were not handed on would be lost"
-        );
-        mem::swap(&mut *lock(&self.helped), into);
+        // Cleared before the list is taken: what comes in between is taken now, and looked for once more in vain.
+        match self.has_wakes.load(Ordering::Acquire) {
+            true => {
+                self.has_wakes.store(false, Ordering::Relaxed);
+                mem::take(&mut lock(&self.wakes))
+            }
+            false => Vec::new(),
+        }
     }
 
     /// Tells the core to stop. Always by the eventfd: a core that stops another and then waits for

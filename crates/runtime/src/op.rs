@@ -136,7 +136,6 @@ pub(crate) enum Request {
 }
 
 /// Memory that the kernel may read or write until the completion.
-#[expect(dead_code, reason = "some of it is only kept, never looked at")]
 pub(crate) enum Owned {
     Nothing,
     Buf(IoBuf),
