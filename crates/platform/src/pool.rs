@@ -7,6 +7,7 @@
 //! Memory in a pool doesn't know the pool, and a value that is in use does: both go when their last holder does.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::ops::Deref;
 use std::rc::Rc;
 
@@ -91,6 +92,12 @@ impl<T> Deref for Pooled<T> {
     fn deref(&self) -> &T {
         let value = self.place().value.as_ref();
         value.expect("present until the last handle is dropped")
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Pooled<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
     }
 }
 

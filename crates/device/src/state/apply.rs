@@ -184,9 +184,11 @@ impl State {
     ) {
         let incarnation = self.incarnation;
         let displaced = std::mem::take(&mut self.scratch_displaced);
+        let retired = std::mem::take(&mut self.scratch_retired);
         let state = self.existing(slot);
         let mut edit = Edit::new(state.record.layer);
         edit.displaced = displaced;
+        edit.retired = retired;
         change(&mut state.map, &mut edit);
         state.record.mapped_blocks = state.map.mapped_count();
         note_lsn(&mut state.record, lsn, incarnation);
@@ -209,8 +211,8 @@ impl State {
     }
 
     /// Takes note of the nodes that a change of a dvol's map has made or given up.
-    pub(super) fn take_nodes(&mut self, slot: Slot, edit: Edit) {
-        for retired in edit.retired {
+    pub(super) fn take_nodes(&mut self, slot: Slot, mut edit: Edit) {
+        for retired in edit.retired.drain(..) {
             // A node counts by its end: the reaper frees it when it passes that.
             if retired.birth > self.needed_up_to(slot, Key(retired.end_key.0 - 1)) {
                 self.retired.push(retired);
@@ -220,6 +222,9 @@ impl State {
         if edit.displaced.capacity() <= SCRATCH_MAX_ENTRIES {
             self.scratch_displaced = edit.displaced;
             self.scratch_displaced.clear();
+        }
+        if edit.retired.capacity() <= SCRATCH_MAX_ENTRIES {
+            self.scratch_retired = edit.retired;
         }
         self.touch(slot);
     }

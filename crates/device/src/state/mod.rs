@@ -116,8 +116,9 @@ pub struct State {
     pub count_tombstones_after: u64,
     /// Slots in which as many ranges were deallocated as was allowed.
     full_of_tombstones: BTreeSet<u32>,
-    /// Memory for what a change displaces; empty between changes.
+    /// Memory for what a change displaces and retires; empty between changes.
     scratch_displaced: Vec<Entry>,
+    scratch_retired: Vec<Retired>,
     dirty_slots: BTreeSet<u32>,
     /// Pages of the catalogue that hold those.
     dirty_pages: BTreeSet<u32>,
@@ -149,6 +150,7 @@ impl State {
             count_tombstones_after: COUNT_AFTER,
             full_of_tombstones: BTreeSet::new(),
             scratch_displaced: Vec::new(),
+            scratch_retired: Vec::new(),
             dirty_slots: BTreeSet::new(),
             dirty_pages: BTreeSet::new(),
             dirty_nodes: 0,

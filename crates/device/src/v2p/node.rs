@@ -15,6 +15,7 @@ use std::cell::{Cell, Ref};
 use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 
+use flagstone_platform::pool::Pooled;
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 
 use super::packed::{ENTRY_BYTES, Packed};
@@ -41,7 +42,7 @@ pub(super) const LEVEL_MAX: u8 = 15;
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     Known(BlockNo, BlockChecksum),
-    Later(Rc<Later>),
+    Later(Pooled<Later>),
 }
 
 /// The place of a node that was not read from a device.
@@ -71,8 +72,8 @@ pub(super) enum Identity {
 }
 
 impl Place {
-    fn later() -> Place {
-        Place::Later(Rc::new(Later {
+    fn later(stats: &MapStats) -> Place {
+        Place::Later(stats.places.share(Later {
             found: Cell::new(Found::NotYet),
             is_held: Cell::new(true),
         }))
@@ -105,7 +106,7 @@ impl Place {
     pub(super) fn identity(&self) -> Identity {
         match (self.location(), self) {
             (Some((block, _)), _) | (None, &Place::Known(block, _)) => Identity::Block(block),
-            (None, Place::Later(later)) => Identity::Unplaced(Rc::as_ptr(later)),
+            (None, Place::Later(later)) => Identity::Unplaced(&raw const **later),
         }
     }
 
@@ -207,7 +208,15 @@ impl Node {
         stats: &Rc<MapStats>,
     ) -> Node {
         stats.count_dirty();
-        Node::new(level, birth, end, entries, slots, Place::later(), stats)
+        Node::new(
+            level,
+            birth,
+            end,
+            entries,
+            slots,
+            Place::later(stats),
+            stats,
+        )
     }
 
     fn new(
@@ -253,7 +262,7 @@ impl Node {
         if let Place::Later(later) = &self.place {
             later.is_held.set(false);
         }
-        self.place = Place::later();
+        self.place = Place::later(&self.stats);
         self.birth = birth;
     }
 

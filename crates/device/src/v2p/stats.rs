@@ -2,8 +2,13 @@
 
 use std::cell::Cell;
 
-use super::node::ENTRIES_MAX;
+use flagstone_platform::pool::Pool;
+
+use super::node::{ENTRIES_MAX, Later};
 use super::packed::Packed;
+
+/// Places that memory is kept for when nobody has them any more: some 300 KiB.
+const SPARE_PLACES_MAX: usize = 4096;
 
 /// Counters of the nodes in memory, over all maps that were made with them.
 pub struct MapStats {
@@ -18,6 +23,8 @@ pub struct MapStats {
     pub(super) fanout: usize,
     /// Room for the entries of a run while it is being put into a map.
     pub(super) scratch: Cell<Vec<Packed>>,
+    /// Where the places of dirty nodes lie.
+    pub(super) places: Pool<Later>,
     /// Nodes looked into by reads.
     #[cfg(test)]
     pub(super) visits: Cell<u64>,
@@ -33,6 +40,7 @@ impl Default for MapStats {
             evict_looks: Cell::new(0),
             fanout: ENTRIES_MAX,
             scratch: Cell::new(Vec::new()),
+            places: Pool::new(SPARE_PLACES_MAX),
             #[cfg(test)]
             visits: Cell::new(0),
         }
