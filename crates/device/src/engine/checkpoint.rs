@@ -21,6 +21,7 @@ use crate::format::root::Root;
 use crate::format::segment::SegmentRecord;
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, encode_index, encode_page};
 use crate::planted::{Bug, planted};
+use crate::space::FlushedBy;
 use crate::state::{Frozen, FrozenPage, TableLocations};
 use crate::v2p::DirtyWalk;
 
@@ -466,7 +467,7 @@ impl<P: Platform> Inner<P> {
     /// Makes what the root refers to durable, then the root itself.
     pub(super) async fn write_root(&self, root: Root) -> Result<(), DvolError> {
         if !planted(Bug::RootBeforeFlush) {
-            self.flush_device().await?;
+            self.flush_device(FlushedBy::Checkpoint).await?;
         }
         let turn = match planted(Bug::RootInPlace) {
             true => 0,
@@ -479,7 +480,7 @@ impl<P: Platform> Inner<P> {
         self.write_with_retries(slot.offset_bytes(), buf, WRITE_TRIES)
             .await
             .map_err(|_| DvolError::Device)?;
-        self.flush_device().await?;
+        self.flush_device(FlushedBy::Checkpoint).await?;
         self.root_seq.set(root.root_seq);
         Ok(())
     }

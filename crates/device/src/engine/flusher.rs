@@ -11,6 +11,7 @@ use flagstone_platform::{BlockDevice, Platform};
 use super::Inner;
 use super::error::DvolError;
 use crate::planted::{Bug, planted};
+use crate::space::FlushedBy;
 
 /// How often to look whether another core's flush has ended.
 const OTHER_CORES_PAUSE_NS: u64 = 10_000;
@@ -165,8 +166,8 @@ impl<P: Platform> Inner<P> {
 
     /// Flushes the device, and waits for the flushes of other cores that were under way with it: if
     /// one of those fails, this one's success proves nothing.
-    pub(super) async fn flush_device(&self) -> Result<(), DvolError> {
-        let id = self.shared.flush_begins();
+    pub(super) async fn flush_device(&self, by: FlushedBy) -> Result<(), DvolError> {
+        self.shared.flush_begins(self.journal_no, by);
         let mut result = self.device.flush().await;
         while planted(Bug::RetryAfterFailedFlush) && result.is_err() {
             result = self.device.flush().await;
@@ -179,8 +180,8 @@ impl<P: Platform> Inner<P> {
             );
             self.shared.fence();
         }
-        let beside = self.shared.flush_ended(id);
-        while !beside.is_empty() && self.shared.any_under_way(&beside) {
+        let beside = self.shared.flush_ended(self.journal_no, by);
+        while self.shared.any_under_way(&beside) {
             self.platform.sleep_ns(OTHER_CORES_PAUSE_NS).await;
         }
         if result.is_err() || self.shared.is_fenced() {
@@ -216,7 +217,7 @@ impl<P: Platform> Inner<P> {
             std::mem::swap(&mut *self.freed.borrow_mut(), &mut freed);
             self.flusher.frees.set(!freed.is_empty());
             self.counters.flushes.set(self.counters.flushes.get() + 1);
-            if self.flush_device().await.is_err() {
+            if self.flush_device(FlushedBy::Flusher).await.is_err() {
                 self.fence("a flush failed");
                 return;
             }

@@ -37,7 +37,7 @@ use crate::format::superblock::Superblock;
 use crate::format::table::{BlockPtr, PAGES_PER_INDEX, TableKind, decode_index, decode_page};
 use crate::offline::flip;
 use crate::planted::{Bug, planted};
-use crate::space::DeviceShared;
+use crate::space::{DeviceShared, FlushedBy};
 use crate::state::{COUNT_AFTER, State, TableLocations};
 
 /// Why a device can't be opened.
@@ -318,7 +318,8 @@ impl<P: Platform> Engine<P> {
         if !planted(Bug::RecoveryFlushSkipped) {
             // As any flush: if that of another journal fails beside it, it proves nothing.
             let failed = |_| OpenError::Io(io::Error::other("a flush failed; see the log"));
-            self.inner.flush_device().await.map_err(failed)?;
+            let flushed = self.inner.flush_device(FlushedBy::Checkpoint).await;
+            flushed.map_err(failed)?;
         }
         self.inner
             .checkpoint(false)

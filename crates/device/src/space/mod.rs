@@ -11,4 +11,4 @@ mod shared;
 pub use bitmap::Bitmap;
 pub use pool::{BlockRun, LONG_BLOCKS, Misfit, Pool};
 pub use segment::SegmentState;
-pub use shared::DeviceShared;
+pub use shared::{DeviceShared, FlushedBy};

@@ -1,12 +1,12 @@
 //! What the cores of a node share about one device: which segments are owned, and whether the
-//! device is fenced. Touched once per 128 MiB and once per flush, never per request.
+//! device is fenced. Touched once per 128 MiB, never per request; and twice per flush, without a lock.
 
 use flagstone_platform::locks::Mutex;
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_types::{BlockNo, SegmentNo};
+use smallvec::SmallVec;
 
 use crate::format::geometry::Geometry;
 
@@ -26,17 +26,26 @@ struct Inner {
     journals_known: AtomicU32,
     given_up: AtomicBool,
     fenced: AtomicBool,
-    /// Flushes that have begun and not ended, on any core.
-    flushes: Mutex<Flushes>,
+    /// For each journal and who flushes in it, how many flushes have begun and how many have ended, added up: odd while
+    /// one is under way. All access is by read-modify-write: see [`DeviceShared::flush_ended`].
+    flushes: Vec<AtomicU64>,
     /// Copies of the superblock that are damaged and not rewritten yet.
     damaged_superblocks: Mutex<Vec<BlockNo>>,
 }
 
-#[derive(Default)]
-struct Flushes {
-    next: u64,
-    under_way: BTreeSet<u64>,
+/// Who flushes in a journal: each one flush after the other, but both at the same time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FlushedBy {
+    /// For those who wait for flushes.
+    Flusher,
+    /// A checkpoint; before anything is served, the recovery.
+    Checkpoint,
 }
+
+const FLUSHED_BY_COUNT: usize = 2;
+
+/// Flushes that were under way when another one ended.
+pub struct FlushesBeside(SmallVec<[(usize, u64); 16]>);
 
 impl DeviceShared {
     /// For a device of this geometry, with no segment owned yet.
@@ -54,7 +63,9 @@ impl DeviceShared {
                 journals_known: AtomicU32::new(0),
                 given_up: AtomicBool::new(false),
                 fenced: AtomicBool::new(false),
-                flushes: Mutex::default(),
+                flushes: (0..usize::from(geometry.journal_count) * FLUSHED_BY_COUNT)
+                    .map(|_| AtomicU64::new(0))
+                    .collect(),
                 damaged_superblocks: Mutex::default(),
                 geometry,
             }),
@@ -153,40 +164,96 @@ impl DeviceShared {
         self.inner.fenced.store(true, Ordering::Release);
     }
 
-    /// A flush begins. A flush that fails may take with it what another one, under way at the same
-    /// time, is about to vouch for: see [`DeviceShared::flush_ended`].
-    pub fn flush_begins(&self) -> u64 {
-        let mut flushes = self.flushes();
-        flushes.next += 1;
-        let id = flushes.next;
-        flushes.under_way.insert(id);
-        id
+    /// A flush begins; call this before the device is asked for it. A flush that fails may take with it what another one,
+    /// under way at the same time, is about to vouch for: see [`DeviceShared::flush_ended`].
+    pub fn flush_begins(&self, journal: u16, by: FlushedBy) {
+        let before = self.flushes(journal, by).fetch_add(1, Ordering::AcqRel);
+        assert!(before.is_multiple_of(2), "one flush after the other");
     }
 
     /// A flush has ended; a failed one must have fenced the device before. Returns the flushes that
     /// were under way with it: its success counts once all of them have ended and the device is not
     /// fenced.
-    pub fn flush_ended(&self, id: u64) -> Vec<u64> {
-        let mut flushes = self.flushes();
-        flushes.under_way.remove(&id);
-        flushes.under_way.iter().copied().collect()
+    ///
+    /// Why no lock is needed. Let F be a flush that succeeds and calls this, and G another one that fails. Each word is
+    /// only ever read and changed in one step, so the steps at G's word have one order, and each of them sees all that
+    /// happened before those in front of it. F's look at G's word is one of them:
+    /// - Before the step with which G begins: then F had ended at the device before G asked it, and what F vouches for was
+    ///   not G's to take.
+    /// - Between G's beginning and its end: F finds it under way, and waits until it sees another value. The
+    ///   first one it can see is that of G's end, and with it the fence.
+    /// - After the step with which G ends: F sees the fence, which was there before, when it looks for that after this.
+    pub fn flush_ended(&self, journal: u16, by: FlushedBy) -> FlushesBeside {
+        let before = self.flushes(journal, by).fetch_add(1, Ordering::AcqRel);
+        assert!(!before.is_multiple_of(2), "a flush ends once");
+        let seen = self.inner.flushes.iter().map(look).enumerate();
+        FlushesBeside(seen.filter(|(_, count)| !count.is_multiple_of(2)).collect())
     }
 
     /// True if any of these is still under way.
-    pub fn any_under_way(&self, ids: &[u64]) -> bool {
-        let flushes = self.flushes();
-        ids.iter().any(|id| flushes.under_way.contains(id))
+    pub fn any_under_way(&self, beside: &FlushesBeside) -> bool {
+        let is_same = |(at, seen): &(usize, u64)| look(&self.inner.flushes[*at]) == *seen;
+        beside.0.iter().any(is_same)
     }
 
-    fn flushes(&self) -> MutexGuard<'_, Flushes> {
-        self.inner
-            .flushes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn flushes(&self, journal: u16, by: FlushedBy) -> &AtomicU64 {
+        &self.inner.flushes[usize::from(journal) * FLUSHED_BY_COUNT + by as usize]
     }
 
     /// True after [`DeviceShared::fence`].
     pub fn is_fenced(&self) -> bool {
         self.inner.fenced.load(Ordering::Acquire)
+    }
+}
+
+/// Reads a word as a step of its own among those that change it: unlike a load it can't see an older value than they leave.
+fn look(word: &AtomicU64) -> u64 {
+    word.fetch_add(0, Ordering::AcqRel)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FlushedBy::{Checkpoint, Flusher};
+
+    fn shared() -> DeviceShared {
+        let superblock = crate::format::superblock::sample();
+        DeviceShared::new(Geometry::checked(&superblock).expect("valid"))
+    }
+
+    #[test]
+    fn a_flush_waits_for_those_that_were_under_way_when_it_ended_and_no_others() {
+        let shared = shared();
+        let end = |journal, by| shared.flush_ended(journal, by);
+        shared.flush_begins(0, Flusher);
+        shared.flush_begins(1, Flusher);
+        shared.flush_begins(0, Checkpoint);
+        let beside = end(0, Flusher);
+        assert!(shared.any_under_way(&beside));
+        end(1, Flusher);
+        assert!(shared.any_under_way(&beside), "its own checkpoint's");
+        // Others that begin meanwhile don't count, not even those of the same.
+        shared.flush_begins(1, Flusher);
+        shared.flush_begins(0, Flusher);
+        assert!(shared.any_under_way(&beside));
+        let of_checkpoint = end(0, Checkpoint);
+        assert!(!shared.any_under_way(&beside));
+        shared.flush_begins(0, Checkpoint);
+        assert!(!shared.any_under_way(&beside), "a later one");
+        assert!(shared.any_under_way(&of_checkpoint));
+        end(0, Flusher);
+        assert!(shared.any_under_way(&of_checkpoint), "the other's");
+        end(1, Flusher);
+        assert!(!shared.any_under_way(&of_checkpoint));
+        let last = end(0, Checkpoint);
+        assert!(!shared.any_under_way(&last), "nothing was beside it");
+    }
+
+    #[test]
+    #[should_panic(expected = "one flush after the other")]
+    fn a_second_flush_of_the_same_is_noticed() {
+        let shared = shared();
+        shared.flush_begins(1, Flusher);
+        shared.flush_begins(1, Flusher);
     }
 }
