@@ -63,6 +63,7 @@ use crate::format::geometry::Geometry;
 use crate::format::superblock::Superblock;
 use crate::space::{BlockRun, DeviceShared};
 use crate::state::{Effects, State};
+use crate::v2p::Entry;
 
 pub use admin::{Attributes, CreateDvol, SIZE_MAX_BYTES};
 pub use background::{Background, BackgroundTurn, ComingTurn, Work};
@@ -171,6 +172,9 @@ struct Inner<P: Platform> {
     scratch_runs: RefCell<Vec<BlockRun>>,
     scratch_reusable: RefCell<Vec<BlockNo>>,
     scratch_effects: RefCell<Effects>,
+    /// The same for reads: what a lookup finds, and checksums of long runs.
+    scratch_entries: RefCell<Vec<Entry>>,
+    spare_checksums: RefCell<Vec<read::Checksums>>,
     signals: Signals,
     counters: EngineCounters,
     root_seq: Cell<u64>,

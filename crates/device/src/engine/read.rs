@@ -14,13 +14,19 @@ use super::join::join_all;
 use super::{Engine, Inner};
 use crate::engine::info::Handle;
 use crate::planted::{Bug, planted};
-use crate::v2p::{Entry, EntryKind, Key, Mapping};
+use crate::v2p::{Entry, EntryKind, Key, Mapping, Missing};
 
 /// Most bytes that one read can ask for.
 pub const READ_MAX_BYTES: u64 = 64 << 20;
 
 /// Blocks read from the device in one operation, at most (1 MiB).
 const RUN_MAX_BLOCKS: u64 = 256;
+
+/// Entries that memory is kept for between reads.
+const SCRATCH_ENTRIES_MAX: usize = 1024;
+
+/// Lists of checksums that are kept for their memory, each of at most 1 KiB.
+const SPARE_CHECKSUMS_MAX: usize = 64;
 
 /// Entries looked up at a time.
 const LOOKUP_MAX: usize = 1 << 20;
@@ -140,6 +146,9 @@ pub type Pieces = SmallVec<[Piece; 4]>;
 /// A read, step by step.
 pub(super) type Steps = SmallVec<[Step; 4]>;
 
+/// Those of the blocks of a run.
+pub(super) type Checksums = SmallVec<[BlockChecksum; 4]>;
+
 /// One step of a read.
 pub(super) enum Step {
     Zeros(u64),
@@ -147,7 +156,7 @@ pub(super) enum Step {
     Cached(IoBuf, BlockChecksum),
     Run {
         start: BlockNo,
-        checksums: SmallVec<[BlockChecksum; 4]>,
+        checksums: Checksums,
     },
     Patched {
         base: Option<Entry>,
@@ -249,7 +258,6 @@ impl<P: Platform> Inner<P> {
     }
 
     async fn plan_read(&self, slot: Slot, range: Range<VBlock>) -> Result<Steps, DvolError> {
-        let mut entries = Vec::new();
         if range.end.0 - range.start.0 == 1
             && let Some(found) = self.state.borrow().slot(slot)
             && let Ok(mapping) = found.map.get(range.start)
@@ -258,16 +266,9 @@ impl<P: Platform> Inner<P> {
         }
         let mut makes_room = true;
         loop {
-            let missing = {
-                let state = self.state.borrow();
-                let Some(found) = state.slot(slot) else {
-                    return Err(DvolError::NotFound);
-                };
-                entries.clear();
-                match found.map.lookup(range.clone(), LOOKUP_MAX, &mut entries) {
-                    Ok(()) => break,
-                    Err(missing) => missing,
-                }
+            let missing = match self.try_plan(slot, range.clone())? {
+                Ok(steps) => return Ok(steps),
+                Err(missing) => missing,
             };
             // As for a change: else maps would take more and more as long as there are reads alone.
             if std::mem::take(&mut makes_room) {
@@ -287,7 +288,36 @@ impl<P: Platform> Inner<P> {
                 _ => self.load_node(&missing).await?,
             }
         }
-        Ok(plan(&entries, range))
+    }
+
+    /// The steps, if every map node that says them is in memory.
+    fn try_plan(
+        &self,
+        slot: Slot,
+        range: Range<VBlock>,
+    ) -> Result<Result<Steps, Missing>, DvolError> {
+        let state = self.state.borrow();
+        let Some(found) = state.slot(slot) else {
+            return Err(DvolError::NotFound);
+        };
+        let mut entries = self.scratch_entries.borrow_mut();
+        entries.clear();
+        let looked_up = found.map.lookup(range.clone(), LOOKUP_MAX, &mut entries);
+        let spare = &mut self.spare_checksums.borrow_mut();
+        let steps = looked_up.map(|()| plan(&entries, range, spare));
+        // One large read leaves nothing.
+        entries.truncate(SCRATCH_ENTRIES_MAX);
+        entries.shrink_to(SCRATCH_ENTRIES_MAX);
+        Ok(steps)
+    }
+
+    /// Keeps a list for its memory.
+    fn keep_checksums(&self, mut checksums: Checksums) {
+        let mut spare = self.spare_checksums.borrow_mut();
+        if checksums.spilled() && spare.len() < SPARE_CHECKSUMS_MAX {
+            checksums.clear();
+            spare.push(checksums);
+        }
     }
 
     async fn take_step(&self, step: Step, path: ReadPath) -> Result<Piece, DvolError> {
@@ -300,7 +330,9 @@ impl<P: Platform> Inner<P> {
             Step::Run { start, checksums } => {
                 let read = self.read_kept(start, &checksums, path).await?;
                 let took = DeviceReads::run(checksums.len());
-                Ok(Piece::Data(Data::checked(read, &checksums, took)))
+                let data = Data::checked(read, &checksums, took);
+                self.keep_checksums(checksums);
+                Ok(Piece::Data(data))
             }
             Step::Patched { base, delta } => {
                 let (buf, took) = self.read_patched(base, delta, path).await?;
@@ -408,14 +440,14 @@ fn plan_one(mapping: &Mapping) -> Steps {
     let mut steps = SmallVec::new();
     match (mapping.data().copied(), mapping.delta) {
         (base, Some(delta)) => steps.push(Step::Patched { base, delta }),
-        (Some(data), None) => push_block(&mut steps, data.block, data.checksum),
+        (Some(data), None) => steps.push(run_of(data.block, data.checksum)),
         (None, None) => push_zeros(&mut steps, 1),
     }
     steps
 }
 
 /// Turns what a lookup found into steps that cover the range without gaps.
-fn plan(entries: &[Entry], range: Range<VBlock>) -> Steps {
+fn plan(entries: &[Entry], range: Range<VBlock>, spare: &mut Vec<Checksums>) -> Steps {
     let mut steps = Steps::new();
     let mut at = range.start.0;
     let mut index = 0;
@@ -442,7 +474,7 @@ fn plan(entries: &[Entry], range: Range<VBlock>) -> Steps {
         };
         match delta {
             Some((base, delta)) => steps.push(Step::Patched { base, delta }),
-            None => push_block(&mut steps, entry.block, entry.checksum),
+            None => push_block(&mut steps, entry.block, entry.checksum, spare),
         }
     }
     if at < range.end.0 {
@@ -467,7 +499,7 @@ fn only_wanted(steps: &mut Steps, wanted: &Range<u64>) {
     };
     steps.clear();
     match from {
-        Some(entry) => push_block(steps, entry.block, entry.checksum),
+        Some(entry) => steps.push(run_of(entry.block, entry.checksum)),
         None => push_zeros(steps, 1),
     }
 }
@@ -479,18 +511,34 @@ fn push_zeros(steps: &mut Steps, blocks: u64) {
     }
 }
 
-fn push_block(steps: &mut Steps, block: BlockNo, checksum: BlockChecksum) {
+fn push_block(
+    steps: &mut Steps,
+    block: BlockNo,
+    checksum: BlockChecksum,
+    spare: &mut Vec<Checksums>,
+) {
     if let Some(Step::Run { start, checksums }) = steps.last_mut() {
         let len = checksums.len() as u64;
         if start.0 + len == block.0 && len < RUN_MAX_BLOCKS {
+            if checksums.len() == checksums.inline_size()
+                && let Some(mut list) = spare.pop()
+            {
+                list.extend_from_slice(checksums);
+                *checksums = list;
+            }
             checksums.push(checksum);
             return;
         }
     }
-    steps.push(Step::Run {
+    steps.push(run_of(block, checksum));
+}
+
+/// A run of one block.
+fn run_of(block: BlockNo, checksum: BlockChecksum) -> Step {
+    Step::Run {
         start: block,
         checksums: SmallVec::from_slice(&[checksum]),
-    });
+    }
 }
 
 /// Cuts pieces that begin `skip` bytes early to `len` bytes.

@@ -259,6 +259,8 @@ impl<P: Platform> Engine<P> {
             units: Units::default(),
             writers: Writers::default(),
             scratch_effects: RefCell::default(),
+            scratch_entries: RefCell::default(),
+            spare_checksums: RefCell::default(),
             signals: Signals::default(),
             counters: EngineCounters::default(),
             root_seq,
