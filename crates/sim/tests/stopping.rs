@@ -44,10 +44,11 @@ fn run<F: Future<Output = ()> + 'static>(
     run_with_seed(1, test);
 }
 
+/// The same. Returns how many tasks are left.
 fn run_with_seed<F: Future<Output = ()> + 'static>(
     seed: u64,
     test: impl FnOnce(SimPlatform, SimDisk, Engine<SimPlatform>) -> F + 'static,
-) {
+) -> usize {
     let disk = SimDisk::new(DiskConfig::new(64 << 20));
     let world = World::new(seed);
     let platform = world.platform(0);
@@ -76,6 +77,25 @@ fn run_with_seed<F: Future<Output = ()> + 'static>(
     });
     world.run_for(LIMIT_NS);
     assert!(is_over.get(), "has not come to its end");
+    world.tasks_alive()
+}
+
+/// Those that write groups wait for more of them.
+#[test]
+fn no_task_is_left_behind_a_stop() {
+    for fails in [false, true] {
+        let left = run_with_seed(1, move |_, disk, engine| async move {
+            let dvol = engine.dvol("v").expect("is there").handle;
+            if fails {
+                disk.inject(Injection::next(Fault::FlushError).only(IoKind::Flush));
+            }
+            let data = IoBuf::copy_of(&[8; BLOCK as usize]);
+            let written = engine.write(dvol, 0, data, Stability::Stable).await;
+            assert_eq!(written.is_err(), fails, "{written:?}");
+            assert_eq!(engine.stop().await.is_err(), fails);
+        });
+        assert_eq!(left, 0, "fails: {fails}");
+    }
 }
 
 /// Whoever waited for a checkpoint, the reaper or a write on a full device, waited for ever when the

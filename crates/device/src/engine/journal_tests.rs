@@ -328,3 +328,36 @@ fn a_checkpoint_is_due_when_there_are_many_units_that_no_root_is_behind() {
     close(&mut journal, 1);
     assert!(journal.is_due());
 }
+
+#[test]
+fn memory_of_groups_that_are_over_is_used_again_up_to_a_bound() {
+    let mut journal = journal();
+    for round in 0..3 * SPARES_MAX {
+        journal.add(unit(DataState::Written), &[round as u8; 40]);
+        for group in journal.close() {
+            assert_eq!(group.bytes[HEADER_BYTES..][..40], [round as u8; 40]);
+            assert_eq!(
+                group.bytes[HEADER_BYTES + 40..],
+                [0; 4096 - HEADER_BYTES - 40]
+            );
+            let journaled = journal.handle_written(group.seq);
+            assert_eq!(journaled.len(), 1, "nothing is left of the group before");
+            journal.keep_units(journaled);
+            journal.keep_bytes(group.bytes);
+        }
+        journal.settle();
+        journal.trim(journal.position());
+    }
+    assert_eq!(journal.spare_bytes.len(), 1);
+    assert!(journal.spare_units.len() <= 3);
+    for _ in 0..3 * SPARES_MAX {
+        journal.keep_units(vec![unit(DataState::Written)]);
+        journal.keep_bytes(vec![1; 40]);
+    }
+    assert_eq!(journal.spare_units.len(), SPARES_MAX);
+    assert_eq!(journal.spare_bytes.len(), SPARES_MAX);
+    let mut large = self::journal();
+    large.keep_units(Vec::with_capacity(SPARE_MAX_BYTES));
+    large.keep_bytes(Vec::with_capacity(2 * SPARE_MAX_BYTES));
+    assert!(large.spare_units.is_empty() && large.spare_bytes.is_empty());
+}

@@ -96,12 +96,21 @@ impl Scene {
         device_bytes: u64,
         change: impl FnOnce(&mut NodeOptions),
     ) -> Result<Scene, NodeError> {
+        Scene::formatted(device_bytes, false, change)
+    }
+
+    /// The same; `sparse`: the device takes only the space that is written to.
+    pub(crate) fn formatted(
+        device_bytes: u64,
+        sparse: bool,
+        change: impl FnOnce(&mut NodeOptions),
+    ) -> Result<Scene, NodeError> {
         let folder = Folder::new();
         let path = folder.path.join("device.img");
         let format = FormatOptions {
             size_bytes: Some(device_bytes),
             force: false,
-            sparse: false,
+            sparse,
         };
         flagstone::offline::format(&path, &format).expect("formatted");
         Scene::on(Rc::new(folder), change)

@@ -11,6 +11,8 @@ use flagstone_wire::{Operation, REPLY_HEADER_BYTES, RequestHeader, VolumeNo};
 use crate::native::Native;
 use crate::support::Scene;
 
+/// Its journals are as long as they get: a checkpoint comes after 57,344 groups, more than all that is asked for here makes.
+const DEVICE_BYTES: u64 = 128 << 30;
 const VOLUME_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
 const HEADER_BYTES: usize = 64;
@@ -57,9 +59,10 @@ pub(crate) struct Load {
 impl Load {
     /// Starts the node, and writes the whole volume.
     pub(crate) fn start() -> Load {
-        let scene = Scene::with(|options| {
+        let scene = Scene::formatted(DEVICE_BYTES, true, |options| {
             options.native = Some("127.0.0.1:0".parse().expect("an address"));
-        });
+        })
+        .expect("a node");
         let spec = VolumeSpec {
             name: "disk".to_owned(),
             size_bytes: VOLUME_BYTES,

@@ -1,6 +1,9 @@
 //! What a request of the native protocol takes from the allocator in steady state, and how many locks it takes, on the
 //! whole way: a real node in this process, with the server, turns at the device, the engine, and a file as the device.
 //!
+//! A checkpoint takes memory: more than a hundred times from the allocator, and a few times for each map node. The device is so
+//! large that none comes because a journal is full, and a single one, after a while without writes, may fall into the reads.
+//!
 //! All threads are counted. The client has all its memory before the counting begins, so what is counted is the node's,
 //! with what it does in the background. That goes by the clock: so windows of requests are counted, and what every window
 //! has is the requests' own.
@@ -32,8 +35,8 @@ const WINDOWS: usize = 8;
 /// Requests before them.
 const WARM_UP: u64 = 8_192;
 
-/// Requests of one kind, and what each may cost: in the window in which they cost least, and once more with a little for the
-/// background over all windows.
+/// Requests of one kind, and what each may cost: in the window in which they cost least, and once more in all windows with
+/// what the background may add.
 struct Case {
     name: &'static str,
     kind: Kind,
@@ -44,20 +47,23 @@ struct Case {
     locks_max: f64,
 }
 
-/// What the background may add for each request, over all windows: a checkpoint or a flush may fall into them.
-const BACKGROUND_MAX: f64 = 0.01;
+/// What the background may take in all windows together: a checkpoint, when nothing has been written for a while, lists that
+/// grow, a task that somebody elsewhere wakes.
+const BACKGROUND_ALLOCATIONS_MAX: u64 = 400;
+const BACKGROUND_LOCKS_MAX: u64 = 40;
 
-/// Counts `what` in each window, and says what is too much.
-fn judge(case: &Case, what: &str, counts: &[u64], each_max: f64) -> Option<String> {
-    let each = |count: u64, windows: usize| count as f64 / (case.requests * windows as u64) as f64;
-    let least = each(counts.iter().copied().min().unwrap_or(0), 1);
-    let mean = each(counts.iter().sum(), counts.len());
+/// Judges what was counted in each window, and says what is too much.
+fn judge(case: &Case, what: &str, counts: &[u64], each_max: f64, rest_max: u64) -> Option<String> {
+    let requests = case.requests as f64;
+    let least = counts.iter().copied().min().unwrap_or(0) as f64 / requests;
+    let all = counts.iter().sum::<u64>() as f64;
     let line = format!(
-        "{}: {what} for each: {least:.4} at least, {mean:.4} in the mean, {each_max} allowed",
+        "{}: {what} for each: {least:.4} at least, {each_max} allowed, and {rest_max} more for all",
         case.name
     );
     println!("{line}; in windows of {}: {counts:?}", case.requests);
-    (least > each_max || mean > each_max + BACKGROUND_MAX).then_some(line)
+    let all_max = each_max * requests * counts.len() as f64 + rest_max as f64;
+    (least > each_max || all > all_max).then_some(line)
 }
 
 #[test]
@@ -82,35 +88,42 @@ fn requests_take_no_memory_and_no_lock() {
             "allocations",
             &allocations,
             case.allocations_max,
+            BACKGROUND_ALLOCATIONS_MAX,
         ));
-        failures.extend(judge(&case, "locks", &taken, case.locks_max));
+        failures.extend(judge(
+            &case,
+            "locks",
+            &taken,
+            case.locks_max,
+            BACKGROUND_LOCKS_MAX,
+        ));
     }
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
 fn cases() -> Vec<Case> {
-    let case = |name, kind, depth, requests, allocations_max| Case {
+    let case = |name, kind, depth, requests| Case {
         name,
         kind,
         depth,
         requests,
-        allocations_max,
-        // A flush takes one when it begins and one when it ends: one for each durable write, some in the background
-        // for others. While another journal's flush is under way it looks every 10 us, with one each.
-        locks_max: match kind {
-            Kind::WriteDurable => 8.0,
-            Kind::Write => 0.1,
-            Kind::Read(_) => 0.0,
-        },
+        allocations_max: 0.0,
+        locks_max: 0.0,
     };
     use Kind::{Read, Write, WriteDurable};
     vec![
-        case("4 KiB reads, 1 at a time", Read(4096), 1, 2_000, 0.0),
-        case("4 KiB reads, 32 at a time", Read(4096), 32, 8_000, 0.0),
-        case("512 B reads, 32 at a time", Read(512), 32, 8_000, 0.0),
-        case("256 KiB reads, 4 at a time", Read(256 << 10), 4, 400, 9.5),
-        case("4 KiB writes, 1 at a time", Write, 1, 2_000, 14.0),
-        case("4 KiB writes, 32 at a time", Write, 32, 8_000, 7.5),
-        case("durable 4 KiB writes", WriteDurable, 1, 200, 18.0),
+        case("4 KiB reads, 1 at a time", Read(4096), 1, 2_000),
+        case("4 KiB reads, 32 at a time", Read(4096), 32, 8_000),
+        case("512 B reads, 32 at a time", Read(512), 32, 8_000),
+        case("256 KiB reads, 4 at a time", Read(256 << 10), 4, 400),
+        case("4 KiB writes, 1 at a time", Write, 1, 2_000),
+        case("4 KiB writes, 32 at a time", Write, 32, 8_000),
+        case("durable 4 KiB writes", WriteDurable, 1, 200),
+        case(
+            "durable 4 KiB writes, 32 at a time",
+            WriteDurable,
+            32,
+            1_600,
+        ),
     ]
 }
