@@ -314,19 +314,25 @@ impl<P: Platform> Inner<P> {
                 is_cleared = false;
                 continue;
             }
-            let mut scratch = self.scratch_runs.borrow_mut();
-            scratch.clear();
-            let got = self.state.borrow_mut().pool.allocate(count, &mut scratch);
-            let runs = SmallVec::from_slice(&scratch);
-            // One large change leaves nothing.
-            scratch.shrink_to(SCRATCH_RUNS_MAX);
-            drop(scratch);
-            assert_eq!(got, count, "as many blocks were open");
+            let runs = self.hand_out(count);
             if self.is_low_on_blocks() {
                 self.signals.checkpoint_wanted.notify();
             }
             return Ok(runs);
         }
+    }
+
+    /// Hands out so many blocks, of those that are open.
+    fn hand_out(&self, count: u64) -> SmallVec<[BlockRun; 2]> {
+        let mut scratch = self.scratch_runs.borrow_mut();
+        scratch.clear();
+        let got = self.state.borrow_mut().pool.allocate(count, &mut scratch);
+        assert_eq!(got, count, "as many blocks were open");
+        let runs = SmallVec::from_slice(&scratch);
+        // One large change leaves nothing.
+        scratch.clear();
+        scratch.shrink_to(SCRATCH_RUNS_MAX);
+        runs
     }
 
     /// Has one more segment opened if many blocks are wanted, none of those that this journal owns
