@@ -127,6 +127,7 @@ mod tests {
     use crate::config::RuntimeConfig;
     use crate::core::Core;
     use crate::device::{DeviceOptions, Fill, create_device_file};
+    use crate::helper::CALLS_MAX;
     use crate::platform::UringPlatform;
     use crate::runtime::block_on;
 
@@ -271,6 +272,28 @@ mod tests {
             }
             drop(end);
             hanging.await;
+        });
+    }
+
+    /// Each of them is done, and the first that finds no room is not behind the others.
+    #[test]
+    fn the_core_makes_calls_that_the_helper_has_no_room_for() {
+        with_device("full", |_, device| async move {
+            let help = |blocking| {
+                let file = device.file.clone();
+                device.core.help(Request::Helped { file }, blocking)
+            };
+            let sync = || Blocking::SyncData(device.file.file.clone());
+            let (end, until) = mpsc::channel();
+            let hanging = help(Blocking::Hang(until));
+            let waiting: Vec<_> = (1..CALLS_MAX).map(|_| help(sync())).collect();
+            assert_eq!(help(sync()).await.0, 0, "it doesn't wait for what hangs");
+            drop(end);
+            for call in waiting {
+                assert_eq!(call.await.0, 0);
+            }
+            assert_eq!(hanging.await.0, 0);
+            assert!(!device.core.helper_is_busy(), "all results are taken");
         });
     }
 }
