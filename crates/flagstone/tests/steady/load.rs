@@ -15,6 +15,7 @@ use crate::support::Scene;
 const DEVICE_BYTES: u64 = 128 << 30;
 const VOLUME_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
+const WRITE_MAX_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = 64;
 
 /// What is asked for.
@@ -22,8 +23,8 @@ const HEADER_BYTES: usize = 64;
 pub(crate) enum Kind {
     /// So many bytes.
     Read(u64),
-    /// A block.
-    Write,
+    /// So many bytes.
+    Write(u64),
     /// A block that is durable when it is answered.
     WriteDurable,
 }
@@ -31,8 +32,8 @@ pub(crate) enum Kind {
 impl Kind {
     fn len_bytes(self) -> u64 {
         match self {
-            Kind::Read(len_bytes) => len_bytes,
-            Kind::Write | Kind::WriteDurable => BLOCK,
+            Kind::Read(len_bytes) | Kind::Write(len_bytes) => len_bytes,
+            Kind::WriteDurable => BLOCK,
         }
     }
 
@@ -89,7 +90,7 @@ impl Load {
             number: native.next,
             out: Vec::with_capacity(1 << 20),
             replies: vec![0; 2 << 20],
-            data: vec![7; BLOCK as usize],
+            data: vec![7; WRITE_MAX_BYTES],
             _scene: scene,
         }
     }
@@ -109,7 +110,7 @@ impl Load {
         self.stream.write_all(&self.out).expect("sent");
         let reply_bytes = match kind {
             Kind::Read(len_bytes) => REPLY_HEADER_BYTES + len_bytes as usize,
-            Kind::Write | Kind::WriteDurable => REPLY_HEADER_BYTES,
+            Kind::Write(_) | Kind::WriteDurable => REPLY_HEADER_BYTES,
         };
         let replies = &mut self.replies[..reply_bytes * depth as usize];
         self.stream.read_exact(replies).expect("received");
@@ -129,25 +130,25 @@ impl Load {
             offset_bytes: place % (VOLUME_BYTES / len_bytes) * len_bytes,
             ..RequestHeader::of(match kind {
                 Kind::Read(_) => Operation::Read,
-                Kind::Write | Kind::WriteDurable => Operation::Write,
+                Kind::Write(_) | Kind::WriteDurable => Operation::Write,
             })
         };
         self.number += 1;
         match kind {
             Kind::Read(_) => header.len_bytes = len_bytes,
-            Kind::Write | Kind::WriteDurable => {
+            Kind::Write(_) | Kind::WriteDurable => {
                 if matches!(kind, Kind::WriteDurable) {
                     header.flags = flag::DURABLE;
                 }
                 self.data[..8].copy_from_slice(&self.number.to_le_bytes());
                 header.payload_bytes = len_bytes as u32;
-                header.payload_crc = crc32c(&self.data);
+                header.payload_crc = crc32c(&self.data[..len_bytes as usize]);
             }
         }
         let encoded: [u8; HEADER_BYTES] = header.encode();
         self.out.extend_from_slice(&encoded);
         if header.payload_bytes > 0 {
-            self.out.extend_from_slice(&self.data);
+            self.out.extend_from_slice(&self.data[..len_bytes as usize]);
         }
     }
 }
