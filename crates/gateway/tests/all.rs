@@ -13,6 +13,7 @@ mod nbd_properties;
 mod nbd_real_clients;
 mod nbd_robustness;
 mod nbd_sessions;
+mod nbd_tls;
 mod nfs3_arguments;
 mod nfs3_broken_network;
 mod nfs3_calls;

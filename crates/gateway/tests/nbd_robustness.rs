@@ -53,6 +53,7 @@ fn mutated_negotiations() {
         let mut bytes = script.clone();
         mutate(&mut rng, &mut bytes);
         let whole = cases::negotiation(&bytes, bytes.len());
+        cases::negotiation_with_tls(&bytes, 1 + case as usize % 40);
         transmits += u32::from(whole.1 == Some(Output::Transmit));
         if case % 16 == 0 {
             let portion = 1 + rng.below(40) as usize;
@@ -82,6 +83,7 @@ fn random_negotiations() {
             (0..len).for_each(|_| bytes.push(if rng.one_in(3) { rng.next() as u8 } else { 0 }));
         }
         cases::negotiation(&bytes, bytes.len());
+        cases::negotiation_with_tls(&bytes, 4 + bytes.len() % 17);
     }
 }
 

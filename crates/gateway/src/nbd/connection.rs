@@ -18,6 +18,7 @@ use std::task::{Poll, Waker};
 
 use flagstone_platform::sync::Signal;
 use flagstone_platform::{IoBuf, Platform, Stream, Time};
+use flagstone_tls::Transport;
 
 use super::admit::{Command, Work};
 use super::contexts::Context;
@@ -95,7 +96,7 @@ struct Workers {
 /// See the module's page.
 pub(crate) struct Connection<P: Platform, V> {
     pub(crate) platform: P,
-    pub(crate) stream: P::Stream,
+    pub(crate) stream: Transport<P>,
     pub(crate) volume: V,
     pub(crate) mode: ReplyMode,
     pub(crate) contexts: Vec<Context>,
@@ -121,7 +122,7 @@ pub(crate) struct Connection<P: Platform, V> {
 impl<P: Platform, V> Connection<P, V> {
     pub(crate) fn new(
         platform: P,
-        stream: P::Stream,
+        stream: Transport<P>,
         volume: V,
         mode: ReplyMode,
         contexts: Vec<Context>,

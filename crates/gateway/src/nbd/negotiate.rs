@@ -8,13 +8,14 @@ use std::pin::pin;
 use std::task::Poll;
 
 use flagstone_platform::{Platform, Stream, Time};
+use flagstone_tls::{HandshakeError, ServerTls, TlsSession, TlsStream, Transport};
 
 use super::contexts::{
     ALLOCATION_NAME, CHANGED_PREFIX, CONTEXTS_MAX, ContextKind, NamedContext, Query, volume_of,
 };
 use super::options::{
     Agreement, ExportFacts, FoundContexts, LIST_PART_EXPORTS, Negotiation, NegotiationEnd,
-    NegotiationLimits, Output, Question,
+    NegotiationLimits, Output, Question, TlsPolicy,
 };
 use super::session::CloseReason;
 use crate::volume::{OpenError, Opened, Volume, VolumeDirectory};
@@ -37,6 +38,8 @@ pub struct NegotiatedSession {
     /// How long the negotiation has taken, in nanoseconds.
     age_ns: u64,
     hand_overs: u32,
+    /// What the stream's TLS knows, if it has begun.
+    pub(crate) tls: Option<TlsSession>,
 }
 
 const _: () = {
@@ -46,13 +49,23 @@ const _: () = {
 
 impl NegotiatedSession {
     /// A negotiation about to begin, with this much time.
-    pub(crate) fn new(limits: NegotiationLimits, time_left_ns: u64) -> NegotiatedSession {
-        let machine = Box::new(Negotiation::new(limits));
+    pub(crate) fn new(
+        limits: NegotiationLimits,
+        tls: Option<&ServerTls>,
+        time_left_ns: u64,
+    ) -> NegotiatedSession {
+        let policy = match tls {
+            None => TlsPolicy::None,
+            Some(tls) if tls.is_required() => TlsPolicy::Required,
+            Some(_) => TlsPolicy::Offered,
+        };
+        let machine = Box::new(Negotiation::new(limits, policy));
         NegotiatedSession {
             machine,
             time_left_ns,
             age_ns: 0,
             hand_overs: 0,
+            tls: None,
         }
     }
 
@@ -73,7 +86,10 @@ pub(crate) enum Negotiated<V> {
 pub(crate) struct Negotiator<'a, P: Platform, D: VolumeDirectory> {
     platform: &'a P,
     directory: &'a D,
-    stream: &'a P::Stream,
+    transport: Transport<P>,
+    tls: Option<&'a ServerTls>,
+    /// Why TLS did not begin.
+    pub(crate) tls_error: Option<HandshakeError>,
     began: Time,
     /// Time for one question, in nanoseconds.
     question_ns: u64,
@@ -89,7 +105,8 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
     pub(crate) fn new(
         platform: &'a P,
         directory: &'a D,
-        stream: &'a P::Stream,
+        transport: Transport<P>,
+        tls: Option<&'a ServerTls>,
         session: NegotiatedSession,
         question_ns: u64,
     ) -> Negotiator<'a, P, D> {
@@ -97,7 +114,9 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         Negotiator {
             platform,
             directory,
-            stream,
+            transport,
+            tls,
+            tls_error: None,
             began: session.began(now),
             question_ns,
             deadline: now.plus_ns(session.time_left_ns),
@@ -113,6 +132,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             let go_on = match self.machine.poll_output() {
                 Output::Send(bytes) => self.send(&bytes).await,
                 Output::Wait => self.receive().await,
+                Output::StartTls => self.start_tls().await,
                 Output::Ask(question) => match self.ask(question).await {
                     Some(core) => return Negotiated::HandOver(core),
                     None => Ok(()),
@@ -133,7 +153,10 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             options_max: 0,
             option_bytes_max: 0,
         };
-        let machine = std::mem::replace(&mut *self.machine, Negotiation::new(limits));
+        let machine = std::mem::replace(
+            &mut *self.machine,
+            Negotiation::new(limits, TlsPolicy::None),
+        );
         match (self.volume.take(), machine.into_agreement()) {
             (Some(volume), Some(agreement)) => Negotiated::Transmit(volume, agreement),
             _ => {
@@ -143,7 +166,12 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         }
     }
 
-    /// What goes to the other core.
+    /// What the connection is carried by now.
+    pub(crate) fn transport(&self) -> Transport<P> {
+        self.transport.clone()
+    }
+
+    /// What goes to the other core, but for what TLS knows.
     pub(crate) fn into_session(self) -> NegotiatedSession {
         let now = self.platform.now();
         NegotiatedSession {
@@ -151,6 +179,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             age_ns: now.since(self.began),
             hand_overs: self.hand_overs,
             machine: self.machine,
+            tls: None,
         }
     }
 
@@ -158,7 +187,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         for part in bytes.chunks(NEGOTIATION_SEND_BYTES) {
             let mut buf = self.platform.buffers().take(part.len());
             buf.bytes_mut().copy_from_slice(part);
-            let (_, result) = self.in_time(self.stream.write_all(vec![buf])).await?;
+            let (_, result) = self.in_time(self.transport.write_all(vec![buf])).await?;
             result.map_err(|_| CloseReason::Broken)?;
             // Every option is answered, so this is also where the time for the next one begins.
             self.deadline = self.platform.now().plus_ns(self.question_ns);
@@ -169,7 +198,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
 
     async fn receive(&mut self) -> Result<(), CloseReason> {
         let buf = self.platform.buffers().take(NEGOTIATION_READ_BYTES);
-        let (buf, result) = self.in_time(self.stream.read(buf)).await?;
+        let (buf, result) = self.in_time(self.transport.read(buf)).await?;
         match result {
             Ok(0) => Err(CloseReason::Finished),
             Ok(count) => {
@@ -178,6 +207,25 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             }
             Err(_) => Err(CloseReason::Broken),
         }
+    }
+
+    /// Shakes hands, in the time that the next option would have.
+    async fn start_tls(&mut self) -> Result<(), CloseReason> {
+        let (Some(tls), Transport::Plain(stream)) = (self.tls, &self.transport) else {
+            debug_assert!(false, "TLS begins once, where it is offered");
+            return Err(CloseReason::Broken);
+        };
+        let accepting = TlsStream::accept(self.platform, stream.clone(), tls, &[]);
+        match self.in_time(accepting).await? {
+            Ok(stream) => self.transport = Transport::Tls(stream),
+            Err(error) => {
+                self.tls_error = Some(error);
+                return Err(CloseReason::NoTls);
+            }
+        }
+        self.machine.handle_tls();
+        self.deadline = self.platform.now().plus_ns(self.question_ns);
+        Ok(())
     }
 
     /// Runs an operation of the stream. At the deadline the stream is shut down, which ends it.
@@ -194,7 +242,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         match done {
             Some(value) => Ok(value),
             None => {
-                self.stream.shutdown();
+                self.transport.shutdown();
                 operation.await;
                 Err(CloseReason::NegotiationTimeout)
             }

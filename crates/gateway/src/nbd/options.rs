@@ -40,6 +40,17 @@ pub struct NegotiationLimits {
     pub option_bytes_max: u32,
 }
 
+/// What a server says to `STARTTLS`. [nbd "TLS support"]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TlsPolicy {
+    /// Not offered.
+    None,
+    /// Offered to who asks for it.
+    Offered,
+    /// Without it, nothing else is answered.
+    Required,
+}
+
 /// What the driver does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Output {
@@ -49,6 +60,8 @@ pub enum Output {
     Ask(Question),
     /// Nothing until more bytes come.
     Wait,
+    /// Begin TLS, with nothing of what was received before, and call [`Negotiation::handle_tls`].
+    StartTls,
     /// The transmission phase begins: [`Negotiation::into_agreement`].
     Transmit,
     /// Close the connection.
@@ -132,6 +145,7 @@ enum Phase {
     ClientFlags,
     Options,
     Asking(Question, Then),
+    StartTls,
     Transmit(String),
     Closed(NegotiationEnd),
 }
@@ -149,6 +163,9 @@ enum Then {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Negotiation {
     limits: NegotiationLimits,
+    tls: TlsPolicy,
+    /// What comes and goes now is under TLS.
+    is_secure: bool,
     /// Received and not yet used.
     input: Vec<u8>,
     /// To be sent before anything else happens.
@@ -164,7 +181,7 @@ pub struct Negotiation {
 
 impl Negotiation {
     /// A new connection; its first output is the greeting.
-    pub fn new(limits: NegotiationLimits) -> Negotiation {
+    pub fn new(limits: NegotiationLimits, tls: TlsPolicy) -> Negotiation {
         let mut output = Vec::with_capacity(18);
         output.extend_from_slice(&SERVER_MAGIC.to_be_bytes());
         output.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
@@ -172,6 +189,8 @@ impl Negotiation {
         output.extend_from_slice(&flags.to_be_bytes());
         Negotiation {
             limits,
+            tls,
+            is_secure: false,
             input: Vec::new(),
             output,
             phase: Phase::ClientFlags,
@@ -261,6 +280,16 @@ impl Negotiation {
         self.acknowledge(option);
     }
 
+    /// TLS has begun. What was negotiated before is forgotten: anybody on the way may have said it.
+    /// [nbd "TLS support"] The flags that came before all options stay, as they are not said again.
+    pub fn handle_tls(&mut self) {
+        debug_assert!(self.phase == Phase::StartTls && self.input.is_empty());
+        self.is_secure = true;
+        self.mode = ReplyMode::Simple;
+        self.selected = None;
+        self.phase = Phase::Options;
+    }
+
     /// What to do next.
     pub fn poll_output(&mut self) -> Output {
         loop {
@@ -271,6 +300,7 @@ impl Negotiation {
                 Phase::ClientFlags => self.take_client_flags(),
                 Phase::Options => self.take_option(),
                 Phase::Asking(question, _) => return Output::Ask(question.clone()),
+                Phase::StartTls => return Output::StartTls,
                 Phase::Transmit(_) => return Output::Transmit,
                 Phase::Closed(end) => return Output::Close(*end),
             };
@@ -356,6 +386,12 @@ impl Negotiation {
             ));
             return;
         }
+        if self.tls == TlsPolicy::Required
+            && !self.is_secure
+            && !matches!(option, option::STARTTLS | option::ABORT)
+        {
+            return self.require_tls(option);
+        }
         match option {
             option::EXPORT_NAME => self.handle_export_name(data),
             option::ABORT => {
@@ -373,10 +409,7 @@ impl Negotiation {
             option::LIST => {
                 self.phase = Phase::Asking(Question::List { after: None }, Then::List);
             }
-            option::STARTTLS => {
-                let text = "TLS is not offered; the connection goes on without it";
-                self.refuse(option, option_reply::ERR_UNSUP, text);
-            }
+            option::STARTTLS => self.handle_start_tls(),
             option::INFO | option::GO => self.handle_go(option, data),
             option::STRUCTURED_REPLY => self.handle_structured_reply(),
             option::EXTENDED_HEADERS => {
@@ -388,6 +421,39 @@ impl Negotiation {
             }
             _ => self.refuse(option, option_reply::ERR_UNSUP, "not a known option"),
         }
+    }
+
+    fn require_tls(&mut self, option: u32) {
+        if option == option::EXPORT_NAME {
+            // [nbd "TLS support"] it has no answer that could say why.
+            self.close(NegotiationEnd::Violation(
+                "EXPORT_NAME without TLS, which is required",
+            ));
+            return;
+        }
+        let text = "this server wants TLS first";
+        self.refuse(option, option_reply::ERR_TLS_REQD, text);
+    }
+
+    fn handle_start_tls(&mut self) {
+        let option = option::STARTTLS;
+        if self.tls == TlsPolicy::None {
+            let text = "TLS is not offered; the connection goes on without it";
+            return self.refuse(option, option_reply::ERR_UNSUP, text);
+        }
+        if self.is_secure {
+            let text = "TLS is in use already";
+            return self.refuse(option, option_reply::ERR_INVALID, text);
+        }
+        if !self.input.is_empty() {
+            // Kept, it would be taken for what TLS protects, and anybody on the way may have put it there.
+            self.close(NegotiationEnd::Violation(
+                "something behind STARTTLS, before its answer",
+            ));
+            return;
+        }
+        self.acknowledge(option);
+        self.phase = Phase::StartTls;
     }
 
     fn handle_export_name(&mut self, data: &[u8]) {

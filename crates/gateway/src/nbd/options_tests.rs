@@ -1,5 +1,8 @@
 //! Negotiation scripts: what a client sends, what it is answered.
 
+#[path = "options_tls_tests.rs"]
+mod tls;
+
 use super::super::contexts::ContextKind;
 use super::*;
 
@@ -36,8 +39,12 @@ fn reply(option: u32, kind: u32, data: &[u8]) -> Reply {
 impl Client {
     /// Past the greeting.
     fn new(flags: u32) -> Client {
+        Client::of(flags, TlsPolicy::None)
+    }
+
+    fn of(flags: u32, tls: TlsPolicy) -> Client {
         let mut client = Client {
-            machine: Negotiation::new(LIMITS),
+            machine: Negotiation::new(LIMITS, tls),
             end: None,
         };
         let greeting = b"NBDMAGICIHAVEOPT\x00\x03";
@@ -55,7 +62,7 @@ impl Client {
                 Output::Send(bytes) => received.extend(bytes),
                 Output::Wait => return received,
                 Output::Ask(question) => self.answer(question),
-                end @ (Output::Transmit | Output::Close(_)) => {
+                end @ (Output::StartTls | Output::Transmit | Output::Close(_)) => {
                     self.end = Some(end);
                     return received;
                 }
@@ -337,7 +344,7 @@ fn a_long_list_is_made_part_by_part() {
                 description: String::new(),
             })
             .collect();
-        let mut machine = Negotiation::new(LIMITS);
+        let mut machine = Negotiation::new(LIMITS, TlsPolicy::None);
         machine.poll_output();
         machine.handle_bytes(&FIXED.to_be_bytes());
         machine.handle_bytes(&message(option::LIST, b""));
@@ -648,7 +655,7 @@ fn bytes_may_come_in_any_portions() {
 
     let run = |portion: usize| {
         let mut client = Client {
-            machine: Negotiation::new(LIMITS),
+            machine: Negotiation::new(LIMITS, TlsPolicy::None),
             end: None,
         };
         let mut received = client.exchange(&[]);

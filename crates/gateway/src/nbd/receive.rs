@@ -4,6 +4,7 @@ use std::io;
 use std::rc::Rc;
 
 use flagstone_platform::{IoBuf, Platform};
+use flagstone_tls::Transport;
 
 use super::admit::{
     Admission, Command, ExportView, STATUS_PAYLOAD_MAX_BYTES, Work, admit, admit_status,
@@ -67,7 +68,7 @@ pub(crate) async fn read_requests<P: Platform, V: Volume>(
 
 struct Reader<'a, P: Platform, V> {
     connection: &'a Rc<Connection<P, V>>,
-    inbox: Inbox<P::Stream>,
+    inbox: Inbox<Transport<P>>,
     /// When the bytes at hand arrived.
     arrived: flagstone_platform::Time,
     in_a_row: u32,

@@ -13,6 +13,7 @@ use std::task::Poll;
 
 use flagstone_platform::sync::Signal;
 use flagstone_platform::{Platform, Stream, Time};
+use flagstone_tls::{HandshakeError, ServerTls, TlsStream, Transport};
 
 use super::connection::{Connection, Shared, TransmissionEnd};
 use super::counters::NbdCounters;
@@ -36,6 +37,8 @@ pub enum CloseReason {
     NoSuchExport,
     /// The client broke the protocol or a limit: what it did.
     Violation(&'static str),
+    /// The two did not agree on TLS.
+    NoTls,
     /// Negotiation was not done in time.
     NegotiationTimeout,
     /// Nothing moved for too long in the middle of a message.
@@ -79,6 +82,7 @@ impl<P: Platform, D: VolumeDirectory> Clone for NbdServer<P, D> {
 struct Inner<P: Platform, D: VolumeDirectory> {
     platform: P,
     directory: D,
+    tls: Option<ServerTls>,
     shared: Rc<Shared>,
     stopping: Cell<bool>,
     /// Connections there are now, by a number of their own.
@@ -90,13 +94,23 @@ struct Inner<P: Platform, D: VolumeDirectory> {
 }
 
 enum Live<P: Platform, V> {
-    Negotiating { stream: P::Stream, began: Time },
+    Negotiating { stream: Transport<P>, began: Time },
     Transmitting(Rc<Connection<P, V>>),
 }
 
 impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
-    /// A server for the volumes of `directory`.
+    /// A server for the volumes of `directory`, without TLS.
     pub fn new(platform: P, directory: D, limits: NbdLimits) -> NbdServer<P, D> {
+        NbdServer::with_tls(platform, directory, limits, None)
+    }
+
+    /// A server for the volumes of `directory`, which offers TLS, or wants it, if there is something to offer.
+    pub fn with_tls(
+        platform: P,
+        directory: D,
+        limits: NbdLimits,
+        tls: Option<ServerTls>,
+    ) -> NbdServer<P, D> {
         let limits = limits.workable();
         let shared = Shared {
             limits,
@@ -107,6 +121,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
             inner: Rc::new(Inner {
                 platform,
                 directory,
+                tls,
                 shared: Rc::new(shared),
                 stopping: Cell::new(false),
                 live: RefCell::default(),
@@ -136,7 +151,9 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
     /// Serves a new connection. Completes when it is over or must move to another core.
     pub async fn serve_connection(&self, stream: P::Stream) -> Outcome<P::Stream> {
         let limits = &self.inner.shared.limits;
-        let session = NegotiatedSession::new(limits.negotiation, limits.negotiation_ns());
+        let tls = self.inner.tls.as_ref();
+        let time_ns = limits.negotiation_ns();
+        let session = NegotiatedSession::new(limits.negotiation, tls, time_ns);
         self.resume_connection(stream, session).await
     }
 
@@ -145,8 +162,13 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
     pub async fn resume_connection(
         &self,
         stream: P::Stream,
-        session: NegotiatedSession,
+        mut session: NegotiatedSession,
     ) -> Outcome<P::Stream> {
+        let platform = &self.inner.platform;
+        let transport = match session.tls.take() {
+            None => Transport::Plain(stream),
+            Some(known) => Transport::Tls(TlsStream::resume(platform, stream, known)),
+        };
         let began = session.began(self.inner.platform.now());
         let refused = if self.inner.stopping.get() {
             Some(CloseReason::Stopping)
@@ -156,20 +178,31 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
             None
         };
         if let Some(reason) = refused {
-            stream.shutdown();
+            transport.shutdown();
             self.inner.shared.counters.borrow_mut().connections_refused += 1;
-            self.log_end(&stream, reason, "nbd: connection refused");
+            self.log_end(&transport, reason, "nbd: connection refused");
             return Outcome::Closed(reason);
         }
         self.inner.shared.counters.borrow_mut().connections_accepted += 1;
         let place = self.enter(Live::Negotiating {
-            stream: stream.clone(),
+            stream: transport.clone(),
             began,
         });
-        let end = self.run(&stream, session, &place).await;
+        let (transport, end) = self.run(transport, session, &place).await;
         drop(place);
         match end {
-            Ended::HandOver(core, session) => {
+            Ended::HandOver(core, mut session) => {
+                let stream = match transport {
+                    Transport::Plain(stream) => stream,
+                    Transport::Tls(stream) => match stream.detach().await {
+                        Some((stream, known)) => {
+                            session.tls = Some(known);
+                            stream
+                        }
+                        // It has just ended.
+                        None => return Outcome::Closed(CloseReason::Broken),
+                    },
+                };
                 self.inner
                     .shared
                     .counters
@@ -182,8 +215,8 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
                 }
             }
             Ended::Closed(reason) => {
-                stream.shutdown();
-                self.note_end(&stream, reason);
+                transport.shutdown();
+                self.note_end(&transport, reason);
                 Outcome::Closed(reason)
             }
         }
@@ -270,13 +303,17 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         }
     }
 
-    fn note_end(&self, stream: &P::Stream, reason: CloseReason) {
+    fn note_end(&self, stream: &Transport<P>, reason: CloseReason) {
         let what = match reason {
             CloseReason::Finished | CloseReason::NoSuchExport | CloseReason::Stopping => {
                 tracing::debug!(peer = stream.peer(), ?reason, "nbd: connection closed");
                 return;
             }
             CloseReason::Broken => "nbd: connection lost",
+            CloseReason::NoTls => {
+                self.inner.shared.counters.borrow_mut().connections_expelled += 1;
+                return;
+            }
             CloseReason::Violation(_)
             | CloseReason::NegotiationTimeout
             | CloseReason::Stalled
@@ -288,7 +325,14 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         self.log_end(stream, reason, what);
     }
 
-    fn log_end(&self, stream: &P::Stream, reason: CloseReason, what: &str) {
+    /// Why, which is more than its reason says.
+    fn log_no_tls(&self, stream: &Transport<P>, error: &HandshakeError) {
+        if let Some(left_out) = self.inner.ends.note(self.inner.platform.now()) {
+            tracing::info!(peer = stream.peer(), %error, left_out, "nbd: TLS did not begin");
+        }
+    }
+
+    fn log_end(&self, stream: &Transport<P>, reason: CloseReason, what: &str) {
         if let Some(left_out) = self.inner.ends.note(self.inner.platform.now()) {
             tracing::info!(peer = stream.peer(), ?reason, left_out, "{what}");
         }
@@ -296,14 +340,32 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
 
     async fn run(
         &self,
-        stream: &P::Stream,
+        transport: Transport<P>,
         session: NegotiatedSession,
         place: &Place<P, D>,
-    ) -> Ended {
+    ) -> (Transport<P>, Ended) {
         let (platform, directory) = (&self.inner.platform, &self.inner.directory);
+        let tls = self.inner.tls.as_ref();
         let question_ns = self.inner.shared.limits.negotiation_ns();
-        let mut negotiator = Negotiator::new(platform, directory, stream, session, question_ns);
+        let mut negotiator =
+            Negotiator::new(platform, directory, transport, tls, session, question_ns);
         let negotiated = negotiator.run().await;
+        let transport = negotiator.transport();
+        if let Some(error) = &negotiator.tls_error {
+            self.log_no_tls(&transport, error);
+        }
+        let end = self.go_on(&transport, negotiator, negotiated, place).await;
+        (transport, end)
+    }
+
+    /// What follows on a negotiation.
+    async fn go_on(
+        &self,
+        stream: &Transport<P>,
+        negotiator: Negotiator<'_, P, D>,
+        negotiated: Negotiated<D::Volume>,
+        place: &Place<P, D>,
+    ) -> Ended {
         if !place.is_kept() {
             return Ended::Closed(CloseReason::Refused);
         }
@@ -324,6 +386,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         tracing::debug!(
             peer = stream.peer(),
             export = agreement.export,
+            tls = stream.is_tls(),
             "nbd: export attached"
         );
         let end = self.transmit(stream, volume, agreement, place).await;
@@ -338,7 +401,7 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
 
     async fn transmit(
         &self,
-        stream: &P::Stream,
+        stream: &Transport<P>,
         volume: D::Volume,
         agreement: Agreement,
         place: &Place<P, D>,

@@ -114,6 +114,8 @@ pub mod option_reply {
     pub const ERR_UNSUP: u32 = ERROR | 1;
     /// Not a valid request.
     pub const ERR_INVALID: u32 = ERROR | 3;
+    /// Only with TLS. [nbd "Option reply types", NBD_REP_ERR_TLS_REQD]
+    pub const ERR_TLS_REQD: u32 = ERROR | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR | 6;
     /// The server is going away.

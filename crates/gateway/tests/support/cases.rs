@@ -3,7 +3,7 @@
 
 use flagstone_gateway::nbd::contexts::{ContextKind, NamedContext};
 use flagstone_gateway::nbd::options::{
-    ExportFacts, FoundContexts, Negotiation, NegotiationLimits, Output, Question,
+    ExportFacts, FoundContexts, Negotiation, NegotiationLimits, Output, Question, TlsPolicy,
 };
 use flagstone_gateway::nbd::{CloseReason, NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError};
@@ -22,7 +22,17 @@ const LIMITS: NegotiationLimits = NegotiationLimits {
 /// Feeds `bytes` to the negotiation machine, in portions of `portion`, and answers its questions.
 /// Returns what it sent and how it ended, if it did.
 pub fn negotiation(bytes: &[u8], portion: usize) -> (Vec<u8>, Option<Output>) {
-    let mut machine = Negotiation::new(LIMITS);
+    negotiate(bytes, portion, TlsPolicy::None)
+}
+
+/// The same of a server that wants TLS: before it has begun nothing is looked up and nothing is agreed on.
+pub fn negotiation_with_tls(bytes: &[u8], portion: usize) -> (Vec<u8>, Option<Output>) {
+    negotiate(bytes, portion, TlsPolicy::Required)
+}
+
+fn negotiate(bytes: &[u8], portion: usize, tls: TlsPolicy) -> (Vec<u8>, Option<Output>) {
+    let mut machine = Negotiation::new(LIMITS, tls);
+    let mut is_secure = tls != TlsPolicy::Required;
     let mut sent = Vec::new();
     let mut portions = bytes.chunks(portion.max(1));
     loop {
@@ -35,8 +45,16 @@ pub fn negotiation(bytes: &[u8], portion: usize) -> (Vec<u8>, Option<Output>) {
                 Some(portion) => machine.handle_bytes(portion),
                 None => return (sent, None),
             },
-            Output::Ask(question) => answer(&mut machine, question),
+            Output::Ask(question) => {
+                assert!(is_secure, "nothing is looked up without TLS");
+                answer(&mut machine, question);
+            }
+            Output::StartTls => {
+                assert!(!std::mem::replace(&mut is_secure, true), "TLS begins once");
+                machine.handle_tls();
+            }
             Output::Transmit => {
+                assert!(is_secure, "nothing is agreed on without TLS");
                 let agreement = machine.into_agreement().expect("agreed");
                 assert!(agreement.unread.len() <= bytes.len());
                 return (sent, Some(Output::Transmit));

@@ -65,8 +65,8 @@ struct Pending {
     filled: Vec<bool>,
 }
 
-pub struct Client {
-    pub stream: MemoryStream,
+pub struct Client<S = MemoryStream> {
+    pub stream: S,
     pub mode: Mode,
     pub size_bytes: u64,
     pub flags: u16,
@@ -108,9 +108,9 @@ pub fn meta_data(name: &str, queries: &[&str]) -> Vec<u8> {
     data
 }
 
-impl Client {
+impl<S: Stream> Client<S> {
     /// Not connected to anything: to encode requests with.
-    pub fn detached(stream: MemoryStream, mode: Mode) -> Client {
+    pub fn detached(stream: S, mode: Mode) -> Client<S> {
         Client {
             stream,
             mode,
@@ -125,7 +125,7 @@ impl Client {
     }
 
     /// Past greeting and client flags.
-    pub async fn greet(stream: MemoryStream) -> Result<Client, Refused> {
+    pub async fn greet(stream: S) -> Result<Client<S>, Refused> {
         let mut client = Client::detached(stream, Mode::Simple);
         let greeting = client.take(18).await.ok_or(Refused::Closed)?;
         assert_eq!(greeting, b"NBDMAGICIHAVEOPT\x00\x03");
@@ -135,11 +135,11 @@ impl Client {
 
     /// Attached to an export.
     pub async fn attach(
-        stream: MemoryStream,
+        stream: S,
         mode: Mode,
         export: &str,
         contexts: &[&str],
-    ) -> Result<Client, Refused> {
+    ) -> Result<Client<S>, Refused> {
         let mut client = Client::greet(stream).await?;
         client.choose_mode(mode).await?;
         if !contexts.is_empty() {

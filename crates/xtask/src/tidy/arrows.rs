@@ -25,7 +25,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("pagestore", &["types", "platform", "device"]),
     ("btree", &["types", "platform", "device", "pagestore"]),
     ("fs", &["types", "platform", "device", "pagestore", "btree"]),
-    ("gateway", &["types", "wire", "platform", "fs"]),
+    ("gateway", &["types", "wire", "platform", "tls", "fs"]),
     (
         "moves",
         &["types", "wire", "platform", "client", "device", "gateway"],
