@@ -11,6 +11,8 @@ pub struct NbdTarget {
     /// Host as a client on this machine writes it, without brackets.
     host: String,
     port: u16,
+    /// Nothing but TLS is answered.
+    is_secure: bool,
 }
 
 impl NbdTarget {
@@ -25,12 +27,19 @@ impl NbdTarget {
         NbdTarget {
             host,
             port: address.port(),
+            is_secure: false,
         }
+    }
+
+    /// The same; `is_secure` if clients have to begin TLS.
+    pub fn with_tls(self, is_secure: bool) -> NbdTarget {
+        NbdTarget { is_secure, ..self }
     }
 
     /// The URL of an export (`volume` or `volume@snapshot`).
     pub fn url(&self, export: &str) -> String {
-        format!("nbd://{}:{}/{export}", self.host_in_url(), self.port)
+        let scheme = scheme(self.is_secure);
+        format!("{scheme}://{}:{}/{export}", self.host_in_url(), self.port)
     }
 
     fn host_in_url(&self) -> String {
@@ -39,6 +48,11 @@ impl NbdTarget {
             false => self.host.clone(),
         }
     }
+}
+
+/// [nbduri "NBD URI scheme"] how a URL says that TLS is required.
+fn scheme(is_secure: bool) -> &'static str {
+    if is_secure { "nbds" } else { "nbd" }
 }
 
 /// Where a node's NFS server answers, MOUNT included.
@@ -87,16 +101,19 @@ pub fn mount_lines(target: &NfsTarget, filesystem: &str, has_portmapper: bool) -
     )
 }
 
-/// The URL of an export over a Unix socket.
-pub fn unix_url(socket: &str, export: &str) -> String {
-    format!("nbd+unix:///{export}?socket={socket}")
+/// The URL of an export over a Unix socket; `is_secure` if clients have to begin TLS.
+pub fn unix_url(socket: &str, export: &str, is_secure: bool) -> String {
+    format!("{}+unix:///{export}?socket={socket}", scheme(is_secure))
 }
 
 /// The lines that attach `volume`: copying in and out, a virtual machine, the kernel's client, a
 /// benchmark.
 pub fn attach_lines(target: &NbdTarget, volume: &str, size_bytes: u64) -> String {
+    if target.is_secure {
+        return secure_lines(target, volume, size_bytes);
+    }
     let url = target.url(volume);
-    let NbdTarget { host, port } = target;
+    let NbdTarget { host, port, .. } = target;
     let mut text = String::new();
     let mut line = |what: &str, command: String| {
         // Writing to a string can't fail.
@@ -133,6 +150,27 @@ pub fn attach_lines(target: &NbdTarget, volume: &str, size_bytes: u64) -> String
         ),
     );
     text
+}
+
+/// The same with TLS. `CERTS` is a folder with `ca-cert.pem`, and `client-cert.pem` and `client-key.pem` if clients
+/// have to show a certificate: QEMU and libnbd name these files alike.
+fn secure_lines(target: &NbdTarget, volume: &str, size_bytes: u64) -> String {
+    let (host, port) = (&target.host, target.port);
+    let url = format!("'{}?tls-certificates=CERTS'", target.url(volume));
+    let size = size::Size(size_bytes);
+    let object = "--object tls-creds-x509,id=tls0,endpoint=client,dir=CERTS";
+    format!(
+        "  copy an image in  qemu-img convert -n {object} \\\n\
+         \x20                   --target-image-opts IMAGE driver=nbd,host={host},port={port},export={volume},tls-creds=tls0\n\
+         \x20                   nbdcopy disk.raw {url}\n\
+         \x20 copy it out       nbdcopy {url} disk.raw\n\
+         \x20 virtual machine   qemu-system-x86_64 -m 2G -machine accel=kvm:tcg -device virtio-blk-pci,drive=disk0 \\\n\
+         \x20                     -object tls-creds-x509,id=tls0,endpoint=client,dir=CERTS \\\n\
+         \x20                     -blockdev driver=nbd,node-name=disk0,server.type=inet,server.host={host},\
+         server.port={port},export={volume},tls-creds=tls0,reconnect-delay=60,discard=unmap\n\
+         \x20 benchmark         fio --name={volume} --ioengine=nbd --uri={url} --rw=randread --bs=4k --iodepth=32 \
+         --size={size} --time_based --runtime=10\n"
+    )
 }
 
 #[cfg(test)]
@@ -179,6 +217,16 @@ mod tests {
     #[test]
     fn lines_to_paste() {
         let lines = attach_lines(&target("127.0.0.1:10809"), "demo", 1 << 30);
+        insta::assert_snapshot!(lines);
+    }
+
+    #[test]
+    fn lines_to_paste_with_tls() {
+        let secure = target("127.0.0.1:10809").with_tls(true);
+        assert_eq!(secure.url("v"), "nbds://127.0.0.1:10809/v");
+        assert_eq!(unix_url("/s", "v", true), "nbds+unix:///v?socket=/s");
+        let lines = attach_lines(&secure, "demo", 1 << 30);
+        assert!(!lines.contains("nbd://"), "{lines}");
         insta::assert_snapshot!(lines);
     }
 }

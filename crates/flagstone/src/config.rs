@@ -4,6 +4,7 @@
 //! prints [`EXAMPLE`], whose values are the defaults.
 
 mod export;
+mod tls;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,6 +30,7 @@ use crate::size::Size;
 use crate::slo_text::CeilingText;
 
 pub use export::{ExportConfig, NfsConfig, SquashConfig};
+pub use tls::{TlsConfig, TlsFiles};
 
 /// The folder of a node's files unless something else is said.
 pub const DIR_DEFAULT: &str = "./flagstone-data";
@@ -95,6 +97,18 @@ listen = "none"
 
 # Connections at the same time; each core takes its share of them.
 connections_max = 1024
+
+[tls]
+# TLS for NBD and the native protocol: the node's certificate and its key, as PEM; "" for no TLS. They are read at the
+# start. The key's file must not be readable by others than its owner and group.
+certificate = ""
+key = ""
+
+# Clients must show a certificate that one of these authorities has given; "": none is asked for.
+client_ca = ""
+
+# Who does not begin TLS is not served.
+required = false
 
 [nfs]
 # Where NFS clients connect, and ask MOUNT. Port 0 takes any free port; "none" turns NFS off. (`flagstone
@@ -187,6 +201,8 @@ pub struct Config {
     pub failure_domain: String,
     /// The native protocol.
     pub native: NativeConfig,
+    /// TLS of both.
+    pub tls: TlsConfig,
     /// The NFS gateway.
     pub nfs: NfsConfig,
     /// The HTTP API.
@@ -302,6 +318,7 @@ impl Default for Config {
             nbd: NbdConfig::default(),
             failure_domain: String::new(),
             native: NativeConfig::default(),
+            tls: TlsConfig::default(),
             nfs: NfsConfig::default(),
             api: ApiConfig::default(),
             log: LogConfig::default(),
@@ -548,6 +565,7 @@ impl Config {
                 exit: Exit::Refused,
             });
         }
+        self.tls.files()?;
         if self.cores > CORES_CEILING {
             return Err(ConfigError::new(format!(
                 "cores is {}; give it 1 to {CORES_CEILING}, or 0 for half as many as there are \
@@ -567,6 +585,7 @@ impl Config {
             nbd_unix,
             native: self.native.listen.0,
             native_connections_max: self.native.connections_max,
+            tls: None,
             failure_domain: self.failure_domain()?,
             nfs: self.nfs.listen.0,
             portmapper: self.nfs.portmapper,
@@ -696,6 +715,7 @@ mod tests {
         for table in [
             "",
             "[nbd]\n",
+            "[tls]\n",
             "[api]\n",
             "[log]\n",
             "[[device]]\npath = \"x\"\n",
@@ -812,6 +832,10 @@ mod tests {
             (
                 "[nbd]\nlisten=\"none\"\n[[device]]\npath=\"a\"",
                 "nobody could use",
+            ),
+            (
+                "[tls]\nkey=\"k\"\n[[device]]\npath=\"a\"",
+                "tls.certificate is not",
             ),
             (
                 "cores=65\n[[device]]\npath=\"a\"",

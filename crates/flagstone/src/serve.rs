@@ -6,6 +6,7 @@
 //! until the whole of it answers, write `node.json`, print `ready`. On the way down the reverse: no
 //! new requests, answer what is in flight, stop the node, remove `node.json`, release the lock.
 
+mod certificates;
 mod keys;
 mod sockets;
 
@@ -128,6 +129,9 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
         device.policy = plan.policy.unwrap_or(device.policy);
     }
     let mut options = plan.config.node_options()?;
+    if let Some(files) = plan.config.tls.files()? {
+        options.tls = Some(certificates::load(&files, plan.config.tls.required)?);
+    }
     options.record = std::env::var_os(RECORD_VARIABLE).map(PathBuf::from);
     options.tuning = std::env::var(TUNING_VARIABLE).ok();
     let mut lock = DirLock::take(&dir, |pid| tell_of_waiting(&dir, pid))
@@ -440,12 +444,14 @@ fn write_volume(out: &mut dyn Write, info: &NodeInfo, volume: &VolumeInfo) -> io
         .nbd_addresses
         .iter()
         .filter_map(|text| text.parse().ok());
-    let targets: Vec<NbdTarget> = addresses.map(NbdTarget::new).collect();
+    let is_secure = volume.export_url.starts_with("nbds");
+    let targets = addresses.map(|address| NbdTarget::new(address).with_tls(is_secure));
+    let targets: Vec<NbdTarget> = targets.collect();
     for target in &targets {
         writeln!(out, "  {}", target.url(name))?;
     }
     if let Some(socket) = &info.nbd_unix {
-        writeln!(out, "  {}", unix_url(socket, name))?;
+        writeln!(out, "  {}", unix_url(socket, name, is_secure))?;
     }
     if let Some(target) = targets.first() {
         write!(out, "{}", attach_lines(target, name, size_bytes))?;
@@ -589,6 +595,9 @@ fn warn_of_open_nfs(options: &NodeOptions) {
 }
 
 fn warn_of_open_native(options: &NodeOptions) {
+    if options.tls.as_ref().is_some_and(|tls| tls.is_required()) {
+        return;
+    }
     if let Some(address) = options.native.filter(|address| !address.ip().is_loopback()) {
         tracing::warn!(
             %address,
@@ -598,10 +607,15 @@ fn warn_of_open_native(options: &NodeOptions) {
 }
 
 fn warn_of_open_nbd(options: &NodeOptions) {
+    let tls = options.tls.as_ref();
+    if tls.is_some_and(|tls| tls.is_required() && tls.asks_clients()) {
+        return;
+    }
     if let Some(address) = options.nbd.filter(|address| !address.ip().is_loopback()) {
         tracing::warn!(
             %address,
-            "NBD has no authentication: whoever reaches this address can read and write every volume"
+            "NBD has no authentication: whoever reaches this address can read and write every volume \
+             (tls.required with tls.client_ca lets in only who has a certificate)"
         );
     }
 }

@@ -13,17 +13,17 @@ use flagstone_gateway::nbd::Command as Nbd;
 use node::{Node, Plan};
 
 /// A folder that goes away.
-struct TempDir(PathBuf);
+pub(crate) struct TempDir(pub(crate) PathBuf);
 
 impl TempDir {
-    fn new(name: &str) -> TempDir {
+    pub(crate) fn new(name: &str) -> TempDir {
         let path =
             std::env::temp_dir().join(format!("flagstone-nbd-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).expect("a temporary folder");
         TempDir(path)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -34,7 +34,7 @@ impl Drop for TempDir {
     }
 }
 
-fn installed(tool: &str) -> bool {
+pub(crate) fn installed(tool: &str) -> bool {
     let found = Command::new(tool).arg("--version").output().is_ok();
     if !found {
         assert!(
@@ -46,12 +46,12 @@ fn installed(tool: &str) -> bool {
     found
 }
 
-fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
 /// Runs a tool that must succeed; returns what it printed.
-fn run(tool: &str, arguments: &[&str]) -> String {
+pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
     let output = Command::new(tool)
         .args(arguments)
         .output()
@@ -65,7 +65,7 @@ fn run(tool: &str, arguments: &[&str]) -> String {
     text
 }
 
-const SIZE: u64 = 64 << 20;
+pub(crate) const SIZE: u64 = 64 << 20;
 
 fn start(folder: &TempDir) -> Node {
     let plan = |name, core| Plan {
@@ -82,7 +82,7 @@ fn start(folder: &TempDir) -> Node {
 }
 
 /// Half data, half holes, nothing aligned.
-fn sample(path: &Path) {
+pub(crate) fn sample(path: &Path) {
     let mut bytes = vec![0u8; SIZE as usize];
     let mut state = 1u64;
     for (index, byte) in bytes.iter_mut().enumerate() {

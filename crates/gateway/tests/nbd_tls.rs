@@ -19,7 +19,7 @@ const LIST: u32 = 3;
 const TLS_REQD: u32 = 5;
 
 /// A server's certificate, and who trusts it.
-fn settings(required: bool) -> (ServerTls, ClientTls) {
+pub(crate) fn settings(required: bool) -> (ServerTls, ClientTls) {
     let key = rcgen::KeyPair::generate().expect("a key");
     let mut params = rcgen::CertificateParams::new(vec!["node".to_owned()]).expect("a name");
     // The world's clock begins in 1970.

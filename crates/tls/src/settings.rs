@@ -77,6 +77,7 @@ impl std::error::Error for SettingsError {}
 pub struct ServerTls {
     config: Arc<ServerConfig>,
     required: bool,
+    asks_clients: bool,
 }
 
 impl ServerTls {
@@ -115,7 +116,13 @@ impl ServerTls {
         Ok(ServerTls {
             config: Arc::new(config),
             required,
+            asks_clients: client_ca.is_some(),
         })
+    }
+
+    /// True if clients have to show a certificate.
+    pub fn asks_clients(&self) -> bool {
+        self.asks_clients
     }
 
     /// True if who does not begin TLS is not served.
@@ -127,6 +134,15 @@ impl ServerTls {
         self.config.clone()
     }
 }
+
+/// The same settings, not only the same certificate.
+impl PartialEq for ServerTls {
+    fn eq(&self, other: &ServerTls) -> bool {
+        Arc::ptr_eq(&self.config, &other.config) && self.required == other.required
+    }
+}
+
+impl Eq for ServerTls {}
 
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use flagstone_gateway::nfs3::{Network, Squash};
+use flagstone_tls::ServerTls;
 
 use super::slo::Schedule;
 use crate::layers::LayerText;
@@ -81,6 +82,8 @@ pub struct NodeOptions {
     pub native: Option<SocketAddr>,
     /// Connections of the native protocol at the same time, on all cores together.
     pub native_connections_max: usize,
+    /// TLS of NBD and the native protocol.
+    pub tls: Option<ServerTls>,
     /// What fails together with this node, such as the name of its rack: told to clients of the native protocol, which
     /// place copies by it. At most 255 bytes.
     pub failure_domain: String,

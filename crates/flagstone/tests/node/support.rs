@@ -52,6 +52,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         nbd_unix: None,
         native: None,
         native_connections_max: 64,
+        tls: None,
         failure_domain: "rack 7".to_owned(),
         nfs: None,
         portmapper: false,

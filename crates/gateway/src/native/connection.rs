@@ -20,6 +20,7 @@ use std::task::{Poll, Waker};
 
 use flagstone_platform::sync::Signal;
 use flagstone_platform::{Platform, Stream, Time};
+use flagstone_tls::Transport;
 use flagstone_types::Lsn;
 use flagstone_wire::hello::Nonce;
 use flagstone_wire::{InFlight, Operation, Status, VolumeNo};
@@ -113,7 +114,7 @@ pub(crate) struct Client {
 /// See the module's page.
 pub(crate) struct Connection<P: Platform, D: NativeDirectory> {
     pub(crate) platform: P,
-    pub(crate) stream: P::Stream,
+    pub(crate) stream: Transport<P>,
     pub(crate) directory: D,
     pub(crate) client: Client,
     pub(crate) session: Rc<Session>,
@@ -147,7 +148,7 @@ pub(crate) struct Connection<P: Platform, D: NativeDirectory> {
 impl<P: Platform, D: NativeDirectory> Connection<P, D> {
     pub(crate) fn new(
         platform: P,
-        stream: P::Stream,
+        stream: Transport<P>,
         directory: D,
         client: Client,
         session: Rc<Session>,

@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 
 use flagstone_platform::{Platform, Stream};
+use flagstone_tls::Transport;
 use flagstone_wire::failure::Failure;
 use flagstone_wire::hello::{HelloRequest, Nonce, SessionId, VERSION};
 use flagstone_wire::{REQUEST_HEADER_BYTES, ReplyHeader, RequestHeader, Status, check_hello};
@@ -23,8 +24,8 @@ pub(crate) struct Greeting {
 /// Receives a `HELLO` and answers one that can't be. It has to come within `within_ns`.
 pub(crate) async fn receive_hello<P: Platform>(
     platform: &P,
-    stream: &P::Stream,
-    inbox: &mut Inbox<P::Stream>,
+    stream: &Transport<P>,
+    inbox: &mut Inbox<Transport<P>>,
     within_ns: u64,
 ) -> Result<Greeting, CloseReason> {
     let mut late = pin!(platform.sleep_ns(within_ns));
@@ -41,8 +42,8 @@ pub(crate) async fn receive_hello<P: Platform>(
 
 async fn receive<P: Platform>(
     platform: &P,
-    stream: &P::Stream,
-    inbox: &mut Inbox<P::Stream>,
+    stream: &Transport<P>,
+    inbox: &mut Inbox<Transport<P>>,
 ) -> Result<Greeting, CloseReason> {
     wait_for(inbox, REQUEST_HEADER_BYTES).await?;
     let bytes = inbox.unread().first_chunk::<REQUEST_HEADER_BYTES>();

@@ -8,12 +8,13 @@
 //! may open them), and the platform.
 //!
 //! Pure: `volumes` (what is open, rights), `prepare` (from a frame to what is to be carried out), `outbox` (from
-//! a reply to bytes). Driving them: `server` (connections of a core), `hello` (the first frame), `sessions` (what
+//! a reply to bytes). Driving them: `server` (connections of a core), `begin` (with TLS or without), `hello` (the first frame), `sessions` (what
 //! outlives a connection), `connection` (what the tasks of one share), `receive` (requests in), `opening` and `work`
 //! (the directory and volumes asked), `transmit` (replies out). Beside them, for all protocols: `inbox`, `gathered`,
 //! `window`, `stall`.
 
 pub mod arrivals;
+mod begin;
 mod connection;
 pub mod counters;
 pub mod directory;

@@ -5,6 +5,7 @@ use std::io;
 use std::rc::Rc;
 
 use flagstone_platform::{IoBuf, Platform, Time};
+use flagstone_tls::Transport;
 use flagstone_types::Lsn;
 use flagstone_types::checksum::crc32c;
 use flagstone_wire::{
@@ -51,7 +52,7 @@ impl From<io::Error> for Stop {
 /// answered.
 pub(crate) async fn read_requests<P: Platform, D: NativeDirectory>(
     connection: &Rc<Connection<P, D>>,
-    inbox: Inbox<P::Stream>,
+    inbox: Inbox<Transport<P>>,
 ) {
     let mut reader = Reader {
         inbox,
@@ -81,7 +82,7 @@ pub(crate) async fn read_requests<P: Platform, D: NativeDirectory>(
 
 struct Reader<'a, P: Platform, D: NativeDirectory> {
     connection: &'a Rc<Connection<P, D>>,
-    inbox: Inbox<P::Stream>,
+    inbox: Inbox<Transport<P>>,
     /// When the bytes at hand arrived.
     arrived: Time,
     in_a_row: u32,

@@ -9,10 +9,12 @@ use std::task::Poll;
 
 use flagstone_platform::sync::Signal;
 use flagstone_platform::{Platform, Stream, Time};
+use flagstone_tls::{ServerTls, Transport};
 use flagstone_types::Lsn;
 use flagstone_wire::hello::{HelloReply, Nonce, VERSION};
 use flagstone_wire::{Operation, VolumeNo};
 
+use super::begin::{Begun, NotBegun, begin};
 use super::connection::{Answer, Client, Connection, Shared, Ticket};
 use super::counters::NativeCounters;
 use super::directory::{Ends, NativeDirectory};
@@ -37,6 +39,8 @@ pub enum CloseReason {
     HeadDamaged,
     /// The client broke the protocol or a limit that it was told.
     Protocol(flagstone_wire::CloseReason),
+    /// TLS did not begin: the two could not agree, or it is required and the client did not ask for it.
+    NoTls,
     /// `HELLO` did not come in time.
     HelloTimeout,
     /// `HELLO` could not be answered with status 0.
@@ -56,7 +60,7 @@ pub enum CloseReason {
 
 impl CloseReason {
     /// Names of the kinds of reasons, for counters and lists.
-    pub const KINDS: [&'static str; 11] = [
+    pub const KINDS: [&'static str; 12] = [
         "finished",
         "broken",
         "damaged",
@@ -68,6 +72,7 @@ impl CloseReason {
         "stalled",
         "refused",
         "stopping",
+        "no-tls",
     ];
 
     /// The place of its kind among [`CloseReason::KINDS`].
@@ -84,6 +89,7 @@ impl CloseReason {
             CloseReason::Stalled => 8,
             CloseReason::Refused => 9,
             CloseReason::Stopping => 10,
+            CloseReason::NoTls => 11,
         }
     }
 
@@ -112,6 +118,7 @@ impl<P: Platform, D: NativeDirectory> Clone for NativeServer<P, D> {
 struct Inner<P: Platform, D: NativeDirectory> {
     platform: P,
     directory: D,
+    tls: Option<ServerTls>,
     shared: Rc<Shared>,
     sessions: Rc<Sessions<P>>,
     stopping: Cell<bool>,
@@ -146,8 +153,18 @@ impl<P: Platform, D: NativeDirectory> Live<P, D> {
 }
 
 impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
-    /// A server for the volumes of `directory`.
+    /// A server for the volumes of `directory`, without TLS.
     pub fn new(platform: P, directory: D, limits: NativeLimits) -> NativeServer<P, D> {
+        NativeServer::with_tls(platform, directory, limits, None)
+    }
+
+    /// A server for the volumes of `directory`, which offers TLS, or wants it, if there is something to offer.
+    pub fn with_tls(
+        platform: P,
+        directory: D,
+        limits: NativeLimits,
+        tls: Option<ServerTls>,
+    ) -> NativeServer<P, D> {
         let limits = limits.workable();
         let shared = Shared {
             limits,
@@ -159,6 +176,7 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
             inner: Rc::new(Inner {
                 platform,
                 directory,
+                tls,
                 shared: Rc::new(shared),
                 sessions,
                 stopping: Cell::new(false),
@@ -210,7 +228,7 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
         if let Some(reason) = refused {
             stream.shutdown();
             inner.shared.counters.borrow_mut().connections_refused += 1;
-            self.note_end(&stream, reason);
+            self.note_end(&Transport::Plain(stream), reason);
             return reason;
         }
         inner.shared.counters.borrow_mut().connections_accepted += 1;
@@ -218,7 +236,8 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
             stream: stream.clone(),
             began: inner.platform.now(),
         });
-        let reason = self.run(&stream, ends, &place).await;
+        let mut transport = Transport::Plain(stream);
+        let reason = self.run(&mut transport, ends, &place).await;
         // What a stop or somebody else's need of its place does to a stream looks like the client's doing.
         let reason = match reason {
             CloseReason::Finished | CloseReason::Broken if !place.is_kept() => CloseReason::Refused,
@@ -228,8 +247,8 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
             reason => reason,
         };
         drop(place);
-        stream.shutdown();
-        self.note_end(&stream, reason);
+        transport.shutdown();
+        self.note_end(&transport, reason);
         reason
     }
 
@@ -309,7 +328,7 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
         }
     }
 
-    fn note_end(&self, stream: &P::Stream, reason: CloseReason) {
+    fn note_end(&self, stream: &Transport<P>, reason: CloseReason) {
         self.inner.shared.counters.borrow_mut().note_close(reason);
         if reason.is_usual() {
             tracing::debug!(peer = stream.peer(), ?reason, "native: connection closed");
@@ -323,12 +342,54 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
         }
     }
 
-    async fn run(&self, stream: &P::Stream, ends: Ends, place: &Place<P, D>) -> CloseReason {
+    /// Begins TLS if the client does, and returns what was received behind that. Leaves `transport` as it is then.
+    async fn begin(&self, transport: &mut Transport<P>) -> Result<Vec<u8>, CloseReason> {
         let inner = &self.inner;
-        let buffers = inner.platform.buffers().clone();
-        let mut inbox = Inbox::new(stream.clone(), buffers, &[]);
+        let (Some(tls), Transport::Plain(stream)) = (&inner.tls, &*transport) else {
+            return Ok(Vec::new());
+        };
         let hello_ns = inner.shared.limits.hello_ns();
+        let begun = begin(&inner.platform, stream, tls, hello_ns).await;
+        match begun {
+            Ok(Begun {
+                transport: carrier,
+                unread,
+            }) => {
+                *transport = carrier;
+                Ok(unread)
+            }
+            Err(NotBegun::Closed(reason)) => Err(reason),
+            Err(NotBegun::NoTls(error)) => {
+                let now = inner.platform.now();
+                if let Some(error) = error
+                    && let Some(left_out) = inner.ends.note(now)
+                {
+                    let peer = transport.peer();
+                    tracing::info!(peer, %error, left_out, "native: TLS did not begin");
+                }
+                Err(CloseReason::NoTls)
+            }
+        }
+    }
+
+    async fn run(
+        &self,
+        transport: &mut Transport<P>,
+        ends: Ends,
+        place: &Place<P, D>,
+    ) -> CloseReason {
+        let inner = &self.inner;
         let arrived = inner.platform.now();
+        let unread = match self.begin(transport).await {
+            Ok(unread) => unread,
+            Err(reason) => return reason,
+        };
+        let stream = &*transport;
+        let buffers = inner.platform.buffers().clone();
+        let mut inbox = Inbox::new(stream.clone(), buffers, &unread);
+        // The handshake and `HELLO` have this time together.
+        let taken_ns = inner.platform.now().since(arrived);
+        let hello_ns = inner.shared.limits.hello_ns().saturating_sub(taken_ns);
         let greeting = receive_hello(&inner.platform, stream, &mut inbox, hello_ns).await;
         let greeting = match greeting {
             Ok(greeting) => greeting,
@@ -391,7 +452,7 @@ impl<P: Platform, D: NativeDirectory> NativeServer<P, D> {
 
     fn connect(
         &self,
-        stream: &P::Stream,
+        stream: &Transport<P>,
         ends: Ends,
         greeting: Greeting,
         attached: &Attached<P>,

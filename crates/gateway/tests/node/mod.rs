@@ -16,6 +16,7 @@ use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{
     CoreRemote, Runtime, RuntimeConfig, UringListener, UringPlatform, UringStream,
 };
+use flagstone_tls::ServerTls;
 use flagstone_types::Lsn;
 use ram::RamVolume;
 
@@ -97,6 +98,17 @@ pub struct Node {
 impl Node {
     /// Serves `plans` on loopback and on a Unix socket in `folder`.
     pub fn start(cores: usize, folder: PathBuf, plans: Vec<Plan>, port: u16) -> Node {
+        Node::start_with_tls(cores, folder, plans, port, None)
+    }
+
+    /// The same with TLS.
+    pub fn start_with_tls(
+        cores: usize,
+        folder: PathBuf,
+        plans: Vec<Plan>,
+        port: u16,
+        tls: Option<ServerTls>,
+    ) -> Node {
         let remotes: Remotes = Arc::default();
         let unix = folder.join("nbd.sock");
         let (sender, receiver) = mpsc::channel();
@@ -106,12 +118,12 @@ impl Node {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(&config, |index| {
-            let (plans, remotes) = (plans.clone(), remotes.clone());
+            let (plans, remotes, tls) = (plans.clone(), remotes.clone(), tls.clone());
             let (sender, unix) = (sender.clone(), unix.clone());
             move |platform: UringPlatform| {
                 let directory = local_directory(&platform, index, plans);
                 let limits = NbdLimits::default();
-                let server = NbdServer::new(platform.clone(), directory.clone(), limits);
+                let server = NbdServer::with_tls(platform.clone(), directory.clone(), limits, tls);
                 CORE.set(Some((server.clone(), directory)));
                 if index == 0 {
                     let address = ("127.0.0.1", port);

@@ -38,8 +38,8 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     (
         "flagstone",
         &[
-            "types", "wire", "platform", "sched", "client", "device", "fs", "gateway", "moves",
-            "runtime",
+            "types", "wire", "platform", "tls", "sched", "client", "device", "fs", "gateway",
+            "moves", "runtime",
         ],
     ),
     ("xtask", &["types", "wire"]),

@@ -15,6 +15,7 @@ use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform, Time};
 use flagstone_runtime::{CoreRemote, IoStats, Refused, UringListener, UringPlatform, UringStream};
 use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
+use flagstone_tls::ServerTls;
 use flagstone_types::{DvolId, Lsn};
 
 use super::access::{Access, TokenStore};
@@ -85,6 +86,8 @@ pub(super) struct Known {
     pub(super) failure_domain: Arc<str>,
     /// Which volumes of the core have snapshots taken by themselves.
     pub(super) schedules: Schedules,
+    /// What clients of NBD and the native protocol may, or have to, begin.
+    pub(super) tls: Option<ServerTls>,
 }
 
 /// How long a tenant is kept that nobody uses.
@@ -223,22 +226,24 @@ impl CoreNode {
             stopping: Cell::new(false),
             stop_grace_ns: share.stop_grace_ns,
         });
-        let server = NbdServer::new(
+        let server = NbdServer::with_tls(
             platform.clone(),
             Directory { core: core.clone() },
             NbdLimits {
                 connections_max: share.connections_max,
                 ..NbdLimits::default()
             },
+            known.tls.clone(),
         );
         *core.nbd.borrow_mut() = Some(server);
-        let native = NativeServer::new(
+        let native = NativeServer::with_tls(
             platform.clone(),
             NativeNames { core: core.clone() },
             NativeLimits {
                 connections_max: share.native_connections_max,
                 ..NativeLimits::default()
             },
+            known.tls,
         );
         *core.native.borrow_mut() = Some(native);
         CORE.with(|slot| *slot.borrow_mut() = Some(core.clone()));

@@ -17,7 +17,7 @@ use super::native;
 use super::records::Kept;
 use super::schedule;
 use super::{RealNode, no_such_volume};
-use crate::attach::NbdTarget;
+use crate::attach::{NbdTarget, unix_url};
 use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
@@ -98,9 +98,12 @@ impl RealNode {
             bytes => Reservation::Bytes(bytes),
         };
         let export_url = match self.nbd_tcp.first() {
-            Some(address) => NbdTarget::new(*address).url(&dvol.name),
+            Some(address) => NbdTarget::new(*address)
+                .with_tls(self.is_tls_required)
+                .url(&dvol.name),
             None => self.nbd_unix.as_ref().map_or_else(String::new, |path| {
-                crate::attach::unix_url(&path.display().to_string(), &dvol.name)
+                let path = path.display().to_string();
+                unix_url(&path, &dvol.name, self.is_tls_required)
             }),
         };
         VolumeInfo {

@@ -105,6 +105,7 @@ struct RealNode {
     access: Access,
     /// Which volumes are at other nodes.
     between: Between,
+    is_tls_required: bool,
     nbd_tcp: Vec<SocketAddr>,
     nbd_unix: Option<PathBuf>,
     /// For the native protocol, of each core.

@@ -18,6 +18,7 @@ use flagstone_runtime::{
     DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
 };
 use flagstone_sched::Device as DividedDevice;
+use flagstone_tls::ServerTls;
 
 use super::access::{Access, TokenStore};
 use super::attributes::{Receiving, VolumeAttributes};
@@ -267,6 +268,7 @@ pub(super) struct Part {
     pub(super) between: Between,
     pub(super) identity: Identity,
     pub(super) failure_domain: Arc<str>,
+    pub(super) tls: Option<ServerTls>,
     pub(super) recording: Recording,
     pub(super) exports: Vec<ExportOptions>,
     pub(super) share: Share,
@@ -318,6 +320,7 @@ async fn open_core(
         between,
         identity,
         failure_domain,
+        tls,
         recording,
         exports,
         share,
@@ -468,6 +471,7 @@ async fn open_core(
         left_over,
         identity,
         failure_domain,
+        tls,
         schedules: Schedules::new(scheduled),
     };
     CoreNode::install(&platform, engines, known, recording, files, share, divided);

@@ -39,6 +39,7 @@ pub(super) fn options(path: PathBuf) -> NodeOptions {
         nbd_unix: None,
         native: None,
         native_connections_max: 64,
+        tls: None,
         failure_domain: String::new(),
         nfs: None,
         portmapper: false,
