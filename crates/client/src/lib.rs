@@ -11,7 +11,7 @@
 //! - a server's limits are kept to by waiting, and no answer of a server panics.
 //!
 //! It has no clock, thread or socket of its own: a [`Platform`](flagstone_platform::Platform) gives
-//! time, tasks and randomness, [`Connect`] connections. So it runs unchanged in the simulator.
+//! time, tasks and randomness, [`Connect`] connections, [`TlsConnect`] those with TLS. So it runs unchanged in the simulator.
 //!
 //! Read first: [`Client`], [`Volume`], [`Error`]; then `call.rs` (what is made of each answer),
 //! `ledger.rs` (numbers, and what became of them), `link/` (a connection), `open.rs` (a volume that stays
@@ -36,6 +36,7 @@ mod order;
 mod query;
 mod snapshots;
 mod time;
+mod tls;
 mod token;
 mod volume;
 
@@ -47,5 +48,6 @@ pub use error::{Cause, Error, Failure};
 pub use open::{Description, Target};
 pub use options::{Durability, OpenHow, Options};
 pub use snapshots::Snapshot;
+pub use tls::TlsConnect;
 pub use token::{Token, TokenError};
 pub use volume::Volume;

@@ -7,3 +7,4 @@ mod gate;
 mod history;
 mod operations;
 mod server;
+mod tls;

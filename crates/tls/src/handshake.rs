@@ -39,6 +39,19 @@ impl fmt::Display for HandshakeError {
 
 impl std::error::Error for HandshakeError {}
 
+/// For those who only know connections that break.
+impl From<HandshakeError> for io::Error {
+    fn from(error: HandshakeError) -> io::Error {
+        match error {
+            HandshakeError::Closed => {
+                io::Error::new(io::ErrorKind::UnexpectedEof, error.to_string())
+            }
+            HandshakeError::Broken(error) => error,
+            HandshakeError::Refused(why) => io::Error::new(io::ErrorKind::InvalidData, why),
+        }
+    }
+}
+
 impl<P: Platform> TlsStream<P> {
     /// Shakes hands with a client. `first` is what was received of its records already.
     pub async fn accept(

@@ -1,6 +1,7 @@
 //! Certificates and keys, from PEM to what a handshake needs.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rustls::client::Resumption;
@@ -182,6 +183,14 @@ impl ClientTls {
             config: Arc::new(config),
             server,
         })
+    }
+
+    /// The same for a server whose certificate is for this address.
+    pub fn for_address(&self, address: IpAddr) -> ClientTls {
+        ClientTls {
+            config: self.config.clone(),
+            server: ServerName::IpAddress(address.into()),
+        }
     }
 
     pub(crate) fn config(&self) -> Arc<ClientConfig> {

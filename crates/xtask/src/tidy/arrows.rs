@@ -20,7 +20,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("platform", &["types"]),
     ("tls", &["platform"]),
     ("sched", &["types", "platform"]),
-    ("client", &["types", "wire", "platform"]),
+    ("client", &["types", "wire", "platform", "tls"]),
     ("device", &["types", "platform"]),
     ("pagestore", &["types", "platform", "device"]),
     ("btree", &["types", "platform", "device", "pagestore"]),
