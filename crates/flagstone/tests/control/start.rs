@@ -338,3 +338,23 @@ fn a_configuration_that_is_no_text_is_wrong_usage() {
         fails(&checked, Exit::Usage, "expected UTF-8 text");
     }
 }
+
+/// Keys and certificates are looked at before anything is touched.
+#[test]
+fn a_certificate_that_is_not_there_is_said_before_anything_is_made() {
+    let dir = TempDir::new("certificates");
+    let node = dir.path().join("node");
+    let config = dir.path().join("node.toml");
+    let text = format!(
+        "dir = {node:?}\n[tls]\ncertificate = \"/no/such.pem\"\nkey = \"/no/such.key\"\n\
+         [[device]]\npath = \"/no/such.img\"\n"
+    );
+    fs::write(&config, text).expect("written");
+    let serve = flagstone(&format!("serve --config {} {ANY_PORT}", config.display()));
+    fails(
+        &serve,
+        Exit::NotFound,
+        "reading the certificate, /no/such.pem",
+    );
+    assert!(!node.exists(), "nothing was made");
+}

@@ -18,6 +18,7 @@ mod slo;
 mod stop;
 mod streams;
 mod support;
+mod tls;
 mod tokens;
 mod volume_files;
 mod volumes;
