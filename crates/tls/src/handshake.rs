@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
-use rustls::{ClientConnection, Connection, ServerConnection};
+use rustls::{ClientConnection, ServerConnection};
 
 use crate::clock;
 use crate::settings::{ClientTls, ServerTls};
@@ -62,7 +62,7 @@ impl<P: Platform> TlsStream<P> {
     ) -> Result<TlsStream<P>, HandshakeError> {
         let connection = ServerConnection::new(tls.config())
             .map_err(|error| HandshakeError::Refused(error.to_string()))?;
-        let state = State::new(Connection::from(connection), first);
+        let state = State::new(Box::new(connection.into()), first);
         shake_hands(Inner::new(platform.clone(), stream, state)).await
     }
 
@@ -75,7 +75,7 @@ impl<P: Platform> TlsStream<P> {
         clock::tell(platform);
         let connection = ClientConnection::new(tls.config(), tls.server())
             .map_err(|error| HandshakeError::Refused(error.to_string()))?;
-        let state = State::new(Connection::from(connection), &[]);
+        let state = State::new(Box::new(connection.into()), &[]);
         shake_hands(Inner::new(platform.clone(), stream, state)).await
     }
 }

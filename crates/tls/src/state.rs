@@ -24,7 +24,7 @@ pub(crate) const SEALED_BYTES: usize = 64 << 10;
 
 /// A connection with TLS between two streams: plain data, which may go to another core.
 pub struct TlsSession {
-    connection: Connection,
+    connection: Box<Connection>,
     incoming: Vec<u8>,
 }
 
@@ -35,7 +35,8 @@ const _: () = {
 
 /// See the module's page.
 pub(crate) struct State {
-    connection: Connection,
+    /// Boxed: it has more than a kilobyte, and goes through many hands.
+    connection: Box<Connection>,
     /// Received and not looked at: `start..end` of it.
     incoming: Option<IoBuf>,
     start: usize,
@@ -51,7 +52,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(connection: Connection, unread: &[u8]) -> State {
+    pub(crate) fn new(connection: Box<Connection>, unread: &[u8]) -> State {
         let mut state = State {
             connection,
             incoming: None,

@@ -28,8 +28,8 @@ fn shaken() -> (State, State) {
     let client = ClientTls::from_pem("node", certificate, None).unwrap();
     let client = ClientConnection::new(client.config(), client.server()).unwrap();
     let server = ServerConnection::new(server.config()).unwrap();
-    let mut client = State::new(Connection::from(client), &[]);
-    let mut server = State::new(Connection::from(server), &[]);
+    let mut client = State::new(Box::new(client.into()), &[]);
+    let mut server = State::new(Box::new(server.into()), &[]);
     while client.is_handshaking() || server.is_handshaking() {
         carry(&mut client, &mut server).unwrap();
         carry(&mut server, &mut client).unwrap();
@@ -89,4 +89,16 @@ fn what_nobody_takes_is_not_opened() {
     let mut rest = vec![0; SEAL_BYTES];
     assert_eq!(server.open(&mut rest).unwrap(), Some(SEAL_BYTES - 1));
     assert_eq!(server.open(&mut rest).unwrap(), None);
+}
+
+/// Nothing counts behind the peer's good-bye, and nothing is looked at for ever.
+#[test]
+fn what_comes_behind_a_good_bye_is_left_out() {
+    let (mut client, mut server) = shaken();
+    client.seal_end();
+    carry(&mut client, &mut server).unwrap();
+    server.put(IoBuf::copy_of(&[7; 100]), 100);
+    assert_eq!(server.step(), Ok(true));
+    assert_eq!(server.step(), Ok(false));
+    assert_eq!(server.open(&mut [0; 10]).unwrap(), Some(0));
 }

@@ -107,6 +107,33 @@ fn an_expired_certificate_is_not_trusted() {
     });
 }
 
+/// What time it is is asked when a certificate is judged, not when the handshake began.
+#[test]
+fn a_certificate_that_expires_meanwhile_is_not_trusted() {
+    const DAY_NS: u64 = 86_400_000_000_000;
+    let network = NetworkConfig {
+        delay_ns: 2 * DAY_NS..=2 * DAY_NS,
+        ..NetworkConfig::default()
+    };
+    let world = world(9, network);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let (near, far) = pair(&platform).await;
+        let ca = Authority::new("authority");
+        let until_ns = platform.wall_clock_ns() + DAY_NS;
+        let node = ca.issue_until_ns("node", until_ns);
+        let (certificate, key) = (node.certificate.as_bytes(), node.key.as_bytes());
+        let server = ServerTls::from_pem(certificate, key, None, false).unwrap();
+        let client = ClientTls::from_pem("node", ca.pem().as_bytes(), None).unwrap();
+        let there = platform.clone();
+        platform.spawn(async move {
+            let _ = TlsStream::accept(&there, far, &server, &[]).await;
+        });
+        let near = TlsStream::connect(&platform, near, &client).await;
+        assert!(refusal(near).contains("expired"));
+    });
+}
+
 #[test]
 fn a_client_shows_a_certificate_if_it_is_asked_for_one() {
     let ca = Authority::new("authority");

@@ -242,12 +242,21 @@ fn a_write_given_up_is_the_last() {
 /// The session goes elsewhere between two messages, with what was received and not read.
 #[test]
 fn a_session_is_taken_apart_and_goes_on() {
-    let world = world(40, NetworkConfig::default());
+    let network = NetworkConfig {
+        short_read: 0.0,
+        ..NetworkConfig::default()
+    };
+    let world = world(40, network);
     let platform = world.platform(0);
     world.block_on(0, async move {
         let (near, far) = shaken(&platform, &Party::new()).await;
+        // Much, so that it receives much at once from now on.
+        send(&near, &[b'x'; 200_000]).await;
+        receive(&far, 200_000).await;
         send(&near, b"one").await;
         send(&near, &[b'y'; 40_000]).await;
+        // All of it is there, and more is received than is asked for.
+        platform.sleep_ns(1_000_000_000).await;
         assert_eq!(receive(&far, 1).await, b"o");
         let second = far.clone();
         assert!(far.detach().await.is_none(), "there is another handle");

@@ -1,6 +1,7 @@
 //! Two ends of a stream in a simulated network, and certificates for them.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use flagstone_platform::{IoBuf, Listener, Platform, Stream};
 use flagstone_sim::{NetworkConfig, SimPlatform, SimStream, World, WorldConfig};
@@ -30,10 +31,22 @@ impl Authority {
         self.0.pem()
     }
 
-    /// A certificate for this name, good until the end of that year.
+    /// A certificate for this name, good until the last day of that year.
     pub fn issue_until(&self, name: &str, year: i32) -> Identity {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_after = rcgen::date_time_ymd(year, 12, 31);
+        self.sign(params)
+    }
+
+    /// The same, good until so many nanoseconds after the beginning of 1970.
+    pub fn issue_until_ns(&self, name: &str, until_ns: u64) -> Identity {
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let until = rcgen::date_time_ymd(1970, 1, 1) + Duration::from_nanos(until_ns);
+        params.not_after = until;
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Identity {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
         Identity {

@@ -1,4 +1,4 @@
-//! How a connection begins: with TLS or without. Its first byte says which. [native "Request header"]
+//! How a connection begins: with TLS or without. Its first byte says which. (`docs/protocols/native.md`, "Request header")
 //!
 //! The operation of a request comes first, and the first request is `HELLO`, so no other connection begins like a record
 //! of TLS's handshake.
