@@ -31,47 +31,53 @@ impl<P: Platform> Transport<P> {
     }
 }
 
-/// An operation of one kind of stream or of the other.
-enum Either<A, B> {
-    Plain(A),
-    Tls(B),
-}
-
-impl<T, A: Future<Output = T>, B: Future<Output = T>> Either<A, B> {
-    async fn done(self) -> T {
-        match self {
-            Either::Plain(operation) => operation.await,
-            Either::Tls(operation) => operation.await,
-        }
-    }
-}
-
+// An operation without TLS should cost what it does without this: so its future has room for nothing else (that with TLS
+// is boxed). The handle is let go of before: whoever drops the last
+// one ends the operation.
 impl<P: Platform> Stream for Transport<P> {
     fn read(&self, buf: IoBuf) -> impl Future<Output = (IoBuf, io::Result<usize>)> + 'static {
-        match self {
-            Transport::Plain(stream) => Either::Plain(stream.read(buf)),
-            Transport::Tls(stream) => Either::Tls(stream.read(buf)),
+        let transport = self.clone();
+        async move {
+            match transport {
+                Transport::Plain(stream) => {
+                    let operation = stream.read(buf);
+                    drop(stream);
+                    operation.await
+                }
+                Transport::Tls(stream) => Box::pin(stream.read(buf)).await,
+            }
         }
-        .done()
     }
 
     fn read_exact(&self, buf: IoBuf) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
-        match self {
-            Transport::Plain(stream) => Either::Plain(stream.read_exact(buf)),
-            Transport::Tls(stream) => Either::Tls(stream.read_exact(buf)),
+        let transport = self.clone();
+        async move {
+            match transport {
+                Transport::Plain(stream) => {
+                    let operation = stream.read_exact(buf);
+                    drop(stream);
+                    operation.await
+                }
+                Transport::Tls(stream) => Box::pin(stream.read_exact(buf)).await,
+            }
         }
-        .done()
     }
 
     fn write_all(
         &self,
         bufs: Vec<IoBuf>,
     ) -> impl Future<Output = (Vec<IoBuf>, io::Result<()>)> + 'static {
-        match self {
-            Transport::Plain(stream) => Either::Plain(stream.write_all(bufs)),
-            Transport::Tls(stream) => Either::Tls(stream.write_all(bufs)),
+        let transport = self.clone();
+        async move {
+            match transport {
+                Transport::Plain(stream) => {
+                    let operation = stream.write_all(bufs);
+                    drop(stream);
+                    operation.await
+                }
+                Transport::Tls(stream) => Box::pin(stream.write_all(bufs)).await,
+            }
         }
-        .done()
     }
 
     fn shutdown(&self) {
