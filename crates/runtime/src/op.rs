@@ -140,6 +140,7 @@ pub(crate) enum Owned {
     Nothing,
     Buf(IoBuf),
     Message(Box<Message>),
+    #[expect(dead_code, reason = "it is only kept, never looked at")]
     Address(Box<SockAddr>),
     Word(Box<u64>),
 }
