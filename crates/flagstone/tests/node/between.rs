@@ -26,6 +26,7 @@ use crate::client;
 use crate::native::client::Native;
 use crate::native::{addresses, listening, token, volume};
 use crate::support::Scene;
+use crate::tls::tls;
 
 const BLOCK: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -628,4 +629,22 @@ fn who_was_locked_out_stays_so_behind_a_move() {
     assert_eq!(old.join().expect("ends"), Some(Status::StaleEpoch));
     moved_on.send(()).expect("is waited for");
     new.join().expect("no error");
+}
+
+/// Nodes bring volumes without TLS.
+#[test]
+fn a_node_that_wants_tls_promises_nothing() {
+    let one = node();
+    let other = Scene::with(|options| {
+        listening(options);
+        options.tls = Some(tls());
+    });
+    volume(&one, "vm", None);
+    let (why, words) = kind(promise(&one, &other, "vm"));
+    assert_eq!(why, NodeErrorKind::Refused, "{words}");
+    assert!(words.contains("TLS"), "{words}");
+    let silent = Scene::with(|_| {});
+    let (why, words) = kind(promise(&one, &silent, "vm"));
+    assert_eq!(why, NodeErrorKind::Refused, "{words}");
+    assert!(words.contains("native"), "{words}");
 }

@@ -8,7 +8,7 @@ use flagstone_tls::ServerTls;
 
 use crate::support::Scene;
 
-fn tls() -> ServerTls {
+pub(crate) fn tls() -> ServerTls {
     let key = rcgen::KeyPair::generate().expect("a key");
     let params = rcgen::CertificateParams::new(vec!["node".to_owned()]).expect("a name");
     let certificate = params.self_signed(&key).expect("a certificate").pem();

@@ -107,6 +107,11 @@ impl RealNode {
             return Err(NodeError::new(NodeErrorKind::Refused, doing, found)
                 .next("start it with `--native ADDR:PORT`, or `native` in the configuration"));
         }
+        if self.is_tls_required {
+            let found = "this node serves nobody without TLS, and nodes bring volumes without it";
+            return Err(NodeError::new(NodeErrorKind::Refused, doing, found)
+                .next("start it without `tls.required` until the volume has come"));
+        }
         if let Some((name, _)) = self.names.place_of(id) {
             let found = format!("this node has that volume, as '{name}'");
             return Err(NodeError::new(NodeErrorKind::AlreadyExists, doing, found)
