@@ -8,8 +8,9 @@ use flagstone_types::{BLOCK_SIZE, DvolId, Epoch};
 
 use super::client::{Client, Extent};
 use super::content::Effect;
+use super::described::ATTRIBUTES_BLOCK;
 use super::history::ObjectKey;
-use super::model::{Field, Life, Object, Part};
+use super::model::{Field, Life, Model, Object, Part};
 
 /// Dvols of one journal, at most.
 const DVOLS_MAX: usize = 6;
@@ -312,11 +313,11 @@ impl Client {
             return;
         }
         let old = self.model.borrow().objects[key].size.now;
-        let parts = if new < old {
-            vec![self.shrink_part(key, new, old)]
-        } else {
-            Vec::new()
+        let part = match new < old {
+            true => Some(self.shrink_part(key, new, old)),
+            false => self.model.borrow().grow_part(key, old),
         };
+        let parts = part.into_iter().collect();
         self.model.borrow_mut().objects[key].size.begin(new);
         let change = self.begin(format!("resize from {old} to {new}"), parts, true, false);
         let result = self.engine.resize(handle, new).await;
@@ -354,7 +355,10 @@ impl Client {
             };
             effects.push((new / BLOCK_SIZE, effect));
         }
-        let gone = new.div_ceil(BLOCK_SIZE)..old.div_ceil(BLOCK_SIZE);
+        let old_end = old.div_ceil(BLOCK_SIZE);
+        let is_clear = self.model.borrow().left_behind(key, old_end).is_empty();
+        let end = if is_clear { old_end } else { ATTRIBUTES_BLOCK };
+        let gone = new.div_ceil(BLOCK_SIZE)..end;
         let wide = (!gone.is_empty()).then_some((gone, Effect::Unmap));
         Part {
             object: key,
@@ -503,5 +507,44 @@ impl Client {
             Ok(()) => self.model.borrow_mut().objects[key].read_only.end(true),
             Err(error) => drop(self.admin_error("set_read_only", Some(key), error)),
         }
+    }
+}
+
+impl Model {
+    /// Growing, or setting the same size, does what a shrinking that broke off has left undone behind
+    /// the old end. `None` if nothing can have been left there.
+    fn grow_part(&self, key: ObjectKey, old: u64) -> Option<Part> {
+        let last = old / BLOCK_SIZE;
+        let behind = old.div_ceil(BLOCK_SIZE)..ATTRIBUTES_BLOCK;
+        let mut effects = Vec::new();
+        if last < behind.start && self.objects[key].blocks.contains_key(&last) {
+            effects.push((last, Effect::ClearBehind { end_bytes: old }));
+        }
+        let unmap = Effect::ClearBehind {
+            end_bytes: behind.start * BLOCK_SIZE,
+        };
+        let left = self.left_behind(key, behind.start);
+        let wide = (!left.is_empty()).then_some((behind, unmap.clone()));
+        effects.extend(left.into_iter().map(|vblock| (vblock, unmap.clone())));
+        (!effects.is_empty()).then_some(Part {
+            object: key,
+            effects,
+            wide,
+            closes: true,
+            lsn_before: 0,
+        })
+    }
+
+    /// Blocks from `end` on that may take space, though the dvol ends before them.
+    fn left_behind(&self, key: ObjectKey, end: u64) -> Vec<u64> {
+        let known = self.objects[key].blocks.range(end..ATTRIBUTES_BLOCK);
+        let may_be_mapped = |vblock: &u64| {
+            let states = self.live(key, *vblock, u64::MAX);
+            states.iter().any(|state| state.value.mapped)
+        };
+        known
+            .map(|(&vblock, _)| vblock)
+            .filter(may_be_mapped)
+            .collect()
     }
 }

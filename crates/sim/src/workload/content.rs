@@ -146,6 +146,14 @@ impl Content {
     }
 }
 
+impl Content {
+    /// True if the bytes of the block at `block_at` are zeros from `start` on.
+    fn is_zero_from(&self, block_at: u64, start: u64) -> bool {
+        let bytes = self.bytes(block_at);
+        bytes[start as usize..].iter().all(|&byte| byte == 0)
+    }
+}
+
 impl fmt::Debug for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "write {}", self.under)?;
@@ -234,6 +242,9 @@ pub(crate) enum Effect {
     UnmapPart { start: u16, end: u16 },
     /// It is deallocated.
     Unmap,
+    /// What an earlier shrinking left in it from this byte of the dvol on becomes zero: the whole block
+    /// is deallocated if it begins there. Where nothing was left, nothing changes.
+    ClearBehind { end_bytes: u64 },
     /// It becomes one of these.
     Restore(Vec<Value>),
 }
@@ -241,7 +252,10 @@ pub(crate) enum Effect {
 impl Effect {
     /// True if what was there before does not matter.
     pub(crate) fn is_whole(&self) -> bool {
-        !matches!(self, Effect::Patch { .. } | Effect::UnmapPart { .. })
+        !matches!(
+            self,
+            Effect::Patch { .. } | Effect::UnmapPart { .. } | Effect::ClearBehind { .. }
+        )
     }
 
     /// True if the value is what it is after this, LSN included, whatever it was before. Not so
@@ -292,6 +306,15 @@ impl Effect {
                 lsn,
                 ..Value::untouched()
             }],
+            Effect::ClearBehind { .. } if self.leaves_no_trace(old) => vec![old.clone()],
+            &Effect::ClearBehind { end_bytes } => {
+                let start = (end_bytes % BLOCK_SIZE) as u16;
+                let cleared = match start {
+                    0 => Effect::Unmap,
+                    start => zeros(start, BLOCK as u16),
+                };
+                cleared.apply(old, lsn)
+            }
             Effect::Restore(values) => values.clone(),
         }
     }
@@ -300,16 +323,7 @@ impl Effect {
     pub(crate) fn apply_after_crash(&self, left: &Value, live: &Value, lsn: Span) -> Vec<Value> {
         match self {
             // Zeros were written, whatever is left of what they were written over.
-            &Effect::UnmapPart { start, end } if live.mapped => {
-                let (tag, meta) = (0, 0);
-                let zeros = Effect::Patch {
-                    start,
-                    end,
-                    tag,
-                    meta,
-                };
-                zeros.apply(left, lsn)
-            }
+            &Effect::UnmapPart { start, end } if live.mapped => zeros(start, end).apply(left, lsn),
             Effect::UnmapPart { .. } => vec![left.clone()],
             _ => self.apply(left, lsn),
         }
@@ -317,7 +331,25 @@ impl Effect {
 
     /// True if it changes nothing where `live` is.
     pub(crate) fn leaves_no_trace(&self, live: &Value) -> bool {
-        matches!(self, Effect::UnmapPart { .. }) && !live.mapped
+        match self {
+            Effect::UnmapPart { .. } => !live.mapped,
+            Effect::ClearBehind { end_bytes } => {
+                let start = end_bytes % BLOCK_SIZE;
+                // A hole that is deallocated together with others may get an LSN.
+                start > 0 && (!live.mapped || live.content.is_zero_from(end_bytes - start, start))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Zeros are written to a part.
+fn zeros(start: u16, end: u16) -> Effect {
+    Effect::Patch {
+        start,
+        end,
+        tag: 0,
+        meta: 0,
     }
 }
 

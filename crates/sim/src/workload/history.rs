@@ -278,8 +278,10 @@ fn crash_steps(
     let may_have_been = op.outcome != Outcome::Failed;
     if entry.effect.leaves_no_trace(&live.value) {
         // There is nothing of it that could be lost or found. But when it is durable, so is the hole
-        // that it saw.
-        let left = if op.durable { live } else { state };
+        // that it saw, or what made an end of what lay behind a dvol's end.
+        let is_hole = matches!(entry.effect, Effect::UnmapPart { .. });
+        let saw_more = is_hole || !entry.effect.leaves_no_trace(&state.value);
+        let left = if op.durable && saw_more { live } else { state };
         let seen = live.with(live.value.clone(), entry);
         next.push((left.with(left.value.clone(), entry), seen));
         return;

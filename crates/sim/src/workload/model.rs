@@ -125,7 +125,12 @@ pub(crate) struct Part {
 impl Part {
     /// True if it changes nothing where nothing is mapped.
     pub(crate) fn may_leave_no_trace(&self) -> bool {
-        let of_parts = |(_, effect): &(u64, Effect)| matches!(effect, Effect::UnmapPart { .. });
+        let of_parts = |(_, effect): &(u64, Effect)| {
+            matches!(
+                effect,
+                Effect::UnmapPart { .. } | Effect::ClearBehind { .. }
+            )
+        };
         !self.effects.is_empty() && self.effects.iter().all(of_parts)
     }
 }
