@@ -192,6 +192,39 @@ fn growing_shows_zeros_after_a_shrinking_that_was_left() {
     }
 }
 
+/// What growing clears of what a shrinking left is the dvol's alone: a snapshot from before has it all, and one
+/// from after has nothing of it. (Seed 1218 of the simulator asked.)
+#[test]
+fn snapshots_keep_what_growing_clears() {
+    let end = 3 * BLOCK + 512;
+    let disk = new_disk();
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let engine = begin(&platform, &disk).await;
+        let dvol = engine.create(named("v")).await.expect("creates");
+        for at in 0..8 {
+            write(&engine, dvol, at * BLOCK, 7).await;
+        }
+        let snapshot = async |engine: &Engine<SimPlatform>, name: &str| {
+            let taken = engine.snapshot(&[(dvol, name.to_owned())]).await;
+            taken.expect("takes one")[0]
+        };
+        let before = snapshot(&engine, "before").await;
+        let shrunk = || engine.size_of(dvol) == Ok(end);
+        let left = leave_when(engine.resize(dvol, end), shrunk).await;
+        assert_eq!(left, None, "it has not given back yet");
+        engine.resize(dvol, SIZE).await.expect("grows");
+        let after = snapshot(&engine, "after").await;
+        let engine = reopen(engine, &platform, &disk).await;
+        for at in [end - 1, end, 4 * BLOCK - 1, 4 * BLOCK, 7 * BLOCK] {
+            assert_eq!(first_byte(&engine, before, at).await, Ok(7), "at {at}");
+            let byte = if at < end { 7 } else { 0 };
+            assert_eq!(first_byte(&engine, after, at).await, Ok(byte), "at {at}");
+        }
+    });
+}
+
 /// Only growing gave back what an interrupted shrinking had left: shrinking once more, or to the same
 /// size, did not touch it, and it could not be had without making the dvol larger.
 #[test]

@@ -548,3 +548,73 @@ impl Model {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::{Content, Span, Value};
+    use super::super::history::History;
+    use super::super::model::Answer;
+    use super::*;
+
+    const END: u64 = 3 * BLOCK_SIZE + 204;
+
+    fn written(tag: u64) -> Value {
+        let lsn = Span::exactly(8);
+        let tag = Effect::Whole { tag, meta: 0 };
+        tag.apply(&Value::untouched(), lsn).remove(0)
+    }
+
+    /// What block `vblock` of a dvol that ends at [`END`] is after growing, if it was one of `base`
+    /// before; as long as that is under way, too, if not `done`.
+    fn grown(vblock: u64, base: Vec<Value>, done: bool) -> Vec<Value> {
+        let mut model = Model::default();
+        let mut object = Object::new(0, DvolId(1), "v", END);
+        object.blocks.insert(vblock, History::of(base));
+        let key = model.add(object, None);
+        let part = model.grow_part(key, END);
+        let parts: Vec<Part> = part.into_iter().collect();
+        let op = model.begin("grow".to_owned(), &parts, true, false);
+        if done {
+            let answer = Answer::Done(vec![Span { low: 8, high: 9 }; parts.len()]);
+            model.end(op, &parts, &answer);
+        }
+        let states = model.live(key, vblock, u64::MAX);
+        states.into_iter().map(|state| state.value).collect()
+    }
+
+    /// Seed 1218: a power loss came between the record of a smaller size and the zeros behind it.
+    #[test]
+    fn growing_clears_what_a_shrinking_left_in_the_last_block() {
+        let cleared = Content::whole(120).patched(204, 4096, 0);
+        let after = grown(3, vec![written(120)], true);
+        assert_eq!(after.len(), 1);
+        assert_eq!(after[0].content, cleared);
+        assert!(after[0].lsn.low == 8 && after[0].lsn.high == 9 && after[0].mapped);
+        let during = grown(3, vec![written(120)], false);
+        assert_eq!(during.len(), 2, "either");
+        assert!(during.contains(&written(120)));
+    }
+
+    #[test]
+    fn growing_changes_nothing_where_nothing_was_left() {
+        let clear = Value {
+            content: Content::whole(120).patched(204, 4096, 0),
+            ..written(120)
+        };
+        for last in [clear, Value::untouched()] {
+            assert_eq!(grown(3, vec![last.clone()], true), [last]);
+        }
+        let before = written(120);
+        assert_eq!(grown(2, vec![before.clone()], true), [before]);
+        let hole = Value::untouched();
+        assert_eq!(grown(4, vec![hole.clone()], true), [hole]);
+    }
+
+    #[test]
+    fn growing_unmaps_what_a_shrinking_left_behind_the_last_block() {
+        let may_be = vec![Value::untouched(), written(120)];
+        let after = grown(4, may_be, true);
+        assert!(!after.is_empty() && after.iter().all(|v| !v.mapped));
+        assert!(after.iter().all(|v| v.content == Content::default()));
+    }
+}
