@@ -14,7 +14,7 @@ use flagstone_platform::Platform;
 use flagstone_platform::sync::Signal;
 use flagstone_types::{DeviceId, DvolId, Epoch, Lsn};
 use flagstone_wire::failure::Failure;
-use flagstone_wire::open::{OPEN_NAME_MAX_BYTES, OpenReply, OpenRequest, open_flag};
+use flagstone_wire::open::{OPEN_NAME_MAX_BYTES, OpenReply, OpenRequest, held_field, open_flag};
 use flagstone_wire::operation::flag;
 use flagstone_wire::proof::Claim;
 use flagstone_wire::{Operation, Status, VolumeNo, open as wire_open};
@@ -179,7 +179,7 @@ pub(crate) fn start<P: Platform, C: Connect>(
         redirects: 0,
         is_late: false,
         description: None,
-        epochs: Vec::new(),
+        epochs: how.held.into_iter().collect(),
         lost: None,
         trouble: None,
         is_closed: false,
@@ -315,13 +315,11 @@ impl<P: Platform, C: Connect> Inner<P, C> {
         };
         let mut body = Vec::new();
         request.encode(&mut body);
-        let epoch = match self.how.read_only {
-            true => Epoch(0),
-            false => self.state.borrow().epoch_held(),
-        };
+        let held = self.state.borrow().epoch_held();
+        let held = held.filter(|_| !self.how.read_only);
         let fields = Fields {
             flags,
-            lsn: epoch.0.into(),
+            lsn: held_field(held),
             ..Fields::default()
         };
         Flight::new(Operation::Open, fields, body)
@@ -345,8 +343,6 @@ impl<P: Platform, C: Connect> Inner<P, C> {
             Some(Status::Ok) => self.judge_open(&reply, body),
             Some(Status::Moved) => match Failure::decode(reply.header.status, body) {
                 Ok(Failure::Moved(address)) => {
-                    let incarnation = reply.incarnation;
-                    self.state.borrow_mut().unflushed.moved(incarnation);
                     self.redirect(address);
                     Verdict::Again
                 }
@@ -519,14 +515,15 @@ impl<P: Platform, C: Connect> Open<P, C> {
 impl<P: Platform, C: Connect> State<P, C> {
     /// The epoch to name when the volume is opened again: if it has another one since only because it was moved, the server lets us
     /// go on.
-    fn epoch_held(&self) -> Epoch {
-        self.epochs.iter().copied().max().unwrap_or_default()
+    fn epoch_held(&self) -> Option<Epoch> {
+        self.epochs.iter().copied().max()
     }
 
     /// Whether somebody else has opened the volume alone, though the server, which was told the epoch that was held, let us go on: it does
     /// that also with a lower epoch than it was told.
     fn is_fenced(&self, now: Epoch) -> bool {
-        now < self.epoch_held() && !self.epochs.contains(&now)
+        let is_below = self.epoch_held().is_some_and(|held| now < held);
+        is_below && !self.epochs.contains(&now)
     }
 
     fn next_first(&mut self, addresses: &[SocketAddr]) {

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use flagstone_types::Epoch;
+
 /// How a client behaves. Times are in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,6 +50,9 @@ pub struct OpenHow {
     /// Whoever else has it open for writing is refused from now on. Then writes whose outcome is not
     /// known after a restart of the server are repeated instead of being reported.
     pub alone: bool,
+    /// The epoch in which whoever opens it has held it before, by other means. If anything but moves has raised it
+    /// since, it isn't opened: [`Status::StaleEpoch`](flagstone_wire::Status::StaleEpoch).
+    pub held: Option<Epoch>,
 }
 
 /// When a change is answered.

@@ -16,10 +16,12 @@ use crate::server::{BLOCK, Server, Trouble, value_of};
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const ALONE: OpenHow = OpenHow {
     alone: true,
+    held: None,
     read_only: false,
 };
 pub(crate) const SHARED: OpenHow = OpenHow {
     alone: false,
+    held: None,
     read_only: false,
 };
 
@@ -169,6 +171,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_sent() {
     stage.run(async move {
         let both = OpenHow {
             alone: true,
+            held: None,
             read_only: true,
         };
         let error = client

@@ -389,6 +389,7 @@ fn run(seed: u64, sums: &mut Sums) {
             for (name, token) in names.iter().zip(tokens) {
                 let how = OpenHow {
                     alone: *name == "alone",
+                    held: None,
                     read_only: false,
                 };
                 let target = Target::Name((*name).to_owned());

@@ -387,31 +387,36 @@ pub async fn ask<P: Platform, C: Connect>(
         }
         let deadline = platform.now().plus_ns(QUESTION_NS);
         let asked = arrival.settle(question.device, question.volume, (true, false), deadline);
-        match asked.await {
+        let why = match asked.await {
             Ok(Settled::Arrived(at)) => return Some(Some(at)),
             Ok(Settled::Never) => return Some(None),
+            Ok(Settled::NotHere) => "the node that it was moving to can't tell".to_owned(),
             // Gone on though it was to be given up: that can't be, and is asked again.
-            Ok(Settled::Arriving | Settled::NotHere) => {}
-            // Once: it is asked again several times a second.
-            Err(error) if !std::mem::replace(&mut is_told, true) => tracing::warn!(
+            Ok(Settled::Arriving) => "the node that it was moving to goes on".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        // Once: it is asked again several times a second.
+        match std::mem::replace(&mut is_told, true) {
+            false => tracing::warn!(
                 volume = %question.volume,
-                "{error}; until the node that it was moving to answers, the volume is served nowhere: bring that node back"
+                "{why}; until the node that it was moving to answers, the volume is served nowhere: bring that node back"
             ),
-            Err(error) => tracing::debug!("{error}"),
+            true => tracing::debug!("{why}"),
         }
         platform.sleep_ns(PAUSE_NS).await;
     }
 }
 
-/// Tells the node that has the volume that it won't be asked any more. Whether it hears that or not, nothing depends on it but what it keeps.
+/// Tells the node that has the volume that it won't be asked any more. Returns whether it has heard that, and forgets what it kept: one that can't
+/// tell now still keeps it.
 pub async fn confirm<P: Platform, C: Connect>(
     platform: &P,
     arrival: &Arrival<P, C>,
     question: Question,
-) -> Result<(), Error> {
+) -> bool {
     let deadline = platform.now().plus_ns(QUESTION_NS);
     let told = arrival.settle(question.device, question.volume, (false, true), deadline);
-    told.await.map(drop)
+    matches!(told.await, Ok(Settled::Arrived(_) | Settled::Never))
 }
 
 /// What a start finds of a volume that was leaving: its dvol's mark says that it was held, and a route where it went.

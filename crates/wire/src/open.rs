@@ -50,6 +50,17 @@ impl<'a> Target<'a> {
     }
 }
 
+/// The header's `lsn` of an `OPEN`: the epoch in which the client has had the volume open for writing, and 1; or 0.
+pub fn held_field(held: Option<Epoch>) -> u64 {
+    held.map_or(0, |held| u64::from(held.0) + 1)
+}
+
+/// What that says. What no epoch can be is higher than any.
+pub fn held_of(field: u64) -> Option<Epoch> {
+    let held = field.checked_sub(1)?;
+    Some(Epoch(u32::try_from(held).unwrap_or(u32::MAX)))
+}
+
 /// Body of an `OPEN`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenRequest<'a> {

@@ -239,7 +239,7 @@ impl Operation {
                 .body(HELLO_BODY_MIN_BYTES, HELLO_BODY_MAX_BYTES),
             Operation::Open => Shape::BARE
                 .flags(READ_ONLY | ALONE)
-                .lsn(LsnUse::Epoch)
+                .lsn(LsnUse::Any)
                 .body(3 + PROOF, TARGET_MAX + PROOF),
             Operation::Ping => Shape::BARE.payload(PayloadUse::UpTo(PING_MAX_BYTES)),
             Operation::Close | Operation::Flush | Operation::Describe => Shape::VOLUME,

@@ -6,7 +6,7 @@ use flagstone_platform::{Platform, Time};
 use flagstone_types::{DeviceId, Epoch, Lsn};
 use flagstone_wire::failure::Failure;
 use flagstone_wire::hello::Outcome;
-use flagstone_wire::open::{OpenReply, OpenRequest, Target, open_flag, right};
+use flagstone_wire::open::{OpenReply, OpenRequest, Target, held_of, open_flag, right};
 use flagstone_wire::operation::flag;
 use flagstone_wire::proof::Claim;
 use flagstone_wire::{Operation, ReplyHeader, RequestHeader, Status, VolumeNo};
@@ -231,7 +231,7 @@ fn open(state: &mut State, connection: &Connection, request: &Request) -> Result
     if volume.core != connection.core {
         return moved(state, name);
     }
-    if volume.locks_out(request.header.epoch()) {
+    if volume.locks_out(held_of(request.header.lsn.0)) {
         return Status::StaleEpoch.into();
     }
     state.opens += 1;

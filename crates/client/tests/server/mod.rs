@@ -258,8 +258,8 @@ impl Volume {
     }
 
     /// Whether whoever held it in this epoch is locked out.
-    pub(crate) fn locks_out(&self, held: Epoch) -> bool {
-        held != Epoch(0) && held < self.epoch && !self.only_moved.contains(&held)
+    pub(crate) fn locks_out(&self, held: Option<Epoch>) -> bool {
+        held.is_some_and(|held| held < self.epoch && !self.only_moved.contains(&held))
     }
 }
 

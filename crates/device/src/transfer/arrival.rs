@@ -62,6 +62,8 @@ pub enum Became {
 enum State {
     Promised,
     Arriving,
+    /// It is given up, and what there is of it goes.
+    Undoing,
     Ended(Became),
 }
 
@@ -223,12 +225,8 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         let _turn = self.turn.take(1).await;
         match self.state.get() {
             State::Ended(became) => became,
-            _ if !abandon => Became::Arriving,
-            State::Promised => {
-                self.state.set(State::Ended(Became::Never));
-                Became::Never
-            }
-            State::Arriving => match self.undo().await {
+            State::Promised | State::Arriving if !abandon => Became::Arriving,
+            _ => match self.undo().await {
                 true => Became::Never,
                 false => Became::Unknown,
             },
@@ -244,20 +242,18 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         }
     }
 
-    /// Throws away what there is, durably, and says whether that went well. If not, the next start does it.
+    /// Throws away what there is, durably, and says whether that went well. If not, whoever asks next tries again, or the next start does.
     async fn undo(&self) -> bool {
+        self.state.set(State::Undoing);
         let target = self.target.borrow().clone();
-        let gone = async {
-            if let Some(target) = target {
-                target.abandon().await?;
-            }
-            self.keeper.forget(false).await
-        };
-        let is_gone = gone.await.is_ok();
-        self.state.set(State::Ended(match is_gone {
-            true => Became::Never,
-            false => Became::Unknown,
-        }));
-        is_gone
+        if let Some(target) = target
+            && target.abandon().await.is_err()
+        {
+            return false;
+        }
+        // From here on it never was. A record that stays without its dvol says nothing, and a start removes it.
+        let _ = self.keeper.forget(false).await;
+        self.state.set(State::Ended(Became::Never));
+        true
     }
 }

@@ -28,8 +28,7 @@ is stopped or killed before the end, the volume is where it was. Meanwhile its s
 settings can't be changed.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
-do that. Clients of the native protocol follow; those of NBD can't, so a volume that one has attached is refused.
-If either node dies at the end, the volume is served by neither until the two can talk: it is never at both.
+do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either node dies at the end, the volume is served by neither until the two can talk: it is never at both.
 
 Examples:
   flagstone volume move db --device fast
@@ -86,6 +85,12 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
     // To look at one, or to end it, is done whatever came of the move.
     let waited = !(args.status || args.cancel || args.no_wait);
     match info.state {
+        MoveState::Unknown if waited => Err(Failure {
+            exit: Exit::Internal,
+            message: format!("moving volume '{}': {}", info.volume, why(&info)),
+            next_step: "see that the other node runs, and restart this one: it then asks whose the volume is".to_owned(),
+        }
+        .into()),
         MoveState::Failed | MoveState::Cancelled if waited => Err(Failure {
             exit: Exit::Internal,
             message: format!("moving volume '{}': {}", info.volume, why(&info)),
@@ -227,6 +232,10 @@ fn sentence(info: &MoveInfo) -> String {
         MoveState::Done => format!(
             "volume {volume}: moved from {from} to {to}, {copied} copied; its changes waited {:.1} ms at the end",
             info.held_us as f64 / 1000.0
+        ),
+        MoveState::Unknown => format!(
+            "volume {volume}: whether it went from {from} to {to} isn't known: {}",
+            why(info)
         ),
         MoveState::Cancelled | MoveState::Failed => {
             format!("volume {volume}: stays on {from}: {}", why(info))

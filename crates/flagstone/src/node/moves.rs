@@ -88,6 +88,8 @@ pub enum MoveState {
     Cancelled,
     /// It came to nothing: the volume is where it was.
     Failed,
+    /// Whether the volume has gone to the other node isn't known: it is served by nobody until this one is restarted, and has asked.
+    Unknown,
 }
 
 /// Where a volume is.

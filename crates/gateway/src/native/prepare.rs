@@ -5,12 +5,12 @@ use std::borrow::Cow;
 use std::fmt::Display;
 
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, Epoch, Lsn};
+use flagstone_types::{BLOCK_SIZE, Lsn};
 use flagstone_wire::batch::{
     self, ATTRIBUTES_BYTES, Change, Condition, decode_commit, decode_read_if,
 };
 use flagstone_wire::failure::Failure;
-use flagstone_wire::open::{OpenRequest, decode_name};
+use flagstone_wire::open::{OpenRequest, decode_name, held_of};
 use flagstone_wire::operation::flag;
 use flagstone_wire::query::{BLOCK_METADATA_BYTES, LSN_BYTES, RUN_BYTES, decode_runs_max};
 use flagstone_wire::snapshots::{decode_after, decode_snapshots};
@@ -281,7 +281,7 @@ fn build_open<D: NativeDirectory>(header: &RequestHeader, body: &[u8]) -> Result
     }
     Ok(Work::Open {
         flags: header.flags,
-        held: Some(header.epoch()).filter(|epoch| *epoch > Epoch(0)),
+        held: held_of(header.lsn.0),
         body: body.into(),
     })
 }

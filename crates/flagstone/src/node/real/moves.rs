@@ -42,7 +42,7 @@ impl Ended {
             State::Running => return,
             State::Done => self.done += 1,
             State::Cancelled => self.cancelled += 1,
-            State::Failed(_) => self.failed += 1,
+            State::Failed(_) | State::Unknown(_) => self.failed += 1,
         }
         self.copied_bytes += seen.copied_bytes;
         self.held_ns += seen.held_ns;
@@ -76,7 +76,7 @@ impl Ended {
             counter(
                 "moves_failed",
                 self.failed as f64,
-                "Moves that came to nothing: the volume stayed where it was.",
+                "Moves that came to nothing, or of which that isn't known.",
             ),
             counter(
                 "move_copied_bytes",
@@ -180,6 +180,13 @@ impl OneMove {
             State::Running => (MoveState::Running, None),
             State::Done => (MoveState::Done, None),
             State::Cancelled => (MoveState::Cancelled, None),
+            State::Unknown(error) => {
+                let trouble = self.watched.trouble();
+                (
+                    MoveState::Unknown,
+                    Some(trouble.unwrap_or_else(|| words(error))),
+                )
+            }
             State::Failed(error) => {
                 let trouble = self.watched.trouble();
                 (

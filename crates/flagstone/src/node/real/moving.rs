@@ -103,6 +103,8 @@ pub(super) enum State {
     Done,
     Cancelled,
     Failed(DvolError),
+    /// Whether the volume has gone isn't known.
+    Unknown(DvolError),
 }
 
 /// What of a move can be seen from outside.

@@ -308,15 +308,17 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
     /// Removes the record of a key if there is one. Durable with the next flush. The caller has the turn.
     pub(super) async fn forget(&self, key: R::Key) -> Result<(), DvolError> {
         let found = {
-            let mut places = self.places.borrow_mut();
-            let handle = places.handle;
-            let place = places.by_key.remove(&key);
-            handle.zip(place)
+            let places = self.places.borrow();
+            let place = places.by_key.get(&key).copied();
+            places.handle.zip(place)
         };
-        match found {
-            Some((handle, place)) => self.remove(handle, place).await,
-            None => Ok(()),
-        }
+        let Some((handle, place)) = found else {
+            return Ok(());
+        };
+        self.remove(handle, place).await?;
+        // Not before: what is still on the device is found at the next start, and has to be written over until then.
+        self.places.borrow_mut().by_key.remove(&key);
+        Ok(())
     }
 
     async fn remove(&self, handle: Handle, place: u64) -> Result<(), DvolError> {

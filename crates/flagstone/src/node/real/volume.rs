@@ -308,14 +308,40 @@ impl RealVolume {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<engine::Pieces, VolumeError> {
-        if self.notes.reads.is_shut() {
-            self.notes.reads.opened().await;
-        }
         let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
-        let turn = |want: Want| async move { Ok(self.tenant.turn(want).await) };
+        let turn = |want: Want| async move {
+            loop {
+                let mut turn = self.tenant.turn(want).await;
+                match self.may_be_read() {
+                    Ok(true) => return Ok(turn),
+                    readable => {
+                        turn.used_only(0, 1);
+                        drop(turn);
+                        readable?;
+                        self.notes.reads.opened().await;
+                    }
+                }
+            }
+        };
         let read = self.read_in_turns(want, turn).await;
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
+    }
+
+    /// Whether it may be read just now: it may be another node's already. An error if it is elsewhere.
+    fn may_be_read(&self) -> Result<bool, DvolError> {
+        match self.is_gone() {
+            true => Err(DvolError::NotFound),
+            false => Ok(!self.notes.reads.is_shut()),
+        }
+    }
+
+    /// Waits until it may be read.
+    async fn readable(&self) -> Result<(), VolumeError> {
+        while !self.may_be_read().map_err(volume_error)? {
+            self.notes.reads.opened().await;
+        }
+        Ok(())
     }
 
     /// Writes here. Returns the LSN of the last part.
@@ -444,6 +470,7 @@ impl RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<AllocationExtent>, VolumeError> {
+        self.readable().await?;
         let found = self
             .engine
             .allocation(self.handle, offset_bytes, len_bytes, extents_max)
@@ -463,6 +490,7 @@ impl RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<ChangedExtent>, VolumeError> {
+        self.readable().await?;
         let found = self
             .engine
             .changed_since(self.handle, since, offset_bytes, len_bytes, extents_max)

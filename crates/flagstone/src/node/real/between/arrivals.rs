@@ -233,6 +233,12 @@ impl Keeper for NodeKeeper {
             let _turn = store.turn().await;
             store.put(&tokens, Stability::Stable).await?;
             self.tokens.replace(Some(tokens));
+        } else {
+            // Those that it had here before it went are not its own any more.
+            let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
+            let _turn = store.turn().await;
+            store.forget(self.expected.id).await?;
+            store.engine().flush().await?;
         }
         let store = core.moves.get(engine).ok_or(DvolError::NotFound)?;
         let _turn = store.turn().await;
@@ -260,7 +266,7 @@ impl Keeper for NodeKeeper {
         self.came.take();
         let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
         // Those who come for it are sent on, if it was here before: that takes its tokens.
-        if core.between.of(id).is_none() {
+        if core.between.is_noted_by(id) != Some((core.index, engine)) {
             let _turn = store.turn().await;
             store.forget(id).await?;
         }
@@ -284,8 +290,9 @@ impl Keeper for NodeKeeper {
         }
         core.set_slo(id, &self.expected.slo);
         core.schedules.set(engine, handle, snapshots);
-        if let Some(tokens) = self.tokens.take() {
-            core.access.set(tokens);
+        match self.tokens.take() {
+            Some(tokens) => core.access.set(tokens),
+            None => core.access.forget(id),
         }
         core.between.came(id, self.number, self.key.clone());
         let was_on = core.between.take(id);

@@ -22,7 +22,7 @@ use crate::node::real::names::{Claim, Place};
 use crate::node::real::slo::note_floor;
 use crate::node::{
     Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError,
-    NodeErrorKind, Slo, SloPromise,
+    NodeErrorKind, Slo,
 };
 
 /// A number of so many hexadecimal digits.
@@ -139,15 +139,20 @@ impl RealNode {
         let promised = self.expect(id, &spec, (core, device), claim, came, &doing);
         let (number, key) = promised.await?;
         note_floor(&mut floors, id, device, &spec.slo);
+        self.between.promised(id, number);
         drop(floors);
-        if let SloPromise::Floor(_) = spec.slo.promise {
-            let floors = self.floors.clone();
-            tokio::spawn(async move {
-                if has_come.await.is_err() {
-                    floors.lock().await.remove(&id);
+        let (floors, between) = (self.floors.clone(), self.between.clone());
+        tokio::spawn(async move {
+            let has_come = has_come.await.is_ok();
+            let mut floors = floors.lock().await;
+            // Not what a later arrival was promised.
+            if between.promise_of(id) == Some(number) {
+                between.unpromised(id);
+                if !has_come {
+                    floors.remove(&id);
                 }
-            });
-        }
+            }
+        });
         let address = self.native_tcp.get(core).map(SocketAddr::to_string);
         tracing::info!(target: "audit", volume = spec.volume, %id, arrival = number, core, "arrival promised");
         Ok(Arrival {
@@ -309,11 +314,14 @@ impl RealNode {
         .await?;
         self.moves.begun(from.id, &info, &watched);
         let (ended, floors) = (self.moves.ended(), Arc::clone(&self.floors));
+        let between = self.between.clone();
         tokio::spawn(async move {
             let state = receiver.await;
             count(&ended, &watched);
-            if state == Ok(State::Done) {
-                floors.lock().await.remove(&from.id);
+            let mut floors = floors.lock().await;
+            // It may have been promised a place for its way back.
+            if state == Ok(State::Done) && between.promise_of(from.id).is_none() {
+                floors.remove(&from.id);
             }
         });
         Ok(info)

@@ -208,7 +208,8 @@ impl CoreNode {
         let state = match &sent {
             Ok(()) => State::Done,
             Err((DvolError::Busy, _)) if job.watched.is_cancelled() => State::Cancelled,
-            Err((error, _)) => State::Failed(*error),
+            Err((error, true)) => State::Failed(*error),
+            Err((error, false)) => State::Unknown(*error),
         };
         if let Err((_, is_known)) = &sent
             && *is_known
@@ -293,8 +294,10 @@ impl CoreNode {
         }
         match ended {
             Ended::Went(_) => {
-                self.went_away(job, handle, &notes).await;
-                self.confirm(&arrival, &home).await;
+                // What was not deleted is found at the next start, which then asks: so it must not be forgotten there.
+                if self.went_away(job, handle, &notes).await {
+                    self.confirm(&arrival, &home).await;
+                }
                 Ok(())
             }
             Ended::Stayed(error) => {
@@ -313,10 +316,10 @@ impl CoreNode {
         }
     }
 
-    /// The volume is the other node's, and that is written down: clients are sent on, and what it was here goes.
-    async fn went_away(&self, job: &Departure, handle: Handle, notes: &VolumeNotes) {
+    /// The volume is the other node's, and that is written down: clients are sent on, and what it was here goes. Returns whether it has gone.
+    async fn went_away(&self, job: &Departure, handle: Handle, notes: &VolumeNotes) -> bool {
         let Some(engine) = self.engine(job.from.engine) else {
-            return;
+            return false;
         };
         // One step: nobody finds it here any more, and who had it is sent on.
         let before = engine.epoch_of(handle).unwrap_or_default();
@@ -327,13 +330,14 @@ impl CoreNode {
         notes.gate.leave();
         notes.reads.release();
         self.left(handle.id, false, &job.slo);
-        // If this fails the next start does it.
-        if let Err(error) = engine.delete(handle, true).await {
+        let deleted = engine.delete(handle, true).await;
+        if let Err(error) = &deleted {
             tracing::warn!(
                 volume = job.name,
-                "deleting what it was before it was moved: {error}"
+                "deleting what it was before it was moved: {error}; the next start does it"
             );
         }
+        deleted.is_ok()
     }
 
     /// Tells the other node that it won't be asked any more, now or later.
@@ -344,8 +348,8 @@ impl CoreNode {
     ) {
         let question = home.to.question(home.volume);
         match confirm(&self.platform, arrival, question).await {
-            Ok(()) => self.note_confirmed(home).await,
-            Err(_) => {
+            true => self.note_confirmed(home).await,
+            false => {
                 let core = self.clone();
                 let (engine, name, volume) = (home.engine, home.name.clone(), home.volume);
                 let to = home.to.clone();
@@ -356,18 +360,22 @@ impl CoreNode {
     }
 
     async fn note_confirmed(&self, home: &NodeHome<'_>) {
-        let Some(Elsewhere::At(at)) = self.between.of(home.volume) else {
-            // It has come back meanwhile.
-            return;
-        };
-        let record = MoveRecord {
-            address: Some(at),
-            ..home.record(Kind::Confirmed)
-        };
         let Some(store) = self.moves.get(home.engine) else {
             return;
         };
         let _turn = store.turn().await;
+        // It may have come back meanwhile, and have gone once more.
+        let stored = store.record(MoveRecord::route_of(home.volume)).await;
+        let Ok(Some(gone)) = stored else {
+            return;
+        };
+        if (gone.kind, gone.number) != (Kind::Gone, home.to.number) {
+            return;
+        }
+        let record = MoveRecord {
+            kind: Kind::Confirmed,
+            ..gone
+        };
         // Otherwise the next start tells it once more.
         if let Err(error) = store.put(&record, Stability::Unstable).await {
             tracing::debug!(volume = home.name, "noting that its move is over: {error}");
@@ -394,10 +402,7 @@ impl CoreNode {
             take_tokens: RefCell::default(),
         };
         while !self.is_stopping() && matches!(self.between.of(volume), Some(Elsewhere::At(_))) {
-            if confirm(&self.platform, &arrival, to.question(volume))
-                .await
-                .is_ok()
-            {
+            if confirm(&self.platform, &arrival, to.question(volume)).await {
                 self.note_confirmed(&home).await;
                 return;
             }
@@ -424,8 +429,12 @@ impl CoreNode {
 
     /// Clients are not sent on any more for a volume that went long ago.
     async fn forget_route_here(&self, engine: usize, volume: DvolId) {
-        self.access.forget(volume);
-        if let Err(error) = self.forget_route_of(engine, volume, true).await {
+        // One that is just coming back brings its tokens.
+        let with_tokens = self.arrivals.of(volume).is_none();
+        if with_tokens {
+            self.access.forget(volume);
+        }
+        if let Err(error) = self.forget_route_of(engine, volume, with_tokens).await {
             tracing::debug!(%volume, "forgetting where it went: {error}");
         }
     }

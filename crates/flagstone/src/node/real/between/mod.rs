@@ -65,6 +65,8 @@ struct Tables {
     routes: BTreeMap<DvolId, Route>,
     /// Of those the volumes, by the names that they had: of several the one that went last.
     by_name: BTreeMap<String, DvolId>,
+    /// Volumes that were promised a place here, and the latest arrival of each.
+    promised: BTreeMap<DvolId, u32>,
     /// Volumes whose tokens are being handed over to another node.
     handed_over: BTreeSet<DvolId>,
     /// Volumes that have come and are not confirmed: arrival and key.
@@ -103,6 +105,26 @@ impl Between {
     /// Where a volume is that isn't here.
     pub(super) fn of(&self, volume: DvolId) -> Option<Elsewhere> {
         self.read(|t| t.routes.get(&volume).map(|route| route.elsewhere))
+    }
+
+    /// Who has it written down that a volume is elsewhere: core and engine.
+    fn is_noted_by(&self, volume: DvolId) -> Option<(usize, usize)> {
+        self.read(|t| t.routes.get(&volume).map(|route| route.on))
+    }
+
+    /// A volume is promised a place, and what it is promised of the device is counted for this arrival from now on.
+    fn promised(&self, volume: DvolId, arrival: u32) {
+        self.write(|t| t.promised.insert(volume, arrival));
+    }
+
+    /// A volume is to go: what it is promised is counted for it as for all that are here.
+    fn unpromised(&self, volume: DvolId) {
+        self.write(|t| t.promised.remove(&volume));
+    }
+
+    /// The arrival that what a volume is promised is counted for, if it isn't counted for one that is here.
+    fn promise_of(&self, volume: DvolId) -> Option<u32> {
+        self.read(|t| t.promised.get(&volume).copied())
     }
 
     /// The name that a volume had when it went.

@@ -3,18 +3,18 @@
 //! It opens the volume with one of the volume's own tokens. Nothing is kept of a client but the connection: when the last one that had the volume
 //! attached here is gone, it is closed.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use flagstone_client::{Durability, Error, OpenHow, Target, Token, Volume};
+use flagstone_client::{Cause, Durability, Error, OpenHow, Target, Token, Volume};
 use flagstone_device::engine::{Piece, Pieces};
 use flagstone_gateway::volume::{AllocationExtent, ChangedExtent, Stability, VolumeError};
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::UringPlatform;
-use flagstone_types::{DvolId, LayerNo, Lsn};
+use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 use flagstone_wire::Status;
 
 use super::{Elsewhere, UringConnect};
@@ -39,7 +39,7 @@ pub(super) fn is_of_use(tokens: &Record, now_ns: u64) -> Result<(), &'static str
 pub(in crate::node::real) struct Remotes {
     /// One at a time is opened.
     turn: Budget,
-    open: RefCell<BTreeMap<Option<LayerNo>, Rc<Remote>>>,
+    open: RefCell<BTreeMap<Opened, Rc<Remote>>>,
 }
 
 impl Default for Remotes {
@@ -51,9 +51,15 @@ impl Default for Remotes {
     }
 }
 
+/// Which snapshot, if any, and in which epoch; none for reading only.
+type Opened = (Option<LayerNo>, Option<Epoch>);
+
 /// A volume, or a snapshot of one, at another node.
 pub(in crate::node::real) struct Remote {
     volume: Volume<UringPlatform, UringConnect>,
+    /// Changes that were answered and not flushed may be lost. That is told to one who flushes, and concerns all who have changed it by
+    /// this: from then on all fails.
+    is_lost: Cell<bool>,
 }
 
 impl RealVolume {
@@ -68,26 +74,38 @@ impl RealVolume {
             return Ok(None);
         };
         let gone = self.notes.gone.borrow().clone().ok_or(VolumeError::Gone)?;
-        if changes && core.names.epoch_behind(id, gone.nth, self.epoch).is_none() {
+        // The epoch that it has had since, if nobody else has opened it alone. Behind that the other node looks.
+        let held = core.names.epoch_behind(id, gone.nth, self.epoch);
+        if changes && held.is_none() {
             return Err(VolumeError::ReadOnly);
         }
         let layer = self.handle.layer;
+        let held = held.filter(|_| layer.is_none());
         let snapshot = match layer {
             None => None,
             Some(layer) => Some(gone.layers.get(&layer).ok_or(VolumeError::Gone)?),
         };
         let there = &self.notes.there;
         let _turn = there.turn.take(1).await;
-        if let Some(open) = there.open.borrow().get(&layer) {
-            return Ok(Some(open.clone()));
+        if let Some(open) = there.open.borrow().get(&(layer, held)) {
+            return match open.is_lost.get() {
+                true => Err(VolumeError::Device),
+                false => Ok(Some(open.clone())),
+            };
         }
-        let opened = core.open_there(at, id, snapshot).await;
+        let opened = core.open_there(at, id, snapshot, held).await;
         let opened = opened.map_err(|(error, why)| {
             tracing::warn!(volume = %id, node = %at, "passing on what clients of this node ask of it: {why}");
             error
         });
-        let opened = Rc::new(Remote { volume: opened? });
-        there.open.borrow_mut().insert(layer, opened.clone());
+        let opened = Rc::new(Remote {
+            volume: opened?,
+            is_lost: Cell::new(false),
+        });
+        there
+            .open
+            .borrow_mut()
+            .insert((layer, held), opened.clone());
         Ok(Some(opened))
     }
 }
@@ -103,6 +121,7 @@ impl CoreNode {
         at: SocketAddr,
         id: DvolId,
         snapshot: Option<&Known>,
+        held: Option<Epoch>,
     ) -> Result<Volume<UringPlatform, UringConnect>, (VolumeError, String)> {
         let gone = |why: &str| (VolumeError::Gone, why.to_owned());
         let tokens = self.access.record_of(id);
@@ -110,9 +129,12 @@ impl CoreNode {
         let (number, key) = token.ok_or_else(|| gone("it has no token that may write"))?;
         let token = Token { number, key };
         let client = self.client_of(at);
-        let head = client
-            .open(Target::Id(id), token.clone(), OpenHow::default())
-            .await;
+        let how = OpenHow {
+            read_only: held.is_none(),
+            alone: false,
+            held,
+        };
+        let head = client.open(Target::Id(id), token.clone(), how).await;
         let head = head.map_err(because)?;
         let Some(snapshot) = snapshot else {
             return Ok(head);
@@ -124,10 +146,6 @@ impl CoreNode {
             .filter(|one| one.created_ns == snapshot.created_ns);
         let found = same.next().filter(|_| same.next().is_none());
         let found = found.ok_or_else(|| gone("the snapshot is not there any more"))?;
-        let how = OpenHow {
-            read_only: true,
-            alone: false,
-        };
         let name = self.between.name_of(id).unwrap_or_default();
         let target = Target::Name(format!("{name}@{}", found.name));
         client.open(target, token, how).await.map_err(because)
@@ -182,7 +200,11 @@ impl Remote {
 
     pub(in crate::node::real) async fn flush(&self) -> Result<(), VolumeError> {
         let flushed = self.volume.flush().await;
-        flushed.map(drop).map_err(|error| volume_error(&error))
+        flushed.map(drop).map_err(|error| {
+            self.is_lost
+                .set(self.is_lost.get() || *error.cause() == Cause::UnflushedLost);
+            volume_error(&error)
+        })
     }
 
     pub(in crate::node::real) async fn deallocate(
