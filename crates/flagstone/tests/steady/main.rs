@@ -52,8 +52,8 @@ struct Case {
 const BACKGROUND_ALLOCATIONS_MAX: u64 = 400;
 const BACKGROUND_LOCKS_MAX: u64 = 40;
 
-/// In most runs writes have windows without any allocation. In some, each window has one for some hundred writes, which is not understood: it may be a
-/// tree that keeps to the edge of one more node.
+/// In most runs writes have windows without any allocation. In some, each window has one for some hundred writes: lists of freed blocks, which go
+/// round and have each to become as large as what was freed between two flushes.
 const RARELY: f64 = 0.01;
 
 /// Judges what was counted in each window, and says what is too much.
