@@ -28,7 +28,8 @@ is stopped or killed before the end, the volume is where it was. Meanwhile its s
 settings can't be changed.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
-do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either node dies at the end, the volume is served by neither until the two can talk: it is never at both.
+do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
+node dies at the end, the volume is served by neither until the two can talk: it is never at both.
 
 Examples:
   flagstone volume move db --device fast

@@ -648,3 +648,22 @@ fn a_node_that_wants_tls_promises_nothing() {
     assert_eq!(why, NodeErrorKind::Refused, "{words}");
     assert!(words.contains("native"), "{words}");
 }
+
+/// What was written at the other node and not flushed may be gone with its restart: a flush where the volume is back must not hide that.
+#[test]
+fn a_flush_behind_the_way_back_tells_what_was_lost_there() {
+    for restarts in [false, true] {
+        let (one, other) = (node(), node());
+        volume(&one, "vm", None);
+        let mut attached = one.attach("vm");
+        moved(&one, &other, "vm");
+        assert_eq!(attached.write(0, &block(1)), 0, "there, and not flushed");
+        let other = match restarts {
+            true => restart(other),
+            false => other,
+        };
+        moved(&other, &one, "vm");
+        let flushed = attached.call(client::FLUSH, 0, 0).0;
+        assert_eq!(flushed != 0, restarts, "{flushed}");
+    }
+}

@@ -357,6 +357,10 @@ impl Volume for RealVolume {
     }
 
     async fn flush(&self) -> Result<(), VolumeError> {
+        let is_back = |core: Rc<CoreNode>| core.between.of(self.handle.id).is_none();
+        if self.is_gone() && current().is_some_and(is_back) {
+            self.notes.there.settle().await?;
+        }
         here_or_onward!(self, flush_here(), flush, changes: false)
     }
 
