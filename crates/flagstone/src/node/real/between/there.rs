@@ -55,12 +55,13 @@ impl Remotes {
     /// The volume is back here: what was written there was made durable by its move, unless the other node was started again before. Asked before
     /// a flush here is answered. An error: what was written there may be lost.
     pub(in crate::node::real) async fn settle(&self) -> Result<(), VolumeError> {
-        let open = self.open.borrow();
-        let written = open.iter().filter(|((_, held), _)| held.is_some());
-        let written: Vec<_> = written
-            .map(|(key, remote)| (*key, remote.clone()))
-            .collect();
-        drop(open);
+        let written: Vec<(Opened, Rc<Remote>)> = {
+            let open = self.open.borrow();
+            let written = open.iter().filter(|((_, held), _)| held.is_some());
+            written
+                .map(|(key, remote)| (*key, remote.clone()))
+                .collect()
+        };
         for (key, remote) in written {
             if remote.is_lost.get() {
                 return Err(VolumeError::Device);
