@@ -18,6 +18,9 @@ pub struct RuntimeConfig {
     /// Reads and writes of devices in flight up to which an idle core looks for work. With more of
     /// them it sleeps at once: their completions gather meanwhile, and cost less together.
     pub spin_depth: u32,
+    /// Whether a core that looks for the end of a transfer or a flush lets others of its CPU run in between: a kernel
+    /// worker may have to post what it waits for.
+    pub spin_yield: bool,
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.
     pub ring_entries: u32,
@@ -52,6 +55,7 @@ impl Default for RuntimeConfig {
             cpus: Vec::new(),
             spin_max_us: 100,
             spin_depth: 4,
+            spin_yield: true,
             ring_entries: 256,
             submit_batch: 8,
             waves: true,

@@ -126,6 +126,7 @@ pub(crate) struct Core {
     /// By how much the wall clock is set wrong, in nanoseconds: for tests.
     pub(crate) wall_shift_ns: Cell<i64>,
     spin_depth: usize,
+    spin_yield: bool,
     /// Devices open on this core, by what the kernel calls them, and how often each is.
     devices: RefCell<BTreeMap<DeviceId, usize>>,
     /// Set at the end: new operations fail at once.
@@ -167,6 +168,7 @@ impl Core {
                 .clamp(1, TRANSFER_MAX_BYTES) as usize,
             wait_all: config.kernel.wait_all,
             spin_depth: config.spin_depth as usize,
+            spin_yield: config.spin_yield,
             submit_batch: config.submit_batch.max(1) as usize,
             wall_shift_ns: Cell::new(config.wall_shift_s.saturating_mul(1_000_000_000)),
             devices: RefCell::default(),
@@ -282,7 +284,7 @@ impl Core {
                 .map_or(u64::MAX, |d| d.0)
                 .min(start_ns.saturating_add(spin_ns));
             self.counters().spins.add(1);
-            let (found, now_ns) = self.look_for_work(until);
+            let (found, now_ns) = self.look_for_work(until, wait);
             self.clock_ns.set(now_ns);
             self.counters().spin_ns.add(now_ns.saturating_sub(start_ns));
             self.busy_since_ns.set(now_ns);
@@ -319,13 +321,19 @@ impl Core {
 
     /// Looks for completions and for work from other threads. Returns whether there is any, and
     /// the time.
-    fn look_for_work(&self, until_ns: u64) -> (bool, u64) {
+    fn look_for_work(&self, until_ns: u64, wait: Wait) -> (bool, u64) {
+        // The end of a direct write to a file is posted by a kernel worker on the CPU that took the interrupt. If that is
+        // this one, the worker would wait for us, and we for it.
+        let yields = self.spin_yield && wait != Wait::Others;
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if self.driver.has_completions() || self.shared.has_work() {
                     return (true, monotonic_ns());
                 }
                 std::hint::spin_loop();
+            }
+            if yields {
+                std::thread::yield_now();
             }
             let now_ns = monotonic_ns();
             if now_ns >= until_ns {

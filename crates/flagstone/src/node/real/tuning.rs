@@ -44,6 +44,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             ("wall_shift_s", _) => {
                 config.wall_shift_s = value.parse().map_err(|_| wrong("seconds"))?;
             }
+            ("spin_yield", "yes" | "no") => config.spin_yield = value == "yes",
             ("waves", "yes" | "no") => config.waves = value == "yes",
             ("pin", "yes" | "no") => config.pin = value == "yes",
             ("checkpoints", "held") => tuning.hold_checkpoints = true,
@@ -54,7 +55,7 @@ pub(super) fn apply(tuning: &mut Tuning, settings: &str) -> Result<(), String> {
             _ => {
                 return Err(wrong(
                     "spin_us, spin_depth, submit_batch, registered_mib or wall_shift_s with a number, \
-                     waves=yes|no, pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
+                     waves=yes|no, spin_yield=yes|no, pin=yes|no, flush=adaptive|ring|helper|core, or checkpoints=held",
                 ));
             }
         }
@@ -71,12 +72,12 @@ mod tests {
         let mut tuning = sensible(1);
         apply(
             &mut tuning,
-            "spin_us=7,submit_batch=3,pin=no,flush=ring,checkpoints=held",
+            "spin_us=7,spin_yield=no,submit_batch=3,pin=no,flush=ring,checkpoints=held",
         )
         .unwrap();
         let config = &tuning.runtime;
         assert_eq!((config.spin_max_us, config.submit_batch), (7, 3));
-        assert!(!config.pin && tuning.flush == FlushMethod::RingFsync);
+        assert!(!config.pin && !config.spin_yield && tuning.flush == FlushMethod::RingFsync);
         assert!(tuning.hold_checkpoints);
         for wrong in [
             "spin_us",
