@@ -32,6 +32,9 @@ const OTHER_NAMES: [(&str, &str); 10] = [
 /// everything asks for metadata with data and without.
 const OF_EVERY_LIFE: [&str; 5] = ["open", "open_sharing", "prepare", "stop", "metas_of"];
 
+/// What takes two cores, and is crashed everywhere in `tests/hand_over.rs`.
+const CRASHED_ELSEWHERE: [&str; 2] = ["hand_over", "take_over"];
+
 /// Counts of damage, which scripts without faults don't meet; the gauge of a checkpoint's time, which
 /// goes with `checkpoints`; the scrub in the background, which begins after hours; segments that
 /// are given back, for which the scripts' devices have too few (`tests/segments.rs` crashes there); what is written ahead, where a
@@ -87,7 +90,8 @@ fn the_scripts_do_every_operation_of_the_engine() {
     let (done, operations) = (tally(), operations());
     assert!(operations.len() > 20, "found only {operations:?}");
     for operation in operations {
-        if OF_EVERY_LIFE.contains(&operation.as_str()) {
+        let left_out = OF_EVERY_LIFE.iter().chain(&CRASHED_ELSEWHERE);
+        if left_out.into_iter().any(|name| *name == operation) {
             continue;
         }
         let other = OTHER_NAMES.iter().find(|(name, _)| *name == operation);

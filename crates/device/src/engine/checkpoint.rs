@@ -249,7 +249,7 @@ impl<P: Platform> Inner<P> {
         }
         self.reopen_blocks();
         for segment in released {
-            self.shared.release(segment);
+            self.shared.release(self.journal_no, segment);
         }
         let counters = &self.counters;
         counters.checkpoints.set(counters.checkpoints.get() + 1);

@@ -100,6 +100,11 @@ impl ReadGate {
         }
     }
 
+    /// True if nothing is being read.
+    pub(super) fn is_empty(&self) -> bool {
+        self.state.generations.borrow().iter().all(|g| g.reads == 0)
+    }
+
     /// True if some blocks wait for reads to end.
     pub(super) fn has_waiting(&self) -> bool {
         self.state

@@ -103,6 +103,15 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
+/// When a journal is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Opening {
+    /// With all others of its device.
+    Start,
+    /// While the others are being served: another engine has handed it over.
+    Again,
+}
+
 /// What recovery found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
@@ -161,7 +170,7 @@ impl<P: Platform> Engine<P> {
             device,
             shared,
             superblock,
-            journal_no,
+            (journal_no, Opening::Start),
             options,
         );
         let opened = opened.await;
@@ -171,13 +180,13 @@ impl<P: Platform> Engine<P> {
         opened
     }
 
-    async fn open_one(
+    pub(super) async fn open_one(
         cache: Option<Part>,
         platform: P,
         device: P::Device,
         shared: DeviceShared,
         superblock: Superblock,
-        journal_no: u16,
+        (journal_no, opening): (u16, Opening),
         options: EngineOptions,
     ) -> Result<(Engine<P>, RecoveryReport), OpenError> {
         let geometry = shared.geometry().clone();
@@ -191,7 +200,14 @@ impl<P: Platform> Engine<P> {
         state.count_tombstones_after = COUNT_AFTER.min(options.tombstones_max);
         loader.load_tables(&root, &mut state).await?;
         let chain = loader.read_chain(&superblock, &root).await?;
-        claim_segments(&shared, &state, &chain)?;
+        let owned = owned_segments(&shared, &state, &chain);
+        match opening {
+            Opening::Start => {
+                claim_segments(&shared, journal_no, &owned)?;
+                shared.journal_known();
+            }
+            Opening::Again => claim_again(&shared, journal_no, &owned)?,
+        }
         let root_slot = geometry.root_slots(journal_no)[(root.root_seq % 2) as usize];
         if mended {
             let bytes = IoBuf::copy_of(&root.encode());
@@ -362,8 +378,8 @@ fn no_space(lost: Vec<SegmentNo>) -> OpenError {
     }
 }
 
-/// Takes the segments of this journal, as of the end of its chain, out of the device's free ones.
-fn claim_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> Result<(), OpenError> {
+/// The segments of a journal, as of the end of its chain.
+fn owned_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> BTreeSet<SegmentNo> {
     let mut owned: BTreeSet<SegmentNo> = state.pool.segments().map(|(no, _)| no).collect();
     for record in chain.units.iter().flat_map(|u| &u.records) {
         // One that is released stays ours until the new root no longer names it.
@@ -371,18 +387,39 @@ fn claim_segments(shared: &DeviceShared, state: &State, chain: &Chain) -> Result
             owned.insert(*segment);
         }
     }
-    for segment in owned {
-        // The record is refused when its turn comes.
-        if !shared.geometry().is_usable_segment(segment) {
-            continue;
-        }
-        if !shared.claim(segment) {
+    // The record of one that can't be is refused when its turn comes.
+    owned.retain(|segment| shared.geometry().is_usable_segment(*segment));
+    owned
+}
+
+/// Takes the segments of a journal out of the device's free ones.
+fn claim_segments(
+    shared: &DeviceShared,
+    journal_no: u16,
+    owned: &BTreeSet<SegmentNo>,
+) -> Result<(), OpenError> {
+    for &segment in owned {
+        if !shared.claim(journal_no, segment) {
             return Err(OpenError::Format(FormatError {
                 message: format!("segment {} is owned by two journals", segment.0),
             }));
         }
     }
-    shared.journal_known();
+    Ok(())
+}
+
+/// The same, where some are marked as the journal's already. What else is marked as its own, nothing on the device says is.
+fn claim_again(
+    shared: &DeviceShared,
+    journal_no: u16,
+    owned: &BTreeSet<SegmentNo>,
+) -> Result<(), OpenError> {
+    let marked: BTreeSet<SegmentNo> = shared.owned_by(journal_no).collect();
+    let unmarked: BTreeSet<SegmentNo> = owned.difference(&marked).copied().collect();
+    claim_segments(shared, journal_no, &unmarked)?;
+    for &segment in marked.difference(owned) {
+        shared.release(journal_no, segment);
+    }
     Ok(())
 }
 

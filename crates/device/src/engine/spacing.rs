@@ -409,7 +409,7 @@ impl<P: Platform> Inner<P> {
 
     /// Takes over a segment that nobody owns. One at a time.
     pub(super) async fn open_segment(self: &Rc<Self>, needed: Needed) -> Result<(), DvolError> {
-        let Some(segment) = self.shared.claim_any() else {
+        let Some(segment) = self.shared.claim_any(self.journal_no) else {
             // It is the device that is full.
             self.host_full.set(false);
             return Err(DvolError::NoSpace);
@@ -420,7 +420,7 @@ impl<P: Platform> Inner<P> {
             let written = self.prewrite(segment, needed).await;
             drop(taking);
             if let Err(error) = written {
-                self.shared.release(segment);
+                self.shared.release(self.journal_no, segment);
                 return Err(error);
             }
         }

@@ -1,8 +1,8 @@
-//! What the cores of a node share about one device: which segments are owned, and whether the
+//! What the cores of a node share about one device: which segments are owned by which journal, and whether the
 //! device is fenced. Touched once per 128 MiB, never per request; and twice per flush, without a lock.
 
 use flagstone_platform::locks::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_types::{BlockNo, SegmentNo};
@@ -18,8 +18,8 @@ pub struct DeviceShared {
 
 struct Inner {
     geometry: Geometry,
-    /// One bit per segment: owned by some journal.
-    owned: Vec<AtomicU64>,
+    /// For each segment the journal that owns it, counted from 1; 0: none does.
+    owners: Vec<AtomicU8>,
     free_segments: AtomicU32,
     free_blocks: AtomicU64,
     /// Journals whose ownership is known; segments can be reserved once all are.
@@ -55,9 +55,7 @@ impl DeviceShared {
         let free_blocks = geometry.capacity_blocks();
         DeviceShared {
             inner: Arc::new(Inner {
-                owned: (0..segment_end.div_ceil(64))
-                    .map(|_| AtomicU64::new(0))
-                    .collect(),
+                owners: (0..segment_end).map(|_| AtomicU8::new(FREE)).collect(),
                 free_segments: AtomicU32::new(free_segments),
                 free_blocks: AtomicU64::new(free_blocks),
                 journals_known: AtomicU32::new(0),
@@ -77,13 +75,14 @@ impl DeviceShared {
         &self.inner.geometry
     }
 
-    /// Takes `segment` for the caller. False if somebody owns it already.
-    pub fn claim(&self, segment: SegmentNo) -> bool {
-        let bit = 1 << (segment.0 % 64);
-        let Some(word) = self.inner.owned.get(segment.0 as usize / 64) else {
+    /// Takes `segment` for a journal. False if one owns it already, this one included.
+    pub fn claim(&self, journal: u16, segment: SegmentNo) -> bool {
+        let Some(owner) = self.inner.owners.get(segment.0 as usize) else {
             return false;
         };
-        if word.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+        let mark = mark_of(journal);
+        let taken = owner.compare_exchange(FREE, mark, Ordering::AcqRel, Ordering::Acquire);
+        if taken.is_err() {
             return false;
         }
         let blocks = self.inner.geometry.segment_capacity_blocks(segment);
@@ -92,14 +91,24 @@ impl DeviceShared {
         true
     }
 
-    /// Gives `segment` back, once the record of it is durable.
-    pub fn release(&self, segment: SegmentNo) {
-        let bit = 1 << (segment.0 % 64);
-        let word = &self.inner.owned[segment.0 as usize / 64];
-        assert!(
-            word.fetch_and(!bit, Ordering::AcqRel) & bit != 0,
-            "only an owner releases"
-        );
+    /// Whether a journal owns `segment`.
+    pub fn is_owned_by(&self, journal: u16, segment: SegmentNo) -> bool {
+        let owner = self.inner.owners.get(segment.0 as usize);
+        owner.is_some_and(|owner| owner.load(Ordering::Acquire) == mark_of(journal))
+    }
+
+    /// The segments that a journal owns.
+    pub fn owned_by(&self, journal: u16) -> impl Iterator<Item = SegmentNo> {
+        let segments = self.inner.geometry.segments();
+        segments.filter(move |&segment| self.is_owned_by(journal, segment))
+    }
+
+    /// Gives a journal's `segment` back, once the record of it is durable.
+    pub fn release(&self, journal: u16, segment: SegmentNo) {
+        let owner = &self.inner.owners[segment.0 as usize];
+        let mark = mark_of(journal);
+        let freed = owner.compare_exchange(mark, FREE, Ordering::AcqRel, Ordering::Acquire);
+        assert!(freed.is_ok(), "only an owner releases");
         let blocks = self.inner.geometry.segment_capacity_blocks(segment);
         self.inner.free_segments.fetch_add(1, Ordering::AcqRel);
         self.inner.free_blocks.fetch_add(blocks, Ordering::AcqRel);
@@ -126,16 +135,16 @@ impl DeviceShared {
         self.inner.given_up.load(Ordering::Acquire)
     }
 
-    /// Takes any free segment, the lowest first; `None` if there is none or ownership is not known
+    /// Takes any free segment for a journal, the lowest first; `None` if there is none or ownership is not known
     /// completely yet.
-    pub fn claim_any(&self) -> Option<SegmentNo> {
+    pub fn claim_any(&self, journal: u16) -> Option<SegmentNo> {
         if !self.is_complete() || self.inner.free_segments.load(Ordering::Acquire) == 0 {
             return None;
         }
         self.inner
             .geometry
             .segments()
-            .find(|&segment| self.claim(segment))
+            .find(|&segment| self.claim(journal, segment))
     }
 
     /// Blocks in segments that nobody owns.
@@ -204,6 +213,14 @@ impl DeviceShared {
     pub fn is_fenced(&self) -> bool {
         self.inner.fenced.load(Ordering::Acquire)
     }
+}
+
+/// What marks a segment that nobody owns.
+const FREE: u8 = 0;
+
+/// What marks a journal's segments. There are few journals: [`JOURNALS_MAX`](crate::format::superblock::JOURNALS_MAX).
+fn mark_of(journal: u16) -> u8 {
+    u8::try_from(journal + 1).expect("the geometry was checked")
 }
 
 /// Reads a word as a step of its own among those that change it: unlike a load it can't see an older value than they leave.

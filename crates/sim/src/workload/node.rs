@@ -65,19 +65,30 @@ pub(crate) struct LifePlan {
     pub(crate) clear: bool,
 }
 
+/// How often a journal is tried to be opened that was handed over.
+const TAKE_OVERS_MAX: usize = 8;
+
 /// What the tasks of a life share.
 struct Context {
     plan: Rc<Plan>,
     disk: SimDisk,
     model: Shared,
     platforms: Vec<SimPlatform>,
+    /// Of each core.
+    caches: Vec<BlockCache>,
+    /// The core of each journal.
+    homes: RefCell<Vec<usize>>,
 }
 
 type Engines = Vec<Engine<SimPlatform>>;
 
 impl Context {
     fn core_of(&self, journal: usize) -> &SimPlatform {
-        &self.platforms[journal % self.platforms.len()]
+        &self.platforms[self.homes.borrow()[journal]]
+    }
+
+    fn cache_of(&self, journal: usize) -> &BlockCache {
+        &self.caches[self.homes.borrow()[journal]]
     }
 
     /// Runs a future as a task of a journal's core.
@@ -134,6 +145,14 @@ pub(crate) fn live(plan: &Rc<Plan>, disk: &SimDisk, model: &Shared, life: LifePl
         disk: disk.clone(),
         model: model.clone(),
         platforms: (0..plan.cores).map(|core| world.platform(core)).collect(),
+        caches: (0..plan.cores)
+            .map(|_| BlockCache::new(plan.options.cache_bytes, BufferPool::new()))
+            .collect(),
+        homes: RefCell::new(
+            (0..plan.journals.into())
+                .map(|j: usize| j % plan.cores)
+                .collect(),
+        ),
     };
     let result: Rc<RefCell<Option<Result<bool, String>>>> = Rc::default();
     let slot = result.clone();
@@ -175,7 +194,7 @@ async fn run_life(
     wants_stop: bool,
     clears: bool,
 ) -> Result<bool, String> {
-    let engines = match open(context).await {
+    let mut engines = match open(context).await {
         Ok(engines) => engines,
         Err(error) => {
             check_refusal(context, &error);
@@ -193,6 +212,20 @@ async fn run_life(
     }
     if let Some(load) = load {
         work(context, rng, &engines, &load).await;
+        if context.plan.hands_over && !context.failed() {
+            let journal = rng.index(engines.len());
+            // Those of the others go on meanwhile.
+            let others = begin_work(context, rng, &engines, Some(journal), &load);
+            let handed = hand_over(context, &mut engines, journal).await;
+            for done in others {
+                done.await;
+            }
+            if let Err(error) = handed {
+                check_refusal(context, &error);
+                return Err(error.to_string());
+            }
+            work(context, rng, &engines, &load).await;
+        }
     }
     let of_cache = |engine: &Engine<SimPlatform>| {
         let counters = engine.counters();
@@ -224,17 +257,13 @@ async fn open(context: &Context) -> Result<Engines, OpenError> {
     let platform = &context.platforms[0];
     let device = platform.open(&context.disk);
     let (superblock, shared) = Engine::<SimPlatform>::prepare(platform, &device).await?;
-    let cache_bytes = context.plan.options.cache_bytes;
-    let caches: Vec<BlockCache> = (context.platforms.iter())
-        .map(|_| BlockCache::new(cache_bytes, BufferPool::new()))
-        .collect();
     let mut opening = Vec::new();
     for journal in 0..context.plan.journals {
         let platform = context.core_of(usize::from(journal)).clone();
         let device = platform.open(&context.disk);
         let (shared, superblock) = (shared.clone(), superblock.clone());
         let options = context.plan.options;
-        let cache = caches[usize::from(journal) % caches.len()].clone();
+        let cache = context.cache_of(usize::from(journal)).clone();
         let work = async move {
             Engine::open_sharing(
                 &cache, platform, device, shared, superblock, journal, options,
@@ -481,8 +510,24 @@ async fn with_tries<T>(work: impl AsyncFn() -> Result<T, DvolError>) -> Result<T
 
 /// Has the clients do their work.
 async fn work(context: &Context, rng: &mut Rng, engines: &Engines, load: &Load) {
+    for done in begin_work(context, rng, engines, None, load) {
+        done.await;
+    }
+}
+
+/// Has all clients begin to work, but for those of one journal.
+fn begin_work(
+    context: &Context,
+    rng: &mut Rng,
+    engines: &Engines,
+    but: Option<usize>,
+    load: &Load,
+) -> Vec<Awaited<()>> {
     let mut running = Vec::new();
     for (journal, engine) in engines.iter().enumerate() {
+        if but == Some(journal) {
+            continue;
+        }
         let clients = (0..context.plan.clients)
             .map(|number| Client {
                 number: (journal, number),
@@ -499,8 +544,65 @@ async fn work(context: &Context, rng: &mut Rng, engines: &Engines, load: &Load) 
             .collect();
         running.push(context.start(journal, load(clients)));
     }
-    for done in running {
-        done.await;
+    running
+}
+
+/// Gives a journal to the next core, where the same goes on. If the device fails meanwhile, it is tried again there.
+async fn hand_over(
+    context: &Context,
+    engines: &mut Engines,
+    journal: usize,
+) -> Result<(), OpenError> {
+    let from = engines[journal].clone();
+    let handed = context.start(journal, async move { from.hand_over().await });
+    let mut handed = match handed.await {
+        Some(Ok(handed)) => handed,
+        // It goes on where it is, or the device is of no more use.
+        Some(Err(error)) => {
+            if !context.plan.may_fail() && !context.disk.was_broken() && error != DvolError::NoSpace
+            {
+                let what = format!("journal {journal} could not be handed over: {error}");
+                context.model.borrow_mut().fail(what);
+            }
+            context.tell(format!("journal {journal} was not handed over: {error}"));
+            return Ok(());
+        }
+        None => return Ok(()),
+    };
+    let mut last = None;
+    for _ in 0..TAKE_OVERS_MAX {
+        let next = (context.homes.borrow()[journal] + 1) % context.platforms.len();
+        context.homes.borrow_mut()[journal] = next;
+        let platform = context.platforms[next].clone();
+        let device = platform.open(&context.disk);
+        let (cache, options) = (context.cache_of(journal).clone(), context.plan.options);
+        let taken = context.start(journal, async move {
+            Engine::take_over(&cache, platform, device, handed, options).await
+        });
+        match taken.await {
+            Some(Ok((engine, report))) => {
+                context.tell(format!(
+                    "core {next} took journal {journal} over: {report:?}"
+                ));
+                context.model.borrow_mut().count("handed over");
+                if !report.clean && !context.plan.may_fail() && !context.disk.was_broken() {
+                    let what = format!("journal {journal} was not handed over in order");
+                    context.model.borrow_mut().fail(what);
+                }
+                engines[journal] = engine;
+                return Ok(());
+            }
+            Some(Err((error, again))) => {
+                context.tell(format!("core {next} could not take over: {error}"));
+                last = Some(error);
+                handed = again;
+            }
+            None => return Ok(()),
+        }
+    }
+    match last {
+        Some(error) => Err(error),
+        None => Ok(()),
     }
 }
 

@@ -81,6 +81,8 @@ pub struct Plan {
     pub fills_up: bool,
     /// One of so many operations is given up before it is answered; zero: none.
     pub gives_up: u64,
+    /// In the middle of each life a journal changes its core.
+    pub hands_over: bool,
 }
 
 impl Plan {
@@ -173,6 +175,8 @@ impl Plan {
             } else {
                 0
             },
+            // Not drawn, so that the other seeds mean what they meant before.
+            hands_over: seed % 10 == 9,
         }
     }
 

@@ -144,6 +144,7 @@ impl Scene {
             operations,
             fills_up: false,
             gives_up: 0,
+            hands_over: false,
         }
     }
 

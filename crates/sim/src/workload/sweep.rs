@@ -364,5 +364,6 @@ fn plan() -> Plan {
         operations: 0,
         fills_up: false,
         gives_up: 0,
+        hands_over: false,
     }
 }
