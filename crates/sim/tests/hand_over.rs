@@ -341,7 +341,7 @@ fn check(what: &str, run: &Run) {
             let dvol = engine.dvol(&format!("v{journal}")).expect("is there");
             let all = BLOCKS_EACH * WRITERS * BLOCK;
             let read = engine.read(dvol.handle, 0, all).await.expect("is read");
-            let known = volume.blocks.borrow();
+            let known = volume.blocks.borrow().clone();
             for (at, found) in (0..).zip(numbers_of(&read)) {
                 let block = known.get(&at).cloned().unwrap_or_default();
                 // What was answered since and is not safe may be there or not, and the later the better.
