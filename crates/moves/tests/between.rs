@@ -544,9 +544,10 @@ enum Forced {
     },
 }
 
-/// The target dies for good behind so many changes, and somebody has the volume stay. The origin dies behind so many changes since.
-fn force(seed: u64, target_dies: u64, origin_dies: Option<u64>) -> Forced {
-    let what = format!("seed {seed}, {target_dies}, {origin_dies:?}");
+/// The target dies for good behind so many changes and so many nanoseconds, and somebody has the volume stay. The origin dies behind so many changes
+/// since.
+fn force(seed: u64, target_dies: (u64, u64), origin_dies: Option<u64>) -> Forced {
+    let what = format!("seed {seed}, {target_dies:?}, {origin_dies:?}");
     let world = World::with_config(WorldConfig::new(seed).cores(3));
     let (disks, store, device, both) = begin(&world);
     let model = Model::default();
@@ -563,12 +564,13 @@ fn force(seed: u64, target_dies: u64, origin_dies: Option<u64>) -> Forced {
     scene.run_until(|| both.target.store.borrow().is_some());
     // Nobody is told of the target: what it has changed would be lost.
     start_clients(&scene.world, &both, &model, &scene.left, false);
-    let due = changes_of(&scene.disks[TARGET]) + target_dies;
+    let due = changes_of(&scene.disks[TARGET]) + target_dies.0;
     let (platform, network) = (scene.world.platform(ORIGIN), scene.world.network());
     let moving = move_volume(platform, network, store, device, both.clone(), u64::MAX);
     scene.world.spawn(ORIGIN, moving);
     let disk = scene.disks[TARGET].clone();
     scene.run_until(|| changes_of(&disk) >= due || both.origin.ended.get().is_some());
+    scene.world.run_for(target_dies.1);
     scene.end(TARGET);
     scene.run_until(|| both.origin.unanswered.get() || both.origin.ended.get().is_some());
     if !both.origin.unanswered.get() {
@@ -624,30 +626,52 @@ fn force(seed: u64, target_dies: u64, origin_dies: Option<u64>) -> Forced {
     }
 }
 
+/// The origin dies at each change of its disk since the word was said. Returns how often it was held again.
+fn origin_dies_at_each_change(seed: u64, target_dies: (u64, u64)) -> u64 {
+    let forced = force(seed, target_dies, None);
+    let Forced::WentOn { changes, .. } = forced else {
+        panic!("{target_dies:?}: {forced:?}");
+    };
+    assert!(changes >= 3, "three things are written down: {changes}");
+    let deaths = (0..=changes.min(30)).map(|after| {
+        let forced = force(seed, target_dies, Some(after));
+        let Forced::WentOn { held_again, .. } = forced else {
+            panic!("{target_dies:?}, {after}: {forced:?}");
+        };
+        u64::from(held_again)
+    });
+    deaths.sum()
+}
+
 #[test]
 fn a_volume_whose_target_never_comes_back_stays_by_somebodys_word() {
     let seed = 41;
     let whole = run(seed, &Plan::default()).changes[TARGET];
-    let (mut asked, mut forks, mut held_again) = (0, 0, 0);
-    for target_dies in 0..whole {
-        let Forced::WentOn {
-            is_forked, changes, ..
-        } = force(seed, target_dies, None)
-        else {
-            continue;
-        };
-        asked += 1;
-        forks += u64::from(is_forked);
-        assert!(changes >= 3, "three things are written down: {changes}");
-        for origin_dies in 0..=changes.min(24) {
-            let forced = force(seed, target_dies, Some(origin_dies));
-            let Forced::WentOn { held_again: is, .. } = forced else {
-                panic!("{target_dies}, {origin_dies}: {forced:?}");
-            };
-            held_again += u64::from(is);
+    let is_asked = |dies: u64| force(seed, (dies, 0), None) != Forced::NotAsked;
+    // Only at the end is it not known whose it is.
+    let last = (0..whole).rev().find(|dies| is_asked(*dies));
+    let last = last.expect("is asked at the end");
+    let held_again = origin_dies_at_each_change(seed, (last, 0));
+    assert!((1..30).contains(&held_again), "{held_again}");
+    // Until the origin has heard of the last change.
+    let (mut forks, mut none) = (0, 0);
+    for step in 1.. {
+        let dies = (last, step * 10_000);
+        match force(seed, dies, None) {
+            Forced::NotAsked => break,
+            Forced::WentOn {
+                is_forked: false, ..
+            } => none += 1,
+            Forced::WentOn {
+                is_forked: true, ..
+            } => {
+                forks += 1;
+                if forks == 1 {
+                    let held_again = origin_dies_at_each_change(seed, dies);
+                    assert!((1..30).contains(&held_again), "{held_again}");
+                }
+            }
         }
     }
-    assert!(forks > 0 && forks < asked, "{forks} forks of {asked}");
-    // Those before the word was written down leave it held, the others find it.
-    assert!(held_again > 0, "{held_again}");
+    assert!(forks > 0 && none > 0, "{forks} forks, {none} without");
 }

@@ -90,7 +90,7 @@ pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, NodeError>) -> (NodeErr
     (error.kind, error.to_string())
 }
 
-struct Tcp(UringPlatform);
+pub(crate) struct Tcp(UringPlatform);
 
 impl Connect for Tcp {
     type Stream = UringStream;
