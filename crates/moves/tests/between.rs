@@ -571,6 +571,8 @@ fn force(seed: u64, target_dies: (u64, u64), origin_dies: Option<u64>) -> Forced
     let disk = scene.disks[TARGET].clone();
     scene.run_until(|| changes_of(&disk) >= due || both.origin.ended.get().is_some());
     scene.world.run_for(target_dies.1);
+    // With it goes what it has answered and the origin has not heard.
+    scene.world.network().reset_all();
     scene.end(TARGET);
     scene.run_until(|| both.origin.unanswered.get() || both.origin.ended.get().is_some());
     if !both.origin.unanswered.get() {
