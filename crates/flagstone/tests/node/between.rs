@@ -361,10 +361,14 @@ fn what_cannot_come_is_refused_and_stays() {
     };
     one.ask(|node| node.restrict_volume("vm".to_owned(), restrictions))
         .expect("is restricted");
+    let departure = || one.ask(|node| node.check_departure("vm".to_owned()));
+    departure().expect("nobody has it attached");
     let attached = one.attach("vm");
-    let (why, words) = kind(begin(&one, arrival.clone(), "vm"));
-    assert_eq!(why, NodeErrorKind::Busy, "{words}");
-    assert!(words.contains("NBD"), "{words}");
+    for refused in [kind(begin(&one, arrival.clone(), "vm")), kind(departure())] {
+        let (why, words) = refused;
+        assert_eq!(why, NodeErrorKind::Busy, "{words}");
+        assert!(words.contains("NBD"), "{words}");
+    }
     drop(attached);
     until_detached(&one);
     one.ask(|node| node.restrict_volume("vm".to_owned(), Restrictions::default()))

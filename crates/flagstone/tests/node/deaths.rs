@@ -660,6 +660,35 @@ fn reads_wait_while_it_is_not_known_whose_it_is() {
     assert_eq!(ended(&one, "vm").state, MoveState::Failed);
 }
 
+/// Whoever has no more patience while changes are held is told so, also if he wants another epoch. Reads go on: nobody else can have changed it yet.
+#[test]
+fn what_is_held_for_too_long_is_late() {
+    let trap = Trap::stop_at(MovePoint::Held);
+    let (one, other) = (trapped(&trap), small(|_| {}));
+    let owner = filled(&one);
+    let epoch = one.show("vm").expect("is there").epoch;
+    let mut native = Native::connect(addresses(&one)[0]);
+    let vm = native.opened("vm", &owner, 0);
+    let arrival = promise(&one, &other, "vm").expect("promises");
+    begin(&one, arrival, "vm").expect("begins");
+    trap.until_sprung();
+    let late = |operation| flagstone_wire::RequestHeader {
+        volume: vm,
+        patience_ms: 200,
+        ..flagstone_wire::RequestHeader::of(operation)
+    };
+    let mut change = late(Operation::Deallocate);
+    change.len_bytes = BLOCK;
+    let mut raise = late(Operation::SetEpoch);
+    raise.lsn = flagstone_types::Lsn(u64::from(epoch) + 3);
+    for head in [change, raise] {
+        let answer = native.ask(head, &[], &[]);
+        assert_eq!(answer.status(), Status::Late, "{}", answer.sentence());
+    }
+    assert_eq!(native.read(vm, 0, BLOCK).payload, block(NOW));
+    assert_eq!(one.show("vm").expect("is there").epoch, epoch);
+}
+
 /// What is changed of its tokens behind the moment in which they are taken would be lost.
 #[test]
 fn tokens_do_not_change_while_they_are_handed_over() {
