@@ -261,7 +261,11 @@ impl RealNode {
             (Came::Went(_), Some(Elsewhere::At(at))) | (Came::Went(at), _) => Some(at.to_string()),
             _ => self.between.fork_of(id).and_then(|fork| fork.node),
         };
-        tracing::info!(target: "audit", volume = name, %id, ?outcome, node, epoch, asked_in_vain = why, "volume stays by force");
+        let what = match outcome {
+            ForcedOutcome::Forced => "volume stays by force",
+            _ => "volume was to stay by force, and the other node has answered",
+        };
+        tracing::info!(target: "audit", volume = name, %id, ?outcome, node, epoch, asked_in_vain = why, "{what}");
         Ok(ForcedMove {
             volume: name.to_owned(),
             outcome,
