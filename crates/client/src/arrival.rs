@@ -131,6 +131,34 @@ impl<P: Platform, C: Connect> Arrival<P, C> {
         (abandon, confirm): (bool, bool),
         deadline: Time,
     ) -> Result<Settled, Error> {
+        let mut flags = 0;
+        if abandon {
+            flags |= flag::ABANDON;
+        }
+        if confirm {
+            flags |= flag::CONFIRM;
+        }
+        self.settle_with(device, volume, flags, deadline).await
+    }
+
+    /// Asks the same of a volume that goes on here whatever is answered, and says so: what has arrived is a fork, and what has not is not to.
+    pub async fn settle_fork(
+        &self,
+        device: DeviceId,
+        volume: DvolId,
+        deadline: Time,
+    ) -> Result<Settled, Error> {
+        let flags = flag::ABANDON | flag::FORKED;
+        self.settle_with(device, volume, flags, deadline).await
+    }
+
+    async fn settle_with(
+        &self,
+        device: DeviceId,
+        volume: DvolId,
+        flags: u8,
+        deadline: Time,
+    ) -> Result<Settled, Error> {
         let body = |warrant: &Warrant, out: &mut Vec<u8>| {
             let settle = Settle {
                 warrant: *warrant,
@@ -139,13 +167,6 @@ impl<P: Platform, C: Connect> Arrival<P, C> {
             };
             settle.encode(out);
         };
-        let mut flags = 0;
-        if abandon {
-            flags |= flag::ABANDON;
-        }
-        if confirm {
-            flags |= flag::CONFIRM;
-        }
         let doing = "asking the new node whether the volume has arrived";
         let ask = Ask {
             operation: Operation::Settle,

@@ -598,6 +598,7 @@ impl Config {
             stop_grace_ms: STOP_GRACE_DEFAULT_MS,
             record: None,
             tuning: None,
+            move_hooks: Default::default(),
         })
     }
 

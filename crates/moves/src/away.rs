@@ -23,6 +23,10 @@ use crate::here::RecordBytes;
 const QUESTION_NS: u64 = 5_000_000_000;
 const PAUSE_NS: u64 = 200_000_000;
 
+/// By so much a word that a volume stays raises its epoch, if so many are left. The other node may have raised that of its copy, by one each time
+/// that somebody has opened it alone.
+const FORCED_STEP: u32 = 1 << 16;
+
 /// Is put in its place when the request is made.
 const NO_WARRANT: Warrant = Warrant {
     arrival: 0,
@@ -41,13 +45,22 @@ pub trait Home {
     fn forget_route(&self) -> impl Future<Output = Result<(), DvolError>>;
 
     /// From now on the volume may be used elsewhere: no read here is answered until it is known.
-    fn hold_reads(&self);
+    fn hold_reads(&self) -> impl Future<Output = ()>;
 
     /// Reads go on: the volume is here.
     fn release_reads(&self);
 
     /// The node stops: nobody is to be waited for.
     fn is_stopping(&self) -> bool;
+
+    /// The other node was asked whose the volume is, and has not said. It is held, and will be asked again.
+    fn unanswered(&self, why: &str);
+
+    /// Somebody has said that the volume stays, whatever the other node has. That node is asked once more behind that.
+    fn is_forced(&self) -> bool;
+
+    /// Writes down, durably and in the place of the route, that the volume goes on here in this epoch, whatever the other node has.
+    fn keep_forced(&self, epoch: Epoch) -> impl Future<Output = Result<(), DvolError>>;
 }
 
 /// The volume as another node takes it.
@@ -233,6 +246,8 @@ pub enum Ended {
     Went(SocketAddr),
     /// Still this one's: it goes on here.
     Stayed(DvolError),
+    /// It goes on here in this epoch, by somebody's word: whatever the other node has is a fork.
+    Forced(Epoch),
     /// Nobody has said, and the node stops, or its device has failed: it stays held, and the next start asks.
     Unknown(DvolError),
 }
@@ -300,7 +315,7 @@ impl<P: Platform, C: Connect, H: Home> Target for Taking<'_, '_, P, C, H> {
     }
 
     async fn finish(&self) -> Result<(), DvolError> {
-        self.home.hold_reads();
+        self.home.hold_reads().await;
         self.target.finish().await
     }
 }
@@ -342,8 +357,9 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
         Failed::Perhaps(error) => {
             let asked = ask(&target.platform, target.arrival, question, home).await;
             match asked {
-                Some(Some(at)) => went(home, at).await,
-                Some(None) => stay(dvol, home, error).await,
+                Some(Told::There(at)) => went(home, at).await,
+                Some(Told::Never) => stay(dvol, home, error).await,
+                Some(Told::Forced) => force(dvol, home).await,
                 None => Ended::Unknown(error),
             }
         }
@@ -373,37 +389,95 @@ async fn stay<P: Platform, M: Marks>(
     Ended::Stayed(error)
 }
 
-/// Asks until it is known where the volume is: there, or (`Some(None)`) not and never. `None`: the node stops.
+/// The epoch in which a volume goes on by somebody's word that was in this one: above what the other node may have given its copy. `None`: too few
+/// are left.
+pub fn epoch_above(epoch: Epoch) -> Option<Epoch> {
+    let left = Epoch::MAX.0.saturating_sub(epoch.0);
+    let step = FORCED_STEP.min(left / 2);
+    (step > Epoch::PER_MOVE).then(|| Epoch(epoch.0 + step))
+}
+
+/// It goes on here by somebody's word. What is written down first decides: a start goes on with it.
+async fn force<P: Platform, M: Marks>(dvol: &DvolOrigin<P, M>, home: &impl Home) -> Ended {
+    let forced = async {
+        let epoch = epoch_above(dvol.epoch()?).ok_or(DvolError::TooMany)?;
+        home.keep_forced(epoch).await?;
+        dvol.go_on_above(epoch).await?;
+        Ok(epoch)
+    };
+    match forced.await {
+        Ok(epoch) => {
+            home.release_reads();
+            Ended::Forced(epoch)
+        }
+        Err(error) => Ended::Unknown(error),
+    }
+}
+
+/// What became of a move, or what was said in the place of that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Told {
+    /// The volume is there.
+    There(SocketAddr),
+    /// It isn't, and will never be.
+    Never,
+    /// The other node has not said, and somebody has said that it stays.
+    Forced,
+}
+
+/// Asks until it is known where the volume is. `None`: the node stops.
 pub async fn ask<P: Platform, C: Connect>(
     platform: &P,
     arrival: &Arrival<P, C>,
     question: Question,
     home: &impl Home,
-) -> Option<Option<SocketAddr>> {
+) -> Option<Told> {
     let mut is_told = false;
     loop {
         if home.is_stopping() {
             return None;
         }
+        let is_forced = home.is_forced();
         let deadline = platform.now().plus_ns(QUESTION_NS);
         let asked = arrival.settle(question.device, question.volume, (true, false), deadline);
         let why = match asked.await {
-            Ok(Settled::Arrived(at)) => return Some(Some(at)),
-            Ok(Settled::Never) => return Some(None),
+            Ok(Settled::Arrived(at)) => return Some(Told::There(at)),
+            Ok(Settled::Never) => return Some(Told::Never),
             Ok(Settled::NotHere) => "the node that it was moving to can't tell".to_owned(),
             // Gone on though it was to be given up: that can't be, and is asked again.
             Ok(Settled::Arriving) => "the node that it was moving to goes on".to_owned(),
             Err(error) => error.to_string(),
         };
+        if is_forced {
+            return Some(Told::Forced);
+        }
+        home.unanswered(&why);
         // Once: it is asked again several times a second.
         match std::mem::replace(&mut is_told, true) {
             false => tracing::warn!(
                 volume = %question.volume,
-                "{why}; until the node that it was moving to answers, the volume is served nowhere: bring that node back"
+                "{why}; until the node that it was moving to answers, the volume is served nowhere: bring that node back, or, if it never comes back, \
+                 say `flagstone volume move NAME --stay --force`"
             ),
             true => tracing::debug!("{why}"),
         }
         platform.sleep_ns(PAUSE_NS).await;
+    }
+}
+
+/// Tells the other node that a volume goes on here by somebody's word, and asks whether it has it, too: so `Some(true)`, or (`Some(false)`) not and
+/// never. `None`: it has not said.
+pub async fn ask_of_fork<P: Platform, C: Connect>(
+    platform: &P,
+    arrival: &Arrival<P, C>,
+    question: Question,
+) -> Option<bool> {
+    let deadline = platform.now().plus_ns(QUESTION_NS);
+    let asked = arrival.settle_fork(question.device, question.volume, deadline);
+    match asked.await {
+        Ok(Settled::Arrived(_)) => Some(true),
+        Ok(Settled::Never) => Some(false),
+        Ok(Settled::Arriving | Settled::NotHere) | Err(_) => None,
     }
 }
 
@@ -428,6 +502,8 @@ pub struct Left {
     pub is_leaving: bool,
     /// The route says that the volume is there.
     pub is_gone: bool,
+    /// It says that the volume goes on here by somebody's word.
+    pub is_forced: bool,
 }
 
 /// What a start does about it.
@@ -439,12 +515,25 @@ pub enum Start {
     Ask,
     /// It is the other's: what is here is deleted, clients are sent on, and the other node is told.
     SendOn,
+    /// It goes on here by somebody's word ([`flagstone_device::transfer::go_on_above`]): first that is carried out.
+    Force,
+    /// The same, carried out: it goes on at once. The other node is told, and asked whether it has it, too ([`ask_of_fork`]).
+    Watch,
 }
 
 /// The decision, from what was found.
 pub fn at_start(left: Left) -> Start {
     match left {
         Left { is_gone: true, .. } => Start::SendOn,
+        Left {
+            has_dvol: true,
+            is_forced: true,
+            is_leaving,
+            ..
+        } => match is_leaving {
+            true => Start::Force,
+            false => Start::Watch,
+        },
         Left {
             has_dvol: true,
             is_leaving: true,

@@ -13,8 +13,8 @@ use flagstone_sim::{Fault, Injection, IoKind, SimDisk, SimPlatform, World, World
 use flagstone_types::DeviceId;
 
 use crate::node::{
-    BLOCK, BLOCKS, Both, CLIENTS, ID, ORIGIN, TARGET, begin, move_volume, read_all, run_origin,
-    run_target,
+    BLOCK, BLOCKS, Both, CLIENTS, ID, ORIGIN, TARGET, begin, fork_of, move_volume, read_all,
+    run_origin, run_target,
 };
 
 /// Virtual time in which a run must come to its end.
@@ -182,7 +182,8 @@ fn start_reader(world: &World, both: &Both, model: &Model) {
     });
 }
 
-fn start_clients(world: &World, both: &Both, model: &Model, left: &Rc<Cell<u64>>) {
+/// `eager`: the first writer looks for the volume at the target first.
+fn start_clients(world: &World, both: &Both, model: &Model, left: &Rc<Cell<u64>>, eager: bool) {
     for writer in 0..WRITERS {
         let platform = world.platform(CLIENTS);
         let (both, model, left) = (both.clone(), model.clone(), left.clone());
@@ -190,7 +191,7 @@ fn start_clients(world: &World, both: &Both, model: &Model, left: &Rc<Cell<u64>>
             for _ in 0..WRITES {
                 let drawn = platform.random_u64();
                 let block = drawn % (BLOCKS / WRITERS) * WRITERS + writer;
-                write(&platform, &both, &model, block, writer == 0).await;
+                write(&platform, &both, &model, block, eager && writer == 0).await;
                 read(&platform, &both, &model, drawn >> 8 & 63).await;
                 platform.sleep_ns((drawn >> 20) % 4_000_000).await;
             }
@@ -300,26 +301,33 @@ impl Scene {
         self.world.spawn(TARGET, running);
     }
 
-    /// Kills a node, and starts it anew some time later.
-    fn kill(&mut self, node: usize) {
+    /// Ends a node, with what its disk has then.
+    fn end(&mut self, node: usize) -> flagstone_sim::Rng {
         let mut rng = self.world.kill_core(node);
         let disk = self.disks[node].after_power_loss(&mut rng);
         self.disks[node] = disk;
         // What the new disk is asked for is counted from nothing.
         self.before[node] = 0;
-        let pause_ns = rng.next_u64() % 300_000_000;
         let both = &self.both;
         if node == TARGET {
             both.target.here.take();
             both.target.store.take();
             both.target.lives.set(both.target.lives.get() + 1);
-            self.world.run_for(pause_ns);
+        } else {
+            both.origin.here.take();
+            both.origin.ended.set(None);
+            both.origin.lives.set(both.origin.lives.get() + 1);
+        }
+        rng
+    }
+
+    /// Kills a node, and starts it anew some time later.
+    fn kill(&mut self, node: usize) {
+        let mut rng = self.end(node);
+        self.world.run_for(rng.next_u64() % 300_000_000);
+        if node == TARGET {
             return self.start_target(false);
         }
-        both.origin.here.take();
-        both.origin.ended.set(None);
-        both.origin.lives.set(both.origin.lives.get() + 1);
-        self.world.run_for(pause_ns);
         let (platform, network) = (self.world.platform(ORIGIN), self.world.network());
         let (disk, both) = (self.disks[ORIGIN].clone(), self.both.clone());
         let running = run_origin(platform, network, disk, self.device, both);
@@ -343,7 +351,7 @@ fn run(seed: u64, plan: &Plan) -> Run {
     };
     scene.start_target(true);
     scene.run_until(|| both.target.store.borrow().is_some());
-    start_clients(&scene.world, &both, &model, &scene.left);
+    start_clients(&scene.world, &both, &model, &scene.left, true);
     scene.before = [0, 1].map(|at| changes_of(&scene.disks[at]));
     let flushes_before = scene.disks[TARGET].counts().flushes;
     let (platform, network) = (scene.world.platform(ORIGIN), scene.world.network());
@@ -520,4 +528,152 @@ fn a_flush_of_the_target_fails() {
         }
     }
     assert!(went > 3 && stayed > 3, "{went} went, {stayed} stayed");
+}
+
+/// What came of a move whose target died for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Forced {
+    /// It was over before, in whatever way.
+    NotAsked,
+    /// The volume goes on at the origin by somebody's word. At the target there is a fork, or not; and how many changes the origin's disk was asked for
+    /// since it was said.
+    WentOn {
+        is_forked: bool,
+        changes: u64,
+        held_again: bool,
+    },
+}
+
+/// The target dies for good behind so many changes and so many nanoseconds, and somebody has the volume stay. The origin dies behind so many changes
+/// since.
+fn force(seed: u64, target_dies: (u64, u64), origin_dies: Option<u64>) -> Forced {
+    let what = format!("seed {seed}, {target_dies:?}, {origin_dies:?}");
+    let world = World::with_config(WorldConfig::new(seed).cores(3));
+    let (disks, store, device, both) = begin(&world);
+    let model = Model::default();
+    let snapshots = fill(&world, &both, &model);
+    let mut scene = Scene {
+        world,
+        disks,
+        before: [0; 2],
+        device,
+        both: both.clone(),
+        left: Rc::new(Cell::new(WRITERS)),
+    };
+    scene.start_target(true);
+    scene.run_until(|| both.target.store.borrow().is_some());
+    // Nobody is told of the target: what it has changed would be lost.
+    start_clients(&scene.world, &both, &model, &scene.left, false);
+    let due = changes_of(&scene.disks[TARGET]) + target_dies.0;
+    let (platform, network) = (scene.world.platform(ORIGIN), scene.world.network());
+    let moving = move_volume(platform, network, store, device, both.clone(), u64::MAX);
+    scene.world.spawn(ORIGIN, moving);
+    let disk = scene.disks[TARGET].clone();
+    scene.run_until(|| changes_of(&disk) >= due || both.origin.ended.get().is_some());
+    scene.world.run_for(target_dies.1);
+    // With it goes what it has answered and the origin has not heard.
+    scene.world.network().reset_all();
+    scene.end(TARGET);
+    scene.run_until(|| both.origin.unanswered.get() || both.origin.ended.get().is_some());
+    if !both.origin.unanswered.get() {
+        return Forced::NotAsked;
+    }
+    let mut held_again = false;
+    both.origin.is_forced.set(true);
+    let disk = scene.disks[ORIGIN].clone();
+    let begun = changes_of(&disk);
+    if let Some(after) = origin_dies {
+        scene.run_until(|| changes_of(&disk) >= begun + after);
+        both.origin.is_forced.set(false);
+        both.origin.unanswered.set(false);
+        scene.kill(ORIGIN);
+        scene.run_until(|| both.origin.unanswered.get() || both.origin.ended.get().is_some());
+        held_again = both.origin.unanswered.get();
+        if held_again {
+            assert!(both.origin.here.borrow().is_none(), "{what}: it is held");
+            both.origin.is_forced.set(true);
+        }
+    }
+    scene.run_until(|| both.origin.ended.get().is_some());
+    let disk = scene.disks[ORIGIN].clone();
+    let changes = changes_of(&disk).saturating_sub(begun);
+    scene.run_until(|| false);
+    assert!(scene.is_over(), "{what}: no end");
+    model.is_over.set(true);
+    check(&scene.world, &what, false, &both, &model, snapshots);
+    // It is back.
+    scene.start_target(false);
+    scene
+        .world
+        .run_until(|| both.target.store.borrow().is_some());
+    let there = both.target.store.borrow().clone().expect("has started");
+    let fork = there.volume().filter(|(_, mark)| *mark == 0);
+    let network = scene.world.network();
+    let platform = scene.world.platform(ORIGIN);
+    let asked = scene.world.block_on(
+        ORIGIN,
+        async move { fork_of(&platform, network, device).await },
+    );
+    assert_eq!(asked, Some(fork.is_some()), "{what}");
+    if let Some((handle, _)) = fork {
+        let there = there.engine.epoch_of(handle).expect("is there");
+        let (engine, handle, _) = both.origin.here.borrow().clone().expect("is here");
+        let here = engine.epoch_of(handle).expect("is here");
+        assert!(here.0 > there.0 + 60_000, "{what}: {here:?}, {there:?}");
+    }
+    Forced::WentOn {
+        is_forked: fork.is_some(),
+        changes,
+        held_again,
+    }
+}
+
+/// The origin dies at each change of its disk since the word was said. Returns how often it was held again.
+fn origin_dies_at_each_change(seed: u64, target_dies: (u64, u64)) -> u64 {
+    let forced = force(seed, target_dies, None);
+    let Forced::WentOn { changes, .. } = forced else {
+        panic!("{target_dies:?}: {forced:?}");
+    };
+    assert!(changes >= 3, "three things are written down: {changes}");
+    let deaths = (0..=changes.min(30)).map(|after| {
+        let forced = force(seed, target_dies, Some(after));
+        let Forced::WentOn { held_again, .. } = forced else {
+            panic!("{target_dies:?}, {after}: {forced:?}");
+        };
+        u64::from(held_again)
+    });
+    deaths.sum()
+}
+
+#[test]
+fn a_volume_whose_target_never_comes_back_stays_by_somebodys_word() {
+    let seed = 41;
+    let whole = run(seed, &Plan::default()).changes[TARGET];
+    let is_asked = |dies: u64| force(seed, (dies, 0), None) != Forced::NotAsked;
+    // Only at the end is it not known whose it is.
+    let last = (0..whole).rev().find(|dies| is_asked(*dies));
+    let last = last.expect("is asked at the end");
+    let held_again = origin_dies_at_each_change(seed, (last, 0));
+    assert!((1..30).contains(&held_again), "{held_again}");
+    // Until the origin has heard of the last change.
+    let (mut forks, mut none) = (0, 0);
+    for step in 1.. {
+        let dies = (last, step * 10_000);
+        match force(seed, dies, None) {
+            Forced::NotAsked => break,
+            Forced::WentOn {
+                is_forked: false, ..
+            } => none += 1,
+            Forced::WentOn {
+                is_forked: true, ..
+            } => {
+                forks += 1;
+                if forks == 1 {
+                    let held_again = origin_dies_at_each_change(seed, dies);
+                    assert!((1..30).contains(&held_again), "{held_again}");
+                }
+            }
+        }
+    }
+    assert!(forks > 0 && none > 0, "{forks} forks, {none} without");
 }

@@ -13,17 +13,20 @@ use flagstone_device::engine::{
     Attributes, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece,
     Stability, format_device,
 };
-use flagstone_device::transfer::{Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, Progress};
+use flagstone_device::transfer::{
+    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, Progress, go_on_above,
+};
 use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals};
 use flagstone_gateway::native::volume::NativeError;
 use flagstone_gateway::native::{Ends, NativeLimits, NativeServer};
 use flagstone_moves::away::{
-    Ended, Home, Left, Question, RemoteTarget, Start, ask, at_start, confirm, move_away,
+    Ended, Home, Left, Question, RemoteTarget, Start, Told, ask, ask_of_fork, at_start, confirm,
+    epoch_above, move_away,
 };
 use flagstone_moves::here::{RecordBytes, carry_out};
 use flagstone_platform::{IoBuf, Listener, Platform};
 use flagstone_sim::{DiskConfig, SimDisk, SimListener, SimNetwork, SimPlatform, SimStream, World};
-use flagstone_types::{DeviceId, DvolId};
+use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::Operation;
 use flagstone_wire::arrival::{RECORD_BYTES, Settled};
 use flagstone_wire::proof::Key;
@@ -85,9 +88,12 @@ pub(crate) enum Note {
     Route,
     /// It is.
     Gone,
+    /// It goes on here in this epoch, whatever is there.
+    Forced(Epoch),
 }
 
 const NOTE_KINDS: [Note; 3] = [Note::Arrival, Note::Route, Note::Gone];
+const FORCED: u8 = 9;
 
 /// An engine, and the block in which moves are noted.
 #[derive(Clone)]
@@ -126,15 +132,27 @@ impl Store {
     pub(crate) async fn note(&self) -> Option<Note> {
         let read = self.engine.read(self.notes, 0, BLOCK).await;
         match &read.expect("can be read")[..] {
+            [Piece::Data(data)] if data[0] == FORCED => {
+                let epoch = data[4..8].try_into().expect("four bytes");
+                Some(Note::Forced(Epoch(u32::from_le_bytes(epoch))))
+            }
             [Piece::Data(data)] => NOTE_KINDS.get(usize::from(data[0])).copied(),
             _ => None,
         }
     }
 
     async fn put(&self, note: Note) -> Result<(), DvolError> {
-        let kind = NOTE_KINDS.iter().position(|kind| *kind == note);
         let mut bytes = vec![0; BLOCK as usize];
-        bytes[0] = kind.expect("is one of them") as u8;
+        match note {
+            Note::Forced(epoch) => {
+                bytes[0] = FORCED;
+                bytes[4..8].copy_from_slice(&epoch.0.to_le_bytes());
+            }
+            note => {
+                let kind = NOTE_KINDS.iter().position(|kind| *kind == note);
+                bytes[0] = kind.expect("is one of them") as u8;
+            }
+        }
         let data = IoBuf::copy_of(&bytes);
         let write = self.engine.write(self.notes, 0, data, Stability::Stable);
         write.await.map(drop)
@@ -182,6 +200,10 @@ pub(crate) struct AtOrigin {
     pub(crate) ended: Cell<Option<bool>>,
     /// How often it was started.
     pub(crate) lives: Cell<u64>,
+    /// It has asked the target in vain.
+    pub(crate) unanswered: Cell<bool>,
+    /// Somebody has said that the volume stays.
+    pub(crate) is_forced: Cell<bool>,
 }
 
 /// And at the target.
@@ -219,7 +241,7 @@ impl Home for TestHome {
         self.store.forget().await
     }
 
-    fn hold_reads(&self) {
+    async fn hold_reads(&self) {
         self.origin.reads_are_held.set(true);
     }
 
@@ -229,6 +251,19 @@ impl Home for TestHome {
 
     fn is_stopping(&self) -> bool {
         false
+    }
+
+    fn unanswered(&self, _: &str) {
+        self.origin.unanswered.set(true);
+    }
+
+    fn is_forced(&self) -> bool {
+        self.origin.is_forced.get()
+    }
+
+    async fn keep_forced(&self, epoch: Epoch) -> Result<(), DvolError> {
+        assert!(self.origin.is_forced.get(), "nobody has said so");
+        self.store.put(Note::Forced(epoch)).await
     }
 }
 
@@ -450,10 +485,22 @@ pub(crate) async fn move_volume(
             engine.delete(handle, true).await.expect("deletes");
             let _ = confirm(&platform, &arrival, question).await;
         }
-        Ended::Stayed(_) => {}
+        // Whoever waited at the gate goes on.
+        Ended::Stayed(_) | Ended::Forced(_) => {}
         Ended::Unknown(error) => panic!("{error}: {:?}", target.trouble()),
     }
     both.origin.ended.set(Some(matches!(ended, Ended::Went(_))));
+}
+
+/// Asks the target of a volume that goes on at the origin whether it has it, too.
+pub(crate) async fn fork_of(
+    platform: &SimPlatform,
+    network: SimNetwork,
+    device: DeviceId,
+) -> Option<bool> {
+    let client = client(platform, network);
+    let arrival = client.arrival(at(), ARRIVAL, KEY);
+    ask_of_fork(platform, &arrival, Question { device, volume: ID }).await
 }
 
 pub(crate) fn tokens() -> RecordBytes {
@@ -476,6 +523,7 @@ pub(crate) async fn run_origin(
         has_dvol: volume.is_some(),
         is_leaving: volume.is_some_and(|(_, mark)| mark == 2),
         is_gone: note == Some(Note::Gone),
+        is_forced: matches!(note, Some(Note::Forced(_))),
     };
     let client = client(&platform, network);
     let arrival = client.arrival(at(), ARRIVAL, KEY);
@@ -484,16 +532,28 @@ pub(crate) async fn run_origin(
         store: store.clone(),
         origin: both.origin.clone(),
     };
+    let mut forced = match note {
+        Some(Note::Forced(epoch)) => Some(epoch),
+        _ => None,
+    };
     let went = match at_start(left) {
         Start::SendOn => true,
-        Start::Abandon => false,
+        Start::Abandon | Start::Force | Start::Watch => false,
         Start::Ask => {
             assert_eq!(note, Some(Note::Route), "a route before the hold");
             let asked = ask(&platform, &arrival, question, &home).await;
-            if let Some(Some(at)) = asked {
-                home.gone(at).await.expect("is written down");
+            match asked.expect("it doesn't stop") {
+                Told::There(at) => home.gone(at).await.expect("is written down"),
+                Told::Never => {}
+                Told::Forced => {
+                    let (handle, _) = volume.expect("is here");
+                    let epoch = store.engine.epoch_of(handle).expect("is here");
+                    forced = epoch_above(epoch);
+                    let kept = home.keep_forced(forced.expect("there is one above"));
+                    kept.await.expect("is written down");
+                }
             }
-            asked.expect("it doesn't stop").is_some()
+            matches!(asked, Some(Told::There(_)))
         }
     };
     if went {
@@ -504,14 +564,29 @@ pub(crate) async fn run_origin(
         let _ = confirm(&platform, &arrival, question).await;
     } else {
         let (handle, _) = volume.expect("is here");
-        let attributes = store.engine.attributes_of(handle).expect("is here");
-        let plain = TestMarks.plain(&attributes);
-        let unmarked = store.engine.set_attributes(handle, plain);
-        unmarked.await.expect("unmarks");
-        store.forget().await.expect("forgets");
+        match forced {
+            Some(epoch) => {
+                let on = go_on_above(&store.engine, handle, &TestMarks, epoch);
+                on.await.expect("goes on");
+            }
+            None => {
+                let attributes = store.engine.attributes_of(handle).expect("is here");
+                let plain = TestMarks.plain(&attributes);
+                let unmarked = store.engine.set_attributes(handle, plain);
+                unmarked.await.expect("unmarks");
+                store.forget().await.expect("forgets");
+            }
+        }
         both.origin.reads_are_held.set(false);
         let here = (store.engine.clone(), handle, Rc::default());
         *both.origin.here.borrow_mut() = Some(here);
+        if forced.is_some() {
+            both.origin.ended.set(Some(false));
+            if ask_of_fork(&platform, &arrival, question).await == Some(false) {
+                store.forget().await.expect("forgets");
+            }
+            return;
+        }
         // What the target still has of it.
         let deadline = platform.now().plus_ns(5_000_000_000);
         let _ = arrival.settle(device, ID, (true, false), deadline).await;

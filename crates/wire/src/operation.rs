@@ -88,6 +88,8 @@ pub mod flag {
     pub const ABANDON: u8 = 1 << 0;
     /// `SETTLE`: it will not be asked again.
     pub const CONFIRM: u8 = 1 << 1;
+    /// `SETTLE`: the volume goes on at its origin, whatever is answered: what has arrived is a fork.
+    pub const FORKED: u8 = 1 << 2;
 }
 
 /// Bytes that a `PING` may carry.
@@ -274,7 +276,7 @@ impl Operation {
             Operation::ArriveStep => Shape::ARRIVAL.body(WARRANT + 9, WARRANT + STEP_MAX),
             Operation::Arrived => Shape::ARRIVAL.body(WARRANT, WARRANT + RECORD_BYTES as u32),
             Operation::Settle => Shape::BARE
-                .flags(ABANDON | CONFIRM)
+                .flags(ABANDON | CONFIRM | FORKED)
                 .body(WARRANT + 32, WARRANT + 32),
         }
     }

@@ -82,6 +82,33 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self.gate.release();
         Ok(())
     }
+
+    /// The epoch that it has.
+    pub fn epoch(&self) -> Result<Epoch, DvolError> {
+        self.engine.epoch_of(self.handle)
+    }
+
+    /// The same by somebody's word, whatever the target is ([`go_on_above`]). If that fails nothing goes on: it stays held.
+    pub async fn go_on_above(&self, epoch: Epoch) -> Result<(), DvolError> {
+        go_on_above(&self.engine, self.handle, &self.marks, epoch).await?;
+        self.gate.release();
+        Ok(())
+    }
+}
+
+/// Has a dvol that was held go on with a history of its own, which begins in this epoch, durably: whatever a target of it has, in a lower one, is
+/// another dvol from here on. The mark goes last; asked for the same epoch again, this goes on where it was cut off.
+pub async fn go_on_above<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    marks: &impl Marks,
+    epoch: Epoch,
+) -> Result<(), DvolError> {
+    if engine.epoch_of(handle)? < epoch {
+        engine.begin_history(handle, epoch).await?;
+    }
+    let attributes = marks.plain(&engine.attributes_of(handle)?);
+    engine.set_attributes(handle, attributes).await
 }
 
 impl<P: Platform, M: Marks> DvolOrigin<P, M> {

@@ -24,7 +24,7 @@ mod start;
 
 pub use arrival::{Announced, Arrival, Became, Keeper};
 pub use gate::{Entered, Gate, Gone};
-pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol};
+pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol, go_on_above};
 pub use part::{
     Most, PART_BYTES, Part, PartPlan, PlannedRange, Run, What, part_of, plan_of, take_runs,
 };

@@ -220,6 +220,11 @@ impl Api {
                     .get(volumes::show_move)
                     .delete(volumes::cancel_move),
             )
+            .route(
+                "/v1/volumes/{name}/departure",
+                get(volumes::check_departure),
+            )
+            .route("/v1/volumes/{name}/move/force", post(volumes::force_move))
             .route("/v1/arrivals", post(volumes::promise_arrival))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/explanation", get(activity::explain))

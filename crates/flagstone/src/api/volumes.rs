@@ -10,8 +10,8 @@ use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
 use crate::node::{
-    Arrival, ArrivalSpec, CreatedVolume, MoveInfo, MoveSpec, PageQuery, Reservation, Slo,
-    SnapshotSchedule, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalSpec, CreatedVolume, ForceMoveSpec, ForcedMove, MoveInfo, MoveSpec, PageQuery,
+    Reservation, Slo, SnapshotSchedule, VolumeInfo, VolumePage, VolumeSpec,
 };
 
 /// A volume's new size.
@@ -354,6 +354,50 @@ pub(super) async fn cancel_move(
     let doing = format!("ending the move of volume '{name}'");
     let info = api.call(doing, |node| async move { node.cancel_move(name).await });
     Ok(Json(info.await?))
+}
+
+/// A volume that could go to another node now: to be asked before that node promises it a place.
+#[utoipa::path(get, path = "/v1/volumes/{name}/departure", tag = "volumes",
+    operation_id = "check_departure",
+    params(("name" = String, Path, description = "The volume")), responses(
+    (status = 200, description = "The volume", body = VolumeInfo),
+    (status = "default", description = "Failure, or why it can't", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn check_departure(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+) -> Result<Json<VolumeInfo>, ApiError> {
+    let doing = format!("moving volume '{name}'");
+    let info = api.call(
+        doing,
+        |node| async move { node.check_departure(name).await },
+    );
+    Ok(Json(info.await?))
+}
+
+/// Ends by somebody's word what another node would have to end, which can't be asked. `stay`: a volume that is held, because the node that it was
+/// moving to doesn't say whether it has come there, goes on here. That node is asked once more; if it answers, its answer counts. Otherwise what it
+/// has is a fork, to be deleted there. `settled`: a volume that has come here may be deleted or moved on, though the node that it came from has not
+/// confirmed that it knows.
+#[utoipa::path(post, path = "/v1/volumes/{name}/move/force", tag = "volumes",
+    operation_id = "force_move",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = ForceMoveSpec, responses(
+    (status = 200, description = "What came of it", body = ForcedMove),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn force_move(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(spec): Body<ForceMoveSpec>,
+) -> Result<Json<ForcedMove>, ApiError> {
+    let doing = format!("ending the move of volume '{name}' by force");
+    let forced = api.call(doing, |node| async move {
+        node.force_move(name, spec.word).await
+    });
+    Ok(Json(forced.await?))
 }
 
 /// Changes how much space is kept free for a volume.

@@ -12,7 +12,10 @@ use crate::api_key;
 use crate::client::Client;
 use crate::exit::{Exit, Failure};
 use crate::name::parse_name;
-use crate::node::{Arrival, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState, VolumeInfo};
+use crate::node::{
+    Arrival, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState, MoveInfo,
+    MovePlace, MoveSpec, MoveState, MoveWord, VolumeInfo,
+};
 use crate::output::Output;
 use crate::size::{Size, rounded};
 use crate::wait;
@@ -31,11 +34,17 @@ With --to it goes to another node, with its snapshots and tokens. Whoever has th
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
 node dies at the end, the volume is served by neither until the two can talk: it is never at both.
 
+If one of them never comes back, say so. --stay --force, where the volume was: it goes on there. What the other
+node has is a fork then; delete it there if that node comes back after all. Whoever had the volume open opens it
+again. --settled --force, where it has come: it may be deleted and moved on, though the node that it came from
+doesn't know that it went. If that one comes back it learns so, and deletes what it has.
+
 Examples:
   flagstone volume move db --device fast
   flagstone volume move db --core 1 --limit 100M      copy no more than 100 MiB a second
   flagstone volume move db --to storage-2:9443 --to-api-key-file storage-2.key
   flagstone volume move db --status
+  flagstone volume move db --stay --force             the node that it was moving to never comes back
   flagstone volume move db --cancel")]
 pub(super) struct MoveArgs {
     #[arg(value_parser = parse_name)]
@@ -67,9 +76,28 @@ pub(super) struct MoveArgs {
     /// End its move: it stays where it is
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait"])]
     cancel: bool,
+    /// It goes on here, though the node that it was moving to doesn't say whether it has come (with --force)
+    #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait", "status", "cancel"])]
+    stay: bool,
+    /// It may be deleted or moved on here, though the node that it came from has not confirmed (with --force)
+    #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait", "status", "cancel", "stay"])]
+    settled: bool,
+    /// Say it in the place of the other node, which is not to come back: with --stay or --settled
+    #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait", "status", "cancel"])]
+    force: bool,
 }
 
 pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let word = match (args.stay, args.settled) {
+        (true, _) => Some(MoveWord::Stay),
+        (_, true) => Some(MoveWord::Settled),
+        _ => None,
+    };
+    match (word, args.force) {
+        (Some(word), true) => return force(client, &args.name, word, output),
+        (None, false) => {}
+        (word, _) => return Err(half_said(&args.name, word)),
+    }
     let path = format!("/v1/volumes/{}/move", args.name);
     let mut info: MoveInfo = match (args.status, args.cancel) {
         (true, _) => client.get(&path)?,
@@ -103,6 +131,81 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
     }
 }
 
+/// Only one of what has to be said together.
+fn half_said(name: &str, word: Option<MoveWord>) -> anyhow::Error {
+    let (message, next_step) = match word {
+        None => (
+            "--force forces nothing by itself",
+            "say what is so although another node can't be asked: `--stay --force` where a volume was, `--settled --force` where it has come. To begin \
+             a move nothing has to be forced",
+        ),
+        Some(MoveWord::Stay) => (
+            "--stay is said in the place of the other node, which may have the volume",
+            "bring that node back: then the volume is where it says, and nothing is lost. If it never comes back, say `--stay --force`. To end a move \
+             that is copying: `--cancel`",
+        ),
+        Some(MoveWord::Settled) => (
+            "--settled is said in the place of the node that it came from, which may not know that it has gone",
+            "bring that node back: it confirms by itself. If it never comes back, say `--settled --force`",
+        ),
+    };
+    Failure {
+        exit: Exit::Usage,
+        message: format!("moving volume '{name}': {message}"),
+        next_step: next_step.to_owned(),
+    }
+    .into()
+}
+
+/// Says something in the place of another node.
+fn force(
+    client: &Client,
+    name: &str,
+    word: MoveWord,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let path = format!("/v1/volumes/{name}/move/force");
+    let forced: ForcedMove = client.send("POST", &path, &ForceMoveSpec { word })?;
+    output.outcome(&forced, &forced_sentence(&forced))?;
+    Ok(())
+}
+
+fn forced_sentence(forced: &ForcedMove) -> String {
+    let volume = &forced.volume;
+    let node = forced.node.as_deref().unwrap_or("the other node");
+    match forced.outcome {
+        ForcedOutcome::Forced => format!(
+            "volume {volume}: goes on here, in epoch {}; whoever had it open opens it again. {node} may have it, too: if that node comes back, \
+             delete it there",
+            forced.epoch.unwrap_or(0)
+        ),
+        ForcedOutcome::Stayed => format!(
+            "volume {volume}: goes on here; the other node answers now, and doesn't have it: nothing was forced"
+        ),
+        ForcedOutcome::Went => format!(
+            "volume {volume}: went to {node}, which answers now, and has it: nothing was forced"
+        ),
+        ForcedOutcome::Settled => format!(
+            "volume {volume}: may be deleted and moved; if the node that it came from comes back, it deletes what it has"
+        ),
+    }
+}
+
+/// What is known of the other copy of a volume.
+pub(super) fn fork(fork: &Fork) -> String {
+    let node = fork.node.as_deref().unwrap_or("the other node");
+    match fork.state {
+        ForkState::Unknown => format!(
+            "went on by force; whether {node} has it, too, isn't known until that node answers"
+        ),
+        ForkState::There => format!("went on by force, and {node} has it, too: delete it there"),
+        ForkState::Here => {
+            "this is a copy; the volume goes on at the node that it came from: delete it here"
+                .to_owned()
+        }
+    }
+}
+
 /// What is asked of the node that has it. For another node a place is asked for there first.
 fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
     let within = MoveSpec {
@@ -115,15 +218,7 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
     let Some(to) = &args.to else {
         return Ok(within);
     };
-    let volume: VolumeInfo = client.get(&format!("/v1/volumes/{}", args.name))?;
-    if let Some(info) = &volume.moving {
-        let message = format!(
-            "moving volume '{}': it is being moved already, {}",
-            args.name,
-            progress(info)
-        );
-        return Err(busy(message));
-    }
+    let volume: VolumeInfo = client.get(&format!("/v1/volumes/{}/departure", args.name))?;
     let key = args.to_api_key_file.as_deref().map(api_key::read_given);
     let there = Client::new(to, "--to").with_key(key.transpose()?);
     let wanted = ArrivalSpec {
@@ -143,16 +238,6 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
         arrival: Some(arrival),
         ..within
     })
-}
-
-fn busy(message: String) -> anyhow::Error {
-    Failure {
-        exit: Exit::Busy,
-        message,
-        next_step: "wait for the end of that, or end it: `flagstone volume move NAME --cancel`"
-            .to_owned(),
-    }
-    .into()
 }
 
 /// Where the other node is reached: one that listens on all its addresses by the one that its API was reached by.
@@ -217,6 +302,9 @@ fn why(info: &MoveInfo) -> String {
 
 /// How far a move is that isn't over.
 pub(super) fn progress(info: &MoveInfo) -> String {
+    if let Some(error) = &info.error {
+        return format!("to {}: {error}", place(&info.to));
+    }
     format!(
         "to {}, {} of about {} copied",
         place(&info.to),

@@ -35,6 +35,8 @@ fn promised_lines_are_read() {
         "flagstone volume rollback v@s",
         "flagstone volume move v --device d --core 1 --limit 100M --no-wait --oversubscribe",
         "flagstone volume move v --status",
+        "flagstone volume move v --stay --force",
+        "flagstone volume move v --settled --force -o json",
         "flagstone volume move v --cancel -o json",
         "flagstone volume rollback v s",
         "flagstone volume delete v w --with-snapshots",

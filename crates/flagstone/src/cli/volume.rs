@@ -559,6 +559,9 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     if let Some(moving) = &info.moving {
         rows.push(("moving", moves::progress(moving)));
     }
+    if let Some(fork) = &info.fork {
+        rows.push(("fork", moves::fork(fork)));
+    }
     rows.extend([
         (
             "origin",

@@ -19,6 +19,7 @@ mod look;
 mod metrics;
 mod moves;
 mod options;
+mod points;
 pub mod real;
 mod slo;
 mod snapshot_schedule;
@@ -46,12 +47,16 @@ pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
-pub use moves::{Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState};
+pub use moves::{
+    Arrival, ArrivalKey, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState,
+    MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord,
+};
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,
     MAP_CACHE_DEFAULT_BYTES, NATIVE_CONNECTIONS_DEFAULT, NBD_CONNECTIONS_DEFAULT, NodeOptions,
     SCRUB_DAYS_DEFAULT, STOP_GRACE_DEFAULT_MS, VOLUMES_EXPORT,
 };
+pub use points::{MoveHooks, MovePoint};
 pub use slo::{
     BACKGROUND_DEFAULT_PERCENT, BACKGROUND_MAX_PERCENT, DeviceCeiling, Rates, Schedule,
     SchedulePolicy, Slo, SloLimit, SloPromise,
@@ -146,6 +151,10 @@ pub trait Node: Send + Sync + 'static {
     /// client holds it open for writing, if the node tells such clients apart.
     fn delete_volume(&self, name: String, with_snapshots: bool) -> NodeFuture<'_, ()>;
 
+    /// A volume that could go to another node now. `NotFound`, `Busy` (it is being moved or received, has come a moment ago, or is attached by NBD
+    /// for whom this node couldn't pass on what they ask), `Refused` (it is a fork).
+    fn check_departure(&self, name: String) -> NodeFuture<'_, VolumeInfo>;
+
     /// Promises that a volume of another node may come here, which takes its name for ten minutes. `AlreadyExists` (the name or the volume),
     /// `NotFound` (the device or core), `InvalidArgument`, `NoSpace` (what it is promised), `Busy` (it is coming), `Refused` (the native
     /// protocol isn't served).
@@ -161,6 +170,10 @@ pub trait Node: Send + Sync + 'static {
 
     /// Ends a move: the volume stays where it is, unless the move is over by then. `NotFound` if there is none.
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
+
+    /// Ends by somebody's word what another node would have to end, which can't be asked: a volume that is held stays here, or one that has
+    /// come is this node's. `NotFound`, `Busy` (the other node answers, or wasn't asked yet), `Refused` (there is nothing to end).
+    fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove>;
 
     /// Starts a new volume from the state of another or of a snapshot. It stays on the device and
     /// core of its source, since it shares blocks with it.

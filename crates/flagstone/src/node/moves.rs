@@ -124,6 +124,75 @@ pub struct MoveInfo {
     pub expected_bytes: u64,
     /// For how long changes of the volume waited at its end, in microseconds; 0 before.
     pub held_us: u64,
-    /// Why it failed.
+    /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it.
     pub error: Option<String>,
+}
+
+/// What somebody says of a move, in the place of a node that can't be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveWord {
+    /// A volume that is held goes on here, whatever the node has that it was moving to.
+    Stay,
+    /// A volume that has come here is this node's to delete or to move on, whether the node that it came from knows or not.
+    Settled,
+}
+
+/// What is to end by somebody's word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForceMoveSpec {
+    /// What is so.
+    pub word: MoveWord,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ForcedOutcome {
+    /// It goes on here by that word. What the other node has is a fork, which is to be deleted there.
+    Forced,
+    /// The other node answers now: the volume has not come there, and never will. It goes on here, and nothing was forced.
+    Stayed,
+    /// The other node answers now: the volume is there. Nothing was forced.
+    Went,
+    /// It may be deleted or moved on.
+    Settled,
+}
+
+/// What somebody's word has ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ForcedMove {
+    /// The volume.
+    pub volume: String,
+    /// What came of it.
+    pub outcome: ForcedOutcome,
+    /// The other node, by the address at which it listens for the native protocol, if it is known.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// The epoch in which it goes on, if it was forced: who had it open has to open it again.
+    #[serde(default)]
+    pub epoch: Option<u32>,
+}
+
+/// What is known of the other copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkState {
+    /// The other node has not said yet whether it has one.
+    Unknown,
+    /// It has: delete it there.
+    There,
+    /// This is the copy: the volume goes on at the node that it came from. Delete it here.
+    Here,
+}
+
+/// The other copy of a volume that stayed by somebody's word, while it may have gone.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Fork {
+    /// What is known of it.
+    pub state: ForkState,
+    /// The node that the volume was moving to, by the address at which it listens for the native protocol; null at that node.
+    #[serde(default)]
+    pub node: Option<String>,
 }

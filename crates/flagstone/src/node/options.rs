@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use flagstone_gateway::nfs3::{Network, Squash};
 use flagstone_tls::ServerTls;
 
+use super::points::MoveHooks;
 use super::slo::Schedule;
 use crate::layers::LayerText;
 
@@ -113,4 +114,6 @@ pub struct NodeOptions {
     pub record: Option<PathBuf>,
     /// Settings of the cores, for measurements; see `docs/HACKING.md`.
     pub tuning: Option<String>,
+    /// For tests of moves to other nodes.
+    pub move_hooks: MoveHooks,
 }

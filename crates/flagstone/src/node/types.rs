@@ -7,7 +7,7 @@ use flagstone_types::{Epoch, Lsn};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::moves::MoveInfo;
+use super::moves::{Fork, MoveInfo};
 use super::slo::{Schedule, Slo};
 use super::snapshot_schedule::ScheduledSnapshots;
 use super::tokens::Restrictions;
@@ -157,6 +157,9 @@ pub struct VolumeInfo {
     /// Where it is being moved to, and how far that is; null if it isn't being moved.
     #[serde(default)]
     pub moving: Option<MoveInfo>,
+    /// The other copy of a volume that stayed by somebody's word; null if there was none.
+    #[serde(default)]
+    pub fork: Option<Fork>,
     /// Where NBD clients find it.
     #[schema(example = "nbd://127.0.0.1:10809/vm-1")]
     pub export_url: String,

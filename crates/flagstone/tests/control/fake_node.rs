@@ -125,6 +125,10 @@ impl Node for FakeNode {
         self.with(|state| state.clone_volume(&source, &new_name))
     }
 
+    fn check_departure(&self, name: String) -> NodeFuture<'_, VolumeInfo> {
+        self.with(|state| state.check_departure(&name))
+    }
+
     fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival> {
         self.with(|state| state.promise_arrival(&spec))
     }
@@ -139,6 +143,10 @@ impl Node for FakeNode {
 
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
         self.with(|state| state.cancel_move(&name))
+    }
+
+    fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove> {
+        self.with(|state| state.force_move(&name, word))
     }
 
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {

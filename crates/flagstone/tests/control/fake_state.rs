@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, MoveInfo, MovePlace, MoveSpec,
-    MoveState, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots,
-    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
-    SnapshotSchedule, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, ForcedMove, ForcedOutcome, Fork,
+    ForkState, MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord, NodeError, NodeErrorKind,
+    PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, TokenInfo, VolumeInfo, VolumePage,
+    VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -121,6 +122,7 @@ impl State {
             restrictions: Default::default(),
             scheduled: None,
             moving: None,
+            fork: None,
             export_url: format!("nbd://127.0.0.1:10809/{}", spec.name),
         };
         self.volumes.insert(spec.name.clone(), info.clone());
@@ -297,6 +299,41 @@ impl State {
         };
         self.moves.insert(name.to_owned(), info.clone());
         Ok(info)
+    }
+
+    /// A volume that is being moved can't go.
+    pub(crate) fn check_departure(&mut self, name: &str) -> Answer<VolumeInfo> {
+        let info = self.volume("moving", name)?.clone();
+        match self.moves.get(name) {
+            Some(one) if one.state == MoveState::Running => {
+                let doing = format!("moving volume '{name}'");
+                Err(error(NodeErrorKind::Busy, doing, "it is being moved"))
+            }
+            _ => Ok(info),
+        }
+    }
+
+    /// The node that `vm` was moving to doesn't answer; that of others does.
+    pub(crate) fn force_move(&mut self, name: &str, word: MoveWord) -> Answer<ForcedMove> {
+        let fork = Fork {
+            state: ForkState::Unknown,
+            node: Some("10.0.0.2:4421".to_owned()),
+        };
+        let volume = self.volume("forcing the move of", name)?;
+        let outcome = match word {
+            MoveWord::Settled => ForcedOutcome::Settled,
+            MoveWord::Stay if name == "vm" => ForcedOutcome::Forced,
+            MoveWord::Stay if name == "there" => ForcedOutcome::Went,
+            MoveWord::Stay => ForcedOutcome::Stayed,
+        };
+        let is_forced = outcome == ForcedOutcome::Forced;
+        volume.fork = is_forced.then(|| fork.clone());
+        Ok(ForcedMove {
+            volume: name.to_owned(),
+            outcome,
+            node: fork.node.filter(|_| word == MoveWord::Stay),
+            epoch: is_forced.then_some(65_537),
+        })
     }
 
     fn its_move(&mut self, name: &str) -> Answer<&mut MoveInfo> {

@@ -1,6 +1,7 @@
 //! `flagstone volume move` against a node in memory: what it prints, and how it exits.
 
 use flagstone::exit::Exit;
+use serde_json::Value;
 
 use crate::cli::{fails, good, json, run};
 use crate::support::{Served, serve};
@@ -125,6 +126,12 @@ fn to_another_node_a_place_is_asked_for_there_first() {
     );
     let ran = run(&served, &format!("volume move vm --to {}", other.address));
     assert_eq!(ran.exit, i32::from(Exit::Refused.code()), "{}", ran.err);
+    // Whether it can go is asked first: the other node, where its name is taken, is asked nothing in vain.
+    good(&served, "volume create busy --size 1G --core 0");
+    good(&other, "volume create busy --size 1G");
+    good(&served, "volume move busy --core 1 --no-wait");
+    let ran = run(&served, &format!("volume move busy {to}"));
+    fails(&ran, Exit::Busy, "it is being moved");
     for words in [
         "--status --to 127.0.0.1:9",
         "--to-api-key-file x",
@@ -138,4 +145,50 @@ fn to_another_node_a_place_is_asked_for_there_first() {
             ran.err
         );
     }
+}
+
+#[test]
+fn what_a_node_would_have_to_say_is_said_with_force() {
+    let served = with_volume();
+    for (words, teaches) in [
+        (
+            "--force",
+            "say what is so although another node can't be asked",
+        ),
+        ("--stay", "bring that node back"),
+        ("--settled", "it confirms by itself"),
+    ] {
+        let ran = run(&served, &format!("volume move vm {words}"));
+        fails(&ran, Exit::Usage, teaches);
+    }
+    for words in [
+        "--stay --settled --force",
+        "--stay --force --core 1",
+        "--settled --force --status",
+        "--force --to 127.0.0.1:9",
+    ] {
+        let ran = run(&served, &format!("volume move vm {words}"));
+        let usage = i32::from(Exit::Usage.code());
+        assert_eq!(ran.exit, usage, "{words}: {}", ran.err);
+    }
+    assert_eq!(
+        good(&served, "volume move vm --stay --force"),
+        "volume vm: goes on here, in epoch 65537; whoever had it open opens it again. 10.0.0.2:4421 may have it, too: if \
+         that node comes back, delete it there\n"
+    );
+    let shown = good(&served, "volume show vm");
+    assert!(
+        shown.contains("whether 10.0.0.2:4421 has it, too, isn't known"),
+        "{shown}"
+    );
+    assert_eq!(
+        good(&served, "volume move vm --settled --force"),
+        "volume vm: may be deleted and moved; if the node that it came from comes back, it deletes what it has\n"
+    );
+    good(&served, "volume create there --size 1G");
+    let forced = json(&served, "volume move there --stay --force");
+    assert_eq!(
+        (&forced["outcome"], &forced["node"], &forced["epoch"]),
+        (&"went".into(), &"10.0.0.2:4421".into(), &Value::Null)
+    );
 }

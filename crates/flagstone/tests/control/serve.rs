@@ -96,10 +96,12 @@ impl Node for Stuck {
         delete_volume(name: String, with_snapshots: bool) -> ();
         clone_volume(source: SourceRef, new_name: String) -> VolumeInfo;
         rollback_volume(snapshot: SnapshotRef) -> VolumeInfo;
+        check_departure(name: String) -> VolumeInfo;
         promise_arrival(spec: ArrivalSpec) -> Arrival;
         move_volume(name: String, spec: MoveSpec) -> MoveInfo;
         show_move(name: String) -> MoveInfo;
         cancel_move(name: String) -> MoveInfo;
+        force_move(name: String, word: MoveWord) -> ForcedMove;
         set_reservation(name: String, reserve: Reservation) -> VolumeInfo;
         set_slo(name: String, slo: Slo, oversubscribe: bool) -> VolumeInfo;
         set_snapshot_schedule(name: String, schedule: Option<SnapshotSchedule>) -> VolumeInfo;

@@ -28,21 +28,21 @@ use crate::native::{addresses, listening, token, volume};
 use crate::support::Scene;
 use crate::tls::tls;
 
-const BLOCK: u64 = 4096;
-const MIB: u64 = 1 << 20;
+pub(crate) const BLOCK: u64 = 4096;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// A node that listens.
-fn node() -> Scene {
+pub(crate) fn node() -> Scene {
     Scene::with(listening)
 }
 
 /// The same again, at the address that it had.
-fn restart(scene: Scene) -> Scene {
+pub(crate) fn restart(scene: Scene) -> Scene {
     let at = addresses(&scene)[0];
     scene.restart(|options| options.native = Some(at))
 }
 
-fn promise(from: &Scene, to: &Scene, name: &str) -> Result<Arrival, NodeError> {
+pub(crate) fn promise(from: &Scene, to: &Scene, name: &str) -> Result<Arrival, NodeError> {
     let info = from.show(name).expect("is there");
     let spec = ArrivalSpec {
         volume: info.name,
@@ -55,7 +55,7 @@ fn promise(from: &Scene, to: &Scene, name: &str) -> Result<Arrival, NodeError> {
     to.ask(|node| node.promise_arrival(spec))
 }
 
-fn begin(from: &Scene, arrival: Arrival, name: &str) -> Result<MoveInfo, NodeError> {
+pub(crate) fn begin(from: &Scene, arrival: Arrival, name: &str) -> Result<MoveInfo, NodeError> {
     let spec = MoveSpec {
         arrival: Some(arrival),
         ..MoveSpec::default()
@@ -63,7 +63,7 @@ fn begin(from: &Scene, arrival: Arrival, name: &str) -> Result<MoveInfo, NodeErr
     from.ask(|node| node.move_volume(name.to_owned(), spec))
 }
 
-fn ended(from: &Scene, name: &str) -> MoveInfo {
+pub(crate) fn ended(from: &Scene, name: &str) -> MoveInfo {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
         let info = from.ask(|node| node.show_move(name.to_owned()));
@@ -77,7 +77,7 @@ fn ended(from: &Scene, name: &str) -> MoveInfo {
 }
 
 /// Moves a volume and waits for the end of that.
-fn moved(from: &Scene, to: &Scene, name: &str) -> MoveInfo {
+pub(crate) fn moved(from: &Scene, to: &Scene, name: &str) -> MoveInfo {
     let arrival = promise(from, to, name).expect("promises");
     begin(from, arrival, name).expect("begins");
     let info = ended(from, name);
@@ -85,12 +85,12 @@ fn moved(from: &Scene, to: &Scene, name: &str) -> MoveInfo {
     info
 }
 
-fn kind<T: std::fmt::Debug>(result: Result<T, NodeError>) -> (NodeErrorKind, String) {
+pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, NodeError>) -> (NodeErrorKind, String) {
     let error = result.expect_err("is refused");
     (error.kind, error.to_string())
 }
 
-struct Tcp(UringPlatform);
+pub(crate) struct Tcp(UringPlatform);
 
 impl Connect for Tcp {
     type Stream = UringStream;
@@ -103,10 +103,10 @@ impl Connect for Tcp {
     }
 }
 
-type TcpVolume = Volume<UringPlatform, Tcp>;
+pub(crate) type TcpVolume = Volume<UringPlatform, Tcp>;
 
 /// Runs a client of the library, which knows of one node.
-fn with_client<T: Send + 'static, F: Future<Output = T>>(
+pub(crate) fn with_client<T: Send + 'static, F: Future<Output = T>>(
     at: SocketAddr,
     target: Target,
     token: &TokenText,
@@ -116,7 +116,7 @@ fn with_client<T: Send + 'static, F: Future<Output = T>>(
 }
 
 /// The same, which opens the volume like this.
-fn with_client_as<T: Send + 'static, F: Future<Output = T>>(
+pub(crate) fn with_client_as<T: Send + 'static, F: Future<Output = T>>(
     at: SocketAddr,
     target: Target,
     token: &TokenText,
@@ -139,7 +139,7 @@ fn with_client_as<T: Send + 'static, F: Future<Output = T>>(
     })
 }
 
-fn block(number: u64) -> Vec<u8> {
+pub(crate) fn block(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(BLOCK as usize / 8)
 }
 
@@ -361,10 +361,14 @@ fn what_cannot_come_is_refused_and_stays() {
     };
     one.ask(|node| node.restrict_volume("vm".to_owned(), restrictions))
         .expect("is restricted");
+    let departure = || one.ask(|node| node.check_departure("vm".to_owned()));
+    departure().expect("nobody has it attached");
     let attached = one.attach("vm");
-    let (why, words) = kind(begin(&one, arrival.clone(), "vm"));
-    assert_eq!(why, NodeErrorKind::Busy, "{words}");
-    assert!(words.contains("NBD"), "{words}");
+    for refused in [kind(begin(&one, arrival.clone(), "vm")), kind(departure())] {
+        let (why, words) = refused;
+        assert_eq!(why, NodeErrorKind::Busy, "{words}");
+        assert!(words.contains("NBD"), "{words}");
+    }
     drop(attached);
     until_detached(&one);
     one.ask(|node| node.restrict_volume("vm".to_owned(), Restrictions::default()))
@@ -401,7 +405,7 @@ fn what_cannot_come_is_refused_and_stays() {
 }
 
 /// The node has seen that its NBD client has gone.
-fn until_detached(scene: &Scene) {
+pub(crate) fn until_detached(scene: &Scene) {
     let until = Instant::now() + Duration::from_secs(20);
     while scene.show("vm").expect("is there").connection_count > 0 {
         assert!(Instant::now() < until, "the client is still there");

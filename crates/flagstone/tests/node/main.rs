@@ -6,6 +6,7 @@ mod client;
 mod control;
 mod damage;
 mod dashboards;
+mod deaths;
 mod errors;
 mod filesystems;
 mod hostile;

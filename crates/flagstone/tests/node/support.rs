@@ -65,6 +65,7 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         stop_grace_ms: 60_000,
         record: None,
         tuning: None,
+        move_hooks: Default::default(),
     }
 }
 
@@ -192,9 +193,32 @@ impl Scene {
         Scene::on(folder, change).expect("a node")
     }
 
+    /// Ends the node. Its device stays, to start one on it later.
+    pub(crate) fn down(mut self) -> Down {
+        self.stop().expect("it stops");
+        Down(self.folder.clone())
+    }
+
     /// A client, attached to an export.
     pub(crate) fn attach(&self, export: &str) -> Client {
         Client::attach(self.tcp, export)
+    }
+}
+
+/// A node that is down, with its device.
+pub(crate) struct Down(Rc<Folder>);
+
+impl Down {
+    /// Has it start with what its device had when an image of it was put there.
+    pub(crate) fn with_image(self, image: &str) -> Down {
+        let device = self.0.path.join("device.img");
+        std::fs::rename(self.0.path.join(image), device).expect("an image");
+        self
+    }
+
+    /// Starts it, with some options changed.
+    pub(crate) fn up(self, change: impl FnOnce(&mut NodeOptions)) -> Scene {
+        Scene::on(self.0, change).expect("a node")
     }
 }
 

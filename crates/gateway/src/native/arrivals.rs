@@ -72,6 +72,8 @@ pub enum ArrivalRequest {
         abandon: bool,
         /// It will not be asked again.
         confirm: bool,
+        /// The volume goes on at its origin, whatever is answered: what has arrived is a fork.
+        forked: bool,
     },
 }
 
@@ -271,6 +273,7 @@ fn decode<P: Platform, D: NativeDirectory>(
                 volume: settle.volume,
                 abandon: work.flags & flag::ABANDON != 0,
                 confirm: work.flags & flag::CONFIRM != 0,
+                forked: work.flags & flag::FORKED != 0,
             };
             (settle.warrant, request)
         }

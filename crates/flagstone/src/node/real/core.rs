@@ -23,6 +23,7 @@ use super::attributes::VolumeAttributes;
 use super::background;
 use super::between::arrivals::CoreArrivals;
 use super::between::found::LeftOver;
+use super::between::word::Asking;
 use super::between::{Between, MoveStore};
 use super::files::CoreFiles;
 use super::moving::Arriving;
@@ -34,7 +35,7 @@ use super::schedule::{self, Schedules};
 use super::slo::{Floors, note_floor, terms_of};
 use super::start::Share;
 use super::volume::{RealVolume, VolumeCounters};
-use crate::node::{Slo, VolumeLook, VolumeMetrics};
+use crate::node::{MoveHooks, MovePoint, Slo, VolumeLook, VolumeMetrics};
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
@@ -88,6 +89,8 @@ pub(super) struct Known {
     pub(super) schedules: Schedules,
     /// What clients of NBD and the native protocol may, or have to, begin.
     pub(super) tls: Option<ServerTls>,
+    /// For tests of moves to other nodes.
+    pub(super) move_hooks: MoveHooks,
 }
 
 /// How long a tenant is kept that nobody uses.
@@ -109,6 +112,10 @@ pub(super) struct CoreNode {
     pub(super) moves: Vec<MoveStore<UringPlatform>>,
     /// Volumes that may come from other nodes to this core.
     pub(super) arrivals: CoreArrivals,
+    /// Volumes of this core that are held, since another node was asked in vain whose they are.
+    pub(super) asking: Asking,
+    /// For tests.
+    pub(super) move_hooks: MoveHooks,
     /// What takes other nodes to be settled, until that is begun.
     pub(super) left_over: RefCell<Vec<LeftOver>>,
     pub(super) recording: Recording,
@@ -200,6 +207,8 @@ impl CoreNode {
             between: known.between,
             moves: known.moves,
             arrivals: CoreArrivals::default(),
+            asking: Asking::default(),
+            move_hooks: known.move_hooks,
             left_over: RefCell::new(known.left_over),
             recording,
             schedules: known.schedules,
@@ -278,6 +287,13 @@ impl CoreNode {
     /// Tells the core where the cores listen for the native protocol.
     pub(super) fn set_native_addresses(&self, addresses: Vec<SocketAddr>) {
         *self.native_addresses.borrow_mut() = addresses;
+    }
+
+    /// A move is at this point. In a test it may stay there for good.
+    pub(super) async fn at(&self, point: MovePoint) {
+        if !self.move_hooks.goes_on(point) {
+            std::future::pending::<()>().await;
+        }
     }
 
     /// True once the node is stopping.

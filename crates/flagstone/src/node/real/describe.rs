@@ -126,6 +126,7 @@ impl RealNode {
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
             moving: self.moves.running(dvol.handle.id),
+            fork: self.between.fork_of(dvol.handle.id),
             export_url,
         }
     }

@@ -66,11 +66,12 @@ use self::slo::{Floors, note_floor};
 use super::{
     Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges,
     FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec, ImageStoreSpec, Look, MetricsSnapshot, MoveInfo,
-    MoveSpec, NewToken, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId,
-    ReceiveSpec, Reservation, Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo,
-    SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun,
-    StreamSource, TokenInfo, TokenKind, TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
+    FilesystemSnapshotPage, FilesystemSpec, ForcedMove, ImageStoreSpec, Look, MetricsSnapshot,
+    MoveInfo, MoveSpec, MoveWord, NewToken, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo,
+    PageQuery, ReceiveId, ReceiveSpec, Reservation, Restrictions, RotateSpec, Schedule, ScrubState,
+    ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule,
+    StreamPart, StreamRun, StreamSource, TokenInfo, TokenKind, TokenList, TokenSpec, VolumeInfo,
+    VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -409,7 +410,10 @@ impl RealNode {
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                if core.check_not_moving(dvol.id).is_err() || core.between.is_unconfirmed(dvol.id) {
+                let is_fork = core.between.is_fork(dvol.id);
+                if core.check_not_moving(dvol.id).is_err()
+                    || core.between.is_unconfirmed(dvol.id) && !is_fork
+                {
                     return Ok(false);
                 }
                 let deleted = engine.delete(dvol, with_snapshots).await;
@@ -419,6 +423,10 @@ impl RealNode {
                     core.forget(dvol.id);
                     names.deleted(dvol.id);
                     core.forget_tokens(place.engine, dvol.id).await;
+                    match is_fork {
+                        true => core.forget_fork(place.engine, dvol.id).await,
+                        false => core.between.drop_fork(dvol.id),
+                    }
                 }
                 deleted.map(|()| true)
             })
@@ -687,6 +695,10 @@ impl Node for RealNode {
         Box::pin(self.delete(name, with_snapshots))
     }
 
+    fn check_departure(&self, name: String) -> NodeFuture<'_, VolumeInfo> {
+        Box::pin(self.may_leave(name))
+    }
+
     fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival> {
         Box::pin(self.promise(spec))
     }
@@ -701,6 +713,10 @@ impl Node for RealNode {
 
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
         Box::pin(async move { self.end_move(&name) })
+    }
+
+    fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove> {
+        Box::pin(self.force(name, word))
     }
 
     fn clone_volume(&self, source: SourceRef, new_name: String) -> NodeFuture<'_, VolumeInfo> {

@@ -130,6 +130,11 @@ impl Moves {
         (info.state == MoveState::Running).then_some(info)
     }
 
+    /// The last move of a volume, as far as it is remembered.
+    pub(super) fn last(&self, id: DvolId) -> Option<MoveInfo> {
+        self.lock().get(&id).map(OneMove::now)
+    }
+
     /// One has begun.
     pub(super) fn begun(&self, id: DvolId, info: &MoveInfo, watched: &Arc<Watched>) {
         let one = OneMove {
@@ -177,7 +182,7 @@ impl OneMove {
     fn now(&self) -> MoveInfo {
         let seen = self.watched.seen();
         let (state, error) = match seen.state {
-            State::Running => (MoveState::Running, None),
+            State::Running => (MoveState::Running, self.watched.trouble()),
             State::Done => (MoveState::Done, None),
             State::Cancelled => (MoveState::Cancelled, None),
             State::Unknown(error) => {
@@ -251,6 +256,7 @@ impl RealNode {
         }
         let target = self.target_to_change(&name, &doing)?;
         let from = target.place;
+        self.refuse_fork(from.id, &doing)?;
         self.refuse_unconfirmed(from.id, &doing)?;
         let now = self.now_of(&target, &doing).await?;
         if let Some(arrival) = &spec.arrival {

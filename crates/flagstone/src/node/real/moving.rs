@@ -31,7 +31,7 @@ use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::receive::quiesce;
 use super::slo::terms_of;
-use crate::node::Slo;
+use crate::node::{MovePoint, Slo};
 
 /// How often another core is asked that is behind, and the pause before it is asked again.
 const TRIES_MAX: u32 = 5000;
@@ -286,6 +286,7 @@ impl Origin for Here<'_> {
         let mut turn = tenant.turn(Want::read(0, bytes)).await;
         let part = self.origin.part(of, what, from_bytes).await?;
         turn.used_only(part.data_bytes(), bytes);
+        self.core.at(MovePoint::Copied).await;
         Ok(part)
     }
 
@@ -295,7 +296,9 @@ impl Origin for Here<'_> {
 
     async fn hold(&self) -> Result<Epoch, DvolError> {
         self.held_since.set(Some(self.core.platform.now()));
-        self.origin.hold().await
+        let epoch = self.origin.hold().await?;
+        self.core.at(MovePoint::Held).await;
+        Ok(epoch)
     }
 }
 

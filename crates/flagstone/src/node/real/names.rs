@@ -6,7 +6,7 @@
 //! doesn't matter whether whoever asked still waits for the answer. Never touched on the data path.
 
 use flagstone_platform::locks::RwLock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, PoisonError};
 
 use flagstone_types::{DvolId, Epoch};
@@ -22,6 +22,44 @@ pub(super) struct Place {
     pub(super) id: DvolId,
 }
 
+/// Moves of a volume that are remembered, at most: as many as its attributes count. Who had it open before those is locked out.
+const MOVES_MAX: usize = (1 << 12) - 1;
+
+/// Moves of a volume since the start.
+#[derive(Default)]
+struct Moves {
+    /// How many are forgotten.
+    forgotten: usize,
+    /// Of each later one the epoch before it and behind it.
+    epochs: VecDeque<(Epoch, Epoch)>,
+}
+
+impl Moves {
+    /// One more. Returns how many there were before.
+    fn add(&mut self, epochs: (Epoch, Epoch)) -> usize {
+        let before = self.forgotten + self.epochs.len();
+        if self.epochs.len() == MOVES_MAX {
+            self.epochs.pop_front();
+            self.forgotten += 1;
+        }
+        self.epochs.push_back(epochs);
+        before
+    }
+
+    /// The epoch now of those who had this one before move number `nth`.
+    fn behind(&self, nth: usize, epoch: Epoch) -> Option<Epoch> {
+        let skip = nth.checked_sub(self.forgotten)?;
+        if skip > self.epochs.len() {
+            return None;
+        }
+        let followed = |epoch, (before, after): &(Epoch, Epoch)| match epoch < *before {
+            true => None,
+            false => Some(*after),
+        };
+        self.epochs.iter().skip(skip).try_fold(epoch, followed)
+    }
+}
+
 #[derive(Default)]
 struct Tables {
     by_name: BTreeMap<String, Place>,
@@ -34,7 +72,7 @@ struct Tables {
     /// Volumes that are being moved: nothing of them changes but their bytes.
     moving: BTreeSet<DvolId>,
     /// Of volumes that were moved since the start: for each time the epoch before it and behind it.
-    moves: BTreeMap<DvolId, Vec<(Epoch, Epoch)>>,
+    moves: BTreeMap<DvolId, Moves>,
     /// How often any of this has changed.
     changes: u64,
 }
@@ -169,23 +207,14 @@ impl Names {
             {
                 *there = place;
             }
-            let moves = t.moves.entry(place.id).or_default();
-            moves.push(epochs);
-            moves.len() - 1
+            t.moves.entry(place.id).or_default().add(epochs)
         })
     }
 
     /// The epoch now of those who had this one before a volume's move number `nth`. `None`: somebody else had locked them
     /// out.
     pub(super) fn epoch_behind(&self, id: DvolId, nth: usize, epoch: Epoch) -> Option<Epoch> {
-        self.read(|t| {
-            let moves = t.moves.get(&id)?.get(nth..)?;
-            let followed = |epoch, (before, after): &(Epoch, Epoch)| match epoch < *before {
-                true => None,
-                false => Some(*after),
-            };
-            moves.iter().try_fold(epoch, followed)
-        })
+        self.read(|t| t.moves.get(&id)?.behind(nth, epoch))
     }
 
     /// Where the volume with this dvol is, and its name.
@@ -257,9 +286,7 @@ impl Names {
     pub(super) fn went(&self, id: DvolId, epochs: (Epoch, Epoch)) -> usize {
         self.write(|t| {
             t.remove(id);
-            let moves = t.moves.entry(id).or_default();
-            moves.push(epochs);
-            moves.len() - 1
+            t.moves.entry(id).or_default().add(epochs)
         })
     }
 
@@ -268,7 +295,7 @@ impl Names {
         self.write(|t| {
             // Only those who had it here before ask.
             if let Some(moves) = t.moves.get_mut(&id) {
-                moves.push(epochs);
+                moves.add(epochs);
             }
         });
     }
@@ -418,6 +445,23 @@ mod tests {
             None,
             "it was never here"
         );
+    }
+
+    #[test]
+    fn of_very_many_moves_the_first_are_forgotten_and_lock_out() {
+        let mut moves = Moves::default();
+        let epoch = |nth: usize| Epoch(nth as u32 * 8);
+        let all = MOVES_MAX + 5;
+        for nth in 0..all {
+            assert_eq!(moves.add((epoch(nth), epoch(nth + 1))), nth);
+        }
+        assert_eq!(moves.epochs.len(), MOVES_MAX);
+        let behind = |nth| moves.behind(nth, epoch(nth));
+        assert_eq!([behind(0), behind(4)], [None; 2]);
+        assert_eq!([behind(5), behind(all - 1)], [Some(epoch(all)); 2]);
+        assert_eq!(behind(all), Some(epoch(all)), "since the last one");
+        assert_eq!(behind(all + 1), None, "there was none");
+        assert_eq!(moves.behind(6, epoch(5)), None, "was locked out before");
     }
 
     #[test]

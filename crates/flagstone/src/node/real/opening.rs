@@ -33,7 +33,7 @@ use super::receive::undo;
 use super::recording::Recording;
 use super::schedule::Schedules;
 use super::start::{Share, wait_for};
-use crate::node::{DeviceOptions, ExportOptions, NodeError, NodeErrorKind, Slo};
+use crate::node::{DeviceOptions, ExportOptions, MoveHooks, NodeError, NodeErrorKind, Slo};
 use crate::offline::no_device;
 
 /// What a core needs to open its journals of one device.
@@ -269,6 +269,7 @@ pub(super) struct Part {
     pub(super) identity: Identity,
     pub(super) failure_domain: Arc<str>,
     pub(super) tls: Option<ServerTls>,
+    pub(super) move_hooks: MoveHooks,
     pub(super) recording: Recording,
     pub(super) exports: Vec<ExportOptions>,
     pub(super) share: Share,
@@ -321,6 +322,7 @@ async fn open_core(
         identity,
         failure_domain,
         tls,
+        move_hooks,
         recording,
         exports,
         share,
@@ -472,6 +474,7 @@ async fn open_core(
         identity,
         failure_domain,
         tls,
+        move_hooks,
         schedules: Schedules::new(scheduled),
     };
     CoreNode::install(&platform, engines, known, recording, files, share, divided);

@@ -18,7 +18,7 @@ use flagstone_runtime::{
 };
 
 use super::access::Access;
-use super::between::Between;
+use super::between::{Between, GONE_MAX};
 use super::core::{CoreNode, current};
 use super::files::{self, CoreFiles, file_error};
 use super::names::Names;
@@ -131,7 +131,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared.push(found);
     }
     let names = Names::default();
-    let between = Between::default();
+    let between = Between::new(options.move_hooks.routes_max.unwrap_or(GONE_MAX));
     let access = Access::new(names.clone(), between.clone());
     let schedules: Vec<_> = options.devices.iter().map(|d| d.schedule).collect();
     let divided = slo::divide(&schedules, cores);
@@ -144,6 +144,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         identity: Identity::of(&prepared),
         failure_domain: Arc::from(options.failure_domain.as_str()),
         tls: options.tls.clone(),
+        move_hooks: options.move_hooks.clone(),
         prepared,
         names: names.clone(),
         access: access.clone(),

@@ -52,6 +52,7 @@ pub(super) fn options(path: PathBuf) -> NodeOptions {
         stop_grace_ms: 0,
         record: None,
         tuning: None,
+        move_hooks: Default::default(),
     }
 }
 

@@ -18,19 +18,20 @@ use flagstone_moves::here::{RecordBytes, carry_out};
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::Want;
-use flagstone_types::{DeviceId, DvolId};
+use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::Operation;
 use flagstone_wire::arrival::Settled;
 use flagstone_wire::proof::{KEY_BYTES, Key};
 
+use super::Elsewhere;
 use super::record::{Kind, MoveKey, MoveRecord};
-use crate::node::Slo;
 use crate::node::real::access::Record;
 use crate::node::real::attributes::VolumeAttributes;
 use crate::node::real::core::CoreNode;
 use crate::node::real::moving::{Copier, VolumeMarks};
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::records::Kept;
+use crate::node::{ForkState, MovePoint, Slo};
 
 /// How long an arrival stays that nobody asks for, in nanoseconds.
 pub(super) const SILENCE_NS: u64 = 600_000_000_000;
@@ -79,6 +80,12 @@ impl CoreArrivals {
 
     fn remove(&self, number: u32) {
         self.by_number.borrow_mut().remove(&number);
+    }
+
+    /// What is asked about this volume from now on isn't asked of an arrival that is under way.
+    pub(super) fn is_over(&self, volume: DvolId) {
+        let mut arrivals = self.by_number.borrow_mut();
+        arrivals.retain(|_, one| one.expected.id != volume);
     }
 }
 
@@ -129,8 +136,9 @@ impl OneArrival {
     }
 
     /// Whether it may be replaced by a new promise.
-    pub(super) fn may_be_replaced(&self, now: Time) -> bool {
-        self.is_silent(now, REPLACED_NS)
+    pub(super) fn may_be_replaced(&self, core: &CoreNode) -> bool {
+        let replaced_ns = core.silence_ns() / (SILENCE_NS / REPLACED_NS);
+        self.is_silent(core.platform.now(), replaced_ns)
     }
 
     /// Gives it up. False if it has come, or it isn't known whether it can be undone.
@@ -181,11 +189,28 @@ impl OneArrival {
             _ => None,
         };
         let confirms = matches!(request, ArrivalRequest::Settle { confirm: true, .. });
+        let is_forked = matches!(request, ArrivalRequest::Settle { forked: true, .. });
+        if confirms {
+            core.at(MovePoint::Confirming).await;
+        }
+        let point = match &request {
+            ArrivalRequest::Begin(_) => Some(MovePoint::Begun),
+            ArrivalRequest::Runs(..) => Some(MovePoint::Taken),
+            ArrivalRequest::Finish(_) => Some(MovePoint::Arrived),
+            _ if confirms => Some(MovePoint::Confirmed),
+            _ => None,
+        };
         let reply = carry_out(&self.arrival, at, attempt, request).await?;
+        if let Some(point) = point {
+            core.at(point).await;
+        }
         match reply {
             ArrivalReply::Settled(Settled::Never) => core.arrivals.remove(self.number),
             ArrivalReply::Settled(Settled::Arrived(_)) if confirms => {
                 core.arrivals.remove(self.number);
+            }
+            ArrivalReply::Settled(Settled::Arrived(_)) if is_forked => {
+                core.is_a_fork(self.expected.id);
             }
             _ => {}
         }
@@ -211,10 +236,7 @@ impl NodeKeeper {
     }
 
     fn move_key(&self) -> MoveKey {
-        MoveKey {
-            volume: self.expected.id,
-            comes: true,
-        }
+        MoveRecord::arrival_of(self.expected.id)
     }
 }
 
@@ -240,6 +262,7 @@ impl Keeper for NodeKeeper {
             store.forget(self.expected.id).await?;
             store.engine().flush().await?;
         }
+        core.at(MovePoint::TokensKept).await;
         let store = core.moves.get(engine).ok_or(DvolError::NotFound)?;
         let _turn = store.turn().await;
         let record = MoveRecord {
@@ -248,11 +271,14 @@ impl Keeper for NodeKeeper {
             device: store.engine().superblock().device_id,
             number: self.number,
             key: self.key.clone(),
+            epoch: Epoch(0),
             at_ns: core.platform.wall_clock_ns(),
             address: None,
             name: String::new(),
         };
-        store.put(&record, Stability::Stable).await
+        store.put(&record, Stability::Stable).await?;
+        core.at(MovePoint::ArrivalKept).await;
+        Ok(())
     }
 
     async fn forget(&self, has_arrived: bool) -> Result<(), DvolError> {
@@ -376,10 +402,15 @@ impl CoreNode {
         Ok((number, key))
     }
 
+    /// How long an arrival stays that nobody asks for, in nanoseconds.
+    fn silence_ns(&self) -> u64 {
+        self.move_hooks.silence_ns.unwrap_or(SILENCE_NS)
+    }
+
     /// Ends an arrival that nobody asks for any more.
     async fn end_when_silent(self: Rc<Self>, one: Rc<OneArrival>) {
         loop {
-            let due = one.heard.get().plus_ns(SILENCE_NS);
+            let due = one.heard.get().plus_ns(self.silence_ns());
             self.platform
                 .sleep_until(due.max(self.platform.now().plus_ns(1)))
                 .await;
@@ -387,7 +418,7 @@ impl CoreNode {
             if is_over || self.is_stopping() {
                 return;
             }
-            if one.is_silent(self.platform.now(), SILENCE_NS) {
+            if one.is_silent(self.platform.now(), self.silence_ns()) {
                 // One that has come stays until its origin has confirmed that.
                 if one.give_up(&self).await {
                     tracing::info!(
@@ -408,15 +439,75 @@ impl CoreNode {
     ) -> Result<(), DvolError> {
         let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
         let _turn = store.turn().await;
-        store
-            .forget(MoveKey {
-                volume,
-                comes: true,
-            })
-            .await?;
+        store.forget(MoveRecord::arrival_of(volume)).await?;
         store.engine().flush().await?;
         self.between.confirmed(volume);
         Ok(())
+    }
+
+    /// Somebody has said that a volume which has come may be deleted or moved on. Durable when this returns. From the first thing that is
+    /// written down on its origin is told that it has come, whatever becomes of it.
+    pub(super) async fn settle_arrival(
+        &self,
+        engine: usize,
+        volume: DvolId,
+    ) -> Result<(), DvolError> {
+        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        // Otherwise its origin has confirmed meanwhile.
+        if let Some(arrived) = store.record(MoveRecord::arrival_of(volume)).await? {
+            let settled = MoveRecord {
+                kind: Kind::Settled,
+                at_ns: self.platform.wall_clock_ns(),
+                ..arrived
+            };
+            store.put(&settled, Stability::Stable).await?;
+            let (number, key) = (settled.number, settled.key);
+            let on = (self.index, engine);
+            self.between.settled(volume, number, key, on);
+            self.at(MovePoint::SettledKept).await;
+            store.forget(MoveRecord::arrival_of(volume)).await?;
+            store.engine().flush().await?;
+        }
+        self.arrivals.is_over(volume);
+        self.between.confirmed(volume);
+        Ok(())
+    }
+
+    /// Nobody will ask about an arrival any more that somebody had settled.
+    async fn forget_settled(
+        &self,
+        engine: usize,
+        volume: DvolId,
+        number: u32,
+    ) -> Result<(), DvolError> {
+        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let _turn = store.turn().await;
+        store.forget(MoveRecord::settled_of(volume, number)).await?;
+        store.engine().flush().await?;
+        self.between.forget_settled(volume, number);
+        Ok(())
+    }
+
+    /// A volume that has come here goes on where it came from, by somebody's word there.
+    fn is_a_fork(&self, volume: DvolId) {
+        if self.between.put_fork(volume, None, ForkState::Here) {
+            let name = self.names.name_of(volume).unwrap_or_default();
+            tracing::error!(
+                volume = name,
+                "it has come from another node, where somebody has had it stay by force since: it goes on there, and what is here is another copy. \
+                 Look whether anything of this one is needed, and delete it here: `flagstone volume delete {name} --with-snapshots`"
+            );
+        }
+    }
+
+    /// A fork was deleted: who asks is told that there is nothing. If it can't be written down, the next start finds that there is no such volume.
+    pub(in crate::node::real) async fn forget_fork(&self, engine: usize, volume: DvolId) {
+        self.between.drop_fork(volume);
+        if let Err(error) = self.confirm_arrival(engine, volume).await {
+            tracing::debug!(%volume, "forgetting how a copy came that was deleted: {error}");
+        }
+        self.arrivals.is_over(volume);
     }
 }
 
@@ -428,14 +519,26 @@ pub(in crate::node::real) struct NodeArrivals {
 
 impl NodeArrivals {
     /// What is asked of an arrival that isn't under way on this core: of a volume that has come, perhaps long ago.
-    async fn of_what_came(&self, request: ArrivalRequest) -> Result<ArrivalReply, NativeError> {
+    async fn of_what_came(
+        &self,
+        arrival: u32,
+        request: ArrivalRequest,
+    ) -> Result<ArrivalReply, NativeError> {
         let ArrivalRequest::Settle {
-            volume, confirm, ..
+            volume,
+            confirm,
+            forked,
+            ..
         } = request
         else {
             return Err(NativeError::NotFound);
         };
         let core = &self.core;
+        if let Some(on) = core.between.is_settled_on(volume, arrival) {
+            return self
+                .of_what_was_settled(on, (volume, arrival), confirm, forked)
+                .await;
+        }
         let place = core.names.place_of(volume);
         let Some((_, place)) = place.filter(|_| core.between.is_unconfirmed(volume)) else {
             return Ok(ArrivalReply::Settled(Settled::NotHere));
@@ -452,7 +555,48 @@ impl NodeArrivals {
                 Err(_) => return Err(NativeError::Busy),
             }
         }
+        if forked {
+            core.is_a_fork(volume);
+        }
         Ok(ArrivalReply::Settled(Settled::Arrived(at)))
+    }
+
+    /// What is asked about an arrival that somebody has settled: it has come, whatever became of the volume since. Who goes on in any case
+    /// (`forked`) is told whether there still is one.
+    async fn of_what_was_settled(
+        &self,
+        on: (usize, usize),
+        (volume, number): (DvolId, u32),
+        confirm: bool,
+        forked: bool,
+    ) -> Result<ArrivalReply, NativeError> {
+        let core = &self.core;
+        let place = core.names.place_of(volume).map(|(_, place)| place);
+        let at = match (place, core.between.of(volume)) {
+            (Some(place), _) => core.native_addresses().get(place.core).copied(),
+            (None, Some(Elsewhere::At(at) | Elsewhere::Asked(at))) => Some(at),
+            (None, None) => core.address(),
+        };
+        let at = at.ok_or(NativeError::Stopping)?;
+        let is_anywhere = place.is_some() || core.between.of(volume).is_some();
+        if confirm || forked && !is_anywhere {
+            let (on, engine) = on;
+            let forgotten = core.ask(on, move |there| async move {
+                there.forget_settled(engine, volume, number).await
+            });
+            match forgotten.await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return Err(NativeError::Device),
+                Err(_) => return Err(NativeError::Busy),
+            }
+        }
+        if forked && place.is_some() {
+            core.is_a_fork(volume);
+        }
+        Ok(ArrivalReply::Settled(match forked && !is_anywhere {
+            true => Settled::Never,
+            false => Settled::Arrived(at),
+        }))
     }
 }
 
@@ -478,7 +622,7 @@ impl Arrivals for NodeArrivals {
         }
         match self.core.arrivals.find(arrival) {
             Some(one) => one.carry_out(&self.core, attempt, request).await,
-            None => self.of_what_came(request).await,
+            None => self.of_what_came(arrival, request).await,
         }
     }
 

@@ -22,7 +22,7 @@ use crate::node::real::names::{Claim, Place};
 use crate::node::real::slo::note_floor;
 use crate::node::{
     Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError,
-    NodeErrorKind, Slo,
+    NodeErrorKind, Slo, VolumeInfo,
 };
 
 /// A number of so many hexadecimal digits.
@@ -68,10 +68,24 @@ impl RealNode {
                      whether it has come"
                 );
                 NodeError::new(NodeErrorKind::Unavailable, doing, found)
-                    .next("bring that node back: until it answers, the volume is served nowhere")
+                    .next("bring that node back: until it answers, the volume is served nowhere. If it never comes back: `flagstone volume move NAME --stay --force`")
             }
             None => no_such_volume(name, doing),
         }
+    }
+
+    /// Refuses to move a volume that goes on at another node.
+    pub(in crate::node::real) fn refuse_fork(
+        &self,
+        id: DvolId,
+        doing: &str,
+    ) -> Result<(), NodeError> {
+        if !self.between.is_fork(id) {
+            return Ok(());
+        }
+        let found = "it goes on at the node that it came from, where somebody has had it stay by force: this is another copy of it";
+        Err(NodeError::new(NodeErrorKind::Refused, doing, found)
+            .next("delete it here, once nothing of it is needed"))
     }
 
     /// Refuses to delete a volume or to move it on whose origin may still ask whether it has come.
@@ -80,12 +94,12 @@ impl RealNode {
         id: DvolId,
         doing: &str,
     ) -> Result<(), NodeError> {
-        match self.between.is_unconfirmed(id) {
+        match self.between.is_unconfirmed(id) && !self.between.is_fork(id) {
             true => {
                 let found =
                     "it has just come from another node, which has not confirmed yet that it knows";
                 Err(NodeError::new(NodeErrorKind::Busy, doing, found)
-                    .next("try again; if that lasts, bring the other node back: it could take the volume for its own"))
+                    .next("try again; if that lasts, bring the other node back. If it never comes back: `flagstone volume move NAME --settled --force`"))
             }
             false => Ok(()),
         }
@@ -173,7 +187,7 @@ impl RealNode {
                 let Some(one) = core.arrivals.of(id) else {
                     return true;
                 };
-                one.may_be_replaced(core.platform.now()) && one.give_up(&core).await
+                one.may_be_replaced(&core) && one.give_up(&core).await
             });
             if !is_free.await? {
                 let found = "it is coming already, or was promised a place a moment ago";
@@ -226,6 +240,19 @@ impl RealNode {
             }
             NotPromised::Failed(error) => node_error(error, doing),
         })
+    }
+
+    /// A volume that could go to another node now: asked before that node promises it a place.
+    pub(in crate::node::real) async fn may_leave(
+        &self,
+        name: String,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("moving volume '{name}'");
+        let target = self.target_to_change(&name, &doing)?;
+        self.refuse_fork(target.place.id, &doing)?;
+        self.refuse_unconfirmed(target.place.id, &doing)?;
+        self.refuse_stranded(target.place.id, &doing).await?;
+        self.show(&name).await
     }
 
     /// Begins to move a volume to a place that another node has promised.

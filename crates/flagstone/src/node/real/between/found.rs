@@ -5,15 +5,16 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use flagstone_device::engine::{Engine, Handle};
-use flagstone_device::transfer::{Mark, Marks};
-use flagstone_moves::away::{Home, Left, Start, ask, at_start};
+use flagstone_device::engine::{DvolError, Engine, Handle};
+use flagstone_device::transfer::{Mark, Marks, go_on_above};
+use flagstone_moves::away::{Home, Left, Start, Told, ask, at_start, epoch_above};
 use flagstone_platform::Platform;
 use flagstone_runtime::{Runtime, UringPlatform};
-use flagstone_types::DvolId;
+use flagstone_types::{DvolId, Epoch};
 
 use super::leaving::{NodeHome, Promised};
-use super::record::{Kind, MoveKey, MoveRecord};
+use super::record::{Kind, MoveRecord};
+use super::word::Came;
 use super::{Between, Elsewhere, MoveStore, Route};
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::moving::VolumeMarks;
@@ -66,6 +67,12 @@ impl FoundMoves {
         names: &Names,
         records: Vec<MoveRecord>,
     ) -> FoundMoves {
+        let (settled, records): (Vec<_>, Vec<_>) = records
+            .into_iter()
+            .partition(|record| record.kind == Kind::Settled);
+        for record in settled {
+            between.settled(record.volume, record.number, record.key, on);
+        }
         let (came, routes): (Vec<_>, Vec<_>) = records
             .into_iter()
             .map(|record| (record.volume, record))
@@ -94,15 +101,17 @@ impl FoundMoves {
             has_dvol: true,
             is_leaving,
             // A dvol without that mark has come back since.
-            is_gone: record.kind != Kind::Leaving && is_leaving,
+            is_gone: record.kind.is_gone() && is_leaving,
+            is_forced: record.kind == Kind::Forced,
         });
         let (core, engine) = self.on;
         let place = Place { core, engine, id };
         let claim = match what {
-            Start::Ask => self.names.claim(dvol.name, place),
+            Start::Ask | Start::Force => self.names.claim(dvol.name, place),
             _ => None,
         };
-        if what != Start::Abandon {
+        let is_ours = matches!(what, Start::Abandon | Start::Watch);
+        if !is_ours {
             self.put_route(&record, what);
         }
         self.left.push(LeftOver {
@@ -114,7 +123,7 @@ impl FoundMoves {
             slo: dvol.slo,
             snapshots: dvol.snapshots,
         });
-        what == Start::Abandon
+        is_ours
     }
 
     fn put_route(&self, record: &MoveRecord, what: Start) {
@@ -124,7 +133,7 @@ impl FoundMoves {
         let route = Route {
             name: record.name.clone(),
             elsewhere: match what {
-                Start::Ask => Elsewhere::Asked(address),
+                Start::Ask | Start::Force => Elsewhere::Asked(address),
                 _ => Elsewhere::At(address),
             },
             on: self.on,
@@ -150,11 +159,7 @@ impl FoundMoves {
                 continue;
             }
             let _turn = store.turn().await;
-            let key = MoveKey {
-                volume,
-                comes: true,
-            };
-            if let Err(error) = store.forget(key).await {
+            if let Err(error) = store.forget(MoveRecord::arrival_of(volume)).await {
                 tracing::debug!(%volume, "forgetting a volume that never came: {error}");
             }
         }
@@ -162,7 +167,8 @@ impl FoundMoves {
             let what = at_start(Left {
                 has_dvol: false,
                 is_leaving: false,
-                is_gone: record.kind != Kind::Leaving,
+                is_gone: record.kind.is_gone(),
+                is_forced: false,
             });
             if what == Start::SendOn {
                 self.put_route(&record, what);
@@ -255,6 +261,7 @@ impl CoreNode {
             volume,
             to,
             notes: None,
+            watched: None,
             take_tokens: RefCell::default(),
         };
         match one.what {
@@ -273,16 +280,80 @@ impl CoreNode {
                 let name = &one.record.name;
                 tracing::info!(volume = name, to = %home.to.address, "it was being moved to another node, which is asked whether it has come");
                 match ask(&self.platform, &arrival, question, &home).await {
-                    None => {}
-                    Some(Some(at)) => match home.gone(at).await {
-                        Ok(()) => self.send_on(&one, &arrival, &home).await,
-                        Err(error) => tracing::error!(
-                            volume = name,
-                            "that it is another node's can't be written down: {error}; it is served by this one neither, and the next start asks again"
-                        ),
+                    None => self
+                        .asking
+                        .is_known(volume, Came::Failed(DvolError::Stopping)),
+                    Some(Told::There(at)) => match home.gone(at).await {
+                        Ok(()) => {
+                            self.asking.is_known(volume, Came::Went(at));
+                            self.send_on(&one, &arrival, &home).await;
+                        }
+                        Err(error) => {
+                            self.asking.is_known(volume, Came::Failed(error));
+                            tracing::error!(
+                                volume = name,
+                                "that it is another node's can't be written down: {error}; it is served by this one neither, and the next start asks again"
+                            );
+                        }
                     },
-                    Some(None) => self.goes_on(one, &home).await,
+                    Some(Told::Never) => {
+                        self.goes_on(one, &home).await;
+                        self.asking.is_known(volume, Came::Stayed);
+                    }
+                    Some(Told::Forced) => {
+                        let forced = self.forced_now(&one, &home).await;
+                        self.goes_on_forced(one, &home, forced).await;
+                    }
                 }
+            }
+            Start::Force => {
+                let epoch = one.record.epoch;
+                self.goes_on_forced(one, &home, Ok(epoch)).await;
+            }
+            Start::Watch => {
+                let (name, epoch) = (one.record.name.clone(), one.record.epoch);
+                self.go_on_forced(one.engine, name, volume, &home.to, epoch);
+            }
+        }
+    }
+
+    /// Somebody has said that it stays. Writes that down.
+    async fn forced_now(&self, one: &LeftOver, home: &NodeHome<'_>) -> Result<Epoch, DvolError> {
+        let found = self.engine(one.engine).zip(one.handle);
+        let (engine, handle) = found.ok_or(DvolError::NotFound)?;
+        let epoch = epoch_above(engine.epoch_of(handle)?).ok_or(DvolError::TooMany)?;
+        home.keep_forced(epoch).await?;
+        Ok(epoch)
+    }
+
+    /// It goes on here by somebody's word, which is written down.
+    async fn goes_on_forced(
+        self: &Rc<Self>,
+        one: LeftOver,
+        home: &NodeHome<'_>,
+        forced: Result<Epoch, DvolError>,
+    ) {
+        let (volume, name, engine) = (one.record.volume, one.record.name.clone(), one.engine);
+        let carried_out = async {
+            let epoch = forced?;
+            let found = self.engine(engine).zip(one.handle);
+            let (engine, handle) = found.ok_or(DvolError::NotFound)?;
+            go_on_above(engine, handle, &VolumeMarks, epoch).await?;
+            Ok(epoch)
+        };
+        match carried_out.await {
+            Ok(epoch) => {
+                self.between.take(volume);
+                self.is_served(one);
+                self.go_on_forced(engine, name, volume, &home.to, epoch);
+                self.asking.is_known(volume, Came::Forced(epoch));
+            }
+            Err(error) => {
+                tracing::error!(
+                    volume = name,
+                    "that it stays by force can't be written down: {error}; it is served by nobody until the node is restarted"
+                );
+                self.asking.is_known(volume, Came::Failed(error));
             }
         }
     }
@@ -333,6 +404,19 @@ impl CoreNode {
             );
             self.between.take(handle.id);
         }
+        self.is_served(one);
+        tracing::info!(
+            volume = home.name,
+            "it was being moved to another node when this one ended, and has not come there: it goes on here"
+        );
+    }
+
+    /// From now on it is found here.
+    fn is_served(&self, one: LeftOver) {
+        let Some(handle) = one.handle else {
+            return;
+        };
+        let name = &one.record.name;
         self.set_slo(handle.id, &one.slo);
         self.schedules.set(one.engine, handle, one.snapshots);
         let place = Place {
@@ -344,10 +428,6 @@ impl CoreNode {
             Some(claim) => claim.came_to_be(place),
             None => drop(self.names.insert_found(name, place)),
         }
-        tracing::info!(
-            volume = name,
-            "it was being moved to another node when this one ended, and has not come there: it goes on here"
-        );
     }
 }
 
@@ -374,8 +454,9 @@ mod tests {
             device: THERE,
             number: 3,
             key: Key([1; 32]),
+            epoch: Epoch(if kind == Kind::Forced { 70_000 } else { 0 }),
             at_ns: 7,
-            address: (kind != Kind::Arrived).then(at),
+            address: (!kind.has_come()).then(at),
             name: "vm".to_owned(),
         }
     }
@@ -401,7 +482,8 @@ mod tests {
             assert_eq!((left.engine, left.handle), (1, Some(handle)));
             // Nobody else gets the name of one that may be here.
             let is_taken = names.claim("vm", place()).is_none();
-            assert_eq!(is_taken, left.what == Start::Ask);
+            let is_held = matches!(left.what, Start::Ask | Start::Force);
+            assert_eq!(is_taken, is_held);
             left.what
         });
         (is_ours, what, between.of(ID), between.is_unconfirmed(ID))
@@ -422,6 +504,13 @@ mod tests {
         let sent_on = (false, Some(Start::SendOn), Some(Elsewhere::At(at())), false);
         let asked = (false, Some(Start::Ask), Some(Elsewhere::Asked(at())), false);
         let goes_on = (true, Some(Start::Abandon), None, false);
+        let forced = (
+            false,
+            Some(Start::Force),
+            Some(Elsewhere::Asked(at())),
+            false,
+        );
+        let watched = (true, Some(Start::Watch), None, false);
         for (kind, mark, expected) in [
             (Kind::Arrived, Mark::Plain, (true, None, None, true)),
             (Kind::Leaving, leaving, asked),
@@ -434,6 +523,10 @@ mod tests {
             (Kind::Gone, Mark::Plain, goes_on),
             (Kind::Confirmed, Mark::Plain, goes_on),
             (Kind::Confirmed, elsewhere, goes_on),
+            (Kind::Forced, leaving, forced),
+            (Kind::Forced, Mark::Plain, watched),
+            (Kind::Forced, elsewhere, watched),
+            (Kind::Settled, Mark::Plain, (true, None, None, false)),
         ] {
             assert_eq!(made_of(kind, mark), expected, "{kind:?} {mark:?}");
         }

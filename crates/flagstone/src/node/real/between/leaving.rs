@@ -18,8 +18,7 @@ use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::proof::Key;
 
 use super::record::{Kind, MoveRecord};
-use super::{Elsewhere, Route, UringClient, UringConnect};
-use crate::node::Slo;
+use super::{Elsewhere, Route, UringClient, UringConnect, word};
 use crate::node::real::core::CoreNode;
 use crate::node::real::moving::{
     Here, Pace, State, VolumeMarks, Watched, behind_a_move, refuse_unsettled,
@@ -29,6 +28,7 @@ use crate::node::real::notes::VolumeNotes;
 use crate::node::real::onward::Gone;
 use crate::node::real::receive::quiesce;
 use crate::node::real::records::Kept;
+use crate::node::{MovePoint, Slo};
 
 /// How long each request of a move may take, with all its repetitions, in nanoseconds. Behind the hold, clients wait for it.
 const REQUEST_NS: u64 = 10_000_000_000;
@@ -54,6 +54,7 @@ impl Promised {
             device: self.device,
             number: self.number,
             key: self.key.clone(),
+            epoch: Epoch(0),
             at_ns,
             address: Some(self.address),
             name: name.to_owned(),
@@ -97,6 +98,8 @@ pub(super) struct NodeHome<'a> {
     pub(super) to: Promised,
     /// Of a volume that is served.
     pub(super) notes: Option<Rc<VolumeNotes>>,
+    /// What people see of the move that is under way.
+    pub(super) watched: Option<&'a Watched>,
     /// Takes its tokens, once they don't change any more.
     pub(super) take_tokens: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
 }
@@ -138,14 +141,18 @@ impl Home for NodeHome<'_> {
             let _turn = store.turn().await;
             self.core.between.hand_over(self.volume);
         }
-        self.put(&self.record(Kind::Leaving)).await
+        self.put(&self.record(Kind::Leaving)).await?;
+        self.core.at(MovePoint::RouteKept).await;
+        Ok(())
     }
 
     async fn gone(&self, at: SocketAddr) -> Result<(), DvolError> {
+        self.core.at(MovePoint::Heard).await;
         let at = self.reachable(at);
         let mut record = self.record(Kind::Gone);
         record.address = Some(at);
         self.put(&record).await?;
+        self.core.at(MovePoint::GoneKept).await;
         let route = Route {
             name: self.name.clone(),
             elsewhere: Elsewhere::At(at),
@@ -170,13 +177,14 @@ impl Home for NodeHome<'_> {
         store.forget(MoveRecord::route_of(self.volume)).await
     }
 
-    fn hold_reads(&self) {
+    async fn hold_reads(&self) {
         if let Some(take) = self.take_tokens.borrow_mut().take() {
             take();
         }
         if let Some(notes) = &self.notes {
             notes.reads.shut();
         }
+        self.core.at(MovePoint::Finishing).await;
     }
 
     fn release_reads(&self) {
@@ -187,6 +195,29 @@ impl Home for NodeHome<'_> {
 
     fn is_stopping(&self) -> bool {
         self.core.is_stopping()
+    }
+
+    fn unanswered(&self, why: &str) {
+        self.core.asking.in_vain(self.volume, why);
+        if let Some(watched) = self.watched {
+            let text =
+                format!("it is held, and the node that it was moving to can't be asked: {why}");
+            watched.set_trouble(Some(text));
+        }
+    }
+
+    fn is_forced(&self) -> bool {
+        self.core.asking.is_forced(self.volume)
+    }
+
+    async fn keep_forced(&self, epoch: Epoch) -> Result<(), DvolError> {
+        let record = MoveRecord {
+            epoch,
+            ..self.record(Kind::Forced)
+        };
+        self.put(&record).await?;
+        self.core.at(MovePoint::ForcedKept).await;
+        Ok(())
     }
 }
 
@@ -204,7 +235,8 @@ impl CoreNode {
     /// Moves a volume of this core to another node. Returns what came of it; it is in the job's progress as well.
     pub(super) async fn send_volume(self: Rc<Self>, job: Departure) -> State {
         let id = job.from.id;
-        let sent = self.send_it(&job).await;
+        let came = Cell::default();
+        let sent = self.send_it(&job, &came).await;
         let state = match &sent {
             Ok(()) => State::Done,
             Err((DvolError::Busy, _)) if job.watched.is_cancelled() => State::Cancelled,
@@ -218,6 +250,9 @@ impl CoreNode {
             self.names.end_moving(id);
         }
         let seen = job.watched.end(state);
+        if let Some(came) = came.get() {
+            self.asking.is_known(id, came);
+        }
         let (volume, bytes, to) = (&job.name, seen.copied_bytes, job.to.address);
         match (state, sent) {
             (State::Done, _) => {
@@ -240,8 +275,12 @@ impl CoreNode {
         state
     }
 
-    /// The error, and whether the volume is known to have stayed.
-    async fn send_it(self: &Rc<Self>, job: &Departure) -> Result<(), (DvolError, bool)> {
+    /// The error, and whether the volume is known to have stayed; and in `came` what whoever has a word in it is told.
+    async fn send_it(
+        self: &Rc<Self>,
+        job: &Departure,
+        came: &Cell<Option<word::Came>>,
+    ) -> Result<(), (DvolError, bool)> {
         let stayed = |error| (error, true);
         let owned = self
             .engines
@@ -285,10 +324,12 @@ impl CoreNode {
             volume: handle.id,
             to: job.to.clone(),
             notes: Some(notes.clone()),
+            watched: Some(&job.watched),
             take_tokens: RefCell::new(Some(Box::new(take_tokens))),
         };
         let question = job.to.question(handle.id);
         let ended = move_away(&origin, &here, &target, question, &pace, &home).await;
+        came.set(Some(word::came_of(&ended)));
         if let Some(since) = held_since.get() {
             job.watched.held(self.platform.now().since(since));
         }
@@ -304,6 +345,15 @@ impl CoreNode {
                 job.watched
                     .set_trouble(target.trouble().map(|trouble| trouble.to_string()));
                 Err((error, true))
+            }
+            Ended::Forced(epoch) => {
+                self.go_on_forced(job.from.engine, job.name.clone(), handle.id, &job.to, epoch);
+                let text = format!(
+                    "it stays by force, in epoch {}, since {} could not be asked; whether that node has it, too, isn't known",
+                    epoch.0, job.to.address
+                );
+                job.watched.set_trouble(Some(text));
+                Err((DvolError::Device, true))
             }
             Ended::Unknown(error) => {
                 let node = job.to.address;
@@ -327,10 +377,12 @@ impl CoreNode {
         let nth = self.names.went(handle.id, (before, behind));
         *notes.gone.borrow_mut() = Some(Rc::new(Gone::of(engine, handle, nth)));
         self.between.stays(handle.id);
+        self.between.drop_fork(handle.id);
         notes.gate.leave();
         notes.reads.release();
         self.left(handle.id, false, &job.slo);
         let deleted = engine.delete(handle, true).await;
+        self.at(MovePoint::Deleted).await;
         if let Err(error) = &deleted {
             tracing::warn!(
                 volume = job.name,
@@ -348,7 +400,10 @@ impl CoreNode {
     ) {
         let question = home.to.question(home.volume);
         match confirm(&self.platform, arrival, question).await {
-            true => self.note_confirmed(home).await,
+            true => {
+                self.at(MovePoint::ConfirmHeard).await;
+                self.note_confirmed(home).await;
+            }
             false => {
                 let core = self.clone();
                 let (engine, name, volume) = (home.engine, home.name.clone(), home.volume);
@@ -399,6 +454,7 @@ impl CoreNode {
             volume,
             to: to.clone(),
             notes: None,
+            watched: None,
             take_tokens: RefCell::default(),
         };
         while !self.is_stopping() && matches!(self.between.of(volume), Some(Elsewhere::At(_))) {

@@ -8,6 +8,7 @@
 //! - [`there`]: what is passed on to a volume that went, for clients that can't follow it;
 //! - [`found`]: what a start finds of both;
 //! - [`commands`]: what people ask for;
+//! - [`word`]: what people say in the place of a node that can't be asked;
 //! - [`record`]: what is written down, beside the journal's tokens.
 //!
 //! [`Between`] is the table of the whole node, which each core looks into: a client that comes to any core is sent on, and an origin that asks
@@ -20,6 +21,7 @@ pub(super) mod found;
 pub(super) mod leaving;
 pub(super) mod record;
 pub(super) mod there;
+pub(super) mod word;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -30,8 +32,9 @@ use flagstone_platform::locks::RwLock;
 use flagstone_types::{DeviceId, DvolId};
 use flagstone_wire::proof::Key;
 
-use self::record::{Kind, MoveRecord};
+use self::record::MoveRecord;
 use super::records::RecordStore;
+use crate::node::{Fork, ForkState};
 
 pub(super) use self::connect::{UringClient, UringConnect};
 
@@ -39,7 +42,7 @@ pub(super) use self::connect::{UringClient, UringConnect};
 pub(super) type MoveStore<P> = RecordStore<P, MoveRecord>;
 
 /// Volumes of a journal that clients are sent on for, at most: of more, those that went first are forgotten.
-const GONE_MAX: usize = 4096;
+pub(super) const GONE_MAX: usize = 4096;
 
 /// Where a volume is that isn't here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,6 +74,10 @@ struct Tables {
     handed_over: BTreeSet<DvolId>,
     /// Volumes that have come and are not confirmed: arrival and key.
     came: BTreeMap<DvolId, (u32, Key)>,
+    /// Arrivals that somebody has settled, and who has that written down: core and engine.
+    settled: BTreeMap<(DvolId, u32), (Key, (usize, usize))>,
+    /// Volumes of which there may be another copy, since somebody has said that they stay.
+    forks: BTreeMap<DvolId, Fork>,
     /// Devices of this node.
     devices: BTreeSet<DeviceId>,
     /// Of those the ones of which not everything could be read: what isn't known there may have been.
@@ -88,12 +95,28 @@ impl Tables {
 }
 
 /// Volumes that are elsewhere, and those that have just come.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Between {
     tables: Arc<RwLock<Tables>>,
+    /// Volumes of a journal that clients are sent on for, at most.
+    gone_max: usize,
+}
+
+impl Default for Between {
+    fn default() -> Between {
+        Between::new(GONE_MAX)
+    }
 }
 
 impl Between {
+    /// Of a node that sends clients on for so many volumes of a journal.
+    pub(super) fn new(gone_max: usize) -> Between {
+        Between {
+            tables: Arc::default(),
+            gone_max,
+        }
+    }
+
     fn read<T>(&self, look: impl FnOnce(&Tables) -> T) -> T {
         look(&self.tables.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -150,7 +173,7 @@ impl Between {
             let gone =
                 |route: &Route| route.on == on && matches!(route.elsewhere, Elsewhere::At(_));
             let mut gone: Vec<_> = t.routes.iter().filter(|(_, route)| gone(route)).collect();
-            if gone.len() <= GONE_MAX {
+            if gone.len() <= self.gone_max {
                 return None;
             }
             gone.sort_by_key(|(_, route)| route.at_ns);
@@ -198,9 +221,52 @@ impl Between {
     /// The key of an arrival that is over.
     fn key(&self, number: u32, volume: DvolId) -> Option<Key> {
         self.read(|t| {
+            if let Some((key, _)) = t.settled.get(&(volume, number)) {
+                return Some(key.clone());
+            }
             let (came, key) = t.came.get(&volume)?;
             (*came == number).then(|| key.clone())
         })
+    }
+
+    /// Somebody has settled an arrival, and who has that written down.
+    fn settled(&self, volume: DvolId, number: u32, key: Key, on: (usize, usize)) {
+        self.write(|t| t.settled.insert((volume, number), (key, on)));
+    }
+
+    /// Who has it written down that somebody has settled an arrival: core and engine.
+    fn is_settled_on(&self, volume: DvolId, number: u32) -> Option<(usize, usize)> {
+        self.read(|t| t.settled.get(&(volume, number)).map(|(_, on)| *on))
+    }
+
+    /// Nobody will ask any more.
+    fn forget_settled(&self, volume: DvolId, number: u32) {
+        self.write(|t| t.settled.remove(&(volume, number)));
+    }
+
+    /// What is known of the other copy of a volume. Returns whether that is new.
+    fn put_fork(&self, volume: DvolId, node: Option<SocketAddr>, state: ForkState) -> bool {
+        let fork = Fork {
+            state,
+            node: node.map(|node| node.to_string()),
+        };
+        self.write(|t| t.forks.insert(volume, fork.clone()) != Some(fork))
+    }
+
+    /// The other copy of a volume.
+    pub(super) fn fork_of(&self, volume: DvolId) -> Option<Fork> {
+        self.read(|t| t.forks.get(&volume).cloned())
+    }
+
+    /// There is none, or the volume itself has gone.
+    pub(super) fn drop_fork(&self, volume: DvolId) {
+        self.write(|t| t.forks.remove(&volume));
+    }
+
+    /// Whether a volume that is here is the copy of one that goes on where it came from.
+    pub(super) fn is_fork(&self, volume: DvolId) -> bool {
+        let is_here = |fork: &Fork| fork.state == ForkState::Here;
+        self.read(|t| t.forks.get(&volume).is_some_and(is_here))
     }
 
     /// Whether it is known of this device what has come to it.
@@ -245,7 +311,7 @@ impl Between {
 
 /// Volumes whose tokens are still needed though they aren't in the journal: those that clients are sent on for.
 pub(super) fn with_routes(records: &[MoveRecord]) -> BTreeSet<DvolId> {
-    let goes = |record: &&MoveRecord| record.kind != Kind::Arrived;
+    let goes = |record: &&MoveRecord| !record.kind.has_come();
     records.iter().filter(goes).map(|r| r.volume).collect()
 }
 
@@ -320,5 +386,38 @@ mod tests {
         between.confirmed(DvolId(1));
         assert!(!between.is_unconfirmed(DvolId(1)));
         assert!(!between.knows(DeviceId(1)), "no such device");
+    }
+
+    #[test]
+    fn an_arrival_that_was_settled_is_known_beside_a_later_one() {
+        let between = Between::default();
+        between.came(DvolId(1), 5, Key([3; 32]));
+        between.settled(DvolId(1), 5, Key([3; 32]), (1, 2));
+        between.confirmed(DvolId(1));
+        assert!(!between.is_unconfirmed(DvolId(1)), "it may be deleted");
+        between.came(DvolId(1), 6, Key([4; 32]));
+        let keys = [5, 6, 7].map(|number| between.key(number, DvolId(1)).map(|key| key.0[0]));
+        assert_eq!(keys, [Some(3), Some(4), None]);
+        assert_eq!(between.is_settled_on(DvolId(1), 5), Some((1, 2)));
+        assert_eq!(between.is_settled_on(DvolId(1), 6), None);
+        between.forget_settled(DvolId(1), 5);
+        assert!(between.key(5, DvolId(1)).is_none());
+    }
+
+    #[test]
+    fn what_is_known_of_a_copy_is_told_once() {
+        let between = Between::default();
+        let node = Some(SocketAddr::new([10, 0, 0, 1].into(), 9));
+        assert!(between.put_fork(DvolId(1), node, ForkState::Unknown));
+        assert!(!between.put_fork(DvolId(1), node, ForkState::Unknown));
+        assert!(between.put_fork(DvolId(1), node, ForkState::There));
+        assert!(!between.is_fork(DvolId(1)), "the other one is");
+        assert!(between.put_fork(DvolId(2), None, ForkState::Here));
+        assert!(between.is_fork(DvolId(2)));
+        between.drop_fork(DvolId(2));
+        assert_eq!(
+            (between.is_fork(DvolId(2)), between.fork_of(DvolId(2))),
+            (false, None)
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use flagstone_fs::ATTRIBUTE_KIND_MOVES;
 use flagstone_types::checksum::crc32c;
-use flagstone_types::{DeviceId, DvolId};
+use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::proof::{KEY_BYTES, Key};
 
 use crate::node::real::records::{Kept, RECORD_BYTES};
@@ -22,6 +22,7 @@ const NAME_BYTES_AT: usize = 6;
 const VOLUME_AT: usize = 8;
 const DEVICE_AT: usize = 24;
 const NUMBER_AT: usize = 40;
+const EPOCH_AT: usize = 44;
 const TIME_AT: usize = 48;
 const CRC_AT: usize = 60;
 const KEY_AT: usize = 64;
@@ -42,9 +43,32 @@ pub(in crate::node::real) enum Kind {
     Gone,
     /// It has, and there it is known that nobody will ask any more.
     Confirmed,
+    /// It goes on here by somebody's word, whatever the other node has of it.
+    Forced,
+    /// It has come here, and may be deleted or moved on by somebody's word, though its origin has not confirmed.
+    Settled,
 }
 
-const KINDS: [Kind; 4] = [Kind::Arrived, Kind::Leaving, Kind::Gone, Kind::Confirmed];
+const KINDS: [Kind; 6] = [
+    Kind::Arrived,
+    Kind::Leaving,
+    Kind::Gone,
+    Kind::Confirmed,
+    Kind::Forced,
+    Kind::Settled,
+];
+
+impl Kind {
+    /// Whether it is of a volume that has come here.
+    pub(super) fn has_come(self) -> bool {
+        matches!(self, Kind::Arrived | Kind::Settled)
+    }
+
+    /// Whether it says that the volume is there, and not here.
+    pub(super) fn is_gone(self) -> bool {
+        matches!(self, Kind::Gone | Kind::Confirmed)
+    }
+}
 
 /// What is written down of a move.
 #[derive(Clone, Debug)]
@@ -56,6 +80,8 @@ pub(in crate::node::real) struct MoveRecord {
     /// The arrival.
     pub(super) number: u32,
     pub(super) key: Key,
+    /// The epoch in which a volume goes on by somebody's word; otherwise 0.
+    pub(super) epoch: Epoch,
     /// When this was written, in nanoseconds since 1970.
     pub(super) at_ns: u64,
     /// The core that it goes to. That of a volume which has come is not written down.
@@ -69,23 +95,50 @@ impl MoveRecord {
     pub(super) fn route_of(volume: DvolId) -> MoveKey {
         MoveKey {
             volume,
-            comes: false,
+            way: Way::Goes,
+        }
+    }
+
+    /// What the arrival of a volume goes by that is not confirmed.
+    pub(super) fn arrival_of(volume: DvolId) -> MoveKey {
+        MoveKey {
+            volume,
+            way: Way::Comes,
+        }
+    }
+
+    /// What an arrival goes by that somebody has settled.
+    pub(super) fn settled_of(volume: DvolId, number: u32) -> MoveKey {
+        MoveKey {
+            volume,
+            way: Way::Came(number),
         }
     }
 }
 
-/// What a record goes by: a volume that came back has two.
+/// What a record goes by: a volume that came back has two, and one for each arrival that somebody has settled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::node::real) struct MoveKey {
-    pub(super) volume: DvolId,
-    /// It comes; otherwise it goes.
-    pub(super) comes: bool,
+    volume: DvolId,
+    way: Way,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Way {
+    Comes,
+    Goes,
+    /// By this arrival, which is over.
+    Came(u32),
 }
 
 impl fmt::Display for MoveKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let way = if self.comes { "arrival" } else { "route" };
-        write!(f, "the {way} of volume {}", self.volume)
+        let volume = self.volume;
+        match self.way {
+            Way::Comes => write!(f, "the arrival of volume {volume}"),
+            Way::Goes => write!(f, "the route of volume {volume}"),
+            Way::Came(number) => write!(f, "the settled arrival {number} of volume {volume}"),
+        }
     }
 }
 
@@ -123,9 +176,10 @@ impl Kept for MoveRecord {
     type Bad = BadMove;
 
     fn key(&self) -> MoveKey {
-        MoveKey {
-            volume: self.volume,
-            comes: self.kind == Kind::Arrived,
+        match self.kind {
+            Kind::Arrived => MoveRecord::arrival_of(self.volume),
+            Kind::Settled => MoveRecord::settled_of(self.volume, self.number),
+            _ => MoveRecord::route_of(self.volume),
         }
     }
 
@@ -140,6 +194,7 @@ impl Kept for MoveRecord {
         put(&mut out, VOLUME_AT, &self.volume.0.to_le_bytes());
         put(&mut out, DEVICE_AT, &self.device.0.to_le_bytes());
         put(&mut out, NUMBER_AT, &self.number.to_le_bytes());
+        put(&mut out, EPOCH_AT, &self.epoch.0.to_le_bytes());
         put(&mut out, TIME_AT, &self.at_ns.to_le_bytes());
         put(&mut out, KEY_AT, &self.key.0);
         if let Some(address) = self.address {
@@ -197,8 +252,12 @@ fn read(block: &[u8; RECORD_BYTES]) -> Option<MoveRecord> {
         6 => Some(IpAddr::V6(Ipv6Addr::from(array::<16>(block, ADDRESS_AT)))),
         _ => return None,
     };
-    // Whoever goes goes somewhere.
-    if ip.is_some() == (kind == Kind::Arrived) {
+    let epoch = Epoch(u32::from_le_bytes(array(block, EPOCH_AT)));
+    // Whoever goes goes somewhere, and whoever goes on does so in an epoch.
+    if ip.is_some() == kind.has_come() || (epoch == Epoch(0)) == (kind == Kind::Forced) {
+        return None;
+    }
+    if epoch > Epoch::MAX {
         return None;
     }
     Some(MoveRecord {
@@ -207,6 +266,7 @@ fn read(block: &[u8; RECORD_BYTES]) -> Option<MoveRecord> {
         device: DeviceId(u128::from_le_bytes(array(block, DEVICE_AT))),
         number: u32::from_le_bytes(array(block, NUMBER_AT)),
         key: Key(array::<KEY_BYTES>(block, KEY_AT)),
+        epoch,
         at_ns: u64::from_le_bytes(array(block, TIME_AT)),
         address: ip.map(|ip| SocketAddr::new(ip, port)),
         name: String::from_utf8(name.to_vec()).ok()?,
@@ -228,13 +288,14 @@ mod tests {
     use super::*;
 
     pub(in super::super) fn record(kind: Kind) -> MoveRecord {
-        let goes = kind != Kind::Arrived;
+        let goes = !kind.has_come();
         MoveRecord {
             kind,
             volume: DvolId(0x0102 << 64 | 3),
             device: DeviceId(4),
             number: 0x0506,
             key: Key([7; 32]),
+            epoch: Epoch(if kind == Kind::Forced { 0x0008_0009 } else { 0 }),
             at_ns: 8,
             address: goes.then(|| SocketAddr::new([9, 10, 11, 12].into(), 0x0d0e)),
             name: if goes { "db".to_owned() } else { String::new() },
@@ -254,6 +315,24 @@ mod tests {
         let crc = crc32c(&expected).to_le_bytes();
         expected[60..64].copy_from_slice(&crc);
         assert_eq!(block, expected);
+        let block = record(Kind::Forced).encode();
+        expected[5] = 5;
+        (expected[44], expected[46]) = (9, 8);
+        expected[60..64].fill(0);
+        let crc = crc32c(&expected).to_le_bytes();
+        expected[60..64].copy_from_slice(&crc);
+        assert_eq!(block, expected);
+    }
+
+    #[test]
+    fn a_volume_has_one_route_one_arrival_and_one_of_each_that_was_settled() {
+        let keys = KINDS.map(|kind| record(kind).key());
+        assert_eq!(keys[1..5], [keys[1]; 4], "one route");
+        assert_ne!(keys[0], keys[1]);
+        let mut later = record(Kind::Settled);
+        later.number += 1;
+        assert!(![keys[0], keys[1], keys[5]].contains(&later.key()));
+        assert_ne!(keys[0], keys[5]);
     }
 
     #[test]
@@ -282,9 +361,18 @@ mod tests {
         assert_eq!(MoveRecord::decode(&[0; 100]).err(), Some(BadMove::NoRecord));
         let mut nowhere = record(Kind::Gone);
         nowhere.address = None;
-        assert_eq!(
-            MoveRecord::decode(&nowhere.encode()).err(),
-            Some(BadMove::Damaged)
-        );
+        let mut in_no_epoch = record(Kind::Forced);
+        in_no_epoch.epoch = Epoch(0);
+        let mut in_an_epoch = record(Kind::Gone);
+        in_an_epoch.epoch = Epoch(7);
+        let mut beyond = record(Kind::Forced);
+        beyond.epoch = Epoch(Epoch::MAX.0 + 1);
+        for bad in [nowhere, in_no_epoch, in_an_epoch, beyond] {
+            assert_eq!(
+                MoveRecord::decode(&bad.encode()).err(),
+                Some(BadMove::Damaged),
+                "{bad:?}"
+            );
+        }
     }
 }

@@ -410,12 +410,13 @@ impl NativeVolume for RealVolume {
         Ok(found.into_iter().map(run).collect())
     }
 
-    async fn set_epoch(&self, _: &Terms, epoch: Option<Epoch>) -> Result<Epoch, NativeError> {
+    async fn set_epoch(&self, terms: &Terms, epoch: Option<Epoch>) -> Result<Epoch, NativeError> {
         if self.handle.layer.is_some() {
             return Err(NativeError::ReadOnly);
         }
         // Whoever moves it looks at the epoch once, behind this.
-        let _entered = self.notes.gate.enter().await.map_err(|_| self.went())?;
+        let entered = self.in_time(self.notes.gate.enter(), terms).await?;
+        let _entered = entered.map_err(|_| self.went())?;
         let stored = || self.engine.epoch_of(self.handle);
         let store = |epoch| self.engine.set_epoch(self.handle, epoch);
         let raised = self.notes.epochs.raise(epoch, stored, store).await;

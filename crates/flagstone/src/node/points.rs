@@ -1,0 +1,96 @@
+//! What tests of moves between nodes do to a node: points at which it comes to a stop, and limits that can be reached.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A step of a volume's way to another node that was just made, on the side that makes it. In the order in which they come.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum MovePoint {
+    /// There, the volume was announced.
+    Begun,
+    /// Some of its bytes have come there, and are not answered.
+    Taken,
+    /// Here, some of it was read to be copied.
+    Copied,
+    /// It is written down here where it goes.
+    RouteKept,
+    /// Its changes are held, and it is marked as leaving.
+    Held,
+    /// Its reads are held, and the other node is asked to make it its own.
+    Finishing,
+    /// There, its tokens are written down, and not that it has come.
+    TokensKept,
+    /// There, it is written down that it has come, once it isn't marked any more.
+    ArrivalKept,
+    /// It has come there, which isn't answered.
+    Arrived,
+    /// It is known here that it has come there, and not written down.
+    Heard,
+    /// It is written down here that it is there, and nobody was told.
+    GoneKept,
+    /// What it was here is deleted.
+    Deleted,
+    /// There, it was heard that nobody will ask any more, which isn't written down.
+    Confirming,
+    /// It is, and isn't answered.
+    Confirmed,
+    /// It is known here that the other node knows, and not written down.
+    ConfirmHeard,
+    /// It is written down that it stays by somebody's word, and nothing else was done.
+    ForcedKept,
+    /// There, it is written down that it may be deleted by somebody's word; and still that it waits to be confirmed.
+    SettledKept,
+}
+
+/// Who is asked at each point whether this goes on.
+type Asked = dyn Fn(MovePoint) -> bool + Send + Sync;
+
+/// For tests of moves to other nodes: where they come to a stop, and limits that can be reached. A node that isn't tested has none of it.
+#[derive(Clone, Default)]
+pub struct MoveHooks {
+    goes_on: Option<Arc<Asked>>,
+    /// How long an arrival stays that nobody asks for, in nanoseconds.
+    pub silence_ns: Option<u64>,
+    /// For how many volumes of a journal that went clients are sent on.
+    pub routes_max: Option<usize>,
+}
+
+impl MoveHooks {
+    /// Asks this at each point, on the core that is there. What is at a point for which it says `false` never goes on.
+    pub fn at_points(goes_on: impl Fn(MovePoint) -> bool + Send + Sync + 'static) -> MoveHooks {
+        MoveHooks {
+            goes_on: Some(Arc::new(goes_on)),
+            ..MoveHooks::default()
+        }
+    }
+
+    /// Whether what is there goes on.
+    pub fn goes_on(&self, point: MovePoint) -> bool {
+        self.goes_on.as_ref().is_none_or(|goes_on| goes_on(point))
+    }
+}
+
+impl fmt::Debug for MoveHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MoveHooks")
+            .field("stops", &self.goes_on.is_some())
+            .field("silence_ns", &self.silence_ns)
+            .field("routes_max", &self.routes_max)
+            .finish()
+    }
+}
+
+/// The same if they ask the same.
+impl PartialEq for MoveHooks {
+    fn eq(&self, other: &MoveHooks) -> bool {
+        let asks_the_same = match (&self.goes_on, &other.goes_on) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        };
+        let limits = |hooks: &MoveHooks| (hooks.silence_ns, hooks.routes_max);
+        asks_the_same && limits(self) == limits(other)
+    }
+}
+
+impl Eq for MoveHooks {}
