@@ -766,6 +766,15 @@ impl<P: Platform> Turn<P> {
         }
     }
 
+    /// So many reads, of so many blocks together, turned out to be needed besides what is charged already.
+    pub fn used_reads_too(&mut self, operations: u64, blocks: u64) {
+        if let Some(held) = &mut self.0 {
+            let state = held.seat.inner.state.borrow();
+            let more_ns = state.prices().of_reads(operations, blocks);
+            held.cost_ns = held.cost_ns.saturating_add(more_ns);
+        }
+    }
+
     /// It turned out to be this that the device was asked for, be it more or less. `None`: nothing.
     pub fn used(&mut self, want: Option<Want>) {
         if let Some(held) = &mut self.0 {

@@ -7,6 +7,7 @@ mod control;
 mod damage;
 mod dashboards;
 mod errors;
+mod file_slos;
 mod filesystems;
 mod hostile;
 mod lineage;
