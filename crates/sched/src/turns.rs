@@ -321,7 +321,7 @@ impl<P: Platform> Inner<P> {
                 Decision::Start(start) => {
                     let given_back = state.grant(start.request, start.ask, start.waited_ns);
                     if let Some((key, ask)) = given_back {
-                        state.scheduler.complete(key, &ask, 0);
+                        state.scheduler.give_back(key, &ask);
                     }
                 }
                 Decision::WaitUntil(at_ns) => {
@@ -722,7 +722,7 @@ impl<P: Platform> Drop for Waiting<'_, P> {
                 state.leave(self.at);
                 let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
                 if let Some(key) = key {
-                    state.scheduler.complete(key, &ask, 0);
+                    state.scheduler.give_back(key, &ask);
                 }
                 inner.pump(&mut state);
             }
