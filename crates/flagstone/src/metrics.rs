@@ -40,7 +40,8 @@ pub fn render(snapshot: &MetricsSnapshot, version: &str) -> String {
         |v| &v.volume,
         volume_io,
     );
-    render_turns(&mut text, &snapshot.volumes);
+    let volumes = snapshot.volumes.iter();
+    render_turns(&mut text, "volume", volumes.map(|v| (&v.volume, &v.turns)));
     render_io(
         &mut text,
         "device",
@@ -121,16 +122,19 @@ fn render_io<T>(
     }
 }
 
-/// Of volumes that had to ask for their turns.
-fn render_turns(text: &mut Text, volumes: &[VolumeMetrics]) {
-    let asked = |volume: &&VolumeMetrics| !volume.turns.waited.is_empty();
-    let rows: Vec<&VolumeMetrics> = volumes.iter().filter(asked).collect();
+/// Of those that had to ask for their turns: volumes, or filesystems.
+fn render_turns<'a>(
+    text: &mut Text,
+    owner: &str,
+    all: impl Iterator<Item = (&'a String, &'a TurnMetrics)>,
+) {
+    let rows: Vec<_> = all.filter(|(_, turns)| !turns.waited.is_empty()).collect();
     let seconds = |ns: u64| ns as f64 / 1e9;
-    let family = "flagstone_volume_wait_seconds";
+    let family = format!("flagstone_{owner}_wait_seconds");
     let help = "How long operations waited for their turn at the device.";
-    text.family(family, help, "histogram");
-    for volume in &rows {
-        text.histogram(family, &[("volume", &volume.volume)], &volume.turns.waited);
+    text.family(&family, help, "histogram");
+    for (name, turns) in &rows {
+        text.histogram(&family, &[(owner, name)], &turns.waited);
     }
     type Field = (
         &'static str,
@@ -147,7 +151,7 @@ fn render_turns(text: &mut Text, volumes: &[VolumeMetrics]) {
         ),
         (
             "promised_ratio",
-            "Part of the device's time that the volume is promised.",
+            "Part of the device's time that it is promised.",
             "gauge",
             |turns| turns.promised_ns,
         ),
@@ -159,11 +163,10 @@ fn render_turns(text: &mut Text, volumes: &[VolumeMetrics]) {
         ),
     ];
     for (name, help, kind, field) in FIELDS {
-        let family = format!("flagstone_volume_{name}");
+        let family = format!("flagstone_{owner}_{name}");
         text.family(&family, help, kind);
-        for volume in &rows {
-            let value = seconds(field(&volume.turns));
-            text.value(&family, &[("volume", &volume.volume)], value);
+        for (of, turns) in &rows {
+            text.value(&family, &[(owner, of)], seconds(field(turns)));
         }
     }
 }

@@ -327,6 +327,8 @@ async fn create_demo_files(node: &dyn Node, dir: &Path) -> anyhow::Result<()> {
         promote_bytes: None,
         owner_uid: owner.uid(),
         owner_gid: owner.gid(),
+        slo: Default::default(),
+        oversubscribe: false,
     };
     match node.create_filesystem(spec).await {
         Err(error) if error.kind == NodeErrorKind::AlreadyExists => Ok(()),

@@ -54,6 +54,13 @@ impl<'a> Decoder<'a> {
         Some(*head)
     }
 
+    /// So many bytes.
+    pub(crate) fn take_len(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(head)
+    }
+
     pub(crate) fn u8(&mut self) -> Option<u8> {
         self.take::<1>().map(|[byte]| byte)
     }

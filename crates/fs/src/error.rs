@@ -45,6 +45,9 @@ pub enum FileError {
     ReadOnly,
     /// Too much at once, or others are in the way: the same again, later.
     Later,
+    /// Its turn at the device didn't come while it had patience: nobody was in its way here, so it isn't to be tried again at
+    /// once. Said by the layer that gives turns.
+    NoTurn,
     /// Stored bytes don't match their checksum or their format. Never answered with data.
     Corrupt,
     /// The device failed.
@@ -76,6 +79,7 @@ impl fmt::Display for FileError {
             FileError::Quota => "the filesystem's quota is used up",
             FileError::ReadOnly => "the filesystem is read-only",
             FileError::Later => "others are in the way, try again later",
+            FileError::NoTurn => "its turn at the device did not come in time, try again later",
             FileError::Corrupt => "stored bytes do not match their checksum or format",
             FileError::Device => "the device failed the operation",
             FileError::Stopping => "the node is stopping, or its device is fenced",

@@ -50,6 +50,20 @@ impl<P: Platform> Clone for Filesystem<P> {
     }
 }
 
+impl<P: Platform> Filesystem<P> {
+    /// Whether a change that begins now would wait for something that keeps all changes off: a snapshot that is being taken, a
+    /// check.
+    pub fn holds_changes(&self) -> bool {
+        let gate = &self.inner.gate;
+        gate.free() == 0 || gate.has_waiting()
+    }
+
+    /// Waits until a change that begins would not.
+    pub async fn lets_changes(&self) {
+        drop(self.inner.enter().await);
+    }
+}
+
 /// See the module's page.
 pub(crate) struct Inner<P: Platform> {
     pub(crate) platform: P,

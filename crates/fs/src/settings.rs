@@ -1,5 +1,7 @@
-//! What can be said of a filesystem, when it is made and later: how much it may hold, and which files become
-//! dvols.
+//! What can be said of a filesystem, when it is made and later: how much it may hold, which files become
+//! dvols, and something that only the layer above understands.
+
+use std::fmt;
 
 use flagstone_platform::Platform;
 
@@ -19,6 +21,52 @@ const BATCH: usize = 256;
 /// Directories between one and the topmost, at most, when its path is looked for.
 const DEPTH_MAX: usize = 4096;
 
+/// Most bytes of the layer above: as many as a dvol has for its.
+pub const OPAQUE_MAX_BYTES: usize = 64;
+
+/// Bytes of the layer above, kept with a filesystem's settings: what they mean is not for this one. None unless
+/// something is said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Opaque {
+    len: u8,
+    /// Zeros behind `len`.
+    bytes: [u8; OPAQUE_MAX_BYTES],
+}
+
+impl Opaque {
+    /// These. `None` if they are too many.
+    pub fn of(bytes: &[u8]) -> Option<Opaque> {
+        let mut opaque = Opaque::default();
+        opaque.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        opaque.len = bytes.len() as u8;
+        Some(opaque)
+    }
+
+    /// What they are.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Default for Opaque {
+    fn default() -> Opaque {
+        Opaque {
+            len: 0,
+            bytes: [0; OPAQUE_MAX_BYTES],
+        }
+    }
+}
+
+impl fmt::Debug for Opaque {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:02x?}", self.bytes())
+    }
+}
+
 /// Settings of a filesystem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
@@ -28,6 +76,8 @@ pub struct Settings {
     pub quota_files: u64,
     /// A file that gets larger than this becomes a dvol.
     pub promote_bytes: u64,
+    /// What the layer above keeps here.
+    pub opaque: Opaque,
 }
 
 impl Default for Settings {
@@ -36,6 +86,7 @@ impl Default for Settings {
             quota_bytes: 0,
             quota_files: 0,
             promote_bytes: PROMOTE_BYTES,
+            opaque: Opaque::default(),
         }
     }
 }
@@ -43,11 +94,7 @@ impl Default for Settings {
 impl<P: Platform> Filesystem<P> {
     /// What it is set to.
     pub fn settings(&self) -> Settings {
-        self.inner.with_state(|state| Settings {
-            quota_bytes: state.superblock.quota_bytes,
-            quota_files: state.superblock.quota_files,
-            promote_bytes: state.superblock.promote_bytes,
-        })
+        self.inner.with_state(|state| state.superblock.settings())
     }
 
     /// Sets it to something else. A quota may be below what is used: then nothing new finds room. Files that are
@@ -59,15 +106,9 @@ impl<P: Platform> Filesystem<P> {
         let inner = &self.inner;
         let changed = inner.change_state(async |change, state| {
             let mut superblock = state.superblock.clone();
-            let mut settings = Settings {
-                quota_bytes: superblock.quota_bytes,
-                quota_files: superblock.quota_files,
-                promote_bytes: superblock.promote_bytes,
-            };
+            let mut settings = superblock.settings();
             change_them(&mut settings);
-            superblock.quota_bytes = settings.quota_bytes;
-            superblock.quota_files = settings.quota_files;
-            superblock.promote_bytes = settings.promote_bytes;
+            superblock.set(settings);
             change.put_plain(&inner.keys.superblock(), &superblock.encode())?;
             Ok(settings)
         });

@@ -4,10 +4,13 @@ use flagstone_btree::Counters;
 
 use crate::attributes::Timestamp;
 use crate::codec::{Decoder, Encoder};
+use crate::settings::{Opaque, Settings};
 
 const VERSION: u8 = 1;
 /// Of a superblock that bounds the number of files.
 const VERSION_BOUNDED: u8 = 2;
+/// Of one with something of the layer above, whether or not it bounds the number of files.
+const VERSION_OPAQUE: u8 = 3;
 /// The topmost directory's number.
 pub(crate) const ROOT: u64 = 1;
 /// The longest name of a filesystem or a snapshot, in bytes.
@@ -29,25 +32,61 @@ pub(crate) struct Superblock {
     /// Key of the checksums in handles.
     pub(crate) secret: [u8; 16],
     pub(crate) created: Timestamp,
+    /// What the layer above keeps with it.
+    pub(crate) opaque: Opaque,
     pub(crate) name: Vec<u8>,
 }
 
 impl Superblock {
+    /// What somebody has said of it.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            quota_bytes: self.quota_bytes,
+            quota_files: self.quota_files,
+            promote_bytes: self.promote_bytes,
+            opaque: self.opaque,
+        }
+    }
+
+    /// The same filesystem with other settings.
+    pub(crate) fn set(&mut self, settings: Settings) {
+        let Settings {
+            quota_bytes,
+            quota_files,
+            promote_bytes,
+            opaque,
+        } = settings;
+        self.quota_bytes = quota_bytes;
+        self.quota_files = quota_files;
+        self.promote_bytes = promote_bytes;
+        self.opaque = opaque;
+    }
+
+    fn version(&self) -> u8 {
+        match (self.opaque.is_empty(), self.quota_files) {
+            (false, _) => VERSION_OPAQUE,
+            (true, 0) => VERSION,
+            (true, _) => VERSION_BOUNDED,
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Encoder::default();
-        out.u8(match self.quota_files {
-            0 => VERSION,
-            _ => VERSION_BOUNDED,
-        });
+        let (mut out, version) = (Encoder::default(), self.version());
+        out.u8(version);
         out.u32(self.live);
         out.u64(self.next_number);
         out.u64(self.quota_bytes);
-        if self.quota_files > 0 {
+        if version > VERSION {
             out.u64(self.quota_files);
         }
         out.u64(self.promote_bytes);
         out.0.extend(self.secret);
         out.time(self.created);
+        if version == VERSION_OPAQUE {
+            let opaque = self.opaque.bytes();
+            out.u8(opaque.len() as u8);
+            out.0.extend(opaque);
+        }
         out.0.extend(&self.name);
         out.0
     }
@@ -55,7 +94,7 @@ impl Superblock {
     pub(crate) fn decode(value: &[u8]) -> Option<Superblock> {
         let mut value = Decoder(value);
         let version = value.u8()?;
-        if !(VERSION..=VERSION_BOUNDED).contains(&version) {
+        if !(VERSION..=VERSION_OPAQUE).contains(&version) {
             return None;
         }
         let superblock = Superblock {
@@ -69,9 +108,16 @@ impl Superblock {
             promote_bytes: value.u64()?,
             secret: value.take()?,
             created: value.time()?,
+            opaque: match version {
+                VERSION_OPAQUE => {
+                    let len = value.u8()?;
+                    Opaque::of(value.take_len(len.into())?)?
+                }
+                _ => Opaque::default(),
+            },
             name: value.rest().to_vec(),
         };
-        let fits = (superblock.quota_files > 0) == (version == VERSION_BOUNDED)
+        let fits = superblock.version() == version
             && superblock.live > 0
             && superblock.live < u32::MAX
             && superblock.next_number > ROOT
@@ -150,10 +196,14 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::OPAQUE_MAX_BYTES;
 
-    /// A filesystem without a quota of files is as it was before there was one.
+    /// A filesystem for which nothing newer was said is as it was before that could be said.
     #[test]
-    fn only_what_bounds_files_has_the_later_version() {
+    fn only_what_needs_it_has_a_later_version() {
+        let none = Opaque::default();
+        let some = Opaque::of(&[9, 0, 7]).expect("fits");
+        let most = Opaque::of(&[255; OPAQUE_MAX_BYTES]).expect("fits");
         let mut superblock = Superblock {
             live: 3,
             next_number: 9,
@@ -162,20 +212,57 @@ mod tests {
             promote_bytes: 5,
             secret: [1; 16],
             created: Timestamp::from_ns(6),
+            opaque: none,
             name: b"files".to_vec(),
         };
-        for (quota_files, version) in [(0, 1), (8, 2)] {
-            superblock.quota_files = quota_files;
+        for (quota_files, opaque, version, len) in [
+            (0, none, 1, 62),
+            (8, none, 2, 70),
+            (0, some, 3, 74),
+            (8, most, 3, 71 + OPAQUE_MAX_BYTES),
+        ] {
+            (superblock.quota_files, superblock.opaque) = (quota_files, opaque);
             let bytes = superblock.encode();
-            assert_eq!(bytes[0], version);
+            assert_eq!((bytes[0], bytes.len()), (version, len));
             assert_eq!(Superblock::decode(&bytes), Some(superblock.clone()));
         }
-        let mut bytes = superblock.encode();
+        superblock.opaque = none;
+        let bounded = superblock.encode();
+        let mut bytes = bounded.clone();
         bytes[21..29].fill(0);
         assert_eq!(
             Superblock::decode(&bytes),
             None,
             "no quota, and its version"
         );
+        superblock.opaque = some;
+        let mut bytes = superblock.encode();
+        // As a name, which is what is behind it.
+        bytes.extend([b'a'; 100]);
+        assert!(Superblock::decode(&bytes).is_some());
+        for (len, what) in [
+            (0, "nothing of the layer above, and its version"),
+            (OPAQUE_MAX_BYTES as u8 + 1, "too much of it"),
+            (200, "more than there is"),
+        ] {
+            bytes[65] = len;
+            assert_eq!(Superblock::decode(&bytes), None, "{what}");
+        }
+    }
+
+    /// What was written before there was anything of the layer above.
+    #[test]
+    fn superblocks_of_before_are_read() {
+        let mut bytes = vec![2, 3, 0, 0, 0];
+        for number in [9, 7, 8, 5] {
+            bytes.extend(u64::to_le_bytes(number));
+        }
+        bytes.extend([1; 16]);
+        bytes.extend([6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(b"files");
+        let read = Superblock::decode(&bytes).expect("is one");
+        assert_eq!(read.settings().opaque, Opaque::default());
+        assert_eq!((read.quota_files, &read.name[..]), (8, &b"files"[..]));
+        assert_eq!(read.encode(), bytes);
     }
 }

@@ -217,14 +217,21 @@ impl<P: Platform> Filesystems<P> {
         let mut secret = [0; 16];
         secret[..8].copy_from_slice(&platform.random_u64().to_le_bytes());
         secret[8..].copy_from_slice(&platform.random_u64().to_le_bytes());
+        let Settings {
+            quota_bytes,
+            quota_files,
+            promote_bytes,
+            opaque,
+        } = settings;
         let superblock = Superblock {
             live: 1,
             next_number: ROOT + 1,
-            quota_bytes: settings.quota_bytes,
-            quota_files: settings.quota_files,
-            promote_bytes: settings.promote_bytes,
+            quota_bytes,
+            quota_files,
+            promote_bytes,
             secret,
             created: now,
+            opaque,
             name: name.as_bytes().to_vec(),
         };
         let root = Inode {
@@ -321,6 +328,11 @@ impl<P: Platform> Filesystems<P> {
     /// What the page store below all of them has done.
     pub fn store_counters(&self) -> StoreCounters {
         self.inner.tree.store().counters()
+    }
+
+    /// One of those that are open.
+    pub fn opened_by(&self, id: FilesystemId) -> Option<Filesystem<P>> {
+        self.find_open(id)
     }
 
     /// Those that are open.

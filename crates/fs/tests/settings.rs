@@ -3,7 +3,7 @@
 use crate::conformance;
 use crate::support;
 
-use flagstone_fs::{Caller, FileError, Files, Settings};
+use flagstone_fs::{Caller, FileError, Files, Opaque, Settings};
 use flagstone_sim::World;
 
 use conformance::Client;
@@ -57,6 +57,7 @@ fn settings_are_kept() {
             quota_bytes: 4 << 20,
             quota_files: 5,
             promote_bytes: 8 << 10,
+            opaque: Opaque::of(b"of the layer above").expect("fits"),
         };
         let set = fs.change_settings(|them| *them = settings).await;
         assert_eq!(set, Ok(settings));

@@ -216,6 +216,68 @@ fn a_filesystem_that_says_later_is_tried_by_few_at_a_time() {
     });
 }
 
+/// A turn that doesn't come is nobody's being in the way: the client is told as soon as it is known, and the filesystem gets no window
+/// that would hold up those whose turns come.
+#[test]
+fn who_gets_no_turn_is_told_at_once_and_holds_nobody_up() {
+    const CALLS: u32 = 200;
+    run(37, |scene| async move {
+        let client = scene.connect();
+        let root = client.mount("/data").await;
+        let clock = scene.world.clone();
+        let pause = move || -> nfs_server::holding::Pause {
+            let clock = clock.clone();
+            Box::pin(async move { clock.sleep_ns(50_000_000).await })
+        };
+        *scene.files.control.pause.borrow_mut() = Some(Box::new(pause));
+        scene.files.fail("make", FileError::NoTurn, CALLS);
+        let before = scene.files.begun("make");
+        // The second half comes when the first has been answered, and would find a window.
+        for expected in [JUKEBOX, 0] {
+            let begin = scene.world.now();
+            let mut asked = BTreeSet::new();
+            for number in 0..CALLS {
+                let name = format!("new-{number}");
+                let args = Args::new()
+                    .place(&root, name.as_bytes())
+                    .set(&Set::default());
+                asked.insert(client.send((NFS, 3, 9), &args).await);
+            }
+            while !asked.is_empty() {
+                let (xid, reply) = client.receive().await.expect("an answer");
+                let Reply::Done(mut body) = reply else {
+                    panic!("{reply:?}")
+                };
+                assert_eq!(body.u32(), expected);
+                assert!(asked.remove(&xid));
+            }
+            // Each once, all at the same time; of those that fail the attributes are asked for, too.
+            let took = scene.world.now().since(begin);
+            assert!(took < 150_000_000, "{took}");
+        }
+        assert_eq!(scene.files.begun("make") - before, 2 * CALLS);
+        assert_eq!(scene.server.service().counters().retried, 0);
+    });
+}
+
+/// What the first try takes, such as its wait for a turn, is not taken off the time for which others are tried again.
+#[test]
+fn a_slow_first_try_is_tried_again() {
+    run(38, |scene| async move {
+        let client = scene.connect();
+        let root = client.mount("/data").await;
+        let clock = scene.world.clone();
+        let pause = move || -> nfs_server::holding::Pause {
+            let clock = clock.clone();
+            Box::pin(async move { clock.sleep_ns(3_000_000_000).await })
+        };
+        *scene.files.control.pause.borrow_mut() = Some(Box::new(pause));
+        scene.files.fail("make", FileError::Later, 1);
+        client.make_directory(&root, "new").await;
+        assert_eq!(scene.server.service().counters().retried, 1);
+    });
+}
+
 /// A mount that is in the way is tried again as well. MOUNT has no word for later.
 #[test]
 fn mounting_is_tried_again() {

@@ -503,6 +503,7 @@ fn errors_are_passed_on() {
             (FileError::Corrupt, IO),
             (FileError::Device, IO),
             (FileError::Stopping, JUKEBOX),
+            (FileError::NoTurn, JUKEBOX),
             (FileError::NoSpace, NOSPC),
         ] {
             scene.files.fail("make", error, 1);
@@ -512,7 +513,7 @@ fn errors_are_passed_on() {
             assert_eq!(body.wcc(), (None, Some(client.getattr(&root).await)));
         }
         let failed = &scene.server.service().counters().procedures[9].failed;
-        assert_eq!(failed.values().sum::<u64>(), 4);
+        assert_eq!(failed.values().sum::<u64>(), 5);
         assert_eq!(failed.len(), 3);
     });
 }

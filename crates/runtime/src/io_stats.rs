@@ -59,6 +59,12 @@ impl IoStats {
         self.0.borrow().flush.operations
     }
 
+    /// Reads that have ended, and bytes of those which succeeded. As cheap. Each is counted while whoever asked for it is being polled.
+    pub fn reads(&self) -> (u64, u64) {
+        let stats = self.0.borrow();
+        (stats.read.operations, stats.read.bytes)
+    }
+
     /// A copy.
     pub fn snapshot(&self) -> DeviceIoStats {
         self.0.borrow().clone()

@@ -455,6 +455,15 @@ impl<R> Scheduler<R> {
         }
     }
 
+    /// A request that began is not made after all. No limit counts it: those who gave up would hold up those who wait.
+    pub fn give_back(&mut self, key: VolumeKey, ask: &Ask) {
+        let limits = self.volume(key).and_then(|volume| volume.limits.as_mut());
+        if let Some(limits) = limits {
+            limits.give_back(ask.kind, ask.operations, ask.bytes);
+        }
+        self.complete(key, ask, 0);
+    }
+
     /// Requests that wait, of all volumes.
     pub fn waiting(&self) -> u64 {
         self.waiting

@@ -321,7 +321,7 @@ impl<P: Platform> Inner<P> {
                 Decision::Start(start) => {
                     let given_back = state.grant(start.request, start.ask, start.waited_ns);
                     if let Some((key, ask)) = given_back {
-                        state.scheduler.complete(key, &ask, 0);
+                        state.scheduler.give_back(key, &ask);
                     }
                 }
                 Decision::WaitUntil(at_ns) => {
@@ -722,7 +722,7 @@ impl<P: Platform> Drop for Waiting<'_, P> {
                 state.leave(self.at);
                 let key = state.seats[self.seat.at as usize].as_ref().map(|s| s.key);
                 if let Some(key) = key {
-                    state.scheduler.complete(key, &ask, 0);
+                    state.scheduler.give_back(key, &ask);
                 }
                 inner.pump(&mut state);
             }
@@ -763,6 +763,15 @@ impl<P: Platform> Turn<P> {
         if let Some(held) = &mut self.0 {
             let state = held.seat.inner.state.borrow();
             held.cost_ns = state.prices().of_reads(operations, blocks);
+        }
+    }
+
+    /// So many reads, of so many blocks together, turned out to be needed besides what is charged already.
+    pub fn used_reads_too(&mut self, operations: u64, blocks: u64) {
+        if let Some(held) = &mut self.0 {
+            let state = held.seat.inner.state.borrow();
+            let more_ns = state.prices().of_reads(operations, blocks);
+            held.cost_ns = held.cost_ns.saturating_add(more_ns);
         }
     }
 

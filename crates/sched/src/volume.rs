@@ -73,16 +73,29 @@ impl LimitBuckets {
     }
 
     fn take(&mut self, kind: Kind, operations: u64, bytes: u64) {
-        let ops = match kind {
-            Kind::Read => &mut self.reads,
-            Kind::Write => &mut self.writes,
-            Kind::Flush => &mut None,
-        };
-        if let Some(bucket) = ops {
+        if let Some(bucket) = self.operations_of(kind) {
             bucket.take(operations);
         }
         if let Some(bucket) = &mut self.bytes {
             bucket.take(bytes);
+        }
+    }
+
+    /// Takes it back.
+    pub(crate) fn give_back(&mut self, kind: Kind, operations: u64, bytes: u64) {
+        if let Some(bucket) = self.operations_of(kind) {
+            bucket.give_back(operations);
+        }
+        if let Some(bucket) = &mut self.bytes {
+            bucket.give_back(bytes);
+        }
+    }
+
+    fn operations_of(&mut self, kind: Kind) -> Option<&mut Bucket> {
+        match kind {
+            Kind::Read => self.reads.as_mut(),
+            Kind::Write => self.writes.as_mut(),
+            Kind::Flush => None,
         }
     }
 }

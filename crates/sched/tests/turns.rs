@@ -240,6 +240,35 @@ fn who_gives_up_gives_back() {
     }
 }
 
+/// A limit holds many, and nearly all of them give up: whoever comes then waits for none of these.
+#[test]
+fn who_gives_up_uses_up_no_limit() {
+    let world = World::new(7);
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
+    let turns = turns(&world, 0, &device);
+    let limits = Limits {
+        reads: Some(10),
+        ..Limits::default()
+    };
+    let tenant = turns.tenant(Slo::Share(1), limits);
+    for _ in 0..200 {
+        let (tenant, platform) = (tenant.clone(), world.platform(0));
+        world.spawn(0, async move {
+            let turn = Box::pin(tenant.turn(Want::read(0, 4096)));
+            drop(first(turn, Box::pin(platform.sleep_ns(SECOND_NS))).await);
+        });
+    }
+    let clock = world.platform(0);
+    let waited_ns = world.block_on(0, async move {
+        clock.sleep_ns(SECOND_NS + MS).await;
+        let before = clock.now();
+        drop(tenant.turn(Want::read(0, 4096)).await);
+        clock.now().since(before)
+    });
+    assert!(waited_ns < 200 * MS, "{waited_ns}");
+    assert_eq!(turns.load(), (0, 0));
+}
+
 /// What `wanted` gives, or nothing if `patience` ends before.
 async fn first<T>(
     mut wanted: std::pin::Pin<Box<impl Future<Output = T>>>,

@@ -107,7 +107,7 @@ pub(super) async fn show(
     Ok(Json(info))
 }
 
-/// Changes a filesystem's quotas, and which of its files are kept as volumes' data is.
+/// Changes a filesystem's quotas, which of its files are kept as volumes' data is, and its SLO.
 #[utoipa::path(patch, path = "/v1/filesystems/{name}", tag = "filesystems",
     operation_id = "change_filesystem",
     params(("name" = String, Path, description = "The filesystem")),

@@ -15,6 +15,7 @@ mod progress;
 mod schedule;
 mod series;
 mod serve;
+mod slo;
 mod snapshot;
 mod streams;
 mod target;

@@ -44,6 +44,8 @@ fn promised_lines_are_read() {
         "flagstone volume create v --size 1G --share 3 --limit reads=5,bytes=1M",
         "flagstone volume slo v --floor reads=500,writes=100 --oversubscribe",
         "flagstone volume slo v --share 2 --limit none",
+        "flagstone fs create f --floor reads=500 --limit bytes=1M --oversubscribe",
+        "flagstone fs set f --share 2 --limit none",
         "flagstone volume create v --size 1G --token-to v.token",
         "flagstone volume token create v --kind reader --ends-in 12h --label backup --to b.token",
         "flagstone volume token create v --kind owner -o json",

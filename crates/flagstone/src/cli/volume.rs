@@ -8,6 +8,7 @@ use flagstone_gateway::nfs3::Network;
 
 use super::moves::{self, MoveArgs};
 use super::schedule::{self, ScheduleArgs};
+use super::slo::SloArgs;
 use super::target::TargetArgs;
 use super::token::{self, TokenArgs, TokenFile};
 use super::{OutputArgs, SnapshotArg, listing};
@@ -17,10 +18,7 @@ use crate::api::requests::{
 };
 use crate::client::Client;
 use crate::name::{SourceRef, parse_name};
-use crate::node::{
-    CreatedVolume, Rates, Reservation, Slo, SloLimit, SloPromise, VolumeInfo, VolumePage,
-    VolumeSpec,
-};
+use crate::node::{CreatedVolume, Reservation, Slo, VolumeInfo, VolumePage, VolumeSpec};
 use crate::output::{Output, utc};
 use crate::size::{Size, counted, rounded};
 
@@ -184,42 +182,6 @@ Examples:
         #[arg(value_name = "SPACE", value_parser = parse_reservation)]
         reserve: Reservation,
     },
-}
-
-/// A service level objective, or parts of one.
-#[derive(Args, Debug)]
-struct SloArgs {
-    /// What it gets of what floors leave, in proportion to other volumes' shares [default: 1]
-    #[arg(long, value_name = "PARTS", conflicts_with = "floor", value_parser = clap::value_parser!(u32).range(1..))]
-    share: Option<u32>,
-    /// So many reads and writes of 4 KiB a second, whatever others do: 'reads=5000,writes=1000'
-    #[arg(long, value_name = "RATES")]
-    floor: Option<Rates>,
-    /// What it may not exceed, a second: 'reads=2000,writes=500,bytes=100M', or none
-    #[arg(long, value_name = "RATES")]
-    limit: Option<SloLimit>,
-    /// Do it although the device can't keep all its floors when they are claimed at once
-    #[arg(long)]
-    oversubscribe: bool,
-}
-
-impl SloArgs {
-    /// `before`, with what was given.
-    fn over(&self, before: Slo) -> Slo {
-        let promise = match (self.floor, self.share) {
-            (Some(rates), _) => SloPromise::Floor(rates),
-            (None, Some(parts)) => SloPromise::Share(parts),
-            (None, None) => before.promise,
-        };
-        Slo {
-            promise,
-            limit: self.limit.unwrap_or(before.limit),
-        }
-    }
-
-    fn says_nothing(&self) -> bool {
-        self.share.is_none() && self.floor.is_none() && self.limit.is_none()
-    }
 }
 
 fn parse_reservation(text: &str) -> Result<Reservation, String> {

@@ -1,6 +1,6 @@
 //! Filesystems and calls of NFS. A node that has none shows nothing of either.
 
-use super::Text;
+use super::{Text, render_turns};
 use crate::node::{FilesystemMetrics, MetricsSnapshot, NfsCallMetrics};
 
 type Field = (&'static str, &'static str, fn(&FilesystemMetrics) -> u64);
@@ -32,6 +32,8 @@ pub(super) fn render(text: &mut Text, snapshot: &MetricsSnapshot) {
                 text.value(&family, &labels, field(filesystem));
             }
         }
+        let all = snapshot.filesystems.iter();
+        render_turns(text, "filesystem", all.map(|f| (&f.filesystem, &f.turns)));
     }
     if !snapshot.nfs.is_empty() {
         render_calls(text, &snapshot.nfs);
@@ -66,6 +68,7 @@ fn render_calls(text: &mut Text, calls: &[NfsCallMetrics]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::TurnMetrics;
 
     #[test]
     fn what_is_there_is_shown_and_nothing_else() {
@@ -82,10 +85,18 @@ mod tests {
             used_bytes: 8192,
             quota_bytes: 0,
             snapshots: 2,
+            turns: TurnMetrics::default(),
         });
+        assert!(!shown(&snapshot).contains("filesystem_promised_ratio{"));
         let mut latency = flagstone_types::LatencyHistogram::default();
         latency.record(5_000);
         latency.record(5_000);
+        snapshot.filesystems[0].turns = TurnMetrics {
+            waited: latency.clone(),
+            used_ns: 1_500_000_000,
+            short_ns: 500_000_000,
+            promised_ns: 250_000_000,
+        };
         snapshot.nfs.push(NfsCallMetrics {
             procedure: "lookup".to_owned(),
             answered: 1,
@@ -97,6 +108,10 @@ mod tests {
             "flagstone_filesystem_files{filesystem=\"data\"} 7",
             "flagstone_filesystem_used_bytes{filesystem=\"data\"} 8192",
             "flagstone_filesystem_snapshots{filesystem=\"data\"} 2",
+            "flagstone_filesystem_wait_seconds_count{filesystem=\"data\"} 2",
+            "flagstone_filesystem_device_seconds_total{filesystem=\"data\"} 1.5",
+            "flagstone_filesystem_promised_ratio{filesystem=\"data\"} 0.25",
+            "flagstone_filesystem_slo_missed_seconds_total{filesystem=\"data\"} 0.5",
             "flagstone_nfs_calls_total{procedure=\"lookup\"} 2",
             "flagstone_nfs_errors_total{procedure=\"lookup\",error=\"noent\"} 1",
             "flagstone_nfs_call_seconds_count{procedure=\"lookup\"} 2",

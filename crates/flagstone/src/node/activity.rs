@@ -215,12 +215,13 @@ pub struct DeviceActivity {
     pub users: Vec<DeviceUser>,
 }
 
-/// A volume that causes load.
+/// A volume or filesystem that causes load.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceUser {
-    /// Its name.
+    /// Its name; of a filesystem `filesystem NAME`, which no volume can be called.
     pub volume: String,
-    /// Its part of what all volumes of the device did: 1 is all.
+    /// Its part of what all volumes and filesystems of the device did: 1 is all. What filesystems do is not counted where nothing is
+    /// divided.
     pub part: f64,
     /// How much of the device's time it used above what it was promised. Null where nothing is divided.
     pub over: Option<f64>,
@@ -410,31 +411,43 @@ impl<'a> VolumeSpan<'a> {
 /// What happened between two looks at the node.
 pub(super) struct Spans<'a> {
     pub(super) volumes: Vec<VolumeSpan<'a>>,
+    pub(super) filesystems: Vec<VolumeSpan<'a>>,
     /// How long was looked, on each core.
     interval_ns: BTreeMap<u32, u64>,
 }
 
 impl<'a> Spans<'a> {
     pub(super) fn between(before: &Look, after: &'a Look) -> Spans<'a> {
-        let mut known: BTreeMap<DvolId, &VolumeLook> = BTreeMap::new();
+        type Known<'a> = BTreeMap<DvolId, &'a VolumeLook>;
+        let (mut known, mut known_files) = (Known::new(), Known::new());
         for core in &before.cores {
             known.extend(core.volumes.iter().map(|volume| (volume.id, volume)));
+            known_files.extend(core.filesystems.iter().map(|files| (files.id, files)));
         }
-        let mut volumes = Vec::new();
+        let (mut volumes, mut filesystems) = (Vec::new(), Vec::new());
         let mut intervals = BTreeMap::new();
         for core in &after.cores {
             let interval_ns = core.at_ns.saturating_sub(at_ns(before, core.core)).max(1);
             intervals.insert(core.core, interval_ns);
-            let span = |now: &'a VolumeLook| {
+            let span = |known: &Known<'_>, now: &'a VolumeLook| {
                 let before = known.get(&now.id).copied();
                 VolumeSpan::between(before, now, core.core, interval_ns)
             };
-            volumes.extend(core.volumes.iter().map(span));
+            volumes.extend(core.volumes.iter().map(|now| span(&known, now)));
+            let found = core.filesystems.iter();
+            filesystems.extend(found.map(|now| span(&known_files, now)));
         }
         Spans {
             volumes,
+            filesystems,
             interval_ns: intervals,
         }
+    }
+
+    /// All that share a device.
+    pub(super) fn of_device(&self, device: usize) -> Vec<&VolumeSpan<'a>> {
+        let all = self.volumes.iter().chain(&self.filesystems);
+        all.filter(|one| one.now.device == device).collect()
     }
 
     /// How long was looked, in nanoseconds: the longest of all cores.
@@ -529,11 +542,7 @@ fn device_activities(before: &Look, after: &Look, spans: &Spans<'_>) -> Vec<Devi
     let one = |(index, facts): (usize, &super::look::DeviceFacts)| {
         let io = device_io(before, after, index);
         let took_ns = io.iter().map(|kind| kind.latency.sum_ns()).sum();
-        let mine: Vec<&VolumeSpan<'_>> = spans
-            .volumes
-            .iter()
-            .filter(|volume| volume.now.device == index)
-            .collect();
+        let mine = spans.of_device(index);
         let waited_ns = mine.iter().map(|volume| volume.waited.sum_ns()).sum();
         let ceiling = facts.schedule.ceiling;
         let sum = |of: fn(&VolumeSpan<'_>) -> Option<f64>| {
@@ -560,7 +569,7 @@ fn device_activities(before: &Look, after: &Look, spans: &Spans<'_>) -> Vec<Devi
     devices
 }
 
-/// Who causes the load of a device whose volumes did this.
+/// Who causes the load of a device whose volumes and filesystems did this.
 pub(super) fn users(volumes: &[&VolumeSpan<'_>], is_divided: bool) -> Vec<DeviceUser> {
     let amount = |volume: &VolumeSpan<'_>| match is_divided {
         true => volume.used_ns,

@@ -400,15 +400,11 @@ fn core(measured: &Measured) -> Option<Note> {
 fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'_>) -> Measured {
     let device = volume.now.device;
     let facts = after.devices.get(device);
-    let mine: Vec<&VolumeSpan<'_>> = spans
-        .volumes
-        .iter()
-        .filter(|other| other.now.device == device)
-        .collect();
+    let mine = spans.of_device(device);
     let others: Vec<&VolumeSpan<'_>> = mine
         .iter()
         .copied()
-        .filter(|other| other.now.id != volume.now.id)
+        .filter(|other| !std::ptr::eq(other.now, volume.now))
         .collect();
     let is_divided = facts.is_some_and(|facts| facts.schedule.ceiling.is_some());
     let mut greedy = users(&others, is_divided);

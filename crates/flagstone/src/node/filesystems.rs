@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::slo::Slo;
+
 /// A filesystem to be created.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -25,6 +27,12 @@ pub struct FilesystemSpec {
     /// The group whose it is.
     #[serde(default)]
     pub owner_gid: u32,
+    /// What it is promised of its device, and may not exceed. Without it a share of 1, and no limit.
+    #[serde(default)]
+    pub slo: Slo,
+    /// Do it although the device can't keep all its floors when they are claimed at once.
+    #[serde(default)]
+    pub oversubscribe: bool,
 }
 
 /// What is to change of a filesystem. What isn't named stays.
@@ -37,6 +45,10 @@ pub struct FilesystemChanges {
     pub quota_files: Option<u64>,
     /// A file that gets larger than this from now on is kept as a volume's data is. 1 GiB at most.
     pub promote_bytes: Option<u64>,
+    /// What it is promised of its device, and may not exceed.
+    pub slo: Option<Slo>,
+    /// Do it although the device can't keep all its floors when they are claimed at once.
+    pub oversubscribe: bool,
 }
 
 /// Whether a directory is an image store.
@@ -73,6 +85,9 @@ pub struct FilesystemInfo {
     pub quota_files: Option<u64>,
     /// A file that gets larger than this is kept as a volume's data is.
     pub promote_bytes: u64,
+    /// What it is promised of its device, and may not exceed.
+    #[serde(default)]
+    pub slo: Slo,
     /// Directories whose files are kept so from their first byte on, as are those of directories made in them.
     /// Null in lists: the filesystem itself says it.
     pub image_stores: Option<Vec<String>>,

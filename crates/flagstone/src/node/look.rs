@@ -48,6 +48,9 @@ pub struct CoreLook {
     pub devices: Vec<DeviceLook>,
     /// Volumes that were used since the node was started.
     pub volumes: Vec<VolumeLook>,
+    /// Filesystems that NFS clients have used, as if they were volumes called [`filesystem_name`]: what they use of their
+    /// device, and are promised. Their operations aren't counted one by one.
+    pub filesystems: Vec<VolumeLook>,
 }
 
 /// What a core asked of a device.
@@ -106,6 +109,11 @@ pub struct VolumeLook {
     pub short_ns: u64,
     /// Device time that it is promised, in nanoseconds a second; `None` where nothing is divided.
     pub promised_ns: Option<u64>,
+}
+
+/// How a filesystem is called among volumes. None of them can be called that.
+pub fn filesystem_name(name: &str) -> String {
+    format!("filesystem {name}")
 }
 
 impl VolumeLook {

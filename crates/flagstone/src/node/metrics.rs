@@ -69,7 +69,7 @@ pub struct VolumeMetrics {
     pub turns: TurnMetrics,
 }
 
-/// Turns of a volume at its device.
+/// Turns of a volume or filesystem at its device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TurnMetrics {
     /// How long operations waited for their turn.
@@ -149,6 +149,8 @@ pub struct FilesystemMetrics {
     pub quota_bytes: u64,
     /// Snapshots.
     pub snapshots: u64,
+    /// Its turns at the device, where that is divided or the filesystem limited.
+    pub turns: TurnMetrics,
 }
 
 /// Calls of one procedure of NFS.

@@ -42,7 +42,7 @@ pub use filesystems::{
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
     ImageStoreSpec,
 };
-pub use look::{CoreLook, DeviceFacts, DeviceLook, IoMark, Look, VolumeLook};
+pub use look::{CoreLook, DeviceFacts, DeviceLook, IoMark, Look, VolumeLook, filesystem_name};
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,

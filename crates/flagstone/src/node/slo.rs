@@ -1,4 +1,4 @@
-//! What volumes are promised of their device, and how a device is divided. `docs/scheduling.md` has the rules.
+//! What volumes and filesystems are promised of their device, and how a device is divided. `docs/scheduling.md` has the rules.
 
 use std::fmt;
 
@@ -17,11 +17,11 @@ pub struct Rates {
     pub writes: u64,
 }
 
-/// What a volume is promised of its device.
+/// What a volume or filesystem is promised of its device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SloPromise {
-    /// Of what floors leave, so many parts among those of all volumes in use. At least 1.
+    /// Of what floors leave, so many parts among those of all volumes and filesystems in use. At least 1.
     Share(u32),
     /// So much, whatever others do.
     Floor(Rates),
@@ -33,7 +33,7 @@ impl Default for SloPromise {
     }
 }
 
-/// What a volume may not exceed, whether or not others want anything. Null: no such limit.
+/// What a volume or filesystem may not exceed, whether or not others want anything. Null: no such limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SloLimit {
@@ -45,7 +45,7 @@ pub struct SloLimit {
     pub bytes: Option<u64>,
 }
 
-/// A volume's service level objective. [decibel 4.3]
+/// The service level objective of a volume or filesystem. [decibel 4.3]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Slo {
@@ -130,7 +130,7 @@ impl fmt::Display for SchedulePolicy {
     }
 }
 
-/// How a device is divided among its volumes.
+/// How a device is divided among its volumes and filesystems.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Schedule {

@@ -50,6 +50,7 @@ impl Filesystems {
             quota_bytes: spec.quota_bytes,
             quota_files: spec.quota_files,
             promote_bytes: spec.promote_bytes.unwrap_or(1 << 20),
+            slo: spec.slo,
             image_stores: Some(Vec::new()),
             created_ns: 1_700_000_000_000_000_000,
             snapshot_count: 0,
@@ -93,6 +94,7 @@ impl Filesystems {
         info.quota_bytes = changes.quota_bytes.map_or(info.quota_bytes, bound);
         info.quota_files = changes.quota_files.map_or(info.quota_files, bound);
         info.promote_bytes = changes.promote_bytes.unwrap_or(info.promote_bytes);
+        info.slo = changes.slo.unwrap_or(info.slo);
         Ok(info.clone())
     }
 

@@ -71,8 +71,16 @@ fn a_filesystem_from_its_creation_to_a_snapshot_that_goes() {
     assert!(ok("fs show data").contains("mount "));
     assert_eq!(
         ok("fs set data --quota none --quota-files 7 --promote-bytes 64K"),
-        "filesystem data: quota none, of files 7; files become large ones past 64 KiB\n"
+        "filesystem data: quota none, of files 7; files become large ones past 64 KiB; share 1, limit none\n"
     );
+    let set = ok("fs set data --floor reads=500 --limit bytes=1M --oversubscribe");
+    assert!(
+        set.ends_with("64 KiB; floor reads=500 writes=0, limit bytes=1048576\n"),
+        "{set}"
+    );
+    // What isn't named stays.
+    let set = ok("fs set data --share 3");
+    assert!(set.ends_with("; share 3, limit bytes=1048576\n"), "{set}");
     assert_eq!(
         ok("fs image-store data /images"),
         "/images of filesystem data is an image store\n"
@@ -82,6 +90,8 @@ fn a_filesystem_from_its_creation_to_a_snapshot_that_goes() {
         ("quota", "none"),
         ("files quota", "7"),
         ("promote", "files past 64 KiB (65536 bytes)"),
+        ("promised", "share 3"),
+        ("limit", "bytes=1048576"),
         ("image stores", "/images"),
     ] {
         let is_it = |line: &str| line.split_once(title).map(|(_, rest)| rest.trim() == value);
@@ -90,7 +100,7 @@ fn a_filesystem_from_its_creation_to_a_snapshot_that_goes() {
     ok("fs image-store data /images --off");
     assert!(!ok("fs show data").contains("/images"));
     ok("fs set data --quota-bytes 1G");
-    let limited = "fs create limited --quota-bytes 2G --quota-files 9 --promote-bytes 0 -o json";
+    let limited = "fs create limited --quota-bytes 2G --quota-files 9 --promote-bytes 0 --floor writes=7 -o json";
     let limited: FilesystemInfo = serde_json::from_str(&ok(limited)).expect("JSON");
     let limits = (
         limited.quota_bytes,
@@ -98,6 +108,7 @@ fn a_filesystem_from_its_creation_to_a_snapshot_that_goes() {
         limited.promote_bytes,
     );
     assert_eq!(limits, (Some(2 << 30), Some(9), 0));
+    assert_eq!(limited.slo.promise.to_string(), "floor reads=0 writes=7");
     let taken = ok("fs snapshot create data monday");
     assert_eq!(taken, "took snapshot monday; clients mount /data@monday\n");
     assert!(ok("fs snapshot list data").contains("/data@monday"));

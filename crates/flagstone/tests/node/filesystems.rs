@@ -14,7 +14,7 @@ use flagstone_gateway::nfs3::Squash;
 
 use crate::support::Scene;
 
-fn with_nfs(options: &mut NodeOptions) {
+pub(crate) fn with_nfs(options: &mut NodeOptions) {
     options.nfs = Some("127.0.0.1:0".parse().expect("an address"));
 }
 
@@ -37,6 +37,8 @@ fn create(scene: &Scene, name: &str) -> Result<FilesystemInfo, NodeError> {
         promote_bytes: None,
         owner_uid: 7,
         owner_gid: 8,
+        slo: Default::default(),
+        oversubscribe: false,
     };
     scene.ask(|node| node.create_filesystem(spec))
 }
@@ -383,6 +385,7 @@ fn settings_are_changed_and_shown() {
         quota_files: Some(3),
         promote_bytes: Some(4096),
         quota_bytes: Some(5 << 20),
+        ..FilesystemChanges::default()
     };
     let changed = change(&scene, some).expect("changed");
     assert_eq!((changed.quota_files, changed.files), (Some(3), 3));

@@ -1,7 +1,7 @@
 //! Volumes as files of `/.volumes`: the same bytes as over NBD, and handles, sizes and names as clients rely on
 //! them.
 
-mod client;
+pub(crate) mod client;
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -397,6 +397,8 @@ fn volumes_are_exported_where_it_is_said() {
         promote_bytes: None,
         owner_uid: 0,
         owner_gid: 0,
+        slo: Default::default(),
+        oversubscribe: false,
     };
     let refused = scene.ask(|node| node.create_filesystem(spec));
     let refused = refused.expect_err("the name is taken");

@@ -13,8 +13,13 @@ const PAUSE_FIRST_NS: u64 = 1_000_000;
 /// The longest pause, in nanoseconds.
 const PAUSE_MAX_NS: u64 = 128_000_000;
 
-/// Does `operation` until it says something else than [`FileError::Later`], or until `deadline_ns` from
-/// now is over. The pauses double, and each is drawn from its half to itself and a half, so that those who
+/// How long the first try waits for a place at least, in nanoseconds. Those who have the places may be waiting for their turns at
+/// the device, which isn't soon where little was promised; and a client that is sent away asks for nothing for seconds.
+const PLACE_NS: u64 = 10_000_000_000;
+
+/// Does `operation` until it says something else than [`FileError::Later`], or until `deadline_ns` after it has said that
+/// first. What the first try took doesn't count: it may have waited for its turn at the device, and was in nobody's way
+/// meanwhile. The pauses double, and each is drawn from its half to itself and a half, so that those who
 /// were in each other's way don't meet again; and no more come back at once than `gate` lets in. `count` is called
 /// for each.
 pub(crate) async fn retry<P: Platform, T, R: Future<Output = Result<T, FileError>>>(
@@ -25,11 +30,13 @@ pub(crate) async fn retry<P: Platform, T, R: Future<Output = Result<T, FileError
     count: impl Fn(),
 ) -> Result<T, FileError> {
     let begun = platform.now();
-    let deadline = || begun.plus_ns(deadline_ns);
-    let first = once(platform, gate, deadline, &mut operation).await;
-    if !matches!(first, Err(FileError::Later)) {
-        return first;
-    }
+    let place = || begun.plus_ns(deadline_ns.max(PLACE_NS));
+    let first = match once(platform, gate, place, &mut operation).await {
+        Some(Err(FileError::Later)) => platform.now(),
+        Some(result) => return result,
+        None => return Err(FileError::Later),
+    };
+    let deadline = || first.plus_ns(deadline_ns);
     let mut pause_ns = PAUSE_FIRST_NS;
     loop {
         let pause = pause_ns / 2 + platform.random_u64() % pause_ns;
@@ -38,28 +45,28 @@ pub(crate) async fn retry<P: Platform, T, R: Future<Output = Result<T, FileError
         }
         platform.sleep_ns(pause).await;
         count();
-        let result = once(platform, gate, deadline, &mut operation).await;
-        if !matches!(result, Err(FileError::Later)) {
-            return result;
+        match once(platform, gate, deadline, &mut operation).await {
+            Some(Err(FileError::Later)) => {}
+            Some(result) => return result,
+            None => return Err(FileError::Later),
         }
         pause_ns = (2 * pause_ns).min(PAUSE_MAX_NS);
     }
 }
 
-/// Does `operation` when there is a place for it. Without one until the deadline, the answer is "later".
+/// Does `operation` when there is a place for it. `None` if there is none until the deadline.
 async fn once<P: Platform, T, R: Future<Output = Result<T, FileError>>>(
     platform: &P,
     (congestion, filesystem): (&Congestion, Option<FilesystemId>),
     deadline: impl FnOnce() -> Time,
     operation: &mut impl FnMut() -> R,
-) -> Result<T, FileError> {
+) -> Option<Result<T, FileError>> {
     let Some(filesystem) = filesystem else {
-        return operation().await;
+        return Some(operation().await);
     };
-    let place = congestion.enter(platform, filesystem, deadline).await;
-    let place = place.ok_or(FileError::Later)?;
+    let place = congestion.enter(platform, filesystem, deadline).await?;
     let result = operation().await;
     let later = matches!(result, Err(FileError::Later));
     congestion.leave(filesystem, place, later);
-    result
+    Some(result)
 }

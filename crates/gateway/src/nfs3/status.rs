@@ -50,7 +50,7 @@ pub fn status_of(error: FileError, procedure: Procedure) -> Nfs3Error {
         // [rfc1813 2.6, NFS3ERR_ROFS]
         FileError::ReadOnly => Nfs3Error::RoFs,
         // [rfc1813 2.6, NFS3ERR_JUKEBOX] try again later, with a new call.
-        FileError::Later => Nfs3Error::JukeBox,
+        FileError::Later | FileError::NoTurn => Nfs3Error::JukeBox,
         // [rfc1813 2.6, NFS3ERR_IO] a hard error.
         FileError::Corrupt | FileError::Device => Nfs3Error::Io,
         // [rfc1813 2.6, NFS3ERR_JUKEBOX] the next start mends it, and handles hold until then: whoever
@@ -80,6 +80,7 @@ pub fn mount_status_of(error: FileError) -> MountError {
         | FileError::Quota
         | FileError::ReadOnly
         | FileError::Later
+        | FileError::NoTurn
         | FileError::Stopping => MountError::ServerFault,
     }
 }
@@ -110,6 +111,7 @@ mod tests {
             (FileError::Quota, 69),
             (FileError::ReadOnly, 30),
             (FileError::Later, 10008),
+            (FileError::NoTurn, 10008),
             (FileError::Corrupt, 5),
             (FileError::Device, 5),
             (FileError::Stopping, 10008),

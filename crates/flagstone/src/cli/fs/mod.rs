@@ -10,12 +10,14 @@ use clap::{ArgGroup, Args, Subcommand};
 
 use self::snapshot::SnapshotCommand;
 use super::OutputArgs;
+use super::slo::SloArgs;
 use super::target::TargetArgs;
 use crate::api::requests::CheckRequest;
 use crate::exit::Exit;
 use crate::name::parse_name;
 use crate::node::{
     ClonedFile, FileCloneSpec, FilesystemChanges, FilesystemInfo, FilesystemSpec, ImageStoreSpec,
+    Slo,
 };
 use crate::output::Output;
 use crate::size::Size;
@@ -41,6 +43,7 @@ Examples:
   flagstone fs create data                       prints how to mount it
   flagstone fs create home --quota-bytes 100G    no file grows beyond that, all together
   flagstone fs create images --owner 107:107     its topmost directory belongs to that user
+  flagstone fs create db --floor reads=5000,writes=1000   so much of its device, whatever others do
 
 Its topmost directory belongs to whoever runs this command, with mode 755. Without more being said
 this machine alone may mount it; [[export]] sections of `flagstone config example` say who else.")]
@@ -50,28 +53,36 @@ this machine alone may mount it; [[export]] sections of `flagstone config exampl
         name: String,
         #[command(flatten)]
         limits: LimitArgs,
+        #[command(flatten)]
+        slo: SloArgs,
         /// The user, and the group, that its topmost directory belongs to, as numbers [default: those
         /// of this command]
         #[arg(long, value_name = "UID[:GID]", value_parser = parse_owner)]
         owner: Option<(u32, u32)>,
     },
-    /// Change quotas, and which files are kept as volumes' data is
+    /// Change quotas, which files are kept as volumes' data is, and what it gets of its device
     #[command(after_help = "\
 Examples:
   flagstone fs set home --quota-bytes 200G --quota-files 1000000
   flagstone fs set home --quota-files none
   flagstone fs set vms --promote-bytes 64K
+  flagstone fs set vms --floor reads=5000,writes=1000    so much, whatever others do
+  flagstone fs set home --share 3                        three times what one with share 1 gets
+  flagstone fs set home --limit writes=500,bytes=100M    never more, also if nobody else wants anything
 
 What isn't named stays as it is. A quota may be below what is used: then nothing new finds room
 until something is deleted. Files that have become large ones stay so.")]
     #[command(group(ArgGroup::new("changes")
-        .args(["quota_bytes", "quota_files", "promote_bytes"]).required(true).multiple(true)))]
+        .args(["quota_bytes", "quota_files", "promote_bytes", "share", "floor", "limit"])
+        .required(true).multiple(true)))]
     Set {
         /// The filesystem
         #[arg(value_name = "FS", value_parser = parse_name)]
         name: String,
         #[command(flatten)]
         limits: LimitArgs,
+        #[command(flatten)]
+        slo: SloArgs,
     },
     /// Make a directory an image store: files in it are kept as volumes' data is from their first byte
     #[command(after_help = "\
@@ -236,6 +247,7 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
         FsCommand::Create {
             name,
             limits,
+            slo,
             owner,
         } => {
             let me = || fs::metadata(MYSELF).map(|found| (found.uid(), found.gid()));
@@ -250,17 +262,28 @@ pub(super) fn run(args: FsArgs, output: &mut Output<'_>) -> anyhow::Result<Exit>
                 promote_bytes: limits.promote_bytes.map(|size| size.0),
                 owner_uid,
                 owner_gid,
+                slo: slo.over(Slo::default()),
+                oversubscribe: slo.oversubscribe,
             };
             let info: FilesystemInfo = client.send("POST", "/v1/filesystems", &spec)?;
             output.outcome(&info, &show::created(&info))?;
         }
-        FsCommand::Set { name, limits } => {
+        FsCommand::Set { name, limits, slo } => {
+            let path = format!("/v1/filesystems/{name}");
+            let new_slo = match slo.says_nothing() {
+                true => None,
+                false => {
+                    let before: FilesystemInfo = client.get(&path)?;
+                    Some(slo.over(before.slo))
+                }
+            };
             let changes = FilesystemChanges {
                 quota_bytes: limits.quota_bytes,
                 quota_files: limits.quota_files,
                 promote_bytes: limits.promote_bytes.map(|size| size.0),
+                slo: new_slo,
+                oversubscribe: slo.oversubscribe,
             };
-            let path = format!("/v1/filesystems/{name}");
             let info: FilesystemInfo = client.send("PATCH", &path, &changes)?;
             output.outcome(&info, &show::changed(&info))?;
         }

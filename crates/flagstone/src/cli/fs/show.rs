@@ -22,11 +22,13 @@ pub(super) fn created(info: &FilesystemInfo) -> String {
 
 pub(super) fn changed(info: &FilesystemInfo) -> String {
     let mut sentence = format!(
-        "filesystem {}: quota {}, of files {}; files become large ones past {}",
+        "filesystem {}: quota {}, of files {}; files become large ones past {}; {}, limit {}",
         info.name,
         info.quota_bytes.map_or("none".to_owned(), rounded),
         files_bound(info),
-        rounded(info.promote_bytes)
+        rounded(info.promote_bytes),
+        info.slo.promise,
+        info.slo.limit
     );
     let is_past = |quota: Option<u64>, used: u64| quota.is_some_and(|quota| used > quota);
     if is_past(info.quota_bytes, info.used_bytes) || is_past(info.quota_files, info.files) {
@@ -135,6 +137,8 @@ pub(super) fn show(info: &FilesystemInfo, output: &mut Output<'_>) -> anyhow::Re
             "promote",
             format!("files past {}", bytes(info.promote_bytes)),
         ),
+        ("promised", info.slo.promise.to_string()),
+        ("limit", info.slo.limit.to_string()),
         ("image stores", stores),
         ("snapshots", snapshots),
         ("created", format!("{} UTC", utc(info.created_ns))),

@@ -349,6 +349,36 @@ fn devices_and_cores_add_up() {
     assert_eq!(found.devices[0].write.per_second, 100.0);
 }
 
+/// Who looks for what takes a device finds a filesystem there, and no row among the volumes.
+#[test]
+fn filesystems_are_among_those_who_cause_load() {
+    let used = |seconds: u64, part: u64, id: u64, name: &str| VolumeLook {
+        used_ns: seconds * SECOND * part / 100,
+        promised_ns: Some(SECOND / 4),
+        ..VolumeLook::new(
+            flagstone_types::DvolId(id.into()),
+            name.to_owned(),
+            0,
+            Slo::default(),
+        )
+    };
+    // The same number, which means nothing.
+    let at = |seconds: u64| {
+        let mut look = look(seconds * SECOND, true, vec![used(seconds, 20, 7, "disk")]);
+        look.cores[0].filesystems =
+            vec![used(seconds, 60, 7, &super::super::filesystem_name("home"))];
+        look
+    };
+    let found = activity(&at(1), &at(3), &all());
+    assert_eq!(names(&found), ["disk"]);
+    let device = &found.devices[0];
+    assert_eq!((device.used, device.promised), (Some(0.8), Some(0.5)));
+    let users: Vec<_> = device.users.iter().collect();
+    assert_eq!(users[0].volume, "filesystem home");
+    assert_eq!((users[0].part, users[0].over), (0.75, Some(0.35)));
+    assert_eq!((users[1].volume.as_str(), users[1].part), ("disk", 0.25));
+}
+
 #[test]
 fn time_that_is_counted_late_is_not_more_than_there_is() {
     let at = |at_ns, busy_ns| Look {

@@ -43,12 +43,17 @@ impl RealNode {
     }
 }
 
-/// Looks at one core. Volumes come first, so that what follows is as old as the last of them.
+/// Looks at one core. Volumes and filesystems come first, so that what follows is as old as the last of them.
 async fn look_at(core: Rc<CoreNode>) -> CoreLook {
     let ids = core.counted();
     let mut volumes = Vec::with_capacity(ids.len());
     for some in ids.chunks(VOLUMES_AT_A_TIME) {
         volumes.extend(some.iter().filter_map(|&id| core.look_at_volume(id)));
+        core.platform.yield_now().await;
+    }
+    let mut filesystems = Vec::new();
+    for some in core.files.used().chunks(VOLUMES_AT_A_TIME) {
+        filesystems.extend(some.iter().filter_map(|&id| core.files.look_at(id)));
         core.platform.yield_now().await;
     }
     let mut devices: Vec<DeviceLook> = Vec::new();
@@ -76,6 +81,7 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
         at_ns: core.platform.now().0,
         devices,
         volumes,
+        filesystems,
         ..CoreLook::default()
     }
 }

@@ -1,11 +1,12 @@
-//! SLOs of volumes and schedules of devices: who may have which, and what they are to the scheduler.
+//! SLOs of volumes and filesystems, and schedules of devices: who may have which, and what they are to the scheduler.
 //!
 //! A volume's SLO is in the [attributes](super::attributes) of its dvol, so it is created, cloned away and deleted
-//! with it.
+//! with it; a filesystem's is with its settings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flagstone_fs::FilesystemId;
 use flagstone_sched::price::Price;
 use flagstone_sched::promise::{Admission, Totals, WHOLE_NS, admit};
 use flagstone_sched::{Ceiling, Device as Divided, Kind, Limits, Policy, Prices, Settings};
@@ -24,8 +25,27 @@ const LATENCY_DEFAULT_NS: u64 = 1_000_000;
 /// The smallest window, in reads of a block: fewer requests keep no device busy.
 const WINDOW_LEAST: u64 = 16;
 
-/// Floors that were promised, by volume, and on which device of the node.
-pub(super) type Floors = BTreeMap<DvolId, (usize, Rates)>;
+/// Who was promised something.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Promised {
+    Volume(DvolId),
+    Filesystem(FilesystemId),
+}
+
+impl From<DvolId> for Promised {
+    fn from(id: DvolId) -> Promised {
+        Promised::Volume(id)
+    }
+}
+
+impl From<FilesystemId> for Promised {
+    fn from(id: FilesystemId) -> Promised {
+        Promised::Filesystem(id)
+    }
+}
+
+/// Floors that were promised, to whom, and on which device of the node.
+pub(super) type Floors = BTreeMap<Promised, (usize, Rates)>;
 
 /// What the scheduler knows it as.
 pub(super) fn terms_of(slo: &Slo) -> (flagstone_sched::Slo, Limits) {
@@ -111,7 +131,7 @@ fn check(slo: &Slo, doing: &str) -> Result<(), NodeError> {
         .next("give a number above 0, or leave it out"))
 }
 
-/// Refuses numbers that can't be kept with a volume.
+/// Refuses numbers that can't be kept.
 fn check_most(promise: SloPromise, limit: SloLimit, doing: &str) -> Result<(), NodeError> {
     let (reads, writes) = match promise {
         SloPromise::Floor(rates) => (rates.reads, rates.writes),
@@ -195,7 +215,7 @@ impl RealNode {
         &self,
         floors: &Floors,
         device: usize,
-        volume: Option<DvolId>,
+        of: Option<Promised>,
         slo: &Slo,
         oversubscribe: bool,
         doing: &str,
@@ -212,7 +232,7 @@ impl RealNode {
                 "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
             ));
         };
-        let others = totals_of(floors, device, volume, &schedule);
+        let others = totals_of(floors, device, of, &schedule);
         match admit(&ceiling.prices, WHOLE_NS, others, promise_of(slo.promise)) {
             Admission::Fits => Ok(()),
             Admission::TooMuch { .. } if oversubscribe => Ok(()),
@@ -229,7 +249,7 @@ impl RealNode {
                     percent(left_ns)
                 );
                 Err(NodeError::new(NodeErrorKind::NoSpace, doing, found).next(
-                    "ask for less, change other volumes' floors, or confirm with --oversubscribe that all floors \
+                    "ask for less, change the floors of other volumes and filesystems, or confirm with --oversubscribe that all floors \
                      shrink together when they are all claimed at once",
                 ))
             }
@@ -253,7 +273,14 @@ impl RealNode {
             .unwrap_or(0);
         // Held until it is done: two who ask at the same time can't both get what is left.
         let mut floors = self.floors.lock().await;
-        self.admit(&floors, device, Some(place.id), &slo, oversubscribe, &doing)?;
+        self.admit(
+            &floors,
+            device,
+            Some(place.id.into()),
+            &slo,
+            oversubscribe,
+            &doing,
+        )?;
         self.on_volume(&target, &doing, move |core, dvol| async move {
             let engine = core
                 .engine(place.engine)
@@ -296,16 +323,17 @@ impl RealNode {
     }
 }
 
-/// Notes what a volume was promised now.
-pub(super) fn note_floor(floors: &mut Floors, id: DvolId, device: usize, slo: &Slo) {
+/// Notes what a volume or filesystem was promised now.
+pub(super) fn note_floor(floors: &mut Floors, of: impl Into<Promised>, device: usize, slo: &Slo) {
+    let of = of.into();
     match slo.promise {
-        SloPromise::Floor(rates) => floors.insert(id, (device, rates)),
-        SloPromise::Share(_) => floors.remove(&id),
+        SloPromise::Floor(rates) => floors.insert(of, (device, rates)),
+        SloPromise::Share(_) => floors.remove(&of),
     };
 }
 
-/// All floors of a device, but for that of one volume, and what its own work is promised.
-fn totals_of(floors: &Floors, device: usize, but: Option<DvolId>, schedule: &Schedule) -> Totals {
+/// All floors of a device, but for that of one, and what its own work is promised.
+fn totals_of(floors: &Floors, device: usize, but: Option<Promised>, schedule: &Schedule) -> Totals {
     let others = floors
         .iter()
         .filter(|(id, (of, _))| *of == device && Some(**id) != but);

@@ -155,13 +155,13 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         divided: divided.clone(),
     };
     open_all(&runtime, &options.devices, &part)?;
-    let floors = floors(&runtime)?;
+    let floors = Arc::new(tokio::sync::Mutex::new(floors(&runtime)?));
     let remotes: Vec<_> = runtime
         .cores()
         .iter()
         .map(|core| core.remote().clone())
         .collect();
-    let served = open_files(&runtime).and_then(|notice| {
+    let served = open_files(&runtime, floors.clone()).and_then(|notice| {
         let listening = serve(&runtime, &remotes, &options)?;
         Ok((notice, listening))
     });
@@ -198,14 +198,14 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         scrubs: Mutex::new(scrubs),
         schedules: Mutex::new(schedules),
         divided,
-        floors: Arc::new(tokio::sync::Mutex::new(floors)),
+        floors,
         moves: Default::default(),
         incoming: Mutex::default(),
         recording,
     }))
 }
 
-/// What was promised before the node was started.
+/// What volumes were promised before the node was started.
 fn floors(runtime: &Runtime) -> Result<Floors, NodeError> {
     let mut floors = Floors::new();
     for core in runtime.cores() {
@@ -340,12 +340,15 @@ fn serve(
 
 /// Opens the filesystems, if there are any. If that fails the volumes are served all the same, and whoever asks
 /// for filesystems is told. Returns what a person should know.
-fn open_files(runtime: &Runtime) -> Result<Option<String>, NodeError> {
+fn open_files(
+    runtime: &Runtime,
+    floors: Arc<tokio::sync::Mutex<Floors>>,
+) -> Result<Option<String>, NodeError> {
     let doing = "opening the filesystems";
     let opened = run_on(runtime, files::CORE, doing, |_| async {
         let Some(core) = current() else { return Ok(()) };
         core.files.there(&core).await?;
-        CoreFiles::wake(&core);
+        CoreFiles::wake(&core, floors.lock_owned().await);
         Ok(())
     })?;
     Ok(opened.err().map(|error| {

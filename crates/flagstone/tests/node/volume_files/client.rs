@@ -2,50 +2,50 @@
 
 use std::net::TcpStream;
 
-pub(super) use How::{FileSync, Unstable};
+pub(crate) use How::{FileSync, Unstable};
 
 use crate::filesystems::{call_as, mount, nfs_address, opaque};
 use crate::support::Scene;
 
 const NFS: u32 = 100_003;
 
-pub(super) type Handle = Vec<u8>;
+pub(crate) type Handle = Vec<u8>;
 
 /// [rfc1813 3.3.7, stable_how]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum How {
+pub(crate) enum How {
     Unstable,
     FileSync,
 }
 
 /// What is looked at of a file's attributes. Times are seconds and nanoseconds. [rfc1813 2.5, fattr3]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Attributes {
-    pub(super) kind: u32,
-    pub(super) mode: u32,
-    pub(super) links: u32,
-    pub(super) uid: u32,
-    pub(super) size_bytes: u64,
-    pub(super) used_bytes: u64,
-    pub(super) number: u64,
-    pub(super) changed: u64,
+pub(crate) struct Attributes {
+    pub(crate) kind: u32,
+    pub(crate) mode: u32,
+    pub(crate) links: u32,
+    pub(crate) uid: u32,
+    pub(crate) size_bytes: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) number: u64,
+    pub(crate) changed: u64,
 }
 
 /// A name of a listing.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Entry {
-    pub(super) number: u64,
-    pub(super) name: String,
-    pub(super) cookie: u64,
+pub(crate) struct Entry {
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    pub(crate) cookie: u64,
     /// Number and size.
-    pub(super) attributes: Option<(u64, u64)>,
+    pub(crate) attributes: Option<(u64, u64)>,
 }
 
 /// A part of a listing.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Part {
-    pub(super) entries: Vec<Entry>,
-    pub(super) is_end: bool,
+pub(crate) struct Part {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) is_end: bool,
 }
 
 /// A result, from its beginning to its end.
@@ -108,18 +108,18 @@ impl Answer {
 }
 
 /// A mount, and in whose name.
-pub(super) struct Files {
+pub(crate) struct Files {
     stream: TcpStream,
     root: Handle,
-    pub(super) uid: u32,
+    pub(crate) uid: u32,
 }
 
 impl Files {
-    pub(super) fn mount(scene: &Scene) -> Files {
+    pub(crate) fn mount(scene: &Scene) -> Files {
         Files::try_mount(scene, "/.volumes").expect("mounted")
     }
 
-    pub(super) fn try_mount(scene: &Scene, path: &str) -> Result<Files, u32> {
+    pub(crate) fn try_mount(scene: &Scene, path: &str) -> Result<Files, u32> {
         let mut files = Files::of(scene, Vec::new());
         match mount(&mut files.stream, path) {
             (0, root) => Ok(Files { root, ..files }),
@@ -128,7 +128,7 @@ impl Files {
     }
 
     /// Of who has a handle from before.
-    pub(super) fn of(scene: &Scene, root: Handle) -> Files {
+    pub(crate) fn of(scene: &Scene, root: Handle) -> Files {
         Files {
             stream: TcpStream::connect(nfs_address(scene)).expect("it listens"),
             root,
@@ -136,7 +136,7 @@ impl Files {
         }
     }
 
-    pub(super) fn root(&self) -> Handle {
+    pub(crate) fn root(&self) -> Handle {
         self.root.clone()
     }
 
@@ -158,25 +158,25 @@ impl Files {
         self.ask(procedure, arguments).err().unwrap_or(0)
     }
 
-    pub(super) fn attributes(&mut self, file: &Handle) -> Result<Attributes, u32> {
+    pub(crate) fn attributes(&mut self, file: &Handle) -> Result<Attributes, u32> {
         Ok(self.ask(1, &[opaque(file)])?.attributes())
     }
 
-    pub(super) fn lookup(&mut self, name: &str) -> Result<Handle, u32> {
+    pub(crate) fn lookup(&mut self, name: &str) -> Result<Handle, u32> {
         let place = [opaque(&self.root), opaque(name.as_bytes())];
         Ok(self.ask(3, &place)?.opaque())
     }
 
-    pub(super) fn find(&mut self, name: &str) -> Handle {
+    pub(crate) fn find(&mut self, name: &str) -> Handle {
         self.lookup(name).expect("found")
     }
 
-    pub(super) fn read_link(&mut self, file: &Handle) -> u32 {
+    pub(crate) fn read_link(&mut self, file: &Handle) -> u32 {
         self.status(5, &[opaque(file)])
     }
 
     /// Bytes, and whether they go to the end.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         file: &Handle,
         offset: u64,
@@ -208,7 +208,7 @@ impl Files {
     }
 
     /// How it was written, and the verifier.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         file: &Handle,
         offset: u64,
@@ -226,7 +226,7 @@ impl Files {
     }
 
     /// When the file was changed before a write, and by it.
-    pub(super) fn write_seen(
+    pub(crate) fn write_seen(
         &mut self,
         file: &Handle,
         offset: u64,
@@ -238,14 +238,14 @@ impl Files {
     }
 
     /// The verifier.
-    pub(super) fn commit(&mut self, file: &Handle) -> Result<u64, u32> {
+    pub(crate) fn commit(&mut self, file: &Handle) -> Result<u64, u32> {
         let mut answer = self.ask(21, &[opaque(file), long(0), word(0)])?;
         answer.changes();
         Ok(answer.long())
     }
 
     /// With a guard, only if the file was last changed then.
-    pub(super) fn set_size(
+    pub(crate) fn set_size(
         &mut self,
         file: &Handle,
         size_bytes: u64,
@@ -262,12 +262,12 @@ impl Files {
     }
 
     /// Sets both times to the server's.
-    pub(super) fn touch(&mut self, file: &Handle) -> Result<(), u32> {
+    pub(crate) fn touch(&mut self, file: &Handle) -> Result<(), u32> {
         let set = [0, 0, 0, 0, 1, 1, 0].map(word).concat();
         self.ask(2, &[opaque(file), set]).map(drop)
     }
 
-    pub(super) fn set_mode(&mut self, file: &Handle, mode: u32) -> u32 {
+    pub(crate) fn set_mode(&mut self, file: &Handle, mode: u32) -> u32 {
         let set = [1, mode, 0, 0, 0, 0, 0, 0].map(word).concat();
         self.status(2, &[opaque(file), set])
     }
@@ -277,35 +277,35 @@ impl Files {
     }
 
     /// Unchecked, and nothing set.
-    pub(super) fn create(&mut self, name: &str) -> Result<Handle, u32> {
+    pub(crate) fn create(&mut self, name: &str) -> Result<Handle, u32> {
         let place = self.place(name);
         let mut answer = self.ask(8, &[place, [0; 7].map(word).concat()])?;
         assert_eq!(answer.word(), 1);
         Ok(answer.opaque())
     }
 
-    pub(super) fn make_directory(&mut self, name: &str) -> u32 {
+    pub(crate) fn make_directory(&mut self, name: &str) -> u32 {
         let place = self.place(name);
         self.status(9, &[place, [0; 6].map(word).concat()])
     }
 
-    pub(super) fn remove(&mut self, name: &str) -> u32 {
+    pub(crate) fn remove(&mut self, name: &str) -> u32 {
         let place = self.place(name);
         self.status(12, &[place])
     }
 
-    pub(super) fn rename(&mut self, from: &str, to: &str) -> u32 {
+    pub(crate) fn rename(&mut self, from: &str, to: &str) -> u32 {
         let places = [self.place(from), self.place(to)];
         self.status(14, &places)
     }
 
-    pub(super) fn link(&mut self, file: &Handle, name: &str) -> u32 {
+    pub(crate) fn link(&mut self, file: &Handle, name: &str) -> u32 {
         let place = self.place(name);
         self.status(15, &[opaque(file), place])
     }
 
     /// With attributes.
-    pub(super) fn list_behind(&mut self, directory: &Handle, cookie: u64) -> Result<Part, u32> {
+    pub(crate) fn list_behind(&mut self, directory: &Handle, cookie: u64) -> Result<Part, u32> {
         let limits = [word(16 << 10), word(32 << 10)].concat();
         let arguments = [opaque(directory), long(cookie), long(0), limits];
         let mut answer = self.ask(17, &arguments)?;

@@ -1,4 +1,4 @@
-//! A tenant: one connection of NBD that always has a number of requests in flight.
+//! A tenant: one connection of NBD that always has a number of requests in flight. ([`files`] has those of NFS.)
 //!
 //! A thread for each, which sends the next request as soon as one is answered. What it received is not looked at,
 //! and what it writes is always the same, so that it takes as little of the machine as it can. Every answer is kept
@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use socket2::SockRef;
 
 use super::device::Device;
+use super::files;
 use crate::e2e::nbd::{Command, Connection, REPLY_MAGIC, request};
 
 pub(super) const BLOCK_BYTES: u64 = 4096;
@@ -35,10 +36,28 @@ pub(super) struct Mix {
     pub(super) blocks: &'static [u64],
 }
 
-/// Someone who uses a volume.
+/// What a tenant uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Uses {
+    /// A volume, over NBD.
+    Volume,
+    /// A file of a filesystem, over NFS.
+    File,
+}
+
+/// Where a node serves what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    pub(super) nbd: u16,
+    /// Zero if nobody uses it.
+    pub(super) nfs: u16,
+}
+
+/// Someone who uses a volume, or a filesystem.
 #[derive(Clone, Debug)]
 pub(super) struct Tenant {
     pub(super) name: String,
+    pub(super) uses: Uses,
     /// Parts of the device.
     pub(super) share: u32,
     /// The core that its volume is on.
@@ -139,11 +158,12 @@ pub(super) fn fill(port: u16, export: &str) -> Result<()> {
     Ok(())
 }
 
-/// Puts the tenants' loads on the node, each on the volume of its name, and returns the answers of each.
+/// Puts the tenants' loads on the node, each on the volume or filesystem of its name, and returns the answers of each.
 pub(super) fn drive(
-    port: u16,
+    ports: Ports,
     tenants: &[Tenant],
     device: &Device,
+    file_bytes: u64,
     clock: Clock,
 ) -> Result<Vec<Vec<Answer>>> {
     thread::scope(|scope| {
@@ -153,15 +173,20 @@ pub(super) fn drive(
             .map(|(number, tenant)| {
                 scope.spawn(move || {
                     let seed = 13 + number as u64;
-                    Driver::open(port, tenant, device, clock, seed)?.run()
+                    match tenant.uses {
+                        Uses::Volume => Driver::open(ports.nbd, tenant, device, clock, seed)?.run(),
+                        Uses::File => {
+                            files::drive(ports.nfs, tenant, device, file_bytes, clock, seed)
+                        }
+                    }
                 })
             })
             .collect();
         let answers = threads.into_iter().zip(tenants).map(|(thread, tenant)| {
             let name = &tenant.name;
             match thread.join() {
-                Ok(answers) => answers.with_context(|| format!("the load on volume `{name}`")),
-                Err(_) => bail!("the load on volume `{name}` panicked"),
+                Ok(answers) => answers.with_context(|| format!("the load on `{name}`")),
+                Err(_) => bail!("the load on `{name}` panicked"),
             }
         });
         answers.collect()

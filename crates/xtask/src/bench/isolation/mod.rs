@@ -1,12 +1,13 @@
 //! `cargo xtask bench isolation`: Decibel's Figure 13 on a node, and its variations. [decibel 6, "Performance isolation"]
 //!
 //! For each scene and policy a node of its own is started, on a device in memory behind layers that make its speed known. Tenants
-//! use volumes over NBD with a fixed number of requests in flight; one of them bursts in the middle third. What each got over
+//! use volumes over NBD, or a filesystem over NFS, with a fixed number of requests in flight; one of them bursts in the middle third. What each got over
 //! time is drawn, and held against the goals. Nothing is repeated: each third has thousands of requests.
 
 mod beside;
 mod device;
 mod figures;
+mod files;
 mod hostile;
 mod load;
 mod report;
@@ -24,7 +25,7 @@ use super::command_line;
 use super::machine::Setting;
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
-use load::{Answer, Clock};
+use load::{Answer, Clock, Ports, Tenant, Uses};
 use report::{Report, Run};
 use scenes::{Policy, Scene, scenes};
 
@@ -144,10 +145,13 @@ impl Place<'_> {
         if scene.hostile > 0 {
             arguments.extend(["--native".to_owned(), format!("127.0.0.1:{native_port}")]);
         }
+        if scene.has_files() {
+            arguments.extend(files::ARGUMENTS.map(str::to_owned));
+        }
         for layer in scene.device.layers() {
             arguments.extend(["--layer".to_owned(), layer]);
         }
-        Node::start(NodeOptions {
+        let options = NodeOptions {
             binary: self.binary.to_path_buf(),
             dir,
             size: DEVICE_SIZE.to_owned(),
@@ -155,7 +159,11 @@ impl Place<'_> {
             config: None,
             arguments,
             environment: Vec::new(),
-        })
+        };
+        match scene.has_files() {
+            true => Node::start_with_files(options),
+            false => Node::start(options),
+        }
     }
 }
 
@@ -165,19 +173,10 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
     let mut node = place.start(scene, policy, native_port)?;
     let size = scene.volume_bytes.to_string();
     for tenant in &scene.tenants {
-        let (share, core) = (tenant.share.to_string(), tenant.core.to_string());
-        node.run(&[
-            "volume",
-            "create",
-            &tenant.name,
-            "--size",
-            &size,
-            "--share",
-            &share,
-            "--core",
-            &core,
-        ])?;
-        load::fill(node.nbd_port, &tenant.name)?;
+        match tenant.uses {
+            Uses::Volume => make_volume(&node, tenant, &size)?,
+            Uses::File => files::prepare(&node, tenant, scene.volume_bytes)?,
+        }
     }
     if let Some(beside) = scene.beside {
         beside.prepare(&node, scene.volume_bytes)?;
@@ -217,6 +216,22 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
     })
 }
 
+fn make_volume(node: &Node, tenant: &Tenant, size: &str) -> Result<()> {
+    let (share, core) = (tenant.share.to_string(), tenant.core.to_string());
+    node.run(&[
+        "volume",
+        "create",
+        &tenant.name,
+        "--size",
+        size,
+        "--share",
+        &share,
+        "--core",
+        &core,
+    ])?;
+    load::fill(node.nbd_port, &tenant.name)
+}
+
 /// Whoever behaves badly has a volume of its own, in which nothing is: what neighbours do to each other on the device is what the other
 /// scenes are about.
 fn hostile_volume<'a>(node: &Node, native_port: u16, size: &str) -> Result<hostile::Victim<'a>> {
@@ -238,7 +253,12 @@ fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, 
         let beside = scene
             .beside
             .map(|beside| scope.spawn(move || beside.keep_busy(options, clock)));
-        let answers = load::drive(node.nbd_port, &scene.tenants, &scene.device, clock);
+        let ports = Ports {
+            nbd: node.nbd_port,
+            nfs: node.nfs_port.unwrap_or(0),
+        };
+        let bytes = scene.volume_bytes;
+        let answers = load::drive(ports, &scene.tenants, &scene.device, bytes, clock);
         let bytes = match beside.map(thread::ScopedJoinHandle::join) {
             None => 0,
             Some(Ok(bytes)) => bytes.context("keeping the node busy beside the load")?,

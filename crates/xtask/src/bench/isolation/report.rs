@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::figures::{Phases, Seen, off_shares, seen, slices, used};
-use super::load::{Answer, Clock};
+use super::load::{Answer, Clock, Uses};
 use super::scenes::{Policy, Scene};
 use crate::bench::machine::Setting;
 use crate::bench::plot::{self, Lines, OWN_COLOURS, PEER_COLOURS};
@@ -208,7 +208,11 @@ impl Run {
             };
             let rates: Vec<Value> = slices.iter().map(|slice| json!(slice.seen.rate)).collect();
             let p99s: Vec<Value> = slices.iter().map(|slice| json!(slice.seen.p99_us)).collect();
-            json!({ "tenant": tenant.name, "share": tenant.share, "core": tenant.core,
+            let uses = match tenant.uses {
+                Uses::Volume => "volume",
+                Uses::File => "file",
+            };
+            json!({ "tenant": tenant.name, "uses": uses, "share": tenant.share, "core": tenant.core,
                 "in_flight": [tenant.depth, tenant.burst_depth, tenant.depth],
                 "before": seen(&phases.before), "during": seen(&phases.during), "after": seen(&phases.after),
                 "rate_each_100_ms": rates, "p99_us_each_100_ms": p99s })

@@ -2,7 +2,7 @@
 
 use super::beside::Beside;
 use super::device::{BARE, DOUBLE, Device, QUICK, SLOW, SLOW_FOR_LARGE};
-use super::load::{Mix, Tenant};
+use super::load::{Mix, Tenant, Uses};
 
 /// Tenants of the large scene.
 const MANY: u32 = 100;
@@ -64,6 +64,12 @@ pub(super) struct Scene {
 }
 
 impl Scene {
+    /// Whether somebody uses a filesystem.
+    pub(super) fn has_files(&self) -> bool {
+        let mut tenants = self.tenants.iter();
+        tenants.any(|tenant| tenant.uses == Uses::File)
+    }
+
     /// Whether something happens in the middle third; else all are greedy, and their shares are what counts.
     pub(super) fn has_burst(&self) -> bool {
         self.hostile > 0 || self.tenants.iter().any(Tenant::bursts)
@@ -106,7 +112,7 @@ fn greedy() -> Scene {
     }
 }
 
-fn variations() -> [Scene; 5] {
+fn variations() -> [Scene; 6] {
     let variation = |name, about| Scene {
         name,
         about,
@@ -139,6 +145,14 @@ fn variations() -> [Scene; 5] {
             ..variation(
                 "cores",
                 "as figure13, with the second tenant's volume on another core than the others'",
+            )
+        },
+        Scene {
+            tenants: bursting_on_a_file(three([MIXED; 3], [20; 3])),
+            ..variation(
+                "files",
+                "as kinds, but the one that bursts is an NFS client of a filesystem: it reads and writes blocks of a large file, and \
+                 each write is stable",
             )
         },
         Scene {
@@ -192,6 +206,7 @@ fn hundred() -> Scene {
 fn three(mixes: [Mix; 3], depths: [usize; 3]) -> Vec<Tenant> {
     let tenant = |number: usize| Tenant {
         name: ["first", "second", "bursting"][number].to_owned(),
+        uses: Uses::Volume,
         share: 1,
         core: 0,
         mix: mixes[number],
@@ -211,9 +226,17 @@ fn on_two_cores(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
     tenants
 }
 
+fn bursting_on_a_file(mut tenants: Vec<Tenant>) -> Vec<Tenant> {
+    if let Some(bursting) = tenants.last_mut() {
+        bursting.uses = Uses::File;
+    }
+    tenants
+}
+
 fn one_of_many(number: u32) -> Tenant {
     Tenant {
         name: format!("tenant-{number:02}"),
+        uses: Uses::Volume,
         share: 1 + number % 5,
         core: 0,
         mix: READS,

@@ -137,7 +137,7 @@ impl RealNode {
         self.admit(
             &floors,
             device,
-            Some(id),
+            Some(id.into()),
             &spec.slo,
             spec.oversubscribe,
             &doing,
@@ -163,7 +163,7 @@ impl RealNode {
             if between.promise_of(id) == Some(number) {
                 between.unpromised(id);
                 if !has_come {
-                    floors.remove(&id);
+                    floors.remove(&id.into());
                 }
             }
         });
@@ -348,7 +348,7 @@ impl RealNode {
             let mut floors = floors.lock().await;
             // It may have been promised a place for its way back.
             if state == Ok(State::Done) && between.promise_of(from.id).is_none() {
-                floors.remove(&from.id);
+                floors.remove(&from.id.into());
             }
         });
         Ok(info)

@@ -8,14 +8,16 @@ use flagstone_fs::{
 };
 
 use super::errors::{file_error, no_such_filesystem, no_such_snapshot};
-use super::settings::{check_promotion, described};
+use super::settings::{check_promotion, described, kept, slo_in};
 use super::{CORE, CoreFiles, CoreFilesystem, home};
 use crate::attach::NfsTarget;
 use crate::node::real::RealNode;
 use crate::node::real::core::CoreNode;
+use crate::node::real::slo::{Floors, note_floor};
 use crate::node::{
     CheckedFilesystem, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
     FilesystemSnapshotPage, FilesystemSpec, NodeError, NodeErrorKind, PAGE_ROWS_MAX, PageQuery,
+    SloPromise,
 };
 
 /// Filesystems of a page, with what comes after it.
@@ -49,6 +51,7 @@ impl CoreFiles {
             quota_bytes: spec.quota_bytes.unwrap_or(0),
             quota_files: spec.quota_files.unwrap_or(0),
             promote_bytes: spec.promote_bytes.unwrap_or(PROMOTE_BYTES),
+            opaque: kept(&spec.slo),
         };
         let made = all.create_with(&spec.name, settings).await?;
         let (uid, gid) = (spec.owner_uid, spec.owner_gid);
@@ -130,11 +133,16 @@ impl RealNode {
         self.on_core(CORE, doing, work).await
     }
 
-    pub(super) async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
+    /// The device that filesystems are on, or would be.
+    pub(super) async fn home_index(&self, doing: &str) -> Result<usize, NodeError> {
         let found = self.on_core(CORE, doing, |core| async move {
             home(&core.engines).map(|home| core.engines[home].device)
         });
-        let index = found.await?.unwrap_or(0);
+        Ok(found.await?.unwrap_or(0))
+    }
+
+    pub(super) async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
+        let index = self.home_index(doing).await?;
         Ok(self.devices[index].name.clone())
     }
 
@@ -151,6 +159,7 @@ impl RealNode {
             quota_bytes: bound(found.settings.quota_bytes),
             quota_files: bound(found.settings.quota_files),
             promote_bytes: found.settings.promote_bytes,
+            slo: slo_in(&found.settings),
             image_stores: None,
             created_ns: ns_of(found.created),
             snapshot_count: found.snapshots,
@@ -175,6 +184,17 @@ impl RealNode {
                 .next("give it some, or leave the quota out"));
         }
         check_promotion(spec.promote_bytes, &doing)?;
+        let slo = spec.slo;
+        // Held until it is there: two who ask at the same time can't both get what is left. Who asks for no floor
+        // waits for nobody.
+        let mut floors = match slo.promise {
+            SloPromise::Floor(_) => Some(self.floors.lock().await),
+            SloPromise::Share(_) => None,
+        };
+        let none = Floors::new();
+        let known = floors.as_deref().unwrap_or(&none);
+        let device = self.home_index(&doing).await?;
+        self.admit(known, device, None, &slo, spec.oversubscribe, &doing)?;
         let made = self.on_files(&doing, |core| async move {
             core.files.create(&core, spec).await
         });
@@ -186,6 +206,10 @@ impl RealNode {
             }
             error => file_error(error, &doing),
         })?;
+        if let Some(floors) = &mut floors {
+            note_floor(floors, made.id, device, &slo);
+        }
+        drop(floors);
         Ok(FilesystemInfo {
             image_stores: Some(Vec::new()),
             ..self.filesystem_info(&self.home_device(&doing).await?, made)

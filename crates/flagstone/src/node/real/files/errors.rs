@@ -34,7 +34,7 @@ pub(in crate::node::real) fn file_error(error: FileError, doing: &str) -> NodeEr
             NodeErrorKind::ReadOnly,
             "snapshots can't be changed; name what is there now",
         ),
-        FileError::Later => (NodeErrorKind::Busy, "try again"),
+        FileError::Later | FileError::NoTurn => (NodeErrorKind::Busy, "try again"),
         FileError::Corrupt => (
             NodeErrorKind::Corrupt,
             "see the log for what was found, and run `flagstone fs check` and, with the node stopped, \

@@ -5,17 +5,23 @@
 //! beside it. So handles hold whatever the configuration says of others, and before and after.
 
 use std::cell::Cell;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 
 use flagstone_fs::{FileError, Files, FilesystemId, HasSnapshots, Node, WithSnapshots};
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
 use flagstone_platform::Platform;
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::Tenant;
 
+use super::settings::slo_in;
 use super::shown::Shown;
+use super::turns::InTurns;
 use super::volumes::VolumeFiles;
-use super::{CoreExport, CoreFilesystem};
+use super::{CoreExport, CoreFilesystem, home};
 use crate::node::real::core::CoreNode;
+use crate::node::real::slo::terms_of;
 use crate::node::{ExportOptions, VOLUMES_EXPORT};
 
 /// Of the only export that a filesystem has.
@@ -59,6 +65,9 @@ fn this_machine() -> Vec<Network> {
 /// The export of a filesystem that somebody has used.
 pub(super) struct Known {
     pub(super) export: Rc<CoreExport>,
+    /// Whose turns its operations take, and at which device of the node.
+    pub(super) tenant: Tenant<UringPlatform>,
+    pub(super) device: usize,
     /// When somebody last did.
     pub(super) used_ns: Cell<u64>,
 }
@@ -70,28 +79,45 @@ pub(in crate::node::real) struct CoreExports {
 }
 
 impl CoreExports {
-    fn export(&self, files: CoreFilesystem) -> Rc<CoreExport> {
-        let made = || {
-            let name = files.describe().name;
-            let rules = self.core.files.rules.of(&name);
-            Rc::new(CoreExport {
-                number: NUMBER,
-                path: path_of(&name, None),
-                root: Node::live(files.root()),
-                clients: Clients::Only(rules.clients),
-                read_only: rules.read_only,
-                squash: rules.squash,
-                anonymous: rules.anonymous,
-                files: Shown::Filesystem(WithSnapshots::new(files.clone())),
-            })
+    fn export(&self, files: CoreFilesystem) -> Result<Rc<CoreExport>, FileError> {
+        let core = &self.core;
+        let mut exports = core.files.exports.borrow_mut();
+        let known = match exports.entry(files.id()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(self.make(files)?),
         };
-        let mut exports = self.core.files.exports.borrow_mut();
-        let known = exports.entry(files.id()).or_insert_with(|| Known {
-            export: made(),
+        known.used_ns.set(core.platform.now().0);
+        Ok(known.export.clone())
+    }
+
+    fn make(&self, files: CoreFilesystem) -> Result<Known, FileError> {
+        let core = &self.core;
+        let home = home(&core.engines).and_then(|home| core.engines.get(home));
+        let home = home.ok_or(FileError::Stopping)?;
+        let turns = core.turns.get(home.device).ok_or(FileError::Stopping)?;
+        let (slo, limits) = terms_of(&slo_in(&files.settings()));
+        let tenant = turns.tenant(slo, limits);
+        let name = files.describe().name;
+        let rules = core.files.rules.of(&name);
+        let (root, platform) = (Node::live(files.root()), core.platform.clone());
+        let files = WithSnapshots::new(files);
+        let files = InTurns::new(files, platform, tenant.clone(), home.io.clone());
+        let export = CoreExport {
+            number: NUMBER,
+            path: path_of(&name, None),
+            root,
+            clients: Clients::Only(rules.clients),
+            read_only: rules.read_only,
+            squash: rules.squash,
+            anonymous: rules.anonymous,
+            files: Shown::Filesystem(files),
+        };
+        Ok(Known {
+            export: Rc::new(export),
+            tenant,
+            device: home.device,
             used_ns: Cell::new(0),
-        });
-        known.used_ns.set(self.core.platform.now().0);
-        known.export.clone()
+        })
     }
 }
 
@@ -163,7 +189,7 @@ impl Exports for CoreExports {
             return Ok(None);
         };
         match all.open_filesystem(filesystem).await {
-            Ok(files) => Ok(Some(self.export(files))),
+            Ok(files) => self.export(files).map(Some),
             Err(FileError::NotFound) => Ok(None),
             Err(error) => Err(error),
         }
@@ -187,13 +213,13 @@ impl Exports for CoreExports {
             Err(FileError::NotFound) => return Ok(None),
             found => found?,
         };
-        let export = self.export(files);
+        let export = self.export(files)?;
         let Some(snapshot) = snapshot else {
             return Ok(Some(export));
         };
         // Its handles are those of the same export, at another time.
         let snapshots = match &export.files {
-            Shown::Filesystem(files) => HasSnapshots::snapshots(files.inner()),
+            Shown::Filesystem(files) => HasSnapshots::snapshots(files.files().inner()),
             Shown::Volumes(_) => Vec::new(),
         };
         let found = snapshots.into_iter().find(|info| info.name == snapshot);

@@ -1,12 +1,20 @@
 //! What the core of the filesystems has counted.
 
-use flagstone_fs::StoreCounters;
+use flagstone_fs::{FilesystemId, StoreCounters};
 use flagstone_gateway::nfs3::wire::Procedure;
 use flagstone_gateway::nfs3::{NfsCounters, ProcedureCounters};
 use flagstone_gateway::rpc::server::RpcCounters;
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::Tenant;
+
+use flagstone_types::DvolId;
 
 use super::CoreFiles;
-use crate::node::{FilesystemMetrics, MetricKind, NamedValue, NfsCallMetrics};
+use super::settings::slo_in;
+use crate::node::{
+    FilesystemMetrics, MetricKind, NamedValue, NfsCallMetrics, TurnMetrics, VolumeLook,
+    filesystem_name,
+};
 
 /// Counters of NFS and of what is in filesystems. Plain data, for other threads.
 #[derive(Default)]
@@ -17,18 +25,46 @@ pub(in crate::node::real) struct FilesMetrics {
 }
 
 impl CoreFiles {
+    /// Filesystems that clients have used.
+    pub(in crate::node::real) fn used(&self) -> Vec<FilesystemId> {
+        self.exports.borrow().keys().copied().collect()
+    }
+
+    /// What one of them used of its device until now.
+    pub(in crate::node::real) fn look_at(&self, id: FilesystemId) -> Option<VolumeLook> {
+        let found = self.opened.borrow().as_ref()?.opened_by(id)?;
+        let (exports, name) = (self.exports.borrow(), found.describe().name);
+        let known = exports.get(&id)?;
+        let (tenant, slo) = (&known.tenant, slo_in(&found.settings()));
+        let stats = tenant.stats();
+        let name = filesystem_name(&name);
+        Some(VolumeLook {
+            waited: stats.waited.mark(),
+            waiting: tenant.waiting(),
+            limited_ns: tenant.limited_ns(),
+            used_ns: tenant.used_ns(),
+            short_ns: stats.short_ns,
+            promised_ns: tenant.promised_ns(),
+            // Numbers of filesystems are told apart from ids of volumes by where they are.
+            ..VolumeLook::new(DvolId(id.0.into()), name, known.device, slo)
+        })
+    }
+
     /// Copies of everything.
     pub(in crate::node::real) fn metrics(&self) -> FilesMetrics {
         let mut metrics = FilesMetrics::default();
         if let Some(all) = &*self.opened.borrow() {
+            let exports = self.exports.borrow();
             let one = |files: super::CoreFilesystem| {
                 let found = files.describe();
+                let turns = exports.get(&found.id).map(|known| turns_of(&known.tenant));
                 FilesystemMetrics {
                     filesystem: found.name,
                     files: found.files,
                     used_bytes: found.used_bytes,
                     quota_bytes: found.settings.quota_bytes,
                     snapshots: found.snapshots,
+                    turns: turns.unwrap_or_default(),
                 }
             };
             metrics.filesystems = all.opened().into_iter().map(one).collect();
@@ -45,6 +81,16 @@ impl CoreFiles {
             metrics.more.extend(named(&counters, &server.counters()));
         }
         metrics
+    }
+}
+
+fn turns_of(tenant: &Tenant<UringPlatform>) -> TurnMetrics {
+    let stats = tenant.stats();
+    TurnMetrics {
+        waited: stats.waited,
+        used_ns: stats.used_ns,
+        short_ns: stats.short_ns,
+        promised_ns: tenant.promised_ns().unwrap_or(0),
     }
 }
 

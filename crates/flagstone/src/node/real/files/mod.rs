@@ -14,6 +14,7 @@ mod removal;
 mod rollback;
 mod settings;
 mod shown;
+mod turns;
 mod volumes;
 
 use std::cell::{Cell, RefCell};
@@ -22,21 +23,26 @@ use std::rc::Rc;
 
 use flagstone_device::engine::Engine;
 use flagstone_fs::{
-    DvolRole, FileError, Filesystem, FilesystemId, FilesystemOptions, Filesystems, WithSnapshots,
+    DvolRole, FileError, Files, Filesystem, FilesystemId, FilesystemOptions, Filesystems,
+    WithSnapshots,
 };
 use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService, Portmapper};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer, Service};
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform};
-use flagstone_runtime::{UringListener, UringPlatform};
+use flagstone_runtime::{IoStats, UringListener, UringPlatform};
+use tokio::sync::OwnedMutexGuard;
 
 use super::core::{CoreNode, OwnedEngine};
 use super::notes::LastChange;
+use super::slo::{Floors, note_floor};
 pub(super) use errors::file_error;
 pub(super) use exports::Rules;
 use exports::{CoreExports, Known};
 pub(super) use registration::register;
+use settings::slo_in;
 use shown::Shown;
+use turns::InTurns;
 
 /// The core that has them.
 pub(super) const CORE: usize = 0;
@@ -48,6 +54,8 @@ type CoreFilesystems = Filesystems<UringPlatform>;
 type CoreFilesystem = Filesystem<UringPlatform>;
 /// As clients see it.
 type ExportedFiles = WithSnapshots<CoreFilesystem>;
+/// The same at their turn.
+type FilesInTurns = InTurns<UringPlatform, ExportedFiles, IoStats>;
 type CoreExport = Export<Shown>;
 type NfsServer = RpcServer<UringPlatform, NfsService<UringPlatform, CoreExports>>;
 
@@ -140,12 +148,15 @@ impl CoreFiles {
         Ok(Some(opened))
     }
 
-    /// Opens each filesystem there is: what was left to be given back is given back, used or not.
-    pub(super) fn wake(core: &Rc<CoreNode>) {
+    /// Opens each filesystem there is: what was left to be given back is given back, used or not. Notes what each was
+    /// promised; until that is known nobody is promised more.
+    pub(super) fn wake(core: &Rc<CoreNode>, mut floors: OwnedMutexGuard<Floors>) {
         let core = core.clone();
         let platform = core.platform.clone();
         platform.spawn(async move {
-            let Some(all) = core.files.opened.borrow().clone() else {
+            let home = home(&core.engines).and_then(|home| core.engines.get(home));
+            let all = core.files.opened.borrow().clone();
+            let (Some(all), Some(home)) = (all, home) else {
                 return;
             };
             let listed = all.list().await.unwrap_or_default();
@@ -153,8 +164,14 @@ impl CoreFiles {
                 if core.files.stopping.get() {
                     return;
                 }
-                if let Err(error) = all.open_filesystem(info.id).await {
-                    tracing::error!(filesystem = info.name, "opening a filesystem: {error}");
+                match all.open_filesystem(info.id).await {
+                    Ok(files) => {
+                        let slo = slo_in(&files.settings());
+                        note_floor(&mut floors, files.id(), home.device, &slo);
+                    }
+                    Err(error) => {
+                        tracing::error!(filesystem = info.name, "opening a filesystem: {error}");
+                    }
                 }
             }
         });

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use flagstone_fs::{FileError, Files};
+use flagstone_fs::{FileError, Files, FilesystemId};
 use flagstone_platform::Platform;
 
 use super::errors::{file_error, no_such_filesystem};
@@ -55,7 +55,7 @@ async fn delete(
     name: String,
     confirmed: (bool, bool),
     doing: String,
-) -> Result<(), NodeError> {
+) -> Result<FilesystemId, NodeError> {
     let failed = |error| match error {
         FileError::NotFound => no_such_filesystem(&name, &doing),
         error => file_error(error, &doing),
@@ -70,7 +70,7 @@ async fn delete(
         filesystem = name,
         "deleted; what it held is given back in the background"
     );
-    Ok(())
+    Ok(files.id())
 }
 
 impl RealNode {
@@ -82,9 +82,11 @@ impl RealNode {
     ) -> Result<(), NodeError> {
         let doing = format!("deleting filesystem '{name}'");
         let said = doing.clone();
-        self.on_core(CORE, &doing, move |core| async move {
+        let deleted = self.on_core(CORE, &doing, move |core| async move {
             delete(core, name, (with_snapshots, even_if_used), said).await
-        })
-        .await?
+        });
+        let id = deleted.await??;
+        self.floors.lock().await.remove(&id.into());
+        Ok(())
     }
 }

@@ -1,15 +1,49 @@
-//! What the control side changes of filesystems: quotas, and which files become dvols.
+//! What the control side changes of filesystems: quotas, which files become dvols, and SLOs.
 
-use flagstone_fs::{Caller, Description, FileError, SnapshotNumber, WithSnapshots};
+use std::rc::Rc;
 
-use super::CoreFilesystem;
+use flagstone_device::engine::Attributes as DvolAttributes;
+use flagstone_fs::{
+    Caller, Description, FileError, Files, FilesystemId, OPAQUE_MAX_BYTES, Opaque, Settings,
+    SnapshotNumber, WithSnapshots,
+};
+
 use super::copies::find;
 use super::errors::file_error;
+use super::{CORE, CoreFilesystem};
 use crate::node::real::RealNode;
-use crate::node::{FilesystemChanges, FilesystemInfo, ImageStoreSpec, NodeError, NodeErrorKind};
+use crate::node::real::attributes::VolumeAttributes;
+use crate::node::real::core::CoreNode;
+use crate::node::real::slo::{note_floor, terms_of};
+use crate::node::{
+    FilesystemChanges, FilesystemInfo, ImageStoreSpec, NodeError, NodeErrorKind, Slo,
+};
 
 /// Larger files are always kept as volumes' data is: in blocks they are slow to read, cut and remove.
 const PROMOTE_BYTES_MAX: u64 = 1 << 30;
+
+const _: () = assert!(OPAQUE_MAX_BYTES == size_of::<DvolAttributes>());
+
+/// What is kept with a filesystem's settings: its SLO, as a volume's attributes would have it, without the zeros at the end.
+pub(super) fn kept(slo: &Slo) -> Opaque {
+    let attributes = VolumeAttributes {
+        slo: *slo,
+        ..VolumeAttributes::default()
+    };
+    let attributes = attributes.encode();
+    let end = attributes.iter().rposition(|byte| *byte != 0);
+    let end = end.map_or(0, |last| last + 1);
+    Opaque::of(&attributes[..end]).unwrap_or_default()
+}
+
+/// The SLO that a filesystem's settings say.
+pub(super) fn slo_in(settings: &Settings) -> Slo {
+    let mut attributes: DvolAttributes = [0; _];
+    for (byte, kept) in attributes.iter_mut().zip(settings.opaque.bytes()) {
+        *byte = *kept;
+    }
+    VolumeAttributes::decode(&attributes).slo
+}
 
 /// A filesystem, and its image stores.
 type Described = (Description, Vec<String>);
@@ -38,6 +72,35 @@ pub(super) fn check_promotion(promote_bytes: Option<u64>, doing: &str) -> Result
     }
 }
 
+async fn change_on_core(
+    core: &Rc<CoreNode>,
+    name: &str,
+    changes: FilesystemChanges,
+    doing: &str,
+) -> Result<Described, NodeError> {
+    let files = core.files.named(core, name, doing).await?;
+    let FilesystemChanges {
+        quota_bytes,
+        quota_files,
+        promote_bytes,
+        slo,
+        oversubscribe: _,
+    } = changes;
+    let changed = files.change_settings(|settings| {
+        settings.quota_bytes = quota_bytes.unwrap_or(settings.quota_bytes);
+        settings.quota_files = quota_files.unwrap_or(settings.quota_files);
+        settings.promote_bytes = promote_bytes.unwrap_or(settings.promote_bytes);
+        settings.opaque = slo.as_ref().map_or(settings.opaque, kept);
+    });
+    let changed = changed.await.map_err(|error| file_error(error, doing))?;
+    // Also if two change it at the same time: each goes by what was kept last.
+    if let Some(known) = core.files.exports.borrow().get(&files.id()) {
+        let (slo, limits) = terms_of(&slo_in(&changed));
+        known.tenant.change(slo, limits);
+    }
+    described(files, doing).await
+}
+
 impl RealNode {
     pub(super) async fn info_of(
         &self,
@@ -58,23 +121,37 @@ impl RealNode {
     ) -> Result<FilesystemInfo, NodeError> {
         let doing = format!("changing filesystem '{name}'");
         check_promotion(changes.promote_bytes, &doing)?;
+        // Held until it is done: two who ask at the same time can't both get what is left.
+        let mut floors = match changes.slo {
+            Some(slo) => {
+                let floors = self.floors.lock().await;
+                let (id, device) = self.promised_fs(name.clone(), &doing).await?;
+                let confirmed = changes.oversubscribe;
+                self.admit(&floors, device, Some(id.into()), &slo, confirmed, &doing)?;
+                Some((floors, device, slo))
+            }
+            None => None,
+        };
         let said = doing.clone();
-        let found = self.on_fs(name, &doing, move |files| async move {
-            let changed = files.change_settings(|settings| {
-                let FilesystemChanges {
-                    quota_bytes,
-                    quota_files,
-                    promote_bytes,
-                } = changes;
-                settings.quota_bytes = quota_bytes.unwrap_or(settings.quota_bytes);
-                settings.quota_files = quota_files.unwrap_or(settings.quota_files);
-                settings.promote_bytes = promote_bytes.unwrap_or(settings.promote_bytes);
-            });
-            changed.await.map_err(|error| file_error(error, &said))?;
-            described(files, &said).await
+        let found = self.on_core(CORE, &doing, move |core| async move {
+            change_on_core(&core, &name, changes, &said).await
         });
-        let found = found.await?;
+        let found = found.await??;
+        if let Some((floors, device, slo)) = &mut floors {
+            note_floor(floors, found.0.id, *device, slo);
+        }
+        drop(floors);
         self.info_of(found, &doing).await
+    }
+
+    /// A filesystem, and the device that its turns are at.
+    async fn promised_fs(
+        &self,
+        name: String,
+        doing: &str,
+    ) -> Result<(FilesystemId, usize), NodeError> {
+        let found = self.on_fs(name, doing, |files| async move { Ok(files.id()) });
+        Ok((found.await?, self.home_index(doing).await?))
     }
 
     pub(in crate::node::real) async fn set_fs_image_store(
@@ -106,5 +183,37 @@ impl RealNode {
         });
         let found = found.await?;
         self.info_of(found, &doing).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Rates, SloLimit, SloPromise};
+
+    #[test]
+    fn slos_are_read_as_they_were_kept() {
+        let limit = SloLimit {
+            reads: None,
+            writes: Some(500),
+            bytes: Some(1 << 40),
+        };
+        let floor = SloPromise::Floor(Rates {
+            reads: 5000,
+            writes: 256,
+        });
+        for promise in [SloPromise::default(), SloPromise::Share(256), floor] {
+            for limit in [SloLimit::default(), limit] {
+                let slo = Slo { promise, limit };
+                let opaque = kept(&slo);
+                let settings = Settings {
+                    opaque,
+                    ..Settings::default()
+                };
+                assert_eq!(slo_in(&settings), slo);
+                let is_default = slo == Slo::default();
+                assert_eq!(opaque.bytes().is_empty(), is_default, "{slo:?}");
+            }
+        }
     }
 }
