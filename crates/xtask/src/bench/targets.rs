@@ -6,6 +6,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -14,6 +16,9 @@ use crate::{process, repo};
 
 /// The export's name on every server, ours included.
 const EXPORT: &str = "bench";
+
+/// How long a server that accepts connections may take to open its file.
+const OPEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// How a target relates to the page cache, which decides whom it may be compared with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -216,10 +221,15 @@ impl Peer<'_> {
         let log = dir.join(format!("{}.log", self.name));
         let mut daemon = Daemon::start(self.name, self.command, &log)?;
         daemon.wait_for_port(self.port)?;
-        let is_direct = process::opened_direct(daemon.pid(), file);
         if self.caching == Caching::Direct {
+            // One that accepts connections may not have opened it yet.
+            let is_direct = || process::opened_direct(daemon.pid(), file) == Some(true);
+            let started = Instant::now();
+            while !is_direct() && started.elapsed() < OPEN_LIMIT {
+                thread::sleep(Duration::from_millis(10));
+            }
             ensure!(
-                is_direct == Some(true),
+                is_direct(),
                 "{} did not open the file with O_DIRECT",
                 self.name
             );
