@@ -308,6 +308,7 @@ async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
         reserve: Reservation::None,
         device: None,
         core: None,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     };

@@ -122,6 +122,8 @@ pub(crate) struct DeviceFile {
     /// How quick its flushes were.
     pace: FlushPace,
     io: IoStats,
+    /// Operations that the kernel or the helper thread may be working on.
+    pub(crate) under_way: Cell<u64>,
     /// Which transfers are held until the device has answered others.
     pub(crate) waves: RefCell<Waves>,
     /// What the core's counters say of that: it holds.
@@ -222,6 +224,12 @@ impl UringDevice {
             false => Ok(()),
             true => Err(io::Error::other("a layer of the device lets it fail")),
         }
+    }
+
+    /// Whether nothing that was ever asked of this handle, or of a clone of it, is under way at the device: also nothing that
+    /// nobody waits for any more.
+    pub fn is_idle(&self) -> bool {
+        self.file.under_way.get() == 0
     }
 
     /// What this core has asked of the device so far.

@@ -149,10 +149,28 @@ pub(crate) enum Owned {
 /// preparing and submitting an entry would send a write into somebody else's file.
 #[expect(dead_code, reason = "most of it is only kept, never looked at")]
 pub(crate) enum Held {
-    Device(Rc<DeviceFile>),
+    Device(OnDevice),
     Socket(Rc<Socket>),
     Event(Arc<File>),
     Core(Arc<CoreShared>),
+}
+
+/// Counts an operation as under way at its device, until it is dropped: once its completion was taken, by whom ever.
+pub(crate) struct OnDevice {
+    file: Rc<DeviceFile>,
+}
+
+impl OnDevice {
+    fn new(file: Rc<DeviceFile>) -> OnDevice {
+        file.under_way.set(file.under_way.get() + 1);
+        OnDevice { file }
+    }
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        self.file.under_way.set(self.file.under_way.get() - 1);
+    }
 }
 
 /// What to do with the completion of an operation that nobody waits for (any more).
@@ -188,7 +206,7 @@ impl Flight {
     /// The device, if this is a transfer.
     pub(crate) fn transfer_of(&self) -> Option<&Rc<DeviceFile>> {
         match &self.held {
-            Held::Device(file) if self.is_transfer() => Some(file),
+            Held::Device(on) if self.is_transfer() => Some(&on.file),
             _ => None,
         }
     }
@@ -426,7 +444,7 @@ fn send_flags(wait_all: bool) -> i32 {
 fn device_flight(owned: Owned, file: Rc<DeviceFile>) -> Flight {
     Flight {
         owned,
-        held: Held::Device(file),
+        held: Held::Device(OnDevice::new(file)),
         unclaimed: Unclaimed::Release,
     }
 }

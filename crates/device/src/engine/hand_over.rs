@@ -36,8 +36,10 @@ impl HandedOver {
 
 impl<P: Platform> Engine<P> {
     /// Stops serving, for another core to go on: waits for what is under way, and makes what was answered durable, stable or not. Changes
-    /// that come meanwhile are refused ([`DvolError::Stopping`]), and from then on nobody finds anything here: a read that is still under way
-    /// is waited for, and most likely ends with [`DvolError::NotFound`], too. Whoever meets these errors asks again where the journal is served then.
+    /// that come meanwhile are refused ([`DvolError::Stopping`]), and so are reads once it has stopped; those under way are waited for, and may be
+    /// refused, too, if they come by a map node that isn't in memory. Whoever is refused asks again where the journal is served then.
+    ///
+    /// What is known without a look at the device (which volumes there are, and what they are like) is still told, as it was then, until [`Engine::let_go`].
     ///
     /// A future of this engine that was dropped while a write of its was under way can leave that with the device. Before the
     /// journal is opened again, wait until the device has answered everything that this engine asked.
@@ -61,9 +63,8 @@ impl<P: Platform> Engine<P> {
                 ),
             }
         }
-        // Nobody finds anything here from now on: blocks that the next one frees may be written while they would be read.
-        let incarnation = inner.state.borrow().incarnation;
-        inner.state.replace(State::new(incarnation, 0));
+        // Blocks that the next one frees may be written while they would be read here.
+        inner.handed_over.set(true);
         while !inner.gate.is_empty() {
             inner.platform.sleep_ns(LOOK_NS).await;
         }
@@ -74,6 +75,16 @@ impl<P: Platform> Engine<P> {
                 superblock: inner.superblock.clone(),
                 journal_no: inner.journal_no,
             }),
+        }
+    }
+
+    /// Forgets what was in a journal that has been handed over: nobody finds anything here from now on ([`DvolError::NotFound`]).
+    /// Before that nothing happens.
+    pub fn let_go(&self) {
+        let inner = &self.inner;
+        if inner.handed_over.get() {
+            let incarnation = inner.state.borrow().incarnation;
+            inner.state.replace(State::new(incarnation, 0));
         }
     }
 

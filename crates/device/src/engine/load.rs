@@ -35,6 +35,7 @@ impl<P: Platform> Inner<P> {
         if missing.is_filled() {
             return Ok(());
         }
+        self.check_ours()?;
         let ptr = missing.ptr();
         let buf = self.platform.buffers().take(4096);
         let (buf, result) = self.device.read(ptr.block.offset_bytes(), buf).await;

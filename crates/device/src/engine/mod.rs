@@ -192,6 +192,8 @@ struct Inner<P: Platform> {
     checkpointer_off: Cell<bool>,
     /// Set once the last checkpoint has been made: it needs flushes.
     flusher_off: Cell<bool>,
+    /// Another engine may have the journal: blocks that it frees may be written while they would be read here.
+    handed_over: Cell<bool>,
     stopping: Cell<bool>,
     /// Why reaping does not get on, if it does not.
     reaping_failed: Cell<Option<DvolError>>,
@@ -372,6 +374,14 @@ impl<P: Platform> Inner<P> {
             return Err(DvolError::Stopping);
         }
         Ok(())
+    }
+
+    /// Refuses to read from the device what another engine may have by now.
+    fn check_ours(&self) -> Result<(), DvolError> {
+        match self.handed_over.get() {
+            true => Err(DvolError::Stopping),
+            false => Ok(()),
+        }
     }
 
     fn range_locks(&self, slot: Slot) -> RangeLocks {

@@ -242,6 +242,7 @@ impl<P: Platform> Inner<P> {
     ) -> Result<Pieces, DvolError> {
         // Entered before the lookup: what it finds is not reused before the read ends.
         let _pass = self.gate.enter();
+        self.check_ours()?;
         let path = self.path_of(wish, range.end.0 - range.start.0);
         let mut steps = self.plan_read(slot, range).await?;
         only_wanted(&mut steps, &wanted);

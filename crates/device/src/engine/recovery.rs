@@ -286,6 +286,7 @@ impl<P: Platform> Engine<P> {
             checkpoints_failed: 0.into(),
             checkpointer_off: false.into(),
             flusher_off: false.into(),
+            handed_over: false.into(),
             stopping: false.into(),
             reaping_failed: None.into(),
             reaping_settled: None.into(),

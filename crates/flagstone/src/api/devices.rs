@@ -6,7 +6,9 @@ use axum::http::StatusCode;
 
 use super::Api;
 use super::problem::{ApiError, Body, Names, Problem};
-use crate::node::{DeviceInfo, DevicePage, Schedule, ScrubStatus};
+use crate::node::{
+    DeviceInfo, DevicePage, HandOverSpec, HandedOverJournal, JournalPage, Schedule, ScrubStatus,
+};
 
 /// Lists devices.
 #[utoipa::path(get, path = "/v1/devices", tag = "devices", operation_id = "list_devices", responses(
@@ -100,4 +102,50 @@ pub(super) async fn set_schedule(
         })
         .await?;
     Ok(Json(info))
+}
+
+/// Lists the journals of a device, with the core that serves each.
+#[utoipa::path(get, path = "/v1/devices/{device}/journals", tag = "devices",
+    operation_id = "list_journals",
+    params(("device" = String, Path, description = "The device, by name or id")), responses(
+    (status = 200, description = "All its journals, by number", body = JournalPage),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn journals(
+    State(api): State<Api>,
+    Names(device): Names<String>,
+) -> Result<Json<JournalPage>, ApiError> {
+    let doing = format!("listing the journals of device '{device}'");
+    let items = api
+        .call(
+            doing,
+            |node| async move { node.list_journals(device).await },
+        )
+        .await?;
+    Ok(Json(JournalPage { items }))
+}
+
+/// Has another core serve a journal, with all its volumes, until the node is started again. Nothing is copied.
+#[utoipa::path(post, path = "/v1/devices/{device}/journals/{journal}/hand-over", tag = "devices",
+    operation_id = "hand_over_journal",
+    params(("device" = String, Path, description = "The device, by name or id"),
+        ("journal" = u16, Path, description = "The journal's number")),
+    request_body = HandOverSpec, responses(
+    (status = 200, description = "It is served there", body = HandedOverJournal),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn hand_over(
+    State(api): State<Api>,
+    Names((device, journal)): Names<(String, u16)>,
+    Body(spec): Body<HandOverSpec>,
+) -> Result<Json<HandedOverJournal>, ApiError> {
+    let doing = format!("handing over journal {journal} of device '{device}'");
+    let moved = api
+        .call(doing, |node| async move {
+            node.hand_over_journal(device, journal, spec.core).await
+        })
+        .await?;
+    Ok(Json(moved))
 }

@@ -298,6 +298,11 @@ impl Api {
                 "/v1/devices/{device}/scrub",
                 get(devices::scrub_status).post(devices::start_scrub),
             )
+            .route("/v1/devices/{device}/journals", get(devices::journals))
+            .route(
+                "/v1/devices/{device}/journals/{journal}/hand-over",
+                post(devices::hand_over),
+            )
             .route("/v1/activity", get(activity::show))
             .route("/v1/node", get(nodes::info))
             .route("/v1/node/stop", post(nodes::stop))

@@ -222,6 +222,23 @@ impl FromRequestParts<Api> for Names<crate::name::SnapshotRef> {
     }
 }
 
+/// A device and the number of one of its journals.
+impl FromRequestParts<Api> for Names<(String, u16)> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let path = axum::extract::Path::<(String, u16)>::from_request_parts(parts, api).await;
+        let Ok(axum::extract::Path((device, number))) = path else {
+            return Err(ApiError::invalid(
+                "reading the request's path",
+                "expected a device and the number of a journal",
+            ));
+        };
+        checked(&device)?;
+        Ok(Names((device, number)))
+    }
+}
+
 /// A volume and the number of one of its tokens.
 impl FromRequestParts<Api> for Names<(String, u32)> {
     type Rejection = ApiError;

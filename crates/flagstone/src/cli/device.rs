@@ -14,8 +14,8 @@ use crate::config::DeviceConfig;
 use crate::exit::Exit;
 use crate::name::parse_name;
 use crate::node::{
-    BACKGROUND_MAX_PERCENT, DeviceCeiling, DeviceInfo, DevicePage, Schedule, SchedulePolicy,
-    ScrubState, ScrubStatus,
+    BACKGROUND_MAX_PERCENT, DeviceCeiling, DeviceInfo, DevicePage, HandOverSpec, HandedOverJournal,
+    JournalPage, Schedule, SchedulePolicy, ScrubState, ScrubStatus,
 };
 use crate::offline::FormatOptions;
 use crate::output::{Output, utc};
@@ -55,6 +55,33 @@ enum DeviceCommand {
         /// Wait until it has ended; exit code 8 if it found corruption
         #[arg(long)]
         wait: bool,
+    },
+    /// List a device's journals: which core serves each, and what is in it
+    Journals {
+        /// Its name or id
+        #[arg(value_parser = parse_name)]
+        device: String,
+    },
+    /// Have another core serve a journal, with all its volumes: nothing is copied
+    #[command(after_help = "\
+All volumes of a journal are served by the same core. Clients wait for some milliseconds and go on: those of NBD are served
+through the old core until they attach anew, those of the native protocol go to the new one by themselves. It holds until
+the node is started again. To move one volume alone, and for good, there is `flagstone volume move NAME --core N`, which copies it;
+`flagstone volume create NAME --apart` gives a volume a journal of its own.
+
+Examples:
+  flagstone device journals fast
+  flagstone device hand-over fast --journal 2 --to-core 1")]
+    HandOver {
+        /// The device's name or id
+        #[arg(value_parser = parse_name)]
+        device: String,
+        /// The journal's number (`flagstone device journals`)
+        #[arg(long, value_name = "N")]
+        journal: u16,
+        /// The core that is to serve it
+        #[arg(long, value_name = "CORE")]
+        to_core: u32,
     },
     /// Show or change how a device is divided among its volumes; what is changed holds until the node is started again
     #[command(after_help = "\
@@ -167,6 +194,24 @@ pub(super) fn run(
             output.outcome(&info, &sentence)?;
         }
         DeviceCommand::Scrub { device, wait } => return scrub(&client, &device, wait, output),
+        DeviceCommand::Journals { device } => journals(&client, &device, output)?,
+        DeviceCommand::HandOver {
+            device,
+            journal,
+            to_core,
+        } => {
+            let path = format!("/v1/devices/{device}/journals/{journal}/hand-over");
+            let moved: HandedOverJournal =
+                client.send("POST", &path, &HandOverSpec { core: to_core })?;
+            let sentence = format!(
+                "journal {journal} of {}: served by core {} now, with {}; clients waited {:.1} ms",
+                moved.device,
+                moved.core,
+                counted(moved.volume_count, "volume"),
+                moved.held_us as f64 / 1000.0
+            );
+            output.outcome(&moved, &sentence)?;
+        }
     }
     Ok(Exit::Ok)
 }
@@ -219,6 +264,36 @@ fn list(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
         "NAME", "SIZE", "USED", "FREE", "RESERVED", "VOLUMES", "PATH", "STATE",
     ];
     output.table(&HEADINGS, &[1, 2, 3, 4, 5], rows)?;
+    Ok(())
+}
+
+fn journals(client: &Client, device: &str, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let page: JournalPage = client.get(&format!("/v1/devices/{device}/journals"))?;
+    if output.is_json() {
+        output.json(&page)?;
+        return Ok(());
+    }
+    let rows = page.items.into_iter().map(|info| {
+        let what = match (info.has_filesystems, info.takes_new) {
+            (true, true) => "filesystems, new volumes",
+            (true, false) => "filesystems",
+            (false, true) => "new volumes",
+            (false, false) => "",
+        };
+        vec![
+            info.journal.to_string(),
+            info.core.to_string(),
+            info.volume_count.to_string(),
+            rounded(info.mapped_bytes),
+            info.reads.to_string(),
+            info.writes.to_string(),
+            what.to_string(),
+        ]
+    });
+    const HEADINGS: [&str; 7] = [
+        "JOURNAL", "CORE", "VOLUMES", "MAPPED", "READS", "WRITES", "FOR",
+    ];
+    output.table(&HEADINGS, &[0, 1, 2, 3, 4, 5], rows)?;
     Ok(())
 }
 

@@ -61,6 +61,9 @@ Examples:
         /// The core that owns it [default: the node chooses]
         #[arg(long)]
         core: Option<u32>,
+        /// Give it a journal of its own, so that it can go to another core without being copied (`flagstone device hand-over`)
+        #[arg(long)]
+        apart: bool,
         #[command(flatten)]
         slo: SloArgs,
         /// Write the owner's token to this new file, which only you can read, and don't print it
@@ -226,6 +229,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             reserve,
             device,
             core,
+            apart,
             slo,
             token_to,
         } => {
@@ -235,6 +239,7 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
                 reserve,
                 device,
                 core,
+                apart,
                 slo: slo.over(Slo::default()),
                 oversubscribe: slo.oversubscribe,
             };
@@ -532,6 +537,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("created", format!("{} UTC", utc(info.created_ns))),
         ("device", info.device.clone()),
         ("core", info.core.to_string()),
+        ("journal", info.journal.to_string()),
         ("id", info.id.clone()),
         ("lsn", info.lsn.to_string()),
         ("epoch", info.epoch.to_string()),

@@ -15,6 +15,7 @@ mod activity;
 mod error;
 mod explain;
 mod filesystems;
+mod journals;
 mod look;
 mod metrics;
 mod moves;
@@ -42,6 +43,7 @@ pub use filesystems::{
     FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec,
     ImageStoreSpec,
 };
+pub use journals::{HandOverSpec, HandedOverJournal, JournalInfo, JournalPage};
 pub use look::{CoreLook, DeviceFacts, DeviceLook, IoMark, Look, VolumeLook, filesystem_name};
 pub use metrics::{
     CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
@@ -311,6 +313,19 @@ pub trait Node: Send + Sync + 'static {
     /// Divides a device in another way, within milliseconds and until the node is started again. `NotFound`,
     /// `InvalidArgument`.
     fn set_schedule(&self, device: String, schedule: Schedule) -> NodeFuture<'_, DeviceInfo>;
+
+    /// The journals of a device, by number: which core serves each, and what is in it. `NotFound`.
+    fn list_journals(&self, device: String) -> NodeFuture<'_, Vec<JournalInfo>>;
+
+    /// Has another core serve a journal, with all its volumes, until the node is started again. Nothing is copied; clients wait for some
+    /// milliseconds and go on. `NotFound`, `InvalidArgument` (it is there already, or filesystems are stored in it), `Busy` (one of its volumes is being
+    /// moved, received into or sent).
+    fn hand_over_journal(
+        &self,
+        device: String,
+        journal: u16,
+        core: u32,
+    ) -> NodeFuture<'_, HandedOverJournal>;
 
     /// Starts a scrub, or answers with the one that runs: every live block is read and checked.
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus>;

@@ -1,9 +1,10 @@
-//! What tests of moves between nodes do to a node: points at which it comes to a stop, and limits that can be reached.
+//! What tests of moves, between nodes and between cores, do to a node: points at which it comes to a stop, and limits that can be reached.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A step of a volume's way to another node that was just made, on the side that makes it. In the order in which they come.
+/// A step of a volume's way to another node that was just made, on the side that makes it, in the order in which they come; or of a journal's way to another
+/// core.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum MovePoint {
     /// There, the volume was announced.
@@ -40,12 +41,18 @@ pub enum MovePoint {
     ForcedKept,
     /// There, it is written down that it may be deleted by somebody's word; and still that it waits to be confirmed.
     SettledKept,
+    /// A journal goes to another core of this node: its clients wait from here on.
+    JournalHeld,
+    /// It is closed, and the other core is to open it.
+    JournalClosed,
+    /// That core could not, and this one is to open it again.
+    JournalRefused,
 }
 
 /// Who is asked at each point whether this goes on.
 type Asked = dyn Fn(MovePoint) -> bool + Send + Sync;
 
-/// For tests of moves to other nodes: where they come to a stop, and limits that can be reached. A node that isn't tested has none of it.
+/// For tests of moves: where they come to a stop, and limits that can be reached. A node that isn't tested has none of it.
 #[derive(Clone, Default)]
 pub struct MoveHooks {
     goes_on: Option<Arc<Asked>>,

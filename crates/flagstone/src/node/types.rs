@@ -50,6 +50,9 @@ pub struct VolumeSpec {
     /// The core that owns it; without it the node chooses.
     #[serde(default)]
     pub core: Option<u32>,
+    /// Give it a journal of its own, so that it can go to another core without being copied.
+    #[serde(default)]
+    pub apart: bool,
     /// What it is promised of its device, and what it may not exceed.
     #[serde(default)]
     pub slo: Slo,
@@ -120,6 +123,9 @@ pub struct VolumeInfo {
     pub device: String,
     /// The core that owns it.
     pub core: u32,
+    /// The journal of the device that it is in: all volumes of one are served by the same core.
+    #[serde(default)]
+    pub journal: u16,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Bytes of it that are mapped, shared ones included.

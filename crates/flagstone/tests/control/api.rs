@@ -22,6 +22,7 @@ fn spec(name: &str, size_bytes: u64) -> VolumeSpec {
         reserve: Reservation::None,
         device: None,
         core: None,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     }
@@ -250,6 +251,47 @@ fn devices_and_scrub() {
     assert_eq!(started.state, ScrubState::Running);
     let status: ScrubStatus = client.get("/v1/devices/device/scrub").expect("shown");
     assert!(status.checked_bytes > started.checked_bytes);
+}
+
+#[test]
+fn journals_and_who_serves_them() {
+    let served = serve();
+    let client = served.client();
+    let cores = || {
+        let page: JournalPage = client.get("/v1/devices/device/journals").expect("listed");
+        page.items.iter().map(|one| one.core).collect::<Vec<_>>()
+    };
+    assert_eq!(cores(), [0, 0]);
+    let hand_over = |path: &str, core: u32| -> Result<HandedOverJournal, ClientError> {
+        client.send("POST", path, &HandOverSpec { core })
+    };
+    let moved = hand_over("/v1/devices/device/journals/1/hand-over", 1).expect("handed over");
+    assert_eq!((moved.journal, moved.from_core, moved.core), (1, 0, 1));
+    assert_eq!(cores(), [0, 1]);
+    for (path, expected) in [
+        (
+            "/v1/devices/device/journals/0/hand-over",
+            NodeErrorKind::InvalidArgument,
+        ),
+        (
+            "/v1/devices/device/journals/7/hand-over",
+            NodeErrorKind::NotFound,
+        ),
+        (
+            "/v1/devices/other/journals/1/hand-over",
+            NodeErrorKind::NotFound,
+        ),
+        (
+            "/v1/devices/device/journals/70000/hand-over",
+            NodeErrorKind::InvalidArgument,
+        ),
+        (
+            "/v1/devices/device/journals/x/hand-over",
+            NodeErrorKind::InvalidArgument,
+        ),
+    ] {
+        assert_eq!(kind(hand_over(path, 1)), expected, "{path}");
+    }
 }
 
 #[test]

@@ -228,6 +228,8 @@ fn tables_as_people_see_them() {
         "device list",
         "device show device",
         "device scrub device --wait",
+        "device hand-over device --journal 1 --to-core 2",
+        "device journals device",
     ] {
         screen += &format!("$ flagstone {command}\n{}\n", good(&served, command));
     }
@@ -426,6 +428,7 @@ fn ten_thousand_volumes_are_listed() {
                 reserve: Default::default(),
                 device: None,
                 core: None,
+                apart: false,
                 slo: Default::default(),
                 oversubscribe: false,
             };
@@ -449,6 +452,7 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
             reserve: Default::default(),
             device: None,
             core: None,
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -25,7 +25,7 @@ fn operations() -> Vec<(String, String)> {
         for name in ["name", "volume", "snapshot", "device"] {
             path = path.replace(&format!("{{{name}}}"), "vm-1");
         }
-        let path = path.replace("{number}", "1");
+        let path = path.replace("{number}", "1").replace("{journal}", "1");
         assert!(!path.contains('{'), "{path}");
         for method in methods.as_object().expect("methods").keys() {
             operations.push((method.to_uppercase(), path.clone()));

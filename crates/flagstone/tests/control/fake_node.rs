@@ -308,6 +308,19 @@ impl Node for FakeNode {
         self.with(|state| state.device(&device))
     }
 
+    fn list_journals(&self, device: String) -> NodeFuture<'_, Vec<JournalInfo>> {
+        self.with(|state| state.journals(&device))
+    }
+
+    fn hand_over_journal(
+        &self,
+        device: String,
+        journal: u16,
+        core: u32,
+    ) -> NodeFuture<'_, HandedOverJournal> {
+        self.with(|state| state.hand_over(&device, journal, core))
+    }
+
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
         self.with(|state| state.scrub(&device, true))
     }

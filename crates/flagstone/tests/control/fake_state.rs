@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
     Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, ForcedMove, ForcedOutcome, Fork,
-    ForkState, MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord, NodeError, NodeErrorKind,
-    PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, TokenInfo, VolumeInfo, VolumePage,
-    VolumeSpec,
+    ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord,
+    NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState,
+    ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule,
+    TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) volumes: BTreeMap<String, VolumeInfo>,
     pub(crate) snapshots: BTreeMap<SnapshotRef, SnapshotInfo>,
     pub(crate) scrub: ScrubStatus,
+    /// The core that serves each journal.
+    pub(crate) homes: [u32; 2],
     pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
     pub(crate) streams: Streams,
@@ -107,6 +109,7 @@ impl State {
             id: format!("{id:032x}"),
             device: "device".to_string(),
             core: spec.core.unwrap_or((id % 2) as u32),
+            journal: spec.core.unwrap_or((id % 2) as u32) as u16,
             size_bytes: spec.size_bytes,
             mapped_bytes: 0,
             exclusive_bytes: Some(0),
@@ -232,6 +235,7 @@ impl State {
             reserve: Reservation::None,
             device: None,
             core: Some(from.core),
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };
@@ -553,6 +557,48 @@ impl State {
     }
 
     /// Advances with each look at it, and finds a bad block if there is a volume called `corrupt`.
+    /// Two, of which the first has filesystems.
+    pub(crate) fn journals(&self, device: &str) -> Answer<Vec<JournalInfo>> {
+        self.device(device)?;
+        let journal = |journal: u16| JournalInfo {
+            journal,
+            core: self.homes[usize::from(journal)],
+            volume_count: 3,
+            mapped_bytes: 5 << 20,
+            has_filesystems: journal == 0,
+            takes_new: true,
+            reads: 70,
+            writes: 80,
+        };
+        Ok((0..2).map(journal).collect())
+    }
+
+    pub(crate) fn hand_over(
+        &mut self,
+        device: &str,
+        journal: u16,
+        core: u32,
+    ) -> Answer<HandedOverJournal> {
+        let doing = "handing over a journal".to_string();
+        let device = self.device(device)?.name;
+        if journal == 0 {
+            let found = "filesystems are stored in it, which stay on their core";
+            return Err(error(NodeErrorKind::InvalidArgument, doing, found));
+        }
+        let home = self.homes.get_mut(usize::from(journal));
+        let home =
+            home.ok_or_else(|| error(NodeErrorKind::NotFound, doing, "there is no such journal"))?;
+        let from_core = std::mem::replace(home, core);
+        Ok(HandedOverJournal {
+            device,
+            journal,
+            from_core,
+            core,
+            volume_count: 3,
+            held_us: 1500,
+        })
+    }
+
     pub(crate) fn scrub(&mut self, device: &str, start: bool) -> Answer<ScrubStatus> {
         self.device(device)?;
         if start && self.scrub.state != ScrubState::Running {

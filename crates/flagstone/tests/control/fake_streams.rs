@@ -112,6 +112,7 @@ impl State {
                 reserve: Reservation::None,
                 device: spec.device,
                 core: spec.core,
+                apart: false,
                 slo: Default::default(),
                 oversubscribe: false,
             })?;

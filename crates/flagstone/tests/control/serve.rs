@@ -131,6 +131,8 @@ impl Node for Stuck {
         delete_filesystem_snapshot(filesystem: String, name: String) -> ();
         list_devices() -> Vec<DeviceInfo>;
         show_device(device: String) -> DeviceInfo;
+        list_journals(device: String) -> Vec<JournalInfo>;
+        hand_over_journal(device: String, journal: u16, core: u32) -> HandedOverJournal;
         start_scrub(device: String) -> ScrubStatus;
         scrub_status(device: String) -> ScrubStatus;
         info() -> NodeInfo;

@@ -17,6 +17,7 @@ fn create_reserved(scene: &Scene, name: &str, size_bytes: u64) -> Result<VolumeI
         reserve: Reservation::Full,
         device: None,
         core: None,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     };

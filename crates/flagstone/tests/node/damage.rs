@@ -166,6 +166,7 @@ fn create(image: &Image, name: &str, cores: u32) {
                 reserve: Reservation::None,
                 device: None,
                 core: Some(core),
+                apart: false,
                 slo: Default::default(),
                 oversubscribe: false,
             })

@@ -35,6 +35,7 @@ fn no_room_is_said_in_numbers() {
         reserve: Reservation::Full,
         device: None,
         core: None,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     };
@@ -160,6 +161,7 @@ fn volumes_that_have_no_instant_in_common_are_named() {
         reserve: Reservation::None,
         device: None,
         core: Some(0),
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     };
@@ -179,6 +181,7 @@ fn cores_that_can_own_a_volume_are_named() {
             reserve: Reservation::None,
             device: None,
             core: Some(core),
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };
@@ -211,6 +214,7 @@ fn no_more_is_reserved_than_a_volume_can_hold() {
             reserve: Reservation::Bytes(bytes),
             device: None,
             core: None,
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -87,6 +87,7 @@ fn create_volume(scene: &Scene, name: &str, slo: Slo) -> Result<(), NodeError> {
         reserve: Default::default(),
         device: None,
         core: None,
+        apart: false,
         slo,
         oversubscribe: false,
     };

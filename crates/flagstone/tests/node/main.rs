@@ -11,6 +11,7 @@ mod errors;
 mod file_slos;
 mod filesystems;
 mod hostile;
+mod journals;
 mod lineage;
 mod metrics;
 mod moves;

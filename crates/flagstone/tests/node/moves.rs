@@ -73,7 +73,7 @@ fn metric(scene: &Scene, name: &str) -> f64 {
     found.expect("there is one of that name").value
 }
 
-fn ended(scene: &Scene, name: &str) -> MoveInfo {
+pub(crate) fn ended(scene: &Scene, name: &str) -> MoveInfo {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
         let info = scene.ask(|node| node.show_move(name.to_owned()));
@@ -86,12 +86,12 @@ fn ended(scene: &Scene, name: &str) -> MoveInfo {
     }
 }
 
-fn block(number: u64) -> Vec<u8> {
+pub(crate) fn block(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(BLOCK as usize / 8)
 }
 
 /// Writes blocks of its own again and again and reads each back; every answer has to be right.
-fn use_it(mut client: Client, first: u64, stop: &AtomicBool, done: &AtomicU64) {
+pub(crate) fn use_it(mut client: Client, first: u64, stop: &AtomicBool, done: &AtomicU64) {
     let mut number = 1 << 32 | first;
     while !stop.load(Ordering::Relaxed) {
         for at in first..first + 16 {

@@ -38,6 +38,7 @@ pub(crate) fn volume(scene: &Scene, name: &str, core: Option<u32>) -> TokenText 
         reserve: Reservation::None,
         device: None,
         core,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     };

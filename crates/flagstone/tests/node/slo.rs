@@ -62,6 +62,7 @@ fn create(scene: &Scene, name: &str, slo: Slo) -> Result<VolumeInfo, NodeError> 
         reserve: Default::default(),
         device: None,
         core: None,
+        apart: false,
         slo,
         oversubscribe: false,
     };

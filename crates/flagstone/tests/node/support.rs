@@ -167,6 +167,7 @@ impl Scene {
             reserve: Reservation::None,
             device: None,
             core: None,
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -19,6 +19,7 @@ fn volume(scene: &Scene, name: &str) -> TokenText {
         reserve: Reservation::None,
         device: None,
         core: None,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     };

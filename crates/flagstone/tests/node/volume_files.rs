@@ -55,6 +55,7 @@ fn scene() -> Scene {
             reserve: flagstone::node::Reservation::None,
             device: None,
             core: Some(core),
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };

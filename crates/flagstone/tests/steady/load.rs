@@ -70,6 +70,7 @@ impl Load {
             reserve: Reservation::None,
             device: None,
             core: None,
+            apart: false,
             slo: Default::default(),
             oversubscribe: false,
         };

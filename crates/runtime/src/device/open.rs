@@ -53,6 +53,7 @@ pub(super) fn open_device(
         direct,
         id,
         pace: FlushPace::default(),
+        under_way: Cell::new(0),
         waves: Default::default(),
         counts_as_holding: Cell::new(false),
         held: Default::default(),

@@ -1,4 +1,4 @@
-//! Volumes that go to and fro between devices and cores: under fio, and under `kill -9`.
+//! Volumes that go to and fro between devices and cores, by themselves or with their journals: under fio, and under `kill -9`.
 //!
 //! First fio overwrites a volume and checks what it wrote, round after round, while the volume is moved. It may see no
 //! error and no wrong byte. How long changes waited at the end of each move is printed, not judged: the machine may be
@@ -22,12 +22,34 @@ use crate::repo;
 const DEVICES: [&str; 2] = ["main", "other"];
 const DEVICE_BYTES: &str = "2G";
 const FIO_BYTES: u64 = 64 << 20;
-/// Half of them to another core, half to another device.
+/// Of each kind.
 const MOVES: usize = 10;
+const KINDS: [Kind; 3] = [Kind::Core, Kind::Device, Kind::Journal];
 const WRITERS: u64 = 4;
 const REGION_BYTES: u64 = 16 << 20;
 /// The node lives this long, at least and at most, before it is killed.
 const LIFE_MS: (u64, u64) = (100, 1_000);
+
+/// What becomes of a volume.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// It is copied to a journal of another core.
+    Core,
+    /// It is copied to another device.
+    Device,
+    /// Its journal is handed over to another core.
+    Journal,
+}
+
+impl Kind {
+    fn words(self) -> &'static str {
+        match self {
+            Kind::Core => "copied to another core",
+            Kind::Device => "copied to another device",
+            Kind::Journal => "with its journal to another core",
+        }
+    }
+}
 
 pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
     let mut node = start(scene)?;
@@ -114,12 +136,13 @@ fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
             Ok::<u32, anyhow::Error>(rounds)
         });
         let moves = || {
-            let mut held = [Vec::new(), Vec::new()];
-            for number in 0..MOVES {
-                let is_device = number % 2;
-                held[is_device].push(move_it(&node.options, "fio", is_device == 1, None)?);
-                // Some of the load is at its new place.
-                thread::sleep(Duration::from_millis(200));
+            let mut held = KINDS.map(|_| Vec::new());
+            for _ in 0..MOVES {
+                for (kind, held) in KINDS.into_iter().zip(&mut held) {
+                    held.push(move_it(&node.options, "fio", kind, None)?);
+                    // Some of the load is at its new place.
+                    thread::sleep(Duration::from_millis(200));
+                }
             }
             Ok::<_, anyhow::Error>(held)
         };
@@ -132,10 +155,11 @@ fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
     })?;
     ensure!(rounds > 0, "fio did nothing");
     fio(scene, node, &["--rw=read"])?;
-    for (what, held) in ["core", "device"].iter().zip(&mut held) {
+    for (kind, held) in KINDS.iter().zip(&mut held) {
         held.sort_unstable();
         println!(
-            "to another {what}: changes waited {:.1} ms in the middle one of {} moves, {:.1} ms at most",
+            "{}: changes waited {:.1} ms in the middle one of {} moves, {:.1} ms at most",
+            kind.words(),
             held[held.len() / 2] as f64 / 1e3,
             held.len(),
             held.last().copied().unwrap_or(0) as f64 / 1e3
@@ -169,15 +193,29 @@ fn json(node: &NodeOptions, arguments: &[&str]) -> Result<serde_json::Value> {
 }
 
 /// Moves a volume to the other device or to the other core. Returns how long changes waited, in microseconds.
-fn move_it(node: &NodeOptions, volume: &str, is_device: bool, limit: Option<&str>) -> Result<u64> {
+fn move_it(node: &NodeOptions, volume: &str, kind: Kind, limit: Option<&str>) -> Result<u64> {
     let shown = json(node, &["volume", "show", volume])?;
     let core = find_number(&shown, "core").context("it is on no core")?;
     let on_first = find_strings(&shown, "device").contains(&DEVICES[0].to_owned());
     let other_core = (1 - core.min(1)).to_string();
     let mut words = vec!["volume", "move", volume];
-    match is_device {
-        true => words.extend(["--device", DEVICES[usize::from(on_first)]]),
-        false => words.extend(["--core", &other_core]),
+    match kind {
+        Kind::Core => words.extend(["--core", &other_core]),
+        Kind::Device => words.extend(["--device", DEVICES[usize::from(on_first)]]),
+        Kind::Journal => {
+            let journal = find_number(&shown, "journal").context("it is in no journal")?;
+            let (device, journal) = (DEVICES[usize::from(!on_first)], journal.to_string());
+            let words = [
+                "device",
+                "hand-over",
+                device,
+                "--journal",
+                &journal,
+                "--to-core",
+            ];
+            let handed = json(node, &[&words[..], &[&other_core[..]]].concat())?;
+            return find_number(&handed, "held_us").context("nobody says how long changes waited");
+        }
     }
     if let Some(limit) = limit {
         words.extend(["--limit", limit]);
@@ -201,8 +239,9 @@ fn one_life(node: &mut Node, writers: &mut [Writer], life: Duration) -> Result<u
             let mut moves = 0;
             while !killed.load(Ordering::SeqCst) {
                 // Some are slow, so that kills find them while they copy.
-                let limit = (moves % 3 == 2).then_some("64M");
-                match move_it(&commands, "data", moves % 2 == 1, limit) {
+                let limit = (moves % 4 == 3).then_some("64M");
+                let kind = KINDS[moves as usize % KINDS.len()];
+                match move_it(&commands, "data", kind, limit) {
                     Ok(_) => moves += 1,
                     Err(_) if killed.load(Ordering::SeqCst) => break,
                     Err(error) => return Err(error),

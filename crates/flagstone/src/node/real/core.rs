@@ -8,28 +8,32 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo};
+use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::{NativeLimits, NativeServer};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
 use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform, Time};
-use flagstone_runtime::{CoreRemote, IoStats, Refused, UringListener, UringPlatform, UringStream};
+use flagstone_runtime::{CoreRemote, Refused, UringListener, UringPlatform, UringStream};
 use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
 use flagstone_tls::ServerTls;
 use flagstone_types::{DvolId, Lsn};
 
-use super::access::{Access, TokenStore};
+use super::access::Access;
 use super::attributes::VolumeAttributes;
 use super::background;
+use super::between::Between;
 use super::between::arrivals::CoreArrivals;
 use super::between::found::LeftOver;
 use super::between::word::Asking;
-use super::between::{Between, MoveStore};
+use super::engines::{Engines, OwnedEngine};
 use super::files::CoreFiles;
+use super::journals::Homes;
 use super::moving::Arriving;
 use super::names::Names;
 use super::native::{Identity, NativeNames};
 use super::notes::VolumeNotes;
+use super::opening::{OpenedEngine, Opener};
 use super::recording::Recording;
 use super::schedule::{self, Schedules};
 use super::slo::{Floors, note_floor, terms_of};
@@ -50,16 +54,6 @@ pub(super) enum Unasked {
     Stopped,
 }
 
-/// One journal of one device on this core.
-pub(super) struct OwnedEngine {
-    /// Index of the device in the node's list.
-    pub(super) device: usize,
-    /// The engine.
-    pub(super) engine: Engine<UringPlatform>,
-    /// What it has asked of the device.
-    pub(super) io: IoStats,
-}
-
 /// How devices are divided, as a core has to know it when it begins.
 pub(super) struct Divided {
     /// What all cores share of each device of the node.
@@ -71,14 +65,12 @@ pub(super) struct Divided {
 /// What a core has to know of volumes when it begins.
 pub(super) struct Known {
     pub(super) names: Names,
+    /// Which core serves which journal.
+    pub(super) homes: Arc<Homes>,
     /// Who may open which.
     pub(super) access: Access,
-    /// Of each engine of the core.
-    pub(super) tokens: Vec<TokenStore<UringPlatform>>,
     /// Which volumes are elsewhere.
     pub(super) between: Between,
-    /// What of that is on the device, for each engine.
-    pub(super) moves: Vec<MoveStore<UringPlatform>>,
     /// What takes other nodes to be settled.
     pub(super) left_over: Vec<LeftOver>,
     /// What clients of the native protocol are told of the node.
@@ -100,16 +92,16 @@ const LINGER_NS: u64 = 10_000_000_000;
 pub(super) struct CoreNode {
     pub(super) index: usize,
     pub(super) platform: UringPlatform,
-    pub(super) engines: Vec<OwnedEngine>,
+    pub(super) engines: Rc<Engines>,
+    /// How journals are opened.
+    pub(super) opener: Opener,
     pub(super) names: Names,
+    /// Which core serves which journal.
+    pub(super) homes: Arc<Homes>,
     /// Who may open which volume of the node.
     pub(super) access: Access,
-    /// What of that is on the device, for each engine.
-    pub(super) tokens: Vec<TokenStore<UringPlatform>>,
     /// Which volumes are at other nodes, or may be.
     pub(super) between: Between,
-    /// What of that is on the device, for each engine.
-    pub(super) moves: Vec<MoveStore<UringPlatform>>,
     /// Volumes that may come from other nodes to this core.
     pub(super) arrivals: CoreArrivals,
     /// Volumes of this core that are held, since another node was asked in vain whose they are.
@@ -133,10 +125,6 @@ pub(super) struct CoreNode {
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
     /// Turns at each device of the node.
     pub(super) turns: Vec<Turns<UringPlatform>>,
-    /// Whose turns each engine's own work takes, in the order of the engines.
-    own_work: Vec<Tenant<UringPlatform>>,
-    /// Whose turns moves take at each engine, in the same order.
-    movers: Vec<Tenant<UringPlatform>>,
     /// Of volumes that have another SLO than all.
     slos: RefCell<BTreeMap<DvolId, Slo>>,
     /// Of volumes that somebody uses.
@@ -169,43 +157,35 @@ impl CoreNode {
     /// Puts the core's part in place.
     pub(super) fn install(
         platform: &UringPlatform,
-        engines: Vec<OwnedEngine>,
+        (opener, opened): (Opener, Vec<OpenedEngine>),
         known: Known,
         recording: Recording,
         files: CoreFiles,
         share: Share,
         divided: Divided,
     ) -> Rc<CoreNode> {
+        let engines: Rc<Engines> = Rc::default();
         let turns = divided.devices.into_iter().enumerate();
         let turns = turns.map(|(device, divided)| {
-            let mine = engines.iter().filter(|owned| owned.device == device);
-            let io: Vec<IoStats> = mine.map(|owned| owned.io.clone()).collect();
-            let flushes = move || io.iter().map(IoStats::flushes).sum();
+            // Engines have tenants, and those their turns.
+            let engines = Rc::downgrade(&engines);
+            let flushes = move || {
+                engines
+                    .upgrade()
+                    .map_or(0, |engines| engines.flushes(device))
+            };
             Turns::new(platform.clone(), platform.core_index(), divided, flushes)
         });
         let turns: Vec<_> = turns.collect();
-        let own_work = engines
-            .iter()
-            .filter_map(|owned| {
-                Some(background::schedule(
-                    &owned.engine,
-                    turns.get(owned.device)?,
-                ))
-            })
-            .collect();
-        let movers = engines
-            .iter()
-            .filter_map(|owned| Some(background::mover(&owned.engine, turns.get(owned.device)?)))
-            .collect();
         let core = Rc::new(CoreNode {
             index: platform.core_index(),
             platform: platform.clone(),
             engines,
+            opener,
             names: known.names,
+            homes: known.homes,
             access: known.access,
-            tokens: known.tokens,
             between: known.between,
-            moves: known.moves,
             arrivals: CoreArrivals::default(),
             asking: Asking::default(),
             move_hooks: known.move_hooks,
@@ -221,8 +201,6 @@ impl CoreNode {
             identity: known.identity,
             counters: RefCell::default(),
             turns,
-            own_work,
-            movers,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
             lingering: RefCell::default(),
@@ -235,6 +213,9 @@ impl CoreNode {
             stopping: Cell::new(false),
             stop_grace_ns: share.stop_grace_ns,
         });
+        for opened in opened {
+            core.serve_engine(opened);
+        }
         let server = NbdServer::with_tls(
             platform.clone(),
             Directory { core: core.clone() },
@@ -379,6 +360,17 @@ impl CoreNode {
         turns.clone()
     }
 
+    /// The same, if there are any.
+    pub(super) fn sizing_of(&self, id: DvolId) -> Option<Rc<Budget>> {
+        self.sizing.borrow().get(&id).cloned()
+    }
+
+    /// Whether a volume is being moved to this journal.
+    pub(super) fn is_target(&self, number: usize) -> bool {
+        let arriving = self.arriving.borrow();
+        arriving.values().any(|one| one.at() == number)
+    }
+
     /// Volumes of which there are counters, by id.
     pub(super) fn counted(&self) -> Vec<DvolId> {
         self.counters.borrow().keys().copied().collect()
@@ -468,16 +460,36 @@ impl CoreNode {
             .collect()
     }
 
-    /// Device time that engines' own work has used at a device, in nanoseconds; counted each tenth of a second.
-    pub(super) fn own_work_ns(&self, device: usize) -> u64 {
-        let here = self.engines.iter().zip(&self.own_work);
-        let here = here.filter(|(owned, _)| owned.device == device);
-        here.map(|(_, tenant)| tenant.stats().used_ns).sum()
+    /// The engine that has a volume.
+    pub(super) fn engine(&self, number: usize) -> Option<Engine<UringPlatform>> {
+        self.engines.get(number).map(|owned| owned.engine.clone())
     }
 
-    /// The engine that has a volume.
-    pub(super) fn engine(&self, engine: usize) -> Option<&Engine<UringPlatform>> {
-        self.engines.get(engine).map(|owned| &owned.engine)
+    /// A journal that this core serves.
+    pub(super) fn owned(&self, number: usize) -> Result<Rc<OwnedEngine>, DvolError> {
+        self.engines.get(number).ok_or(DvolError::NotFound)
+    }
+
+    /// Serves a journal from now on.
+    pub(super) fn serve_engine(&self, opened: OpenedEngine) {
+        let Some(turns) = self.turns.get(opened.device) else {
+            return;
+        };
+        let owned = OwnedEngine {
+            own_work: background::schedule(&opened.engine, turns),
+            mover: background::mover(&opened.engine, turns),
+            is_guest: usize::from(opened.engine.journal_no()) % self.opener.cores != self.index,
+            is_apart: Cell::new(opened.is_apart),
+            device: opened.device,
+            engine: opened.engine,
+            handle: opened.handle,
+            io: opened.io,
+            tokens: opened.tokens,
+            moves: opened.moves,
+            serving: Rc::default(),
+            making: Gate::default(),
+        };
+        self.engines.put(opened.number, owned);
     }
 
     /// A volume, or a snapshot of one, to be read and written. `None` while a stream is being received into it: what it
@@ -508,7 +520,7 @@ impl CoreNode {
 
     /// Whose turns moves take that copy from or to an engine.
     pub(super) fn mover_of(&self, engine: usize) -> Option<Tenant<UringPlatform>> {
-        self.movers.get(engine).cloned()
+        self.engines.get(engine).map(|owned| owned.mover.clone())
     }
 
     /// A volume that is being moved to this core.
@@ -553,6 +565,7 @@ impl CoreNode {
             failure_domain: self.failure_domain.clone(),
             tenant: self.tenant_of(owned.device, handle.id)?,
             counters: self.counters_of(handle.id),
+            serving: owned.serving.clone(),
             notes: self.notes_of(handle.id),
             recording: self.recording.clone(),
         })
@@ -596,7 +609,7 @@ impl CoreNode {
     /// What volumes of this core were promised, whatever others do.
     pub(super) fn floors(&self) -> Floors {
         let mut floors = Floors::new();
-        for owned in &self.engines {
+        for (_, owned) in self.engines.all() {
             owned.engine.visit_dvols(|handle, attributes| {
                 note_floor(
                     &mut floors,
@@ -678,7 +691,7 @@ impl CoreNode {
         }
         self.files.stop(self.stop_grace_ns).await;
         let mut failed = None;
-        for owned in &self.engines {
+        for (_, owned) in self.engines.all() {
             if let Err(error) = owned.engine.stop().await {
                 failed = Some(error.to_string());
             }

@@ -12,6 +12,7 @@ use flagstone_types::BLOCK_SIZE;
 
 use super::access::Record as Tokens;
 use super::core::CoreNode;
+use super::engines::add_counters;
 use super::names::Place;
 use super::native;
 use super::records::Kept;
@@ -31,6 +32,7 @@ struct FoundVolume {
     dvol: DvolInfo,
     place: Place,
     device: usize,
+    journal: u16,
     connection_count: u64,
     slo: Slo,
     scheduled: Option<ScheduledSnapshots>,
@@ -77,6 +79,7 @@ impl RealNode {
             dvol,
             place,
             device,
+            journal,
             connection_count,
             slo,
             scheduled,
@@ -111,6 +114,7 @@ impl RealNode {
             id: dvol.handle.id.to_string(),
             device: self.devices[device].name.clone(),
             core: place.core as u32,
+            journal,
             size_bytes: dvol.size_bytes,
             mapped_bytes: dvol.mapped_bytes,
             exclusive_bytes: None,
@@ -158,6 +162,7 @@ impl RealNode {
                             dvol,
                             place,
                             device: owned.device,
+                            journal: owned.engine.journal_no(),
                             connection_count: attached.get(&place.id).copied().unwrap_or(0),
                             slo: core.slo_of(place.id),
                             scheduled: core.scheduled_of(place.id),
@@ -272,10 +277,14 @@ impl RealNode {
             let share = self
                 .on_core(core, "describing a device", move |core| async move {
                     let mut sum = DeviceShare {
-                        own_work_ns: core.own_work_ns(device),
+                        own_work_ns: core.engines.own_work_ns(device),
+                        io: core.engines.io(device),
                         ..DeviceShare::default()
                     };
-                    for owned in core.engines.iter().filter(|e| e.device == device) {
+                    let past = core.engines.past(device);
+                    sum.corrupt_blocks += past.corrupt_blocks;
+                    add_counters(&mut sum.counters, past.counters);
+                    for (_, owned) in core.engines.of(device) {
                         sum.size_bytes = owned.engine.superblock().block_count * BLOCK_SIZE;
                         sum.add_engine(&owned.engine.space());
                         sum.fenced |= owned.engine.is_fenced();
@@ -286,9 +295,8 @@ impl RealNode {
                             }
                             sum.mapped_bytes += dvol.mapped_bytes;
                         }
-                        sum.io.merge(&owned.io.snapshot());
                         sum.corrupt_blocks += owned.engine.counters().corrupt_blocks.get();
-                        sum.add_counters(owned.engine.counters().list());
+                        add_counters(&mut sum.counters, owned.engine.counters().list());
                     }
                     sum
                 })
@@ -361,8 +369,8 @@ impl RealNode {
                     core,
                     "asking for a scrub's status",
                     move |core| async move {
-                        let mine = core.engines.iter().filter(|e| e.device == device);
-                        mine.map(|e| {
+                        let mine = core.engines.of(device).into_iter();
+                        mine.map(|(_, e)| {
                             let report = e.engine.last_scrub();
                             let places = report.iter().flat_map(|r| r.corrupt.iter());
                             let places: Vec<_> = places
@@ -581,15 +589,6 @@ impl DeviceShare {
         self.owned_segments += space.owned_segments;
     }
 
-    fn add_counters(&mut self, counters: Vec<(&'static str, u64)>) {
-        for (name, value) in counters {
-            match self.counters.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, sum)) => *sum += value,
-                None => self.counters.push((name, value)),
-            }
-        }
-    }
-
     fn add(&mut self, other: DeviceShare) {
         self.size_bytes = self.size_bytes.max(other.size_bytes);
         self.capacity_bytes = self.capacity_bytes.max(other.capacity_bytes);
@@ -609,7 +608,7 @@ impl DeviceShare {
         self.corrupt_blocks += other.corrupt_blocks;
         self.own_work_ns += other.own_work_ns;
         self.io.merge(&other.io);
-        self.add_counters(other.counters);
+        add_counters(&mut self.counters, other.counters);
     }
 }
 

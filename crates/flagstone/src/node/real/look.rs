@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
-use flagstone_runtime::{DeviceIoStats, IoKindStats};
+use flagstone_runtime::IoKindStats;
 use flagstone_types::DvolId;
 
 use super::RealNode;
@@ -58,9 +58,7 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
     }
     let mut devices: Vec<DeviceLook> = Vec::new();
     for index in 0..core.turns.len() {
-        let mine = core.engines.iter().filter(|owned| owned.device == index);
-        let mut io = DeviceIoStats::default();
-        mine.for_each(|owned| io.merge(&owned.io.snapshot()));
+        let io = core.engines.io(index);
         devices.push(DeviceLook {
             device: index,
             read: io_mark(&io.read),

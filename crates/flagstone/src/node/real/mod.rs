@@ -10,9 +10,11 @@ mod background;
 mod between;
 mod core;
 mod describe;
+mod engines;
 mod epochs;
 mod errors;
 mod files;
+mod journals;
 mod look;
 mod moves;
 mod moves_left;
@@ -44,9 +46,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo, Handle};
+use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo, Engine, Handle};
 use flagstone_platform::record::NodeMark;
-use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime};
+use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime, UringPlatform};
 use flagstone_sched::Device as DividedDevice;
 use flagstone_types::DvolId;
 
@@ -58,6 +60,7 @@ use self::errors::{
     Wanted, apart, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
     no_such_volume, node_error, taken,
 };
+use self::journals::Homes;
 use self::names::{Names, Place};
 use self::receive::OneReceive;
 use self::recording::Recording;
@@ -66,12 +69,12 @@ use self::slo::{Floors, note_floor};
 use super::{
     Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges,
     FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec, ForcedMove, ImageStoreSpec, Look, MetricsSnapshot,
-    MoveInfo, MoveSpec, MoveWord, NewToken, Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo,
-    PageQuery, ReceiveId, ReceiveSpec, Reservation, Restrictions, RotateSpec, Schedule, ScrubState,
-    ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule,
-    StreamPart, StreamRun, StreamSource, TokenInfo, TokenKind, TokenList, TokenSpec, VolumeInfo,
-    VolumePage, VolumeSpec,
+    FilesystemSnapshotPage, FilesystemSpec, ForcedMove, HandedOverJournal, ImageStoreSpec,
+    JournalInfo, Look, MetricsSnapshot, MoveInfo, MoveSpec, MoveWord, NewToken, Node, NodeError,
+    NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
+    Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo,
+    TokenKind, TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -102,6 +105,8 @@ struct RealNode {
     remotes: Vec<CoreRemote>,
     devices: Vec<Device>,
     names: Names,
+    /// Which core serves which journal.
+    homes: Arc<Homes>,
     /// Who may open which volume.
     access: Access,
     /// Which volumes are at other nodes.
@@ -241,27 +246,79 @@ impl RealNode {
                 .position(|d| d.name == wanted || d.id == wanted)
                 .ok_or_else(|| no_such_device(wanted, doing))?,
         };
-        // A core without a journal of the device can't own volumes on it.
-        let cores = self.remotes.len().min(self.devices[device].journal_count);
         let core = match core {
-            Some(core) if (core as usize) < cores => core as usize,
             Some(core) => {
-                let journals = self.devices[device].journal_count;
-                return Err(no_such_core(core, cores, journals, doing));
+                self.check_serves(core, device, doing)?;
+                core as usize
             }
-            None => {
-                let counts = self.names.per_core(cores);
-                let least = counts.iter().enumerate().min_by_key(|(_, count)| **count);
-                least.map_or(0, |(core, _)| core)
-            }
+            None => self.cores_of(device).first().copied().unwrap_or(0),
         };
         Ok((core, device))
+    }
+
+    /// The cores that can own volumes of a device, since they serve a journal of it: those with the fewest volumes first.
+    fn cores_of(&self, device: usize) -> Vec<usize> {
+        let counts = self.names.per_core(self.remotes.len());
+        let mut cores: Vec<usize> = (0..counts.len())
+            .filter(|core| self.serves(*core, device))
+            .collect();
+        cores.sort_by_key(|core| counts[*core]);
+        cores
+    }
+
+    /// Refuses a core that can't own volumes of a device.
+    fn check_serves(&self, core: u32, device: usize, doing: &str) -> Result<(), NodeError> {
+        let found = &self.devices[device];
+        let cores = self.remotes.len().min(found.journal_count);
+        if core as usize >= self.remotes.len() {
+            return Err(no_such_core(core, cores, found.journal_count, doing));
+        }
+        if self.serves(core as usize, device) {
+            return Ok(());
+        }
+        if core as usize >= cores {
+            return Err(no_such_core(core, cores, found.journal_count, doing));
+        }
+        let name = &found.name;
+        let what = format!(
+            "core {core} serves no journal of device '{name}' just now: they were handed over to others"
+        );
+        Err(NodeError::new(NodeErrorKind::NotFound, doing, what).next(format!(
+            "name another core, or hand one over to it: `flagstone device journals {name}` lists them"
+        )))
+    }
+
+    /// The core with the fewest volumes of those that serve an empty journal of a device beside the one for new volumes.
+    async fn core_with_spare(&self, device: usize, doing: &str) -> Result<usize, NodeError> {
+        for core in self.cores_of(device) {
+            let spare = self.on_core(core, doing, move |core| async move {
+                core.engines.spare_of(device)
+            });
+            if spare.await?.is_some() {
+                return Ok(core);
+            }
+        }
+        Err(self.no_spare(device, doing))
+    }
+
+    fn no_spare(&self, device: usize, doing: &str) -> NodeError {
+        let name = &self.devices[device].name;
+        let found =
+            format!("no journal of device '{name}' is empty but those that new volumes go to");
+        NodeError::new(NodeErrorKind::NoSpace, doing, found).next(format!(
+            "leave --apart out, or empty one: `flagstone device journals {name}` says what is in each"
+        ))
     }
 
     async fn create(&self, spec: VolumeSpec) -> Result<CreatedVolume, NodeError> {
         let doing = format!("creating volume '{}'", spec.name);
         check_size(spec.size_bytes, &doing)?;
         let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
+        let core = match (spec.apart, spec.core) {
+            (true, None) => self.core_with_spare(device, &doing).await?,
+            _ => core,
+        };
+        let apart = spec.apart;
         let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
         check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
         let slo = spec.slo;
@@ -288,16 +345,25 @@ impl RealNode {
         let claim = self.names.claim(&spec.name, claimed);
         let claim = claim.ok_or_else(|| taken(&spec.name, &doing))?;
         let created = self.on_core(core, &doing, move |running| async move {
-            let engine = running.engines.iter().position(|e| e.device == device);
-            let Some(engine) = engine else {
-                return Err(DvolError::NotFound);
+            let engine = match apart {
+                true => running.engines.spare_of(device).ok_or(DvolError::TooMany)?,
+                false => running
+                    .engines
+                    .first_of(device)
+                    .ok_or(DvolError::NotFound)?,
             };
+            let owned = running.owned(engine)?;
+            let of_its_own = owned.is_apart.replace(owned.is_apart.get() || apart);
             let attributes = VolumeAttributes {
                 slo,
                 ..VolumeAttributes::default()
             };
             let created = running.create_volume(engine, new, attributes.encode());
-            let (id, token) = created.await?;
+            let created = created.await;
+            if created.is_err() {
+                owned.is_apart.set(of_its_own);
+            }
+            let (id, token) = created?;
             running.set_slo(id, &slo);
             claim.came_to_be(Place { core, engine, id });
             Ok((id, token))
@@ -315,9 +381,10 @@ impl RealNode {
                     token: Some(token),
                 })
             }
+            Err(DvolError::TooMany) if apart => Err(self.no_spare(device, &doing)),
             Err(error) => {
                 let find = move |core: &CoreNode| {
-                    let owned = core.engines.iter().find(|e| e.device == device)?;
+                    let owned = core.engines.get(core.engines.first_of(device)?)?;
                     let wanted = Wanted::Anew(reserved_bytes);
                     Some((device, owned.engine.space(), wanted))
                 };
@@ -349,9 +416,9 @@ impl RealNode {
         let snapshot = source.snapshot.clone();
         let is_head = snapshot.is_none();
         let cloned = self.on_volume(&target, &doing, move |core, dvol| async move {
-            let Some(engine) = core.engine(place.engine) else {
-                return Err(DvolError::NotFound);
-            };
+            let owned = core.owned(place.engine)?;
+            let _made = owned.made_in().await?;
+            let engine = &owned.engine;
             let source = match snapshot {
                 None => {
                     core.check_settled(dvol.id)?;
@@ -933,6 +1000,19 @@ impl Node for RealNode {
         })
     }
 
+    fn list_journals(&self, device: String) -> NodeFuture<'_, Vec<JournalInfo>> {
+        Box::pin(self.journals_of(device))
+    }
+
+    fn hand_over_journal(
+        &self,
+        device: String,
+        journal: u16,
+        core: u32,
+    ) -> NodeFuture<'_, HandedOverJournal> {
+        Box::pin(self.hand_over(device, journal, core))
+    }
+
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
         Box::pin(async move {
             let index = self.device_index(&device, "starting a scrub")?;
@@ -998,17 +1078,23 @@ impl RealNode {
         if !running {
             for core in 0..self.remotes.len() {
                 self.on_core(core, "starting a scrub", move |core| async move {
-                    for owned in core.engines.iter().filter(|e| e.device == device) {
-                        let engine = owned.engine.clone();
-                        // Fails only when the node stops, which the status tells.
-                        let scrub = async move { drop(engine.scrub(SCRUB_PAUSE_NS).await) };
-                        flagstone_platform::Platform::spawn(&core.platform, scrub);
+                    for (_, owned) in core.engines.of(device) {
+                        core.scrub(owned.engine.clone());
                     }
                 })
                 .await?;
             }
         }
         self.scrub_info(device).await
+    }
+}
+
+impl CoreNode {
+    /// Scrubs a journal's volumes beside all else.
+    fn scrub(&self, engine: Engine<UringPlatform>) {
+        // Fails only when the engine stops, which the status tells.
+        let scrub = async move { drop(engine.scrub(SCRUB_PAUSE_NS).await) };
+        flagstone_platform::Platform::spawn(&self.platform, scrub);
     }
 }
 

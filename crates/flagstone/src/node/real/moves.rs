@@ -9,7 +9,7 @@ use flagstone_platform::Platform;
 use flagstone_types::DvolId;
 
 use super::describe::wall_clock_ns;
-use super::errors::{no_such_core, no_such_device};
+use super::errors::no_such_device;
 use super::moving::{Job, Seen, State, Watched};
 use super::names::Place;
 use super::slo::note_floor;
@@ -289,14 +289,13 @@ impl RealNode {
                 found.ok_or_else(|| no_such_device(wanted, doing))?
             }
         };
-        // A core without a journal of the device can't own volumes on it.
-        let journals = self.devices[device].journal_count;
-        let cores = self.remotes.len().min(journals);
         let core = match spec.core {
-            Some(core) if (core as usize) < cores => core as usize,
-            Some(core) => return Err(no_such_core(core, cores, journals, doing)),
-            None if from.core < cores => from.core,
-            None => 0,
+            Some(core) => {
+                self.check_serves(core, device, doing)?;
+                core as usize
+            }
+            None if self.serves(from.core, device) => from.core,
+            None => self.cores_of(device).first().copied().unwrap_or(0),
         };
         if (core, device) == (from.core, on) {
             let found = format!(
@@ -332,7 +331,7 @@ impl RealNode {
     ) -> Result<Place, NodeError> {
         let engine = self
             .on_core(core, doing, move |core| async move {
-                core.engines.iter().position(|owned| owned.device == device)
+                core.engines.first_of(device)
             })
             .await?;
         let engine = engine.ok_or_else(|| no_such_device(&self.devices[device].name, doing))?;

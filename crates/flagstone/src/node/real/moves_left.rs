@@ -115,7 +115,8 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<
         core.set_slo(place.id, &slo);
         core.schedules.set(place.engine, handle, snapshots);
         // Others may have been read behind them.
-        if let Some(store) = core.tokens.get(place.engine) {
+        if let Some(owned) = core.engines.get(place.engine) {
+            let store = &owned.tokens;
             core.access.reload(store, place.id).await;
         }
         Ok(())
@@ -143,7 +144,8 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<bool, NodeError> {
         let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
         core.schedules.forget(place.id);
         engine.delete(handle, true).await?;
-        if let Some(store) = core.tokens.get(place.engine) {
+        if let Some(owned) = core.engines.get(place.engine) {
+            let store = &owned.tokens;
             let _turn = store.turn().await;
             store.forget(place.id).await?;
         }

@@ -197,6 +197,8 @@ pub(super) struct Job {
 
 /// A volume on its way to this core.
 pub(super) struct Arriving {
+    /// The journal that it comes to.
+    at: usize,
     target: DvolTarget<UringPlatform, VolumeMarks>,
     copier: Copier,
 }
@@ -357,7 +359,8 @@ impl There<'_> {
             let Some(arriving) = core.take_arriving(id) else {
                 return Ok(false);
             };
-            if let Some(store) = core.tokens.get(engine) {
+            if let Some(owned) = core.engines.get(engine) {
+                let store = &owned.tokens;
                 let _turn = store.turn().await;
                 store.forget(id).await?;
             }
@@ -382,9 +385,14 @@ impl Target for There<'_> {
             async move {
                 let owned = core.engines.get(at).ok_or(DvolError::NotFound)?;
                 let id = new.id;
+                let _made = owned
+                    .making
+                    .enter()
+                    .await
+                    .map_err(|_| DvolError::NotFound)?;
                 let copier = core.copier(at, slo).ok_or(DvolError::NotFound)?;
                 let target = DvolTarget::new(owned.engine.clone(), VolumeMarks, new);
-                let arriving = Rc::new(Arriving { target, copier });
+                let arriving = Rc::new(Arriving { at, target, copier });
                 core.put_arriving(id, arriving.clone());
                 arriving.target.begin(&content).await
             }
@@ -439,13 +447,17 @@ impl Target for There<'_> {
             async move {
                 let arriving = core.arriving_of(id).ok_or(DvolError::NotFound)?;
                 if let Some(record) = tokens {
-                    let store = core.tokens.get(at).ok_or(DvolError::NotFound)?;
+                    let owned = core.owned(at)?;
+                    let store = &owned.tokens;
                     let _turn = store.turn().await;
                     store.put(&record, Stability::Stable).await?;
                 }
                 arriving.target.finish().await?;
                 core.take_arriving(id);
                 core.set_slo(id, &slo);
+                // It isn't known here when it was last changed, and it may have been since somebody looked.
+                let now_ns = core.platform.wall_clock_ns();
+                core.notes_of(id).change.tell(now_ns);
                 if let Some(handle) = arriving.target.made() {
                     core.schedules.set(at, handle, snapshots);
                 }
@@ -513,6 +525,13 @@ impl<'a> Pace<'a> {
     }
 }
 
+impl Arriving {
+    /// The journal that it comes to.
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+}
+
 impl CoreNode {
     /// Whose turns the move of a volume with this SLO takes at an engine.
     pub(super) fn copier(&self, engine: usize, slo: Slo) -> Option<Copier> {
@@ -570,10 +589,7 @@ impl CoreNode {
     }
 
     async fn move_it(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
-        let owned = self
-            .engines
-            .get(job.from.engine)
-            .ok_or(DvolError::NotFound)?;
+        let owned = self.owned(job.from.engine)?;
         let engine = &owned.engine;
         let info = engine
             .dvol_with(job.from.id, &job.name)
@@ -603,10 +619,7 @@ impl CoreNode {
         };
         let pace = Pace::new(self, &job.watched, job.limit_bytes, &here);
         // What tokens it has doesn't change from here on: it goes with the volume.
-        let store = self
-            .tokens
-            .get(job.from.engine)
-            .ok_or(DvolError::NotFound)?;
+        let store = &owned.tokens;
         let moved = async {
             let with_tokens = WithTokens {
                 there: &there,
@@ -659,7 +672,8 @@ impl CoreNode {
                 "deleting what it was before it was moved: {error}"
             );
         }
-        if let Some(store) = self.tokens.get(job.from.engine) {
+        if let Some(owned) = self.engines.get(job.from.engine) {
+            let store = &owned.tokens;
             let _turn = store.turn().await;
             if let Err(error) = store.forget(handle.id).await {
                 tracing::debug!(

@@ -183,6 +183,25 @@ impl Names {
         self.write(|t| !t.receiving.contains(&id) && t.moving.insert(id))
     }
 
+    /// These are to go somewhere together. None of them is marked if one, which is returned, is being moved already, or received into.
+    pub(super) fn begin_moving_all(&self, ids: &[DvolId]) -> Result<(), DvolId> {
+        self.write(|t| {
+            let is_busy = |id: &&DvolId| t.receiving.contains(id) || t.moving.contains(id);
+            match ids.iter().find(is_busy) {
+                Some(busy) => Err(*busy),
+                None => {
+                    t.moving.extend(ids);
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    /// They have gone, or stay.
+    pub(super) fn end_moving_all(&self, ids: &[DvolId]) {
+        self.write(|t| t.moving.retain(|id| !ids.contains(id)));
+    }
+
     /// The turn of a move that comes to its end.
     pub(super) async fn turn_to_end(&self) -> tokio::sync::OwnedMutexGuard<()> {
         self.ending.clone().lock_owned().await

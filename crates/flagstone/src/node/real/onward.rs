@@ -116,7 +116,7 @@ impl CoreNode {
             let engine = self.engine(place.engine)?;
             let handle = match &wanted.snapshot {
                 None => engine.dvol_with(wanted.id, &name)?.handle,
-                Some(snapshot) => snapshot.find(engine, wanted.id)?,
+                Some(snapshot) => snapshot.find(&engine, wanted.id)?,
             };
             self.volume(place.engine, handle)
         };

@@ -15,7 +15,7 @@ use flagstone_fs::DvolRole;
 use flagstone_platform::layers::Layers;
 use flagstone_platform::{BlockDevice, BufferPool};
 use flagstone_runtime::{
-    DeviceOptions as OpenOptions, FlushMethod, Runtime, UringDevice, UringPlatform,
+    DeviceOptions as OpenOptions, FlushMethod, IoStats, Runtime, UringDevice, UringPlatform,
 };
 use flagstone_sched::Device as DividedDevice;
 use flagstone_tls::ServerTls;
@@ -24,8 +24,9 @@ use super::access::{Access, TokenStore};
 use super::attributes::{Receiving, VolumeAttributes};
 use super::between::found::{FoundDvol, FoundMoves, forget_stale};
 use super::between::{Between, MoveStore, with_routes};
-use super::core::{CoreNode, Divided, Known, OwnedEngine, current};
+use super::core::{CoreNode, Divided, Known, current};
 use super::files::{CoreFiles, Rules};
+use super::journals::Homes;
 use super::moves_left::{FoundVolume, settle_moves};
 use super::names::{Names, Place};
 use super::native::Identity;
@@ -45,6 +46,65 @@ pub(super) struct Prepared {
     pub(super) flush: FlushMethod,
     /// Shared by the cores.
     pub(super) layers: Option<Arc<Layers>>,
+}
+
+impl Prepared {
+    /// A handle of the device of this core's own.
+    pub(super) fn open(&self, platform: &UringPlatform) -> Result<UringDevice, OpenError> {
+        let opened = open_file(platform, &self.path, self.flush)?;
+        Ok(match &self.layers {
+            Some(layers) => opened.behind(layers.clone()),
+            None => opened,
+        })
+    }
+}
+
+/// A journal that a core has opened and doesn't serve yet.
+pub(super) struct OpenedEngine {
+    /// Its number in the node.
+    pub(super) number: usize,
+    /// Index of the device in the node's list.
+    pub(super) device: usize,
+    pub(super) engine: Engine<UringPlatform>,
+    pub(super) handle: UringDevice,
+    pub(super) io: IoStats,
+    pub(super) tokens: TokenStore<UringPlatform>,
+    pub(super) moves: MoveStore<UringPlatform>,
+    /// It is one volume's alone.
+    pub(super) is_apart: bool,
+}
+
+/// What a core opens journals with.
+pub(super) struct Opener {
+    /// How many cores the node has.
+    pub(super) cores: usize,
+    pub(super) devices: Vec<Prepared>,
+    pub(super) cache: BlockCache,
+    pub(super) share: Share,
+    pub(super) recording: Recording,
+}
+
+impl Opener {
+    /// How an engine on this device is to be.
+    pub(super) fn options(&self, device: &UringDevice) -> EngineOptions {
+        EngineOptions {
+            map_cache_bytes: self.share.map_cache_bytes,
+            cache_all_reads: self.share.cache_volumes,
+            prewrite_segments: !device.is_block_device(),
+            scrub_period_ns: self.share.scrub_period_ns,
+            hold_checkpoints: self.share.hold_checkpoints,
+            ..EngineOptions::default()
+        }
+    }
+}
+
+/// The number in the node of a device's journal: those of the devices before it come first.
+pub(super) fn number_of(devices: &[Prepared], device: usize, journal: u16) -> usize {
+    let before = devices.iter().take(device);
+    let before: usize = before
+        .map(|d| usize::from(d.superblock.journal_count))
+        .sum();
+    before + usize::from(journal)
 }
 
 /// A journal that can't be opened.
@@ -264,6 +324,7 @@ pub(super) struct Part {
     pub(super) cores: usize,
     pub(super) prepared: Vec<Prepared>,
     pub(super) names: Names,
+    pub(super) homes: Arc<Homes>,
     pub(super) access: Access,
     pub(super) between: Between,
     pub(super) identity: Identity,
@@ -317,6 +378,7 @@ async fn open_core(
         cores,
         prepared,
         names,
+        homes,
         access,
         between,
         identity,
@@ -331,17 +393,20 @@ async fn open_core(
     let mut slos = BTreeMap::new();
     let core = platform.core_index();
     let cache_bytes = share.block_cache_bytes(core, cores);
-    let cache = BlockCache::new(cache_bytes, BufferPool::of_large_pieces());
+    let opener = Opener {
+        cores,
+        devices: prepared,
+        cache: BlockCache::new(cache_bytes, BufferPool::of_large_pieces()),
+        share,
+        recording: recording.clone(),
+    };
     let (mut opening, mut refused) = (Vec::new(), Vec::new());
-    for (device, found) in prepared.iter().enumerate() {
+    for (device, found) in opener.devices.iter().enumerate() {
         for journal in
             (0..found.superblock.journal_count).filter(|j| usize::from(*j) % cores == core)
         {
-            let opened = match open_file(&platform, &found.path, found.flush) {
-                Ok(opened) => match &found.layers {
-                    Some(layers) => opened.behind(layers.clone()),
-                    None => opened,
-                },
+            let handle = match found.open(&platform) {
+                Ok(opened) => opened,
                 Err(error) => {
                     // The others, here and on other cores, would wait for it.
                     found.shared.give_up();
@@ -353,31 +418,22 @@ async fn open_core(
                     continue;
                 }
             };
-            let options = EngineOptions {
-                map_cache_bytes: share.map_cache_bytes,
-                cache_all_reads: share.cache_volumes,
-                prewrite_segments: !opened.is_block_device(),
-                scrub_period_ns: share.scrub_period_ns,
-                hold_checkpoints: share.hold_checkpoints,
-                ..EngineOptions::default()
-            };
-            let io = opened.io_stats();
+            let io = handle.io_stats();
             let engine = Engine::open_sharing(
-                &cache,
+                &opener.cache,
                 platform.clone(),
-                recording.device(opened),
+                recording.device(handle.clone()),
                 found.shared.clone(),
                 found.superblock.clone(),
                 journal,
-                options,
+                opener.options(&handle),
             );
-            opening.push(async move { (device, journal, io, engine.await) });
+            opening.push(async move { (device, journal, handle, io, engine.await) });
         }
     }
     let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
-    let (mut tokens, mut volumes, mut scheduled) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut moves, mut left_over) = (Vec::new(), Vec::new());
-    for (device, journal, io, result) in join_all(opening).await {
+    let (mut volumes, mut scheduled, mut left_over) = (Vec::new(), Vec::new(), Vec::new());
+    for (device, journal, handle, io, result) in join_all(opening).await {
         let (engine, report) = match result {
             Ok(opened) => opened,
             Err(error) => {
@@ -396,7 +452,8 @@ async fn open_core(
         let moves_store = MoveStore::new(engine.clone());
         let records = between.load(&moves_store, device, journal).await;
         let routed = with_routes(&records);
-        let on = (core, engines.len());
+        let number = number_of(&opener.devices, device, journal);
+        let on = (core, number);
         let mut found_moves = FoundMoves::new(on, &between, &names, records);
         for dvol in engine.dvols() {
             // What filesystems are stored in is no volume: nobody attaches, resizes or deletes it.
@@ -433,14 +490,14 @@ async fn open_core(
                 slos.insert(dvol.handle.id, slo);
             }
             if mark == Mark::Plain {
-                scheduled.extend(snapshots.map(|schedule| (engines.len(), dvol.handle, schedule)));
+                scheduled.extend(snapshots.map(|schedule| (number, dvol.handle, schedule)));
             }
             volumes.push(FoundVolume {
                 name: dvol.name,
                 handle: dvol.handle,
                 place: Place {
                     core,
-                    engine: engines.len(),
+                    engine: number,
                     id: dvol.handle.id,
                 },
                 slo,
@@ -454,10 +511,17 @@ async fn open_core(
         }
         let store = TokenStore::new(engine.clone());
         access.load(&store, device, journal, &routed).await;
-        tokens.push(store);
         left_over.extend(found_moves.end(&engine, &moves_store).await);
-        moves.push(moves_store);
-        engines.push(OwnedEngine { device, engine, io });
+        engines.push(OpenedEngine {
+            number,
+            device,
+            engine,
+            handle,
+            io,
+            tokens: store,
+            moves: moves_store,
+            is_apart: false,
+        });
     }
     let files = CoreFiles::new(Rules(exports));
     let divided = Divided {
@@ -466,10 +530,9 @@ async fn open_core(
     };
     let known = Known {
         names,
+        homes,
         access,
-        tokens,
         between,
-        moves,
         left_over,
         identity,
         failure_domain,
@@ -477,6 +540,7 @@ async fn open_core(
         move_hooks,
         schedules: Schedules::new(scheduled),
     };
-    CoreNode::install(&platform, engines, known, recording, files, share, divided);
+    let opened = (opener, engines);
+    CoreNode::install(&platform, opened, known, recording, files, share, divided);
     (recovered, refused, volumes)
 }

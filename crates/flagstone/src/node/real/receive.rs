@@ -155,7 +155,7 @@ async fn make_base(
     stream_base: &StreamBase,
 ) -> Result<Result<(), Unfit>, DvolError> {
     let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-    quiesce(core, engine, dvol).await?;
+    quiesce(core, &engine, dvol).await?;
     let connections = core.attached().get(&dvol.id).copied().unwrap_or(0);
     if connections > 0 {
         return Ok(Err(Unfit::Attached(connections)));
@@ -186,7 +186,7 @@ async fn make_base(
     let Some(base) = layers.iter().find(is_base) else {
         return Ok(Err(Unfit::NoBase));
     };
-    let changed = has_changed(engine, dvol, base).await?;
+    let changed = has_changed(&engine, dvol, base).await?;
     match changed {
         Some(true) if !spec.force => return Ok(Err(Unfit::Changed(base.name.clone()))),
         None if !spec.force => return Ok(Err(Unfit::Unknown(base.name.clone()))),
@@ -202,7 +202,7 @@ async fn make_base(
         engine.roll_back(dvol, base.handle).await?;
     }
     if header.size_bytes != base.size_bytes {
-        match resize_alone(engine, dvol, header.size_bytes, true).await? {
+        match resize_alone(&engine, dvol, header.size_bytes, true).await? {
             Resized::Done => {}
             Resized::WouldShrink(_) => return Err(DvolError::Invalid),
         }
@@ -299,13 +299,15 @@ impl RealNode {
         };
         let created = self
             .on_core(core, &doing, move |running| async move {
-                let engine = running.engines.iter().position(|e| e.device == device);
+                let engine = running.engines.first_of(device);
                 let engine = engine.ok_or(DvolError::NotFound)?;
                 let attributes = VolumeAttributes {
                     receiving: Some(Receiving::New),
                     ..VolumeAttributes::default()
                 };
-                let owned = &running.engines[engine].engine;
+                let owned = running.owned(engine)?;
+                let _made = owned.made_in().await?;
+                let owned = &owned.engine;
                 let handle = owned.create_with(new, attributes.encode()).await?;
                 Ok((engine, handle))
             })
@@ -349,7 +351,7 @@ impl RealNode {
                 let made = make_base(&core, place, dvol, &wanted, &since).await;
                 if !matches!(made, Ok(Ok(()))) {
                     let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                    undo(engine, dvol).await?;
+                    undo(&engine, dvol).await?;
                 }
                 Ok((dvol, made?))
             })
@@ -413,7 +415,7 @@ impl RealNode {
                 engine.set_attributes(handle, attributes.encode()).await?;
                 // The snapshot has these attributes. Durable when this returns, with all that was written.
                 engine.snapshot(&[(handle, named)]).await?;
-                settle(engine, handle).await
+                settle(&engine, handle).await
             })
             .await;
         let finished = match finished {
@@ -448,7 +450,7 @@ impl RealNode {
         let undone = self
             .on_core(place.core, &doing, move |core| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                let is_there = undo(engine, handle).await?;
+                let is_there = undo(&engine, handle).await?;
                 if !is_there {
                     core.forget(handle.id);
                 }

@@ -77,7 +77,7 @@ impl RealNode {
         let engine = target.place.engine;
         let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
             let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-            resize_here(&core, engine, dvol, size_bytes, allow_data_loss).await
+            resize_here(&core, &engine, dvol, size_bytes, allow_data_loss).await
         });
         match resized.await {
             Ok(Resized::Done) => self.show(&name).await,

@@ -85,7 +85,7 @@ impl RealNode {
                     // From here on the volume's schedule leaves it. If it is just deleting it, there is none.
                     let held = core.schedules.holds.hold(layer);
                     let held = held.ok_or(DvolError::NotFound)?;
-                    let pair = pair(engine, layer, older.as_deref()).await?;
+                    let pair = pair(&engine, layer, older.as_deref()).await?;
                     Ok(pair.map(|pair| (pair, StreamHold::new(held))))
                 },
             )

@@ -21,6 +21,7 @@ use super::access::Access;
 use super::between::{Between, GONE_MAX};
 use super::core::{CoreNode, current};
 use super::files::{self, CoreFiles, file_error};
+use super::journals::Homes;
 use super::names::Names;
 use super::native::Identity;
 use super::opening::{Part, Prepared, open_all, open_error, open_file, stop_all};
@@ -131,6 +132,8 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         prepared.push(found);
     }
     let names = Names::default();
+    let journals = prepared.iter().map(|found| found.superblock.journal_count);
+    let homes = Arc::new(Homes::new(journals, cores));
     let between = Between::new(options.move_hooks.routes_max.unwrap_or(GONE_MAX));
     let access = Access::new(names.clone(), between.clone());
     let schedules: Vec<_> = options.devices.iter().map(|d| d.schedule).collect();
@@ -147,6 +150,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         move_hooks: options.move_hooks.clone(),
         prepared,
         names: names.clone(),
+        homes: homes.clone(),
         access: access.clone(),
         between: between.clone(),
         recording: recording.clone(),
@@ -183,6 +187,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         remotes,
         devices,
         names,
+        homes,
         access,
         between,
         is_tls_required: options.tls.is_some_and(|tls| tls.is_required()),

@@ -64,6 +64,7 @@ pub(super) fn spec(name: &str) -> VolumeSpec {
         reserve: Reservation::None,
         device: None,
         core: None,
+        apart: false,
         slo: Default::default(),
         oversubscribe: false,
     }

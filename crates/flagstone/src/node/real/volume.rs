@@ -1,10 +1,11 @@
 //! A volume as the gateways see it: an engine's dvol or layer, with its counters.
 
 use std::cell::{Cell, RefCell};
+use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
 use flagstone_device::engine::{self, DvolError, Engine, Handle};
-use flagstone_device::transfer::Entered;
+use flagstone_device::transfer::{Entered, Gate};
 use flagstone_gateway::volume::{AllocationExtent, ChangedExtent, Stability, VolumeError};
 use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform, Time};
@@ -140,6 +141,35 @@ impl Drop for Began<'_> {
     }
 }
 
+/// A turn at a volume that is served here, as long as this is kept.
+pub(super) struct TurnHere<'a> {
+    turn: Turn<UringPlatform>,
+    _served: Entered<'a>,
+}
+
+impl<'a> TurnHere<'a> {
+    pub(super) fn new(turn: Turn<UringPlatform>, served: Entered<'a>) -> TurnHere<'a> {
+        TurnHere {
+            turn,
+            _served: served,
+        }
+    }
+}
+
+impl Deref for TurnHere<'_> {
+    type Target = Turn<UringPlatform>;
+
+    fn deref(&self) -> &Turn<UringPlatform> {
+        &self.turn
+    }
+}
+
+impl DerefMut for TurnHere<'_> {
+    fn deref_mut(&mut self) -> &mut Turn<UringPlatform> {
+        &mut self.turn
+    }
+}
+
 /// A change that may be made, as long as this is kept.
 pub(super) struct Admitted<'a> {
     _passed: Pass<'a>,
@@ -174,6 +204,8 @@ pub(super) struct RealVolume {
     /// Whose turn it has to be.
     pub(super) tenant: Tenant<UringPlatform>,
     pub(super) counters: Rc<VolumeCounters>,
+    /// Whether its journal is served here.
+    pub(super) serving: Rc<Gate>,
     pub(super) notes: Rc<VolumeNotes>,
     pub(super) recording: Recording,
 }
@@ -225,13 +257,49 @@ impl RealVolume {
         result
     }
 
-    /// A turn to change it by, and the right to, by this handle.
-    async fn turn_to_change(
-        &self,
-        want: Want,
-    ) -> Result<(Turn<UringPlatform>, Admitted<'_>), DvolError> {
+    /// A turn at it, and that it is served here meanwhile.
+    async fn turn_here(&self, want: Want) -> Result<TurnHere<'_>, DvolError> {
         loop {
             let mut turn = self.tenant.turn(want).await;
+            match self.try_enter() {
+                Ok(Some(served)) => return Ok(TurnHere::new(turn, served)),
+                // Whoever decides that may need a turn to come to the end of it.
+                undecided => {
+                    turn.used_only(0, 1);
+                    drop(turn);
+                    undecided?;
+                    self.decided().await;
+                }
+            }
+        }
+    }
+
+    /// That it is served here as long as this is kept. `None`: that is being decided, since it may be another node's already, or its journal
+    /// goes to another core.
+    ///
+    /// # Errors
+    ///
+    /// It is elsewhere.
+    pub(super) fn try_enter(&self) -> Result<Option<Entered<'_>>, DvolError> {
+        if self.is_gone() {
+            return Err(DvolError::NotFound);
+        }
+        if self.notes.reads.is_shut() {
+            return Ok(None);
+        }
+        self.serving.try_enter().map_err(|_| DvolError::NotFound)
+    }
+
+    /// Waits until it is decided whether it is served here.
+    pub(super) async fn decided(&self) {
+        self.notes.reads.opened().await;
+        self.serving.opened().await;
+    }
+
+    /// A turn to change it by, and the right to, by this handle.
+    async fn turn_to_change(&self, want: Want) -> Result<(TurnHere<'_>, Admitted<'_>), DvolError> {
+        loop {
+            let mut turn = self.turn_here(want).await?;
             match self.admit() {
                 Ok(Some(admitted)) => return Ok((turn, admitted)),
                 // Whoever holds it may need a turn to come to the end of that.
@@ -271,13 +339,13 @@ impl RealVolume {
 
     /// Reads something here, when it is its turn: `turn` waits for one. What is large is read in parts, side by side and each in a turn of its
     /// own; what is written meanwhile may be in one of them and not in another.
-    pub(super) async fn read_in_turns<E: From<DvolError>, T>(
-        &self,
+    pub(super) async fn read_in_turns<'a, E: From<DvolError>, T>(
+        &'a self,
         want: Want,
         turn: impl Fn(Want) -> T,
     ) -> Result<engine::Pieces, E>
     where
-        T: Future<Output = Result<Turn<UringPlatform>, E>>,
+        T: Future<Output = Result<TurnHere<'a>, E>>,
     {
         let longest_ns = Cell::new(0);
         let (turn, longest) = (&turn, &longest_ns);
@@ -310,38 +378,18 @@ impl RealVolume {
     ) -> Result<engine::Pieces, VolumeError> {
         let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
-        let turn = |want: Want| async move {
-            loop {
-                let mut turn = self.tenant.turn(want).await;
-                match self.may_be_read() {
-                    Ok(true) => return Ok(turn),
-                    readable => {
-                        turn.used_only(0, 1);
-                        drop(turn);
-                        readable?;
-                        self.notes.reads.opened().await;
-                    }
-                }
-            }
-        };
-        let read = self.read_in_turns(want, turn).await;
+        let read = self.read_in_turns(want, |want| self.turn_here(want)).await;
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
     }
 
-    /// Whether it may be read just now: it may be another node's already. An error if it is elsewhere.
-    fn may_be_read(&self) -> Result<bool, DvolError> {
-        match self.is_gone() {
-            true => Err(DvolError::NotFound),
-            false => Ok(!self.notes.reads.is_shut()),
-        }
-    }
-
     /// Waits until it may be read.
-    async fn readable(&self) -> Result<(), VolumeError> {
-        while !self.may_be_read().map_err(volume_error)? {
-            self.notes.reads.opened().await;
+    async fn readable(&self) -> Result<Entered<'_>, VolumeError> {
+        loop {
+            match self.try_enter().map_err(volume_error)? {
+                Some(served) => return Ok(served),
+                None => self.decided().await,
+            }
         }
-        Ok(())
     }
 
     /// Writes here. Returns the LSN of the last part.
@@ -384,15 +432,15 @@ impl RealVolume {
 impl RealVolume {
     pub(super) async fn flush_here(&self) -> Result<(), VolumeError> {
         let began = self.begin();
-        let turn = self.tenant.turn(Want::flush()).await;
         let number = self.recording.number();
-        self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
-        // The engine flushes for all its volumes, and would for one that is gone.
-        let result = match self.engine.size_of(self.handle) {
-            Ok(_) => self.engine.flush().await,
-            Err(error) => Err(error),
+        let flushing = async {
+            let _turn = self.turn_here(Want::flush()).await?;
+            self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
+            // The engine flushes for all its volumes, and would for one that is gone.
+            self.engine.size_of(self.handle)?;
+            self.engine.flush().await
         };
-        drop(turn);
+        let result = flushing.await;
         let result = self.finish(began, &self.counters.flush, 0, result);
         self.mark(&result, NodeMark::Flushed(number), 0, 0);
         result
@@ -470,7 +518,7 @@ impl RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<AllocationExtent>, VolumeError> {
-        self.readable().await?;
+        let _served = self.readable().await?;
         let found = self
             .engine
             .allocation(self.handle, offset_bytes, len_bytes, extents_max)
@@ -490,7 +538,7 @@ impl RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<ChangedExtent>, VolumeError> {
-        self.readable().await?;
+        let _served = self.readable().await?;
         let found = self
             .engine
             .changed_since(self.handle, since, offset_bytes, len_bytes, extents_max)

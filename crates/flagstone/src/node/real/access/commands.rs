@@ -31,7 +31,9 @@ impl CoreNode {
         new: CreateDvol,
         attributes: Attributes,
     ) -> Result<(DvolId, TokenText), DvolError> {
-        let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(engine)?;
+        let _made = owned.made_in().await?;
+        let store = &owned.tokens;
         let high = u128::from(self.platform.random_u64());
         let volume = DvolId(high << 64 | u128::from(self.platform.random_u64()));
         let new = CreateDvol {
@@ -52,9 +54,10 @@ impl CoreNode {
 
     /// A volume was deleted.
     pub(in crate::node::real) async fn forget_tokens(&self, engine: usize, volume: DvolId) {
-        let Some(store) = self.tokens.get(engine) else {
+        let Some(owned) = self.engines.get(engine) else {
             return;
         };
+        let store = &owned.tokens;
         let _turn = store.turn().await;
         self.access.forget(volume);
         if let Err(error) = store.forget(volume).await {
@@ -95,7 +98,8 @@ impl CoreNode {
         dvol: Handle,
         change: impl FnOnce(&CoreNode, &mut Record) -> Result<R, NodeError>,
     ) -> Result<Result<R, NodeError>, DvolError> {
-        let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(engine)?;
+        let store = &owned.tokens;
         let _turn = store.turn().await;
         // It may have been deleted, or moved, while somebody else had the turn.
         let place = self.names.place_of(dvol.id).map(|(_, place)| place);

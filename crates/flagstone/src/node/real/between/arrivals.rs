@@ -74,6 +74,15 @@ impl CoreArrivals {
             .cloned()
     }
 
+    /// The name of one that is to come to this journal, if there is any.
+    pub(in crate::node::real) fn at(&self, engine: usize) -> Option<String> {
+        let arrivals = self.by_number.borrow();
+        let mut there = arrivals
+            .values()
+            .filter(|one| one.expected.engine == engine);
+        there.next().map(|one| one.expected.name.clone())
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.by_number.borrow().len() >= ARRIVALS_MAX
     }
@@ -251,19 +260,22 @@ impl Keeper for NodeKeeper {
             if tokens.key() != self.expected.id {
                 return Err(DvolError::Invalid);
             }
-            let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
+            let owned = core.owned(engine)?;
+            let store = &owned.tokens;
             let _turn = store.turn().await;
             store.put(&tokens, Stability::Stable).await?;
             self.tokens.replace(Some(tokens));
         } else {
             // Those that it had here before it went are not its own any more.
-            let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
+            let owned = core.owned(engine)?;
+            let store = &owned.tokens;
             let _turn = store.turn().await;
             store.forget(self.expected.id).await?;
             store.engine().flush().await?;
         }
         core.at(MovePoint::TokensKept).await;
-        let store = core.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = core.owned(engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         let record = MoveRecord {
             kind: Kind::Arrived,
@@ -290,13 +302,15 @@ impl Keeper for NodeKeeper {
         // Its name, and what it was promised, are free again.
         self.claim.take();
         self.came.take();
-        let store = core.tokens.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = core.owned(engine)?;
+        let store = &owned.tokens;
         // Those who come for it are sent on, if it was here before: that takes its tokens.
         if core.between.is_noted_by(id) != Some((core.index, engine)) {
             let _turn = store.turn().await;
             store.forget(id).await?;
         }
-        let store = core.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = core.owned(engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         store.forget(self.move_key()).await
     }
@@ -352,7 +366,11 @@ impl CoreNode {
         self: &Rc<Self>,
         expected: Expected,
     ) -> Result<(u32, Key), DvolError> {
-        let engine = self.engine(expected.engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(expected.engine)?;
+        if owned.making.is_shut() {
+            return Err(DvolError::Busy);
+        }
+        let engine = owned.engine.clone();
         let copier = self.copier(expected.engine, expected.slo);
         let copier = copier.ok_or(DvolError::NotFound)?;
         let number = loop {
@@ -437,7 +455,8 @@ impl CoreNode {
         engine: usize,
         volume: DvolId,
     ) -> Result<(), DvolError> {
-        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         store.forget(MoveRecord::arrival_of(volume)).await?;
         store.engine().flush().await?;
@@ -452,7 +471,8 @@ impl CoreNode {
         engine: usize,
         volume: DvolId,
     ) -> Result<(), DvolError> {
-        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         // Otherwise its origin has confirmed meanwhile.
         if let Some(arrived) = store.record(MoveRecord::arrival_of(volume)).await? {
@@ -481,7 +501,8 @@ impl CoreNode {
         volume: DvolId,
         number: u32,
     ) -> Result<(), DvolError> {
-        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         store.forget(MoveRecord::settled_of(volume, number)).await?;
         store.engine().flush().await?;

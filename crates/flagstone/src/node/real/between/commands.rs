@@ -215,7 +215,7 @@ impl RealNode {
             if core.arrivals.is_full() {
                 return Err(NotPromised::TooMany);
             }
-            let engine = core.engines.iter().position(|owned| owned.device == device);
+            let engine = core.engines.first_of(device);
             let engine = engine.ok_or(NotPromised::Failed(DvolError::NotFound))?;
             let expected = Expected {
                 id,

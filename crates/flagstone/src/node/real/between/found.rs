@@ -208,7 +208,8 @@ pub(in crate::node::real) fn forget_stale(runtime: &Runtime, part: &Part) -> Res
             }
         })?;
         on_core(runtime, place.core, move |core| async move {
-            if let Some(store) = core.tokens.get(place.engine) {
+            if let Some(owned) = core.engines.get(place.engine) {
+                let store = &owned.tokens;
                 core.access.reload(store, id).await;
             }
         })?;
@@ -338,7 +339,7 @@ impl CoreNode {
             let epoch = forced?;
             let found = self.engine(engine).zip(one.handle);
             let (engine, handle) = found.ok_or(DvolError::NotFound)?;
-            go_on_above(engine, handle, &VolumeMarks, epoch).await?;
+            go_on_above(&engine, handle, &VolumeMarks, epoch).await?;
             Ok(epoch)
         };
         match carried_out.await {

@@ -106,11 +106,8 @@ pub(super) struct NodeHome<'a> {
 
 impl NodeHome<'_> {
     async fn put(&self, record: &MoveRecord) -> Result<(), DvolError> {
-        let store = self
-            .core
-            .moves
-            .get(self.engine)
-            .ok_or(DvolError::NotFound)?;
+        let owned = self.core.owned(self.engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         store.put(record, Stability::Stable).await
     }
@@ -131,11 +128,8 @@ impl NodeHome<'_> {
 
 impl Home for NodeHome<'_> {
     async fn keep_route(&self) -> Result<(), DvolError> {
-        let store = self
-            .core
-            .tokens
-            .get(self.engine)
-            .ok_or(DvolError::NotFound)?;
+        let owned = self.core.owned(self.engine)?;
+        let store = &owned.tokens;
         {
             // Changes of its tokens that are under way come to their end before; others are refused from here on.
             let _turn = store.turn().await;
@@ -168,11 +162,8 @@ impl Home for NodeHome<'_> {
 
     async fn forget_route(&self) -> Result<(), DvolError> {
         self.core.between.take(self.volume);
-        let store = self
-            .core
-            .moves
-            .get(self.engine)
-            .ok_or(DvolError::NotFound)?;
+        let owned = self.core.owned(self.engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         store.forget(MoveRecord::route_of(self.volume)).await
     }
@@ -375,7 +366,7 @@ impl CoreNode {
         let before = engine.epoch_of(handle).unwrap_or_default();
         let behind = Epoch(before.0.saturating_add(Epoch::PER_MOVE));
         let nth = self.names.went(handle.id, (before, behind));
-        *notes.gone.borrow_mut() = Some(Rc::new(Gone::of(engine, handle, nth)));
+        *notes.gone.borrow_mut() = Some(Rc::new(Gone::of(&engine, handle, nth)));
         self.between.stays(handle.id);
         self.between.drop_fork(handle.id);
         notes.gate.leave();
@@ -415,9 +406,10 @@ impl CoreNode {
     }
 
     async fn note_confirmed(&self, home: &NodeHome<'_>) {
-        let Some(store) = self.moves.get(home.engine) else {
+        let Some(owned) = self.engines.get(home.engine) else {
             return;
         };
+        let store = &owned.moves;
         let _turn = store.turn().await;
         // It may have come back meanwhile, and have gone once more.
         let stored = store.record(MoveRecord::route_of(home.volume)).await;
@@ -502,11 +494,13 @@ impl CoreNode {
         with_tokens: bool,
     ) -> Result<(), DvolError> {
         if with_tokens {
-            let store = self.tokens.get(engine).ok_or(DvolError::NotFound)?;
+            let owned = self.owned(engine)?;
+            let store = &owned.tokens;
             let _turn = store.turn().await;
             store.forget(volume).await?;
         }
-        let store = self.moves.get(engine).ok_or(DvolError::NotFound)?;
+        let owned = self.owned(engine)?;
+        let store = &owned.moves;
         let _turn = store.turn().await;
         store.forget(MoveRecord::route_of(volume)).await
     }

@@ -58,7 +58,7 @@ pub(super) enum Elsewhere {
 struct Route {
     name: String,
     elsewhere: Elsewhere,
-    /// Core and engine that have it written down.
+    /// Core and journal that have it written down.
     on: (usize, usize),
     at_ns: u64,
 }
@@ -237,6 +237,17 @@ impl Between {
     /// Who has it written down that somebody has settled an arrival: core and engine.
     fn is_settled_on(&self, volume: DvolId, number: u32) -> Option<(usize, usize)> {
         self.read(|t| t.settled.get(&(volume, number)).map(|(_, on)| *on))
+    }
+
+    /// A journal is served by another core from now on.
+    pub(super) fn changed_core(&self, engine: usize, core: usize) {
+        self.write(|t| {
+            let routes = t.routes.values_mut().map(|route| &mut route.on);
+            let settled = t.settled.values_mut().map(|(_, on)| on);
+            for on in routes.chain(settled).filter(|on| on.1 == engine) {
+                on.0 = core;
+            }
+        });
     }
 
     /// Nobody will ask any more.

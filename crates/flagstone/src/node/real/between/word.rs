@@ -176,9 +176,10 @@ impl CoreNode {
 
     /// Nothing is left of a word, unless the volume has been moved again since. Returns whether that is written down.
     async fn forget_forced(&self, engine: usize, volume: DvolId, number: u32) -> bool {
-        let Some(store) = self.moves.get(engine) else {
+        let Some(owned) = self.engines.get(engine) else {
             return false;
         };
+        let store = &owned.moves;
         let _turn = store.turn().await;
         let route = MoveRecord::route_of(volume);
         let Ok(Some(found)) = store.record(route).await else {

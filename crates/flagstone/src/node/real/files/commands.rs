@@ -136,7 +136,7 @@ impl RealNode {
     /// The device that filesystems are on, or would be.
     pub(super) async fn home_index(&self, doing: &str) -> Result<usize, NodeError> {
         let found = self.on_core(CORE, doing, |core| async move {
-            home(&core.engines).map(|home| core.engines[home].device)
+            home(&core.engines).map(|home| home.device)
         });
         Ok(found.await?.unwrap_or(0))
     }

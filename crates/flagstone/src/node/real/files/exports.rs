@@ -92,7 +92,7 @@ impl CoreExports {
 
     fn make(&self, files: CoreFilesystem) -> Result<Known, FileError> {
         let core = &self.core;
-        let home = home(&core.engines).and_then(|home| core.engines.get(home));
+        let home = home(&core.engines);
         let home = home.ok_or(FileError::Stopping)?;
         let turns = core.turns.get(home.device).ok_or(FileError::Stopping)?;
         let (slo, limits) = terms_of(&slo_in(&files.settings()));

@@ -33,7 +33,8 @@ use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{IoStats, UringListener, UringPlatform};
 use tokio::sync::OwnedMutexGuard;
 
-use super::core::{CoreNode, OwnedEngine};
+use super::core::CoreNode;
+use super::engines::{Engines, OwnedEngine};
 use super::notes::LastChange;
 use super::slo::{Floors, note_floor};
 pub(super) use errors::file_error;
@@ -76,16 +77,17 @@ pub(super) struct CoreFiles {
     stopping: Cell<bool>,
 }
 
-/// The index of the engine whose journal has the filesystems, or would get them.
-fn home(engines: &[OwnedEngine]) -> Option<usize> {
-    let has_store = |owned: &OwnedEngine| has_store(&owned.engine);
-    match engines.iter().position(has_store) {
-        None if engines.is_empty() => None,
-        found => Some(found.unwrap_or(0)),
+/// The journal that has the filesystems, or would get them.
+fn home(engines: &Engines) -> Option<Rc<OwnedEngine>> {
+    let mut all = engines.all().into_iter().map(|(_, owned)| owned);
+    let first = all.next()?;
+    if has_store(&first.engine) {
+        return Some(first);
     }
+    Some(all.find(|owned| has_store(&owned.engine)).unwrap_or(first))
 }
 
-fn has_store(engine: &Engine<UringPlatform>) -> bool {
+pub(super) fn has_store(engine: &Engine<UringPlatform>) -> bool {
     let role = |dvol: &flagstone_device::engine::DvolInfo| DvolRole::of(&dvol.attributes);
     let is_of_store = |dvol| role(dvol).is_some_and(DvolRole::is_of_store);
     engine.dvols().iter().any(is_of_store)
@@ -135,12 +137,13 @@ impl CoreFiles {
         if self.stopping.get() {
             return Err(FileError::Stopping);
         }
-        let Some(owned) = home(&core.engines).and_then(|home| core.engines.get(home)) else {
+        let Some(owned) = home(&core.engines) else {
             return Ok(None);
         };
         if !even_if_new && !has_store(&owned.engine) {
             return Ok(None);
         }
+        let _made = owned.made_in().await.map_err(|_| FileError::Later)?;
         let (platform, engine) = (core.platform.clone(), owned.engine.clone());
         let opened = Filesystems::open(platform, engine, FilesystemOptions::default()).await?;
         opened.go_on_deleting();
@@ -154,7 +157,7 @@ impl CoreFiles {
         let core = core.clone();
         let platform = core.platform.clone();
         platform.spawn(async move {
-            let home = home(&core.engines).and_then(|home| core.engines.get(home));
+            let home = home(&core.engines);
             let all = core.files.opened.borrow().clone();
             let (Some(all), Some(home)) = (all, home) else {
                 return;

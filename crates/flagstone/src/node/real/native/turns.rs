@@ -4,13 +4,14 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
+use flagstone_device::transfer::Entered;
 use flagstone_gateway::native::volume::{NativeError, Terms};
 use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::{Turn, Want};
 use flagstone_types::Epoch;
 
-use crate::node::real::volume::{Admitted, RealVolume};
+use crate::node::real::volume::{Admitted, RealVolume, TurnHere};
 
 impl RealVolume {
     /// Waits for a turn on these terms, at a volume that is still here then.
@@ -18,20 +19,28 @@ impl RealVolume {
         &self,
         want: Want,
         terms: &Terms,
-    ) -> Result<Turn<UringPlatform>, NativeError> {
+    ) -> Result<TurnHere<'_>, NativeError> {
         loop {
             let mut turn = self.turn_anyway(want, terms).await?;
-            match self.check_here() {
-                Ok(()) if !self.notes.reads.is_shut() => return Ok(turn),
-                Ok(()) => {
+            match self.try_enter() {
+                Ok(Some(served)) => return Ok(TurnHere::new(turn, served)),
+                undecided => {
                     turn.used_only(0, 1);
                     drop(turn);
-                    self.in_time(self.notes.reads.opened(), terms).await?;
+                    undecided.map_err(|_| self.went())?;
+                    self.in_time(self.decided(), terms).await?;
                 }
-                Err(error) => {
-                    turn.used_only(0, 1);
-                    return Err(error);
-                }
+            }
+        }
+    }
+
+    /// That it is served here as long as this is kept.
+    pub(super) async fn served(&self, terms: &Terms) -> Result<Entered<'_>, NativeError> {
+        loop {
+            match self.try_enter() {
+                Ok(Some(served)) => return Ok(served),
+                Ok(None) => self.in_time(self.decided(), terms).await?,
+                Err(_) => return Err(self.went()),
             }
         }
     }
@@ -101,7 +110,7 @@ impl RealVolume {
         want: Want,
         terms: &Terms,
         epoch: Epoch,
-    ) -> Result<(Turn<UringPlatform>, Admitted<'_>), NativeError> {
+    ) -> Result<(TurnHere<'_>, Admitted<'_>), NativeError> {
         loop {
             let mut turn = self.turn_on(want, terms).await?;
             match self.admit_as(epoch) {

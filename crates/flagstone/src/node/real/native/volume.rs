@@ -358,6 +358,7 @@ impl NativeVolume for RealVolume {
                 Err(NativeError::NotEqual(_)) => {}
                 other => return other,
             }
+            let _served = self.served(terms).await?;
             let found = self.engine.read(self.handle, offset_bytes, range.1).await;
             let found = found.map_err(|error| self.error(error, false))?;
             let found = self.gathered(&found, range.1);
@@ -371,12 +372,12 @@ impl NativeVolume for RealVolume {
 
     async fn allocation(
         &self,
-        _: &Terms,
+        terms: &Terms,
         offset_bytes: u64,
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
-        self.check_readable()?;
+        let _served = self.served(terms).await?;
         let found = self
             .engine
             .allocation(self.handle, offset_bytes, len_bytes, runs_max)
@@ -391,13 +392,13 @@ impl NativeVolume for RealVolume {
 
     async fn changed_since(
         &self,
-        _: &Terms,
+        terms: &Terms,
         since: Lsn,
         offset_bytes: u64,
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
-        self.check_readable()?;
+        let _served = self.served(terms).await?;
         let found = self
             .engine
             .changed_since(self.handle, since, offset_bytes, len_bytes, runs_max)
@@ -417,6 +418,7 @@ impl NativeVolume for RealVolume {
         // Whoever moves it looks at the epoch once, behind this.
         let entered = self.in_time(self.notes.gate.enter(), terms).await?;
         let _entered = entered.map_err(|_| self.went())?;
+        let _served = self.served(terms).await?;
         let stored = || self.engine.epoch_of(self.handle);
         let store = |epoch| self.engine.set_epoch(self.handle, epoch);
         let raised = self.notes.epochs.raise(epoch, stored, store).await;
@@ -460,11 +462,11 @@ impl NativeVolume for RealVolume {
 
     async fn snapshots(
         &self,
-        _: &Terms,
+        terms: &Terms,
         after: &str,
         count_max: usize,
     ) -> Result<Vec<SnapshotInfo>, NativeError> {
-        self.check_readable()?;
+        let _served = self.served(terms).await?;
         self.engine
             .size_of(self.handle)
             .map_err(|error| self.error(error, false))?;

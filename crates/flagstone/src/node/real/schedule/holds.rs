@@ -42,6 +42,14 @@ impl Holds {
         })
     }
 
+    /// Whether any snapshot of a volume is being sent.
+    pub(super) fn is_sent(&self, volume: DvolId) -> bool {
+        self.with(|uses| {
+            let mut of_it = uses.range((volume, LayerNo(0))..=(volume, LayerNo(u32::MAX)));
+            of_it.any(|(_, used)| matches!(used, Use::Sent(_)))
+        })
+    }
+
     /// To be dropped when it is deleted. `None` if it is being sent.
     pub(super) fn begin_deleting(&self, layer: Handle) -> Option<Going> {
         let key = (layer.id, layer.layer?);

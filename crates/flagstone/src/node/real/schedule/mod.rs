@@ -143,6 +143,11 @@ impl Schedules {
         self.wake();
     }
 
+    /// Whether a snapshot of this volume is being sent.
+    pub(super) fn is_sent(&self, id: DvolId) -> bool {
+        self.holds.is_sent(id)
+    }
+
     /// A volume was deleted.
     pub(super) fn forget(&self, id: DvolId) {
         self.plan.borrow_mut().remove(id);
@@ -272,7 +277,7 @@ async fn look_at(core: &CoreNode, id: DvolId, now_ns: u64) {
         name: &name,
     };
     let schedule = &planned.schedule;
-    let looked = look(&core.platform, engine, planned.dvol, schedule, &around).await;
+    let looked = look(&core.platform, &engine, planned.dvol, schedule, &around).await;
     if core.is_stopping() {
         return;
     }
@@ -341,7 +346,7 @@ impl CoreNode {
             None => {
                 let engine = self.engine(planned.engine)?;
                 let now_ns = self.platform.wall_clock_ns();
-                times(engine, planned.dvol, &planned.schedule, now_ns)
+                times(&engine, planned.dvol, &planned.schedule, now_ns)
             }
         };
         Some(ScheduledSnapshots {

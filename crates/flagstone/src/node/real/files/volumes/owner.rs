@@ -45,9 +45,9 @@ pub(super) struct Changed {
 }
 
 /// A volume that was found.
-struct Found<'a> {
+struct Found {
     place: usize,
-    engine: &'a Engine<UringPlatform>,
+    engine: Engine<UringPlatform>,
     handle: Handle,
     /// When it was taken, if it is a snapshot, in nanoseconds since 1970.
     taken_ns: Option<u64>,
@@ -119,7 +119,7 @@ fn layer_of(
     Some((found.handle, found.created_ns))
 }
 
-fn find(core: &CoreNode, key: Key) -> Result<Found<'_>, FileError> {
+fn find(core: &CoreNode, key: Key) -> Result<Found, FileError> {
     let (name, place) = core.names.place_of(key.id).ok_or(FileError::Stale)?;
     if place.core != core.index {
         // It was moved while this was on its way.
@@ -127,9 +127,9 @@ fn find(core: &CoreNode, key: Key) -> Result<Found<'_>, FileError> {
     }
     let engine = core.engine(place.engine).ok_or(FileError::Stale)?;
     let found = match key.layer {
-        None => dvol_of(core, engine, key.id, &name).map(|handle| (handle, None)),
+        None => dvol_of(core, &engine, key.id, &name).map(|handle| (handle, None)),
         Some(layer) => {
-            let found = layer_of(core, engine, key.id, layer);
+            let found = layer_of(core, &engine, key.id, layer);
             found.map(|(handle, created_ns)| (handle, Some(created_ns)))
         }
     };
@@ -304,7 +304,7 @@ pub(super) async fn set(core: Rc<CoreNode>, key: Key, set: Set) -> Result<Change
         }
         let found = find(&core, key)?;
         let engine = core.engine(found.place).ok_or(FileError::Stale)?;
-        let resized = resize_here(&core, engine, found.handle, size_bytes, false);
+        let resized = resize_here(&core, &engine, found.handle, size_bytes, false);
         match resized.await.map_err(of_dvol)? {
             Resized::Done => {}
             Resized::WouldShrink(_) => return Err(FileError::NotOwner),
@@ -322,7 +322,7 @@ pub(super) async fn set(core: Rc<CoreNode>, key: Key, set: Set) -> Result<Change
 
 /// What this core's journals know of the room on their devices, with the device's index.
 pub(super) fn rooms(core: &CoreNode) -> Vec<(usize, Room)> {
-    let rooms = core.engines.iter().map(|owned| {
+    let rooms = core.engines.all().into_iter().map(|(_, owned)| {
         let space = owned.engine.space();
         let room = Room {
             total_bytes: space.capacity_bytes,
