@@ -4,7 +4,10 @@
 //! was drawn. A failed flush fences the device: there is no retry. [design: Rules of the journal]
 
 use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use flagstone_platform::{BlockDevice, Platform};
 
@@ -241,6 +244,20 @@ impl<P: Platform> Inner<P> {
         }
     }
 
+    /// A stop waits for the tasks, and clients may be waiting for it: a journal that goes to another core stops here first.
+    async fn sleep_unless_stopped(&self, ns: u64) {
+        let stops = self.signals.stops.wait();
+        if self.stopping.get() {
+            return;
+        }
+        let (mut slept, mut stops) = (pin!(self.platform.sleep_ns(ns)), pin!(stops));
+        poll_fn(|cx| match slept.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => stops.as_mut().poll(cx),
+        })
+        .await;
+    }
+
     /// Task: when things have been quiet for a while, flushes what is unflushed and tells the
     /// watermark, so that a later corruption is not mistaken for a write that never finished, and
     /// freed blocks can be used again.
@@ -251,7 +268,7 @@ impl<P: Platform> Inner<P> {
                 return;
             }
             signal.await;
-            self.platform.sleep_ns(self.options.quiet_ns).await;
+            self.sleep_unless_stopped(self.options.quiet_ns).await;
             if self.shared.is_fenced() || self.stopping.get() {
                 return;
             }

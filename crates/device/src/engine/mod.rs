@@ -238,6 +238,8 @@ struct Signals {
     activity: Signal,
     /// A background task has ended.
     task_ended: Signal,
+    /// It stops.
+    stops: Signal,
 }
 
 impl<P: Platform> Engine<P> {
@@ -281,6 +283,7 @@ impl<P: Platform> Engine<P> {
     pub async fn stop(&self) -> Result<(), DvolError> {
         let inner = &self.inner;
         inner.stopping.set(true);
+        inner.signals.stops.notify();
         let drained = async {
             while !inner.commit.borrow().is_idle() && !inner.shared.is_fenced() {
                 inner.signals.applied.wait().await;

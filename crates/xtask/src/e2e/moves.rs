@@ -73,7 +73,8 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
         .collect();
     for kill in 1..=kills {
         let life = LIFE_MS.0 + random.below(LIFE_MS.1 - LIFE_MS.0);
-        let moved = one_life(&mut node, &mut writers, Duration::from_millis(life))?;
+        let life_ms = Duration::from_millis(life);
+        let moved = one_life(&mut node, &mut writers, life_ms, kill as usize)?;
         for device in DEVICES {
             verify(scene, device).with_context(|| format!("verify after kill {kill}"))?;
         }
@@ -192,7 +193,7 @@ fn json(node: &NodeOptions, arguments: &[&str]) -> Result<serde_json::Value> {
     serde_json::from_str(&text).with_context(|| format!("`{arguments:?}` printed no JSON"))
 }
 
-/// Moves a volume to the other device or to the other core. Returns how long changes waited, in microseconds.
+/// Moves a volume to the other device, to the other core, or with its journal there and back. Returns how long changes waited, in microseconds.
 fn move_it(node: &NodeOptions, volume: &str, kind: Kind, limit: Option<&str>) -> Result<u64> {
     let shown = json(node, &["volume", "show", volume])?;
     let core = find_number(&shown, "core").context("it is on no core")?;
@@ -205,16 +206,16 @@ fn move_it(node: &NodeOptions, volume: &str, kind: Kind, limit: Option<&str>) ->
         Kind::Journal => {
             let journal = find_number(&shown, "journal").context("it is in no journal")?;
             let (device, journal) = (DEVICES[usize::from(!on_first)], journal.to_string());
-            let words = [
-                "device",
-                "hand-over",
-                device,
-                "--journal",
-                &journal,
-                "--to-core",
-            ];
-            let handed = json(node, &[&words[..], &[&other_core[..]]].concat())?;
-            return find_number(&handed, "held_us").context("nobody says how long changes waited");
+            let own_core = core.to_string();
+            let mut held_us = 0;
+            // There and back: a core that has no journal of a device left takes no volume of it.
+            for core in [&other_core, &own_core] {
+                let words = ["device", "hand-over", device, "--journal", &journal];
+                let handed = json(node, &[&words[..], &["--to-core", core]].concat())?;
+                let held = find_number(&handed, "held_us");
+                held_us = held_us.max(held.context("nobody says how long changes waited")?);
+            }
+            return Ok(held_us);
         }
     }
     if let Some(limit) = limit {
@@ -225,8 +226,8 @@ fn move_it(node: &NodeOptions, volume: &str, kind: Kind, limit: Option<&str>) ->
     find_number(&moved, "held_us").context("nobody says how long changes waited")
 }
 
-/// The volume is written and moved until the node is killed. Returns how many moves were over.
-fn one_life(node: &mut Node, writers: &mut [Writer], life: Duration) -> Result<u32> {
+/// The volume is written and moved until the node is killed; the first move is another one in each life. Returns how many moves were over.
+fn one_life(node: &mut Node, writers: &mut [Writer], life: Duration, first: usize) -> Result<u32> {
     let port = node.nbd_port;
     let commands = node.options.clone();
     let killed = AtomicBool::new(false);
@@ -240,7 +241,7 @@ fn one_life(node: &mut Node, writers: &mut [Writer], life: Duration) -> Result<u
             while !killed.load(Ordering::SeqCst) {
                 // Some are slow, so that kills find them while they copy.
                 let limit = (moves % 4 == 3).then_some("64M");
-                let kind = KINDS[moves as usize % KINDS.len()];
+                let kind = KINDS[(first + moves as usize) % KINDS.len()];
                 match move_it(&commands, "data", kind, limit) {
                     Ok(_) => moves += 1,
                     Err(_) if killed.load(Ordering::SeqCst) => break,
