@@ -242,6 +242,42 @@ fn stopping_drops_every_task() {
     assert_eq!(drops, 100);
 }
 
+/// Whoever gives a device away has to know when nothing of his can reach it any more.
+#[test]
+fn a_device_is_idle_when_what_nobody_waits_for_has_ended() {
+    for (_, config) in kernels() {
+        let dir = TempDir::new();
+        let path = dir.path("device");
+        create_device_file(&path, SIZE_BYTES, Fill::Zeros).unwrap();
+        run(&config, move |platform| async move {
+            let device = UringDevice::open(&platform, &path, DeviceOptions::default()).unwrap();
+            let other = device.clone();
+            assert!(device.is_idle());
+            let mut write = Box::pin(device.write(0, IoBuf::copy_of(&[1; 4096])));
+            assert!(poll_once(write.as_mut()).await.is_none());
+            assert!(!other.is_idle(), "of any clone");
+            write.await.1.unwrap();
+            assert!(device.is_idle());
+            let mut flush = Box::pin(device.flush());
+            assert!(poll_once(flush.as_mut()).await.is_none());
+            assert!(!device.is_idle());
+            flush.await.unwrap();
+            for n in 0..100 {
+                let mut write = Box::pin(device.write(n * 4096, IoBuf::copy_of(&[2; 4096])));
+                assert!(poll_once(write.as_mut()).await.is_none());
+                drop(write);
+            }
+            assert!(!device.is_idle(), "what was dropped is on its way");
+            while !device.is_idle() {
+                platform.yield_now().await;
+            }
+            let (read, result) = device.read(99 * 4096, platform.buffers().take(4096)).await;
+            result.unwrap();
+            assert!(read.iter().all(|byte| *byte == 2), "it has come there");
+        });
+    }
+}
+
 /// A transfer may outlast its device handle and its task.
 #[test]
 fn a_device_may_be_dropped_while_it_is_written() {

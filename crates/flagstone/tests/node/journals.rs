@@ -344,6 +344,21 @@ fn what_can_not_be_handed_over_stays_and_says_why() {
     assert_eq!(client.write(0, &block(7)), 0);
     hand_over(&scene, 0, 1).expect("is handed over");
     hand_over(&scene, 0, 0).expect("is handed over");
+    // One whose snapshot is being sent.
+    let taken = SnapshotRef {
+        volume: "vm".to_owned(),
+        snapshot: "s".to_owned(),
+    };
+    scene
+        .ask(|node| node.create_snapshots(vec![taken.clone()]))
+        .expect("taken");
+    let stream = scene
+        .ask(|node| node.open_stream(taken, None))
+        .expect("is opened");
+    assert_eq!(kind(0, 1), NodeErrorKind::Busy);
+    drop(stream);
+    hand_over(&scene, 0, 1).expect("is handed over");
+    hand_over(&scene, 0, 0).expect("is handed over");
     // Filesystems stay.
     let spec = FilesystemSpec {
         name: "home".to_owned(),
@@ -361,6 +376,53 @@ fn what_can_not_be_handed_over_stays_and_says_why() {
     let home = journals(&scene);
     let home = home.iter().find(|one| one.has_filesystems).expect("is one");
     assert_eq!(kind(home.journal, 1), NodeErrorKind::InvalidArgument);
+}
+
+/// What is made meanwhile goes, too, or is refused; it is never made where nobody serves it.
+#[test]
+fn volumes_that_are_made_while_their_journal_goes_are_found() {
+    let scene = scene_with(|_| {});
+    let stop = Arc::new(AtomicBool::new(false));
+    let (node, stopped) = (scene.node.clone(), stop.clone());
+    let maker = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let (mut made, mut refused) = (Vec::new(), 0);
+        while !stopped.load(Ordering::Relaxed) {
+            let name = format!("v{}", made.len() + refused);
+            let spec = VolumeSpec {
+                core: Some(made.len() as u32 % 2),
+                ..spec(&name)
+            };
+            match runtime.block_on(node.create_volume(spec)) {
+                Ok(_) => made.push(name),
+                Err(error) => {
+                    let kinds = [NodeErrorKind::Unavailable, NodeErrorKind::NotFound];
+                    assert!(kinds.contains(&error.kind), "{error}");
+                    refused += 1;
+                }
+            }
+        }
+        made
+    });
+    for round in 0..20 {
+        hand_over(&scene, 0, 1 - round % 2).expect("is handed over");
+        thread::sleep(Duration::from_millis(20));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let made = maker.join().expect("made or refused");
+    assert!(made.len() > 20, "{}", made.len());
+    let all = journals(&scene)
+        .iter()
+        .map(|one| one.volume_count)
+        .sum::<u64>();
+    assert_eq!(all, made.len() as u64, "and none that isn't known");
+    for name in &made {
+        let shown = scene.show(name).expect("is there");
+        assert_eq!(scene.attach(name).write(0, &block(7)), 0);
+    }
 }
 
 #[test]

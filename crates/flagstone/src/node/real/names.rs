@@ -199,7 +199,11 @@ impl Names {
 
     /// They have gone, or stay.
     pub(super) fn end_moving_all(&self, ids: &[DvolId]) {
-        self.write(|t| t.moving.retain(|id| !ids.contains(id)));
+        self.write(|t| {
+            for id in ids {
+                t.moving.remove(id);
+            }
+        });
     }
 
     /// The turn of a move that comes to its end.
@@ -390,6 +394,26 @@ mod tests {
         assert_eq!(names.find("a"), None);
         drop(names.claim("a", place(0)).expect("is free again"));
         assert!(names.claim("a", place(0)).is_some(), "nothing came to be");
+    }
+
+    #[test]
+    fn volumes_that_go_together_go_all_or_none() {
+        let names = Names::default();
+        let ids = [1, 2, 3].map(DvolId);
+        assert!(names.begin_receiving(DvolId(3)));
+        assert_eq!(names.begin_moving_all(&ids), Err(DvolId(3)));
+        assert!(!names.is_moving(DvolId(1)));
+        names.end_receiving(DvolId(3));
+        assert!(names.begin_moving(DvolId(2)));
+        assert_eq!(names.begin_moving_all(&ids), Err(DvolId(2)));
+        names.end_moving(DvolId(2));
+        assert!(names.begin_moving(DvolId(9)));
+        assert_eq!(names.begin_moving_all(&ids), Ok(()));
+        assert!(ids.iter().all(|id| names.is_moving(*id)));
+        assert!(!names.begin_receiving(DvolId(1)));
+        names.end_moving_all(&ids);
+        assert!(!ids.iter().any(|id| names.is_moving(*id)));
+        assert!(names.is_moving(DvolId(9)), "that one is another's");
     }
 
     /// Whichever of the two is first.

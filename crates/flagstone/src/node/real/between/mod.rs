@@ -416,6 +416,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_journal_has_written_down_goes_with_it() {
+        let between = Between::default();
+        for (volume, engine) in [(1, 4), (2, 5)] {
+            let route = Route {
+                on: (0, engine),
+                ..route(&format!("v{volume}"), at(1), 1)
+            };
+            between.put(DvolId(volume), route);
+            between.settled(DvolId(volume), 7, Key([3; 32]), (0, engine));
+        }
+        between.changed_core(5, 1);
+        let on = |volume| {
+            let volume = DvolId(volume);
+            (
+                between.is_noted_by(volume),
+                between.is_settled_on(volume, 7),
+            )
+        };
+        assert_eq!(on(1), (Some((0, 4)), Some((0, 4))));
+        assert_eq!(on(2), (Some((1, 5)), Some((1, 5))));
+    }
+
+    #[test]
     fn what_is_known_of_a_copy_is_told_once() {
         let between = Between::default();
         let node = Some(SocketAddr::new([10, 0, 0, 1].into(), 9));

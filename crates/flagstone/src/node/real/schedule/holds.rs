@@ -114,11 +114,14 @@ mod tests {
         };
         let (first, second) = (holds.hold(layer), holds.hold(layer));
         assert!(first.is_some() && second.is_some());
+        let sent = [1, 2, 3].map(|volume| holds.is_sent(DvolId(volume)));
+        assert_eq!(sent, [false, true, false]);
         drop(first);
         assert!(holds.begin_deleting(layer).is_none());
         drop(second);
         let going = holds.begin_deleting(layer);
         assert!(going.is_some());
+        assert!(!holds.is_sent(DvolId(2)));
         assert!(holds.hold(layer).is_none(), "too late to send it");
         drop(going);
         assert!(holds.with(|uses| uses.is_empty()));
