@@ -307,8 +307,11 @@ fn live(seed: u64, crash: Option<u64>) -> Run {
             *volumes[0].home.borrow_mut() = None;
             volumes[0].all_safe();
             core = 1 - core;
+            let old = engine;
             let engine = take_over(&platforms[core], &disk, given).await;
             *volumes[0].home.borrow_mut() = Some((engine, handle));
+            // A node that stops just then stops it as well.
+            assert_eq!(old.stop().await, Ok(()));
             handed.set(handed.get() + 1);
         }
         told.set(true);

@@ -279,9 +279,12 @@ impl<P: Platform> Engine<P> {
     }
 
     /// Stops in order: waits for what is under way, writes a last checkpoint, ends the tasks. What
-    /// comes in meanwhile is refused.
+    /// comes in meanwhile is refused. One that has handed its journal over has stopped: another one may be writing there.
     pub async fn stop(&self) -> Result<(), DvolError> {
         let inner = &self.inner;
+        if inner.handed_over.get() {
+            return Ok(());
+        }
         inner.stopping.set(true);
         inner.signals.stops.notify();
         let drained = async {

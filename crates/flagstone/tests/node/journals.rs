@@ -581,6 +581,62 @@ fn a_journal_that_the_other_core_can_not_open_goes_on_where_it_was() {
     assert_eq!(client.call(client::READ, 0, BLOCK as u32), (0, block(77)));
 }
 
+#[test]
+fn a_node_that_stops_while_a_journal_goes_has_all_of_it_at_the_next_start() {
+    for point in [MovePoint::JournalHeld, MovePoint::JournalClosed] {
+        let stuck = Arc::new(AtomicBool::new(false));
+        let scene = scene_with(|options| {
+            let stuck = stuck.clone();
+            options.stop_grace_ms = 50;
+            options.move_hooks = MoveHooks::at_points(move |at| {
+                stuck.store(at == point, Ordering::SeqCst);
+                at != point
+            });
+        });
+        volume(&scene, "vm", Some(0));
+        let mut client = scene.attach("vm");
+        for at in 0..16 {
+            assert_eq!(client.write(at * BLOCK, &block(at + 1)), 0);
+        }
+        let node = scene.node.clone();
+        let asked = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            let name = "main".to_owned();
+            let handed = runtime.block_on(node.hand_over_journal(name, 0, 1));
+            handed.map_err(|error| error.kind)
+        });
+        let until = Instant::now() + Duration::from_secs(30);
+        while !stuck.load(Ordering::SeqCst) {
+            assert!(Instant::now() < until, "it comes to {point:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Until then everything can be looked at, and nothing be changed.
+        assert_eq!(scene.show("vm").expect("is there").core, 0);
+        let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 16 * MIB, false));
+        assert_eq!(resized.expect_err("busy").kind, NodeErrorKind::Busy);
+        assert_eq!(
+            hand_over(&scene, 0, 1).expect_err("busy").kind,
+            NodeErrorKind::Busy
+        );
+        client.submit(client::WRITE, 0, BLOCK as u32, &block(99));
+        let down = scene.down();
+        let handed = asked.join().expect("is told");
+        assert_eq!(
+            handed.expect_err("the node has stopped"),
+            NodeErrorKind::Unavailable
+        );
+        let scene = down.up(two_cores);
+        let mut client = scene.attach("vm");
+        for at in 0..16 {
+            let found = client.call(client::READ, at * BLOCK, BLOCK as u32);
+            assert_eq!(found, (0, block(at + 1)), "block {at} behind {point:?}");
+        }
+    }
+}
+
 /// What is on the device at any moment of a hand-over is a journal like any other: a copy of it is opened by another node.
 #[test]
 fn who_dies_while_a_journal_goes_has_lost_nothing() {

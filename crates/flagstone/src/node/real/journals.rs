@@ -234,6 +234,8 @@ impl CoreNode {
         self.at(MovePoint::JournalClosed).await;
         let (home, result) = match self.pass_on(to, passing, handed).await {
             Ok(()) => (to, Ok(())),
+            // It is closed in order, and nobody is to open it before the next start.
+            Err((why, ..)) if self.is_stopping() => (self.index, Err(Stays::Closed(why))),
             Err((why, passing, handed)) => {
                 tracing::warn!(
                     device = owned.device,
@@ -363,6 +365,9 @@ impl CoreNode {
         passing: Passing,
         handed: HandedOver,
     ) -> Result<(), (String, Passing, HandedOver)> {
+        if self.is_stopping() {
+            return Err(("the node is stopping".to_owned(), passing, handed));
+        }
         let Some(found) = self.opener.devices.get(passing.device) else {
             return Err(("there is no such device".to_owned(), passing, handed));
         };
