@@ -8,13 +8,15 @@ use std::process::{Command, Stdio};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    ExportOptions, FilesystemSpec, NodeErrorKind, NodeOptions, VOLUMES_EXPORT, VolumeSpec,
+    ExportOptions, FilesystemSpec, MoveSpec, MoveState, NodeErrorKind, NodeOptions, VOLUMES_EXPORT,
+    VolumeSpec,
 };
 use flagstone_gateway::nfs3::Squash;
 
 use self::client::{FileSync, Files, Unstable};
 use crate::client::{FLUSH, READ, TRIM};
 use crate::filesystems::nfs_address;
+use crate::moves::ended;
 use crate::support::Scene;
 
 const PERM: u32 = 1;
@@ -63,6 +65,46 @@ fn scene() -> Scene {
         assert_eq!(made.volume.core, core);
     }
     scene
+}
+
+/// Clients of NFS keep what they have read as long as the file's time of change is what it was.
+#[test]
+fn a_change_is_seen_behind_a_move_and_a_hand_over() {
+    let scene = scene();
+    let mut files = Files::mount(&scene);
+    let file = files.find("there");
+    let changed = |files: &mut Files| files.attributes(&file).expect("is there").changed;
+    let fresh = changed(&mut files);
+    assert_eq!(scene.attach("there").write(0, &[1; 4096]), 0);
+    let written = changed(&mut files);
+    assert!(written > fresh);
+    scene
+        .ask(|node| node.hand_over_journal("main".to_owned(), 1, 0))
+        .expect("is handed over");
+    let handed_over = changed(&mut files);
+    assert!(handed_over >= written);
+    assert_eq!(
+        changed(&mut files),
+        handed_over,
+        "nobody has changed it since"
+    );
+    scene
+        .ask(|node| node.hand_over_journal("main".to_owned(), 1, 1))
+        .expect("is handed over");
+    assert!(changed(&mut files) >= handed_over);
+    assert_eq!(scene.attach("there").write(0, &[2; 4096]), 0);
+    let again = changed(&mut files);
+    let spec = MoveSpec {
+        core: Some(0),
+        ..MoveSpec::default()
+    };
+    scene
+        .ask(|node| node.move_volume("there".to_owned(), spec))
+        .expect("begins");
+    let moved = ended(&scene, "there");
+    assert_eq!(moved.state, MoveState::Done, "{moved:?}");
+    assert!(changed(&mut files) >= again);
+    assert_eq!(files.read(&file, 0, 4096).expect("read").0, [2; 4096]);
 }
 
 #[test]
