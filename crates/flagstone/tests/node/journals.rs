@@ -381,7 +381,11 @@ fn what_can_not_be_handed_over_stays_and_says_why() {
 /// What is made meanwhile goes, too, or is refused; it is never made where nobody serves it.
 #[test]
 fn volumes_that_are_made_while_their_journal_goes_are_found() {
-    let scene = scene_with(|_| {});
+    // So that there is always one that is just being made.
+    let slow = "latency writes=2ms";
+    let scene = scene_with(|options| {
+        options.devices[0].layers = vec![slow.parse().expect(slow)];
+    });
     let stop = Arc::new(AtomicBool::new(false));
     let (node, stopped) = (scene.node.clone(), stop.clone());
     let maker = thread::spawn(move || {
@@ -413,7 +417,7 @@ fn volumes_that_are_made_while_their_journal_goes_are_found() {
     }
     stop.store(true, Ordering::Relaxed);
     let made = maker.join().expect("made or refused");
-    assert!(made.len() > 20, "{}", made.len());
+    assert!(made.len() > 10, "{}", made.len());
     let all = journals(&scene)
         .iter()
         .map(|one| one.volume_count)

@@ -502,7 +502,7 @@ impl RealNode {
             // A move began behind the look above.
             Ok(false) => Err(moves::moving(&doing)),
             Ok(true) => {
-                self.floors.lock().await.remove(&place.id.into());
+                self.forget_floor(place.id.into());
                 Ok(())
             }
             Err(error) if error.kind == NodeErrorKind::Busy => {

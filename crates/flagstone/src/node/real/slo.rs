@@ -174,6 +174,17 @@ fn check_schedule(schedule: &Schedule, doing: &str) -> Result<(), NodeError> {
 }
 
 impl RealNode {
+    /// What somebody was promised who is gone can be promised to others. Nobody waits for that: behind a start the table is held until all
+    /// filesystems are open, and whoever has deleted something is told so.
+    pub(super) fn forget_floor(&self, who: Promised) {
+        if let Ok(mut floors) = self.floors.try_lock() {
+            floors.remove(&who);
+            return;
+        }
+        let floors = self.floors.clone();
+        tokio::spawn(async move { floors.lock().await.remove(&who) });
+    }
+
     fn schedule_of(&self, device: usize) -> Schedule {
         let schedules = self
             .schedules

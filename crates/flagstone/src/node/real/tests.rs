@@ -188,6 +188,38 @@ fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
     std::fs::remove_file(path).unwrap();
 }
 
+/// A start holds the table of what was promised until all filesystems are open.
+#[test]
+fn a_deletion_is_answered_while_others_are_promised_something() {
+    let path = formatted("floors");
+    let node = start_node(options(path.clone())).unwrap();
+    runtime().block_on(async {
+        node.create_volume(spec("disk")).await.unwrap();
+        let who = slo::Promised::from(node.names.find("disk").unwrap().id);
+        let mut held = node.floors.lock().await;
+        let rates = crate::node::Rates {
+            reads: 1,
+            writes: 1,
+        };
+        held.insert(who, (0, rates));
+        node.delete_volume("disk".to_owned(), false).await.unwrap();
+        assert!(held.contains_key(&who), "it is held");
+        drop(held);
+        while node.floors.lock().await.contains_key(&who) {
+            tokio::task::yield_now().await;
+        }
+        node.floors.lock().await.insert(who, (0, rates));
+        node.forget_floor(who);
+        assert!(
+            !node.floors.lock().await.contains_key(&who),
+            "at once, if nobody holds it"
+        );
+        node.shutdown().await.unwrap();
+    });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
+
 /// Two devices that came together: each had a volume of that name. One of the two could be neither
 /// seen, renamed nor deleted.
 #[test]

@@ -86,7 +86,7 @@ impl RealNode {
             delete(core, name, (with_snapshots, even_if_used), said).await
         });
         let id = deleted.await??;
-        self.floors.lock().await.remove(&id.into());
+        self.forget_floor(id.into());
         Ok(())
     }
 }
