@@ -429,8 +429,10 @@ fn volumes_that_are_made_while_their_journal_goes_are_found() {
         .map(|one| one.volume_count)
         .sum::<u64>();
     assert_eq!(all, made.len() as u64, "and none that isn't known");
+    let cores = cores(&scene);
     for name in &made {
         let shown = scene.show(name).expect("is there");
+        assert_eq!(shown.core, cores[usize::from(shown.journal)]);
         assert_eq!(scene.attach(name).write(0, &block(7)), 0);
     }
 }
