@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    DeviceInfo, FilesystemSpec, HandedOverJournal, JournalInfo, MoveHooks, MovePoint, MoveSpec,
-    NodeError, NodeErrorKind, NodeOptions, Reservation, Slo, SloLimit, SnapshotSchedule, TokenKind,
-    TokenText, VolumeSpec,
+    DeviceInfo, FilesystemInfo, FilesystemSpec, HandedOverJournal, JournalInfo, MoveHooks,
+    MovePoint, MoveSpec, NodeError, NodeErrorKind, NodeOptions, Reservation, Slo, SloLimit,
+    SnapshotSchedule, TokenKind, TokenText, VolumeSpec,
 };
 use flagstone_client::{Durability, Target};
 use flagstone_platform::IoBuf;
@@ -70,6 +70,20 @@ fn spec(name: &str) -> VolumeSpec {
         slo: Default::default(),
         oversubscribe: false,
     }
+}
+
+fn filesystem(scene: &Scene, name: &str) -> Result<FilesystemInfo, NodeError> {
+    let spec = FilesystemSpec {
+        name: name.to_owned(),
+        quota_bytes: None,
+        quota_files: None,
+        promote_bytes: None,
+        owner_uid: 0,
+        owner_gid: 0,
+        slo: Slo::default(),
+        oversubscribe: false,
+    };
+    scene.ask(|node| node.create_filesystem(spec))
 }
 
 fn device(scene: &Scene) -> DeviceInfo {
@@ -360,19 +374,7 @@ fn what_can_not_be_handed_over_stays_and_says_why() {
     hand_over(&scene, 0, 1).expect("is handed over");
     hand_over(&scene, 0, 0).expect("is handed over");
     // Filesystems stay.
-    let spec = FilesystemSpec {
-        name: "home".to_owned(),
-        quota_bytes: None,
-        quota_files: None,
-        promote_bytes: None,
-        owner_uid: 0,
-        owner_gid: 0,
-        slo: Slo::default(),
-        oversubscribe: false,
-    };
-    scene
-        .ask(|node| node.create_filesystem(spec))
-        .expect("created");
+    filesystem(&scene, "home").expect("created");
     let home = journals(&scene);
     let home = home.iter().find(|one| one.has_filesystems).expect("is one");
     assert_eq!(kind(home.journal, 1), NodeErrorKind::InvalidArgument);
@@ -476,6 +478,30 @@ fn a_volume_apart_goes_alone_and_the_others_stay() {
         (journal_count - 2, NodeErrorKind::NoSpace)
     );
     assert!(refused.found.contains("main"), "{refused}");
+}
+
+/// The first filesystem decides for all.
+#[test]
+fn filesystems_begin_in_no_journal_that_is_somebody_elses() {
+    let scene = Scene::formatted(8 << 30, true, two_cores).expect("a node");
+    let apart = VolumeSpec {
+        apart: true,
+        core: Some(0),
+        ..spec("vm")
+    };
+    let made = scene
+        .ask(|node| node.create_volume(apart))
+        .expect("created");
+    assert_eq!(made.volume.journal, 2);
+    hand_over(&scene, 0, 1).expect("is handed over");
+    hand_over(&scene, 1, 0).expect("is handed over");
+    filesystem(&scene, "home").expect("created");
+    let listed = journals(&scene);
+    let home = listed
+        .iter()
+        .find(|one| one.has_filesystems)
+        .expect("is one");
+    assert_eq!((home.journal, home.core), (4, 0));
 }
 
 #[test]

@@ -248,7 +248,7 @@ pub(super) fn node_error(error: DvolError, doing: &str) -> NodeError {
             "see the log for the failed write (if the filesystem that holds the device file is full, \
              make room there), then restart the node",
         ),
-        DvolError::Stopping => (NodeErrorKind::Unavailable, ""),
+        DvolError::Stopping => (NodeErrorKind::Unavailable, "try again"),
         DvolError::Corrupt => (
             NodeErrorKind::Corrupt,
             "run `flagstone verify` on the device",
@@ -272,6 +272,7 @@ fn words(error: DvolError) -> String {
         DvolError::NotFound => "it is not there any more; it was deleted or renamed meanwhile",
         DvolError::NoSpace => NO_ROOM,
         DvolError::TooMany => "the device's journal can't hold one more volume or snapshot",
+        DvolError::Stopping => "its journal stops: the node does, or another core gets it",
         DvolError::Invalid => "it is too much for one step, or can't be done to what is named",
         _ => return error.to_string(),
     };

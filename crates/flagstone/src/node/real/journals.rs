@@ -143,7 +143,8 @@ impl CoreNode {
                     "a journal was handed over"
                 );
             }
-            // Whoever waits finds it gone or there, as it is.
+            // It was closed, whoever has it now.
+            Err(_) if owned.making.is_gone() => {}
             Err(_) => owned.making.release(),
         }
         handed

@@ -79,12 +79,14 @@ pub(super) struct CoreFiles {
 
 /// The journal that has the filesystems, or would get them.
 fn home(engines: &Engines) -> Option<Rc<OwnedEngine>> {
-    let mut all = engines.all().into_iter().map(|(_, owned)| owned);
-    let first = all.next()?;
-    if has_store(&first.engine) {
-        return Some(first);
+    let all = engines.all();
+    let found = all.iter().find(|(_, owned)| has_store(&owned.engine));
+    if let Some((_, found)) = found {
+        return Some(found.clone());
     }
-    Some(all.find(|owned| has_store(&owned.engine)).unwrap_or(first))
+    // Where new volumes go on the first device.
+    let device = all.iter().map(|(_, owned)| owned.device).min()?;
+    engines.get(engines.first_of(device)?)
 }
 
 pub(super) fn has_store(engine: &Engine<UringPlatform>) -> bool {
