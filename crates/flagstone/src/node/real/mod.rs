@@ -9,6 +9,7 @@ mod attributes;
 mod background;
 mod between;
 mod core;
+mod creation;
 mod describe;
 mod engines;
 mod epochs;
@@ -31,6 +32,7 @@ mod resize;
 mod schedule;
 mod send;
 mod slo;
+mod snapshots;
 mod start;
 mod tuning;
 mod under_way;
@@ -46,35 +48,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo, Engine, Handle};
-use flagstone_platform::record::NodeMark;
+use flagstone_device::engine::{DvolError, Engine, Handle};
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime, UringPlatform};
 use flagstone_sched::Device as DividedDevice;
-use flagstone_types::DvolId;
 
 use self::access::Access;
-use self::attributes::VolumeAttributes;
 use self::between::Between;
 use self::core::{CoreNode, current};
-use self::errors::{
-    Wanted, apart, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
-    no_such_volume, node_error, taken,
-};
+use self::errors::{no_such_device, no_such_volume, node_error};
 use self::journals::Homes;
 use self::names::{Names, Place};
 use self::receive::OneReceive;
 use self::recording::Recording;
-use self::schedule::check_not_of_schedule;
-use self::slo::{Floors, note_floor};
+use self::slo::Floors;
 use super::{
     Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges,
     FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
     FilesystemSnapshotPage, FilesystemSpec, ForcedMove, HandedOverJournal, ImageStoreSpec,
     JournalInfo, Look, MetricsSnapshot, MoveInfo, MoveSpec, MoveWord, NewToken, Node, NodeError,
     NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
-    Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo,
-    SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo,
-    TokenKind, TokenList, TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
+    Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SnapshotInfo, SnapshotPage,
+    SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo, TokenList,
+    TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -230,423 +225,6 @@ impl RealNode {
         result.map_err(|error| node_error(error, doing))
     }
 
-    /// The core and engine for a new volume: the core with the fewest volumes, on its first
-    /// journal of the device, so that few journals share the flushes.
-    fn place_for(
-        &self,
-        device: Option<&str>,
-        core: Option<u32>,
-        doing: &str,
-    ) -> Result<(usize, usize), NodeError> {
-        let device = match device {
-            None => 0,
-            Some(wanted) => self
-                .devices
-                .iter()
-                .position(|d| d.name == wanted || d.id == wanted)
-                .ok_or_else(|| no_such_device(wanted, doing))?,
-        };
-        let core = match core {
-            Some(core) => {
-                self.check_serves(core, device, doing)?;
-                core as usize
-            }
-            None => self.cores_of(device).first().copied().unwrap_or(0),
-        };
-        Ok((core, device))
-    }
-
-    /// The cores that can own volumes of a device, since they serve a journal of it: those with the fewest volumes first.
-    fn cores_of(&self, device: usize) -> Vec<usize> {
-        let counts = self.names.per_core(self.remotes.len());
-        let mut cores: Vec<usize> = (0..counts.len())
-            .filter(|core| self.serves(*core, device))
-            .collect();
-        cores.sort_by_key(|core| counts[*core]);
-        cores
-    }
-
-    /// Refuses a core that can't own volumes of a device.
-    fn check_serves(&self, core: u32, device: usize, doing: &str) -> Result<(), NodeError> {
-        let found = &self.devices[device];
-        let cores = self.remotes.len().min(found.journal_count);
-        if core as usize >= self.remotes.len() {
-            return Err(no_such_core(core, cores, found.journal_count, doing));
-        }
-        if self.serves(core as usize, device) {
-            return Ok(());
-        }
-        if core as usize >= cores {
-            return Err(no_such_core(core, cores, found.journal_count, doing));
-        }
-        let name = &found.name;
-        let what = format!(
-            "core {core} serves no journal of device '{name}' just now: they were handed over to others"
-        );
-        Err(NodeError::new(NodeErrorKind::NotFound, doing, what).next(format!(
-            "name another core, or hand one over to it: `flagstone device journals {name}` lists them"
-        )))
-    }
-
-    /// The core with the fewest volumes of those that serve an empty journal of a device beside the one for new volumes.
-    async fn core_with_spare(&self, device: usize, doing: &str) -> Result<usize, NodeError> {
-        for core in self.cores_of(device) {
-            let spare = self.on_core(core, doing, move |core| async move {
-                core.engines.spare_of(device)
-            });
-            if spare.await?.is_some() {
-                return Ok(core);
-            }
-        }
-        Err(self.no_spare(device, doing))
-    }
-
-    fn no_spare(&self, device: usize, doing: &str) -> NodeError {
-        let name = &self.devices[device].name;
-        let found =
-            format!("no journal of device '{name}' is empty but those that new volumes go to");
-        NodeError::new(NodeErrorKind::NoSpace, doing, found).next(format!(
-            "leave --apart out, or empty one: `flagstone device journals {name}` says what is in each"
-        ))
-    }
-
-    async fn create(&self, spec: VolumeSpec) -> Result<CreatedVolume, NodeError> {
-        let doing = format!("creating volume '{}'", spec.name);
-        check_size(spec.size_bytes, &doing)?;
-        let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
-        let core = match (spec.apart, spec.core) {
-            (true, None) => self.core_with_spare(device, &doing).await?,
-            _ => core,
-        };
-        let apart = spec.apart;
-        let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
-        check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
-        let slo = spec.slo;
-        // Held until it is there: two who ask at the same time can't both get what is left. Who asks for no floor
-        // waits for nobody.
-        let mut floors = match slo.promise {
-            SloPromise::Floor(_) => Some(self.floors.lock().await),
-            SloPromise::Share(_) => None,
-        };
-        let none = Floors::new();
-        let known = floors.as_deref().unwrap_or(&none);
-        self.admit(known, device, None, &slo, spec.oversubscribe, &doing)?;
-        let new = CreateDvol {
-            name: spec.name.clone(),
-            id: None,
-            size_bytes: spec.size_bytes,
-            reserved_bytes,
-        };
-        let claimed = Place {
-            core,
-            engine: 0,
-            id: DvolId(0),
-        };
-        let claim = self.names.claim(&spec.name, claimed);
-        let claim = claim.ok_or_else(|| taken(&spec.name, &doing))?;
-        let created = self.on_core(core, &doing, move |running| async move {
-            let engine = match apart {
-                true => running.engines.spare_of(device).ok_or(DvolError::TooMany)?,
-                false => running
-                    .engines
-                    .first_of(device)
-                    .ok_or(DvolError::NotFound)?,
-            };
-            let owned = running.owned(engine)?;
-            let of_its_own = owned.is_apart.replace(owned.is_apart.get() || apart);
-            let attributes = VolumeAttributes {
-                slo,
-                ..VolumeAttributes::default()
-            };
-            let created = running.create_volume(engine, new, attributes.encode());
-            let created = created.await;
-            if created.is_err() {
-                owned.is_apart.set(of_its_own);
-            }
-            let (id, token) = created?;
-            running.set_slo(id, &slo);
-            claim.came_to_be(Place { core, engine, id });
-            Ok((id, token))
-        });
-        match created.await? {
-            Ok((id, token)) => {
-                if let Some(floors) = &mut floors {
-                    note_floor(floors, id, device, &slo);
-                }
-                drop(floors);
-                let kind = TokenKind::Owner;
-                tracing::info!(target: "audit", volume = spec.name, token = 1, %kind, "token made");
-                Ok(CreatedVolume {
-                    volume: self.show(&spec.name).await?,
-                    token: Some(token),
-                })
-            }
-            Err(DvolError::TooMany) if apart => Err(self.no_spare(device, &doing)),
-            Err(error) => {
-                let find = move |core: &CoreNode| {
-                    let owned = core.engines.get(core.engines.first_of(device)?)?;
-                    let wanted = Wanted::Anew(reserved_bytes);
-                    Some((device, owned.engine.space(), wanted))
-                };
-                let error = node_error(error, &doing);
-                Err(self.with_space(error, core, find).await)
-            }
-        }
-    }
-
-    async fn clone_from(
-        &self,
-        source: SourceRef,
-        new_name: String,
-    ) -> Result<VolumeInfo, NodeError> {
-        let doing = format!("cloning '{source}' to '{new_name}'");
-        let target = match source.snapshot {
-            None => self.target_to_change(&source.volume, &doing)?,
-            Some(_) => self.target(&source.volume, &doing)?,
-        };
-        let claim = self.names.claim(&new_name, target.place);
-        let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
-        let place = target.place;
-        let new = CreateDvol {
-            name: new_name.clone(),
-            id: None,
-            size_bytes: 0,
-            reserved_bytes: 0,
-        };
-        let snapshot = source.snapshot.clone();
-        let is_head = snapshot.is_none();
-        let cloned = self.on_volume(&target, &doing, move |core, dvol| async move {
-            let owned = core.owned(place.engine)?;
-            let _made = owned.made_in().await?;
-            let engine = &owned.engine;
-            let source = match snapshot {
-                None => {
-                    core.check_settled(dvol.id)?;
-                    dvol
-                }
-                Some(name) => {
-                    engine
-                        .layer(dvol.id, &name)
-                        .ok_or(DvolError::NotFound)?
-                        .handle
-                }
-            };
-            let id = engine.clone_of(source, new).await?.id;
-            claim.came_to_be(Place { id, ..place });
-            Ok(())
-        });
-        match cloned.await {
-            Ok(()) => self.show(&new_name).await,
-            Err(error) if error.kind == NodeErrorKind::NotFound && !is_head => {
-                Err(no_such_snapshot(&source.to_string(), &doing))
-            }
-            Err(error) => {
-                let wanted = move |dvol: &DvolInfo| match is_head {
-                    true => Wanted::Again(dvol.reserved_bytes),
-                    false => Wanted::Anew(0),
-                };
-                Err(self.with_space_of(error, &target, wanted).await)
-            }
-        }
-    }
-
-    async fn rename(&self, name: String, new_name: String) -> Result<VolumeInfo, NodeError> {
-        let doing = format!("renaming volume '{name}' to '{new_name}'");
-        let target = self.target(&name, &doing)?;
-        self.refuse_moving(&target, &doing)?;
-        let claim = self.names.claim(&new_name, target.place);
-        let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
-        let (place, to) = (target.place, new_name.clone());
-        self.on_volume(&target, &doing, move |core, dvol| async move {
-            let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-            core.check_not_moving(dvol.id)?;
-            engine.rename(dvol, &to).await?;
-            claim.renamed(place);
-            Ok(())
-        })
-        .await?;
-        self.show(&new_name).await
-    }
-
-    async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
-        let doing = format!("deleting volume '{name}'");
-        let target = self.target_to_change(&name, &doing)?;
-        self.refuse_unconfirmed(target.place.id, &doing)?;
-        let (place, named) = (target.place, name.clone());
-        let names = self.names.clone();
-        let deleted = self
-            .on_volume(&target, &doing, move |core, dvol| async move {
-                let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-                let is_fork = core.between.is_fork(dvol.id);
-                if core.check_not_moving(dvol.id).is_err()
-                    || core.between.is_unconfirmed(dvol.id) && !is_fork
-                {
-                    return Ok(false);
-                }
-                let deleted = engine.delete(dvol, with_snapshots).await;
-                if deleted.is_ok() {
-                    let what = "deleted under its clients: they get an error for each request";
-                    core.tell_of_attached(dvol.id, &named, what);
-                    core.forget(dvol.id);
-                    names.deleted(dvol.id);
-                    core.forget_tokens(place.engine, dvol.id).await;
-                    match is_fork {
-                        true => core.forget_fork(place.engine, dvol.id).await,
-                        false => core.between.drop_fork(dvol.id),
-                    }
-                }
-                deleted.map(|()| true)
-            })
-            .await;
-        match deleted {
-            // A move began behind the look above.
-            Ok(false) => Err(moves::moving(&doing)),
-            Ok(true) => {
-                self.forget_floor(place.id.into());
-                Ok(())
-            }
-            Err(error) if error.kind == NodeErrorKind::Busy => {
-                Err(
-                    NodeError::new(NodeErrorKind::HasSnapshots, doing, "it has snapshots")
-                        .next("delete them first, or pass --with-snapshots"),
-                )
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Takes snapshots of volumes that one engine has, in one instant.
-    async fn snapshot(&self, wanted: Vec<SnapshotRef>) -> Result<Vec<SnapshotInfo>, NodeError> {
-        let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
-        let doing = format!("taking snapshot {}", names.join(" "));
-        let mut places = Vec::new();
-        for (index, snapshot) in wanted.iter().enumerate() {
-            check_not_of_schedule(&snapshot.snapshot, &doing)?;
-            let before = &wanted[..index];
-            if before.contains(snapshot) {
-                let found = format!("'{snapshot}' is named twice");
-                return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
-                    .next("name each snapshot once"));
-            }
-            if before.iter().any(|s| s.volume == snapshot.volume) {
-                let found = format!("volume '{}' is named twice", snapshot.volume);
-                return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
-                    .next("take one snapshot of each volume at a time"));
-            }
-            places.push(self.target_to_change(&snapshot.volume, &doing)?.place);
-        }
-        let Some(first) = places.first().copied() else {
-            return Err(NodeError::new(
-                NodeErrorKind::InvalidArgument,
-                doing,
-                "none is named",
-            ));
-        };
-        if places
-            .iter()
-            .any(|p| (p.core, p.engine) != (first.core, first.engine))
-        {
-            let mut owners = Vec::new();
-            for (part, place) in wanted.iter().zip(&places) {
-                owners.push((part.volume.clone(), self.owner_of(*place, &doing).await?));
-            }
-            return Err(apart(&owners, &doing));
-        }
-        let ids = places.iter().map(|place| place.id);
-        let volumes: Vec<(DvolId, String)> = ids
-            .zip(wanted.iter().map(|part| part.volume.clone()))
-            .collect();
-        let (parts, marked) = (wanted.clone(), names);
-        let taken = self
-            .on_core(first.core, &doing, move |core| async move {
-                let engine = core.engine(first.engine).ok_or(DvolError::NotFound)?;
-                let mut dvols = Vec::new();
-                for (part, place) in parts.into_iter().zip(places) {
-                    let dvol = engine.dvol_with(place.id, &part.volume);
-                    let dvol = dvol.ok_or(DvolError::NotFound)?;
-                    core.check_settled(place.id)?;
-                    dvols.push((dvol.handle, part.snapshot));
-                }
-                for name in &marked {
-                    core.recording.snapshot(NodeMark::SnapshotBegan, name);
-                }
-                let taken = engine.snapshot(&dvols).await;
-                for name in marked.iter().filter(|_| taken.is_ok()) {
-                    core.recording.snapshot(NodeMark::SnapshotTaken, name);
-                }
-                taken
-            })
-            .await?;
-        if let Err(error) = taken {
-            let find = move |core: &CoreNode| {
-                let owned = core.engines.get(first.engine)?;
-                let engine = &owned.engine;
-                let dvols = volumes
-                    .iter()
-                    .filter_map(|(id, name)| engine.dvol_with(*id, name));
-                let again = dvols.map(|dvol| dvol.reserved_bytes).sum();
-                Some((owned.device, engine.space(), Wanted::Again(again)))
-            };
-            let error = node_error(error, &doing);
-            return Err(self.with_space(error, first.core, find).await);
-        }
-        let mut infos = Vec::new();
-        for snapshot in wanted {
-            infos.push(self.show_one_snapshot(snapshot).await?);
-        }
-        Ok(infos)
-    }
-
-    /// What owns the volumes of a place, in words.
-    async fn owner_of(&self, place: Place, doing: &str) -> Result<String, NodeError> {
-        let found = self
-            .on_core(place.core, doing, move |core| async move {
-                let owned = core.engines.get(place.engine);
-                owned.map(|owned| (owned.device, owned.engine.journal_no()))
-            })
-            .await?;
-        let Some((device, journal)) = found else {
-            return Ok(format!("core {}", place.core));
-        };
-        let device = &self.devices[device].name;
-        Ok(format!(
-            "core {}, journal {journal} of device '{device}'",
-            place.core
-        ))
-    }
-
-    /// Runs `work` with a snapshot's volume and its own handle.
-    async fn on_snapshot<R, F>(
-        &self,
-        snapshot: &SnapshotRef,
-        doing: &str,
-        work: impl FnOnce(Rc<CoreNode>, usize, Handle, Handle) -> F + Send + 'static,
-    ) -> Result<R, NodeError>
-    where
-        R: Send + 'static,
-        F: Future<Output = Result<R, DvolError>> + 'static,
-    {
-        let target = self.target(&snapshot.volume, doing)?;
-        let (place, name) = (target.place, snapshot.snapshot.clone());
-        self.on_volume(&target, doing, move |core, dvol| {
-            let layer = core
-                .engine(place.engine)
-                .and_then(|e| e.layer(dvol.id, &name));
-            let running = layer.map(|layer| work(core, place.engine, dvol, layer.handle));
-            async move {
-                match running {
-                    Some(running) => running.await,
-                    None => Err(DvolError::NotFound),
-                }
-            }
-        })
-        .await
-        .map_err(|error| match error.kind {
-            NodeErrorKind::NotFound => no_such_snapshot(&snapshot.to_string(), doing),
-            _ => error,
-        })
-    }
-
     async fn stop(&self) -> Result<(), NodeError> {
         self.stopping.store(true, Ordering::Release);
         if let Some(port) = self.registered_port {
@@ -791,33 +369,7 @@ impl Node for RealNode {
     }
 
     fn rollback_volume(&self, snapshot: SnapshotRef) -> NodeFuture<'_, VolumeInfo> {
-        Box::pin(async move {
-            let doing = format!("rolling back to '{snapshot}'");
-            self.target_to_change(&snapshot.volume, &doing)?;
-            let named = snapshot.volume.clone();
-            let rolled = self.on_snapshot(
-                &snapshot,
-                &doing,
-                move |core, engine, dvol, layer| async move {
-                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                    let sizing = core.sizing(dvol.id);
-                    let _turn = sizing.take(1).await;
-                    core.check_settled(dvol.id)?;
-                    engine.roll_back(dvol, layer).await?;
-                    let what = "rolled back under its clients: they read the snapshot from now on";
-                    core.tell_of_attached(dvol.id, &named, what);
-                    Ok(())
-                },
-            );
-            match rolled.await {
-                Ok(()) => self.show(&snapshot.volume).await,
-                Err(error) => {
-                    let target = self.target(&snapshot.volume, &doing)?;
-                    let wanted = |dvol: &DvolInfo| Wanted::Again(dvol.reserved_bytes);
-                    Err(self.with_space_of(error, &target, wanted).await)
-                }
-            }
-        })
+        Box::pin(self.roll_back(snapshot))
     }
 
     fn set_reservation(&self, name: String, reserve: Reservation) -> NodeFuture<'_, VolumeInfo> {
@@ -837,22 +389,7 @@ impl Node for RealNode {
     }
 
     fn delete_snapshot(&self, snapshot: SnapshotRef) -> NodeFuture<'_, ()> {
-        Box::pin(async move {
-            let doing = format!("deleting snapshot '{snapshot}'");
-            self.target_to_change(&snapshot.volume, &doing)?;
-            let name = snapshot.to_string();
-            self.on_snapshot(&snapshot, &doing, |core, engine, _, layer| async move {
-                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                core.check_settled(layer.id)?;
-                core.recording.snapshot(NodeMark::SnapshotGoing, &name);
-                let deleted = engine.delete_layer(layer).await;
-                if deleted.is_ok() {
-                    core.recording.snapshot(NodeMark::SnapshotGone, &name);
-                }
-                deleted
-            })
-            .await
-        })
+        Box::pin(self.delete_one_snapshot(snapshot))
     }
 
     fn rename_snapshot(
@@ -860,26 +397,7 @@ impl Node for RealNode {
         snapshot: SnapshotRef,
         new_name: String,
     ) -> NodeFuture<'_, SnapshotInfo> {
-        Box::pin(async move {
-            let doing = format!("renaming snapshot '{snapshot}' to '{new_name}'");
-            check_not_of_schedule(&new_name, &doing)?;
-            let to = new_name.clone();
-            self.on_snapshot(
-                &snapshot,
-                &doing,
-                move |core, engine, _, layer| async move {
-                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                    core.check_not_moving(layer.id)?;
-                    engine.rename(layer, &to).await
-                },
-            )
-            .await?;
-            self.show_one_snapshot(SnapshotRef {
-                snapshot: new_name,
-                ..snapshot
-            })
-            .await
-        })
+        Box::pin(self.rename_one_snapshot(snapshot, new_name))
     }
 
     fn open_stream(
@@ -1041,14 +559,6 @@ impl Node for RealNode {
 
     fn shutdown(&self) -> NodeFuture<'_, ()> {
         Box::pin(self.stop())
-    }
-}
-
-fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
-    match reserve {
-        Reservation::None => 0,
-        Reservation::Full => size_bytes,
-        Reservation::Bytes(bytes) => bytes,
     }
 }
 

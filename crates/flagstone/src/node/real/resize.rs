@@ -4,8 +4,9 @@ use flagstone_device::engine::{DvolError, DvolInfo, Engine, Handle};
 use flagstone_runtime::UringPlatform;
 
 use super::core::CoreNode;
+use super::creation::reserved_bytes;
 use super::errors::{Wanted, check_reservation, check_size};
-use super::{NodeError, NodeErrorKind, RealNode, Reservation, VolumeInfo, reserved_bytes};
+use super::{NodeError, NodeErrorKind, RealNode, Reservation, VolumeInfo};
 
 /// What came of it.
 pub(super) enum Resized {

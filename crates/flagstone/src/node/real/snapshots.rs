@@ -1,0 +1,222 @@
+//! Snapshots of volumes: taking them, in one instant of several, rolling back, renaming and deleting them.
+
+use std::rc::Rc;
+
+use flagstone_device::engine::{DvolError, DvolInfo, Handle};
+use flagstone_platform::record::NodeMark;
+use flagstone_types::DvolId;
+
+use super::RealNode;
+use super::core::CoreNode;
+use super::errors::{Wanted, apart, no_such_snapshot, node_error};
+use super::names::Place;
+use super::schedule::check_not_of_schedule;
+use crate::name::SnapshotRef;
+use crate::node::{NodeError, NodeErrorKind, SnapshotInfo, VolumeInfo};
+
+impl RealNode {
+    /// Takes snapshots of volumes that one engine has, in one instant.
+    pub(super) async fn snapshot(
+        &self,
+        wanted: Vec<SnapshotRef>,
+    ) -> Result<Vec<SnapshotInfo>, NodeError> {
+        let names: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+        let doing = format!("taking snapshot {}", names.join(" "));
+        let mut places = Vec::new();
+        for (index, snapshot) in wanted.iter().enumerate() {
+            check_not_of_schedule(&snapshot.snapshot, &doing)?;
+            let before = &wanted[..index];
+            if before.contains(snapshot) {
+                let found = format!("'{snapshot}' is named twice");
+                return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                    .next("name each snapshot once"));
+            }
+            if before.iter().any(|s| s.volume == snapshot.volume) {
+                let found = format!("volume '{}' is named twice", snapshot.volume);
+                return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                    .next("take one snapshot of each volume at a time"));
+            }
+            places.push(self.target_to_change(&snapshot.volume, &doing)?.place);
+        }
+        let Some(first) = places.first().copied() else {
+            return Err(NodeError::new(
+                NodeErrorKind::InvalidArgument,
+                doing,
+                "none is named",
+            ));
+        };
+        if places
+            .iter()
+            .any(|p| (p.core, p.engine) != (first.core, first.engine))
+        {
+            let mut owners = Vec::new();
+            for (part, place) in wanted.iter().zip(&places) {
+                owners.push((part.volume.clone(), self.owner_of(*place, &doing).await?));
+            }
+            return Err(apart(&owners, &doing));
+        }
+        let ids = places.iter().map(|place| place.id);
+        let volumes: Vec<(DvolId, String)> = ids
+            .zip(wanted.iter().map(|part| part.volume.clone()))
+            .collect();
+        let (parts, marked) = (wanted.clone(), names);
+        let taken = self
+            .on_core(first.core, &doing, move |core| async move {
+                let engine = core.engine(first.engine).ok_or(DvolError::NotFound)?;
+                let mut dvols = Vec::new();
+                for (part, place) in parts.into_iter().zip(places) {
+                    let dvol = engine.dvol_with(place.id, &part.volume);
+                    let dvol = dvol.ok_or(DvolError::NotFound)?;
+                    core.check_settled(place.id)?;
+                    dvols.push((dvol.handle, part.snapshot));
+                }
+                for name in &marked {
+                    core.recording.snapshot(NodeMark::SnapshotBegan, name);
+                }
+                let taken = engine.snapshot(&dvols).await;
+                for name in marked.iter().filter(|_| taken.is_ok()) {
+                    core.recording.snapshot(NodeMark::SnapshotTaken, name);
+                }
+                taken
+            })
+            .await?;
+        if let Err(error) = taken {
+            let find = move |core: &CoreNode| {
+                let owned = core.engines.get(first.engine)?;
+                let engine = &owned.engine;
+                let dvols = volumes
+                    .iter()
+                    .filter_map(|(id, name)| engine.dvol_with(*id, name));
+                let again = dvols.map(|dvol| dvol.reserved_bytes).sum();
+                Some((owned.device, engine.space(), Wanted::Again(again)))
+            };
+            let error = node_error(error, &doing);
+            return Err(self.with_space(error, first.core, find).await);
+        }
+        let mut infos = Vec::new();
+        for snapshot in wanted {
+            infos.push(self.show_one_snapshot(snapshot).await?);
+        }
+        Ok(infos)
+    }
+
+    /// What owns the volumes of a place, in words.
+    pub(super) async fn owner_of(&self, place: Place, doing: &str) -> Result<String, NodeError> {
+        let found = self
+            .on_core(place.core, doing, move |core| async move {
+                let owned = core.engines.get(place.engine);
+                owned.map(|owned| (owned.device, owned.engine.journal_no()))
+            })
+            .await?;
+        let Some((device, journal)) = found else {
+            return Ok(format!("core {}", place.core));
+        };
+        let device = &self.devices[device].name;
+        Ok(format!(
+            "core {}, journal {journal} of device '{device}'",
+            place.core
+        ))
+    }
+
+    /// Runs `work` with a snapshot's volume and its own handle.
+    pub(super) async fn on_snapshot<R, F>(
+        &self,
+        snapshot: &SnapshotRef,
+        doing: &str,
+        work: impl FnOnce(Rc<CoreNode>, usize, Handle, Handle) -> F + Send + 'static,
+    ) -> Result<R, NodeError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        let target = self.target(&snapshot.volume, doing)?;
+        let (place, name) = (target.place, snapshot.snapshot.clone());
+        self.on_volume(&target, doing, move |core, dvol| {
+            let layer = core
+                .engine(place.engine)
+                .and_then(|e| e.layer(dvol.id, &name));
+            let running = layer.map(|layer| work(core, place.engine, dvol, layer.handle));
+            async move {
+                match running {
+                    Some(running) => running.await,
+                    None => Err(DvolError::NotFound),
+                }
+            }
+        })
+        .await
+        .map_err(|error| match error.kind {
+            NodeErrorKind::NotFound => no_such_snapshot(&snapshot.to_string(), doing),
+            _ => error,
+        })
+    }
+
+    pub(super) async fn roll_back(&self, snapshot: SnapshotRef) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("rolling back to '{snapshot}'");
+        self.target_to_change(&snapshot.volume, &doing)?;
+        let named = snapshot.volume.clone();
+        let rolled = self.on_snapshot(
+            &snapshot,
+            &doing,
+            move |core, engine, dvol, layer| async move {
+                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                let sizing = core.sizing(dvol.id);
+                let _turn = sizing.take(1).await;
+                core.check_settled(dvol.id)?;
+                engine.roll_back(dvol, layer).await?;
+                let what = "rolled back under its clients: they read the snapshot from now on";
+                core.tell_of_attached(dvol.id, &named, what);
+                Ok(())
+            },
+        );
+        match rolled.await {
+            Ok(()) => self.show(&snapshot.volume).await,
+            Err(error) => {
+                let target = self.target(&snapshot.volume, &doing)?;
+                let wanted = |dvol: &DvolInfo| Wanted::Again(dvol.reserved_bytes);
+                Err(self.with_space_of(error, &target, wanted).await)
+            }
+        }
+    }
+
+    pub(super) async fn delete_one_snapshot(&self, snapshot: SnapshotRef) -> Result<(), NodeError> {
+        let doing = format!("deleting snapshot '{snapshot}'");
+        self.target_to_change(&snapshot.volume, &doing)?;
+        let name = snapshot.to_string();
+        self.on_snapshot(&snapshot, &doing, |core, engine, _, layer| async move {
+            let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+            core.check_settled(layer.id)?;
+            core.recording.snapshot(NodeMark::SnapshotGoing, &name);
+            let deleted = engine.delete_layer(layer).await;
+            if deleted.is_ok() {
+                core.recording.snapshot(NodeMark::SnapshotGone, &name);
+            }
+            deleted
+        })
+        .await
+    }
+
+    pub(super) async fn rename_one_snapshot(
+        &self,
+        snapshot: SnapshotRef,
+        new_name: String,
+    ) -> Result<SnapshotInfo, NodeError> {
+        let doing = format!("renaming snapshot '{snapshot}' to '{new_name}'");
+        check_not_of_schedule(&new_name, &doing)?;
+        let to = new_name.clone();
+        self.on_snapshot(
+            &snapshot,
+            &doing,
+            move |core, engine, _, layer| async move {
+                let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+                core.check_not_moving(layer.id)?;
+                engine.rename(layer, &to).await
+            },
+        )
+        .await?;
+        self.show_one_snapshot(SnapshotRef {
+            snapshot: new_name,
+            ..snapshot
+        })
+        .await
+    }
+}
