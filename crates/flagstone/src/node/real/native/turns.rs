@@ -34,11 +34,14 @@ impl RealVolume {
         }
     }
 
-    /// That it is served here as long as this is kept.
+    /// That it is served here as long as this is kept. Waits while its journal goes to another core; `Busy` while it isn't known whether it is another
+    /// node's.
     pub(super) async fn served(&self, terms: &Terms) -> Result<Entered<'_>, NativeError> {
         loop {
             match self.try_enter() {
                 Ok(Some(served)) => return Ok(served),
+                // That can take as long as another node is away.
+                Ok(None) if self.notes.reads.is_shut() => return Err(NativeError::Busy),
                 Ok(None) => self.in_time(self.decided(), terms).await?,
                 Err(_) => return Err(self.went()),
             }
