@@ -539,3 +539,60 @@ fn reads_under_way_end_before_it_is_handed_over() {
         drop(handed);
     });
 }
+
+/// A node that stops stops all its engines, also one that is just handing its journal over. What that still writes would go over what the next
+/// one has written.
+#[test]
+fn a_stop_beside_it_writes_nothing_behind_it() {
+    for begins_ms in 0..60 {
+        with_both(
+            move |platforms, disk, [(first, dvol), (second, _)], _| async move {
+                second.stop().await.expect("stops");
+                let write = first.write(dvol, 0, content(9), Stability::Unstable);
+                write.await.expect("is written");
+                let slow = Injection {
+                    kind: Some(IoKind::Write),
+                    ..Injection::next(Fault::Delay { ns: 3_000_000 }).times(u64::MAX)
+                };
+                disk.inject(slow);
+                let stopped = Rc::new(RefCell::new(None));
+                let (stopping, told, platform) =
+                    (first.clone(), stopped.clone(), platforms[0].clone());
+                platforms[0].spawn(async move {
+                    platform.sleep_ns(begins_ms * 1_000_000).await;
+                    *told.borrow_mut() = Some(stopping.stop().await);
+                });
+                // The node may have been first.
+                let Ok(handed) = first.hand_over().await else {
+                    assert!(begins_ms < 30, "{begins_ms} ms");
+                    return;
+                };
+                let changes = || (disk.counts().writes, disk.counts().flushes);
+                let before = changes();
+                platforms[0].sleep_ns(100_000_000).await;
+                assert_eq!(changes(), before, "the stop began at {begins_ms} ms");
+                assert_eq!(*stopped.borrow(), Some(Ok(())));
+                disk.clear_injections();
+                let engine = take_over(&platforms[1], &disk, handed).await;
+                let read = engine.read(dvol, 0, BLOCK).await.expect("is there");
+                assert_eq!(numbers_of(&read), [9]);
+            },
+        );
+    }
+}
+
+/// Whoever asks what there is after this has all that was asked for before.
+#[test]
+fn changes_asked_for_before_are_waited_for() {
+    with_both(|platforms, disk, [(first, _), _], _| async move {
+        disk.inject(Injection::next(Fault::Delay { ns: 20_000_000 }).times(u64::MAX));
+        let creating = first.clone();
+        platforms[0].spawn(async move {
+            creating.create(new_dvol(7)).await.expect("creates");
+        });
+        platforms[0].sleep_ns(1_000).await;
+        let count = first.dvols().len();
+        first.wait_for_changes().await;
+        assert_eq!(first.dvols().len(), count + 1);
+    });
+}

@@ -78,6 +78,12 @@ impl<P: Platform> Engine<P> {
         }
     }
 
+    /// Waits for changes of what dvols and layers there are that were asked for before this.
+    pub async fn wait_for_changes(&self) {
+        // One is made at a time, in the order in which they were asked for.
+        drop(self.inner.admin.take(1).await);
+    }
+
     /// Forgets what was in a journal that has been handed over: nobody finds anything here from now on ([`DvolError::NotFound`]).
     /// Before that nothing happens.
     pub fn let_go(&self) {

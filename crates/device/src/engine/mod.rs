@@ -192,6 +192,10 @@ struct Inner<P: Platform> {
     checkpointer_off: Cell<bool>,
     /// Set once the last checkpoint has been made: it needs flushes.
     flusher_off: Cell<bool>,
+    /// Whoever stops it: one at a time.
+    stop: Budget,
+    /// It has stopped in order.
+    has_stopped: Cell<bool>,
     /// Another engine may have the journal: blocks that it frees may be written while they would be read here.
     handed_over: Cell<bool>,
     stopping: Cell<bool>,
@@ -279,10 +283,13 @@ impl<P: Platform> Engine<P> {
     }
 
     /// Stops in order: waits for what is under way, writes a last checkpoint, ends the tasks. What
-    /// comes in meanwhile is refused. One that has handed its journal over has stopped: another one may be writing there.
+    /// comes in meanwhile is refused. Once it has stopped, nothing happens any more; least of all if it has handed its journal over:
+    /// another one may be writing there. If it failed it may be tried again.
     pub async fn stop(&self) -> Result<(), DvolError> {
         let inner = &self.inner;
-        if inner.handed_over.get() {
+        // Two at once would both write the last root.
+        let _turn = inner.stop.take(1).await;
+        if inner.has_stopped.get() || inner.handed_over.get() {
             return Ok(());
         }
         inner.stopping.set(true);
@@ -306,6 +313,7 @@ impl<P: Platform> Engine<P> {
         while inner.tasks.get() > 0 {
             inner.signals.task_ended.wait().await;
         }
+        inner.has_stopped.set(result.is_ok());
         result
     }
 

@@ -286,6 +286,8 @@ impl<P: Platform> Engine<P> {
             checkpoints_failed: 0.into(),
             checkpointer_off: false.into(),
             flusher_off: false.into(),
+            stop: Budget::new(1),
+            has_stopped: false.into(),
             handed_over: false.into(),
             stopping: false.into(),
             reaping_failed: None.into(),

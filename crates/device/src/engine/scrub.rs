@@ -69,6 +69,11 @@ impl<P: Platform> Engine<P> {
         self.inner.last_scrub.borrow().clone()
     }
 
+    /// What another engine has found of the same journal, before it was handed over: as if it had been found here.
+    pub fn go_by_scrub(&self, report: ScrubReport) {
+        *self.inner.last_scrub.borrow_mut() = Some(report);
+    }
+
     /// The same of the scrub that goes on in the background.
     pub fn background_scrub(&self) -> Option<ScrubReport> {
         self.inner.background_scrub.borrow().clone()
@@ -183,7 +188,11 @@ impl<P: Platform> Inner<P> {
                 Ok(last) => last,
                 Err(missing) => {
                     turn.used(Work::reads(1));
-                    if self.load_node(&missing).await.is_err() {
+                    let loaded = self.load_node(&missing).await;
+                    if loaded == Err(DvolError::Stopping) {
+                        return Err(DvolError::Stopping);
+                    }
+                    if loaded.is_err() {
                         pass.report(|report| report.broken_maps += 1);
                         self.count_scrubbed(0, 1);
                         return Ok(());
