@@ -274,12 +274,19 @@ fn journals(client: &Client, device: &str, output: &mut Output<'_>) -> anyhow::R
         return Ok(());
     }
     let rows = page.items.into_iter().map(|info| {
-        let what = match (info.has_filesystems, info.takes_new) {
-            (true, true) => "filesystems, new volumes",
-            (true, false) => "filesystems",
-            (false, true) => "new volumes",
-            (false, false) => "",
-        };
+        let mut what = Vec::new();
+        if info.closed.is_some() {
+            what.push("nobody: CLOSED");
+        }
+        if info.has_filesystems {
+            what.push("filesystems");
+        }
+        if info.is_apart {
+            what.push("one volume");
+        }
+        if info.takes_new {
+            what.push("new volumes");
+        }
         vec![
             info.journal.to_string(),
             info.core.to_string(),
@@ -287,7 +294,7 @@ fn journals(client: &Client, device: &str, output: &mut Output<'_>) -> anyhow::R
             rounded(info.mapped_bytes),
             info.reads.to_string(),
             info.writes.to_string(),
-            what.to_string(),
+            what.join(", "),
         ]
     });
     const HEADINGS: [&str; 7] = [

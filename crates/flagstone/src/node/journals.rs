@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 pub struct JournalInfo {
     /// Its number on its device.
     pub journal: u16,
-    /// The core that serves it.
+    /// The core that serves it; if it is closed, the one that served it last.
     pub core: u32,
     /// Volumes in it.
     pub volume_count: u64,
@@ -18,6 +18,10 @@ pub struct JournalInfo {
     pub has_filesystems: bool,
     /// Whether new volumes of its core go to it.
     pub takes_new: bool,
+    /// Whether it is the journal of one volume that was created with `apart`: others don't go to it.
+    pub is_apart: bool,
+    /// Why no core could open it when it was handed over: its volumes are served by nobody until the node is restarted.
+    pub closed: Option<String>,
     /// Reads that the device was asked for by it since its core has it.
     pub reads: u64,
     /// Writes.

@@ -567,6 +567,8 @@ impl State {
             mapped_bytes: 5 << 20,
             has_filesystems: journal == 0,
             takes_new: true,
+            is_apart: false,
+            closed: None,
             reads: 70,
             writes: 80,
         };

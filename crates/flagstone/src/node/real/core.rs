@@ -164,7 +164,7 @@ impl CoreNode {
         share: Share,
         divided: Divided,
     ) -> Rc<CoreNode> {
-        let engines: Rc<Engines> = Rc::default();
+        let engines = Rc::new(Engines::new(known.homes.clone()));
         let turns = divided.devices.into_iter().enumerate();
         let turns = turns.map(|(device, divided)| {
             // Engines have tenants, and those their turns.
@@ -479,7 +479,7 @@ impl CoreNode {
             own_work: background::schedule(&opened.engine, turns),
             mover: background::mover(&opened.engine, turns),
             is_guest: usize::from(opened.engine.journal_no()) % self.opener.cores != self.index,
-            is_apart: Cell::new(opened.is_apart),
+            number: opened.number,
             device: opened.device,
             engine: opened.engine,
             handle: opened.handle,
@@ -489,7 +489,7 @@ impl CoreNode {
             serving: Rc::default(),
             making: Gate::default(),
         };
-        self.engines.put(opened.number, owned);
+        self.engines.put(owned);
     }
 
     /// A volume, or a snapshot of one, to be read and written. `None` while a stream is being received into it: what it

@@ -49,12 +49,12 @@ impl RealNode {
                 self.check_serves(core, device, doing)?;
                 core as usize
             }
-            None => self.cores_of(device).first().copied().unwrap_or(0),
+            None => self.first_core_of(device, doing)?,
         };
         Ok((core, device))
     }
 
-    /// The cores that can own volumes of a device, since they serve a journal of it: those with the fewest volumes first.
+    /// The cores that can get volumes of a device, since they serve a journal of it that takes new ones: those with the fewest volumes first.
     pub(super) fn cores_of(&self, device: usize) -> Vec<usize> {
         let counts = self.names.per_core(self.remotes.len());
         let mut cores: Vec<usize> = (0..counts.len())
@@ -62,6 +62,18 @@ impl RealNode {
             .collect();
         cores.sort_by_key(|core| counts[*core]);
         cores
+    }
+
+    /// The first of them.
+    pub(super) fn first_core_of(&self, device: usize, doing: &str) -> Result<usize, NodeError> {
+        let first = self.cores_of(device).first().copied();
+        first.ok_or_else(|| {
+            let name = &self.devices[device].name;
+            let found = format!("no journal of device '{name}' takes new volumes");
+            NodeError::new(NodeErrorKind::Unavailable, doing, found).next(format!(
+                "`flagstone device journals {name}` says what is in each, and which are closed until the node is restarted"
+            ))
+        })
     }
 
     /// Refuses a core that can't own volumes of a device.
@@ -84,7 +96,7 @@ impl RealNode {
         }
         let name = &found.name;
         let what = format!(
-            "core {core} serves no journal of device '{name}' just now: they were handed over to others"
+            "core {core} serves no journal of device '{name}' just now that takes new volumes: they were handed over to other cores, or are one volume's each"
         );
         Err(NodeError::new(NodeErrorKind::NotFound, doing, what).next(format!(
             "name another core, or hand one over to it: `flagstone device journals {name}` lists them"
@@ -159,16 +171,18 @@ impl RealNode {
                     .first_of(device)
                     .ok_or(DvolError::NotFound)?,
             };
-            let owned = running.owned(engine)?;
-            let of_its_own = owned.is_apart.replace(owned.is_apart.get() || apart);
+            // Before there is a volume: nobody else is to find the journal empty.
+            if apart {
+                running.homes.set_apart(engine, true);
+            }
             let attributes = VolumeAttributes {
                 slo,
                 ..VolumeAttributes::default()
             };
             let created = running.create_volume(engine, new, attributes.encode());
             let created = created.await;
-            if created.is_err() {
-                owned.is_apart.set(of_its_own);
+            if apart && created.is_err() {
+                running.homes.set_apart(engine, false);
             }
             let (id, token) = created?;
             running.set_slo(id, &slo);
@@ -299,6 +313,7 @@ impl RealNode {
                     let what = "deleted under its clients: they get an error for each request";
                     core.tell_of_attached(dvol.id, &named, what);
                     core.forget(dvol.id);
+                    core.engines.emptied(place.engine);
                     names.deleted(dvol.id);
                     core.forget_tokens(place.engine, dvol.id).await;
                     match is_fork {

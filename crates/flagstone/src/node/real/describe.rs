@@ -1,30 +1,32 @@
 //! What the node tells of itself: volumes, snapshots, devices, metrics.
 
+use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use flagstone_device::engine::{DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
+use flagstone_device::engine::{DvolError, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
 use flagstone_fs::DvolRole;
 use flagstone_gateway::native::NativeCounters;
 use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
-use flagstone_types::BLOCK_SIZE;
+use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::access::Record as Tokens;
 use super::core::CoreNode;
 use super::engines::add_counters;
+use super::errors::closed;
 use super::names::Place;
 use super::native;
 use super::records::Kept;
 use super::schedule;
-use super::{RealNode, no_such_volume};
+use super::{FOLLOWS_MAX, RealNode, no_such_volume};
 use crate::attach::{NbdTarget, unix_url};
 use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
-    MetricsSnapshot, NamedValue, NodeError, NodeInfo, NodeState, PAGE_ROWS_MAX, PageQuery,
-    Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SnapshotInfo,
-    SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
+    MetricsSnapshot, NamedValue, NodeError, NodeErrorKind, NodeInfo, NodeState, PAGE_ROWS_MAX,
+    PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
 };
 
 /// A volume as its core sees it.
@@ -71,6 +73,30 @@ pub(super) fn wall_clock_ns() -> u64 {
     now.map_or(0, |since| {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     })
+}
+
+impl CoreNode {
+    /// What there is to say about a volume of this core. If it isn't here, its place back.
+    fn look_at(
+        &self,
+        name: String,
+        place: Place,
+        attached: &BTreeMap<DvolId, u64>,
+    ) -> Result<FoundVolume, Place> {
+        let owned = self.engines.get(place.engine).ok_or(place)?;
+        let mut dvol = owned.engine.dvol_with(place.id, &name).ok_or(place)?;
+        // Another one may have its name, and it goes by its id.
+        dvol.name = name;
+        Ok(FoundVolume {
+            dvol,
+            place,
+            device: owned.device,
+            journal: owned.engine.journal_no(),
+            connection_count: attached.get(&place.id).copied().unwrap_or(0),
+            slo: self.slo_of(place.id),
+            scheduled: self.scheduled_of(place.id),
+        })
+    }
 }
 
 impl RealNode {
@@ -141,37 +167,39 @@ impl RealNode {
         wanted: Vec<(String, Place)>,
     ) -> Result<Vec<VolumeInfo>, NodeError> {
         let mut infos = Vec::new();
-        for core in 0..self.remotes.len() {
-            let mine: Vec<(String, Place)> = wanted
-                .iter()
-                .filter(|(_, place)| place.core == core)
-                .cloned()
-                .collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let found = self
-                .on_core(core, "listing volumes", move |core| async move {
+        let mut wanted = wanted;
+        for _ in 0..FOLLOWS_MAX {
+            let mut missing = Vec::new();
+            for core in 0..self.remotes.len() {
+                let mine: Vec<(String, Place)> = wanted
+                    .iter()
+                    .filter(|(_, place)| place.core == core)
+                    .cloned()
+                    .collect();
+                if mine.is_empty() {
+                    continue;
+                }
+                let asked = self.on_core(core, "listing volumes", move |core| async move {
                     let attached = core.attached();
-                    let one = |(name, place): (String, Place)| {
-                        let owned = core.engines.get(place.engine)?;
-                        let mut dvol = owned.engine.dvol_with(place.id, &name)?;
-                        // Another one may have its name, and it goes by its id.
-                        dvol.name = name;
-                        Some(FoundVolume {
-                            dvol,
-                            place,
-                            device: owned.device,
-                            journal: owned.engine.journal_no(),
-                            connection_count: attached.get(&place.id).copied().unwrap_or(0),
-                            slo: core.slo_of(place.id),
-                            scheduled: core.scheduled_of(place.id),
-                        })
-                    };
-                    mine.into_iter().filter_map(one).collect::<Vec<_>>()
-                })
-                .await?;
-            infos.extend(found.into_iter().map(|one| self.volume_info(one)));
+                    let look = |(name, place)| core.look_at(name, place, &attached);
+                    mine.into_iter().map(look).collect::<Vec<_>>()
+                });
+                for found in asked.await? {
+                    match found {
+                        Ok(found) => infos.push(self.volume_info(found)),
+                        Err(at) => missing.push(at),
+                    }
+                }
+            }
+            // Those that went to another core or place in this moment are found there.
+            wanted = Vec::new();
+            for at in missing {
+                let now = self.names.place_of(at.id);
+                wanted.extend(now.filter(|(_, now)| *now != at));
+            }
+            if wanted.is_empty() {
+                break;
+            }
         }
         infos.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(infos)
@@ -181,10 +209,11 @@ impl RealNode {
         let doing = format!("showing volume '{name}'");
         let place = self.target(name, &doing)?.place;
         let infos = self.volume_infos(vec![(name.to_owned(), place)]).await?;
-        infos
-            .into_iter()
-            .next()
-            .ok_or_else(|| no_such_volume(name, &doing))
+        let found = infos.into_iter().next();
+        found.ok_or_else(|| match self.homes.closed(place.engine) {
+            Some(why) => closed(why, &doing),
+            None => no_such_volume(name, &doing),
+        })
     }
 
     pub(super) async fn list(&self, query: PageQuery) -> Result<VolumePage, NodeError> {
@@ -211,15 +240,10 @@ impl RealNode {
                 &snapshot,
                 &doing,
                 move |core, engine, dvol, layer| async move {
-                    let engine = core
-                        .engine(engine)
-                        .ok_or(flagstone_device::engine::DvolError::NotFound)?;
+                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
                     let unique = engine.exclusive_bytes(layer).await?;
                     let info = engine.layer(dvol.id, &name);
-                    Ok((
-                        info.ok_or(flagstone_device::engine::DvolError::NotFound)?,
-                        unique,
-                    ))
+                    Ok((info.ok_or(DvolError::NotFound)?, unique))
                 },
             )
             .await?;
@@ -251,11 +275,7 @@ impl RealNode {
                 .as_ref()
                 .filter(|a| a.volume == volume)
                 .map(|a| a.snapshot.clone());
-            let found = self
-                .on_core(place.core, "listing snapshots", move |core| {
-                    layers_with_unique(core, place, skip, limit + 1)
-                })
-                .await?;
+            let found = self.layers_of(place, skip, limit + 1).await?;
             items.extend(
                 found
                     .into_iter()
@@ -269,6 +289,35 @@ impl RealNode {
             .filter(|_| more)
             .map(|s| format!("{}@{}", s.volume, s.name));
         Ok(SnapshotPage { items, next })
+    }
+
+    /// The snapshots of a volume behind this one, wherever it is by now; none of one that is no more.
+    async fn layers_of(
+        &self,
+        mut place: Place,
+        skip: Option<String>,
+        limit: usize,
+    ) -> Result<Vec<(LayerInfo, u64)>, NodeError> {
+        const DOING: &str = "listing snapshots";
+        for _ in 0..LOOKS_MAX {
+            let skip = skip.clone();
+            let asked = self.on_core(place.core, DOING, move |core| {
+                layers_with_unique(core, place, skip, limit)
+            });
+            if let Some(found) = asked.await? {
+                return Ok(found);
+            }
+            match self.names.place_of(place.id) {
+                None => return Ok(Vec::new()),
+                Some((_, now)) => place = now,
+            }
+            if let Some(why) = self.homes.closed(place.engine) {
+                return Err(closed(why, DOING));
+            }
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+        let found = "a journal is being handed over and doesn't arrive";
+        Err(NodeError::new(NodeErrorKind::Busy, DOING, found).next("try again"))
     }
 
     async fn device_share(&self, device: usize) -> Result<DeviceShare, NodeError> {
@@ -363,42 +412,31 @@ impl RealNode {
         };
         let (mut checked, mut bad, mut findings) = (0, 0, Vec::new());
         let mut total = 0;
-        for core in 0..self.remotes.len() {
-            let reports = self
-                .on_core(
-                    core,
-                    "asking for a scrub's status",
-                    move |core| async move {
-                        let mine = core.engines.of(device).into_iter();
-                        mine.map(|(_, e)| {
-                            let report = e.engine.last_scrub();
-                            let places = report.iter().flat_map(|r| r.corrupt.iter());
-                            let places: Vec<_> = places
-                                .take(FINDINGS_MAX)
-                                .map(|&(slot, vblock, block)| (e.engine.named(slot), vblock, block))
-                                .collect();
-                            (report, places, e.engine.space().used_bytes)
-                        })
-                        .collect::<Vec<_>>()
-                    },
+        let asked = self.on_journals(device, "asking for a scrub's status", |_, owned| {
+            let engine = &owned.engine;
+            let report = engine.last_scrub();
+            let places = report.iter().flat_map(|r| r.corrupt.iter());
+            let places: Vec<_> = places
+                .take(FINDINGS_MAX)
+                .map(|&(slot, vblock, block)| (engine.named(slot), vblock, block))
+                .collect();
+            Some((report, places, engine.space().used_bytes))
+        });
+        for (report, places, used) in asked.await? {
+            total += used;
+            let Some(report) = report else { continue };
+            checked += report.checked_blocks;
+            bad += report.corrupt.len() as u64 + report.unreadable + report.broken_maps;
+            findings.extend(places.into_iter().map(|(owner, vblock, block)| {
+                let offset = vblock.0 * BLOCK_SIZE;
+                let owner = self.owner_words(owner);
+                format!(
+                    "{owner}, 4096 bytes at {offset}: {block} of the device does not match its \
+                     checksum"
                 )
-                .await?;
-            for (report, places, used) in reports {
-                total += used;
-                let Some(report) = report else { continue };
-                checked += report.checked_blocks;
-                bad += report.corrupt.len() as u64 + report.unreadable + report.broken_maps;
-                findings.extend(places.into_iter().map(|(owner, vblock, block)| {
-                    let offset = vblock.0 * BLOCK_SIZE;
-                    let owner = self.owner_words(owner);
-                    format!(
-                        "{owner}, 4096 bytes at {offset}: {block} of the device does not match its \
-                         checksum"
-                    )
-                }));
-                if !report.finished {
-                    status.state = ScrubState::Running;
-                }
+            }));
+            if !report.finished {
+                status.state = ScrubState::Running;
             }
         }
         status.checked_bytes = checked * BLOCK_SIZE;
@@ -476,7 +514,12 @@ impl RealNode {
             native_addresses: self.native_tcp.iter().map(ToString::to_string).collect(),
             nfs_addresses: self.nfs_tcp.iter().map(ToString::to_string).collect(),
             has_portmapper: self.portmapper.is_some() || self.registered_port.is_some(),
-            notices: self.notices.clone(),
+            notices: self
+                .notices
+                .iter()
+                .cloned()
+                .chain(self.closed_notices())
+                .collect(),
         })
     }
 
@@ -612,27 +655,28 @@ impl DeviceShare {
     }
 }
 
+/// `None`: it isn't here any more, or leaves just now.
 async fn layers_with_unique(
     core: std::rc::Rc<CoreNode>,
     place: Place,
     skip: Option<String>,
     limit: usize,
-) -> Vec<(LayerInfo, u64)> {
-    let Some(engine) = core.engine(place.engine) else {
-        return Vec::new();
-    };
+) -> Option<Vec<(LayerInfo, u64)>> {
+    let engine = core.engine(place.engine)?;
     let behind = |layer: &LayerInfo| skip.as_ref().is_none_or(|skip| layer.name > *skip);
+    let layers = engine.layers(place.id).into_iter();
     let mut found = Vec::new();
-    for layer in engine
-        .layers(place.id)
-        .into_iter()
-        .filter(behind)
-        .take(limit)
-    {
-        let unique = engine.exclusive_bytes(layer.handle).await.unwrap_or(0);
+    for layer in layers.filter(behind).take(limit) {
+        let unique = match engine.exclusive_bytes(layer.handle).await {
+            Ok(bytes) => bytes,
+            Err(DvolError::Stopping) => return None,
+            // It was deleted meanwhile, or the log says what is wrong with its map.
+            Err(_) => 0,
+        };
         found.push((layer, unique));
     }
-    found
+    // Before it left there was nothing to be seen of it.
+    core.engine(place.engine).map(|_| found)
 }
 
 fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotInfo {
@@ -658,6 +702,10 @@ const OWN_WORK: (&str, &str) = (
 /// The counters of a device's journals are added up, this one too.
 const CHECKPOINT_HELP: &str = "Time that the last checkpoint of each journal took, added up over the \
                                journals of the device.";
+
+/// How often a journal is looked for that is on its way to another core, and the pause before that.
+pub(super) const LOOKS_MAX: u32 = 5000;
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Places that a scrub found damaged which are named, for each journal.
 const FINDINGS_MAX: usize = 10;

@@ -1,8 +1,9 @@
 //! The journals that a core serves, by their numbers in the node: which these are changes while it runs.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use flagstone_device::engine::{DvolError, Engine};
 use flagstone_device::transfer::{Entered, Gate};
@@ -12,9 +13,12 @@ use flagstone_sched::Tenant;
 
 use super::access::TokenStore;
 use super::between::MoveStore;
+use super::journals::Homes;
 
 /// One journal of one device, open on this core, with all that goes with it to another one.
 pub(super) struct OwnedEngine {
+    /// Its number in the node.
+    pub(super) number: usize,
     /// Index of the device in the node's list.
     pub(super) device: usize,
     /// The engine.
@@ -33,8 +37,6 @@ pub(super) struct OwnedEngine {
     pub(super) mover: Tenant<UringPlatform>,
     /// It begins on another core: new volumes of this one go to it last.
     pub(super) is_guest: bool,
-    /// It is one volume's alone, as that has asked for since the node was started.
-    pub(super) is_apart: Cell<bool>,
     /// What clients ask of its volumes: held while it goes to another core, and gone once it has.
     pub(super) serving: Rc<Gate>,
     /// Volumes that are being made in it: held while it goes to another core.
@@ -94,14 +96,23 @@ pub(super) fn add_counters(
 }
 
 /// The journals of one core.
-#[derive(Default)]
 pub(super) struct Engines {
+    homes: Arc<Homes>,
     by_number: RefCell<BTreeMap<usize, Rc<OwnedEngine>>>,
     /// By device, as far as journals of it have gone.
     past: RefCell<BTreeMap<usize, Past>>,
 }
 
 impl Engines {
+    /// None yet.
+    pub(super) fn new(homes: Arc<Homes>) -> Engines {
+        Engines {
+            homes,
+            by_number: RefCell::default(),
+            past: RefCell::default(),
+        }
+    }
+
     /// A journal, if this core serves it.
     pub(super) fn get(&self, number: usize) -> Option<Rc<OwnedEngine>> {
         self.by_number.borrow().get(&number).cloned()
@@ -123,11 +134,12 @@ impl Engines {
         engines
     }
 
-    /// The number of the one that new volumes of a device go to: the same for all, so that few journals share the flushes.
+    /// The number of the one that new volumes of a device go to: the same for all, so that few journals share the flushes. `None` also if
+    /// all that it serves are one volume's each.
     pub(super) fn first_of(&self, device: usize) -> Option<usize> {
         let mine = self.of(device).into_iter();
-        let first =
-            mine.min_by_key(|(number, owned)| (owned.is_apart.get(), owned.is_guest, *number));
+        let takes_new = mine.filter(|(number, _)| !self.homes.is_apart(*number));
+        let first = takes_new.min_by_key(|(number, owned)| (owned.is_guest, *number));
         first.map(|(number, _)| number)
     }
 
@@ -135,13 +147,22 @@ impl Engines {
     pub(super) fn spare_of(&self, device: usize) -> Option<usize> {
         let first = self.first_of(device)?;
         let mut mine = self.of(device).into_iter();
-        let spare = mine
-            .find(|(number, owned)| *number != first && !owned.is_apart.get() && owned.is_empty());
+        let spare = mine.find(|(number, owned)| {
+            *number != first && !self.homes.is_apart(*number) && owned.is_empty()
+        });
         spare.map(|(number, _)| number)
     }
 
+    /// A volume has gone from a journal, one way or the other. If it was the last one of a journal that was its alone, that is as any other.
+    pub(super) fn emptied(&self, number: usize) {
+        if self.homes.is_apart(number) && self.get(number).is_some_and(|owned| owned.is_empty()) {
+            self.homes.set_apart(number, false);
+        }
+    }
+
     /// This core serves one more.
-    pub(super) fn put(&self, number: usize, owned: OwnedEngine) {
+    pub(super) fn put(&self, owned: OwnedEngine) {
+        let number = owned.number;
         let before = self.by_number.borrow_mut().insert(number, Rc::new(owned));
         assert!(before.is_none(), "a journal is served once");
     }

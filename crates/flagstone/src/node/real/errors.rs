@@ -210,6 +210,14 @@ pub(super) fn no_such_volume(name: &str, doing: &str) -> NodeError {
     .next("see `flagstone volume list`")
 }
 
+/// A volume in a journal that no core could open.
+pub(super) fn closed(why: &str, doing: &str) -> NodeError {
+    let found = format!("its journal is closed, since no core could open it: {why}");
+    NodeError::new(NodeErrorKind::Unavailable, doing, found).next(
+        "nothing that was answered is lost: see the log, put that right, and restart the node",
+    )
+}
+
 pub(super) fn no_such_snapshot(name: &str, doing: &str) -> NodeError {
     let found = format!("there is no snapshot '{name}'");
     NodeError::new(NodeErrorKind::NotFound, doing, found).next("see `flagstone snapshot list`")

@@ -48,14 +48,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use flagstone_device::engine::{DvolError, Engine, Handle};
+use flagstone_device::engine::{DvolError, Engine, Handle, ScrubReport};
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime, UringPlatform};
 use flagstone_sched::Device as DividedDevice;
 
 use self::access::Access;
 use self::between::Between;
 use self::core::{CoreNode, current};
-use self::errors::{no_such_device, no_such_volume, node_error};
+use self::errors::{closed, no_such_device, no_such_volume, node_error};
 use self::journals::Homes;
 use self::names::{Names, Place};
 use self::receive::OneReceive;
@@ -81,6 +81,9 @@ mod tests;
 /// How often and how long a message is offered to a core whose mailbox is full.
 const SEND_TRIES: u32 = 1000;
 const SEND_PAUSE: Duration = Duration::from_millis(2);
+
+/// How often a volume is looked for that is somewhere else each time.
+const FOLLOWS_MAX: u32 = 16;
 
 /// A device of the node.
 struct Device {
@@ -207,22 +210,34 @@ impl RealNode {
         R: Send + 'static,
         F: Future<Output = Result<R, DvolError>> + 'static,
     {
-        let (place, name) = (target.place, target.name.clone());
-        let result = self
-            .on_core(place.core, doing, move |core| {
-                let found = core
-                    .engine(place.engine)
-                    .and_then(|engine| engine.dvol_with(place.id, &name));
-                let running = found.map(|info| work(core, info.handle));
-                async move {
-                    match running {
-                        Some(running) => running.await,
-                        None => Err(DvolError::NotFound),
-                    }
+        let (mut place, mut work) = (target.place, work);
+        for _ in 0..FOLLOWS_MAX {
+            let name = target.name.clone();
+            let asked = self.on_core(place.core, doing, move |core| async move {
+                let engine = core.engine(place.engine);
+                match engine.and_then(|engine| engine.dvol_with(place.id, &name)) {
+                    Some(info) => Ok(work(core, info.handle).await),
+                    None => Err(work),
                 }
-            })
-            .await?;
-        result.map_err(|error| node_error(error, doing))
+            });
+            work = match asked.await? {
+                Ok(done) => return done.map_err(|error| node_error(error, doing)),
+                Err(back) => back,
+            };
+            match self.names.place_of(place.id) {
+                // Its journal went to another core in this moment.
+                Some((_, now)) if now != place && now.engine == place.engine => place = now,
+                Some((_, now)) if now != place => break,
+                _ => {
+                    return Err(match self.homes.closed(place.engine) {
+                        Some(why) => closed(why, doing),
+                        None => node_error(DvolError::NotFound, doing),
+                    });
+                }
+            }
+        }
+        let found = "it went to another place of the node in this moment";
+        Err(NodeError::new(NodeErrorKind::Busy, doing, found).next("try again"))
     }
 
     async fn stop(&self) -> Result<(), NodeError> {
@@ -586,14 +601,12 @@ impl RealNode {
             running
         };
         if !running {
-            for core in 0..self.remotes.len() {
-                self.on_core(core, "starting a scrub", move |core| async move {
-                    for (_, owned) in core.engines.of(device) {
-                        core.scrub(owned.engine.clone());
-                    }
-                })
-                .await?;
-            }
+            let begun = self.on_journals(device, "starting a scrub", |core, owned| {
+                // One that goes is scrubbed where it arrives.
+                let stays = !owned.making.is_shut();
+                stays.then(|| core.scrub(owned.engine.clone()))
+            });
+            begun.await?;
         }
         self.scrub_info(device).await
     }
@@ -602,6 +615,8 @@ impl RealNode {
 impl CoreNode {
     /// Scrubs a journal's volumes beside all else.
     fn scrub(&self, engine: Engine<UringPlatform>) {
+        // It has begun, whoever asks from here on.
+        engine.go_by_scrub(ScrubReport::default());
         // Fails only when the engine stops, which the status tells.
         let scrub = async move { drop(engine.scrub(SCRUB_PAUSE_NS).await) };
         flagstone_platform::Platform::spawn(&self.platform, scrub);

@@ -295,7 +295,7 @@ impl RealNode {
                 core as usize
             }
             None if self.serves(from.core, device) => from.core,
-            None => self.cores_of(device).first().copied().unwrap_or(0),
+            None => self.first_core_of(device, doing)?,
         };
         if (core, device) == (from.core, on) {
             let found = format!(

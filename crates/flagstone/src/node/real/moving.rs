@@ -672,6 +672,7 @@ impl CoreNode {
                 "deleting what it was before it was moved: {error}"
             );
         }
+        self.engines.emptied(job.from.engine);
         if let Some(owned) = self.engines.get(job.from.engine) {
             let store = &owned.tokens;
             let _turn = store.turn().await;

@@ -16,7 +16,7 @@ use flagstone_types::{DvolId, Epoch};
 pub(super) struct Place {
     /// The core that owns it.
     pub(super) core: usize,
-    /// The engine on that core.
+    /// The journal that it is in, by its number in the node.
     pub(super) engine: usize,
     /// Its dvol. Zero while it is being created.
     pub(super) id: DvolId,
@@ -35,9 +35,14 @@ struct Moves {
 }
 
 impl Moves {
+    /// How many there were.
+    fn count(&self) -> usize {
+        self.forgotten + self.epochs.len()
+    }
+
     /// One more. Returns how many there were before.
     fn add(&mut self, epochs: (Epoch, Epoch)) -> usize {
-        let before = self.forgotten + self.epochs.len();
+        let before = self.count();
         if self.epochs.len() == MOVES_MAX {
             self.epochs.pop_front();
             self.forgotten += 1;
@@ -82,6 +87,16 @@ impl Tables {
         self.changes += 1;
         self.by_id.insert(place.id, name.clone());
         self.by_name.insert(name, place);
+    }
+
+    /// It is found there.
+    fn goes_to(&mut self, place: Place) {
+        self.changes += 1;
+        if let Some(name) = self.by_id.get(&place.id)
+            && let Some(there) = self.by_name.get_mut(name)
+        {
+            *there = place;
+        }
     }
 
     /// Nobody finds it any more.
@@ -224,13 +239,17 @@ impl Names {
     /// A volume is somewhere else from now on, with another epoch. Returns how often it was moved before.
     pub(super) fn moved(&self, place: Place, epochs: (Epoch, Epoch)) -> usize {
         self.write(|t| {
-            t.changes += 1;
-            if let Some(name) = t.by_id.get(&place.id)
-                && let Some(there) = t.by_name.get_mut(name)
-            {
-                *there = place;
-            }
+            t.goes_to(place);
             t.moves.entry(place.id).or_default().add(epochs)
+        })
+    }
+
+    /// Another core has a volume from now on, in the epoch in which it was. Nobody has to be told of that, so it is no move. Returns how
+    /// often it was moved before.
+    pub(super) fn changed_core(&self, place: Place) -> usize {
+        self.write(|t| {
+            t.goes_to(place);
+            t.moves.entry(place.id).or_default().count()
         })
     }
 
@@ -263,6 +282,14 @@ impl Names {
     /// How many volumes there are, and a number that differs whenever any of their names does.
     pub(super) fn count(&self) -> (u64, u64) {
         self.read(|t| (t.by_id.len() as u64, t.changes))
+    }
+
+    /// How many volumes a journal has, by its number in the node. Costs what all volumes of the node do.
+    pub(super) fn count_at(&self, engine: usize) -> u64 {
+        self.read(|t| {
+            let there = t.by_name.values().filter(|place| place.engine == engine);
+            there.filter(|place| place.id != DvolId(0)).count() as u64
+        })
     }
 
     /// Puts a name in for a volume that is to get it, on this core. `None` if it is taken.
@@ -488,6 +515,49 @@ mod tests {
             None,
             "it was never here"
         );
+    }
+
+    /// However often that happens.
+    #[test]
+    fn whoever_had_a_volume_goes_on_when_other_cores_get_it() {
+        let names = Names::default();
+        assert_eq!(names.insert_found("v", place(7)), None);
+        let there = Place {
+            core: 1,
+            ..place(7)
+        };
+        for round in 0..2 * MOVES_MAX {
+            let to = [there, place(7)][round % 2];
+            assert_eq!(names.changed_core(to), 0, "it was never moved");
+            assert_eq!(names.find("v"), Some(to));
+        }
+        let behind = |nth, epoch| names.epoch_behind(DvolId(7), nth, Epoch(epoch));
+        assert_eq!(behind(0, 5), Some(Epoch(5)));
+        assert_eq!(names.moved(there, (Epoch(5), Epoch(13))), 0);
+        assert_eq!(names.changed_core(place(7)), 1);
+        assert_eq!([behind(0, 5), behind(1, 13)], [Some(Epoch(13)); 2]);
+        assert_eq!(behind(0, 4), None, "was locked out before the move");
+        names.deleted(DvolId(7));
+        assert_eq!(behind(0, 5), None, "is no more");
+    }
+
+    #[test]
+    fn volumes_of_a_journal_are_counted() {
+        let names = Names::default();
+        for id in 1..=3 {
+            let engine = (id % 2) as usize;
+            names.insert_found(
+                &format!("v{id}"),
+                Place {
+                    engine,
+                    ..place(id)
+                },
+            );
+        }
+        let claim = names.claim("new", place(0)).expect("is free");
+        assert_eq!([0, 1, 2].map(|engine| names.count_at(engine)), [1, 2, 0]);
+        claim.came_to_be(place(9));
+        assert_eq!(names.count_at(0), 2);
     }
 
     #[test]

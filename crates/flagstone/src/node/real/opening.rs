@@ -70,8 +70,6 @@ pub(super) struct OpenedEngine {
     pub(super) io: IoStats,
     pub(super) tokens: TokenStore<UringPlatform>,
     pub(super) moves: MoveStore<UringPlatform>,
-    /// It is one volume's alone.
-    pub(super) is_apart: bool,
 }
 
 /// What a core opens journals with.
@@ -520,7 +518,6 @@ async fn open_core(
             io,
             tokens: store,
             moves: moves_store,
-            is_apart: false,
         });
     }
     let files = CoreFiles::new(Rules(exports));

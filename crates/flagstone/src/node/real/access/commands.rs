@@ -103,8 +103,10 @@ impl CoreNode {
         let _turn = store.turn().await;
         // It may have been deleted, or moved, while somebody else had the turn.
         let place = self.names.place_of(dvol.id).map(|(_, place)| place);
-        if place.is_none_or(|place| (place.core, place.engine) != (self.index, engine)) {
-            return Err(DvolError::NotFound);
+        match place {
+            Some(place) if (place.core, place.engine) == (self.index, engine) => {}
+            Some(_) => return Err(DvolError::Stopping),
+            None => return Err(DvolError::NotFound),
         }
         // They go with it: a change that is made here now would be lost.
         if self.between.is_handed_over(dvol.id) {

@@ -373,6 +373,7 @@ impl CoreNode {
         notes.reads.release();
         self.left(handle.id, false, &job.slo);
         let deleted = engine.delete(handle, true).await;
+        self.engines.emptied(job.from.engine);
         self.at(MovePoint::Deleted).await;
         if let Err(error) = &deleted {
             tracing::warn!(

@@ -139,18 +139,23 @@ impl CoreFiles {
         if self.stopping.get() {
             return Err(FileError::Stopping);
         }
-        let Some(owned) = home(&core.engines) else {
-            return Ok(None);
-        };
-        if !even_if_new && !has_store(&owned.engine) {
-            return Ok(None);
+        loop {
+            let Some(owned) = home(&core.engines) else {
+                return Ok(None);
+            };
+            if !even_if_new && !has_store(&owned.engine) {
+                return Ok(None);
+            }
+            let Ok(_made) = owned.made_in().await else {
+                // It went to another core, with nothing of files in it.
+                continue;
+            };
+            let (platform, engine) = (core.platform.clone(), owned.engine.clone());
+            let opened = Filesystems::open(platform, engine, FilesystemOptions::default()).await?;
+            opened.go_on_deleting();
+            *self.opened.borrow_mut() = Some(opened.clone());
+            return Ok(Some(opened));
         }
-        let _made = owned.made_in().await.map_err(|_| FileError::Later)?;
-        let (platform, engine) = (core.platform.clone(), owned.engine.clone());
-        let opened = Filesystems::open(platform, engine, FilesystemOptions::default()).await?;
-        opened.go_on_deleting();
-        *self.opened.borrow_mut() = Some(opened.clone());
-        Ok(Some(opened))
     }
 
     /// Opens each filesystem there is: what was left to be given back is given back, used or not. Notes what each was
