@@ -36,6 +36,8 @@ impl Counts {
 struct Step {
     name: String,
     took: Duration,
+    /// Processor time of all that it started and waited for.
+    used: Duration,
     counts: Counts,
 }
 
@@ -56,7 +58,7 @@ impl Steps {
     /// Runs `work` as a step. An error is printed and counts as one failure.
     pub(crate) fn run(&mut self, name: &str, work: impl FnOnce() -> Result<Counts>) {
         println!("== {name}");
-        let started = Instant::now();
+        let (started, used) = (Instant::now(), used_by_children());
         let counts = work().unwrap_or_else(|error| {
             println!("{name}: {error:#}");
             Counts {
@@ -68,6 +70,7 @@ impl Steps {
         self.done.push(Step {
             name: name.to_owned(),
             took,
+            used: used_by_children().saturating_sub(used),
             counts,
         });
     }
@@ -107,8 +110,9 @@ impl Steps {
                 "FAILED"
             };
             println!(
-                "{:>8.1} s  {:<6}  {:>5} passed  {:>3} failed  {}",
+                "{:>8.1} s  {:>8.1} s cpu  {:<6}  {:>5} passed  {:>3} failed  {}",
                 step.took.as_secs_f64(),
+                step.used.as_secs_f64(),
                 state,
                 step.counts.passed,
                 step.counts.failed,
@@ -120,6 +124,22 @@ impl Steps {
         println!("{} passed, {} failed", total.passed, total.failed);
         total.failed == 0
     }
+}
+
+/// Processor time of the processes that this one has started and waited for, with theirs; zero if the system doesn't say.
+fn used_by_children() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let (user, system) = children_ticks(&stat).unwrap_or_default();
+    // Linux counts a hundred ticks a second here, whatever the kernel's own are.
+    Duration::from_millis((user + system) * 10)
+}
+
+/// The fields `cutime` and `cstime` of `/proc/PID/stat`. [proc_pid_stat(5)]
+fn children_ticks(stat: &str) -> Option<(u64, u64)> {
+    // The name before it may hold anything.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(13);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
 /// Runs a command, echoes its standard output, and hands each line to `see`. Kills the command
@@ -203,6 +223,18 @@ mod tests {
             })
         );
         assert_eq!(parse_test_result("test a::b ... ok"), None);
+    }
+
+    #[test]
+    fn processor_time_of_children_is_read() {
+        let stat = "77 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 11 12 340 56 20 0 1";
+        assert_eq!(children_ticks(stat), Some((340, 56)));
+        assert_eq!(children_ticks("77 (a) S 1 2"), None);
+        let before = used_by_children();
+        let mut command = Command::new("sh");
+        command.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"]);
+        assert!(run_limited(command, Duration::from_secs(60), |_| ()).expect("is run"));
+        assert!(used_by_children() > before, "some 100 ms");
     }
 
     #[test]

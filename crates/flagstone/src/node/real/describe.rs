@@ -162,7 +162,7 @@ impl RealNode {
     }
 
     /// Asks each core once for those of `wanted` that it owns.
-    async fn volume_infos(
+    pub(super) async fn volume_infos(
         &self,
         wanted: Vec<(String, Place)>,
     ) -> Result<Vec<VolumeInfo>, NodeError> {
@@ -292,7 +292,7 @@ impl RealNode {
     }
 
     /// The snapshots of a volume behind this one, wherever it is by now; none of one that is no more.
-    async fn layers_of(
+    pub(super) async fn layers_of(
         &self,
         mut place: Place,
         skip: Option<String>,

@@ -1,6 +1,6 @@
 //! The real node: cores on io_uring, devices, gateways.
 //!
-//! Each core runs some journals of each device (journal j on core j modulo the number of cores) and
+//! Each core runs some journals of each device (at the start journal j on core j modulo the number of cores; `journals/` hands them on) and
 //! a gateway for every client. The control side reaches a core by messages and waits for the
 //! answer; nothing here runs on the data path.
 
@@ -91,7 +91,7 @@ struct Device {
     path: PathBuf,
     id: String,
     format_version: u32,
-    /// Journals it has; journal j is run by core j modulo the number of cores.
+    /// Journals it has; `Homes` says which core serves each.
     journal_count: usize,
     /// Keeps other processes out.
     _lock: DeviceLock,

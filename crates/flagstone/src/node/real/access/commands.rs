@@ -92,7 +92,7 @@ impl CoreNode {
     }
 
     /// Changes what a volume has and returns what `change` says, once that is durable and in the table.
-    pub(super) async fn change_access<R>(
+    pub(in crate::node::real) async fn change_access<R>(
         self: Rc<Self>,
         engine: usize,
         dvol: Handle,

@@ -1,18 +1,23 @@
 //! Hand-overs as the cores see them: what is taken for a volume of the journal.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use flagstone_device::engine::{CreateDvol, Stability};
+use flagstone_device::engine::{CreateDvol, DvolError, Handle, Stability};
 use flagstone_device::transfer::Marks;
 use flagstone_platform::IoBuf;
+use flagstone_types::Slot;
 
+use crate::name::SnapshotRef;
 use crate::node::real::attributes::VolumeAttributes;
+use crate::node::real::core::CoreNode;
 use crate::node::real::moving::VolumeMarks;
 use crate::node::real::start::start_node;
 use crate::node::real::tests::{options, runtime, spec};
 use crate::node::real::{Names, RealNode};
-use crate::node::{Node, Slo, SloLimit, VolumeSpec};
+use crate::node::{MoveSpec, Node, NodeErrorKind, Slo, SloLimit, VolumeSpec};
 use crate::offline::FormatOptions;
 
 /// A device for two cores, removed when dropped.
@@ -108,6 +113,70 @@ fn what_a_move_has_left_behind_is_not_taken_for_the_volume() {
             .await
             .expect("is handed over");
         assert_eq!(node.names.find("vm"), Some(at));
+        node.shutdown().await.expect("stops");
+    });
+}
+
+/// A command that has looked up where a volume is, and asks there when it is elsewhere.
+#[test]
+fn whoever_comes_too_late_follows_a_volume_to_the_core_that_has_it() {
+    let device = Device::new("too-late");
+    let node = device.start();
+    runtime().block_on(async {
+        let at_0 = VolumeSpec {
+            core: Some(0),
+            ..spec("vm")
+        };
+        node.create_volume(at_0).await.expect("created");
+        let taken: SnapshotRef = "vm@s".parse().expect("a snapshot");
+        node.create_snapshots(vec![taken]).await.expect("taken");
+        let before = node.target("vm", "testing").expect("is there");
+        let place = before.place;
+        let handed = node.hand_over_journal("main".to_owned(), 0, 1).await;
+        handed.expect("is handed over");
+        let core = |core: Rc<CoreNode>, _: Handle| async move { Ok(core.index) };
+        assert_eq!(node.on_volume(&before, "testing", core).await, Ok(1));
+        let listed = node.volume_infos(vec![("vm".to_owned(), place)]).await;
+        let listed = listed.expect("listed");
+        assert_eq!((listed.len(), listed[0].core), (1, 1));
+        let layers = node.layers_of(place, None, 10).await.expect("listed");
+        assert_eq!(layers.len(), 1);
+        // What waited for its turn there, and can't follow, is told to come again.
+        let changed = node.on_core(0, "testing", move |core| async move {
+            let handle = Handle {
+                slot: Slot(0),
+                id: place.id,
+                layer: None,
+            };
+            // The journal that new volumes of this core go to by now.
+            let engine = core.engines.first_of(0).expect("is one");
+            core.change_access(engine, handle, |_, _| Ok(())).await
+        });
+        let changed = changed.await.expect("is asked").map(|_| ());
+        assert_eq!(changed, Err(DvolError::Stopping));
+        // One that is in another journal by now isn't what the command was made for.
+        let elsewhere = MoveSpec {
+            core: Some(0),
+            ..MoveSpec::default()
+        };
+        let moved = node.move_volume("vm".to_owned(), elsewhere).await;
+        moved.expect("begins");
+        while node.names.find("vm").expect("is there").engine == place.engine {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let late = node.on_volume(&before, "testing", core).await;
+        assert_eq!(late.expect_err("is elsewhere").kind, NodeErrorKind::Busy);
+        let listed = node.volume_infos(vec![("vm".to_owned(), place)]).await;
+        assert_eq!(listed.expect("listed").len(), 1);
+        node.delete_volume("vm".to_owned(), true)
+            .await
+            .expect("deleted");
+        let gone = node.on_volume(&before, "testing", core).await;
+        assert_eq!(gone.expect_err("is no more").kind, NodeErrorKind::NotFound);
+        assert_eq!(
+            node.layers_of(place, None, 10).await.expect("listed").len(),
+            0
+        );
         node.shutdown().await.expect("stops");
     });
 }
