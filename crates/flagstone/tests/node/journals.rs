@@ -691,11 +691,18 @@ fn commands_that_cross_a_hand_over_are_done_or_come_again() {
             core: Some(round as u32 % 2),
             ..spec(&name)
         };
-        // While core 0 serves all that new ones may go to, there is none to name.
-        let made = asking.ask(|node| node.create_volume(at.clone()));
-        if made.is_err() {
-            return;
-        }
+        insist("creating", || {
+            asking.ask(|node| node.create_volume(at.clone()))
+        });
+        // One of a snapshot: nobody asks whether its volume is just going.
+        let clone = format!("clone-{round}");
+        insist("cloning", || {
+            let source = "other@a".parse().expect("a snapshot");
+            asking.ask(|node| node.clone_volume(source, clone.clone()))
+        });
+        insist("deleting the clone", || {
+            asking.ask(|node| node.delete_volume(clone.clone(), false))
+        });
         let renamed = format!("renamed-{round}");
         insist("renaming", || {
             asking.ask(|node| node.rename_volume(name.clone(), renamed.clone()))
@@ -708,7 +715,7 @@ fn commands_that_cross_a_hand_over_are_done_or_come_again() {
     for round in 0..40_u32 {
         let before = all.each_ref().map(Beside::rounds);
         let moved = insist("handing over", || hand_over(&scene, 0, 1 - round % 2));
-        assert!((3..=4).contains(&moved.volume_count), "{moved:?}");
+        assert!((3..=5).contains(&moved.volume_count), "{moved:?}");
         wait_until("they go on", || {
             let now = all.each_ref().map(Beside::rounds);
             now.iter().zip(before).all(|(now, before)| *now > before)
@@ -725,7 +732,7 @@ fn commands_that_cross_a_hand_over_are_done_or_come_again() {
         (shown.size_bytes, shown.slo, shown.snapshot_count)
     );
     let left: u64 = journals(&scene).iter().map(|one| one.volume_count).sum();
-    assert!((3..=4).contains(&left), "{left}");
+    assert_eq!(left, 3);
 }
 
 #[test]
@@ -1017,7 +1024,7 @@ fn a_journal_that_the_other_core_can_not_open_goes_on_where_it_was() {
     let open = Native::connect(addresses(&scene)[0])
         .open("vm", &owner, 0)
         .status();
-    assert_ne!(open, Status::Ok);
+    assert_eq!(open, Status::Stopping, "it will be there again");
     // And says why, whatever is asked of it.
     let is_closed = |error: NodeError| {
         assert_eq!(error.kind, NodeErrorKind::Unavailable, "{error}");

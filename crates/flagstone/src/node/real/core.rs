@@ -735,6 +735,13 @@ impl Directory {
         Some((place.core, place.engine, handle))
     }
 
+    /// Whether nobody serves it, though it is there.
+    fn is_closed(&self, name: &str) -> bool {
+        let volume = name.split('@').next().unwrap_or(name);
+        let place = self.core.names.find(volume);
+        place.is_some_and(|place| self.core.homes.closed(place.engine).is_some())
+    }
+
     fn layer(&self, volume: &str, snapshot: &str) -> Option<LayerInfo> {
         let place = self.core.names.find(volume)?;
         let engine = self.core.engine(place.engine)?;
@@ -750,7 +757,10 @@ impl VolumeDirectory for Directory {
             return Err(OpenError::Unavailable);
         }
         let Some((core, engine, handle)) = self.find(name) else {
-            return Err(OpenError::NotFound);
+            return Err(match self.is_closed(name) {
+                true => OpenError::Unavailable,
+                false => OpenError::NotFound,
+            });
         };
         if core != self.core.index {
             return Ok(Opened::OnCore(core));

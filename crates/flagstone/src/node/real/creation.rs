@@ -11,7 +11,7 @@ use super::errors::{
 };
 use super::names::Place;
 use super::slo::{Floors, note_floor};
-use super::{RealNode, moves};
+use super::{RealNode, Target, moves};
 use crate::name::SourceRef;
 use crate::node::{
     CreatedVolume, NodeError, NodeErrorKind, Reservation, SloPromise, TokenKind, VolumeInfo,
@@ -169,7 +169,7 @@ impl RealNode {
                 false => running
                     .engines
                     .first_of(device)
-                    .ok_or(DvolError::NotFound)?,
+                    .ok_or(DvolError::Stopping)?,
             };
             // Before there is a volume: nobody else is to find the journal empty.
             if apart {
@@ -181,8 +181,9 @@ impl RealNode {
             };
             let created = running.create_volume(engine, new, attributes.encode());
             let created = created.await;
-            if apart && created.is_err() {
-                running.homes.set_apart(engine, false);
+            if apart {
+                // Whoever has just emptied it has perhaps taken the mark away.
+                running.homes.set_apart(engine, created.is_ok());
             }
             let (id, token) = created?;
             running.set_slo(id, &slo);
@@ -225,6 +226,17 @@ impl RealNode {
             None => self.target_to_change(&source.volume, &doing)?,
             Some(_) => self.target(&source.volume, &doing)?,
         };
+        self.clone_at(source, new_name, &target).await
+    }
+
+    /// The same, once it was looked up where the source is.
+    pub(super) async fn clone_at(
+        &self,
+        source: SourceRef,
+        new_name: String,
+        target: &Target,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("cloning '{source}' to '{new_name}'");
         let claim = self.names.claim(&new_name, target.place);
         let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
         let place = target.place;
@@ -236,7 +248,7 @@ impl RealNode {
         };
         let snapshot = source.snapshot.clone();
         let is_head = snapshot.is_none();
-        let cloned = self.on_volume(&target, &doing, move |core, dvol| async move {
+        let cloned = self.on_volume(target, &doing, move |core, dvol| async move {
             let owned = core.owned(place.engine)?;
             let _made = owned.made_in().await?;
             let engine = &owned.engine;
@@ -253,7 +265,9 @@ impl RealNode {
                 }
             };
             let id = engine.clone_of(source, new).await?.id;
-            claim.came_to_be(Place { id, ..place });
+            // Its journal may have come here since it was looked up.
+            let core = core.index;
+            claim.came_to_be(Place { id, core, ..place });
             Ok(())
         });
         match cloned.await {
@@ -266,7 +280,7 @@ impl RealNode {
                     true => Wanted::Again(dvol.reserved_bytes),
                     false => Wanted::Anew(0),
                 };
-                Err(self.with_space_of(error, &target, wanted).await)
+                Err(self.with_space_of(error, target, wanted).await)
             }
         }
     }
@@ -279,14 +293,25 @@ impl RealNode {
         let doing = format!("renaming volume '{name}' to '{new_name}'");
         let target = self.target(&name, &doing)?;
         self.refuse_moving(&target, &doing)?;
+        self.rename_at(&target, new_name).await
+    }
+
+    /// The same, once it was looked up where it is.
+    pub(super) async fn rename_at(
+        &self,
+        target: &Target,
+        new_name: String,
+    ) -> Result<VolumeInfo, NodeError> {
+        let doing = format!("renaming volume '{}' to '{new_name}'", target.name);
         let claim = self.names.claim(&new_name, target.place);
         let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
         let (place, to) = (target.place, new_name.clone());
-        self.on_volume(&target, &doing, move |core, dvol| async move {
+        self.on_volume(target, &doing, move |core, dvol| async move {
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
             core.check_not_moving(dvol.id)?;
             engine.rename(dvol, &to).await?;
-            claim.renamed(place);
+            let core = core.index;
+            claim.renamed(Place { core, ..place });
             Ok(())
         })
         .await?;

@@ -14,7 +14,7 @@ use flagstone_types::{BLOCK_SIZE, DvolId};
 use super::access::Record as Tokens;
 use super::core::CoreNode;
 use super::engines::add_counters;
-use super::errors::closed;
+use super::errors::{closed, no_such_snapshot};
 use super::names::Place;
 use super::native;
 use super::records::Kept;
@@ -234,19 +234,12 @@ impl RealNode {
         snapshot: SnapshotRef,
     ) -> Result<SnapshotInfo, NodeError> {
         let doing = format!("showing snapshot '{snapshot}'");
+        let place = self.target(&snapshot.volume, &doing)?.place;
         let name = snapshot.snapshot.clone();
-        let (layer, unique) = self
-            .on_snapshot(
-                &snapshot,
-                &doing,
-                move |core, engine, dvol, layer| async move {
-                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                    let unique = engine.exclusive_bytes(layer).await?;
-                    let info = engine.layer(dvol.id, &name);
-                    Ok((info.ok_or(DvolError::NotFound)?, unique))
-                },
-            )
-            .await?;
+        let named = move |layer: &LayerInfo| layer.name == name;
+        let found = self.layers_of(place, named, 1).await?.pop();
+        let no_such = || no_such_snapshot(&snapshot.to_string(), &doing);
+        let (layer, unique) = found.ok_or_else(no_such)?;
         Ok(snapshot_info(&snapshot.volume, layer, unique))
     }
 
@@ -275,7 +268,12 @@ impl RealNode {
                 .as_ref()
                 .filter(|a| a.volume == volume)
                 .map(|a| a.snapshot.clone());
-            let found = self.layers_of(place, skip, limit + 1).await?;
+            if query.volume.is_none() && self.homes.closed(place.engine).is_some() {
+                // As in a list of volumes; the node's notices tell of it.
+                continue;
+            }
+            let behind = move |layer: &LayerInfo| skip.as_ref().is_none_or(|s| layer.name > *s);
+            let found = self.layers_of(place, behind, limit + 1).await?;
             items.extend(
                 found
                     .into_iter()
@@ -291,18 +289,18 @@ impl RealNode {
         Ok(SnapshotPage { items, next })
     }
 
-    /// The snapshots of a volume behind this one, wherever it is by now; none of one that is no more.
+    /// Snapshots of a volume, wherever it is by now, with what each has alone; none of a volume that is no more.
     pub(super) async fn layers_of(
         &self,
         mut place: Place,
-        skip: Option<String>,
+        wanted: impl Fn(&LayerInfo) -> bool + Clone + Send + 'static,
         limit: usize,
     ) -> Result<Vec<(LayerInfo, u64)>, NodeError> {
         const DOING: &str = "listing snapshots";
         for _ in 0..LOOKS_MAX {
-            let skip = skip.clone();
+            let wanted = wanted.clone();
             let asked = self.on_core(place.core, DOING, move |core| {
-                layers_with_unique(core, place, skip, limit)
+                layers_with_unique(core, place, wanted, limit)
             });
             if let Some(found) = asked.await? {
                 return Ok(found);
@@ -439,11 +437,15 @@ impl RealNode {
                 status.state = ScrubState::Running;
             }
         }
+        if status.state == ScrubState::Finished && self.has_closed(device) {
+            // What is in that journal was not looked at.
+            status.state = ScrubState::Stopped;
+        }
         status.checked_bytes = checked * BLOCK_SIZE;
         status.total_bytes = total.max(status.checked_bytes);
         status.bad_blocks = bad;
         status.findings = findings;
-        if status.state == ScrubState::Finished {
+        if status.state != ScrubState::Running {
             if status.finished_ns == 0 {
                 status.finished_ns = wall_clock_ns();
             }
@@ -659,24 +661,28 @@ impl DeviceShare {
 async fn layers_with_unique(
     core: std::rc::Rc<CoreNode>,
     place: Place,
-    skip: Option<String>,
+    wanted: impl Fn(&LayerInfo) -> bool,
     limit: usize,
 ) -> Option<Vec<(LayerInfo, u64)>> {
     let engine = core.engine(place.engine)?;
-    let behind = |layer: &LayerInfo| skip.as_ref().is_none_or(|skip| layer.name > *skip);
+    // By the names: before it leaves, and once it has, nothing is to be seen of its snapshots here.
+    let is_here = || {
+        let now = core.names.place_of(place.id);
+        now.is_some_and(|(_, now)| now == place)
+    };
     let layers = engine.layers(place.id).into_iter();
     let mut found = Vec::new();
-    for layer in layers.filter(behind).take(limit) {
+    for layer in layers.filter(wanted).take(limit) {
         let unique = match engine.exclusive_bytes(layer.handle).await {
             Ok(bytes) => bytes,
             Err(DvolError::Stopping) => return None,
+            Err(_) if !is_here() => return None,
             // It was deleted meanwhile, or the log says what is wrong with its map.
             Err(_) => 0,
         };
         found.push((layer, unique));
     }
-    // Before it left there was nothing to be seen of it.
-    core.engine(place.engine).map(|_| found)
+    is_here().then_some(found)
 }
 
 fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotInfo {

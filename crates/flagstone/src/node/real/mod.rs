@@ -588,9 +588,10 @@ impl RealNode {
 
     /// Starts a scrub on every engine of a device, unless one runs.
     async fn scrub(&self, device: usize) -> Result<ScrubStatus, NodeError> {
-        let running = {
+        let (running, before) = {
             let mut scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
-            let running = scrubs[device].state == ScrubState::Running;
+            let before = scrubs[device].clone();
+            let running = before.state == ScrubState::Running;
             if !running {
                 scrubs[device] = ScrubStatus {
                     state: ScrubState::Running,
@@ -598,7 +599,7 @@ impl RealNode {
                     ..ScrubStatus::default()
                 };
             }
-            running
+            (running, before)
         };
         if !running {
             let begun = self.on_journals(device, "starting a scrub", |core, owned| {
@@ -606,7 +607,12 @@ impl RealNode {
                 let stays = !owned.making.is_shut();
                 stays.then(|| core.scrub(owned.engine.clone()))
             });
-            begun.await?;
+            if let Err(error) = begun.await {
+                // None, or not all of them: what there is to be told is of the one before.
+                let mut scrubs = self.scrubs.lock().unwrap_or_else(PoisonError::into_inner);
+                scrubs[device] = before;
+                return Err(error);
+            }
         }
         self.scrub_info(device).await
     }

@@ -238,6 +238,7 @@ fn words(error: DvolError) -> String {
 
 /// Where a volume is, and what is promised to it.
 struct Now {
+    place: Place,
     device: usize,
     slo: Slo,
 }
@@ -255,10 +256,10 @@ impl RealNode {
                 .next("give a number above 0, or leave it out"));
         }
         let target = self.target_to_change(&name, &doing)?;
-        let from = target.place;
-        self.refuse_fork(from.id, &doing)?;
-        self.refuse_unconfirmed(from.id, &doing)?;
+        self.refuse_fork(target.place.id, &doing)?;
+        self.refuse_unconfirmed(target.place.id, &doing)?;
         let now = self.now_of(&target, &doing).await?;
+        let from = now.place;
         if let Some(arrival) = &spec.arrival {
             return self
                 .start_departure(&name, from, now.device, now.slo, &spec, arrival)
@@ -269,8 +270,20 @@ impl RealNode {
         if !self.names.begin_moving(from.id) {
             return Err(moving(&doing));
         }
+        self.check_still_at(from, &doing)?;
         let began = self.begin_move(&name, from, to, &now, device, &spec, &doing);
         began.await.inspect_err(|_| self.names.end_moving(from.id))
+    }
+
+    /// Refuses a volume, marked as being moved by now, that went to another core before that.
+    pub(super) fn check_still_at(&self, from: Place, doing: &str) -> Result<(), NodeError> {
+        let now = self.names.place_of(from.id);
+        if now.is_some_and(|(_, now)| now == from) {
+            return Ok(());
+        }
+        self.names.end_moving(from.id);
+        let found = "it went to another place of the node in this moment";
+        Err(NodeError::new(NodeErrorKind::Busy, doing, found).next("try again"))
     }
 
     /// The device and core that it is to be moved to.
@@ -310,10 +323,15 @@ impl RealNode {
 
     /// What has to be known of a volume before it is moved.
     async fn now_of(&self, target: &Target, doing: &str) -> Result<Now, NodeError> {
-        let engine = target.place.engine;
+        let place = target.place;
         self.on_volume(target, doing, move |core, dvol| async move {
-            let owned = core.engines.get(engine).ok_or(DvolError::NotFound)?;
+            let owned = core.engines.get(place.engine).ok_or(DvolError::NotFound)?;
+            let core_index = core.index;
             Ok(Now {
+                place: Place {
+                    core: core_index,
+                    ..place
+                },
                 device: owned.device,
                 slo: core.slo_of(dvol.id),
             })
@@ -334,7 +352,13 @@ impl RealNode {
                 core.engines.first_of(device)
             })
             .await?;
-        let engine = engine.ok_or_else(|| no_such_device(&self.devices[device].name, doing))?;
+        let engine = engine.ok_or_else(|| {
+            let found = format!(
+                "core {core} serves no journal of device '{}' just now that takes new volumes",
+                self.devices[device].name
+            );
+            NodeError::new(NodeErrorKind::Busy, doing, found).next("try again")
+        })?;
         Ok(Place {
             core,
             engine,

@@ -389,7 +389,7 @@ impl Target for There<'_> {
                     .making
                     .enter()
                     .await
-                    .map_err(|_| DvolError::NotFound)?;
+                    .map_err(|_| DvolError::Stopping)?;
                 let copier = core.copier(at, slo).ok_or(DvolError::NotFound)?;
                 let target = DvolTarget::new(owned.engine.clone(), VolumeMarks, new);
                 let arriving = Rc::new(Arriving { at, target, copier });

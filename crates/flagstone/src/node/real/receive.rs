@@ -300,7 +300,7 @@ impl RealNode {
         let created = self
             .on_core(core, &doing, move |running| async move {
                 let engine = running.engines.first_of(device);
-                let engine = engine.ok_or(DvolError::NotFound)?;
+                let engine = engine.ok_or(DvolError::Stopping)?;
                 let attributes = VolumeAttributes {
                     receiving: Some(Receiving::New),
                     ..VolumeAttributes::default()
@@ -353,16 +353,16 @@ impl RealNode {
                     let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
                     undo(&engine, dvol).await?;
                 }
-                Ok((dvol, made?))
+                Ok((core.index, dvol, made?))
             })
             .await;
-        let (handle, made) = made.inspect_err(|_| self.names.end_receiving(place.id))?;
+        let (core, handle, made) = made.inspect_err(|_| self.names.end_receiving(place.id))?;
         if let Err(why) = made {
             self.names.end_receiving(place.id);
             return Err(unfit(&why, &spec, &base, &doing));
         }
         Ok(OneReceive {
-            place,
+            place: Place { core, ..place },
             handle,
             content: content_id(&spec.header),
             volume: spec.volume,

@@ -276,12 +276,7 @@ impl RealNode {
         let doing = format!("changing the SLO of volume '{name}'");
         let target = self.target_to_change(&name, &doing)?;
         let place = target.place;
-        let device = self
-            .on_core(place.core, &doing, move |core| async move {
-                core.engines.get(place.engine).map(|owned| owned.device)
-            })
-            .await?
-            .unwrap_or(0);
+        let device = self.device_of(place.engine);
         // Held until it is done: two who ask at the same time can't both get what is left.
         let mut floors = self.floors.lock().await;
         self.admit(

@@ -62,7 +62,8 @@ impl RealNode {
         let (parts, marked) = (wanted.clone(), names);
         let taken = self
             .on_core(first.core, &doing, move |core| async move {
-                let engine = core.engine(first.engine).ok_or(DvolError::NotFound)?;
+                // Its journal may have gone since it was looked up.
+                let engine = core.engine(first.engine).ok_or(DvolError::Stopping)?;
                 let mut dvols = Vec::new();
                 for (part, place) in parts.into_iter().zip(places) {
                     let dvol = engine.dvol_with(place.id, &part.volume);

@@ -284,6 +284,7 @@ impl RealNode {
         if !self.names.begin_moving(from.id) {
             return Err(moving(&doing));
         }
+        self.check_still_at(from, &doing)?;
         let begun = self.begin_departure(name, from, device, slo, spec, arrival, to, &doing);
         begun.await.inspect_err(|_| self.names.end_moving(from.id))
     }

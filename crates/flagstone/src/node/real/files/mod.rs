@@ -84,9 +84,13 @@ fn home(engines: &Engines) -> Option<Rc<OwnedEngine>> {
     if let Some((_, found)) = found {
         return Some(found.clone());
     }
-    // Where new volumes go on the first device.
-    let device = all.iter().map(|(_, owned)| owned.device).min()?;
-    engines.get(engines.first_of(device)?)
+    // Where new volumes go, on the first device that has a place for them.
+    let mut devices: Vec<usize> = all.iter().map(|(_, owned)| owned.device).collect();
+    devices.dedup();
+    let first = devices
+        .into_iter()
+        .find_map(|device| engines.first_of(device));
+    engines.get(first?)
 }
 
 pub(super) fn has_store(engine: &Engine<UringPlatform>) -> bool {
@@ -121,7 +125,8 @@ impl CoreFiles {
     /// The same; there will be some, since one is about to be created.
     async fn made(&self, core: &CoreNode) -> Result<CoreFilesystems, FileError> {
         let opened = self.open(core, true).await?;
-        opened.ok_or(FileError::Stopping)
+        // All journals that its core serves are one volume's each.
+        opened.ok_or(FileError::NoSpace)
     }
 
     async fn open(

@@ -68,6 +68,19 @@ impl RealNode {
         Ok(done)
     }
 
+    /// The device of a journal, by its number in the node.
+    pub(in crate::node::real) fn device_of(&self, number: usize) -> usize {
+        let mut devices = 0..self.devices.len();
+        let found = devices.find(|device| self.journal_numbers(*device).contains(&number));
+        found.unwrap_or(0)
+    }
+
+    /// Whether a journal of a device is closed.
+    pub(in crate::node::real) fn has_closed(&self, device: usize) -> bool {
+        let mut numbers = self.journal_numbers(device);
+        numbers.any(|number| self.homes.closed(number).is_some())
+    }
+
     /// What there is to say about journals that nobody serves.
     pub(in crate::node::real) fn closed_notices(&self) -> Vec<String> {
         let mut notices = Vec::new();

@@ -161,8 +161,7 @@ impl CoreNode {
                 Some(_) => {}
                 None => {
                     let volume = dvol.name;
-                    let how =
-                        "it is being received, or it isn't known yet whether it is another node's";
+                    let how = "it is being received, it isn't known yet whether it is another node's, or it is left of one that was deleted or has gone, and the next start deletes it";
                     return Err(Stays::Used { volume, how });
                 }
             }

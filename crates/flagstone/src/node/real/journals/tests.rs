@@ -3,21 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use flagstone_device::engine::{CreateDvol, DvolError, Handle, Stability};
 use flagstone_device::transfer::Marks;
-use flagstone_platform::IoBuf;
-use flagstone_types::Slot;
+use flagstone_platform::{BlockDevice, IoBuf, Platform};
 
 use crate::name::SnapshotRef;
 use crate::node::real::attributes::VolumeAttributes;
-use crate::node::real::core::CoreNode;
+use crate::node::real::core::{CoreNode, current};
 use crate::node::real::moving::VolumeMarks;
 use crate::node::real::start::start_node;
 use crate::node::real::tests::{options, runtime, spec};
 use crate::node::real::{Names, RealNode};
-use crate::node::{MoveSpec, Node, NodeErrorKind, Slo, SloLimit, VolumeSpec};
+use crate::node::{
+    MoveHooks, MovePoint, MoveSpec, Node, NodeErrorKind, ScrubState, Slo, SloLimit, TokenKind,
+    TokenSpec, VolumeSpec,
+};
 use crate::offline::FormatOptions;
 
 /// A device for two cores, removed when dropped.
@@ -36,9 +40,14 @@ impl Device {
     }
 
     fn start(&self) -> Arc<RealNode> {
+        self.start_with(MoveHooks::default())
+    }
+
+    fn start_with(&self, move_hooks: MoveHooks) -> Arc<RealNode> {
         let path: &Path = &self.0;
         let mut options = options(path.to_owned());
         options.cores = Some(2);
+        options.move_hooks = move_hooks;
         start_node(options).expect("started")
     }
 }
@@ -139,21 +148,20 @@ fn whoever_comes_too_late_follows_a_volume_to_the_core_that_has_it() {
         let listed = node.volume_infos(vec![("vm".to_owned(), place)]).await;
         let listed = listed.expect("listed");
         assert_eq!((listed.len(), listed[0].core), (1, 1));
-        let layers = node.layers_of(place, None, 10).await.expect("listed");
+        let layers = node.layers_of(place, |_| true, 10).await.expect("listed");
         assert_eq!(layers.len(), 1);
-        // What waited for its turn there, and can't follow, is told to come again.
-        let changed = node.on_core(0, "testing", move |core| async move {
-            let handle = Handle {
-                slot: Slot(0),
-                id: place.id,
-                layer: None,
-            };
-            // The journal that new volumes of this core go to by now.
-            let engine = core.engines.first_of(0).expect("is one");
-            core.change_access(engine, handle, |_, _| Ok(())).await
-        });
-        let changed = changed.await.expect("is asked").map(|_| ());
-        assert_eq!(changed, Err(DvolError::Stopping));
+        // What comes to be there is found there.
+        for (source, name) in [("vm", "clone"), ("vm@s", "clone-of-s")] {
+            let looked_up =
+                node.clone_at(source.parse().expect("a source"), name.to_owned(), &before);
+            looked_up.await.expect("cloned");
+            assert_eq!(node.names.find(name).map(|at| at.core), Some(1));
+            node.show_volume(name.to_owned()).await.expect("is found");
+        }
+        let renamed = node.rename_at(&before, "renamed".to_owned()).await;
+        assert_eq!(renamed.expect("is found").core, 1);
+        let back = node.rename_volume("renamed".to_owned(), "vm".to_owned());
+        back.await.expect("renamed");
         // One that is in another journal by now isn't what the command was made for.
         let elsewhere = MoveSpec {
             core: Some(0),
@@ -174,9 +182,142 @@ fn whoever_comes_too_late_follows_a_volume_to_the_core_that_has_it() {
         let gone = node.on_volume(&before, "testing", core).await;
         assert_eq!(gone.expect_err("is no more").kind, NodeErrorKind::NotFound);
         assert_eq!(
-            node.layers_of(place, None, 10).await.expect("listed").len(),
+            node.layers_of(place, |_| true, 10)
+                .await
+                .expect("listed")
+                .len(),
             0
         );
+        node.shutdown().await.expect("stops");
+    });
+}
+
+/// Or its report would be that of an earlier one.
+#[test]
+fn a_scrub_waits_for_a_journal_that_just_goes() {
+    let device = Device::new("scrub-waits");
+    let node = device.start();
+    runtime().block_on(async {
+        let hold = |is_held: bool| {
+            node.on_core(0, "testing", move |core| async move {
+                let owned = core.engines.get(0).expect("is served");
+                match is_held {
+                    true => owned.making.shut(),
+                    false => owned.making.release(),
+                }
+            })
+        };
+        hold(true).await.expect("is held");
+        let mut scrub = std::pin::pin!(node.start_scrub("main".to_owned()));
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut scrub).await;
+        assert!(early.is_err(), "it began in a journal that goes");
+        hold(false).await.expect("is released");
+        scrub.await.expect("begins");
+        node.shutdown().await.expect("stops");
+    });
+}
+
+/// What nobody waits for any more is waited for: a write would land in what the next engine has written.
+#[test]
+fn a_journal_goes_once_its_device_has_answered_everything() {
+    let device = Device::new("idle");
+    let was_idle = Arc::new(AtomicBool::new(false));
+    let seen = was_idle.clone();
+    let hooks = MoveHooks::at_points(move |point| {
+        let core = current().expect("is there");
+        let owned = core.engines.get(0).expect("is served");
+        match point {
+            MovePoint::JournalHeld => {
+                // So much takes longer than all that the engine still has to do.
+                let mut read = Box::pin(owned.handle.read(0, IoBuf::zeroed(256 << 20)));
+                let polled = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(polled.is_pending() && !owned.handle.is_idle());
+            }
+            MovePoint::JournalClosed => seen.store(owned.handle.is_idle(), Ordering::SeqCst),
+            _ => {}
+        }
+        true
+    });
+    let node = device.start_with(hooks);
+    runtime().block_on(async {
+        let handed = node.hand_over_journal("main".to_owned(), 0, 1).await;
+        handed.expect("is handed over");
+        assert!(was_idle.load(Ordering::SeqCst));
+        node.shutdown().await.expect("stops");
+    });
+}
+
+/// A change of tokens that waits for its turn while the journal goes would be lost there: it is told to come again.
+#[test]
+fn who_waits_for_a_turn_while_a_journal_goes_comes_again() {
+    let device = Device::new("waits");
+    let node = device.start();
+    runtime().block_on(async {
+        let at_0 = VolumeSpec {
+            core: Some(0),
+            ..spec("vm")
+        };
+        node.create_volume(at_0).await.expect("created");
+        let id = node.names.find("vm").expect("is there").id;
+        let changed = node.on_core(0, "testing", move |core| async move {
+            let owned = core.owned(0).expect("is served");
+            let handle = owned.engine.dvol_with(id, "vm").expect("is there").handle;
+            let turn = owned.tokens.turn().await;
+            let (tell, told) = tokio::sync::oneshot::channel();
+            let (going, waiting) = (core.clone(), core.clone());
+            core.platform.spawn(async move {
+                let handed = going.hand_journal_over(0, 1).await;
+                handed.expect("is handed over");
+            });
+            core.platform.sleep_ns(50_000_000).await;
+            core.platform.spawn(async move {
+                let changed = waiting.change_access(0, handle, |_, _| Ok(())).await;
+                tell.send(changed.map(drop)).expect("somebody waits");
+            });
+            core.platform.sleep_ns(10_000_000).await;
+            drop(turn);
+            told.await.expect("is told")
+        });
+        assert_eq!(changed.await, Ok(Err(DvolError::Stopping)));
+        let spec = TokenSpec {
+            kind: TokenKind::Reader,
+            ends_in_s: None,
+            label: String::new(),
+        };
+        let made = node.create_token("vm".to_owned(), spec).await;
+        made.expect("made where it is now");
+        node.shutdown().await.expect("stops");
+    });
+}
+
+/// A scrub that could not begin has looked at nothing, and says so.
+#[test]
+fn a_scrub_that_did_not_begin_is_none() {
+    let device = Device::new("scrub-none");
+    let node = device.start();
+    runtime().block_on(async {
+        let state = || async {
+            let status = node.scrub_status("main".to_owned()).await;
+            status.expect("a status").state
+        };
+        node.on_core(0, "testing", |core| async move {
+            core.engines.get(0).expect("is served").making.shut();
+        })
+        .await
+        .expect("is held");
+        let refused = node.start_scrub("main".to_owned()).await;
+        assert_eq!(refused.expect_err("it goes").kind, NodeErrorKind::Busy);
+        assert_eq!(state().await, ScrubState::Idle);
+        node.on_core(0, "testing", |core| async move {
+            core.engines.get(0).expect("is served").making.release();
+        })
+        .await
+        .expect("is released");
+        node.start_scrub("main".to_owned()).await.expect("begins");
+        while state().await == ScrubState::Running {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(state().await, ScrubState::Finished);
         node.shutdown().await.expect("stops");
     });
 }

@@ -104,7 +104,13 @@ impl NativeNames {
     /// What a proven claim is of, on this core.
     fn here(&self, asked: &Asked<'_>, place: &Place) -> Result<RealVolume, NativeError> {
         let core = &self.core;
-        let engine = core.engine(place.engine).ok_or(NativeError::Gone)?;
+        let Some(engine) = core.engine(place.engine) else {
+            // A journal that no core can open is there behind the next start.
+            return Err(match core.homes.closed(place.engine) {
+                Some(_) => NativeError::Stopping,
+                None => NativeError::Gone,
+            });
+        };
         let name = core.names.name_of(place.id).ok_or(NativeError::Gone)?;
         let snapshot = match asked.claim.target {
             Target::Id(_) => None,

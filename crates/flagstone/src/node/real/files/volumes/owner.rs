@@ -125,7 +125,13 @@ fn find(core: &CoreNode, key: Key) -> Result<Found, FileError> {
         // It was moved while this was on its way.
         return Err(FileError::Later);
     }
-    let engine = core.engine(place.engine).ok_or(FileError::Stale)?;
+    let Some(engine) = core.engine(place.engine) else {
+        // A journal that no core can open: handles of its volumes are good again behind the next start.
+        return Err(match core.homes.closed(place.engine) {
+            Some(_) => FileError::Later,
+            None => FileError::Stale,
+        });
+    };
     let found = match key.layer {
         None => dvol_of(core, &engine, key.id, &name).map(|handle| (handle, None)),
         Some(layer) => {
