@@ -25,6 +25,8 @@ const FEW: u64 = 200;
 const MANY: u64 = 1000;
 /// The function that everything of the server is polled in.
 const COUNTED: &str = "*server_turn*";
+/// What of that stands for a kernel or a device, and isn't counted.
+const NOT_COUNTED: &str = "*not_the_server*";
 const PACKAGE: &str = "valgrind";
 
 const CASES: [(&str, &str, u64); 8] = [
@@ -172,7 +174,9 @@ impl Place {
         let out = self.out.join(out);
         let mut valgrind = Command::new(PACKAGE);
         valgrind.args(["--quiet", "--tool=callgrind", "--collect-atstart=no"]);
-        valgrind.arg(format!("--toggle-collect={COUNTED}"));
+        for toggle in [COUNTED, NOT_COUNTED] {
+            valgrind.arg(format!("--toggle-collect={toggle}"));
+        }
         valgrind.arg(format!("--callgrind-out-file={}", out.display()));
         valgrind.arg(&self.program);
         valgrind.args([protocol, kind, &count.to_string(), &at_once.to_string()]);
