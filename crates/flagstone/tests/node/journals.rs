@@ -505,7 +505,7 @@ fn volumes_that_are_made_while_their_journal_goes_are_found() {
                     counted.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(error) => {
-                    let kinds = [NodeErrorKind::Unavailable, NodeErrorKind::NotFound];
+                    let kinds = [NodeErrorKind::Busy, NodeErrorKind::NotFound];
                     assert!(kinds.contains(&error.kind), "{error}");
                     refused += 1;
                 }
@@ -866,16 +866,36 @@ fn filesystems_begin_in_no_journal_that_is_somebody_elses() {
     assert_eq!(made.volume.journal, 2);
     hand_over(&scene, 0, 1).expect("is handed over");
     hand_over(&scene, 1, 0).expect("is handed over");
+    // Nor in one that is another core's when the node has more of them.
+    let refused = filesystem(&scene, "home").expect_err("is refused");
+    assert_eq!(refused.kind, NodeErrorKind::Busy);
+    assert!(
+        refused.next_step.contains("--journal 0 --to-core 0"),
+        "{refused}"
+    );
+    hand_over(&scene, 0, 0).expect("is handed over");
     filesystem(&scene, "home").expect("created");
     let listed = journals(&scene);
     let home = listed
         .iter()
         .find(|one| one.has_filesystems)
         .expect("is one");
-    assert_eq!((home.journal, home.core), (4, 0));
+    assert_eq!((home.journal, home.core), (0, 0));
+    let mut scene = scene;
+    for cores in [3, 1, 4, 2] {
+        scene = scene.restart(|options| options.cores = Some(cores));
+        let shown = scene.ask(|node| node.show_filesystem("home".to_owned()));
+        shown.expect("is found");
+        filesystem(&scene, &format!("with-{cores}")).expect("created");
+    }
+    let all = scene.ask(|node| node.list_filesystems(PageQuery::default()));
+    assert_eq!(all.expect("listed").items.len(), 5);
+    let listed = journals(&scene);
+    let having = listed.iter().filter(|one| one.has_filesystems);
+    assert_eq!(having.count(), 1);
 }
 
-/// Its first one is made while the journal is to go: either the journal has it and stays, or it goes and the filesystem is made elsewhere.
+/// Its first one is made while the journal is to go: either the journal has it and stays, or it goes and the filesystem isn't made.
 #[test]
 fn a_journal_in_which_a_filesystem_just_begins_stays() {
     let slow = "latency writes=2ms";
@@ -887,26 +907,29 @@ fn a_journal_in_which_a_filesystem_just_begins_stays() {
         });
         let scene = scene.expect("a node");
         let asking = Asking::new(&scene);
-        let maker = thread::spawn(move || {
-            let made = asking.ask(|node| node.create_filesystem(home()));
-            made.expect("created")
-        });
+        let maker = thread::spawn(move || asking.ask(|node| node.create_filesystem(home())));
         // None of the writes of its creation is done by then.
         thread::sleep(Duration::from_micros(500 * (round % 8)));
         let handed = hand_over(&scene, 0, 1);
-        maker.join().expect("is made");
+        let made = maker.join().expect("is answered");
         let has = journals(&scene)[0].has_filesystems;
         match handed {
-            Ok(_) => assert!(!has, "it didn't go with the journal"),
+            // Then there is no place for it.
+            Ok(_) => {
+                assert!(!has, "it didn't go with the journal");
+                assert_eq!(made.expect_err("is refused").kind, NodeErrorKind::Busy);
+                hand_over(&scene, 0, 0).expect("is handed over");
+            }
             Err(error) => {
                 assert_eq!(error.kind, NodeErrorKind::InvalidArgument, "{error}");
+                made.expect("is made");
+                let shown = scene.ask(|node| node.show_filesystem("home".to_owned()));
+                shown.expect("is there");
                 assert!(has);
                 refused += 1;
             }
         }
         filesystem(&scene, "more").expect("they go on");
-        let shown = scene.ask(|node| node.show_filesystem("home".to_owned()));
-        shown.expect("is there");
         if refused == 3 {
             return;
         }

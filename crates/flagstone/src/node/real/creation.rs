@@ -117,13 +117,15 @@ impl RealNode {
                 return Ok(core);
             }
         }
-        Err(self.no_spare(device, doing))
+        Err(self.no_spare(device, None, doing))
     }
 
-    pub(super) fn no_spare(&self, device: usize, doing: &str) -> NodeError {
+    pub(super) fn no_spare(&self, device: usize, core: Option<u32>, doing: &str) -> NodeError {
         let name = &self.devices[device].name;
-        let found =
-            format!("no journal of device '{name}' is empty but those that new volumes go to");
+        let whose = core.map_or(String::new(), |core| format!(" that core {core} serves"));
+        let found = format!(
+            "no journal of device '{name}'{whose} is empty but those that new volumes or filesystems go to"
+        );
         NodeError::new(NodeErrorKind::NoSpace, doing, found).next(format!(
             "leave --apart out, or empty one: `flagstone device journals {name}` says what is in each"
         ))
@@ -131,6 +133,10 @@ impl RealNode {
 
     pub(super) async fn create(&self, spec: VolumeSpec) -> Result<CreatedVolume, NodeError> {
         let doing = format!("creating volume '{}'", spec.name);
+        // Asked once more below, where it counts; but whoever has one already is to be told so first.
+        if self.names.find(&spec.name).is_some() {
+            return Err(taken(&spec.name, &doing));
+        }
         check_size(spec.size_bytes, &doing)?;
         let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
         let core = match (spec.apart, spec.core) {
@@ -203,7 +209,7 @@ impl RealNode {
                     token: Some(token),
                 })
             }
-            Err(DvolError::TooMany) if apart => Err(self.no_spare(device, &doing)),
+            Err(DvolError::TooMany) if apart => Err(self.no_spare(device, spec.core, &doing)),
             Err(error) => {
                 let find = move |core: &CoreNode| {
                     let owned = core.engines.get(core.engines.first_of(device)?)?;

@@ -297,7 +297,9 @@ impl RealNode {
         limit: usize,
     ) -> Result<Vec<(LayerInfo, u64)>, NodeError> {
         const DOING: &str = "listing snapshots";
-        for _ in 0..LOOKS_MAX {
+        // One hand-over is over by then. Who comes between many begins to count anew each time.
+        let until = tokio::time::Instant::now() + LAYERS_PATIENCE;
+        while tokio::time::Instant::now() < until {
             let wanted = wanted.clone();
             let asked = self.on_core(place.core, DOING, move |core| {
                 layers_with_unique(core, place, wanted, limit)
@@ -314,7 +316,7 @@ impl RealNode {
             }
             tokio::time::sleep(LOOK_PAUSE).await;
         }
-        let found = "a journal is being handed over and doesn't arrive";
+        let found = "the journal is being handed over, again and again";
         Err(NodeError::new(NodeErrorKind::Busy, DOING, found).next("try again"))
     }
 
@@ -712,6 +714,8 @@ const CHECKPOINT_HELP: &str = "Time that the last checkpoint of each journal too
 /// How often a journal is looked for that is on its way to another core, and the pause before that.
 pub(super) const LOOKS_MAX: u32 = 5000;
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// How long somebody waits for a list of snapshots whose journal goes again and again while it is made.
+const LAYERS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Places that a scrub found damaged which are named, for each journal.
 const FINDINGS_MAX: usize = 10;

@@ -148,7 +148,10 @@ impl Engines {
         let first = self.first_of(device)?;
         let mut mine = self.of(device).into_iter();
         let spare = mine.find(|(number, owned)| {
-            *number != first && !self.homes.is_apart(*number) && owned.is_empty()
+            // Filesystems would be made in the first one of a device.
+            let is_for_files = owned.engine.journal_no() == 0;
+            let is_apart = self.homes.is_apart(*number);
+            *number != first && !is_for_files && !is_apart && owned.is_empty()
         });
         spare.map(|(number, _)| number)
     }

@@ -256,7 +256,7 @@ pub(super) fn node_error(error: DvolError, doing: &str) -> NodeError {
             "see the log for the failed write (if the filesystem that holds the device file is full, \
              make room there), then restart the node",
         ),
-        DvolError::Stopping => (NodeErrorKind::Unavailable, "try again"),
+        DvolError::Stopping => (NodeErrorKind::Busy, "try again"),
         DvolError::Corrupt => (
             NodeErrorKind::Corrupt,
             "run `flagstone verify` on the device",

@@ -232,6 +232,9 @@ fn words(error: DvolError) -> String {
         DvolError::StaleEpoch => {
             "it was opened alone while it was moved; move it again".to_owned()
         }
+        DvolError::Stopping => {
+            "the node stops, or a journal went to another core in this moment".to_owned()
+        }
         error => error.to_string(),
     }
 }
@@ -490,8 +493,8 @@ impl RealNode {
 
 /// Refuses what can't be done with a volume that is being moved.
 pub(super) fn moving(doing: &str) -> NodeError {
-    NodeError::new(NodeErrorKind::Busy, doing, "it is being moved").next(
-        "wait until that is over (`flagstone volume move NAME --status`), or end it (`--cancel`); meanwhile only its \
-         content may change",
+    NodeError::new(NodeErrorKind::Busy, doing, "it, or the journal that it is in, is being moved").next(
+        "try again; if it is being copied (`flagstone volume move NAME --status`), wait until that is over, or end it (`--cancel`): \
+         meanwhile only its content may change",
     )
 }

@@ -8,7 +8,7 @@ use flagstone_types::DvolId;
 
 use super::RealNode;
 use super::core::CoreNode;
-use super::errors::{Wanted, apart, no_such_snapshot, node_error};
+use super::errors::{Wanted, apart, closed, no_such_snapshot, node_error};
 use super::names::Place;
 use super::schedule::check_not_of_schedule;
 use crate::name::SnapshotRef;
@@ -54,6 +54,9 @@ impl RealNode {
                 owners.push((part.volume.clone(), self.owner_of(*place, &doing).await?));
             }
             return Err(apart(&owners, &doing));
+        }
+        if let Some(why) = self.homes.closed(first.engine) {
+            return Err(closed(why, &doing));
         }
         let ids = places.iter().map(|place| place.id);
         let volumes: Vec<(DvolId, String)> = ids

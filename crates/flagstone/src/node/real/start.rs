@@ -175,6 +175,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
     })?;
     let mut notices = notices(&runtime);
     notices.extend(files_notice);
+    notices.extend(stray_filesystems(&runtime, &devices));
     notices.extend(options.devices.iter().filter_map(layers_notice));
     notices.extend(
         devices
@@ -518,6 +519,30 @@ fn address_error(doing: &str, error: &io::Error) -> NodeError {
 }
 
 /// A volume belongs to a journal, and a journal to a core.
+/// Filesystems in journals in which nobody looks for them.
+fn stray_filesystems(runtime: &Runtime, devices: &[Device]) -> Vec<String> {
+    let mut notices = Vec::new();
+    for core in 0..runtime.cores().len() {
+        let found = run_on(runtime, core, "looking for filesystems", |_| async {
+            current()
+                .map(|core| files::strays(&core))
+                .unwrap_or_default()
+        });
+        for (device, journal) in found.unwrap_or_default() {
+            let name = devices
+                .get(device)
+                .map_or("", |device| device.name.as_str());
+            let notice = format!(
+                "the filesystems in journal {journal} of device '{name}' are not served: only those of one journal of core 0 are. \
+                 Start the node with as many cores as when they were made, copy out what they hold, and delete them"
+            );
+            tracing::error!("{notice}");
+            notices.push(notice);
+        }
+    }
+    notices
+}
+
 fn one_journal(device: &Device, cores: usize) -> Option<String> {
     (device.journal_count == 1 && cores > 1).then(|| {
         format!(

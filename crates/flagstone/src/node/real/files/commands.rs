@@ -141,6 +141,19 @@ impl RealNode {
         Ok(found.await?.unwrap_or(0))
     }
 
+    /// The device that filesystems are made on.
+    async fn home_for_new(&self, doing: &str) -> Result<usize, NodeError> {
+        let found = self.on_core(CORE, doing, |core| async move {
+            home(&core.engines).map(|home| home.device)
+        });
+        found.await?.ok_or_else(|| {
+            let found = "filesystems are made in journal 0 of a device, where each start finds them, and core 0 serves none: \
+                         it was handed over to another core";
+            NodeError::new(NodeErrorKind::Busy, doing, found)
+                .next("hand it back: `flagstone device hand-over NAME --journal 0 --to-core 0`")
+        })
+    }
+
     pub(super) async fn home_device(&self, doing: &str) -> Result<String, NodeError> {
         let index = self.home_index(doing).await?;
         Ok(self.devices[index].name.clone())
@@ -193,12 +206,17 @@ impl RealNode {
         };
         let none = Floors::new();
         let known = floors.as_deref().unwrap_or(&none);
-        let device = self.home_index(&doing).await?;
+        let device = self.home_for_new(&doing).await?;
         self.admit(known, device, None, &slo, spec.oversubscribe, &doing)?;
         let made = self.on_files(&doing, |core| async move {
             core.files.create(&core, spec).await
         });
-        let made = made.await?.map_err(|error| match error {
+        let made = made.await?;
+        if matches!(made, Err(FileError::NoSpace)) {
+            // Its journal may have gone in this moment.
+            self.home_for_new(&doing).await?;
+        }
+        let made = made.map_err(|error| match error {
             FileError::Exists => {
                 let found = format!("there already is a filesystem '{name}'");
                 NodeError::new(NodeErrorKind::AlreadyExists, &*doing, found)

@@ -84,13 +84,20 @@ fn home(engines: &Engines) -> Option<Rc<OwnedEngine>> {
     if let Some((_, found)) = found {
         return Some(found.clone());
     }
-    // Where new volumes go, on the first device that has a place for them.
-    let mut devices: Vec<usize> = all.iter().map(|(_, owned)| owned.device).collect();
-    devices.dedup();
-    let first = devices
-        .into_iter()
-        .find_map(|device| engines.first_of(device));
-    engines.get(first?)
+    // In a journal that is this core's at each start, however many cores there are then: others would be found by nobody.
+    let mut firsts = all.into_iter().map(|(_, owned)| owned);
+    firsts.find(|owned| owned.engine.journal_no() == 0)
+}
+
+/// Journals of this core with filesystems that nobody serves: device and number.
+pub(super) fn strays(core: &CoreNode) -> Vec<(usize, u16)> {
+    let home = home(&core.engines).filter(|_| core.index == CORE);
+    let home = home.map(|home| home.number);
+    let all = core.engines.all().into_iter();
+    let strays = all.filter(|(number, owned)| Some(*number) != home && has_store(&owned.engine));
+    strays
+        .map(|(_, owned)| (owned.device, owned.engine.journal_no()))
+        .collect()
 }
 
 pub(super) fn has_store(engine: &Engine<UringPlatform>) -> bool {
@@ -125,7 +132,7 @@ impl CoreFiles {
     /// The same; there will be some, since one is about to be created.
     async fn made(&self, core: &CoreNode) -> Result<CoreFilesystems, FileError> {
         let opened = self.open(core, true).await?;
-        // All journals that its core serves are one volume's each.
+        // Its core serves no journal that may have them.
         opened.ok_or(FileError::NoSpace)
     }
 

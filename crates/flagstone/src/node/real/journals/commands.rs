@@ -6,7 +6,7 @@ use super::super::RealNode;
 use super::super::core::CoreNode;
 use super::super::describe::{LOOK_PAUSE, LOOKS_MAX};
 use super::super::engines::OwnedEngine;
-use super::super::errors::node_error;
+use super::super::errors::{closed, node_error};
 use super::super::files::has_store;
 use super::Stays;
 use crate::node::{HandedOverJournal, JournalInfo, NodeError, NodeErrorKind};
@@ -151,7 +151,7 @@ impl RealNode {
                 .next("name another core, or start the node with more --cores"));
         }
         if let Some(why) = self.homes.closed(number) {
-            return Err(Stays::Closed(why.to_owned()).error(&doing));
+            return Err(closed(why, &doing));
         }
         let from = self.homes.of(number).unwrap_or_default();
         if from == to {
@@ -201,7 +201,7 @@ impl Stays {
             Stays::Filesystems => error(
                 NodeErrorKind::InvalidArgument,
                 "filesystems are stored in it, which stay on their core".to_owned(),
-                "move its volumes one by one: `flagstone volume move NAME --core N`",
+                "if it is for its volumes, move those one by one: `flagstone volume move NAME --core N`",
             ),
             Stays::Used { volume, how } if volume.is_empty() => error(
                 NodeErrorKind::Busy,

@@ -3,24 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Waker};
 use std::time::Duration;
 
 use flagstone_device::engine::{CreateDvol, DvolError, Handle, Stability};
 use flagstone_device::transfer::Marks;
-use flagstone_platform::{BlockDevice, IoBuf, Platform};
+use flagstone_fs::{FilesystemOptions, Filesystems};
+use flagstone_platform::{IoBuf, Platform};
 
 use crate::name::SnapshotRef;
 use crate::node::real::attributes::VolumeAttributes;
-use crate::node::real::core::{CoreNode, current};
+use crate::node::real::core::CoreNode;
 use crate::node::real::moving::VolumeMarks;
 use crate::node::real::start::start_node;
 use crate::node::real::tests::{options, runtime, spec};
 use crate::node::real::{Names, RealNode};
 use crate::node::{
-    MoveHooks, MovePoint, MoveSpec, Node, NodeErrorKind, ScrubState, Slo, SloLimit, TokenKind,
-    TokenSpec, VolumeSpec,
+    MoveSpec, Node, NodeErrorKind, ScrubState, Slo, SloLimit, TokenKind, TokenSpec, VolumeSpec,
 };
 use crate::offline::FormatOptions;
 
@@ -40,14 +38,13 @@ impl Device {
     }
 
     fn start(&self) -> Arc<RealNode> {
-        self.start_with(MoveHooks::default())
+        self.start_with(2)
     }
 
-    fn start_with(&self, move_hooks: MoveHooks) -> Arc<RealNode> {
+    fn start_with(&self, cores: usize) -> Arc<RealNode> {
         let path: &Path = &self.0;
         let mut options = options(path.to_owned());
-        options.cores = Some(2);
-        options.move_hooks = move_hooks;
+        options.cores = Some(cores);
         start_node(options).expect("started")
     }
 }
@@ -217,36 +214,6 @@ fn a_scrub_waits_for_a_journal_that_just_goes() {
     });
 }
 
-/// What nobody waits for any more is waited for: a write would land in what the next engine has written.
-#[test]
-fn a_journal_goes_once_its_device_has_answered_everything() {
-    let device = Device::new("idle");
-    let was_idle = Arc::new(AtomicBool::new(false));
-    let seen = was_idle.clone();
-    let hooks = MoveHooks::at_points(move |point| {
-        let core = current().expect("is there");
-        let owned = core.engines.get(0).expect("is served");
-        match point {
-            MovePoint::JournalHeld => {
-                // So much takes longer than all that the engine still has to do.
-                let mut read = Box::pin(owned.handle.read(0, IoBuf::zeroed(256 << 20)));
-                let polled = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                assert!(polled.is_pending() && !owned.handle.is_idle());
-            }
-            MovePoint::JournalClosed => seen.store(owned.handle.is_idle(), Ordering::SeqCst),
-            _ => {}
-        }
-        true
-    });
-    let node = device.start_with(hooks);
-    runtime().block_on(async {
-        let handed = node.hand_over_journal("main".to_owned(), 0, 1).await;
-        handed.expect("is handed over");
-        assert!(was_idle.load(Ordering::SeqCst));
-        node.shutdown().await.expect("stops");
-    });
-}
-
 /// A change of tokens that waits for its turn while the journal goes would be lost there: it is told to come again.
 #[test]
 fn who_waits_for_a_turn_while_a_journal_goes_comes_again() {
@@ -320,4 +287,29 @@ fn a_scrub_that_did_not_begin_is_none() {
         assert_eq!(state().await, ScrubState::Finished);
         node.shutdown().await.expect("stops");
     });
+}
+
+/// Nothing makes them there any more; where somebody once did, the node says that it doesn't serve them.
+#[test]
+fn filesystems_where_nobody_looks_for_them_are_told_of() {
+    let device = Device::new("strays");
+    for (cores, told) in [(2, 0), (2, 0), (3, 1), (1, 0)] {
+        let node = device.start_with(cores);
+        runtime().block_on(async {
+            let info = node.info().await.expect("its description");
+            let notices = info.notices.iter();
+            let strays = notices.filter(|notice| notice.contains("journal 2 of device 'main'"));
+            assert_eq!(strays.count(), told, "with {cores} cores");
+            let made = node.on_core(0, "testing", move |core| async move {
+                let engine = core.engine(2).filter(|_| cores == 2);
+                if let Some(engine) = engine {
+                    let platform = core.platform.clone();
+                    let opened = Filesystems::open(platform, engine, FilesystemOptions::default());
+                    opened.await.expect("opened").stop().await;
+                }
+            });
+            made.await.expect("made");
+            node.shutdown().await.expect("stops");
+        });
+    }
 }
