@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::forward::SimArguments;
-use crate::steps::{Counts, Steps};
-use crate::{e2e, forward, fuzz, repo, tidy};
+use crate::steps::{Counts, Steps, Work};
+use crate::{e2e, forward, fuzz, repo, steps, tidy};
 
 /// No single step may hang a CI run for longer. The tests take twenty minutes on two cores, half of it building them.
 const STEP_LIMIT: Duration = Duration::from_secs(40 * 60);
@@ -15,6 +15,8 @@ const STEP_LIMIT: Duration = Duration::from_secs(40 * 60);
 const SIM_SEEDS: u64 = 1000;
 /// How many seeds of each scene.
 const SCENE_SEEDS: u64 = 100;
+/// Explorations beside each other; each keeps a processor busy.
+const AT_ONCE: usize = 2;
 
 /// Format, lints, house style, unit tests. Under two minutes on a warm tree.
 pub(crate) fn check(root: &Path) -> bool {
@@ -43,9 +45,10 @@ pub(crate) fn ci(root: &Path) -> bool {
     // Here all tools are installed, and a test that skips for want of one shows nothing.
     let mut tests = test_command(root, &[]);
     tests.env("FLAGSTONE_REQUIRE_TOOLS", "1");
+    // Most of the longest wait for devices and for time to pass.
+    tests.env("RUST_TEST_THREADS", "4");
     steps.run_tests("tests", tests, STEP_LIMIT);
-    model(root, &mut steps);
-    sim(root, &mut steps);
+    explore(root, &mut steps);
     steps.run("fuzz", || fuzz::ci(root));
     if let Err(error) = e2e::add_ci_steps(root, &mut steps) {
         steps.run("e2e", || Err(error));
@@ -72,36 +75,30 @@ fn lint(root: &Path, steps: &mut Steps) {
     steps.run_command("clippy", cargo(root, &clippy), STEP_LIMIT);
 }
 
-/// The model finds nothing, and finds every planted bug.
-fn model(root: &Path, steps: &mut Steps) {
-    let arguments = |words: &[&str]| {
-        words
-            .iter()
-            .map(|word| (*word).to_owned())
-            .collect::<Vec<_>>()
+/// The simulator: seeds that failed once, many seeds with all faults, scenes, the script crashed everywhere. The model finds
+/// nothing. And both notice every planted bug.
+fn explore(root: &Path, steps: &mut Steps) {
+    let sim = |arguments: SimArguments| -> Work<'_> {
+        Box::new(move || forward::sim_within(root, &arguments, STEP_LIMIT).map(Counts::one))
     };
-    let explore = forward::model(root, &arguments(&["--size", "small"]));
-    steps.run_command("model, every state", explore, STEP_LIMIT);
-    let planted = forward::model(root, &arguments(&["--bugs"]));
-    steps.run_command("model, planted bugs", planted, STEP_LIMIT);
-}
-
-/// Seeds that failed once, many seeds with all faults, scenes, the script crashed everywhere; and
-/// every planted bug is noticed.
-fn sim(root: &Path, steps: &mut Steps) {
-    let runs = [
-        ("sim, kept seeds", SimArguments::kept()),
-        ("sim, seeds", SimArguments::seeds(SIM_SEEDS)),
-        ("sim, all faults", SimArguments::all_faults(SIM_SEEDS)),
-        ("sim, scenes", SimArguments::scenes(SCENE_SEEDS)),
-        ("sim, script", SimArguments::script()),
-        ("sim, planted bugs", SimArguments::bugs()),
+    let model = |words: &[&str]| -> Work<'_> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        let command = forward::model(root, &words);
+        Box::new(move || steps::run_limited(command, STEP_LIMIT, |_| ()).map(Counts::one))
+    };
+    // Builds the simulator for those that follow.
+    steps.run("sim, kept seeds", sim(SimArguments::kept()));
+    let together = vec![
+        ("sim, script", sim(SimArguments::script())),
+        ("sim, seeds", sim(SimArguments::seeds(SIM_SEEDS))),
+        ("sim, all faults", sim(SimArguments::all_faults(SIM_SEEDS))),
+        ("sim, scenes", sim(SimArguments::scenes(SCENE_SEEDS))),
+        ("model, every state", model(&["--size", "small"])),
+        ("model, planted bugs", model(&["--bugs"])),
     ];
-    for (name, arguments) in runs {
-        steps.run(name, || {
-            forward::sim_within(root, &arguments, STEP_LIMIT).map(Counts::one)
-        });
-    }
+    steps.run_together(AT_ONCE, together);
+    // Builds another simulator in place of the first.
+    steps.run("sim, planted bugs", sim(SimArguments::bugs()));
 }
 
 fn test_command(root: &Path, packages: &[String]) -> Command {

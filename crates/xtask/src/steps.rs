@@ -3,8 +3,11 @@
 //! A failed step doesn't stop the later ones: one run then shows everything there is to mend. The
 //! last line printed is always `N passed, N failed`, which is what CI reads.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -36,9 +39,32 @@ impl Counts {
 struct Step {
     name: String,
     took: Duration,
-    /// Processor time of all that it started and waited for.
-    used: Duration,
+    /// Processor time of all that it started and waited for. Of steps that run beside others nobody knows it.
+    used: Option<Duration>,
     counts: Counts,
+}
+
+/// What a step does that can run beside others.
+pub(crate) type Work<'a> = Box<dyn FnOnce() -> Result<Counts> + Send + 'a>;
+
+impl Step {
+    fn run(name: &str, work: impl FnOnce() -> Result<Counts>) -> Step {
+        println!("== {name}");
+        let started = Instant::now();
+        let counts = work().unwrap_or_else(|error| {
+            println!("{name}: {error:#}");
+            Counts {
+                passed: 0,
+                failed: 1,
+            }
+        });
+        Step {
+            name: name.to_owned(),
+            took: started.elapsed(),
+            used: None,
+            counts,
+        }
+    }
 }
 
 /// The steps run so far.
@@ -57,22 +83,36 @@ impl Steps {
 
     /// Runs `work` as a step. An error is printed and counts as one failure.
     pub(crate) fn run(&mut self, name: &str, work: impl FnOnce() -> Result<Counts>) {
-        println!("== {name}");
-        let (started, used) = (Instant::now(), used_by_children());
-        let counts = work().unwrap_or_else(|error| {
-            println!("{name}: {error:#}");
-            Counts {
-                passed: 0,
-                failed: 1,
+        let used = used_by_children();
+        let mut step = Step::run(name, work);
+        step.used = Some(used_by_children().saturating_sub(used));
+        self.done.push(step);
+    }
+
+    /// Runs steps of which each keeps one processor busy, so many at once, begun in this order. What they print may be
+    /// mixed line by line.
+    pub(crate) fn run_together(&mut self, at_once: usize, works: Vec<(&str, Work<'_>)>) {
+        let waiting = Mutex::new(works.into_iter().collect::<VecDeque<_>>());
+        let next = || {
+            let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            waiting.pop_front()
+        };
+        let done = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for _ in 0..at_once {
+                scope.spawn(|| {
+                    while let Some((name, work)) = next() {
+                        let step = Step::run(name, work);
+                        println!("{name}: over after {:.1} s", step.took.as_secs_f64());
+                        done.lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .push(step);
+                    }
+                });
             }
         });
-        let took = started.elapsed();
-        self.done.push(Step {
-            name: name.to_owned(),
-            took,
-            used: used_by_children().saturating_sub(used),
-            counts,
-        });
+        self.done
+            .extend(done.into_inner().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Runs a command as a step that passes if the command succeeds within `limit`.
@@ -109,10 +149,13 @@ impl Steps {
             } else {
                 "FAILED"
             };
+            let used = step.used.map_or_else(
+                || "-".to_owned(),
+                |used| format!("{:.1}", used.as_secs_f64()),
+            );
             println!(
-                "{:>8.1} s  {:>8.1} s cpu  {:<6}  {:>5} passed  {:>3} failed  {}",
+                "{:>8.1} s  {used:>8} s cpu  {:<6}  {:>5} passed  {:>3} failed  {}",
                 step.took.as_secs_f64(),
-                step.used.as_secs_f64(),
                 state,
                 step.counts.passed,
                 step.counts.failed,
@@ -244,6 +287,36 @@ mod tests {
         steps.run("bad", || bail!("broken"));
         steps.run("later", || Ok(Counts::one(true)));
         assert_eq!(steps.done.len(), 3);
+        assert!(!steps.finish());
+    }
+
+    #[test]
+    fn steps_run_together_are_all_run_two_at_a_time() {
+        let mut steps = Steps::new();
+        // Neither of the first two ends before the other has begun.
+        let both = std::sync::Barrier::new(2);
+        let meet = || {
+            both.wait();
+            Ok(Counts::one(true))
+        };
+        let works: Vec<(&str, Work<'_>)> = vec![
+            ("one", Box::new(meet)),
+            ("two", Box::new(meet)),
+            ("bad", Box::new(|| bail!("broken"))),
+            ("last", Box::new(|| Ok(Counts::one(true)))),
+        ];
+        steps.run_together(2, works);
+        let mut names: Vec<&str> = steps.done.iter().map(|step| step.name.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["bad", "last", "one", "two"]);
+        assert_eq!(
+            steps
+                .done
+                .iter()
+                .map(|step| step.counts.failed)
+                .sum::<u64>(),
+            1
+        );
         assert!(!steps.finish());
     }
 

@@ -145,41 +145,53 @@ impl Guest {
     }
 
     pub(crate) fn boot(&self, boot: &Boot<'_>) -> Result<Daemon> {
-        let mut qemu = Command::new("qemu-system-x86_64");
+        let mut qemu = emulator("256");
         let append = format!(
             "console=ttyS0 quiet panic=-1 ROUND={} KEPT={FILES_KEPT}",
             boot.round
         );
-        qemu.args(["-nodefaults", "-no-user-config", "-display", "none"])
-            .args(["-no-reboot", "-machine", "q35", "-accel", "tcg"])
-            .args(["-cpu", "max", "-m", "256", "-smp", "1"])
-            .arg("-kernel")
+        qemu.arg("-kernel")
             .arg(&self.kernel)
             .arg("-initrd")
             .arg(&self.initrd)
-            .args(["-append", &append, "-serial", "stdio"])
+            .args(["-append", &append])
             .args(boot.disk)
             .args(["-device", "virtio-blk-pci,drive=disk,write-cache=on"]);
         Daemon::start("the virtual machine", qemu, boot.log)
     }
 }
 
-/// Has the packages downloaded, unless that was done before.
-pub(crate) fn fetch(root: &Path) -> Result<()> {
-    repo::output(repo::command(root, "./.ci/guest")).context("fetching the guest's packages")?;
-    Ok(())
+/// An emulated machine whose console is this command's output.
+pub(crate) fn emulator(memory_mib: &str) -> Command {
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .args(["-no-reboot", "-machine", "q35", "-accel", "tcg"])
+        .args(["-cpu", "max", "-m", memory_mib, "-smp", "1"])
+        .args(["-serial", "stdio"]);
+    qemu
 }
 
 /// What the packages hold.
 pub(crate) struct Unpacked {
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
 }
 
 impl Unpacked {
     /// Has them downloaded and unpacked, unless that was done before.
     pub(crate) fn packages(root: &Path) -> Result<Unpacked> {
-        fetch(root)?;
-        let packages = repo::target_dir(root).join("e2e-guest");
+        Unpacked::from(root, &[], "e2e-guest")
+    }
+
+    /// The same for what only an emulated guest with the machine's files takes.
+    pub(crate) fn emulated(root: &Path) -> Result<Unpacked> {
+        Unpacked::from(root, &["--emulated"], "e2e-guest-emulated")
+    }
+
+    fn from(root: &Path, arguments: &[&str], folder: &str) -> Result<Unpacked> {
+        let mut fetch = repo::command(root, "./.ci/guest");
+        fetch.args(arguments);
+        repo::output(fetch).context("fetching the guest's packages")?;
+        let packages = repo::target_dir(root).join(folder);
         let dir = packages.join("unpacked");
         let entries = fs::read_dir(&packages).context("listing the guest's packages")?;
         for entry in entries.flatten() {
@@ -244,7 +256,7 @@ pub(crate) fn make_program(path: &Path) -> Result<()> {
         .with_context(|| format!("making {} a program", path.display()))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("reading {}", path.display()))
 }
 
@@ -261,13 +273,13 @@ pub(crate) fn only_entry(dir: &Path, start: &str) -> Result<PathBuf> {
 
 /// The archive format of initial filesystems ("newc"): text headers, everything padded to four bytes.
 #[derive(Default)]
-struct Cpio {
+pub(crate) struct Cpio {
     bytes: Vec<u8>,
     entries: u32,
 }
 
 impl Cpio {
-    fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
+    pub(crate) fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.entries += 1;
         // Magic, inode, mode, uid, gid, links, mtime, size, four device numbers, name, checksum.
         let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
@@ -301,7 +313,7 @@ impl Cpio {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.add("TRAILER!!!", 0, &[]);
         self.bytes
     }

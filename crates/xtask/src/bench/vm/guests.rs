@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::counts::Counts;
 use crate::daemon::{Daemon, Node};
 use crate::e2e::guest::{Boot, Guest, wait_for};
-use crate::e2e::kernel::uml::{Kernel, Task};
+use crate::e2e::kernel::machine::{Kernel, Task};
 use crate::e2e::scene::{FILESYSTEM, Scene};
 
 const LOAD: &str = include_str!("load.sh");

@@ -13,8 +13,8 @@ mount -t tmpfs tmpfs $scene/tmp
 ulimit -c 0
 for module in $modules; do $busybox insmod $module || echo "guest: no module $module"; done
 $busybox ip link set lo up
-$busybox ip addr add $address/24 dev vec0
-$busybox ip link set vec0 up
+$busybox ip addr add $address/24 dev $device
+$busybox ip link set $device up
 first=$scene/first
 second=$scene/second
 

@@ -3,8 +3,9 @@
 //! commit while the node is killed and, in the end, their own machine.
 
 pub(crate) mod history;
+pub(crate) mod machine;
+mod modules;
 mod relay;
-pub(crate) mod uml;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -18,8 +19,8 @@ use super::load::Random;
 use super::scene::{NFS_PORT, Scene};
 use crate::daemon::{Daemon, Node};
 use crate::repo;
+use machine::{Kernel, SOURCE, Task};
 use relay::Relay;
-use uml::{Kernel, SOURCE, Task};
 
 /// Programs that a Debian with what `.ci/test` installs has.
 const PROGRAMS: [&str; 5] = ["git", "cc", "fio", "sqlite3", "rpcbind"];

@@ -9,7 +9,7 @@ use super::export::{boot, put, surely_there};
 use super::{FILES_COMPARED, GuestFile, synced, wait_for_files, wait_until_up};
 use crate::daemon::Daemon;
 use crate::e2e::guest::{Guest, wait_for};
-use crate::e2e::kernel::uml::{Kernel, Task};
+use crate::e2e::kernel::machine::{Kernel, Task};
 use crate::e2e::kernel::{is_over, passed};
 use crate::e2e::scene::{FILESYSTEM, Scene, free_bytes};
 
