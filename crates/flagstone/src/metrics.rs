@@ -75,13 +75,17 @@ fn device_io(device: &DeviceMetrics) -> [(&'static str, &IoMetrics); 4] {
     ]
 }
 
+fn moves_bytes(op: &str) -> bool {
+    !["flush", "commit", "look", "change"].contains(&op)
+}
+
 /// The four families that volumes and devices have alike.
-fn render_io<T>(
+fn render_io<T, const KINDS: usize>(
     text: &mut Text,
     owner: &str,
     items: &[T],
     name: impl Fn(&T) -> &String,
-    io: impl Fn(&T) -> [(&'static str, &IoMetrics); 4],
+    io: impl Fn(&T) -> [(&'static str, &IoMetrics); KINDS],
 ) {
     let rows: Vec<_> = items
         .iter()
@@ -99,7 +103,7 @@ fn render_io<T>(
     }
     let family = format!("flagstone_{owner}_bytes_total");
     text.family(&family, "Bytes moved, deallocated or zeroed.", "counter");
-    for (name, op, metrics) in rows.iter().filter(|(_, op, _)| *op != "flush") {
+    for (name, op, metrics) in rows.iter().filter(|(_, op, _)| moves_bytes(op)) {
         text.value(&family, &[(owner, name), ("op", op)], metrics.bytes);
     }
     let family = format!("flagstone_{owner}_errors_total");

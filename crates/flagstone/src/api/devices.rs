@@ -126,7 +126,8 @@ pub(super) async fn journals(
     Ok(Json(JournalPage { items }))
 }
 
-/// Has another core serve a journal, with all its volumes, until the node is started again. Nothing is copied.
+/// Has another core serve a journal, with all its volumes, until the node is started again. Nothing is copied. If that core serves it already, nothing
+/// is done.
 #[utoipa::path(post, path = "/v1/devices/{device}/journals/{journal}/hand-over", tag = "devices",
     operation_id = "hand_over_journal",
     params(("device" = String, Path, description = "The device, by name or id"),

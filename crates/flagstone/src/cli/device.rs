@@ -67,7 +67,7 @@ enum DeviceCommand {
 All volumes of a journal are served by the same core. Clients wait for some milliseconds and go on: those of NBD are served
 through the old core until they attach anew, those of the native protocol go to the new one by themselves. It holds until
 the node is started again. To move one volume alone, and for good, there is `flagstone volume move NAME --core N`, which copies it;
-`flagstone volume create NAME --apart` gives a volume a journal of its own.
+`flagstone volume create NAME --apart` gives a volume a journal of its own. If the core serves the journal already, nothing is done.
 
 Examples:
   flagstone device journals fast
@@ -203,14 +203,7 @@ pub(super) fn run(
             let path = format!("/v1/devices/{device}/journals/{journal}/hand-over");
             let moved: HandedOverJournal =
                 client.send("POST", &path, &HandOverSpec { core: to_core })?;
-            let sentence = format!(
-                "journal {journal} of {}: served by core {} now, with {}; clients waited {:.1} ms",
-                moved.device,
-                moved.core,
-                counted(moved.volume_count, "volume"),
-                moved.held_us as f64 / 1000.0
-            );
-            output.outcome(&moved, &sentence)?;
+            output.outcome(&moved, &handed_over(&moved))?;
         }
     }
     Ok(Exit::Ok)
@@ -244,6 +237,13 @@ fn list(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
         return Ok(());
     }
     let rows = page.items.into_iter().map(|info| {
+        let closed = counted(info.closed_journals.len() as u64, "journal");
+        let state = match (info.fenced.is_some(), info.closed_journals.is_empty()) {
+            (false, true) => "ok".to_string(),
+            (true, true) => "FENCED".to_string(),
+            (false, false) => format!("{closed} CLOSED"),
+            (true, false) => format!("FENCED, {closed} CLOSED"),
+        };
         vec![
             info.name,
             rounded(info.size_bytes),
@@ -252,12 +252,7 @@ fn list(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
             rounded(info.reserved_bytes),
             info.volume_count.to_string(),
             info.path,
-            if info.fenced.is_some() {
-                "FENCED"
-            } else {
-                "ok"
-            }
-            .to_string(),
+            state,
         ]
     });
     const HEADINGS: [&str; 8] = [
@@ -331,16 +326,48 @@ fn show(info: &DeviceInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("maps in memory", bytes(info.map_memory_bytes)),
         ("volumes", info.volume_count.to_string()),
         ("snapshots", info.snapshot_count.to_string()),
-        (
-            "state",
-            info.fenced
-                .clone()
-                .map_or("ok".to_string(), |why| format!("FENCED: {why}")),
-        ),
+        ("state", state_sentence(info)),
         ("schedule", schedule_sentence(info)),
         ("scrub", scrub_sentence(&info.scrub)),
     ])?;
     Ok(())
+}
+
+fn state_sentence(info: &DeviceInfo) -> String {
+    let mut said = Vec::new();
+    if let Some(why) = &info.fenced {
+        said.push(format!("FENCED: {why}"));
+    }
+    for journal in &info.closed_journals {
+        said.push(format!(
+            "JOURNAL {journal} CLOSED: nobody serves its volumes until the node is restarted (`flagstone node info` says why)"
+        ));
+    }
+    match said.is_empty() {
+        true => "ok".to_string(),
+        false => said.join("; "),
+    }
+}
+
+fn handed_over(moved: &HandedOverJournal) -> String {
+    let HandedOverJournal {
+        device,
+        journal,
+        from_core,
+        core,
+        volume_count,
+        held_us,
+    } = moved;
+    let volumes = counted(*volume_count, "volume");
+    match from_core == core {
+        true => {
+            format!("journal {journal} of {device}: core {core} serves it already, with {volumes}")
+        }
+        false => format!(
+            "journal {journal} of {device}: served by core {core} now, with {volumes}; clients waited {:.1} ms",
+            *held_us as f64 / 1000.0
+        ),
+    }
 }
 
 fn schedule_sentence(info: &DeviceInfo) -> String {

@@ -31,9 +31,9 @@ Examples:
   flagstone snapshot create db-data@t1 db-log@t1          no write lies between the two
   qemu-img convert nbd://127.0.0.1:10809/vm-1@monday ...  snapshots are read-only exports
 
-Several in one instant have to be of volumes of one core and device. A node with several cores
-spreads volumes over them, so make those that belong together on one:
-  flagstone volume create db-log --size 10G --core 0      `flagstone volume list` shows the cores")]
+Several in one instant have to be of volumes of one journal. A node with several cores spreads
+volumes over them, and each has journals of its own, so make those that belong together on one:
+  flagstone volume create db-log --size 10G --core 0      `flagstone volume show` says in which journal")]
     Create {
         /// VOLUME@SNAPSHOT, or VOLUME SNAPSHOT
         #[arg(required = true, value_name = "VOLUME@SNAPSHOT")]

@@ -1,7 +1,7 @@
 //! Filesystems and calls of NFS. A node that has none shows nothing of either.
 
-use super::{Text, render_turns};
-use crate::node::{FilesystemMetrics, MetricsSnapshot, NfsCallMetrics};
+use super::{Text, render_io, render_turns};
+use crate::node::{FilesystemMetrics, IoMetrics, MetricsSnapshot, NfsCallMetrics};
 
 type Field = (&'static str, &'static str, fn(&FilesystemMetrics) -> u64);
 
@@ -32,12 +32,30 @@ pub(super) fn render(text: &mut Text, snapshot: &MetricsSnapshot) {
                 text.value(&family, &labels, field(filesystem));
             }
         }
+        render_io(
+            text,
+            "filesystem",
+            &snapshot.filesystems,
+            |f| &f.filesystem,
+            io,
+        );
         let all = snapshot.filesystems.iter();
         render_turns(text, "filesystem", all.map(|f| (&f.filesystem, &f.turns)));
     }
     if !snapshot.nfs.is_empty() {
         render_calls(text, &snapshot.nfs);
     }
+}
+
+fn io(filesystem: &FilesystemMetrics) -> [(&'static str, &IoMetrics); 5] {
+    let io = &filesystem.io;
+    [
+        ("read", &io.read),
+        ("write", &io.write),
+        ("commit", &io.commit),
+        ("look", &io.look),
+        ("change", &io.change),
+    ]
 }
 
 fn render_calls(text: &mut Text, calls: &[NfsCallMetrics]) {
@@ -68,7 +86,7 @@ fn render_calls(text: &mut Text, calls: &[NfsCallMetrics]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::TurnMetrics;
+    use crate::node::{ErrorCount, FilesystemIo, TurnMetrics};
 
     #[test]
     fn what_is_there_is_shown_and_nothing_else() {
@@ -86,6 +104,7 @@ mod tests {
             quota_bytes: 0,
             snapshots: 2,
             turns: TurnMetrics::default(),
+            io: FilesystemIo::default(),
         });
         assert!(!shown(&snapshot).contains("filesystem_promised_ratio{"));
         let mut latency = flagstone_types::LatencyHistogram::default();
@@ -96,6 +115,20 @@ mod tests {
             used_ns: 1_500_000_000,
             short_ns: 500_000_000,
             promised_ns: 250_000_000,
+        };
+        snapshot.filesystems[0].io.read = IoMetrics {
+            operations: 2,
+            bytes: 4096,
+            errors: vec![ErrorCount {
+                kind: "device",
+                count: 1,
+            }],
+            latency: latency.clone(),
+        };
+        snapshot.filesystems[0].io.look = IoMetrics {
+            operations: 2,
+            latency: latency.clone(),
+            ..IoMetrics::default()
         };
         snapshot.nfs.push(NfsCallMetrics {
             procedure: "lookup".to_owned(),
@@ -112,11 +145,22 @@ mod tests {
             "flagstone_filesystem_device_seconds_total{filesystem=\"data\"} 1.5",
             "flagstone_filesystem_promised_ratio{filesystem=\"data\"} 0.25",
             "flagstone_filesystem_slo_missed_seconds_total{filesystem=\"data\"} 0.5",
+            "flagstone_filesystem_operations_total{filesystem=\"data\",op=\"read\"} 2",
+            "flagstone_filesystem_operations_total{filesystem=\"data\",op=\"look\"} 2",
+            "flagstone_filesystem_bytes_total{filesystem=\"data\",op=\"read\"} 4096",
+            "flagstone_filesystem_errors_total{filesystem=\"data\",op=\"read\",kind=\"device\"} 1",
+            "flagstone_filesystem_operation_seconds_count{filesystem=\"data\",op=\"look\"} 2",
             "flagstone_nfs_calls_total{procedure=\"lookup\"} 2",
             "flagstone_nfs_errors_total{procedure=\"lookup\",error=\"noent\"} 1",
             "flagstone_nfs_call_seconds_count{procedure=\"lookup\"} 2",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        for absent in [
+            "bytes_total{filesystem=\"data\",op=\"look\"",
+            "op=\"write\"",
+        ] {
+            assert!(!text.contains(absent), "{absent}: {text}");
         }
     }
 }

@@ -8,7 +8,7 @@ use flagstone_types::{BLOCK_SIZE, DvolId, LatencyHistogram};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::look::{CoreLook, IoMark, Look, VolumeLook};
+use super::look::{CoreLook, IoMark, Look, VolumeLook, name_of_filesystem};
 use super::metrics::IoMetrics;
 use super::slo::{Schedule, Slo};
 
@@ -60,10 +60,10 @@ pub struct ActivityQuery {
     /// Which volumes come first.
     #[param(inline)]
     pub sort: ActivityOrder,
-    /// So many volumes at most.
+    /// So many volumes at most, and so many filesystems.
     #[param(minimum = 0, maximum = 500, default = 20)]
     pub limit: usize,
-    /// Only volumes whose names begin with this.
+    /// Only volumes and filesystems whose names begin with this.
     pub prefix: Option<String>,
 }
 
@@ -97,6 +97,10 @@ pub struct Activity {
     pub devices: Vec<DeviceActivity>,
     /// The first volumes in the order asked for.
     pub volumes: Vec<VolumeActivity>,
+    /// Number of filesystems that NFS clients did something with, those included that are not in the list.
+    pub active_filesystem_count: u64,
+    /// The first filesystems in the order asked for.
+    pub filesystems: Vec<FilesystemActivity>,
 }
 
 /// Operations of one kind in an interval.
@@ -186,6 +190,46 @@ pub struct VolumeActivity {
     pub missed: f64,
 }
 
+/// What NFS clients did with a filesystem.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FilesystemActivity {
+    /// Its name.
+    #[schema(example = "home")]
+    pub name: String,
+    /// The device that holds it.
+    pub device: String,
+    /// The core that serves it.
+    pub core: u32,
+    /// What it is promised, and may not exceed.
+    pub slo: Slo,
+    /// Reads of files.
+    pub read: OpActivity,
+    /// Writes to files.
+    pub write: OpActivity,
+    /// Commits of what was written.
+    pub commit: OpActivity,
+    /// Looks at attributes, names and lists.
+    pub look: OpActivity,
+    /// Changes of names and attributes: what is made, renamed, linked, removed and set.
+    pub change: OpActivity,
+    /// All of these together.
+    pub latency: Option<Latency>,
+    /// How long operations waited for their turn at the device; part of their latency. Null if none had to ask.
+    pub waited: Option<Latency>,
+    /// Operations under way at a time, on average.
+    pub in_flight: f64,
+    /// Of these, those that waited for their turn.
+    pub waiting: f64,
+    /// The part of its device's time that it used: 1 is all of it. Null where nothing is divided.
+    pub used: Option<f64>,
+    /// The part that it is promised. Null where nothing is divided.
+    pub promised: Option<f64>,
+    /// What became of its promise.
+    pub slo_state: SloState,
+    /// For which part of the interval it got less than promised though it wanted more.
+    pub missed: f64,
+}
+
 /// What a device did. Its operations are those that the node asked it for, journals and maps included.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DeviceActivity {
@@ -220,8 +264,8 @@ pub struct DeviceActivity {
 pub struct DeviceUser {
     /// Its name; of a filesystem `filesystem NAME`, which no volume can be called.
     pub volume: String,
-    /// Its part of what all volumes and filesystems of the device did: 1 is all. What filesystems do is not counted where nothing is
-    /// divided.
+    /// Its part of what all volumes and filesystems of the device did: 1 is all. Where nothing is divided, that is what was read and written of
+    /// either; changes of names don't count then.
     pub part: f64,
     /// How much of the device's time it used above what it was promised. Null where nothing is divided.
     pub over: Option<f64>,
@@ -271,6 +315,8 @@ pub(super) struct VolumeSpan<'a> {
     pub(super) write: IoMetrics,
     pub(super) flush: IoMetrics,
     pub(super) trim: IoMetrics,
+    pub(super) look: IoMetrics,
+    pub(super) change: IoMetrics,
     pub(super) waited: LatencyHistogram,
     pub(super) used_ns: u64,
     pub(super) short_ns: u64,
@@ -293,14 +339,23 @@ impl<'a> VolumeSpan<'a> {
             write: now.write.since(&before.write),
             flush: now.flush.since(&before.flush),
             trim: now.trim.since(&before.trim),
+            look: now.look.since(&before.look),
+            change: now.change.since(&before.change),
             waited: now.waited.since(&before.waited),
             used_ns: now.used_ns.saturating_sub(before.used_ns),
             short_ns: now.short_ns.saturating_sub(before.short_ns),
         }
     }
 
-    pub(super) fn kinds(&self) -> [&IoMetrics; 4] {
-        [&self.read, &self.write, &self.flush, &self.trim]
+    pub(super) fn kinds(&self) -> [&IoMetrics; 6] {
+        [
+            &self.read,
+            &self.write,
+            &self.flush,
+            &self.trim,
+            &self.look,
+            &self.change,
+        ]
     }
 
     /// Operations of all kinds.
@@ -324,10 +379,13 @@ impl<'a> VolumeSpan<'a> {
         [&self.read, &self.write]
     }
 
+    /// Of a volume that of reads and writes; of a filesystem looks and changes are as much what clients wait for.
     fn latency(&self) -> LatencyHistogram {
-        let mut both = self.read.latency.clone();
-        both.merge(&self.write.latency);
-        both
+        let mut all = self.read.latency.clone();
+        for kind in [&self.write, &self.look, &self.change] {
+            all.merge(&kind.latency);
+        }
+        all
     }
 
     fn is_active(&self) -> bool {
@@ -408,6 +466,32 @@ impl<'a> VolumeSpan<'a> {
     }
 }
 
+impl VolumeSpan<'_> {
+    fn filesystem_activity(&self, devices: &[super::look::DeviceFacts]) -> FilesystemActivity {
+        let of = |counted| OpActivity::of(counted, self.interval_ns);
+        let alike = self.activity(devices);
+        FilesystemActivity {
+            name: name_of_filesystem(&self.now.name).to_owned(),
+            device: alike.device,
+            core: alike.core,
+            slo: alike.slo,
+            read: alike.read,
+            write: alike.write,
+            commit: alike.flush,
+            look: of(&self.look),
+            change: of(&self.change),
+            latency: alike.latency,
+            waited: alike.waited,
+            in_flight: alike.in_flight,
+            waiting: alike.waiting,
+            used: alike.used,
+            promised: alike.promised,
+            slo_state: alike.slo_state,
+            missed: alike.missed,
+        }
+    }
+}
+
 /// What happened between two looks at the node.
 pub(super) struct Spans<'a> {
     pub(super) volumes: Vec<VolumeSpan<'a>>,
@@ -474,14 +558,8 @@ pub fn activity(before: &Look, after: &Look, query: &ActivityQuery) -> Activity 
         add(&mut write, &volume.write);
     }
     let devices = device_activities(before, after, &spans);
-    let prefix = query.prefix.as_deref().unwrap_or_default();
-    let mut rows: Vec<(u64, &VolumeSpan<'_>)> = spans
-        .volumes
-        .iter()
-        .filter(|volume| volume.is_active() && volume.now.name.starts_with(prefix))
-        .map(|volume| (volume.rank(query.sort), volume))
-        .collect();
-    rows.sort_by_key(|(rank, volume)| (Reverse(*rank), &volume.now.name));
+    let rows = ranked(&spans.volumes, query);
+    let filesystems = ranked(&spans.filesystems, query);
     Activity {
         ended_ns: after.wall_ns,
         interval_ns,
@@ -493,9 +571,25 @@ pub fn activity(before: &Look, after: &Look, query: &ActivityQuery) -> Activity 
         volumes: rows
             .iter()
             .take(query.limit)
-            .map(|(_, volume)| volume.activity(&after.devices))
+            .map(|volume| volume.activity(&after.devices))
+            .collect(),
+        active_filesystem_count: filesystems.len() as u64,
+        filesystems: filesystems
+            .iter()
+            .take(query.limit)
+            .map(|files| files.filesystem_activity(&after.devices))
             .collect(),
     }
+}
+
+/// Those that did something and are asked for, in the order that is.
+fn ranked<'a, 'b>(all: &'b [VolumeSpan<'a>], query: &ActivityQuery) -> Vec<&'b VolumeSpan<'a>> {
+    let prefix = query.prefix.as_deref().unwrap_or_default();
+    let is_meant = |one: &&VolumeSpan<'_>| name_of_filesystem(&one.now.name).starts_with(prefix);
+    let all = all.iter().filter(|one| one.is_active());
+    let mut rows: Vec<&VolumeSpan<'_>> = all.filter(is_meant).collect();
+    rows.sort_by_cached_key(|one| (Reverse(one.rank(query.sort)), one.now.name.clone()));
+    rows
 }
 
 pub(super) fn core_activities(before: &Look, after: &Look) -> Vec<CoreActivity> {

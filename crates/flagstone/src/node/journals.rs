@@ -50,12 +50,12 @@ pub struct HandedOverJournal {
     pub device: String,
     /// Its number there.
     pub journal: u16,
-    /// The core that served it.
+    /// The core that served it. If that is the one that serves it now, it was there already and nothing was done.
     pub from_core: u32,
     /// The core that serves it now.
     pub core: u32,
-    /// Volumes that went with it.
+    /// Volumes in it.
     pub volume_count: u64,
-    /// For how long their clients waited, in microseconds.
+    /// For how long their clients waited, in microseconds; 0 if it was there already.
     pub held_us: u64,
 }

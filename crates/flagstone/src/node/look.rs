@@ -48,8 +48,7 @@ pub struct CoreLook {
     pub devices: Vec<DeviceLook>,
     /// Volumes that were used since the node was started.
     pub volumes: Vec<VolumeLook>,
-    /// Filesystems that NFS clients have used, as if they were volumes called [`filesystem_name`]: what they use of their
-    /// device, and are promised. Their operations aren't counted one by one.
+    /// Filesystems that NFS clients have used, as if they were volumes called [`filesystem_name`]; a commit is a flush.
     pub filesystems: Vec<VolumeLook>,
 }
 
@@ -87,6 +86,10 @@ pub struct VolumeLook {
     pub flush: IoMark,
     /// Deallocations and zeroing.
     pub trim: IoMark,
+    /// Of a filesystem: looks at attributes, names and lists.
+    pub look: IoMark,
+    /// Of a filesystem: changes of names and attributes.
+    pub change: IoMark,
     /// How long operations waited for their turn at the device.
     pub waited: HistogramMark,
     /// Of all changes, those that are answered when they are durable.
@@ -111,9 +114,19 @@ pub struct VolumeLook {
     pub promised_ns: Option<u64>,
 }
 
-/// How a filesystem is called among volumes. None of them can be called that.
+/// Before the names of filesystems among volumes, of which none can be called that.
+const FILESYSTEM: &str = "filesystem ";
+
+/// How a filesystem is called among volumes.
 pub fn filesystem_name(name: &str) -> String {
-    format!("filesystem {name}")
+    format!("{FILESYSTEM}{name}")
+}
+
+/// The name of a filesystem that is called so among volumes.
+pub(super) fn name_of_filesystem(among_volumes: &str) -> &str {
+    among_volumes
+        .strip_prefix(FILESYSTEM)
+        .unwrap_or(among_volumes)
 }
 
 impl VolumeLook {
@@ -128,6 +141,8 @@ impl VolumeLook {
             write: IoMark::default(),
             flush: IoMark::default(),
             trim: IoMark::default(),
+            look: IoMark::default(),
+            change: IoMark::default(),
             waited: HistogramMark::default(),
             stable: 0,
             in_flight: 0,

@@ -151,6 +151,23 @@ pub struct FilesystemMetrics {
     pub snapshots: u64,
     /// Its turns at the device, where that is divided or the filesystem limited.
     pub turns: TurnMetrics,
+    /// What NFS clients did with it.
+    pub io: FilesystemIo,
+}
+
+/// What NFS clients did with a filesystem since somebody first used it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FilesystemIo {
+    /// Reads of files.
+    pub read: IoMetrics,
+    /// Writes to files.
+    pub write: IoMetrics,
+    /// Commits of what was written.
+    pub commit: IoMetrics,
+    /// Looks at attributes, names and lists.
+    pub look: IoMetrics,
+    /// Changes of names and attributes.
+    pub change: IoMetrics,
 }
 
 /// Calls of one procedure of NFS.

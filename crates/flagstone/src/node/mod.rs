@@ -33,8 +33,8 @@ use std::pin::Pin;
 
 pub use activity::{
     ACTIVITY_ROWS_MAX, Activity, ActivityOrder, ActivityQuery, CoreActivity, DeviceActivity,
-    DeviceUser, INTERVAL_LEAST_MS, INTERVAL_MOST_MS, Latency, OpActivity, SloState, VolumeActivity,
-    activity,
+    DeviceUser, FilesystemActivity, INTERVAL_LEAST_MS, INTERVAL_MOST_MS, Latency, OpActivity,
+    SloState, VolumeActivity, activity,
 };
 pub use error::{NodeError, NodeErrorKind};
 pub use explain::{Cause, CauseKind, Explanation, Measured, Note, NoteKind, Took, explanation};
@@ -46,7 +46,7 @@ pub use filesystems::{
 pub use journals::{HandOverSpec, HandedOverJournal, JournalInfo, JournalPage};
 pub use look::{CoreLook, DeviceFacts, DeviceLook, IoMark, Look, VolumeLook, filesystem_name};
 pub use metrics::{
-    CoreMetrics, DeviceMetrics, ErrorCount, FilesystemMetrics, IoMetrics, MetricKind,
+    CoreMetrics, DeviceMetrics, ErrorCount, FilesystemIo, FilesystemMetrics, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
 pub use moves::{

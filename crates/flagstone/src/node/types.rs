@@ -264,6 +264,10 @@ pub struct DeviceInfo {
     pub snapshot_count: u64,
     /// Why the device takes no more changes; null while it does.
     pub fenced: Option<String>,
+    /// Its journals that no core could open when they were handed over, by number: their volumes are served by nobody until the node is
+    /// restarted, and are not counted here.
+    #[serde(default)]
+    pub closed_journals: Vec<u16>,
     /// How it is divided among its volumes.
     #[serde(default)]
     pub schedule: Schedule,

@@ -268,6 +268,9 @@ fn journals_and_who_serves_them() {
     let moved = hand_over("/v1/devices/device/journals/1/hand-over", 1).expect("handed over");
     assert_eq!((moved.journal, moved.from_core, moved.core), (1, 0, 1));
     assert_eq!(cores(), [0, 1]);
+    // Whoever repeats it is answered as whoever was first.
+    let again = hand_over("/v1/devices/device/journals/1/hand-over", 1).expect("is there");
+    assert_eq!((again.from_core, again.core, again.held_us), (1, 1, 0));
     for (path, expected) in [
         (
             "/v1/devices/device/journals/0/hand-over",

@@ -229,11 +229,49 @@ fn tables_as_people_see_them() {
         "device show device",
         "device scrub device --wait",
         "device hand-over device --journal 1 --to-core 2",
+        "device hand-over device --journal 1 --to-core 2",
         "device journals device",
     ] {
         screen += &format!("$ flagstone {command}\n{}\n", good(&served, command));
     }
     insta::assert_snapshot!(screen);
+}
+
+/// Whoever looks at devices is told, not only who lists their journals.
+#[test]
+fn devices_with_closed_journals_say_so() {
+    let served = serve();
+    served.node.state.lock().expect("whole").closed_journals = vec![1, 4];
+    let listed = good(&served, "device list");
+    assert!(listed.trim_end().ends_with("2 journals CLOSED"), "{listed}");
+    let shown = good(&served, "device show device");
+    for journal in ["JOURNAL 1 CLOSED", "JOURNAL 4 CLOSED"] {
+        assert!(shown.contains(journal), "{shown}");
+    }
+    let closed = serde_json::json!([1, 4]);
+    assert_eq!(
+        json(&served, "device show device")["closed_journals"],
+        closed
+    );
+    assert_eq!(
+        json(&served, "device list")["items"][0]["closed_journals"],
+        closed
+    );
+}
+
+#[test]
+fn the_list_of_volumes_has_their_journals() {
+    let served = serve();
+    good(&served, "volume create vm-1 --size 10G");
+    let mut state = served.node.state.lock().expect("whole");
+    state.volumes.get_mut("vm-1").expect("is there").journal = 5;
+    drop(state);
+    for value in [
+        &json(&served, "volume list")["items"][0],
+        &json(&served, "volume show vm-1"),
+    ] {
+        assert_eq!(value["journal"], 5, "{value}");
+    }
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub(crate) struct State {
     pub(crate) scrub: ScrubStatus,
     /// The core that serves each journal.
     pub(crate) homes: [u32; 2],
+    pub(crate) closed_journals: Vec<u16>,
     pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
     pub(crate) streams: Streams,
@@ -550,6 +551,7 @@ impl State {
             volume_count: self.volumes.len() as u64,
             snapshot_count: self.snapshots.len() as u64,
             fenced: None,
+            closed_journals: self.closed_journals.clone(),
             schedule: self.schedule,
             promised: self.schedule.ceiling.map(|_| 0.25),
             scrub: self.scrub.clone(),
@@ -597,7 +599,7 @@ impl State {
             from_core,
             core,
             volume_count: 3,
-            held_us: 1500,
+            held_us: if from_core == core { 0 } else { 1500 },
         })
     }
 

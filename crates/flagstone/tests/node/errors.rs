@@ -153,7 +153,9 @@ fn volumes_that_have_no_instant_in_common_are_named() {
     ] {
         assert!(error.found.contains(words), "{words}: {error}");
     }
-    assert!(error.next_step.contains("--core N"), "{error}");
+    for words in ["one journal", "`flagstone volume show`", "--core N"] {
+        assert!(error.next_step.contains(words), "{words}: {error}");
+    }
     // That is the way out.
     let spec = VolumeSpec {
         name: "log-2".to_owned(),

@@ -42,7 +42,7 @@ fn limited(writes: u64) -> Slo {
     }
 }
 
-fn create(scene: &Scene, name: &str, slo: Slo) -> Result<FilesystemInfo, NodeError> {
+pub(crate) fn create(scene: &Scene, name: &str, slo: Slo) -> Result<FilesystemInfo, NodeError> {
     let spec = FilesystemSpec {
         name: name.to_owned(),
         quota_bytes: None,

@@ -17,10 +17,10 @@ use crate::node::{
 use crate::output::{Format, Output};
 use crate::words;
 
-/// Volumes that programs, and files, get of each interval unless told otherwise.
+/// Volumes and filesystems that programs, and files, get of each interval unless told otherwise.
 const ROWS_DEFAULT: usize = 20;
 
-/// Show what volumes, devices and cores do, and who causes the load
+/// Show what volumes, filesystems, devices and cores do, and who causes the load
 ///
 /// On a terminal it goes on until Ctrl-C, in place. Where the output is no terminal, intervals follow each other as
 /// plain lines, with -o json as one object each.
@@ -29,7 +29,8 @@ const ROWS_DEFAULT: usize = 20;
 Columns: reads and writes a second, bytes read and written a second, the latency that half and 99 % of reads and writes stay
 below, the part of it spent waiting for a turn at the device (99 %), operations under way and how many of them waited for
 their turn (on average), the part of the device's time that was used and promised, and what became of the promise: met,
-missed, or held back by the volume's own limit. `-` where nothing is divided: the device has no ceiling.
+missed, or held back by its own limit. `-` where nothing is divided: the device has no ceiling.
+Of filesystems, what NFS clients did: looks are of attributes, names and lists, changes of names and attributes, and the latency is of these as well.
 
 Examples:
   flagstone top
@@ -41,15 +42,15 @@ pub(super) struct TopArgs {
     pub(super) target: TargetArgs,
     #[command(flatten)]
     pub(super) output: OutputArgs,
-    /// Only volumes whose names begin with this
+    /// Only volumes and filesystems whose names begin with this
     prefix: Option<String>,
     /// How long each look takes: 100ms to 30s
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = parse_interval)]
     interval: Interval,
-    /// Which volumes come first
+    /// Which volumes and filesystems come first
     #[arg(long, value_name = "KEY", default_value = "iops")]
     sort: ActivityOrder,
-    /// So many volumes at most [default: what fits on the terminal, else 20]
+    /// So many volumes, and filesystems, at most [default: what fits on the terminal, else 20]
     #[arg(long, value_name = "N", value_parser = parse_rows)]
     limit: Option<usize>,
     /// End after so many intervals

@@ -1,6 +1,8 @@
 //! An [`Activity`] as lines of text, for a width. Pure.
 
-use crate::node::{Activity, DeviceActivity, OpActivity, SloState, VolumeActivity};
+use crate::node::{
+    Activity, DeviceActivity, FilesystemActivity, OpActivity, SloState, VolumeActivity,
+};
 use crate::output::utc;
 use crate::size::{percent, rounded, short_time};
 
@@ -22,19 +24,22 @@ pub(super) const SIZE_DEFAULT: Size = Size {
 /// Between two columns.
 const GAP: usize = 2;
 
+/// Lines of a table beside its rows: an empty one, the heading, and how many more there are.
+const AROUND: usize = 3;
+
 /// Names are cut to so many characters where they don't fit.
 const NAME_LEAST: usize = 12;
 
-/// A column of the table of volumes.
-struct Column {
+/// A column of a table.
+struct Column<Row> {
     heading: &'static str,
     /// Where not all fit, those with the largest number go first.
     expendable: u8,
     is_text: bool,
-    cell: fn(&VolumeActivity) -> String,
+    cell: fn(&Row) -> String,
 }
 
-const COLUMNS: [Column; 15] = [
+const VOLUMES: [Column<VolumeActivity>; 15] = [
     text("VOLUME", 0, |v| v.name.clone()),
     text("DEVICE", 8, |v| v.device.clone()),
     number("CORE", 9, |v| v.core.to_string()),
@@ -49,17 +54,37 @@ const COLUMNS: [Column; 15] = [
     number("WAITING", 7, |v| few(v.waiting)),
     number("USED", 2, |v| part(v.used)),
     number("PROMISED", 6, |v| part(v.promised)),
-    text("SLO", 1, |v| match (v.slo_state, v.missed) {
-        (SloState::Missed, missed) => format!("missed {}", part(Some(missed))),
-        (state, _) => state.to_string(),
-    }),
+    text("SLO", 1, |v| slo(v.slo_state, v.missed)),
 ];
 
-const fn text(
-    heading: &'static str,
-    expendable: u8,
-    cell: fn(&VolumeActivity) -> String,
-) -> Column {
+const FILESYSTEMS: [Column<FilesystemActivity>; 17] = [
+    text("FILESYSTEM", 0, |f| f.name.clone()),
+    text("DEVICE", 8, |f| f.device.clone()),
+    number("CORE", 9, |f| f.core.to_string()),
+    number("READS/S", 0, |f| count(f.read.per_second)),
+    number("WRITES/S", 0, |f| count(f.write.per_second)),
+    number("LOOKS/S", 2, |f| count(f.look.per_second)),
+    number("CHANGES/S", 2, |f| count(f.change.per_second)),
+    number("READ/S", 3, |f| bytes(f.read.bytes_per_second)),
+    number("WRITTEN/S", 3, |f| bytes(f.write.bytes_per_second)),
+    number("P50", 4, |f| time(f.latency.map(|l| l.p50_ns))),
+    number("P99", 1, |f| time(f.latency.map(|l| l.p99_ns))),
+    number("WAIT P99", 6, |f| time(f.waited.map(|l| l.p99_ns))),
+    number("QUEUE", 5, |f| few(f.in_flight)),
+    number("WAITING", 7, |f| few(f.waiting)),
+    number("USED", 4, |f| part(f.used)),
+    number("PROMISED", 6, |f| part(f.promised)),
+    text("SLO", 1, |f| slo(f.slo_state, f.missed)),
+];
+
+fn slo(state: SloState, missed: f64) -> String {
+    match state {
+        SloState::Missed => format!("missed {}", part(Some(missed))),
+        state => state.to_string(),
+    }
+}
+
+const fn text<Row>(heading: &'static str, expendable: u8, cell: fn(&Row) -> String) -> Column<Row> {
     Column {
         heading,
         expendable,
@@ -68,11 +93,11 @@ const fn text(
     }
 }
 
-const fn number(
+const fn number<Row>(
     heading: &'static str,
     expendable: u8,
-    cell: fn(&VolumeActivity) -> String,
-) -> Column {
+    cell: fn(&Row) -> String,
+) -> Column<Row> {
     Column {
         heading,
         expendable,
@@ -89,13 +114,52 @@ pub(super) fn lines(activity: &Activity, size: &Size) -> Vec<String> {
         lines.extend(device_lines(device));
         lines.extend(users_line(device));
     }
-    lines.push(String::new());
-    lines.extend(table(&activity.volumes, size.columns));
-    let shown = activity.volumes.len() as u64;
-    if activity.active_count > shown {
-        lines.push(format!("and {} more", activity.active_count - shown));
+    // Below them the last line stays free.
+    let room = size.rows.map(|rows| rows.saturating_sub(lines.len() + 1));
+    let (volumes, filesystems) = (activity.volumes.len(), activity.filesystems.len());
+    // Filesystems get half of it, or what volumes leave.
+    let for_files = room.map(|room| (room / 2).max(room.saturating_sub(volumes + AROUND)));
+    let rows_of_files = fitting(for_files, filesystems, activity.active_filesystem_count);
+    let for_volumes = match rows_of_files {
+        0 => room,
+        rows => room.map(|room| room.saturating_sub(rows + AROUND)),
+    };
+    let rows_of_volumes = fitting(for_volumes, volumes, activity.active_count);
+    // Where only filesystems are used, no heading of volumes stands above nothing.
+    if volumes > 0 || filesystems == 0 {
+        lines.push(String::new());
+        lines.extend(table(
+            &VOLUMES,
+            &activity.volumes[..rows_of_volumes],
+            size.columns,
+        ));
+        lines.extend(more(activity.active_count, rows_of_volumes));
+    }
+    if rows_of_files > 0 {
+        lines.push(String::new());
+        let shown = &activity.filesystems[..rows_of_files];
+        lines.extend(table(&FILESYSTEMS, shown, size.columns));
+        lines.extend(more(activity.active_filesystem_count, rows_of_files));
     }
     lines.iter().map(|line| cut(line, size.columns)).collect()
+}
+
+/// How many rows of a table there is room for, of those that are there and of all.
+fn fitting(room: Option<usize>, there: usize, all: u64) -> usize {
+    let Some(room) = room else {
+        return there;
+    };
+    // Without the line that says how many more there are.
+    let fits = room.saturating_sub(AROUND - 1);
+    match there <= fits && all == there as u64 {
+        true => there,
+        false => there.min(fits.saturating_sub(1)),
+    }
+}
+
+fn more(all: u64, shown: usize) -> Option<String> {
+    let hidden = all.saturating_sub(shown as u64);
+    (hidden > 0).then(|| format!("and {hidden} more"))
 }
 
 /// The lines as they are.
@@ -121,9 +185,14 @@ fn headline(activity: &Activity) -> String {
         1 => "1 volume at work".to_owned(),
         count => format!("{count} volumes at work"),
     };
+    let filesystems = match activity.active_filesystem_count {
+        0 => String::new(),
+        1 => ", 1 filesystem".to_owned(),
+        count => format!(", {count} filesystems"),
+    };
     let ended = utc(activity.ended_ns);
     format!(
-        "{ended} UTC, over {}: {volumes}",
+        "{ended} UTC, over {}: {volumes}{filesystems}",
         time(Some(activity.interval_ns))
     )
 }
@@ -192,18 +261,20 @@ fn users_line(device: &DeviceActivity) -> Option<String> {
     Some(format!("  load: {}", users.join(", ")))
 }
 
-fn table(volumes: &[VolumeActivity], columns_max: usize) -> Vec<String> {
-    let rows: Vec<[String; COLUMNS.len()]> = volumes
-        .iter()
-        .map(|volume| COLUMNS.each_ref().map(|column| (column.cell)(volume)))
-        .collect();
-    let mut widths = COLUMNS.each_ref().map(|column| column.heading.len());
+fn table<Row, const COUNT: usize>(
+    columns: &[Column<Row>; COUNT],
+    shown: &[Row],
+    columns_max: usize,
+) -> Vec<String> {
+    let cells = |row: &Row| columns.each_ref().map(|column| (column.cell)(row));
+    let rows: Vec<[String; COUNT]> = shown.iter().map(cells).collect();
+    let mut widths = columns.each_ref().map(|column| column.heading.len());
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let mut shown: Vec<usize> = (0..COLUMNS.len()).collect();
+    let mut shown: Vec<usize> = (0..COUNT).collect();
     let needed = |shown: &[usize], widths: &[usize]| -> usize {
         shown.iter().map(|&at| widths[at] + GAP).sum::<usize>() - GAP
     };
@@ -216,11 +287,11 @@ fn table(volumes: &[VolumeActivity], columns_max: usize) -> Vec<String> {
             break;
         }
         let last = shown.iter().copied();
-        let last = last.max_by_key(|&at| (COLUMNS[at].expendable, at));
-        match last.filter(|&at| COLUMNS[at].expendable > 0) {
+        let last = last.max_by_key(|&at| (columns[at].expendable, at));
+        match last.filter(|&at| columns[at].expendable > 0) {
             // What is read and what is written go together.
             Some(at) => {
-                shown.retain(|&kept| COLUMNS[kept].expendable != COLUMNS[at].expendable);
+                shown.retain(|&kept| columns[kept].expendable != columns[at].expendable);
             }
             None => break,
         }
@@ -228,7 +299,7 @@ fn table(volumes: &[VolumeActivity], columns_max: usize) -> Vec<String> {
     let line = |cells: &dyn Fn(usize) -> String| {
         let cells = shown.iter().map(|&at| {
             let (cell, width) = (cut(&cells(at), widths[at]), widths[at]);
-            match COLUMNS[at].is_text {
+            match columns[at].is_text {
                 true => format!("{cell:<width$}"),
                 false => format!("{cell:>width$}"),
             }
@@ -236,7 +307,7 @@ fn table(volumes: &[VolumeActivity], columns_max: usize) -> Vec<String> {
         let cells: Vec<String> = cells.collect();
         cells.join(&" ".repeat(GAP)).trim_end().to_owned()
     };
-    let mut lines = vec![line(&|at| COLUMNS[at].heading.to_owned())];
+    let mut lines = vec![line(&|at| columns[at].heading.to_owned())];
     lines.extend(rows.iter().map(|row| line(&|at| row[at].clone())));
     lines
 }

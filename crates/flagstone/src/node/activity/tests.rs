@@ -349,7 +349,78 @@ fn devices_and_cores_add_up() {
     assert_eq!(found.devices[0].write.per_second, 100.0);
 }
 
-/// Who looks for what takes a device finds a filesystem there, and no row among the volumes.
+/// Filesystems have rows of their own: what clients did with them, and what they used, in the order asked for.
+#[test]
+fn filesystems_are_told_of_beside_volumes() {
+    let files = |number: u64, name: &str, seconds: u64| VolumeLook {
+        read: marked(seconds * 10 * number, MS),
+        write: marked(seconds * 20, 2 * MS),
+        flush: marked(seconds * 3, MS),
+        look: marked(seconds * 100, MS / 2),
+        change: marked(seconds * 40, 8 * MS),
+        waited: waited(seconds * 10, MS),
+        used_ns: seconds * SECOND / 10,
+        promised_ns: Some(SECOND / 4),
+        ..VolumeLook::new(
+            DvolId(number.into()),
+            super::super::filesystem_name(name),
+            0,
+            Slo::default(),
+        )
+    };
+    let at = |seconds: u64| {
+        let mut look = look(seconds * SECOND, true, vec![volume(7, "home-disk")]);
+        look.cores[0].filesystems = vec![
+            files(1, "home", seconds),
+            files(9, "work", seconds),
+            files(2, "idle", 1),
+        ];
+        look
+    };
+    let found = activity(&at(1), &at(3), &all());
+    assert_eq!((found.active_filesystem_count, found.active_count), (2, 0));
+    let named = |found: &Activity| {
+        let names = found.filesystems.iter().map(|files| files.name.clone());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(named(&found), ["work", "home"], "who does most comes first");
+    let home = &found.filesystems[1];
+    let rates = [
+        home.read.per_second,
+        home.write.per_second,
+        home.commit.per_second,
+        home.look.per_second,
+        home.change.per_second,
+    ];
+    assert_eq!(rates, [10.0, 20.0, 3.0, 100.0, 40.0]);
+    assert_eq!(home.read.bytes_per_second, 40_960.0);
+    // 10, 40, 3, 50 and 320 ms a second.
+    assert_eq!(home.in_flight, 0.423);
+    // More than one in a hundred was a change.
+    let latency = home.latency.expect("there were some");
+    assert!(
+        (8 * MS..10 * MS + 1).contains(&latency.p99_ns),
+        "{latency:?}"
+    );
+    assert!(latency.p50_ns < MS, "most were looks: {latency:?}");
+    assert_eq!((home.used, home.promised), (Some(0.1), Some(0.25)));
+    assert_eq!((home.waiting, home.slo_state), (0.01, SloState::Met));
+    assert_eq!((home.device.as_str(), home.core), ("ssd", 0));
+    let query = |prefix: &str, limit| ActivityQuery {
+        prefix: Some(prefix.to_owned()),
+        limit,
+        ..all()
+    };
+    let found = activity(&at(1), &at(3), &query("ho", 20));
+    assert_eq!(named(&found), ["home"]);
+    let found = activity(&at(1), &at(3), &query("", 1));
+    assert_eq!(
+        (named(&found), found.active_filesystem_count),
+        (vec!["work".to_owned()], 2)
+    );
+}
+
+/// Who looks for what takes a device finds a filesystem there.
 #[test]
 fn filesystems_are_among_those_who_cause_load() {
     let used = |seconds: u64, part: u64, id: u64, name: &str| VolumeLook {

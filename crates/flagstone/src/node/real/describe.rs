@@ -237,7 +237,7 @@ impl RealNode {
         let place = self.target(&snapshot.volume, &doing)?.place;
         let name = snapshot.snapshot.clone();
         let named = move |layer: &LayerInfo| layer.name == name;
-        let found = self.layers_of(place, named, 1).await?.pop();
+        let found = self.layers_of(place, named, 1, &doing).await?.pop();
         let no_such = || no_such_snapshot(&snapshot.to_string(), &doing);
         let (layer, unique) = found.ok_or_else(no_such)?;
         Ok(snapshot_info(&snapshot.volume, layer, unique))
@@ -251,9 +251,10 @@ impl RealNode {
             .after
             .as_deref()
             .and_then(|text| text.parse::<SnapshotRef>().ok());
+        let doing = "listing snapshots";
         let volumes = match &query.volume {
             Some(name) => {
-                let place = self.target(name, "listing snapshots")?.place;
+                let place = self.target(name, doing)?.place;
                 vec![(name.clone(), place)]
             }
             None => self.names.page("", None, usize::MAX),
@@ -273,7 +274,7 @@ impl RealNode {
                 continue;
             }
             let behind = move |layer: &LayerInfo| skip.as_ref().is_none_or(|s| layer.name > *s);
-            let found = self.layers_of(place, behind, limit + 1).await?;
+            let found = self.layers_of(place, behind, limit + 1, doing).await?;
             items.extend(
                 found
                     .into_iter()
@@ -295,13 +296,13 @@ impl RealNode {
         mut place: Place,
         wanted: impl Fn(&LayerInfo) -> bool + Clone + Send + 'static,
         limit: usize,
+        doing: &str,
     ) -> Result<Vec<(LayerInfo, u64)>, NodeError> {
-        const DOING: &str = "listing snapshots";
         // One hand-over is over by then. Who comes between many begins to count anew each time.
         let until = tokio::time::Instant::now() + LAYERS_PATIENCE;
         while tokio::time::Instant::now() < until {
             let wanted = wanted.clone();
-            let asked = self.on_core(place.core, DOING, move |core| {
+            let asked = self.on_core(place.core, doing, move |core| {
                 layers_with_unique(core, place, wanted, limit)
             });
             if let Some(found) = asked.await? {
@@ -312,12 +313,12 @@ impl RealNode {
                 Some((_, now)) => place = now,
             }
             if let Some(why) = self.homes.closed(place.engine) {
-                return Err(closed(why, DOING));
+                return Err(closed(why, doing));
             }
             tokio::time::sleep(LOOK_PAUSE).await;
         }
         let found = "the journal is being handed over, again and again";
-        Err(NodeError::new(NodeErrorKind::Busy, DOING, found).next("try again"))
+        Err(NodeError::new(NodeErrorKind::Busy, doing, found).next("try again"))
     }
 
     async fn device_share(&self, device: usize) -> Result<DeviceShare, NodeError> {
@@ -395,6 +396,7 @@ impl RealNode {
             fenced: share
                 .fenced
                 .then(|| "a flush or journal write failed; see the log".to_owned()),
+            closed_journals: self.closed_journals(index),
             schedule,
             promised,
             scrub,
@@ -591,6 +593,7 @@ impl RealNode {
                     .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
                     .map(|&(name, value)| counter(name, EngineCounters::help(name), value))
                     .chain([counter(OWN_WORK.0, OWN_WORK.1, share.own_work_ns)])
+                    .chain(self.journal_metrics(index))
                     .collect(),
             });
         }

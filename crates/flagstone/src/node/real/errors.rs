@@ -196,8 +196,9 @@ pub(super) fn apart(owners: &[(String, String)], doing: &str) -> NodeError {
         each.join("; ")
     );
     NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
-        "name those of each owner in a command of their own; volumes that shall have their snapshots in \
-         one instant have to be made on one core (`flagstone volume create --core N`)",
+        "name those of each journal in a command of their own (`flagstone volume show` says in which one a volume is); volumes that \
+         shall have their snapshots in one instant have to be in one journal, as those are that are made on the same device and \
+         core, and without --apart (`flagstone volume create --core N`)",
     )
 }
 

@@ -53,7 +53,10 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
     }
     let mut filesystems = Vec::new();
     for some in core.files.used().chunks(VOLUMES_AT_A_TIME) {
-        filesystems.extend(some.iter().filter_map(|&id| core.files.look_at(id)));
+        filesystems.extend(
+            some.iter()
+                .filter_map(|&id| core.files.look_at(id, core.platform.now())),
+        );
         core.platform.yield_now().await;
     }
     let mut devices: Vec<DeviceLook> = Vec::new();

@@ -10,10 +10,10 @@ use flagstone_runtime::UringPlatform;
 use flagstone_types::{LayerNo, Lsn, Slot};
 use flagstone_wire::stream::{StreamBase, StreamHeader};
 
-use super::RealNode;
 use super::core::CoreNode;
 use super::errors::{no_such_snapshot, node_error};
 use super::volume::RealVolume;
+use super::{FOLLOWS_MAX, RealNode};
 use crate::name::SnapshotRef;
 use crate::node::{
     NodeError, NodeErrorKind, PART_MAX_BYTES, PART_MAX_RUNS, StreamHold, StreamPart, StreamRun,
@@ -26,6 +26,9 @@ const SENT: Most = Most {
     runs: PART_MAX_RUNS,
     read_bytes: 1 << 20,
 };
+
+/// A snapshot, and the one that its stream begins at.
+type Pair = (LayerInfo, Option<LayerInfo>);
 
 /// Why a snapshot can't be sent as the differences to another.
 enum NoBase {
@@ -45,7 +48,7 @@ async fn pair(
     engine: &Engine<UringPlatform>,
     layer: Handle,
     since: Option<&str>,
-) -> Result<Result<(LayerInfo, Option<LayerInfo>), NoBase>, DvolError> {
+) -> Result<Result<Pair, NoBase>, DvolError> {
     let info = layer_of(engine, layer)?;
     let Some(since) = since else {
         return Ok(Ok((info, None)));
@@ -75,21 +78,7 @@ impl RealNode {
         since: Option<String>,
     ) -> Result<StreamSource, NodeError> {
         let doing = format!("sending snapshot '{snapshot}'");
-        let older = since.clone();
-        let found = self
-            .on_snapshot(
-                &snapshot,
-                &doing,
-                move |core, engine, _, layer| async move {
-                    let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                    // From here on the volume's schedule leaves it. If it is just deleting it, there is none.
-                    let held = core.schedules.holds.hold(layer);
-                    let held = held.ok_or(DvolError::NotFound)?;
-                    let pair = pair(&engine, layer, older.as_deref()).await?;
-                    Ok(pair.map(|pair| (pair, StreamHold::new(held))))
-                },
-            )
-            .await?;
+        let found = self.begin_stream(&snapshot, since.as_ref(), &doing).await?;
         let ((info, base), hold) = found.map_err(|why| {
             let since = since.unwrap_or_default();
             no_base(&why, &snapshot, &since, &doing)
@@ -120,6 +109,38 @@ impl RealNode {
                 }),
             },
         })
+    }
+
+    /// Looks for a snapshot, and holds it where its journal is.
+    async fn begin_stream(
+        &self,
+        snapshot: &SnapshotRef,
+        since: Option<&String>,
+        doing: &str,
+    ) -> Result<Result<(Pair, StreamHold), NoBase>, NodeError> {
+        for _ in 0..FOLLOWS_MAX {
+            let older = since.cloned();
+            let begun =
+                self.on_snapshot(snapshot, doing, move |core, number, _, layer| async move {
+                    let owned = core.owned(number)?;
+                    // A journal that just goes doesn't see what is held from here on, and the core that gets it doesn't know of it. Behind
+                    // this one, a hand-over finds that the snapshot is being sent.
+                    let Ok(made) = owned.made_in().await else {
+                        return Ok(None);
+                    };
+                    // From here on the volume's schedule leaves it. If it is just deleting it, there is none.
+                    let held = core.schedules.holds.hold(layer);
+                    let held = held.ok_or(DvolError::NotFound)?;
+                    drop(made);
+                    let pair = pair(&owned.engine, layer, older.as_deref()).await?;
+                    Ok(Some(pair.map(|pair| (pair, StreamHold::new(held)))))
+                });
+            if let Some(begun) = begun.await? {
+                return Ok(begun);
+            }
+        }
+        let found = "its journal goes to another core, again and again";
+        Err(NodeError::new(NodeErrorKind::Busy, doing, found).next("try again"))
     }
 
     pub(super) async fn read_part_of(

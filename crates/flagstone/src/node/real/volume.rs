@@ -44,7 +44,7 @@ impl OpCounters {
         }
     }
 
-    fn snapshot(&self) -> IoMetrics {
+    pub(super) fn snapshot(&self) -> IoMetrics {
         IoMetrics {
             operations: self.operations,
             bytes: self.bytes,
@@ -53,7 +53,7 @@ impl OpCounters {
         }
     }
 
-    fn mark(&self) -> IoMark {
+    pub(super) fn mark(&self) -> IoMark {
         IoMark {
             operations: self.operations,
             bytes: self.bytes,

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::node::{
-    ActivityQuery, CoreActivity, DeviceUser, Latency, Look, Schedule, Slo, activity,
+    ActivityQuery, CoreActivity, DeviceUser, FilesystemActivity, Latency, Look, Schedule, Slo,
+    activity,
 };
 
 fn op(per_second: f64, p99_ns: u64) -> OpActivity {
@@ -40,6 +41,28 @@ fn volume(name: &str) -> VolumeActivity {
         promised: Some(0.05),
         slo_state: SloState::Missed,
         missed: 0.3,
+    }
+}
+
+fn files(name: &str) -> FilesystemActivity {
+    FilesystemActivity {
+        name: name.to_owned(),
+        device: "fast".to_owned(),
+        core: 0,
+        slo: Slo::default(),
+        read: op(120.0, 300_000),
+        write: op(80.0, 4_000_000),
+        commit: op(2.0, 4_000_000),
+        look: op(1_500.0, 20_000),
+        change: op(33.0, 900_000),
+        latency: Some(latency(900_000)),
+        waited: None,
+        in_flight: 1.25,
+        waiting: 0.0,
+        used: Some(0.021),
+        promised: Some(0.2),
+        slo_state: SloState::Met,
+        missed: 0.0,
     }
 }
 
@@ -85,6 +108,8 @@ fn sample() -> Activity {
         cores: vec![core(0, 0.031), core(1, 0.87)],
         devices: vec![device],
         volumes: vec![volume("batch"), volume("a-volume-with-a-long-name-indeed")],
+        active_filesystem_count: 0,
+        filesystems: Vec::new(),
     }
 }
 
@@ -111,6 +136,66 @@ a-volume-with-a-long-name-indeed  fast       1    12.3k       3.2  48.2 MiB     
 and 1 more
 ";
     assert_eq!(at_width(200), expected);
+}
+
+#[test]
+fn filesystems_have_a_table_of_their_own() {
+    let mut activity = sample();
+    activity.filesystems = vec![files("home")];
+    activity.active_filesystem_count = 1;
+    let text = plain(&lines(&activity, &SIZE_DEFAULT));
+    let expected = "\
+and 1 more
+
+FILESYSTEM  DEVICE  CORE  READS/S  WRITES/S  LOOKS/S  CHANGES/S   READ/S  WRITTEN/S    P50    P99  WAIT P99  QUEUE  WAITING  USED  PROMISED  SLO
+home        fast       0      120        80     1500         33  480 KiB    320 KiB  300us  900us         -    1.2        0  2.1%       20%  met
+";
+    assert!(text.ends_with(expected), "{text}");
+    assert!(text.contains("3 volumes at work, 1 filesystem\n"), "{text}");
+    activity.active_filesystem_count = 12;
+    let text = plain(&lines(&activity, &SIZE_DEFAULT));
+    assert!(text.ends_with("and 11 more\n"), "{text}");
+    // No table of volumes where there are none to show.
+    (activity.volumes, activity.active_count) = (Vec::new(), 0);
+    let text = plain(&lines(&activity, &SIZE_DEFAULT));
+    assert!(!text.contains("VOLUME"), "{text}");
+}
+
+/// However few lines there are, of both as much is shown as there is room for, and how many more there are.
+#[test]
+fn volumes_and_filesystems_share_the_lines_there_are() {
+    let mut activity = sample();
+    let shown = |activity: &Activity, rows: usize| {
+        let size = Size {
+            rows: Some(rows),
+            columns: 200,
+        };
+        let lines = lines(activity, &size);
+        assert!(rows < 14 || lines.len() < rows, "{rows}: {}", plain(&lines));
+        let count = |name: &str| lines.iter().filter(|line| line.starts_with(name)).count();
+        let more = lines.iter().filter(|line| line.starts_with("and "));
+        let more: Vec<String> = more.cloned().collect();
+        (count("v-"), count("f-"), more.join(", "))
+    };
+    let volumes = |count: usize| (0..count).map(|n| volume(&format!("v-{n}"))).collect();
+    let filesystems = |count: usize| (0..count).map(|n| files(&format!("f-{n}"))).collect();
+    (activity.volumes, activity.active_count) = (volumes(30), 30);
+    (activity.filesystems, activity.active_filesystem_count) = (filesystems(3), 3);
+    // Five lines above all, and the last one is free.
+    assert_eq!(shown(&activity, 24), (9, 3, "and 21 more".to_owned()));
+    (activity.filesystems, activity.active_filesystem_count) = (filesystems(30), 40);
+    let both = "and 24 more, and 34 more".to_owned();
+    assert_eq!(shown(&activity, 24), (6, 6, both));
+    (activity.volumes, activity.active_count) = (volumes(1), 1);
+    assert_eq!(shown(&activity, 24), (1, 11, "and 29 more".to_owned()));
+    (activity.filesystems, activity.active_filesystem_count) = (Vec::new(), 0);
+    (activity.volumes, activity.active_count) = (volumes(16), 16);
+    assert_eq!(shown(&activity, 24), (16, 0, String::new()));
+    activity.active_count = 17;
+    assert_eq!(shown(&activity, 24), (15, 0, "and 2 more".to_owned()));
+    for rows in 0..14 {
+        let _ = shown(&activity, rows);
+    }
 }
 
 #[test]

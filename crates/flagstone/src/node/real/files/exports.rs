@@ -15,6 +15,7 @@ use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::Tenant;
 
+use super::counted::{Counted, FileCounters};
 use super::settings::slo_in;
 use super::shown::Shown;
 use super::turns::InTurns;
@@ -67,6 +68,8 @@ pub(super) struct Known {
     pub(super) export: Rc<CoreExport>,
     /// Whose turns its operations take, and at which device of the node.
     pub(super) tenant: Tenant<UringPlatform>,
+    /// What was done with it.
+    pub(super) counters: Rc<FileCounters>,
     pub(super) device: usize,
     /// When somebody last did.
     pub(super) used_ns: Cell<u64>,
@@ -101,7 +104,9 @@ impl CoreExports {
         let rules = core.files.rules.of(&name);
         let (root, platform) = (Node::live(files.root()), core.platform.clone());
         let files = WithSnapshots::new(files);
-        let files = InTurns::new(files, platform, tenant.clone(), home.io.clone());
+        let files = InTurns::new(files, platform.clone(), tenant.clone(), home.io.clone());
+        let counters = Rc::new(FileCounters::default());
+        let files = Counted::new(files, platform, counters.clone());
         let export = CoreExport {
             number: NUMBER,
             path: path_of(&name, None),
@@ -115,6 +120,7 @@ impl CoreExports {
         Ok(Known {
             export: Rc::new(export),
             tenant,
+            counters,
             device: home.device,
             used_ns: Cell::new(0),
         })
@@ -219,7 +225,7 @@ impl Exports for CoreExports {
         };
         // Its handles are those of the same export, at another time.
         let snapshots = match &export.files {
-            Shown::Filesystem(files) => HasSnapshots::snapshots(files.files().inner()),
+            Shown::Filesystem(files) => HasSnapshots::snapshots(files.files().files().inner()),
             Shown::Volumes(_) => Vec::new(),
         };
         let found = snapshots.into_iter().find(|info| info.name == snapshot);

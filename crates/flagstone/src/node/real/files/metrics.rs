@@ -4,6 +4,7 @@ use flagstone_fs::{FilesystemId, StoreCounters};
 use flagstone_gateway::nfs3::wire::Procedure;
 use flagstone_gateway::nfs3::{NfsCounters, ProcedureCounters};
 use flagstone_gateway::rpc::server::RpcCounters;
+use flagstone_platform::Time;
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::Tenant;
 
@@ -30,15 +31,15 @@ impl CoreFiles {
         self.exports.borrow().keys().copied().collect()
     }
 
-    /// What one of them used of its device until now.
-    pub(in crate::node::real) fn look_at(&self, id: FilesystemId) -> Option<VolumeLook> {
+    /// What was done with one of them, and what it used of its device, until now.
+    pub(in crate::node::real) fn look_at(&self, id: FilesystemId, now: Time) -> Option<VolumeLook> {
         let found = self.opened.borrow().as_ref()?.opened_by(id)?;
         let (exports, name) = (self.exports.borrow(), found.describe().name);
         let known = exports.get(&id)?;
         let (tenant, slo) = (&known.tenant, slo_in(&found.settings()));
         let stats = tenant.stats();
         let name = filesystem_name(&name);
-        Some(VolumeLook {
+        let turns = VolumeLook {
             waited: stats.waited.mark(),
             waiting: tenant.waiting(),
             limited_ns: tenant.limited_ns(),
@@ -47,7 +48,8 @@ impl CoreFiles {
             promised_ns: tenant.promised_ns(),
             // Numbers of filesystems are told apart from ids of volumes by where they are.
             ..VolumeLook::new(DvolId(id.0.into()), name, known.device, slo)
-        })
+        };
+        Some(known.counters.fill_look(turns, now))
     }
 
     /// Copies of everything.
@@ -57,7 +59,9 @@ impl CoreFiles {
             let exports = self.exports.borrow();
             let one = |files: super::CoreFilesystem| {
                 let found = files.describe();
-                let turns = exports.get(&found.id).map(|known| turns_of(&known.tenant));
+                let known = exports.get(&found.id);
+                let turns = known.map(|known| turns_of(&known.tenant));
+                let io = known.map(|known| known.counters.snapshot());
                 FilesystemMetrics {
                     filesystem: found.name,
                     files: found.files,
@@ -65,6 +69,7 @@ impl CoreFiles {
                     quota_bytes: found.settings.quota_bytes,
                     snapshots: found.snapshots,
                     turns: turns.unwrap_or_default(),
+                    io: io.unwrap_or_default(),
                 }
             };
             metrics.filesystems = all.opened().into_iter().map(one).collect();

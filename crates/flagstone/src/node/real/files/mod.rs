@@ -6,6 +6,7 @@
 
 mod commands;
 mod copies;
+mod counted;
 mod errors;
 mod exports;
 mod metrics;
@@ -37,6 +38,7 @@ use super::core::CoreNode;
 use super::engines::{Engines, OwnedEngine};
 use super::notes::LastChange;
 use super::slo::{Floors, note_floor};
+use counted::Counted;
 pub(super) use errors::file_error;
 pub(super) use exports::Rules;
 use exports::{CoreExports, Known};
@@ -57,6 +59,8 @@ type CoreFilesystem = Filesystem<UringPlatform>;
 type ExportedFiles = WithSnapshots<CoreFilesystem>;
 /// The same at their turn.
 type FilesInTurns = InTurns<UringPlatform, ExportedFiles, IoStats>;
+/// The same, counted.
+type CountedFiles = Counted<UringPlatform, FilesInTurns>;
 type CoreExport = Export<Shown>;
 type NfsServer = RpcServer<UringPlatform, NfsService<UringPlatform, CoreExports>>;
 

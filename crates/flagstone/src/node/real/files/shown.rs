@@ -6,13 +6,13 @@ use flagstone_fs::{
 };
 use flagstone_platform::IoBuf;
 
-use super::FilesInTurns;
+use super::CountedFiles;
 use super::volumes::VolumeFiles;
 
 /// One of the two. What is asked of a filesystem takes the filesystem's turns, what is asked of a volume the volume's.
 #[derive(Clone)]
 pub(in crate::node::real) enum Shown {
-    Filesystem(FilesInTurns),
+    Filesystem(CountedFiles),
     Volumes(VolumeFiles),
 }
 

@@ -9,7 +9,9 @@ use super::super::engines::OwnedEngine;
 use super::super::errors::{closed, node_error};
 use super::super::files::has_store;
 use super::Stays;
-use crate::node::{HandedOverJournal, JournalInfo, NodeError, NodeErrorKind};
+use crate::node::{
+    HandedOverJournal, JournalInfo, MetricKind, NamedValue, NodeError, NodeErrorKind,
+};
 use crate::size::counted;
 
 impl RealNode {
@@ -77,8 +79,47 @@ impl RealNode {
 
     /// Whether a journal of a device is closed.
     pub(in crate::node::real) fn has_closed(&self, device: usize) -> bool {
-        let mut numbers = self.journal_numbers(device);
-        numbers.any(|number| self.homes.closed(number).is_some())
+        !self.closed_journals(device).is_empty()
+    }
+
+    /// The journals of a device that are closed, by their numbers there.
+    pub(in crate::node::real) fn closed_journals(&self, device: usize) -> Vec<u16> {
+        let numbered = (0..).zip(self.journal_numbers(device));
+        let closed = numbered.filter(|(_, number)| self.homes.closed(*number).is_some());
+        closed.map(|(journal, _)| journal).collect()
+    }
+
+    /// What a scrape shows of a device's journals.
+    pub(in crate::node::real) fn journal_metrics(&self, device: usize) -> [NamedValue; 3] {
+        let counts = self.journal_numbers(device).map(|n| self.homes.counted(n));
+        let (done, failed) = counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let closed = self.closed_journals(device).len() as u64;
+        let value = |name, kind, value: u64, help| NamedValue {
+            name,
+            help,
+            kind,
+            value: value as f64,
+        };
+        [
+            value(
+                "closed_journals",
+                MetricKind::Gauge,
+                closed,
+                "Journals that no core could open when they were handed over.",
+            ),
+            value(
+                "hand_overs_done",
+                MetricKind::Counter,
+                done,
+                "Journals that were handed to another core.",
+            ),
+            value(
+                "hand_overs_failed",
+                MetricKind::Counter,
+                failed,
+                "Hand-overs of journals that were tried and came to nothing.",
+            ),
+        ]
     }
 
     /// What there is to say about journals that nobody serves.
@@ -106,12 +147,13 @@ impl RealNode {
         let doing = format!("listing the journals of device '{device}'");
         let device = self.device_index(&device, &doing)?;
         let served = self.on_journals(device, &doing, |core, owned| Some(core.journal_info(owned)));
-        let mut journals = served.await?;
+        let served = served.await?;
+        let mut closed = Vec::new();
         for (journal, number) in self.journal_numbers(device).enumerate() {
             let Some(why) = self.homes.closed(number) else {
                 continue;
             };
-            journals.push(JournalInfo {
+            closed.push(JournalInfo {
                 journal: journal as u16,
                 core: self.homes.of(number).unwrap_or_default() as u32,
                 volume_count: self.names.count_at(number),
@@ -124,8 +166,7 @@ impl RealNode {
                 writes: 0,
             });
         }
-        journals.sort_by_key(|info| info.journal);
-        Ok(journals)
+        Ok(each_once(served, closed))
     }
 
     pub(in crate::node::real) async fn hand_over(
@@ -154,14 +195,6 @@ impl RealNode {
             return Err(closed(why, &doing));
         }
         let from = self.homes.of(number).unwrap_or_default();
-        if from == to {
-            let found = format!("core {core} serves it already");
-            return Err(
-                NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(format!(
-                    "`flagstone device journals {named}` says who serves which"
-                )),
-            );
-        }
         let handed = self.on_core(from, &doing, move |core| async move {
             core.hand_journal_over(number, to).await
         });
@@ -177,6 +210,17 @@ impl RealNode {
             Err(stays) => Err(stays.error(&doing)),
         }
     }
+}
+
+/// The journals that are served and those that are closed, by number. One that closed while others were asked is in both: then as it was when its
+/// core was asked.
+fn each_once(served: Vec<JournalInfo>, closed: Vec<JournalInfo>) -> Vec<JournalInfo> {
+    let mut journals = served;
+    journals.extend(closed);
+    // Doesn't change the order of those with the same number.
+    journals.sort_by_key(|info| info.journal);
+    journals.dedup_by_key(|info| info.journal);
+    journals
 }
 
 impl Stays {
@@ -249,5 +293,34 @@ impl CoreNode {
             reads: io.read.operations,
             writes: io.write.operations,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_that_closes_while_others_are_asked_is_listed_once() {
+        let one = |journal, closed: Option<&str>| JournalInfo {
+            journal,
+            core: 0,
+            volume_count: 1,
+            mapped_bytes: 0,
+            has_filesystems: false,
+            takes_new: false,
+            is_apart: false,
+            closed: closed.map(str::to_owned),
+            reads: 0,
+            writes: 0,
+        };
+        let served = vec![one(0, None), one(1, None), one(3, None)];
+        let closed = vec![one(1, Some("it is away")), one(2, Some("it is away"))];
+        let listed = each_once(served, closed);
+        let shown = listed
+            .iter()
+            .map(|info| (info.journal, info.closed.is_some()));
+        let expected = [(0, false), (1, false), (2, true), (3, false)];
+        assert!(shown.eq(expected), "{listed:?}");
     }
 }

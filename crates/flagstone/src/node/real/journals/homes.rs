@@ -1,15 +1,19 @@
-//! What the whole node knows of each journal: which core serves it, whether it is one volume's alone, and whether nobody can open it.
+//! What the whole node knows of each journal: which core serves it, whether it is one volume's alone, whether nobody can open it, and how its
+//! hand-overs ended.
 //!
 //! Asked by everybody, changed by the core that serves the journal. Never touched on the data path.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// One journal.
 struct Home {
     core: AtomicUsize,
     is_apart: AtomicBool,
     closed: OnceLock<String>,
+    /// Hand-overs since the start that were done, and that failed.
+    done: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// Of each journal of the node, by its number, what is known of it.
@@ -26,6 +30,8 @@ impl Homes {
             core: AtomicUsize::new(journal % cores),
             is_apart: AtomicBool::new(false),
             closed: OnceLock::new(),
+            done: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
         };
         Homes(numbers.map(home).collect())
     }
@@ -68,6 +74,23 @@ impl Homes {
             // Nobody serves it who could close it once more.
             drop(home.closed.set(why));
         }
+    }
+
+    /// A hand-over of it is over.
+    pub(super) fn ended(&self, number: usize, is_done: bool) {
+        if let Some(home) = self.0.get(number) {
+            let count = if is_done { &home.done } else { &home.failed };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How many of its hand-overs were done, and how many failed.
+    pub(super) fn counted(&self, number: usize) -> (u64, u64) {
+        let counts = |home: &Home| {
+            let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+            (count(&home.done), count(&home.failed))
+        };
+        self.0.get(number).map_or((0, 0), counts)
     }
 
     /// Whether a core serves a journal that new volumes may go to.

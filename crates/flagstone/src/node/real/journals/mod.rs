@@ -79,8 +79,19 @@ struct Passing {
     scrub: Option<ScrubReport>,
 }
 
+impl Stays {
+    /// Whether it was tried: it wasn't in use, or to stay for another reason, and the node isn't stopping.
+    fn is_failure(&self) -> bool {
+        matches!(
+            self,
+            Stays::Failed(_) | Stays::Reopened(_) | Stays::Closed(_)
+        )
+    }
+}
+
 impl CoreNode {
-    /// Gives a journal of this core to another one.
+    /// Gives a journal of this core to another one. If it is to be given to this one, it is there already: whoever repeats a command has what
+    /// was asked for.
     pub(super) async fn hand_journal_over(
         self: Rc<Self>,
         number: usize,
@@ -91,7 +102,10 @@ impl CoreNode {
             return Err(Stays::Going);
         }
         if to == self.index {
-            return Err(Stays::Elsewhere);
+            return Ok(Moved {
+                volumes: self.names.count_at(number),
+                held_ns: 0,
+            });
         }
         if has_store(&owned.engine) {
             return Err(Stays::Filesystems);
@@ -101,6 +115,7 @@ impl CoreNode {
         let handed = self.hand_marked_over(&owned, to).await;
         match &handed {
             Ok(moved) => {
+                self.homes.ended(number, true);
                 let held_us = moved.held_ns / 1000;
                 let (device, journal) = (owned.device, owned.engine.journal_no());
                 tracing::info!(
@@ -113,9 +128,15 @@ impl CoreNode {
                     "a journal was handed over"
                 );
             }
-            // It was closed, whoever has it now.
-            Err(_) if owned.making.is_gone() => {}
-            Err(_) => owned.making.release(),
+            Err(stays) => {
+                if stays.is_failure() {
+                    self.homes.ended(number, false);
+                }
+                // If it has gone it was closed, whoever has it now.
+                if !owned.making.is_gone() {
+                    owned.making.release();
+                }
+            }
         }
         handed
     }

@@ -18,7 +18,8 @@ use crate::node::real::start::start_node;
 use crate::node::real::tests::{options, runtime, spec};
 use crate::node::real::{Names, RealNode};
 use crate::node::{
-    MoveSpec, Node, NodeErrorKind, ScrubState, Slo, SloLimit, TokenKind, TokenSpec, VolumeSpec,
+    MoveSpec, MoveState, Node, NodeErrorKind, ScrubState, Slo, SloLimit, TokenKind, TokenSpec,
+    VolumeSpec,
 };
 use crate::offline::FormatOptions;
 
@@ -145,7 +146,8 @@ fn whoever_comes_too_late_follows_a_volume_to_the_core_that_has_it() {
         let listed = node.volume_infos(vec![("vm".to_owned(), place)]).await;
         let listed = listed.expect("listed");
         assert_eq!((listed.len(), listed[0].core), (1, 1));
-        let layers = node.layers_of(place, |_| true, 10).await.expect("listed");
+        let layers = node.layers_of(place, |_| true, 10, "testing").await;
+        let layers = layers.expect("listed");
         assert_eq!(layers.len(), 1);
         // What comes to be there is found there.
         for (source, name) in [("vm", "clone"), ("vm@s", "clone-of-s")] {
@@ -173,13 +175,21 @@ fn whoever_comes_too_late_follows_a_volume_to_the_core_that_has_it() {
         assert_eq!(late.expect_err("is elsewhere").kind, NodeErrorKind::Busy);
         let listed = node.volume_infos(vec![("vm".to_owned(), place)]).await;
         assert_eq!(listed.expect("listed").len(), 1);
+        // It is there before all of its move is over, and is refused until then.
+        let is_moving = || async {
+            let shown = node.show_move("vm".to_owned()).await;
+            shown.expect("is known").state == MoveState::Running
+        };
+        while is_moving().await {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         node.delete_volume("vm".to_owned(), true)
             .await
             .expect("deleted");
         let gone = node.on_volume(&before, "testing", core).await;
         assert_eq!(gone.expect_err("is no more").kind, NodeErrorKind::NotFound);
         assert_eq!(
-            node.layers_of(place, |_| true, 10)
+            node.layers_of(place, |_| true, 10, "testing")
                 .await
                 .expect("listed")
                 .len(),
@@ -253,6 +263,59 @@ fn who_waits_for_a_turn_while_a_journal_goes_comes_again() {
         };
         let made = node.create_token("vm".to_owned(), spec).await;
         made.expect("made where it is now");
+        node.shutdown().await.expect("stops");
+    });
+}
+
+/// What it holds would otherwise be held on a core that the snapshot has left.
+#[test]
+fn a_stream_that_is_to_begin_while_its_journal_goes_begins_behind_it() {
+    let device = Device::new("stream-begins");
+    let node = device.start();
+    runtime().block_on(async {
+        let at_0 = VolumeSpec {
+            core: Some(0),
+            ..spec("vm")
+        };
+        node.create_volume(at_0).await.expect("created");
+        let taken: SnapshotRef = "vm@s".parse().expect("a snapshot");
+        node.create_snapshots(vec![taken.clone()])
+            .await
+            .expect("taken");
+        // It goes, and comes no further than to whoever changes tokens.
+        let (go_on, stay) = tokio::sync::oneshot::channel::<()>();
+        let going = node.on_core(0, "testing", move |core| async move {
+            let owned = core.owned(0).expect("is served");
+            let turn = owned.tokens.turn().await;
+            let going = core.clone();
+            core.platform.spawn(async move {
+                let handed = going.hand_journal_over(0, 1).await;
+                handed.expect("is handed over");
+            });
+            core.platform.sleep_ns(50_000_000).await;
+            assert!(owned.making.is_shut(), "it goes");
+            core.platform.spawn(async move {
+                drop(stay.await);
+                drop(turn);
+            });
+        });
+        going.await.expect("it goes");
+        let mut opened = std::pin::pin!(node.open_stream(taken, None));
+        let early = tokio::time::timeout(Duration::from_millis(100), &mut opened).await;
+        assert!(early.is_err(), "it began in a journal that goes");
+        go_on.send(()).expect("it waits");
+        let source = opened.await.expect("begins");
+        assert_eq!(node.names.find("vm").map(|at| at.core), Some(1));
+        // As long as it lasts the journal stays where that is.
+        let back = node.hand_over_journal("main".to_owned(), 0, 0);
+        assert_eq!(
+            back.await.expect_err("it is sent").kind,
+            NodeErrorKind::Busy
+        );
+        let part = node.read_stream(source, 0).await.expect("is read");
+        assert!(part.next_bytes > 0, "{part:?}");
+        let back = node.hand_over_journal("main".to_owned(), 0, 0);
+        back.await.expect("is handed over");
         node.shutdown().await.expect("stops");
     });
 }
