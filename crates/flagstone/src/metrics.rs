@@ -84,8 +84,8 @@ fn render_io<T, const KINDS: usize>(
     text: &mut Text,
     owner: &str,
     items: &[T],
-    name: impl Fn(&T) -> &String,
-    io: impl Fn(&T) -> [(&'static str, &IoMetrics); KINDS],
+    name: impl for<'a> Fn(&'a T) -> &'a String,
+    io: impl for<'a> Fn(&'a T) -> [(&'static str, &'a IoMetrics); KINDS],
 ) {
     let rows: Vec<_> = items
         .iter()

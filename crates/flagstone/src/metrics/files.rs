@@ -1,7 +1,7 @@
 //! Filesystems and calls of NFS. A node that has none shows nothing of either.
 
 use super::{Text, render_io, render_turns};
-use crate::node::{FilesystemMetrics, IoMetrics, MetricsSnapshot, NfsCallMetrics};
+use crate::node::{FilesystemIo, FilesystemMetrics, IoMetrics, MetricsSnapshot, NfsCallMetrics};
 
 type Field = (&'static str, &'static str, fn(&FilesystemMetrics) -> u64);
 
@@ -32,13 +32,10 @@ pub(super) fn render(text: &mut Text, snapshot: &MetricsSnapshot) {
                 text.value(&family, &labels, field(filesystem));
             }
         }
-        render_io(
-            text,
-            "filesystem",
-            &snapshot.filesystems,
-            |f| &f.filesystem,
-            io,
-        );
+        let all = snapshot.filesystems.iter();
+        let used = all.filter_map(|f| Some((&f.filesystem, f.io.as_deref()?)));
+        let used: Vec<_> = used.collect();
+        render_io(text, "filesystem", &used, |used| used.0, |used| io(used.1));
         let all = snapshot.filesystems.iter();
         render_turns(text, "filesystem", all.map(|f| (&f.filesystem, &f.turns)));
     }
@@ -47,8 +44,7 @@ pub(super) fn render(text: &mut Text, snapshot: &MetricsSnapshot) {
     }
 }
 
-fn io(filesystem: &FilesystemMetrics) -> [(&'static str, &IoMetrics); 5] {
-    let io = &filesystem.io;
+fn io(io: &FilesystemIo) -> [(&'static str, &IoMetrics); 5] {
     [
         ("read", &io.read),
         ("write", &io.write),
@@ -86,7 +82,7 @@ fn render_calls(text: &mut Text, calls: &[NfsCallMetrics]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::{ErrorCount, FilesystemIo, TurnMetrics};
+    use crate::node::{ErrorCount, TurnMetrics};
 
     #[test]
     fn what_is_there_is_shown_and_nothing_else() {
@@ -104,7 +100,7 @@ mod tests {
             quota_bytes: 0,
             snapshots: 2,
             turns: TurnMetrics::default(),
-            io: FilesystemIo::default(),
+            io: None,
         });
         assert!(!shown(&snapshot).contains("filesystem_promised_ratio{"));
         let mut latency = flagstone_types::LatencyHistogram::default();
@@ -116,20 +112,21 @@ mod tests {
             short_ns: 500_000_000,
             promised_ns: 250_000_000,
         };
-        snapshot.filesystems[0].io.read = IoMetrics {
+        let counted = |bytes: u64, errors: Vec<ErrorCount>| IoMetrics {
             operations: 2,
-            bytes: 4096,
-            errors: vec![ErrorCount {
-                kind: "device",
-                count: 1,
-            }],
+            bytes,
+            errors,
             latency: latency.clone(),
         };
-        snapshot.filesystems[0].io.look = IoMetrics {
-            operations: 2,
-            latency: latency.clone(),
-            ..IoMetrics::default()
+        let failed = ErrorCount {
+            kind: "device",
+            count: 1,
         };
+        snapshot.filesystems[0].io = Some(Box::new(FilesystemIo {
+            read: counted(4096, vec![failed]),
+            look: counted(0, Vec::new()),
+            ..FilesystemIo::default()
+        }));
         snapshot.nfs.push(NfsCallMetrics {
             procedure: "lookup".to_owned(),
             answered: 1,

@@ -98,8 +98,10 @@ pub struct Activity {
     /// The first volumes in the order asked for.
     pub volumes: Vec<VolumeActivity>,
     /// Number of filesystems that NFS clients did something with, those included that are not in the list.
+    #[serde(default)]
     pub active_filesystem_count: u64,
     /// The first filesystems in the order asked for.
+    #[serde(default)]
     pub filesystems: Vec<FilesystemActivity>,
 }
 
@@ -176,7 +178,7 @@ pub struct VolumeActivity {
     pub latency: Option<Latency>,
     /// How long operations waited for their turn at the device; part of their latency. Null if none had to ask.
     pub waited: Option<Latency>,
-    /// Operations under way at a time, on average.
+    /// Operations under way at a time, on average; if none ended, those that were under way at the end.
     pub in_flight: f64,
     /// Of these, those that waited for their turn.
     pub waiting: f64,
@@ -212,11 +214,11 @@ pub struct FilesystemActivity {
     pub look: OpActivity,
     /// Changes of names and attributes: what is made, renamed, linked, removed and set.
     pub change: OpActivity,
-    /// All of these together.
+    /// Reads, writes, commits and changes together.
     pub latency: Option<Latency>,
     /// How long operations waited for their turn at the device; part of their latency. Null if none had to ask.
     pub waited: Option<Latency>,
-    /// Operations under way at a time, on average.
+    /// Operations under way at a time, on average; if none ended, those that were under way at the end.
     pub in_flight: f64,
     /// Of these, those that waited for their turn.
     pub waiting: f64,
@@ -320,6 +322,7 @@ pub(super) struct VolumeSpan<'a> {
     pub(super) waited: LatencyHistogram,
     pub(super) used_ns: u64,
     pub(super) short_ns: u64,
+    limited_ns: u64,
 }
 
 impl<'a> VolumeSpan<'a> {
@@ -344,6 +347,7 @@ impl<'a> VolumeSpan<'a> {
             waited: now.waited.since(&before.waited),
             used_ns: now.used_ns.saturating_sub(before.used_ns),
             short_ns: now.short_ns.saturating_sub(before.short_ns),
+            limited_ns: now.limited_ns.saturating_sub(before.limited_ns),
         }
     }
 
@@ -379,17 +383,34 @@ impl<'a> VolumeSpan<'a> {
         [&self.read, &self.write]
     }
 
-    /// Of a volume that of reads and writes; of a filesystem looks and changes are as much what clients wait for.
+    /// Of reads and writes; of a filesystem of commits and changes as well, which is where its clients wait for the device. Looks are
+    /// many and from memory, so all the others would be lost among them.
     fn latency(&self) -> LatencyHistogram {
         let mut all = self.read.latency.clone();
-        for kind in [&self.write, &self.look, &self.change] {
-            all.merge(&kind.latency);
+        all.merge(&self.write.latency);
+        if self.is_filesystem() {
+            all.merge(&self.flush.latency);
+            all.merge(&self.change.latency);
         }
         all
     }
 
+    /// Also if nothing of what was asked has ended: that is when somebody looks.
     fn is_active(&self) -> bool {
-        self.operations() > 0 || self.used_ns > 0 || self.now.waiting > 0
+        let under_way = self.now.waiting > 0 || self.now.in_flight > 0;
+        self.operations() > 0 || self.used_ns > 0 || under_way
+    }
+
+    /// How many operations were under way at a time. Where none ended it isn't known for how long they are.
+    fn in_flight(&self) -> f64 {
+        match self.operations() {
+            0 => self.now.in_flight as f64,
+            _ => at_a_time(self.latency_sum_ns(), self.interval_ns),
+        }
+    }
+
+    fn is_filesystem(&self) -> bool {
+        name_of_filesystem(&self.now.name) != self.now.name
     }
 
     /// The part of its device's time that it used, where that is divided.
@@ -404,6 +425,10 @@ impl<'a> VolumeSpan<'a> {
 
     /// True if it did as much as its limit allows.
     pub(super) fn is_at_limit(&self) -> bool {
+        if self.is_filesystem() {
+            // Changes and looks use it up as well.
+            return self.limited_ns as f64 > (1.0 - AT_LIMIT) * self.interval_ns as f64;
+        }
         let limit = self.now.slo.limit;
         let did = |count: u64| per_second(count, self.interval_ns);
         let pairs = [
@@ -456,7 +481,7 @@ impl<'a> VolumeSpan<'a> {
             trim: of(&self.trim),
             latency: Latency::of(&self.latency()),
             waited: Latency::of(&self.waited),
-            in_flight: at_a_time(self.latency_sum_ns(), self.interval_ns),
+            in_flight: self.in_flight(),
             waiting: at_a_time(self.waited.sum_ns(), self.interval_ns),
             used: self.used().map(fine),
             promised: self.promised().map(fine),

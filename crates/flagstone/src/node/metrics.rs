@@ -151,8 +151,8 @@ pub struct FilesystemMetrics {
     pub snapshots: u64,
     /// Its turns at the device, where that is divided or the filesystem limited.
     pub turns: TurnMetrics,
-    /// What NFS clients did with it.
-    pub io: FilesystemIo,
+    /// What NFS clients did with it; `None` if none has used it.
+    pub io: Option<Box<FilesystemIo>>,
 }
 
 /// What NFS clients did with a filesystem since somebody first used it.

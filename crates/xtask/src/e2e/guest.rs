@@ -14,8 +14,8 @@ use super::scene::Scene;
 use crate::daemon::Daemon;
 use crate::repo;
 
-/// A guest that says nothing for so long is stuck.
-const SILENCE_LIMIT: Duration = Duration::from_secs(120);
+/// A guest that says nothing for so long is stuck. An emulated one says nothing for 40 s of `git`.
+const SILENCE_LIMIT: Duration = Duration::from_secs(240);
 /// Loaded in this order; the rest is built into the kernel.
 const MODULES: [&str; 6] = [
     "virtio/virtio_ring",

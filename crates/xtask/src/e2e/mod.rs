@@ -419,7 +419,7 @@ fn run_in_own_network(
 /// This program, to be run where all ports are free and nothing outside can be reached. Its arguments are missing.
 pub(crate) fn own_network(root: &Path) -> Result<Command> {
     // What guests need from outside.
-    kernel::machine::fetch(root)?;
+    let (decided, value) = kernel::machine::fetch(root)?;
     let mut command = repo::command(root, "unshare");
     if !repo::is_root()? {
         // Root of a user namespace of its own may do there what it takes.
@@ -427,6 +427,7 @@ pub(crate) fn own_network(root: &Path) -> Result<Command> {
     }
     let program = std::env::current_exe().context("looking for this program")?;
     command
+        .env(decided, value)
         .args(["--net", "--mount", "sh", "-c"])
         .arg("PATH=$PATH:/usr/sbin:/sbin; ip link set lo up && exec \"$@\"")
         .arg("own-network")

@@ -30,7 +30,7 @@ Columns: reads and writes a second, bytes read and written a second, the latency
 below, the part of it spent waiting for a turn at the device (99 %), operations under way and how many of them waited for
 their turn (on average), the part of the device's time that was used and promised, and what became of the promise: met,
 missed, or held back by its own limit. `-` where nothing is divided: the device has no ceiling.
-Of filesystems, what NFS clients did: looks are of attributes, names and lists, changes of names and attributes, and the latency is of these as well.
+Of filesystems, what NFS clients did: looks are of attributes, names and lists, changes of names and attributes. Their latency is that of reads, writes, changes and commits.
 
 Examples:
   flagstone top

@@ -57,7 +57,7 @@ const VOLUMES: [Column<VolumeActivity>; 15] = [
     text("SLO", 1, |v| slo(v.slo_state, v.missed)),
 ];
 
-const FILESYSTEMS: [Column<FilesystemActivity>; 17] = [
+const FILESYSTEMS: [Column<FilesystemActivity>; 18] = [
     text("FILESYSTEM", 0, |f| f.name.clone()),
     text("DEVICE", 8, |f| f.device.clone()),
     number("CORE", 9, |f| f.core.to_string()),
@@ -65,6 +65,7 @@ const FILESYSTEMS: [Column<FilesystemActivity>; 17] = [
     number("WRITES/S", 0, |f| count(f.write.per_second)),
     number("LOOKS/S", 2, |f| count(f.look.per_second)),
     number("CHANGES/S", 2, |f| count(f.change.per_second)),
+    number("COMMITS/S", 3, |f| count(f.commit.per_second)),
     number("READ/S", 3, |f| bytes(f.read.bytes_per_second)),
     number("WRITTEN/S", 3, |f| bytes(f.write.bytes_per_second)),
     number("P50", 4, |f| time(f.latency.map(|l| l.p50_ns))),
@@ -118,12 +119,16 @@ pub(super) fn lines(activity: &Activity, size: &Size) -> Vec<String> {
     let room = size.rows.map(|rows| rows.saturating_sub(lines.len() + 1));
     let (volumes, filesystems) = (activity.volumes.len(), activity.filesystems.len());
     // Filesystems get half of it, or what volumes leave.
-    let for_files = room.map(|room| (room / 2).max(room.saturating_sub(volumes + AROUND)));
+    let volumes_take = if volumes > 0 { volumes + AROUND } else { 0 };
+    let for_files = room.map(|room| (room / 2).max(room.saturating_sub(volumes_take)));
     let rows_of_files = fitting(for_files, filesystems, activity.active_filesystem_count);
-    let for_volumes = match rows_of_files {
-        0 => room,
-        rows => room.map(|room| room.saturating_sub(rows + AROUND)),
+    let files_take = match (filesystems, rows_of_files) {
+        (0, 0) => 0,
+        // That there are some is said in a line.
+        (_, 0) => 1,
+        (_, rows) => rows + AROUND,
     };
+    let for_volumes = room.map(|room| room.saturating_sub(files_take));
     let rows_of_volumes = fitting(for_volumes, volumes, activity.active_count);
     // Where only filesystems are used, no heading of volumes stands above nothing.
     if volumes > 0 || filesystems == 0 {
@@ -140,6 +145,8 @@ pub(super) fn lines(activity: &Activity, size: &Size) -> Vec<String> {
         let shown = &activity.filesystems[..rows_of_files];
         lines.extend(table(&FILESYSTEMS, shown, size.columns));
         lines.extend(more(activity.active_filesystem_count, rows_of_files));
+    } else {
+        lines.extend(more(activity.active_filesystem_count, 0).map(|more| more + " filesystems"));
     }
     lines.iter().map(|line| cut(line, size.columns)).collect()
 }

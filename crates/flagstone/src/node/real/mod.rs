@@ -231,6 +231,10 @@ impl RealNode {
                 _ => {
                     return Err(match self.homes.closed(place.engine) {
                         Some(why) => closed(why, doing),
+                        // Its journal was on its way to another core, and is nowhere now.
+                        None if self.stopping.load(Ordering::Acquire) => {
+                            node_error(DvolError::Stopping, doing)
+                        }
                         None => node_error(DvolError::NotFound, doing),
                     });
                 }

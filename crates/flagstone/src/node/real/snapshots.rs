@@ -56,13 +56,15 @@ impl RealNode {
         if let Some(why) = self.homes.closed(first.engine) {
             return Err(closed(why, &doing));
         }
+        // That of the first may be the older one of two.
+        let core = self.homes.of(first.engine).unwrap_or(first.core);
         let ids = places.iter().map(|place| place.id);
         let volumes: Vec<(DvolId, String)> = ids
             .zip(wanted.iter().map(|part| part.volume.clone()))
             .collect();
         let (parts, marked) = (wanted.clone(), names);
         let taken = self
-            .on_core(first.core, &doing, move |core| async move {
+            .on_core(core, &doing, move |core| async move {
                 // Its journal may have gone since it was looked up.
                 let engine = core.engine(first.engine).ok_or(DvolError::Stopping)?;
                 let mut dvols = Vec::new();
@@ -93,7 +95,7 @@ impl RealNode {
                 Some((owned.device, engine.space(), Wanted::Again(again)))
             };
             let error = node_error(error, &doing);
-            return Err(self.with_space(error, first.core, find).await);
+            return Err(self.with_space(error, core, find).await);
         }
         let mut infos = Vec::new();
         for snapshot in wanted {

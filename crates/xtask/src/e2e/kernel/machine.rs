@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::modules;
 use crate::daemon::Daemon;
@@ -24,8 +24,10 @@ const DEVICES: &[&str] = &["virtio_pci", "virtio_net", "9pnet_virtio", "9p"];
 /// The tree that is copied, in the scene's folder.
 pub(crate) const SOURCE: &str = "source";
 const SCRIPT: &str = include_str!("guest.sh");
-/// Emulates, also where that isn't needed.
+/// 1: emulates, also where that isn't needed. 0: doesn't, and doesn't try whether the user-mode kernel starts.
 const EMULATE: &str = "FLAGSTONE_EMULATE_GUEST";
+/// What its last words are shown of.
+const LAST_LINES: usize = 6;
 /// A user-mode kernel that runs has come so far long before.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
@@ -69,13 +71,18 @@ pub(crate) struct Task<'a> {
 impl Kernel {
     pub(crate) fn prepare(root: &Path) -> Result<Kernel> {
         let unpacked = Unpacked::packages(root)?;
-        let (machine, modules) = match user_mode(root, &unpacked)? {
-            Some(linux) => {
+        let (machine, modules) = match is_emulated(root, &unpacked)? {
+            false => {
+                println!("the guest is Debian's user-mode kernel");
+                let linux = unpacked.find(&["usr/bin/linux.uml"])?;
                 let modules =
                     modules::with_needed(&unpacked.find(&["usr/lib/uml/modules"])?, CLIENT)?;
                 (Machine::UserMode { linux }, modules)
             }
-            None => emulated(&Unpacked::emulated(root)?, &unpacked.busybox()?)?,
+            true => {
+                println!("the guest is emulated: it takes long");
+                emulated(&Unpacked::emulated(root)?, &unpacked.busybox()?)?
+            }
         };
         Ok(Kernel {
             machine,
@@ -108,7 +115,7 @@ impl Kernel {
 
         let command = match &self.machine {
             Machine::UserMode { linux } => {
-                let mut command = user_mode_command(linux, "384M", &init);
+                let mut command = user_mode_command(linux, "384M", &init)?;
                 command.args(["quiet", "loglevel=4"]).arg(format!(
                     "vec0:transport=tap,ifname={device},mac=06:00:0a:4d:{number:02x}:02,depth=64,gro=1"
                 ));
@@ -175,48 +182,71 @@ impl Machine {
     }
 }
 
-/// Has all packages downloaded that a guest takes on this machine, unless that was done before.
-pub(crate) fn fetch(root: &Path) -> Result<()> {
-    if user_mode(root, &Unpacked::packages(root)?)?.is_none() {
+/// Has all packages downloaded that a guest takes on this machine, unless that was done before. The variable is for who boots
+/// it where nothing can be downloaded any more: what was decided here holds there.
+pub(crate) fn fetch(root: &Path) -> Result<(&'static str, &'static str)> {
+    let is_emulated = is_emulated(root, &Unpacked::packages(root)?)?;
+    if is_emulated {
         Unpacked::emulated(root)?;
     }
-    Ok(())
+    Ok((EMULATE, if is_emulated { "1" } else { "0" }))
 }
 
-/// The user-mode kernel, if it starts here. That of Debian 12 does not where the processor's registers for matrices
+/// Whether the user-mode kernel doesn't start here. That of Debian 12 does not where the processor's registers for matrices
 /// (AMX) make its state larger than the kernel has room for.
-fn user_mode(root: &Path, unpacked: &Unpacked) -> Result<Option<PathBuf>> {
-    if std::env::var_os(EMULATE).is_some() {
-        return Ok(None);
+fn is_emulated(root: &Path, unpacked: &Unpacked) -> Result<bool> {
+    match std::env::var(EMULATE).as_deref() {
+        Ok("0") => return Ok(false),
+        Ok("1") => return Ok(true),
+        Ok(other) => bail!("{EMULATE} is `{other}`; expected 0 or 1"),
+        Err(_) => {}
     }
     let linux = unpacked.find(&["usr/bin/linux.uml"])?;
-    let folder = repo::target_dir(root).join("e2e-guest");
-    let init = folder.join(format!("starts-{}", std::process::id()));
-    let log = init.with_extension("log");
-    fs::write(&init, "#!/bin/sh\necho 'guest: starts'\n").context("writing a guest's script")?;
+    let folder = repo::target_dir(root).join(format!("e2e-guest-{}", std::process::id()));
+    fs::create_dir_all(&folder).context("making a folder to try a guest in")?;
+    let folder = std::path::absolute(&folder).context("looking for that folder")?;
+    let tried = try_user_mode(&linux, &folder);
+    fs::remove_dir_all(&folder).context("removing what a guest was tried in")?;
+    let said = tried?;
+    if let Some(said) = &said {
+        println!("the user-mode kernel doesn't start here; it said last:\n{said}");
+    }
+    Ok(said.is_some())
+}
+
+/// What it said last if it doesn't start.
+fn try_user_mode(linux: &Path, folder: &Path) -> Result<Option<String>> {
+    let (init, log) = (folder.join("init"), folder.join("log"));
+    let script = "#!/bin/sh\necho 'guest: starts'\nexec sleep 60\n";
+    fs::write(&init, script).context("writing a guest's script")?;
     guest::make_program(&init)?;
-    let command = user_mode_command(&linux, "64M", &std::path::absolute(&init)?);
+    let command = user_mode_command(linux, "64M", &init)?;
     let mut machine = Daemon::start("the user-mode kernel", command, &log)?;
-    let (began, starts) = (Instant::now(), |machine: &Daemon| {
+    let starts = |machine: &Daemon| {
         let printed = machine.printed();
         printed.iter().any(|line| line.starts_with("guest: starts"))
-    });
+    };
+    let began = Instant::now();
     while !starts(&machine) && machine.is_alive() && began.elapsed() < START_LIMIT {
         std::thread::sleep(Duration::from_millis(20));
     }
     // What it said last may still be on its way.
-    std::thread::sleep(Duration::from_millis(100));
-    let does_start = starts(&machine);
+    std::thread::sleep(Duration::from_millis(200));
+    let said = (!starts(&machine)).then(|| {
+        let printed = machine.printed();
+        let last = &printed[printed.len().saturating_sub(LAST_LINES)..];
+        format!("{}\n{}", last.join("\n"), machine.log_tail())
+    });
     machine.kill()?;
-    for file in [init, log] {
-        fs::remove_file(&file).with_context(|| format!("removing {}", file.display()))?;
-    }
-    Ok(does_start.then_some(linux))
+    Ok(said)
 }
 
-fn user_mode_command(linux: &Path, memory: &str, init: &Path) -> Command {
+fn user_mode_command(linux: &Path, memory: &str, init: &Path) -> Result<Command> {
     // Its threads and the guest's processes end with it.
     let mut command = Command::new("unshare");
+    if !repo::is_root()? {
+        command.arg("--map-root-user");
+    }
     command
         .args(["--pid", "--fork", "--kill-child=KILL"])
         .arg(linux)
@@ -224,7 +254,11 @@ fn user_mode_command(linux: &Path, memory: &str, init: &Path) -> Command {
         .args(["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro"])
         .args(["con=null", "con0=null,fd:1"])
         .arg(format!("init={}", init.display()));
-    command
+    // Where it keeps its number, which nobody removes when it is killed.
+    if let Some(folder) = init.parent() {
+        command.arg(format!("uml_dir={}/", folder.display()));
+    }
+    Ok(command)
 }
 
 /// With its modules.
@@ -232,9 +266,6 @@ fn emulated(unpacked: &Unpacked, busybox: &Path) -> Result<(Machine, Vec<PathBuf
     ensure!(
         repo::has_program("qemu-system-x86_64"),
         "apt install qemu-system-x86"
-    );
-    println!(
-        "the guest is emulated, since the user-mode kernel doesn't start here or {EMULATE} is set: it takes long"
     );
     let versions = unpacked.find(&["lib/modules", "usr/lib/modules"])?;
     let folder = guest::only_entry(&versions, "")?.join("kernel");

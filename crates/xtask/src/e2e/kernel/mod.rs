@@ -29,6 +29,8 @@ const SECONDS: u64 = 10;
 /// Answers are lost so often under them, and one in so many times the node is killed as well.
 const PAUSE_MS: (u64, u64) = (200, 1_500);
 const LOSSES_PER_KILL: u32 = 4;
+/// An emulated guest on a machine in use has a thousand in ten seconds.
+const OPERATIONS_MIN: u64 = 100;
 /// The node is killed so often while databases commit, and each commits so often in between.
 const KILLS: u64 = 4;
 const COMMITS: u64 = 10;
@@ -63,6 +65,11 @@ pub(super) fn run(scene: &Scene, minutes: u64, seed: u64) -> Result<()> {
     })?;
     let (kills, losses) = disturb(&mut machine, &mut node, &relay, &mut random)?;
     passed(&machine, &task)?;
+    let operations = operations(&machine)?;
+    ensure!(
+        kills > 0 && losses >= LOSSES_PER_KILL && operations >= OPERATIONS_MIN,
+        "the histories had {operations} operations, {losses} losses and {kills} kills: too little happened to show anything"
+    );
     println!(
         "under the histories answers were lost {losses} times, and the node was killed {kills} times; seed {seed}"
     );
@@ -73,6 +80,17 @@ pub(super) fn run(scene: &Scene, minutes: u64, seed: u64) -> Result<()> {
     node.run(&["fs", "check"])?;
     node.stop()?;
     node.verify().map(|_| ())
+}
+
+/// Operations that the histories had.
+fn operations(machine: &Daemon) -> Result<u64> {
+    let printed = machine.printed();
+    let count = |line: &String| {
+        let behind = line.trim().strip_prefix("guest: histories passed after ")?;
+        behind.strip_suffix(" operations")?.parse().ok()
+    };
+    let found = printed.iter().find_map(count);
+    found.context("the histories didn't say how long they are")
 }
 
 /// Loses answers all the time, and kills the node now and then, until the guest is done. How often.

@@ -147,8 +147,8 @@ fn filesystems_have_a_table_of_their_own() {
     let expected = "\
 and 1 more
 
-FILESYSTEM  DEVICE  CORE  READS/S  WRITES/S  LOOKS/S  CHANGES/S   READ/S  WRITTEN/S    P50    P99  WAIT P99  QUEUE  WAITING  USED  PROMISED  SLO
-home        fast       0      120        80     1500         33  480 KiB    320 KiB  300us  900us         -    1.2        0  2.1%       20%  met
+FILESYSTEM  DEVICE  CORE  READS/S  WRITES/S  LOOKS/S  CHANGES/S  COMMITS/S   READ/S  WRITTEN/S    P50    P99  WAIT P99  QUEUE  WAITING  USED  PROMISED  SLO
+home        fast       0      120        80     1500         33        2.0  480 KiB    320 KiB  300us  900us         -    1.2        0  2.1%       20%  met
 ";
     assert!(text.ends_with(expected), "{text}");
     assert!(text.contains("3 volumes at work, 1 filesystem\n"), "{text}");
@@ -193,6 +193,12 @@ fn volumes_and_filesystems_share_the_lines_there_are() {
     assert_eq!(shown(&activity, 24), (16, 0, String::new()));
     activity.active_count = 17;
     assert_eq!(shown(&activity, 24), (15, 0, "and 2 more".to_owned()));
+    // Where there is no room for a table, it is said that there are some.
+    (activity.filesystems, activity.active_filesystem_count) = (filesystems(2), 2);
+    let said = "and 16 more, and 2 more filesystems".to_owned();
+    assert_eq!(shown(&activity, 11), (1, 0, said));
+    (activity.volumes, activity.active_count) = (Vec::new(), 0);
+    assert_eq!(shown(&activity, 11), (0, 2, String::new()));
     for rows in 0..14 {
         let _ = shown(&activity, rows);
     }

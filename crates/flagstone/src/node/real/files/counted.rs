@@ -1,4 +1,7 @@
 //! What clients do with a filesystem, counted: how often, how many bytes, how long it took, the wait for a turn included.
+//!
+//! A call that others were in the way of is tried again further out, in the gateway. So what failed for that doesn't count, and
+//! what a call waits for before it is tried isn't in these times; it is in those of the calls.
 
 use std::cell::RefCell;
 use std::pin::{Pin, pin};
@@ -74,7 +77,7 @@ fn failure(error: FileError) -> Option<&'static str> {
         FileError::Corrupt => Some("corrupt"),
         FileError::Device => Some("device"),
         FileError::Stopping => Some("stopping"),
-        FileError::Later | FileError::NoTurn => Some("later"),
+        FileError::NoTurn => Some("no_turn"),
         _ => None,
     }
 }
@@ -124,6 +127,9 @@ impl<P: Platform, F: Files> Counted<P, F> {
             at,
         };
         let result = work.await;
+        if matches!(result, Err(FileError::Later)) {
+            return result;
+        }
         let took_ns = self.platform.now().since(began.at);
         let (bytes, error) = match &result {
             Ok(done) => (bytes(done), None),

@@ -61,7 +61,7 @@ impl CoreFiles {
                 let found = files.describe();
                 let known = exports.get(&found.id);
                 let turns = known.map(|known| turns_of(&known.tenant));
-                let io = known.map(|known| known.counters.snapshot());
+                let io = known.map(|known| Box::new(known.counters.snapshot()));
                 FilesystemMetrics {
                     filesystem: found.name,
                     files: found.files,
@@ -69,7 +69,7 @@ impl CoreFiles {
                     quota_bytes: found.settings.quota_bytes,
                     snapshots: found.snapshots,
                     turns: turns.unwrap_or_default(),
-                    io: io.unwrap_or_default(),
+                    io,
                 }
             };
             metrics.filesystems = all.opened().into_iter().map(one).collect();

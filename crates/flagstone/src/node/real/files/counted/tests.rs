@@ -119,6 +119,31 @@ fn failures_are_told_apart_from_answers() {
     });
 }
 
+/// The gateway tries them again: it is one call, and counts once.
+#[test]
+fn what_others_are_in_the_way_of_does_not_count() {
+    in_sim(|_, files| async move {
+        let results = [
+            Err(FileError::Later),
+            Err(FileError::Later),
+            Ok(()),
+            Err(FileError::NoTurn),
+        ];
+        for result in results {
+            let answered = files.look(pin!(std::future::ready(result))).await;
+            assert_eq!(answered, result);
+        }
+        let io = files.counters.snapshot().look;
+        assert_eq!((io.operations, io.latency.count()), (2, 2));
+        let failed = ErrorCount {
+            kind: "no_turn",
+            count: 1,
+        };
+        assert_eq!(io.errors, [failed]);
+        assert_eq!(files.counters.under_way.count(), 0);
+    });
+}
+
 /// Also of a client that goes away in the middle.
 #[test]
 fn what_nobody_waits_for_is_no_longer_under_way() {
