@@ -309,6 +309,8 @@ async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     };

@@ -18,7 +18,9 @@ use crate::api::requests::{
 };
 use crate::client::Client;
 use crate::name::{SourceRef, parse_name};
-use crate::node::{CreatedVolume, Reservation, Slo, VolumeInfo, VolumePage, VolumeSpec};
+use crate::node::{
+    CreatedVolume, Reservation, Slo, StripeInfo, VolumeInfo, VolumePage, VolumeSpec,
+};
 use crate::output::{Output, utc};
 use crate::size::{Size, counted, rounded};
 
@@ -44,6 +46,7 @@ Examples:
   flagstone volume create vm-1 --size 10G
   flagstone volume create db --size 100G --reserve full     never fails for lack of space
   flagstone volume create web --size 20G --floor reads=5000,writes=1000 --limit bytes=200M
+  flagstone volume create hot --size 500G --stripes 4       its work is done by four cores
   flagstone volume create vm-2 --size 10G --token-to vm-2.token")]
     Create {
         /// The new volume: letters, digits, '-', '_', '.'
@@ -64,6 +67,12 @@ Examples:
         /// Give it a journal of its own, so that it can go to another core without being copied (`flagstone device hand-over`)
         #[arg(long)]
         apart: bool,
+        /// Stripe it over so many cores, 2 to 16: for a volume that one core is not enough for
+        #[arg(long, value_name = "N")]
+        stripes: Option<u32>,
+        /// Bytes in a row on the same one, a power of two from 64K to 16M [default: 1M]
+        #[arg(long, value_name = "SIZE", requires = "stripes")]
+        stripe_unit: Option<Size>,
         #[command(flatten)]
         slo: SloArgs,
         /// Write the owner's token to this new file, which only you can read, and don't print it
@@ -230,6 +239,8 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             device,
             core,
             apart,
+            stripes,
+            stripe_unit,
             slo,
             token_to,
         } => {
@@ -240,6 +251,8 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
                 device,
                 core,
                 apart,
+                stripes,
+                stripe_unit_bytes: stripe_unit.map(|unit| unit.0),
                 slo: slo.over(Slo::default()),
                 oversubscribe: slo.oversubscribe,
             };
@@ -494,6 +507,21 @@ fn list(client: &Client, prefix: Option<&str>, output: &mut Output<'_>) -> anyho
     Ok(())
 }
 
+/// How a volume is striped: over how many, in what units, and where each is.
+fn striped(stripe: &StripeInfo) -> String {
+    let members: Vec<String> = stripe
+        .members
+        .iter()
+        .map(|member| format!("{}/{}", member.core, member.journal))
+        .collect();
+    format!(
+        "{} in units of {}; core/journal {}",
+        stripe.members.len(),
+        rounded(stripe.unit_bytes),
+        members.join(" ")
+    )
+}
+
 fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     if output.is_json() {
         output.json(info)?;
@@ -538,6 +566,11 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         ("device", info.device.clone()),
         ("core", info.core.to_string()),
         ("journal", info.journal.to_string()),
+    ]);
+    if let Some(stripe) = &info.stripe {
+        rows.push(("stripes", striped(stripe)));
+    }
+    rows.extend([
         ("id", info.id.clone()),
         ("lsn", info.lsn.to_string()),
         ("epoch", info.epoch.to_string()),

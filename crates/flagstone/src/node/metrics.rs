@@ -69,6 +69,15 @@ pub struct VolumeMetrics {
     pub turns: TurnMetrics,
 }
 
+impl VolumeMetrics {
+    /// True if it was asked for nothing.
+    pub(crate) fn is_idle(&self) -> bool {
+        [&self.read, &self.write, &self.flush, &self.trim]
+            .iter()
+            .all(|io| io.is_idle())
+    }
+}
+
 /// Turns of a volume or filesystem at its device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TurnMetrics {
@@ -80,6 +89,16 @@ pub struct TurnMetrics {
     pub short_ns: u64,
     /// Device time that it is promised, in nanoseconds a second; 0 where nothing is divided.
     pub promised_ns: u64,
+}
+
+impl TurnMetrics {
+    /// Adds those of another member of the same volume.
+    pub(crate) fn add(&mut self, other: &TurnMetrics) {
+        self.waited.merge(&other.waited);
+        self.used_ns += other.used_ns;
+        self.short_ns += other.short_ns;
+        self.promised_ns += other.promised_ns;
+    }
 }
 
 /// A device's I/O, as it was issued to the file or block device.

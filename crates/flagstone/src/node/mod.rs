@@ -76,8 +76,8 @@ pub use tokens::{
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
-    PageQuery, Reservation, ScrubState, ScrubStatus, SnapshotInfo, SnapshotPage, SnapshotQuery,
-    VolumeInfo, VolumePage, VolumeSpec,
+    PageQuery, Reservation, STRIPE_UNIT_DEFAULT_BYTES, ScrubState, ScrubStatus, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, StripeInfo, StripeMember, VolumeInfo, VolumePage, VolumeSpec,
 };
 
 use crate::name::{SnapshotRef, SourceRef};

@@ -1,10 +1,10 @@
-//! What tests of moves, between nodes and between cores, do to a node: points at which it comes to a stop, and limits that can be reached.
+//! What tests of moves, between nodes and between cores, and of striped volumes do to a node: points at which it comes to a stop, and limits that can be reached.
 
 use std::fmt;
 use std::sync::Arc;
 
 /// A step of a volume's way to another node that was just made, on the side that makes it, in the order in which they come; or of a journal's way to another
-/// core.
+/// core; or between what the members of a striped volume do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum MovePoint {
     /// There, the volume was announced.
@@ -47,6 +47,22 @@ pub enum MovePoint {
     JournalClosed,
     /// That core could not, and this one is to open it again.
     JournalRefused,
+    /// The members of a new striped volume are there, and the volume isn't.
+    StripeMade,
+    /// A striped volume is deleted, and its members aren't.
+    StripeDeleted,
+    /// Its members have grown, and it hasn't.
+    StripeGrown,
+    /// It has become smaller, and its members haven't.
+    StripeShrunk,
+    /// Its members have a snapshot that it doesn't have.
+    StripeSnapped,
+    /// Its snapshot is deleted, and those of its members aren't.
+    StripeUnsnapped,
+    /// It is written down that it is being rolled back, and nothing else was done.
+    StripeRolling,
+    /// Its other members are rolled back, and it isn't.
+    StripeRolled,
 }
 
 /// Who is asked at each point whether this goes on.

@@ -55,6 +55,38 @@ pub struct Slo {
     pub limit: SloLimit,
 }
 
+impl Slo {
+    /// What one of so many has of it, which together have all of it. Of a share nobody has less than one part, and a limit is never
+    /// 0: of a few each has more than that.
+    pub(crate) fn part(&self, number: usize, of: usize) -> Slo {
+        let (number, of) = (number as u64, of.max(1) as u64);
+        let part = |all: u64| all / of + u64::from(number < all % of);
+        let some = |all: Option<u64>| all.map(|all| part(all).max(1));
+        let promise = match self.promise {
+            SloPromise::Share(parts) => {
+                SloPromise::Share(u32::try_from(part(parts.into())).unwrap_or(parts).max(1))
+            }
+            SloPromise::Floor(Rates { reads, writes }) => SloPromise::Floor(Rates {
+                reads: part(reads),
+                writes: part(writes),
+            }),
+        };
+        let SloLimit {
+            reads,
+            writes,
+            bytes,
+        } = self.limit;
+        Slo {
+            promise,
+            limit: SloLimit {
+                reads: some(reads),
+                writes: some(writes),
+                bytes: some(bytes),
+            },
+        }
+    }
+}
+
 impl fmt::Display for SloPromise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

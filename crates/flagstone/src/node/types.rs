@@ -53,12 +53,43 @@ pub struct VolumeSpec {
     /// Give it a journal of its own, so that it can go to another core without being copied.
     #[serde(default)]
     pub apart: bool,
+    /// Over how many dvols it is striped, each on another core as far as there are cores: 2 to 16. Null or 1: it isn't.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 16, example = 4)]
+    pub stripes: Option<u32>,
+    /// Bytes in a row that are on the same one: a power of two from 65,536 to 16,777,216. Null: 1 MiB. Neither changes later.
+    #[serde(default)]
+    pub stripe_unit_bytes: Option<u64>,
     /// What it is promised of its device, and what it may not exceed.
     #[serde(default)]
     pub slo: Slo,
     /// Create it although its device can't keep that promise beside the others it has made.
     #[serde(default)]
     pub oversubscribe: bool,
+}
+
+/// Bytes in a row that are on the same dvol of a striped volume, unless somebody says otherwise.
+pub const STRIPE_UNIT_DEFAULT_BYTES: u64 = 1 << 20;
+
+/// How a volume is striped.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct StripeInfo {
+    /// Bytes in a row that are on the same member.
+    #[schema(example = 1048576)]
+    pub unit_bytes: u64,
+    /// Its members, in order. The first one is the volume's own dvol.
+    pub members: Vec<StripeMember>,
+}
+
+/// A member of a striped volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct StripeMember {
+    /// The core that serves it.
+    pub core: u32,
+    /// The journal of the device that it is in.
+    pub journal: u16,
+    /// Bytes of it that are mapped, shared ones included.
+    pub mapped_bytes: u64,
 }
 
 /// Which page of a list.
@@ -126,6 +157,9 @@ pub struct VolumeInfo {
     /// The journal of the device that it is in: all volumes of one are served by the same core.
     #[serde(default)]
     pub journal: u16,
+    /// How it is striped over several; null if it isn't. Core and journal above are those of the first.
+    #[serde(default)]
+    pub stripe: Option<StripeInfo>,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Bytes of it that are mapped, shared ones included.

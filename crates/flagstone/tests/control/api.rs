@@ -23,6 +23,8 @@ fn spec(name: &str, size_bytes: u64) -> VolumeSpec {
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     }

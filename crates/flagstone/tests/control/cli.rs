@@ -467,6 +467,8 @@ fn ten_thousand_volumes_are_listed() {
                 device: None,
                 core: None,
                 apart: false,
+                stripes: None,
+                stripe_unit_bytes: None,
                 slo: Default::default(),
                 oversubscribe: false,
             };
@@ -491,6 +493,8 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
             device: None,
             core: None,
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -9,7 +9,7 @@ use flagstone::node::{
     ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord,
     NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState,
     ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule,
-    TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
+    StripeInfo, StripeMember, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -111,6 +111,17 @@ impl State {
             device: "device".to_string(),
             core: spec.core.unwrap_or((id % 2) as u32),
             journal: spec.core.unwrap_or((id % 2) as u32) as u16,
+            stripe: spec.stripes.map(|stripes| {
+                let core = |number: u32| StripeMember {
+                    core: number % 2,
+                    journal: (number % 2) as u16,
+                    mapped_bytes: 0,
+                };
+                StripeInfo {
+                    unit_bytes: spec.stripe_unit_bytes.unwrap_or(1 << 20),
+                    members: (0..stripes).map(core).collect(),
+                }
+            }),
             size_bytes: spec.size_bytes,
             mapped_bytes: 0,
             exclusive_bytes: Some(0),
@@ -237,6 +248,8 @@ impl State {
             device: None,
             core: Some(from.core),
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -113,6 +113,8 @@ impl State {
                 device: spec.device,
                 core: spec.core,
                 apart: false,
+                stripes: None,
+                stripe_unit_bytes: None,
                 slo: Default::default(),
                 oversubscribe: false,
             })?;

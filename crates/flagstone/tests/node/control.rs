@@ -18,6 +18,8 @@ fn create_reserved(scene: &Scene, name: &str, size_bytes: u64) -> Result<VolumeI
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     };

@@ -167,6 +167,8 @@ fn create(image: &Image, name: &str, cores: u32) {
                 device: None,
                 core: Some(core),
                 apart: false,
+                stripes: None,
+                stripe_unit_bytes: None,
                 slo: Default::default(),
                 oversubscribe: false,
             })

@@ -36,6 +36,8 @@ fn no_room_is_said_in_numbers() {
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     };
@@ -164,6 +166,8 @@ fn volumes_that_have_no_instant_in_common_are_named() {
         device: None,
         core: Some(0),
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     };
@@ -184,6 +188,8 @@ fn cores_that_can_own_a_volume_are_named() {
             device: None,
             core: Some(core),
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };
@@ -217,6 +223,8 @@ fn no_more_is_reserved_than_a_volume_can_hold() {
             device: None,
             core: None,
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -88,6 +88,8 @@ fn create_volume(scene: &Scene, name: &str, slo: Slo) -> Result<(), NodeError> {
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo,
         oversubscribe: false,
     };

@@ -20,6 +20,7 @@ mod series;
 mod slo;
 mod stop;
 mod streams;
+mod stripes;
 mod support;
 mod tls;
 mod tokens;

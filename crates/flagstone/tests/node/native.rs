@@ -39,6 +39,8 @@ pub(crate) fn volume(scene: &Scene, name: &str, core: Option<u32>) -> TokenText 
         device: None,
         core,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     };

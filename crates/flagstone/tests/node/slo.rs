@@ -63,6 +63,8 @@ fn create(scene: &Scene, name: &str, slo: Slo) -> Result<VolumeInfo, NodeError> 
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo,
         oversubscribe: false,
     };

@@ -168,6 +168,8 @@ impl Scene {
             device: None,
             core: None,
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };

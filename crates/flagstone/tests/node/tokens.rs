@@ -20,6 +20,8 @@ fn volume(scene: &Scene, name: &str) -> TokenText {
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     };

@@ -58,6 +58,8 @@ fn scene() -> Scene {
             device: None,
             core: Some(core),
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -71,6 +71,8 @@ impl Load {
             device: None,
             core: None,
             apart: false,
+            stripes: None,
+            stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };

@@ -3,6 +3,7 @@
 
 use flagstone_device::engine::Attributes;
 use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
+use flagstone_gateway::striped::Layout;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use crate::node::{Rates, Slo, SloLimit, SloPromise, SnapshotSchedule};
@@ -18,6 +19,8 @@ const RECEIVING_NEW: u8 = 1;
 const RECEIVING_ONTO: u8 = 2;
 const LEAVING: u8 = 3;
 const STAYED: u8 = 4;
+const STRIPE_HEAD: u8 = 5;
+const STRIPE_MEMBER: u8 = 6;
 
 /// Bytes of a number of requests a second, and of one of bytes a second.
 const RATE_BYTES: usize = 5;
@@ -58,6 +61,21 @@ pub(super) enum Receiving {
     Leaving(u128),
     /// It was to be moved to the device with this id, and was not, whatever is there.
     Stayed(u128),
+}
+
+/// What a dvol is of a striped volume (`docs/decisions/2026-11-26-local-stripes.md`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StripePart {
+    /// Member 0, which is the volume.
+    Head {
+        layout: Layout,
+        /// Of the whole volume.
+        size_bytes: u64,
+        /// The snapshot that it is being rolled back to, by its number in this dvol.
+        rolling: Option<LayerNo>,
+    },
+    /// Another member of the volume with this id.
+    Member { head: DvolId, number: u8 },
 }
 
 /// Since when a volume's epoch has only been raised by moves.
@@ -107,6 +125,8 @@ pub(super) struct VolumeAttributes {
     /// Of a dvol: whether those who held it before it was moved may go on. Not while a newer state is received onto it: then nobody
     /// has it open.
     pub(super) moved: Option<OnlyMoved>,
+    /// Of a member of a striped volume: which. Such a volume is neither received nor moved, so it has nothing of those.
+    pub(super) stripe: Option<StripePart>,
 }
 
 impl VolumeAttributes {
@@ -160,7 +180,28 @@ impl VolumeAttributes {
                 put(48, 8, (device >> 64) as u64);
             }
         }
-        if let Some(content) = self.content {
+        match self.stripe {
+            None => {}
+            Some(StripePart::Head {
+                layout,
+                size_bytes,
+                rolling,
+            }) => {
+                put(3, 1, STRIPE_HEAD.into());
+                put(40, 1, layout.members() as u64);
+                put(41, 1, layout.unit_bytes().trailing_zeros().into());
+                // No layer has the number 0.
+                put(44, 4, rolling.map_or(0, |layer| layer.0.into()));
+                put(48, 8, size_bytes);
+            }
+            Some(StripePart::Member { head, number }) => {
+                put(3, 1, STRIPE_MEMBER.into());
+                put(40, 8, head.0 as u64);
+                put(48, 8, (head.0 >> 64) as u64);
+                put(56, 1, number.into());
+            }
+        }
+        if let Some(content) = self.content.filter(|_| self.stripe.is_none()) {
             put(40, 8, content.volume.0 as u64);
             put(48, 8, (content.volume.0 >> 64) as u64);
             put(56, 8, content.lsn.0);
@@ -204,8 +245,19 @@ fn decode(attributes: &Attributes) -> VolumeAttributes {
         moves: (moved >> EPOCH_BITS) as u16,
     };
     let is_onto = attributes[3] == RECEIVING_ONTO;
-    let is_moved = matches!(attributes[3], LEAVING | STAYED);
-    let volume = DvolId(if is_moved { 0 } else { id });
+    let is_other = matches!(
+        attributes[3],
+        LEAVING | STAYED | STRIPE_HEAD | STRIPE_MEMBER
+    );
+    let stripe = match attributes[3] {
+        STRIPE_HEAD => head(attributes),
+        STRIPE_MEMBER => Some(StripePart::Member {
+            head: DvolId(id),
+            number: attributes[56],
+        }),
+        _ => None,
+    };
+    let volume = DvolId(if is_other { 0 } else { id });
     let content = ContentId {
         volume,
         lsn: Lsn(number(attributes, 56, 8)),
@@ -217,7 +269,20 @@ fn decode(attributes: &Attributes) -> VolumeAttributes {
         // No volume has that id.
         content: (volume != DvolId(0)).then_some(content),
         moved: Some(moved).filter(|moved| moved.moves > 0 && !is_onto),
+        stripe,
     }
+}
+
+/// That of member 0. What can't be is none.
+fn head(attributes: &Attributes) -> Option<StripePart> {
+    let unit_bytes = 1u64.checked_shl(attributes[41].into())?;
+    let layout = Layout::new(attributes[40].into(), unit_bytes)?;
+    let rolling = number(attributes, 44, 4) as u32;
+    Some(StripePart::Head {
+        layout,
+        size_bytes: number(attributes, 48, 8),
+        rolling: (rolling != 0).then_some(LayerNo(rolling)),
+    })
 }
 
 /// A schedule as a number, from the lowest bits on; none is 0. What is too large for it isn't let in.

@@ -123,6 +123,8 @@ pub(super) struct CoreNode {
     native_addresses: RefCell<Vec<SocketAddr>>,
     pub(super) identity: Identity,
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
+    /// Of what is asked of members of striped volumes: the whole is counted.
+    pub(super) uncounted: Rc<VolumeCounters>,
     /// Turns at each device of the node.
     pub(super) turns: Vec<Turns<UringPlatform>>,
     /// Of volumes that have another SLO than all.
@@ -200,6 +202,7 @@ impl CoreNode {
             native_addresses: RefCell::default(),
             identity: known.identity,
             counters: RefCell::default(),
+            uncounted: Rc::default(),
             turns,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
@@ -454,7 +457,7 @@ impl CoreNode {
         let counters = self.counters.borrow();
         let named = counters
             .iter()
-            .filter_map(|(id, c)| Some((self.names.name_of(*id)?, *id, c)));
+            .filter_map(|(id, c)| Some((self.names.shown_name_of(*id)?, *id, c)));
         named
             .map(|(name, id, c)| self.metrics_of(name, id, c))
             .collect()
@@ -498,7 +501,11 @@ impl CoreNode {
         if handle.layer.is_none() && self.names.is_receiving(handle.id) {
             return None;
         }
-        self.volume_for_stream(engine, handle)
+        let volume = self.volume_alone(engine, handle)?;
+        Some(RealVolume {
+            stripe: self.open_stripe(&volume.engine, handle),
+            ..volume
+        })
     }
 
     /// Refuses a change of a volume that a stream is being received into, or that is being moved. Asked on the core, right before the change:
@@ -554,8 +561,8 @@ impl CoreNode {
         }
     }
 
-    /// A volume, or a snapshot of one, for who receives a stream into it.
-    pub(super) fn volume_for_stream(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
+    /// A dvol or a snapshot of one: of a striped volume one member. Also while a stream is received into it.
+    pub(super) fn volume_alone(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
         let owned = self.engines.get(engine)?;
         Some(RealVolume {
             platform: self.platform.clone(),
@@ -567,6 +574,7 @@ impl CoreNode {
             counters: self.counters_of(handle.id),
             serving: owned.serving.clone(),
             notes: self.notes_of(handle.id),
+            stripe: None,
             recording: self.recording.clone(),
         })
     }
@@ -795,6 +803,11 @@ impl VolumeDirectory for Directory {
     }
 
     async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {
+        let place = self.core.names.find(volume)?;
+        if self.core.names.stripe_of(place.id).is_some() {
+            // Each member has LSNs of its own.
+            return None;
+        }
         self.layer(volume, snapshot).map(|layer| layer.lsn)
     }
 }

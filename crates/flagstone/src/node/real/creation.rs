@@ -1,6 +1,7 @@
 //! Volumes come to be and go: where they are put, creating, cloning, renaming and deleting them.
 
 use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo};
+use flagstone_gateway::striped::Layout;
 use flagstone_types::DvolId;
 
 use super::attributes::VolumeAttributes;
@@ -11,11 +12,12 @@ use super::errors::{
 };
 use super::names::Place;
 use super::slo::{Floors, note_floor};
+use super::stripes::NewStriped;
 use super::{RealNode, Target, moves};
 use crate::name::SourceRef;
 use crate::node::{
-    CreatedVolume, NodeError, NodeErrorKind, Reservation, SloPromise, TokenKind, VolumeInfo,
-    VolumeSpec,
+    CreatedVolume, NodeError, NodeErrorKind, Reservation, STRIPE_UNIT_DEFAULT_BYTES, SloPromise,
+    TokenKind, VolumeInfo, VolumeSpec,
 };
 
 /// What is to be set aside for a volume of this size, in bytes.
@@ -25,6 +27,30 @@ pub(super) fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
         Reservation::Full => size_bytes,
         Reservation::Bytes(bytes) => bytes,
     }
+}
+
+/// How a volume that is to be striped is.
+fn layout_of(spec: &VolumeSpec, doing: &str) -> Result<Option<Layout>, NodeError> {
+    let (members, unit_bytes) = match (spec.stripes, spec.stripe_unit_bytes) {
+        (None | Some(1), None) => return Ok(None),
+        (None | Some(1), Some(_)) => {
+            let found = "a unit of stripes, and no stripes";
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("say how many there are to be (`--stripes`), or leave the unit out"));
+        }
+        (Some(members), unit_bytes) => (members, unit_bytes.unwrap_or(STRIPE_UNIT_DEFAULT_BYTES)),
+    };
+    if spec.apart {
+        let found = "striped, and in a journal of its own";
+        return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+            .next("leave --apart out: its members are in journals of several cores"));
+    }
+    let layout = Layout::new(members as usize, unit_bytes);
+    layout.map(Some).ok_or_else(|| {
+        let found = format!("{members} stripes with units of {unit_bytes} bytes");
+        NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+            .next("give 2 to 16 stripes, and a unit that is a power of two from 64K to 16M")
+    })
 }
 
 impl RealNode {
@@ -62,6 +88,14 @@ impl RealNode {
             .collect();
         cores.sort_by_key(|core| counts[*core]);
         cores
+    }
+
+    /// The cores for so many members of a striped volume, the first one of which is to be `first`: as many as there are, and then again.
+    fn cores_for(&self, device: usize, first: usize, members: usize) -> Vec<usize> {
+        let mut cores = self.cores_of(device);
+        cores.retain(|core| *core != first);
+        cores.insert(0, first);
+        cores.into_iter().cycle().take(members).collect()
     }
 
     /// The first of them.
@@ -138,6 +172,7 @@ impl RealNode {
             return Err(taken(&spec.name, &doing));
         }
         check_size(spec.size_bytes, &doing)?;
+        let layout = layout_of(&spec, &doing)?;
         let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
         let core = match (spec.apart, spec.core) {
             (true, None) => self.core_with_spare(device, &doing).await?,
@@ -169,7 +204,21 @@ impl RealNode {
         };
         let claim = self.names.claim(&spec.name, claimed);
         let claim = claim.ok_or_else(|| taken(&spec.name, &doing))?;
+        let striped = layout.map(|layout| NewStriped {
+            name: spec.name.clone(),
+            layout,
+            cores: self.cores_for(device, core, layout.members()),
+            device,
+            size_bytes: spec.size_bytes,
+            reserved_bytes,
+            slo,
+        });
         let created = self.on_core(core, &doing, move |running| async move {
+            if let Some(striped) = striped {
+                let engine = running.engines.first_of(device);
+                let engine = engine.ok_or(DvolError::Stopping)?;
+                return running.create_striped(engine, striped, claim).await;
+            }
             let engine = match apart {
                 true => running.engines.spare_of(device).ok_or(DvolError::TooMany)?,
                 false => running
@@ -254,8 +303,22 @@ impl RealNode {
         };
         let snapshot = source.snapshot.clone();
         let is_head = snapshot.is_none();
+        let stripe = self.names.stripe_of(place.id);
         let cloned = self.on_volume(target, &doing, move |core, dvol| async move {
             let owned = core.owned(place.engine)?;
+            if let Some(stripe) = stripe {
+                let layer = match snapshot {
+                    None => None,
+                    Some(name) => {
+                        let layer = owned.engine.layer(dvol.id, &name);
+                        Some(layer.ok_or(DvolError::NotFound)?)
+                    }
+                };
+                let new = (new.name, claim);
+                return core
+                    .clone_striped((&owned, dvol), &stripe, layer, new)
+                    .await;
+            }
             let _made = owned.made_in().await?;
             let engine = &owned.engine;
             let source = match snapshot {
@@ -330,6 +393,7 @@ impl RealNode {
         self.refuse_unconfirmed(target.place.id, &doing)?;
         let (place, named) = (target.place, name.clone());
         let names = self.names.clone();
+        let stripe = self.names.stripe_of(place.id);
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
@@ -347,6 +411,9 @@ impl RealNode {
                     core.engines.emptied(place.engine);
                     names.deleted(dvol.id);
                     core.forget_tokens(place.engine, dvol.id).await;
+                    if let Some(stripe) = stripe {
+                        core.delete_members(stripe.others().map(|(_, id)| id)).await;
+                    }
                     match is_fork {
                         true => core.forget_fork(place.engine, dvol.id).await,
                         false => core.between.drop_fork(dvol.id),

@@ -1,8 +1,8 @@
 //! What the node tells of itself: volumes, snapshots, devices, metrics.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flagstone_device::engine::{DvolError, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
@@ -15,18 +15,19 @@ use super::access::Record as Tokens;
 use super::core::CoreNode;
 use super::engines::add_counters;
 use super::errors::{closed, no_such_snapshot};
-use super::names::Place;
+use super::names::{Place, Stripe, is_hidden};
 use super::native;
 use super::records::Kept;
 use super::schedule;
-use super::{FOLLOWS_MAX, RealNode, no_such_volume};
+use super::stripes::layer_size;
+use super::{FOLLOWS_MAX, RealNode, Target, no_such_volume};
 use crate::attach::{NbdTarget, unix_url};
 use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NodeError, NodeErrorKind, NodeInfo, NodeState, PAGE_ROWS_MAX,
     PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, VolumeInfo, VolumePage,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, StripeInfo, StripeMember, VolumeInfo, VolumePage,
 };
 
 /// A volume as its core sees it.
@@ -38,6 +39,15 @@ struct FoundVolume {
     connection_count: u64,
     slo: Slo,
     scheduled: Option<ScheduledSnapshots>,
+    /// If it is striped: what its members are like.
+    stripe: Option<FoundStripe>,
+}
+
+/// The members of a striped volume.
+struct FoundStripe {
+    stripe: Arc<Stripe>,
+    members: Vec<StripeMember>,
+    reserved_bytes: u64,
 }
 
 /// What the engines of one device on one core say, added up.
@@ -95,6 +105,7 @@ impl CoreNode {
             connection_count: attached.get(&place.id).copied().unwrap_or(0),
             slo: self.slo_of(place.id),
             scheduled: self.scheduled_of(place.id),
+            stripe: None,
         })
     }
 }
@@ -109,7 +120,25 @@ impl RealNode {
             connection_count,
             slo,
             scheduled,
+            stripe,
         } = found;
+        let (mut dvol, mut slo) = (dvol, slo);
+        // The dvol says what one member has.
+        let stripe = stripe.map(|found| {
+            let FoundStripe {
+                stripe,
+                members,
+                reserved_bytes,
+            } = found;
+            dvol.size_bytes = stripe.size_bytes().unwrap_or(dvol.size_bytes);
+            dvol.mapped_bytes = members.iter().map(|member| member.mapped_bytes).sum();
+            dvol.reserved_bytes = reserved_bytes;
+            slo = stripe.slo();
+            StripeInfo {
+                unit_bytes: stripe.layout.unit_bytes(),
+                members,
+            }
+        });
         let origin = dvol.origin.map(|(id, snapshot)| {
             let volume = self
                 .names
@@ -141,6 +170,7 @@ impl RealNode {
             device: self.devices[device].name.clone(),
             core: place.core as u32,
             journal,
+            stripe,
             size_bytes: dvol.size_bytes,
             mapped_bytes: dvol.mapped_bytes,
             exclusive_bytes: None,
@@ -159,6 +189,49 @@ impl RealNode {
             fork: self.between.fork_of(dvol.handle.id),
             export_url,
         }
+    }
+
+    /// The same, with what its members are like if it is striped.
+    async fn with_members(&self, found: FoundVolume) -> Result<FoundVolume, NodeError> {
+        let Some(stripe) = self.names.stripe_of(found.place.id) else {
+            return Ok(found);
+        };
+        let mut whole = FoundStripe {
+            stripe: stripe.clone(),
+            members: Vec::new(),
+            reserved_bytes: 0,
+        };
+        for id in stripe.members.iter().copied() {
+            // One whose journal is closed, or that is being deleted, has nothing to add.
+            let Some((name, place)) = self.names.place_of(id) else {
+                continue;
+            };
+            let target = Target { name, place };
+            let asked =
+                self.on_volume(&target, "looking at a striped volume", move |core, dvol| {
+                    let found = core.engine(place.engine).and_then(|engine| {
+                        let mapped = engine.mapped_bytes_of(dvol).ok()?;
+                        let (_, reserved) = engine.usage_of(dvol).ok()?;
+                        Some((mapped, reserved, engine.journal_no()))
+                    });
+                    async move { found.ok_or(DvolError::NotFound) }
+                });
+            let (mapped_bytes, reserved_bytes, journal) = match asked.await {
+                Ok(found) => found,
+                Err(error) if error.kind == NodeErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            whole.reserved_bytes += reserved_bytes;
+            whole.members.push(StripeMember {
+                core: place.core as u32,
+                journal,
+                mapped_bytes,
+            });
+        }
+        Ok(FoundVolume {
+            stripe: Some(whole),
+            ..found
+        })
     }
 
     /// Asks each core once for those of `wanted` that it owns.
@@ -186,7 +259,10 @@ impl RealNode {
                 });
                 for found in asked.await? {
                     match found {
-                        Ok(found) => infos.push(self.volume_info(found)),
+                        Ok(found) => {
+                            let found = self.with_members(found).await?;
+                            infos.push(self.volume_info(found));
+                        }
                         Err(at) => missing.push(at),
                     }
                 }
@@ -306,7 +382,7 @@ impl RealNode {
                 layers_with_unique(core, place, wanted, limit)
             });
             if let Some(found) = asked.await? {
-                return Ok(found);
+                return self.with_other_layers(place.id, found, doing).await;
             }
             match self.names.place_of(place.id) {
                 None => return Ok(Vec::new()),
@@ -319,6 +395,39 @@ impl RealNode {
         }
         let found = "the journal is being handed over, again and again";
         Err(NodeError::new(NodeErrorKind::Busy, doing, found).next("try again"))
+    }
+
+    /// The same; of a striped volume with what its other members have of them.
+    async fn with_other_layers(
+        &self,
+        id: DvolId,
+        mut found: Vec<(LayerInfo, u64)>,
+        doing: &str,
+    ) -> Result<Vec<(LayerInfo, u64)>, NodeError> {
+        let Some(stripe) = self.names.stripe_of(id).filter(|_| !found.is_empty()) else {
+            return Ok(found);
+        };
+        for (_, member) in stripe.others() {
+            let Some((_, place)) = self.names.place_of(member) else {
+                continue;
+            };
+            let times: Vec<u64> = found.iter().map(|(layer, _)| layer.created_ns).collect();
+            let asked = self.on_core(place.core, doing, move |core| {
+                let wanted = move |layer: &LayerInfo| times.contains(&layer.created_ns);
+                layers_with_unique(core, place, wanted, usize::MAX)
+            });
+            // One that goes to another core just then is left out.
+            for (other, unique) in asked.await?.unwrap_or_default() {
+                let same = found
+                    .iter_mut()
+                    .find(|(layer, _)| layer.created_ns == other.created_ns);
+                if let Some((layer, sum)) = same {
+                    layer.mapped_bytes += other.mapped_bytes;
+                    *sum += unique;
+                }
+            }
+        }
+        Ok(found)
     }
 
     async fn device_share(&self, device: usize) -> Result<DeviceShare, NodeError> {
@@ -339,7 +448,7 @@ impl RealNode {
                         sum.add_engine(&owned.engine.space());
                         sum.fenced |= owned.engine.is_fenced();
                         for dvol in owned.engine.dvols() {
-                            if DvolRole::of(&dvol.attributes).is_none() {
+                            if DvolRole::of(&dvol.attributes).is_none() && !is_hidden(&dvol.name) {
                                 sum.volumes += 1;
                                 sum.layers += dvol.snapshot_count as u64;
                             }
@@ -550,7 +659,25 @@ impl RealNode {
                 counted_native.merge(&counted);
             }
             scheduled.merge(&by_schedule);
-            snapshot.volumes.extend(volumes);
+            for volume in volumes {
+                // Members of a striped volume are on several cores. Its operations are counted on the first one's.
+                let known = match self.names.has_stripes() {
+                    true => snapshot
+                        .volumes
+                        .iter_mut()
+                        .find(|v| v.volume == volume.volume),
+                    false => None,
+                };
+                match known {
+                    Some(known) if volume.is_idle() => known.turns.add(&volume.turns),
+                    Some(known) => {
+                        let turns = std::mem::replace(&mut known.turns, volume.turns.clone());
+                        *known = volume;
+                        known.turns.add(&turns);
+                    }
+                    None => snapshot.volumes.push(volume),
+                }
+            }
             // One core has any.
             snapshot.filesystems.extend(files.filesystems);
             snapshot.nfs.extend(files.nfs);
@@ -691,11 +818,12 @@ async fn layers_with_unique(
 }
 
 fn snapshot_info(volume: &str, layer: LayerInfo, unique_bytes: u64) -> SnapshotInfo {
+    let size_bytes = layer_size(&layer);
     SnapshotInfo {
         volume: volume.to_owned(),
         name: layer.name,
         layer: layer.handle.layer.map_or(0, |no| no.0),
-        size_bytes: layer.size_bytes,
+        size_bytes,
         created_ns: layer.created_ns,
         lsn: layer.lsn,
         referenced_bytes: layer.mapped_bytes,

@@ -9,6 +9,7 @@ use flagstone_types::DvolId;
 use super::RealNode;
 use super::core::CoreNode;
 use super::describe::wall_clock_ns;
+use super::names::is_hidden;
 use crate::node::{
     CoreLook, DeviceFacts, DeviceLook, ErrorCount, IoMark, Look, NodeError, VolumeLook,
 };
@@ -89,7 +90,7 @@ async fn look_at(core: Rc<CoreNode>) -> CoreLook {
 
 impl CoreNode {
     fn look_at_volume(&self, id: DvolId) -> Option<VolumeLook> {
-        let name = self.names.name_of(id)?;
+        let name = self.names.name_of(id).filter(|name| !is_hidden(name))?;
         let place = self.names.find(&name)?;
         let owned = self.engines.get(place.engine)?;
         let counters = owned.engine.counters();

@@ -34,6 +34,7 @@ mod send;
 mod slo;
 mod snapshots;
 mod start;
+mod stripes;
 mod tuning;
 mod under_way;
 mod volume;

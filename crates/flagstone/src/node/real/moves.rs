@@ -259,6 +259,7 @@ impl RealNode {
                 .next("give a number above 0, or leave it out"));
         }
         let target = self.target_to_change(&name, &doing)?;
+        self.refuse_striped(&target, &doing)?;
         self.refuse_fork(target.place.id, &doing)?;
         self.refuse_unconfirmed(target.place.id, &doing)?;
         let now = self.now_of(&target, &doing).await?;

@@ -8,6 +8,7 @@ use flagstone_device::transfer::{Found, Mark, Marks, Verdict, settle};
 use flagstone_runtime::Runtime;
 use flagstone_types::DvolId;
 
+use super::attributes::StripePart;
 use super::core::{CoreNode, current};
 use super::moving::VolumeMarks;
 use super::names::Place;
@@ -22,6 +23,8 @@ pub(super) struct FoundVolume {
     pub(super) place: Place,
     pub(super) slo: Slo,
     pub(super) snapshots: Option<SnapshotSchedule>,
+    /// If it is a member of a striped volume: which.
+    pub(super) stripe: Option<StripePart>,
     pub(super) found: Found,
 }
 
@@ -172,12 +175,17 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<bool, NodeError> {
     Ok(done.is_ok())
 }
 
-fn ask<F: Future<Output = Result<(), DvolError>> + 'static>(
+/// Has the core of a volume do something, before the node serves anybody.
+pub(super) fn ask<R, F>(
     runtime: &Runtime,
     place: Place,
     work: impl FnOnce(std::rc::Rc<CoreNode>) -> F + Send + 'static,
     doing: &str,
-) -> Result<Result<(), DvolError>, NodeError> {
+) -> Result<Result<R, DvolError>, NodeError>
+where
+    R: Send + 'static,
+    F: Future<Output = Result<R, DvolError>> + 'static,
+{
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let core = &runtime.cores()[place.core];
     let sent = core.remote().call_then(

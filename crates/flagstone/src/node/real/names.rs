@@ -5,11 +5,15 @@
 //! so here in the same step. So of two changes the engine's last one is the last here, too, and it
 //! doesn't matter whether whoever asked still waits for the answer. Never touched on the data path.
 
-use flagstone_platform::locks::RwLock;
+use flagstone_platform::locks::{Mutex, RwLock};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use flagstone_gateway::striped::Layout;
 use flagstone_types::{DvolId, Epoch};
+
+use crate::node::Slo;
 
 /// Where a volume is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +25,76 @@ pub(super) struct Place {
     /// Its dvol. Zero while it is being created.
     pub(super) id: DvolId,
 }
+
+/// A volume whose bytes are striped over several dvols of one device.
+#[derive(Debug)]
+pub(super) struct Stripe {
+    /// Which bytes are where.
+    pub(super) layout: Layout,
+    /// The dvols, in order; the first one is the volume.
+    pub(super) members: Vec<DvolId>,
+    size_bytes: AtomicU64,
+    is_gone: AtomicBool,
+    slo: Mutex<Slo>,
+}
+
+impl Stripe {
+    /// Of these members, with so many bytes in all, and what all of it is promised.
+    pub(super) fn new(layout: Layout, members: Vec<DvolId>, size_bytes: u64, slo: Slo) -> Stripe {
+        Stripe {
+            layout,
+            members,
+            size_bytes: size_bytes.into(),
+            is_gone: false.into(),
+            slo: Mutex::new(slo),
+        }
+    }
+
+    /// What the whole is promised and may not exceed.
+    pub(super) fn slo(&self) -> Slo {
+        *self.slo.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// That is this from now on.
+    pub(super) fn set_slo(&self, slo: Slo) {
+        *self.slo.lock().unwrap_or_else(PoisonError::into_inner) = slo;
+    }
+
+    /// What of that one of its members has.
+    pub(super) fn slo_of(&self, member: DvolId) -> Slo {
+        let number = self.members.iter().position(|id| *id == member);
+        self.slo().part(number.unwrap_or(0), self.members.len())
+    }
+
+    /// The volume's size in bytes. `None` once it was deleted.
+    pub(super) fn size_bytes(&self) -> Option<u64> {
+        let is_gone = self.is_gone.load(Ordering::Acquire);
+        (!is_gone).then(|| self.size_bytes.load(Ordering::Acquire))
+    }
+
+    /// It has so many bytes from now on.
+    pub(super) fn set_size(&self, size_bytes: u64) {
+        self.size_bytes.store(size_bytes, Ordering::Release);
+    }
+
+    /// Its members beside the volume itself, with their numbers.
+    pub(super) fn others(&self) -> impl Iterator<Item = (usize, DvolId)> {
+        self.members.iter().copied().enumerate().skip(1)
+    }
+}
+
+/// What a member of a striped volume is called, other than the volume itself: no volume can be called so.
+pub(super) fn member_name(head: DvolId, number: usize) -> String {
+    format!(".stripe.{:032x}.{number}", head.0)
+}
+
+/// Whether a name is one that nobody is shown.
+pub(super) fn is_hidden(name: &str) -> bool {
+    name.starts_with('.')
+}
+
+/// Before every name that is shown, and behind every other one.
+const FIRST_SHOWN: &str = "/";
 
 /// Moves of a volume that are remembered, at most: as many as its attributes count. Who had it open before those is locked out.
 const MOVES_MAX: usize = (1 << 12) - 1;
@@ -78,6 +152,10 @@ struct Tables {
     moving: BTreeSet<DvolId>,
     /// Of volumes that were moved since the start: for each time the epoch before it and behind it.
     moves: BTreeMap<DvolId, Moves>,
+    /// Striped volumes, by the ids of all their members.
+    stripes: BTreeMap<DvolId, Arc<Stripe>>,
+    /// How many of them all are shown to nobody.
+    hidden: u64,
     /// How often any of this has changed.
     changes: u64,
 }
@@ -85,7 +163,10 @@ struct Tables {
 impl Tables {
     fn put(&mut self, name: String, place: Place) {
         self.changes += 1;
-        self.by_id.insert(place.id, name.clone());
+        let before = self.by_id.insert(place.id, name.clone());
+        if is_hidden(&name) && before.is_none() {
+            self.hidden += 1;
+        }
         self.by_name.insert(name, place);
     }
 
@@ -106,7 +187,16 @@ impl Tables {
         self.moving.remove(&id);
         self.changes += 1;
         if let Some(name) = self.by_id.remove(&id) {
+            self.hidden -= u64::from(is_hidden(&name));
             self.by_name.remove(&name);
+        }
+        if let Some(stripe) = self.stripes.get(&id).cloned()
+            && stripe.members.first() == Some(&id)
+        {
+            stripe.is_gone.store(true, Ordering::Release);
+            for member in &stripe.members {
+                self.stripes.remove(member);
+            }
         }
     }
 }
@@ -171,6 +261,47 @@ impl Names {
     pub(super) fn find(&self, name: &str) -> Option<Place> {
         self.read(|t| t.by_name.get(name).copied())
             .filter(|place| place.id != DvolId(0))
+    }
+
+    /// A member of a striped volume is there, before the volume is.
+    pub(super) fn member_came(&self, name: String, place: Place) {
+        self.write(|t| t.put(name, place));
+    }
+
+    /// A volume that is there is striped.
+    pub(super) fn put_stripe(&self, stripe: Stripe) -> Arc<Stripe> {
+        let stripe = Arc::new(stripe);
+        self.write(|t| {
+            for member in &stripe.members {
+                t.stripes.insert(*member, stripe.clone());
+            }
+        });
+        stripe
+    }
+
+    /// Whether any volume is striped.
+    pub(super) fn has_stripes(&self) -> bool {
+        self.read(|t| !t.stripes.is_empty())
+    }
+
+    /// How a volume is striped, if it is.
+    pub(super) fn stripe_of(&self, id: DvolId) -> Option<Arc<Stripe>> {
+        self.stripe_with(id)
+            .filter(|stripe| stripe.members.first() == Some(&id))
+    }
+
+    /// The striped volume that a dvol is a member of.
+    pub(super) fn stripe_with(&self, id: DvolId) -> Option<Arc<Stripe>> {
+        self.read(|t| t.stripes.get(&id).cloned())
+    }
+
+    /// The name of the volume that a dvol is, or is a member of.
+    pub(super) fn shown_name_of(&self, id: DvolId) -> Option<String> {
+        self.read(|t| {
+            let head = t.stripes.get(&id).and_then(|stripe| stripe.members.first());
+            let name = t.by_id.get(head.unwrap_or(&id))?;
+            (!is_hidden(name)).then(|| name.clone())
+        })
     }
 
     /// The name of the volume with this dvol.
@@ -275,16 +406,17 @@ impl Names {
                 let place = t.by_name.get(name).filter(|place| place.id == *id)?;
                 Some((name.clone(), *place))
             });
-            found.take(limit).collect()
+            let shown = found.filter(|(name, _): &(String, _)| !is_hidden(name));
+            shown.take(limit).collect()
         })
     }
 
     /// How many volumes there are, and a number that differs whenever any of their names does.
     pub(super) fn count(&self) -> (u64, u64) {
-        self.read(|t| (t.by_id.len() as u64, t.changes))
+        self.read(|t| (t.by_id.len() as u64 - t.hidden, t.changes))
     }
 
-    /// How many volumes a journal has, by its number in the node. Costs what all volumes of the node do.
+    /// How many volumes a journal has, or members of striped ones, by its number in the node. Costs what all volumes of the node do.
     pub(super) fn count_at(&self, engine: usize) -> u64 {
         self.read(|t| {
             let there = t.by_name.values().filter(|place| place.engine == engine);
@@ -367,8 +499,8 @@ impl Names {
     ) -> Vec<(String, Place)> {
         use std::ops::Bound;
         let from = match after {
-            Some(after) if after >= prefix => Bound::Excluded(after),
-            _ => Bound::Included(prefix),
+            Some(after) if after >= prefix => Bound::Excluded(after.max(FIRST_SHOWN)),
+            _ => Bound::Included(prefix.max(FIRST_SHOWN)),
         };
         self.read(|t| {
             t.by_name

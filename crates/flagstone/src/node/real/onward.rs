@@ -95,7 +95,7 @@ enum Part {
     Zeros(u64),
 }
 
-fn payload_of(pieces: engine::Pieces) -> Payload {
+pub(super) fn payload_of(pieces: engine::Pieces) -> Payload {
     let piece = |piece| match piece {
         engine::Piece::Data(data) => Piece::Data(data.into_buf()),
         engine::Piece::Zeros(len) => Piece::Zeros(len),
@@ -328,6 +328,9 @@ macro_rules! here_or_onward {
 
 impl Volume for RealVolume {
     fn size_bytes(&self) -> Option<u64> {
+        if let Some(stripe) = &self.stripe {
+            return stripe.volume.size_bytes();
+        }
         match &*self.notes.gone.borrow() {
             None => self.engine.size_of(self.handle).ok(),
             Some(gone) => Some(gone.size_bytes),

@@ -34,6 +34,7 @@ use super::receive::undo;
 use super::recording::Recording;
 use super::schedule::Schedules;
 use super::start::{Share, wait_for};
+use super::stripes::{FoundMember, settle_stripes};
 use crate::node::{DeviceOptions, ExportOptions, MoveHooks, NodeError, NodeErrorKind, Slo};
 use crate::offline::no_device;
 
@@ -221,8 +222,18 @@ pub(super) fn open_all(
         }
     }
     recovered.tell();
+    let members = volumes.iter().filter_map(|volume| {
+        Some(FoundMember {
+            place: volume.place,
+            part: volume.stripe?,
+            slo: volume.slo,
+        })
+    });
+    let members = members.collect();
     let settled = match refusal(devices, all_refused).or(silent) {
-        None => settle_moves(runtime, part, volumes).and_then(|()| forget_stale(runtime, part)),
+        None => settle_moves(runtime, part, volumes)
+            .and_then(|()| settle_stripes(runtime, &part.names, members))
+            .and_then(|()| forget_stale(runtime, part)),
         Some(error) => Err(error),
     };
     match settled {
@@ -462,6 +473,7 @@ async fn open_core(
                 slo,
                 snapshots,
                 receiving,
+                stripe,
                 ..
             } = VolumeAttributes::decode(&dvol.attributes);
             if let Some(receiving @ (Receiving::New | Receiving::Onto(_))) = receiving
@@ -500,6 +512,7 @@ async fn open_core(
                 },
                 slo,
                 snapshots,
+                stripe,
                 found: Found {
                     device: engine.superblock().device_id.0,
                     mark,

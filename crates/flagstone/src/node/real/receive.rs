@@ -341,6 +341,7 @@ impl RealNode {
             error.next(next)
         })?;
         let place = target.place;
+        self.refuse_striped(&target, &doing)?;
         self.refuse_moving(&target, &doing)?;
         if !self.names.begin_receiving(place.id) {
             return Err(receiving(&doing));
@@ -383,7 +384,7 @@ impl RealNode {
         let (place, handle, doing) = found.ok_or_else(unknown)?;
         let taken = self
             .on_core(place.core, &doing, move |core| async move {
-                let volume = core.volume_for_stream(place.engine, handle);
+                let volume = core.volume_alone(place.engine, handle);
                 take_runs(&volume.ok_or(DvolError::NotFound)?, runs).await
             })
             .await?;

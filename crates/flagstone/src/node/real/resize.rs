@@ -78,6 +78,12 @@ impl RealNode {
         let engine = target.place.engine;
         let resized = self.on_volume(&target, &doing, move |core, dvol| async move {
             let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+            if let Some(stripe) = core.names.stripe_of(dvol.id) {
+                let dvol = (&engine, dvol);
+                return core
+                    .resize_striped(dvol, &stripe, size_bytes, allow_data_loss)
+                    .await;
+            }
             resize_here(&core, &engine, dvol, size_bytes, allow_data_loss).await
         });
         match resized.await {
@@ -108,6 +114,10 @@ impl RealNode {
         let place = target.place;
         let is_full = reserve == Reservation::Full;
         let reserved = self.on_volume(&target, &doing, move |core, dvol| async move {
+            if let Some(stripe) = core.names.stripe_of(dvol.id) {
+                let bytes = (!is_full).then_some(bytes);
+                return core.reserve_striped(dvol, &stripe, bytes).await;
+            }
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
             // All of it is what it has now: nobody changes its size meanwhile.
             let sizing = core.sizing(dvol.id);

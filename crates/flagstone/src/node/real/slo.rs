@@ -300,7 +300,10 @@ impl RealNode {
                 ..VolumeAttributes::decode(&engine.attributes_of(dvol)?)
             };
             engine.set_attributes(dvol, attributes.encode()).await?;
-            core.set_slo(dvol.id, &slo);
+            match core.names.stripe_of(dvol.id) {
+                Some(stripe) => core.divide_slo(&stripe, slo).await,
+                None => core.set_slo(dvol.id, &slo),
+            }
             Ok(())
         })
         .await?;

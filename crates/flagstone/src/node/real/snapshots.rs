@@ -46,6 +46,12 @@ impl RealNode {
             ));
         };
         // A journal that goes to another core meanwhile is the same one.
+        let striped = |place: &Place| self.names.stripe_of(place.id).is_some();
+        if places.len() > 1 && places.iter().any(striped) {
+            let found = "one of them is striped, so it is in several journals";
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("take the snapshot of a striped volume by itself"));
+        }
         if places.iter().any(|place| place.engine != first.engine) {
             let mut owners = Vec::new();
             for (part, place) in wanted.iter().zip(&places) {
@@ -74,10 +80,16 @@ impl RealNode {
                     core.check_settled(place.id)?;
                     dvols.push((dvol.handle, part.snapshot));
                 }
+                if let [(dvol, name)] = &dvols[..]
+                    && let Some(stripe) = core.names.stripe_of(dvol.id)
+                {
+                    let dvol = (&engine, *dvol);
+                    return core.snapshot_striped(dvol, &stripe, name.clone()).await;
+                }
                 for name in &marked {
                     core.recording.snapshot(NodeMark::SnapshotBegan, name);
                 }
-                let taken = engine.snapshot(&dvols).await;
+                let taken = engine.snapshot(&dvols).await.map(drop);
                 for name in marked.iter().filter(|_| taken.is_ok()) {
                     core.recording.snapshot(NodeMark::SnapshotTaken, name);
                 }
@@ -163,10 +175,18 @@ impl RealNode {
             &doing,
             move |core, engine, dvol, layer| async move {
                 let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
-                let sizing = core.sizing(dvol.id);
-                let _turn = sizing.take(1).await;
-                core.check_settled(dvol.id)?;
-                engine.roll_back(dvol, layer).await?;
+                if let Some(stripe) = core.names.stripe_of(dvol.id) {
+                    let mut layers = engine.layers(dvol.id).into_iter();
+                    let layer = layers.find(|found| found.handle == layer);
+                    let layer = layer.ok_or(DvolError::NotFound)?;
+                    let dvol = (&engine, dvol);
+                    core.roll_striped_back(dvol, &stripe, &layer).await?;
+                } else {
+                    let sizing = core.sizing(dvol.id);
+                    let _turn = sizing.take(1).await;
+                    core.check_settled(dvol.id)?;
+                    engine.roll_back(dvol, layer).await?;
+                }
                 let what = "rolled back under its clients: they read the snapshot from now on";
                 core.tell_of_attached(dvol.id, &named, what);
                 Ok(())
@@ -188,6 +208,9 @@ impl RealNode {
         let name = snapshot.to_string();
         self.on_snapshot(&snapshot, &doing, |core, engine, _, layer| async move {
             let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
+            if let Some(stripe) = core.names.stripe_of(layer.id) {
+                return core.delete_striped_layer(&engine, &stripe, layer).await;
+            }
             core.check_settled(layer.id)?;
             core.recording.snapshot(NodeMark::SnapshotGoing, &name);
             let deleted = engine.delete_layer(layer).await;

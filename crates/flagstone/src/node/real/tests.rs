@@ -65,6 +65,8 @@ pub(super) fn spec(name: &str) -> VolumeSpec {
         device: None,
         core: None,
         apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
     }

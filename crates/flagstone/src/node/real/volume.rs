@@ -16,6 +16,7 @@ use flagstone_types::{Epoch, LatencyHistogram, Lsn};
 use super::epochs::{Pass, Stale};
 use super::notes::VolumeNotes;
 use super::recording::Recording;
+use super::stripes::OpenStripe;
 use super::under_way::UnderWay;
 use crate::node::{ErrorCount, IoMark, IoMetrics, TurnMetrics, VolumeLook, VolumeMetrics};
 
@@ -207,12 +208,14 @@ pub(super) struct RealVolume {
     /// Whether its journal is served here.
     pub(super) serving: Rc<Gate>,
     pub(super) notes: Rc<VolumeNotes>,
+    /// Of a striped volume: all its members, of which this is the first.
+    pub(super) stripe: Option<Rc<OpenStripe>>,
     pub(super) recording: Recording,
 }
 
 impl RealVolume {
     /// Marks the answer to a change in the record, if there is one and the change was made.
-    fn mark<T>(
+    pub(super) fn mark<T>(
         &self,
         result: &Result<T, VolumeError>,
         mark: NodeMark,
@@ -246,8 +249,18 @@ impl RealVolume {
         bytes: u64,
         result: Result<T, DvolError>,
     ) -> Result<T, VolumeError> {
+        self.finish_as(began, counters, bytes, result.map_err(volume_error))
+    }
+
+    /// The same of what gateways are told.
+    pub(super) fn finish_as<T>(
+        &self,
+        began: Began<'_>,
+        counters: &RefCell<OpCounters>,
+        bytes: u64,
+        result: Result<T, VolumeError>,
+    ) -> Result<T, VolumeError> {
         let ns = began.end(self.platform.now());
-        let result = result.map_err(volume_error);
         if self.is_gone_by(result.as_ref().err()) {
             // It goes on elsewhere, and is counted there.
             return result;
@@ -317,7 +330,7 @@ impl RealVolume {
     }
 
     /// Begins a change by this handle, unless changes are held just now.
-    fn admit(&self) -> Result<Option<Admitted<'_>>, DvolError> {
+    pub(super) fn admit(&self) -> Result<Option<Admitted<'_>>, DvolError> {
         let Some(entered) = self
             .notes
             .gate
@@ -370,8 +383,8 @@ impl RealVolume {
         Ok(pieces)
     }
 
-    /// Reads what is here.
-    pub(super) async fn read_here(
+    /// Reads what is in its own dvol.
+    pub(super) async fn read_alone(
         &self,
         offset_bytes: u64,
         len_bytes: u32,
@@ -383,7 +396,7 @@ impl RealVolume {
     }
 
     /// Waits until it may be read.
-    async fn readable(&self) -> Result<Entered<'_>, VolumeError> {
+    pub(super) async fn readable(&self) -> Result<Entered<'_>, VolumeError> {
         loop {
             match self.try_enter().map_err(volume_error)? {
                 Some(served) => return Ok(served),
@@ -392,8 +405,8 @@ impl RealVolume {
         }
     }
 
-    /// Writes here. Returns the LSN of the last part.
-    pub(super) async fn write_here(
+    /// Writes to its own dvol. Returns the LSN of the last part.
+    pub(super) async fn write_alone(
         &self,
         offset_bytes: u64,
         data: IoBuf,
@@ -428,9 +441,9 @@ impl RealVolume {
     }
 }
 
-/// What the gateways ask of it, where it is.
+/// What the gateways ask of it, where it is: of its own dvol. Of a striped volume that is one member.
 impl RealVolume {
-    pub(super) async fn flush_here(&self) -> Result<(), VolumeError> {
+    pub(super) async fn flush_alone(&self) -> Result<(), VolumeError> {
         let began = self.begin();
         let number = self.recording.number();
         let flushing = async {
@@ -446,7 +459,7 @@ impl RealVolume {
         result
     }
 
-    pub(super) async fn deallocate_here(
+    pub(super) async fn deallocate_alone(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
@@ -476,7 +489,7 @@ impl RealVolume {
         result
     }
 
-    pub(super) async fn write_zeroes_here(
+    pub(super) async fn write_zeroes_alone(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
@@ -512,7 +525,7 @@ impl RealVolume {
         result
     }
 
-    pub(super) async fn allocation_here(
+    pub(super) async fn allocation_alone(
         &self,
         offset_bytes: u64,
         len_bytes: u64,
@@ -531,7 +544,7 @@ impl RealVolume {
         Ok(extents.map(extent).collect())
     }
 
-    pub(super) async fn changed_since_here(
+    pub(super) async fn changed_since_alone(
         &self,
         since: Lsn,
         offset_bytes: u64,
@@ -558,7 +571,7 @@ pub(super) fn used_by(turn: &mut Turn<UringPlatform>, pieces: &engine::Pieces) {
     turn.used_reads(took.operations.into(), took.blocks.into());
 }
 
-fn cleared(stability: Stability) -> NodeMark {
+pub(super) fn cleared(stability: Stability) -> NodeMark {
     match stability {
         Stability::Stable => NodeMark::ClearedStable,
         Stability::Unstable => NodeMark::ClearedUnstable,

@@ -34,8 +34,7 @@ impl CoreNode {
         let owned = self.owned(engine)?;
         let _made = owned.made_in().await?;
         let store = &owned.tokens;
-        let high = u128::from(self.platform.random_u64());
-        let volume = DvolId(high << 64 | u128::from(self.platform.random_u64()));
+        let volume = new.id.unwrap_or_else(|| self.random_id());
         let new = CreateDvol {
             id: Some(volume),
             ..new
@@ -50,6 +49,12 @@ impl CoreNode {
         store.create_volume(new, attributes, &record).await?;
         self.access.set(record);
         Ok((volume, made.token))
+    }
+
+    /// An id that nothing else has.
+    pub(in crate::node::real) fn random_id(&self) -> DvolId {
+        let high = u128::from(self.platform.random_u64());
+        DvolId(high << 64 | u128::from(self.platform.random_u64()))
     }
 
     /// A volume was deleted.

@@ -249,6 +249,7 @@ impl RealNode {
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("moving volume '{name}'");
         let target = self.target_to_change(&name, &doing)?;
+        self.refuse_striped(&target, &doing)?;
         self.refuse_fork(target.place.id, &doing)?;
         self.refuse_unconfirmed(target.place.id, &doing)?;
         self.refuse_stranded(target.place.id, &doing).await?;

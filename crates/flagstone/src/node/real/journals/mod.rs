@@ -435,7 +435,10 @@ impl CoreNode {
                 continue;
             }
             let attributes = VolumeAttributes::decode(&dvol.attributes);
-            self.set_slo(id, &attributes.slo);
+            // A member of a striped volume has a part of what the whole is promised.
+            let stripe = self.names.stripe_with(id);
+            let slo = stripe.map_or(attributes.slo, |stripe| stripe.slo_of(id));
+            self.set_slo(id, &slo);
             self.schedules
                 .set(passing.number, dvol.handle, attributes.snapshots);
             // It isn't known here when it was last changed, and it may have been since somebody looked.

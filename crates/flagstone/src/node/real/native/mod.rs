@@ -3,6 +3,7 @@
 mod convert;
 mod directory;
 mod metrics;
+mod striped;
 mod turns;
 mod volume;
 

@@ -133,7 +133,7 @@ impl RealVolume {
     }
 
     /// Begins a change by a writer of this epoch, unless changes are held just now.
-    fn admit_as(&self, epoch: Epoch) -> Result<Option<Admitted<'_>>, NativeError> {
+    pub(super) fn admit_as(&self, epoch: Epoch) -> Result<Option<Admitted<'_>>, NativeError> {
         let entered = self.notes.gate.try_enter();
         let Some(entered) = entered.map_err(|_| self.went())? else {
             return Ok(None);

@@ -8,7 +8,7 @@ use flagstone_gateway::native::volume::{
     Change, ChangeKind, Condition, Description, NativeError, NativeVolume, Parts, SnapshotInfo,
     Terms, VolumeRange,
 };
-use flagstone_gateway::volume::Stability;
+use flagstone_gateway::volume::{AllocationExtent, Stability};
 use flagstone_platform::record::NodeMark;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sched::Want;
@@ -18,17 +18,23 @@ use flagstone_wire::query::Run;
 use super::convert::{
     are_together, bytes_compared, check_epochs, conditions_of, native_error, parts_of,
 };
+use super::striped::NOT_STRIPED;
 use crate::name::is_of_schedule;
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, resize_here};
+use crate::node::real::stripes::layer_size;
 use crate::node::real::volume::{
     Began, OpCounters, RealVolume, engine_stability, error_word, used_by, volume_error,
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
 const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
+
+/// Told who takes a snapshot of a name that isn't theirs to give.
+const NOT_OF_SCHEDULE: NativeError =
+    NativeError::Invalid("a SNAPSHOT named as only schedules name them");
 
 /// How often a compare-and-swap looks again that found other bytes than it could show afterwards.
 const SWAP_TRIES: u32 = 16;
@@ -57,7 +63,7 @@ impl RealVolume {
     }
 
     /// Counts an operation that has ended.
-    fn ended<T>(
+    pub(super) fn ended<T>(
         &self,
         began: Began<'_>,
         counters: &std::cell::RefCell<OpCounters>,
@@ -165,7 +171,10 @@ impl NativeVolume for RealVolume {
 
     fn describe(&self) -> Option<Description> {
         self.check_here().ok()?;
-        let size_bytes = self.engine.size_of(self.handle).ok()?;
+        let size_bytes = match &self.stripe {
+            None => self.engine.size_of(self.handle).ok()?,
+            Some(stripe) => stripe.size_bytes()?,
+        };
         Some(Description {
             id: self.handle.id,
             size_bytes,
@@ -179,6 +188,9 @@ impl NativeVolume for RealVolume {
     }
 
     fn lsn(&self) -> Lsn {
+        if self.stripe.is_some() {
+            return Lsn::ZERO;
+        }
         self.engine.lsn_of(self.handle).unwrap_or(Lsn::ZERO)
     }
 
@@ -188,6 +200,11 @@ impl NativeVolume for RealVolume {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<Parts, NativeError> {
+        if let Some(stripe) = &self.stripe {
+            return self
+                .read_striped(stripe, terms, offset_bytes, len_bytes)
+                .await;
+        }
         let began = self.begin();
         let len_bytes = u64::from(len_bytes);
         let want = Want::read(offset_bytes, len_bytes);
@@ -221,6 +238,14 @@ impl NativeVolume for RealVolume {
         metadata: Option<u64>,
         stability: Stability,
     ) -> Result<Lsn, NativeError> {
+        if let Some(stripe) = &self.stripe {
+            if metadata.is_some_and(|metadata| metadata != 0) {
+                return Err(NOT_STRIPED);
+            }
+            return self
+                .write_striped(stripe, terms, offset_bytes, data, stability)
+                .await;
+        }
         let len_bytes = data.len() as u64;
         let want = Want::write(offset_bytes, len_bytes, stability == Stability::Stable);
         let range = (offset_bytes, len_bytes);
@@ -240,6 +265,12 @@ impl NativeVolume for RealVolume {
         keep_space: bool,
         stability: Stability,
     ) -> Result<Lsn, NativeError> {
+        if let Some(stripe) = &self.stripe {
+            let (range, keep) = ((offset_bytes, len_bytes), Some(keep_space));
+            return self
+                .clear_striped(stripe, terms, range, keep, stability)
+                .await;
+        }
         if !keep_space {
             return self
                 .deallocate(terms, offset_bytes, len_bytes, stability)
@@ -280,6 +311,12 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         stability: Stability,
     ) -> Result<Lsn, NativeError> {
+        if let Some(stripe) = &self.stripe {
+            let range = (offset_bytes, len_bytes);
+            return self
+                .clear_striped(stripe, terms, range, None, stability)
+                .await;
+        }
         // It costs a record in the journal, however long the range.
         let want = Want::write(0, 1, stability == Stability::Stable);
         let range = (offset_bytes, len_bytes);
@@ -292,6 +329,9 @@ impl NativeVolume for RealVolume {
     }
 
     async fn flush(&self, terms: &Terms) -> Result<Lsn, NativeError> {
+        if let Some(stripe) = &self.stripe {
+            return self.flush_striped(stripe, terms).await;
+        }
         let began = self.begin();
         // All that was answered by now has this one or a lower one.
         let lsn = self.engine.lsn_of(self.handle);
@@ -318,6 +358,7 @@ impl NativeVolume for RealVolume {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<(Parts, Vec<(Lsn, u64)>), NativeError> {
+        self.refuse_if_striped()?;
         let began = self.begin();
         let len_bytes = u64::from(len_bytes);
         let want = Want::read(offset_bytes, len_bytes);
@@ -344,6 +385,7 @@ impl NativeVolume for RealVolume {
         new: IoBuf,
         stability: Stability,
     ) -> Result<Lsn, NativeError> {
+        self.refuse_if_striped()?;
         let range = (offset_bytes, new.len() as u64);
         let want = Want::write(range.0, range.1, stability == Stability::Stable);
         let stable = engine_stability(stability);
@@ -377,6 +419,16 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
+        if let Some(stripe) = &self.stripe {
+            let _served = self.served(terms).await?;
+            let found = self.allocation_whole(stripe, offset_bytes, len_bytes, runs_max);
+            let run = |e: AllocationExtent| Run {
+                len_bytes: e.len_bytes,
+                is_marked: e.allocated,
+            };
+            let found = found.await.map_err(|error| self.of_whole(error, false))?;
+            return Ok(found.into_iter().map(run).collect());
+        }
         let _served = self.served(terms).await?;
         let found = self
             .engine
@@ -398,6 +450,7 @@ impl NativeVolume for RealVolume {
         len_bytes: u64,
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
+        self.refuse_if_striped()?;
         let _served = self.served(terms).await?;
         let found = self
             .engine
@@ -434,7 +487,12 @@ impl NativeVolume for RealVolume {
     async fn delete_snapshot(&self, terms: &Terms, name: &str) -> Result<(), NativeError> {
         let layer = self.layer(name)?;
         let core = current().ok_or(NativeError::Stopping)?;
+        let stripe = self.striped();
         self.change_itself(terms, || async {
+            if let Some(stripe) = stripe {
+                let deleting = core.delete_striped_layer(&self.engine, &stripe, layer);
+                return deleting.await;
+            }
             let name = self.recorded_name(&core, name);
             core.recording.snapshot(NodeMark::SnapshotGoing, &name);
             self.engine.delete_layer(layer).await?;
@@ -447,15 +505,27 @@ impl NativeVolume for RealVolume {
     async fn roll_back(&self, terms: &Terms, name: &str) -> Result<Lsn, NativeError> {
         let layer = self.layer(name)?;
         let core = current().ok_or(NativeError::Stopping)?;
+        let stripe = self.striped();
         self.change_itself(terms, || async {
-            let sizing = core.sizing(self.handle.id);
-            let _turn = sizing.take(1).await;
-            self.engine.roll_back(self.handle, layer).await?;
+            if let Some(stripe) = stripe {
+                let mut layers = self.engine.layers(self.handle.id).into_iter();
+                let layer = layers.find(|found| found.handle == layer);
+                let layer = layer.ok_or(DvolError::NotFound)?;
+                let dvol = (&self.engine, self.handle);
+                core.roll_striped_back(dvol, &stripe, &layer).await?;
+            } else {
+                let sizing = core.sizing(self.handle.id);
+                let _turn = sizing.take(1).await;
+                self.engine.roll_back(self.handle, layer).await?;
+            }
             let volume = core.names.name_of(self.handle.id).unwrap_or_default();
             let what = "rolled back under its clients: they read the snapshot from now on";
             core.tell_of_attached(self.handle.id, &volume, what);
             self.tell_changed();
-            self.engine.lsn_of(self.handle)
+            match self.stripe {
+                None => self.engine.lsn_of(self.handle),
+                Some(_) => Ok(Lsn::ZERO),
+            }
         })
         .await
     }
@@ -480,11 +550,12 @@ impl NativeVolume for RealVolume {
             };
             from.clone_from(&layer.name);
             from.push('\0');
+            let size_bytes = layer_size(&layer);
             found.push(SnapshotInfo {
                 name: layer.name,
                 lsn: layer.lsn,
                 created_ns: layer.created_ns,
-                size_bytes: layer.size_bytes,
+                size_bytes,
             });
         }
         Ok(found)
@@ -495,7 +566,13 @@ impl NativeVolume for RealVolume {
             return Err(NativeError::Invalid("no volume can have this size"));
         }
         let core = current().ok_or(NativeError::Stopping)?;
+        let stripe = self.striped();
         self.change_itself(terms, || async {
+            if let Some(stripe) = stripe {
+                let dvol = (&self.engine, self.handle);
+                let resized = core.resize_striped(dvol, &stripe, size_bytes, true);
+                return resized.await.map(drop);
+            }
             match resize_here(&core, &self.engine, self.handle, size_bytes, true).await? {
                 Resized::Done => Ok(()),
                 Resized::WouldShrink(_) => Err(DvolError::Invalid),
@@ -505,6 +582,7 @@ impl NativeVolume for RealVolume {
     }
 
     async fn reserve(&self, terms: &Terms, bytes: u64) -> Result<(), NativeError> {
+        self.refuse_if_striped()?;
         let core = current().ok_or(NativeError::Stopping)?;
         let done = self.change_itself(terms, || async {
             let sizing = core.sizing(self.handle.id);
@@ -534,6 +612,12 @@ impl NativeVolume for RealVolume {
         let volumes = conditions.iter().map(|condition| &condition.volume);
         if !are_together(volumes.chain(changes.iter().map(|change| &change.volume))) {
             return Err(NativeError::NotTogether);
+        }
+        for change in &changes {
+            change.volume.refuse_if_striped()?;
+        }
+        for condition in &conditions {
+            condition.volume.refuse_if_striped()?;
         }
         let Some(first) = changes.first().map(|change| change.volume.clone()) else {
             return Err(NativeError::Invalid("a COMMIT without a change"));
@@ -670,6 +754,12 @@ impl NativeVolume for RealVolume {
         if !are_together(volumes.chain(ranges.iter().map(|range| &range.volume))) {
             return Err(NativeError::NotTogether);
         }
+        for range in &ranges {
+            range.volume.refuse_if_striped()?;
+        }
+        for condition in &conditions {
+            condition.volume.refuse_if_striped()?;
+        }
         let of_ranges = ranges.first().map(|range| range.volume.clone());
         let of_conditions = conditions.first().map(|condition| condition.volume.clone());
         let Some(first) = of_ranges.or(of_conditions) else {
@@ -710,15 +800,30 @@ impl NativeVolume for RealVolume {
         let core = current().ok_or(NativeError::Stopping)?;
         let mut passes = Vec::new();
         let (mut dvols, mut marked) = (Vec::new(), Vec::new());
+        if let [(volume, epoch, name)] = &volumes[..]
+            && let Some(stripe) = volume.striped()
+        {
+            if volume.handle.layer.is_some() {
+                return Err(NativeError::ReadOnly);
+            }
+            if is_of_schedule(name) {
+                return Err(NOT_OF_SCHEDULE);
+            }
+            volume.check_settled()?;
+            let _pass = volume.enter_as(*epoch)?;
+            let dvol = (&volume.engine, volume.handle);
+            let taken = core.snapshot_striped(dvol, &stripe, name.clone()).await;
+            taken.map_err(|error| volume.error(error, true))?;
+            return Ok(vec![Lsn::ZERO]);
+        }
         for (volume, epoch, name) in &volumes {
+            volume.refuse_if_striped()?;
             if volume.handle.layer.is_some() {
                 return Err(NativeError::ReadOnly);
             }
             volume.check_settled()?;
             if is_of_schedule(name) {
-                return Err(NativeError::Invalid(
-                    "a SNAPSHOT named as only schedules name them",
-                ));
+                return Err(NOT_OF_SCHEDULE);
             }
             passes.push(volume.enter_as(*epoch)?);
             dvols.push((volume.handle, name.clone()));

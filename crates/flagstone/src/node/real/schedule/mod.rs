@@ -370,6 +370,9 @@ impl RealNode {
             return Err(error.next(next));
         }
         let target = self.target_to_change(&name, &doing)?;
+        if schedule.is_some() {
+            self.refuse_striped(&target, &doing)?;
+        }
         let place = target.place;
         self.on_volume(&target, &doing, move |core, dvol| async move {
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;

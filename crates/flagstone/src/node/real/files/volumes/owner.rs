@@ -12,6 +12,7 @@ use flagstone_types::{DvolId, LayerNo, Lsn};
 
 use crate::node::real::core::CoreNode;
 use crate::node::real::resize::{Resized, resize_here};
+use crate::node::real::stripes;
 use crate::node::real::volume::RealVolume;
 
 /// How often something is tried on a volume that others resize meanwhile.
@@ -152,7 +153,14 @@ fn find(core: &CoreNode, key: Key) -> Result<Found, FileError> {
 pub(super) fn look(core: &CoreNode, key: Key) -> Result<Look, FileError> {
     let found = find(core, key)?;
     let (engine, handle) = (found.engine, found.handle);
-    let size_bytes = engine.size_of(handle).map_err(of_dvol)?;
+    let own_bytes = engine.size_of(handle).map_err(of_dvol)?;
+    let stripe = core.names.stripe_of(key.id);
+    let size_bytes = match &stripe {
+        None => own_bytes,
+        Some(stripe) => stripes::size_of(stripe, &engine, handle).ok_or(FileError::Stale)?,
+    };
+    // Of a striped volume the others have about as much: they are on other cores.
+    let members = stripe.map_or(1, |stripe| stripe.members.len() as u64);
     let lsn = engine.lsn_of(handle).map_err(of_dvol)?;
     let changed_ns = found.taken_ns.unwrap_or_else(|| {
         let (started_ns, now_ns) = (core.started_ns, core.platform.wall_clock_ns());
@@ -161,7 +169,7 @@ pub(super) fn look(core: &CoreNode, key: Key) -> Result<Look, FileError> {
     });
     Ok(Look {
         size_bytes,
-        used_bytes: engine.mapped_bytes_of(handle).map_err(of_dvol)?,
+        used_bytes: engine.mapped_bytes_of(handle).map_err(of_dvol)? * members,
         changed_ns,
         is_read_only: engine.is_read_only(handle),
         lsn,
@@ -309,6 +317,9 @@ pub(super) async fn set(core: Rc<CoreNode>, key: Key, set: Set) -> Result<Change
             return Err(FileError::TooLarge);
         }
         let found = find(&core, key)?;
+        if core.names.stripe_of(key.id).is_some() {
+            return Err(FileError::NotOwner);
+        }
         let engine = core.engine(found.place).ok_or(FileError::Stale)?;
         let resized = resize_here(&core, &engine, found.handle, size_bytes, false);
         match resized.await.map_err(of_dvol)? {

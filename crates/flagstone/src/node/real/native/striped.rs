@@ -1,0 +1,154 @@
+//! What clients of the native protocol ask of a striped volume: what a disk can do, and its snapshots. What rests on LSNs, or is to be
+//! atomic over more than a member, isn't possible with it.
+
+use std::rc::Rc;
+
+use flagstone_device::transfer::Entered;
+use flagstone_gateway::native::volume::{NativeError, Parts, Terms};
+use flagstone_gateway::volume::{Payload, Piece, Stability, Volume, VolumeError};
+use flagstone_platform::IoBuf;
+use flagstone_types::Lsn;
+
+use crate::node::real::names::Stripe;
+use crate::node::real::stripes::OpenStripe;
+use crate::node::real::volume::{Admitted, RealVolume};
+
+/// Told of what rests on a volume's being one dvol.
+pub(super) const NOT_STRIPED: NativeError = NativeError::Invalid(
+    "the volume is striped, and this is possible with volumes of one dvol only",
+);
+
+fn parts_of_payload(payload: Payload) -> Parts {
+    let part = |piece| match piece {
+        Piece::Data(buf) => flagstone_gateway::native::volume::Part::Data(buf, None),
+        Piece::Zeros(len) => flagstone_gateway::native::volume::Part::Zeros(len),
+    };
+    payload.into_iter().map(part).collect()
+}
+
+impl RealVolume {
+    /// Refuses what isn't possible with a striped volume.
+    pub(super) fn refuse_if_striped(&self) -> Result<(), NativeError> {
+        match self.stripe {
+            None => Ok(()),
+            Some(_) => Err(NOT_STRIPED),
+        }
+    }
+
+    /// How it is striped, for what changes the volume itself.
+    pub(super) fn striped(&self) -> Option<std::sync::Arc<Stripe>> {
+        self.stripe.as_ref()?;
+        let core = crate::node::real::core::current()?;
+        core.names.stripe_of(self.handle.id)
+    }
+
+    /// What a client is told of an error of the whole.
+    pub(super) fn of_whole(&self, error: VolumeError, changing: bool) -> NativeError {
+        match error {
+            VolumeError::OutOfRange => NativeError::OutOfRange,
+            VolumeError::ReadOnly => NativeError::ReadOnly,
+            VolumeError::NoSpace => NativeError::NoSpace,
+            VolumeError::Corrupt => NativeError::Corrupt,
+            VolumeError::Device => NativeError::Device,
+            VolumeError::Fenced => NativeError::Fenced,
+            // Of a change some members may have made their part.
+            VolumeError::Gone if changing && !self.is_gone() => NativeError::Fenced,
+            VolumeError::Gone => self.went(),
+            VolumeError::HistoryForgotten => NativeError::Forgotten,
+            VolumeError::Unsupported => NOT_STRIPED,
+        }
+    }
+
+    /// The right to change it, for a writer of this epoch. The members give it its turns.
+    async fn admitted_on(&self, terms: &Terms) -> Result<(Entered<'_>, Admitted<'_>), NativeError> {
+        loop {
+            let served = self.served(terms).await?;
+            match self.admit_as(terms.epoch)? {
+                Some(admitted) => return Ok((served, admitted)),
+                None => drop(served),
+            }
+            self.in_time(self.notes.gate.opened(), terms).await?;
+        }
+    }
+
+    pub(super) async fn read_striped(
+        &self,
+        stripe: &Rc<OpenStripe>,
+        terms: &Terms,
+        offset_bytes: u64,
+        len_bytes: u32,
+    ) -> Result<Parts, NativeError> {
+        let began = self.begin();
+        let served = self.served(terms).await?;
+        let reading = self.reading();
+        let read = stripe.volume.read(offset_bytes, len_bytes).await;
+        drop((served, reading));
+        let read = self.finish_as(began, &self.counters.read, len_bytes.into(), read);
+        read.map(parts_of_payload)
+            .map_err(|error| self.of_whole(error, false))
+    }
+
+    pub(super) async fn write_striped(
+        &self,
+        stripe: &Rc<OpenStripe>,
+        terms: &Terms,
+        offset_bytes: u64,
+        data: IoBuf,
+        stability: Stability,
+    ) -> Result<Lsn, NativeError> {
+        let began = self.begin_change(stability);
+        let len = data.len() as u64;
+        let admitted = self.admitted_on(terms).await?;
+        let written = stripe.volume.write(offset_bytes, data, stability).await;
+        drop(admitted);
+        self.tell_changed();
+        let written = self.finish_as(began, &self.counters.write, len, written);
+        written
+            .map(|()| Lsn::ZERO)
+            .map_err(|error| self.of_whole(error, true))
+    }
+
+    pub(super) async fn clear_striped(
+        &self,
+        stripe: &Rc<OpenStripe>,
+        terms: &Terms,
+        (offset_bytes, len_bytes): (u64, u64),
+        keep_space: Option<bool>,
+        stability: Stability,
+    ) -> Result<Lsn, NativeError> {
+        let began = self.begin_change(stability);
+        let admitted = self.admitted_on(terms).await?;
+        let volume = &stripe.volume;
+        let cleared = match keep_space {
+            None => {
+                let clearing = volume.deallocate(offset_bytes, len_bytes, stability);
+                clearing.await
+            }
+            Some(keep) => {
+                let clearing = volume.write_zeroes(offset_bytes, len_bytes, keep, stability);
+                clearing.await
+            }
+        };
+        drop(admitted);
+        self.tell_changed();
+        let cleared = self.finish_as(began, &self.counters.trim, len_bytes, cleared);
+        cleared
+            .map(|()| Lsn::ZERO)
+            .map_err(|error| self.of_whole(error, true))
+    }
+
+    pub(super) async fn flush_striped(
+        &self,
+        stripe: &Rc<OpenStripe>,
+        terms: &Terms,
+    ) -> Result<Lsn, NativeError> {
+        let began = self.begin();
+        let served = self.served(terms).await?;
+        let flushed = stripe.volume.flush().await;
+        drop(served);
+        let flushed = self.finish_as(began, &self.counters.flush, 0, flushed);
+        flushed
+            .map(|()| Lsn::ZERO)
+            .map_err(|error| self.of_whole(error, true))
+    }
+}

@@ -1,0 +1,609 @@
+//! What changes a striped volume itself: made, deleted, resized, and its snapshots. On the core of its first member, which has the others'
+//! cores do their part.
+//!
+//! Each is a number of steps, each durable before the next, and one of them decides. What a start makes of the others is in `start.rs`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_device::engine::{CreateDvol, DvolError, Engine, Handle, LayerInfo};
+use flagstone_gateway::striped::Layout;
+use flagstone_platform::Platform;
+use flagstone_runtime::UringPlatform;
+use flagstone_types::{DvolId, LayerNo};
+
+use super::{PAUSE_NS, TRIES_MAX, layer_taken};
+use crate::node::real::attributes::{StripePart, VolumeAttributes};
+use crate::node::real::core::{CoreNode, Unasked};
+use crate::node::real::engines::OwnedEngine;
+use crate::node::real::names::{Claim, Place, Stripe, member_name};
+use crate::node::real::resize::{Resized, resize_alone};
+use crate::node::{MovePoint, Slo, TokenText};
+
+/// A striped volume that is to be.
+pub(in crate::node::real) struct NewStriped {
+    pub(in crate::node::real) name: String,
+    pub(in crate::node::real) layout: Layout,
+    /// The core of each member.
+    pub(in crate::node::real) cores: Vec<usize>,
+    /// Index of the device.
+    pub(in crate::node::real) device: usize,
+    pub(in crate::node::real) size_bytes: u64,
+    pub(in crate::node::real) reserved_bytes: u64,
+    pub(in crate::node::real) slo: Slo,
+}
+
+/// Which part of a roll back was left undone.
+enum Undone {
+    /// Nothing was done.
+    All(DvolError),
+    /// Some members are rolled back: only the next start can go on.
+    Some(DvolError),
+}
+
+/// Attributes of a member other than the first.
+fn member_attributes(head: DvolId, number: usize) -> VolumeAttributes {
+    VolumeAttributes {
+        stripe: Some(StripePart::Member {
+            head,
+            number: u8::try_from(number).unwrap_or(u8::MAX),
+        }),
+        ..VolumeAttributes::default()
+    }
+}
+
+/// Changes what the first member says of the whole.
+pub(super) async fn set_head(
+    engine: &Engine<UringPlatform>,
+    handle: Handle,
+    size: Option<u64>,
+    rolls_to: Option<LayerNo>,
+) -> Result<(), DvolError> {
+    let mut attributes = VolumeAttributes::decode(&engine.attributes_of(handle)?);
+    let Some(StripePart::Head {
+        size_bytes,
+        rolling,
+        ..
+    }) = &mut attributes.stripe
+    else {
+        return Err(DvolError::Invalid);
+    };
+    *size_bytes = size.unwrap_or(*size_bytes);
+    *rolling = rolls_to;
+    engine.set_attributes(handle, attributes.encode()).await
+}
+
+/// What its members' snapshots of the same instant are called: only the first member's has the name that people give.
+fn layer_name(taken_ns: u64) -> String {
+    taken_ns.to_string()
+}
+
+impl CoreNode {
+    /// Has something done with a dvol where its journal is now. Again if that went to another core meanwhile.
+    pub(super) async fn on_member<R, F>(
+        self: &Rc<Self>,
+        id: DvolId,
+        work: impl Fn(Rc<CoreNode>, Rc<OwnedEngine>, Handle) -> F + Clone + Send + 'static,
+    ) -> Result<R, DvolError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        for _ in 0..TRIES_MAX {
+            let (name, place) = self.names.place_of(id).ok_or(DvolError::NotFound)?;
+            let work = work.clone();
+            let run = move |core: Rc<CoreNode>| async move {
+                let owned = core.engines.get(place.engine)?;
+                let dvol = owned.engine.dvol_with(id, &name)?;
+                Some(work(core, owned, dvol.handle).await)
+            };
+            let done = match place.core == self.index {
+                true => Ok(run(self.clone()).await),
+                false => self.ask(place.core, run).await,
+            };
+            let is_on_its_way = || {
+                let now = self.names.place_of(id);
+                self.names.is_moving(id) || now.is_none_or(|(_, now)| now != place)
+            };
+            match done {
+                Ok(Some(Err(DvolError::Stopping | DvolError::NotFound)) | None)
+                    if is_on_its_way() => {}
+                Ok(Some(done)) => return done,
+                Ok(None) => return Err(DvolError::NotFound),
+                Err(Unasked::Busy) => {}
+                Err(Unasked::Stopped) => return Err(DvolError::Stopping),
+            }
+            self.platform.sleep_ns(PAUSE_NS).await;
+        }
+        Err(DvolError::Busy)
+    }
+
+    /// Makes a striped volume, whose token it returns.
+    pub(in crate::node::real) async fn create_striped(
+        self: &Rc<Self>,
+        engine: usize,
+        new: NewStriped,
+        claim: Claim,
+    ) -> Result<(DvolId, TokenText), DvolError> {
+        let head = self.random_id();
+        let mut made = vec![head];
+        let created = self.create_members(engine, &new, &mut made).await;
+        let token = match created {
+            Ok(token) => token,
+            Err(error) => {
+                self.delete_members(made.into_iter().skip(1)).await;
+                return Err(error);
+            }
+        };
+        let stripe = Stripe::new(new.layout, made, new.size_bytes, new.slo);
+        let stripe = self.names.put_stripe(stripe);
+        self.divide_slo(&stripe, new.slo).await;
+        claim.came_to_be(Place {
+            core: self.index,
+            engine,
+            id: head,
+        });
+        Ok((head, token))
+    }
+
+    async fn create_members(
+        self: &Rc<Self>,
+        engine: usize,
+        new: &NewStriped,
+        made: &mut Vec<DvolId>,
+    ) -> Result<TokenText, DvolError> {
+        let (layout, device, head) = (new.layout, new.device, made[0]);
+        let part = |number, name| CreateDvol {
+            name,
+            id: Some(head),
+            size_bytes: layout.member_size_bytes(number, new.size_bytes),
+            reserved_bytes: layout.member_size_bytes(number, new.reserved_bytes),
+        };
+        for (number, core) in new.cores.iter().copied().enumerate().skip(1) {
+            let wanted = part(number, member_name(head, number));
+            let attributes = member_attributes(head, number).encode();
+            let work = move |core: Rc<CoreNode>| {
+                let wanted = CreateDvol {
+                    id: Some(core.random_id()),
+                    ..wanted.clone()
+                };
+                async move {
+                    let engine = core.engines.first_of(device).ok_or(DvolError::Stopping)?;
+                    let owned = core.owned(engine)?;
+                    let _made = owned.made_in().await?;
+                    let name = wanted.name.clone();
+                    let handle = owned.engine.create_with(wanted, attributes).await?;
+                    let place = Place {
+                        core: core.index,
+                        engine,
+                        id: handle.id,
+                    };
+                    core.names.member_came(name, place);
+                    Ok(handle.id)
+                }
+            };
+            made.push(self.ask_until(core, work).await?);
+        }
+        self.at(MovePoint::StripeMade).await;
+        let attributes = VolumeAttributes {
+            slo: new.slo,
+            stripe: Some(StripePart::Head {
+                layout,
+                size_bytes: new.size_bytes,
+                rolling: None,
+            }),
+            ..VolumeAttributes::default()
+        };
+        let first = part(0, new.name.clone());
+        let (_, token) = self
+            .create_volume(engine, first, attributes.encode())
+            .await?;
+        Ok(token)
+    }
+
+    /// Has a core do something, also if it is behind.
+    async fn ask_until<R, F>(
+        self: &Rc<Self>,
+        core: usize,
+        work: impl Fn(Rc<CoreNode>) -> F + Clone + Send + 'static,
+    ) -> Result<R, DvolError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, DvolError>> + 'static,
+    {
+        for _ in 0..TRIES_MAX {
+            match self.ask(core, work.clone()).await {
+                Ok(done) => return done,
+                Err(Unasked::Stopped) => return Err(DvolError::Stopping),
+                Err(Unasked::Busy) => self.platform.sleep_ns(PAUSE_NS).await,
+            }
+        }
+        Err(DvolError::Busy)
+    }
+
+    /// Deletes members that no volume has any more. What can't be, the next start deletes.
+    pub(in crate::node::real) async fn delete_members(
+        self: &Rc<Self>,
+        members: impl IntoIterator<Item = DvolId>,
+    ) {
+        self.at(MovePoint::StripeDeleted).await;
+        for id in members {
+            let deleted = self.on_member(id, move |core, owned, handle| async move {
+                owned.engine.delete(handle, true).await?;
+                core.forget(id);
+                core.names.deleted(id);
+                Ok(())
+            });
+            if let Err(error) = deleted.await {
+                tracing::warn!(
+                    member = %id,
+                    "a part of a striped volume that was deleted stays until the next start: {error}"
+                );
+            }
+        }
+    }
+
+    /// Has each member go by its part of this.
+    pub(in crate::node::real) async fn divide_slo(self: &Rc<Self>, stripe: &Stripe, slo: Slo) {
+        stripe.set_slo(slo);
+        for id in stripe.members.iter().copied() {
+            let part = stripe.slo_of(id);
+            let set = self.on_member(id, move |core, _, _| async move {
+                core.set_slo(id, &part);
+                Ok(())
+            });
+            // One that isn't there has nothing to go by.
+            let _ = set.await;
+        }
+    }
+
+    /// Changes the size of a striped volume, and with it what is reserved for one of which all is.
+    pub(in crate::node::real) async fn resize_striped(
+        self: &Rc<Self>,
+        (engine, dvol): (&Engine<UringPlatform>, Handle),
+        stripe: &Arc<Stripe>,
+        size_bytes: u64,
+        allow_data_loss: bool,
+    ) -> Result<Resized, DvolError> {
+        let sizing = self.sizing(dvol.id);
+        let _turn = sizing.take(1).await;
+        self.check_settled(dvol.id)?;
+        let before = stripe.size_bytes().ok_or(DvolError::NotFound)?;
+        if size_bytes < before && !allow_data_loss {
+            return Ok(Resized::WouldShrink(before));
+        }
+        if size_bytes < before {
+            // What is on its way behind the new end comes first.
+            let gate = self.notes_of(dvol.id).gate.clone();
+            gate.hold().await;
+            let set = set_head(engine, dvol, Some(size_bytes), None).await;
+            if set.is_ok() {
+                stripe.set_size(size_bytes);
+            }
+            gate.release();
+            set?;
+            self.at(MovePoint::StripeShrunk).await;
+        }
+        for (number, id) in stripe.others() {
+            let part = stripe.layout.member_size_bytes(number, size_bytes);
+            let resized = self.on_member(id, move |_, owned, handle| async move {
+                resize_alone(&owned.engine, handle, part, true)
+                    .await
+                    .map(drop)
+            });
+            resized.await?;
+        }
+        let part = stripe.layout.member_size_bytes(0, size_bytes);
+        resize_alone(engine, dvol, part, true).await?;
+        if size_bytes > before {
+            self.at(MovePoint::StripeGrown).await;
+            set_head(engine, dvol, Some(size_bytes), None).await?;
+            stripe.set_size(size_bytes);
+        }
+        Ok(Resized::Done)
+    }
+
+    /// Sets so many bytes aside for a striped volume, each member its part.
+    pub(in crate::node::real) async fn reserve_striped(
+        self: &Rc<Self>,
+        dvol: Handle,
+        stripe: &Arc<Stripe>,
+        bytes: Option<u64>,
+    ) -> Result<(), DvolError> {
+        let sizing = self.sizing(dvol.id);
+        let _turn = sizing.take(1).await;
+        self.check_settled(dvol.id)?;
+        let size = stripe.size_bytes().ok_or(DvolError::NotFound)?;
+        let bytes = bytes.unwrap_or(size);
+        let mut before = Vec::new();
+        for (number, id) in stripe.members.iter().copied().enumerate() {
+            let part = stripe.layout.member_size_bytes(number, bytes);
+            let reserved = self.on_member(id, move |_, owned, handle| async move {
+                let (_, before) = owned.engine.usage_of(handle)?;
+                owned.engine.set_reserved(handle, part).await?;
+                Ok(before)
+            });
+            match reserved.await {
+                Ok(was) => before.push((id, was)),
+                Err(error) => {
+                    // What it had it can have again.
+                    for (id, was) in before {
+                        let back = self.on_member(id, move |_, owned, handle| async move {
+                            owned.engine.set_reserved(handle, was).await
+                        });
+                        let _ = back.await;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a snapshot of all members in one instant: nothing is changed meanwhile.
+    pub(in crate::node::real) async fn snapshot_striped(
+        self: &Rc<Self>,
+        (engine, dvol): (&Engine<UringPlatform>, Handle),
+        stripe: &Arc<Stripe>,
+        name: String,
+    ) -> Result<(), DvolError> {
+        let sizing = self.sizing(dvol.id);
+        let _turn = sizing.take(1).await;
+        self.check_settled(dvol.id)?;
+        if engine.layer(dvol.id, &name).is_some() {
+            return Err(DvolError::AlreadyExists);
+        }
+        let layers = engine.layers(dvol.id).into_iter();
+        let last = layers.map(|layer| layer.created_ns).max().unwrap_or(0);
+        // By this they are told apart, so no two may have the same.
+        let taken_ns = self.platform.wall_clock_ns().max(last + 1);
+        let gate = self.notes_of(dvol.id).gate.clone();
+        gate.hold().await;
+        let taken = self
+            .snapshot_members(engine, dvol, stripe, taken_ns, name)
+            .await;
+        gate.release();
+        if taken.is_err() {
+            self.delete_layers(stripe, taken_ns).await;
+        }
+        taken
+    }
+
+    async fn snapshot_members(
+        self: &Rc<Self>,
+        engine: &Engine<UringPlatform>,
+        dvol: Handle,
+        stripe: &Arc<Stripe>,
+        taken_ns: u64,
+        name: String,
+    ) -> Result<(), DvolError> {
+        for (_, id) in stripe.others() {
+            let taken = self.on_member(id, move |_, owned, handle| async move {
+                let named = [(handle, layer_name(taken_ns))];
+                owned.engine.snapshot_at(&named, taken_ns).await.map(drop)
+            });
+            taken.await?;
+        }
+        self.at(MovePoint::StripeSnapped).await;
+        engine
+            .snapshot_at(&[(dvol, name)], taken_ns)
+            .await
+            .map(drop)
+    }
+
+    /// Deletes members' snapshots that the volume doesn't have. What can't be, the next start deletes.
+    async fn delete_layers(self: &Rc<Self>, stripe: &Arc<Stripe>, taken_ns: u64) {
+        for (_, id) in stripe.others() {
+            let deleted = self.on_member(id, move |_, owned, _| async move {
+                match layer_taken(&owned.engine, id, taken_ns) {
+                    Some(layer) => owned.engine.delete_layer(layer).await,
+                    None => Ok(()),
+                }
+            });
+            if let Err(error) = deleted.await {
+                tracing::warn!(
+                    member = %id,
+                    "a part of a snapshot that was deleted stays until the next start: {error}"
+                );
+            }
+        }
+    }
+
+    /// Deletes a snapshot.
+    pub(in crate::node::real) async fn delete_striped_layer(
+        self: &Rc<Self>,
+        engine: &Engine<UringPlatform>,
+        stripe: &Arc<Stripe>,
+        layer: Handle,
+    ) -> Result<(), DvolError> {
+        let sizing = self.sizing(layer.id);
+        let _turn = sizing.take(1).await;
+        self.check_settled(layer.id)?;
+        let taken_ns = super::taken_ns(engine, layer).ok_or(DvolError::NotFound)?;
+        engine.delete_layer(layer).await?;
+        self.at(MovePoint::StripeUnsnapped).await;
+        self.delete_layers(stripe, taken_ns).await;
+        Ok(())
+    }
+
+    /// Makes it what it was when a snapshot was taken. Meanwhile nobody reads or changes it.
+    pub(in crate::node::real) async fn roll_striped_back(
+        self: &Rc<Self>,
+        (engine, dvol): (&Engine<UringPlatform>, Handle),
+        stripe: &Arc<Stripe>,
+        layer: &LayerInfo,
+    ) -> Result<(), DvolError> {
+        let sizing = self.sizing(dvol.id);
+        let _turn = sizing.take(1).await;
+        self.check_settled(dvol.id)?;
+        let notes = self.notes_of(dvol.id);
+        notes.gate.hold().await;
+        notes.reads.hold().await;
+        match self.roll_members_back(engine, dvol, stripe, layer).await {
+            Ok(()) => {}
+            Err(Undone::All(error)) => {
+                notes.reads.release();
+                notes.gate.release();
+                return Err(error);
+            }
+            Err(Undone::Some(error)) => {
+                // Neither what it was nor what it is to be: who has it open waits, and nobody opens it.
+                self.names.begin_receiving(dvol.id);
+                tracing::error!(
+                    volume = %dvol.id,
+                    "rolling a striped volume back has failed half way: {error}; it stays closed until the next start, which goes on"
+                );
+                return Err(error);
+            }
+        }
+        notes.reads.release();
+        notes.gate.release();
+        notes.change.tell(self.platform.wall_clock_ns());
+        Ok(())
+    }
+
+    async fn roll_members_back(
+        self: &Rc<Self>,
+        engine: &Engine<UringPlatform>,
+        dvol: Handle,
+        stripe: &Arc<Stripe>,
+        layer: &LayerInfo,
+    ) -> Result<(), Undone> {
+        let found = VolumeAttributes::decode(&layer.attributes).stripe;
+        let (Some(StripePart::Head { size_bytes, .. }), Some(number)) = (found, layer.handle.layer)
+        else {
+            return Err(Undone::All(DvolError::NotFound));
+        };
+        let begun = set_head(engine, dvol, None, Some(number)).await;
+        begun.map_err(Undone::All)?;
+        self.at(MovePoint::StripeRolling).await;
+        let taken_ns = layer.created_ns;
+        for (number, id) in stripe.others() {
+            let rolled = self.on_member(id, move |_, owned, handle| async move {
+                let layer = layer_taken(&owned.engine, id, taken_ns);
+                let layer = layer.ok_or(DvolError::NotFound)?;
+                owned.engine.roll_back(handle, layer).await
+            });
+            if let Err(error) = rolled.await {
+                if number == 1 && set_head(engine, dvol, None, None).await.is_ok() {
+                    return Err(Undone::All(error));
+                }
+                return Err(Undone::Some(error));
+            }
+        }
+        self.at(MovePoint::StripeRolled).await;
+        let rolled = engine.roll_back(dvol, layer.handle).await;
+        rolled.map_err(Undone::Some)?;
+        let ended = set_head(engine, dvol, Some(size_bytes), None).await;
+        ended.map_err(Undone::Some)?;
+        stripe.set_size(size_bytes);
+        Ok(())
+    }
+
+    /// Makes a new volume of it as it is now, or was when a snapshot was taken. Nothing is copied.
+    pub(in crate::node::real) async fn clone_striped(
+        self: &Rc<Self>,
+        (owned, dvol): (&OwnedEngine, Handle),
+        stripe: &Arc<Stripe>,
+        layer: Option<LayerInfo>,
+        (new_name, claim): (String, Claim),
+    ) -> Result<(), DvolError> {
+        let sizing = self.sizing(dvol.id);
+        let _turn = sizing.take(1).await;
+        let size_bytes = match &layer {
+            None => {
+                self.check_settled(dvol.id)?;
+                stripe.size_bytes()
+            }
+            Some(layer) => match VolumeAttributes::decode(&layer.attributes).stripe {
+                Some(StripePart::Head { size_bytes, .. }) => Some(size_bytes),
+                _ => None,
+            },
+        };
+        let size_bytes = size_bytes.ok_or(DvolError::NotFound)?;
+        let gate = self.notes_of(dvol.id).gate.clone();
+        if layer.is_none() {
+            gate.hold().await;
+        }
+        let mut made = vec![self.random_id()];
+        let source = (owned, layer.as_ref().map_or(dvol, |layer| layer.handle));
+        let taken_ns = layer.as_ref().map(|layer| layer.created_ns);
+        let wanted = (new_name, size_bytes);
+        let cloned = self
+            .clone_members(source, stripe, taken_ns, wanted, &mut made)
+            .await;
+        if layer.is_none() {
+            gate.release();
+        }
+        if let Err(error) = cloned {
+            self.delete_members(made.into_iter().skip(1)).await;
+            return Err(error);
+        }
+        let id = made[0];
+        let slo = Slo::default();
+        let clone = Stripe::new(stripe.layout, made, size_bytes, slo);
+        let clone = self.names.put_stripe(clone);
+        self.divide_slo(&clone, slo).await;
+        claim.came_to_be(Place {
+            core: self.index,
+            engine: owned.number,
+            id,
+        });
+        Ok(())
+    }
+
+    async fn clone_members(
+        self: &Rc<Self>,
+        (owned, source): (&OwnedEngine, Handle),
+        stripe: &Arc<Stripe>,
+        taken_ns: Option<u64>,
+        (new_name, size_bytes): (String, u64),
+        made: &mut Vec<DvolId>,
+    ) -> Result<(), DvolError> {
+        let head = made[0];
+        let new = |name, id| CreateDvol {
+            name,
+            id: Some(id),
+            size_bytes: 0,
+            reserved_bytes: 0,
+        };
+        for (number, id) in stripe.others() {
+            let cloned = self.on_member(id, move |core, owned, handle| async move {
+                let _made = owned.made_in().await?;
+                let source = match taken_ns {
+                    None => Some(handle),
+                    Some(taken_ns) => layer_taken(&owned.engine, id, taken_ns),
+                };
+                let source = source.ok_or(DvolError::NotFound)?;
+                let name = member_name(head, number);
+                let new = new(name.clone(), core.random_id());
+                let attributes = member_attributes(head, number).encode();
+                let clone = owned.engine.clone_with(source, new, attributes).await?;
+                let place = Place {
+                    core: core.index,
+                    engine: owned.number,
+                    id: clone.id,
+                };
+                core.names.member_came(name, place);
+                Ok(clone.id)
+            });
+            made.push(cloned.await?);
+        }
+        let _made = owned.made_in().await?;
+        let attributes = VolumeAttributes {
+            stripe: Some(StripePart::Head {
+                layout: stripe.layout,
+                size_bytes,
+                rolling: None,
+            }),
+            ..VolumeAttributes::default()
+        };
+        let new = new(new_name, head);
+        let clone = owned
+            .engine
+            .clone_with(source, new, attributes.encode())
+            .await?;
+        debug_assert_eq!(clone.id, head, "it has the id that it was given");
+        Ok(())
+    }
+}

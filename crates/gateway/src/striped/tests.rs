@@ -1,0 +1,6 @@
+//! Striped volumes over members in memory.
+
+mod arithmetic;
+mod histories;
+mod member;
+mod together;
