@@ -16,8 +16,12 @@ use flagstone::node::{
     PageQuery, Rates, Reservation, Slo, SloLimit, SloPromise, SnapshotSchedule, VolumeInfo,
     VolumeSpec,
 };
+use flagstone_client::{Durability, Target};
+use flagstone_platform::IoBuf;
+use flagstone_types::Lsn;
 use flagstone_wire::Status;
 
+use crate::between::with_client;
 use crate::client::{self, Client};
 use crate::native::client::Native;
 use crate::native::{addresses, listening};
@@ -246,6 +250,82 @@ fn clients_of_the_native_protocol_have_it_as_well() {
     );
     let behind = native.read(open, SIZE - 10, 20);
     assert_eq!(behind.status(), Status::OutOfRange);
+}
+
+/// All that a client can do with it, and what it can't.
+#[test]
+fn the_client_library_knows_no_difference() {
+    let scene = scene();
+    let token = create(&scene, "hot", 3).token.expect("a token");
+    // From another core's address it is sent on.
+    let core = show(&scene, "hot").core as usize;
+    let address = addresses(&scene)[1 - core];
+    let target = Target::Name("hot".to_owned());
+    let used = with_client(address, target, &token, |_, volume| async move {
+        let at = UNIT - 4096;
+        let data = filled(&mut Random(4), 3 * UNIT);
+        assert_eq!(volume.describe().await.expect("told").size_bytes, SIZE);
+        let wrote = volume.write(at, IoBuf::copy_of(&data), Durability::Visible);
+        wrote.await.expect("written");
+        volume.flush().await.expect("flushed");
+        volume.snapshot("s").await.expect("taken");
+        let zero = volume.zero(at, UNIT, false, Durability::Durable);
+        zero.await.expect("zeros");
+        let gone = volume.deallocate(at + UNIT, UNIT, Durability::Durable);
+        gone.await.expect("given back");
+        let mut now = data.clone();
+        now[..2 * UNIT as usize].fill(0);
+        let read = volume.read(at, 3 * UNIT).await.expect("read");
+        assert_same(&read, &now, "changed");
+        let runs = volume.allocation(0, SIZE, 100).await.expect("told");
+        let marked = runs.iter().filter(|run| run.is_marked);
+        assert_eq!(marked.map(|run| run.len_bytes).sum::<u64>(), UNIT);
+        assert_eq!(runs.iter().map(|run| run.len_bytes).sum::<u64>(), SIZE);
+        volume.roll_back("s").await.expect("rolled back");
+        let read = volume.read(at, 3 * UNIT).await.expect("read");
+        assert_same(&read, &data, "rolled back");
+        let snapshots = volume.snapshots().await.expect("told");
+        assert_eq!(snapshots.len(), 1);
+        assert_eq!(snapshots[0].size_bytes, SIZE);
+        volume.delete_snapshot("s").await.expect("is deleted");
+        volume.reserve(MIB).await.expect("reserved");
+        volume.resize(SIZE + MIB).await.expect("resized");
+        assert_eq!(
+            volume.describe().await.expect("told").size_bytes,
+            SIZE + MIB
+        );
+        let wrote = volume.write(
+            SIZE + MIB - 4096,
+            IoBuf::copy_of(&[7; 4096]),
+            Durability::Durable,
+        );
+        wrote.await.expect("written");
+        // What rests on its being one dvol.
+        let blocks = || IoBuf::copy_of(&[0; 4096]);
+        let refused = [
+            volume
+                .compare_and_swap(0, blocks(), blocks(), Durability::Durable)
+                .await
+                .expect_err("is refused"),
+            volume
+                .write_with_metadata(0, blocks(), 5, Durability::Durable)
+                .await
+                .expect_err("is refused"),
+            volume.read_metadata(0, 4096).await.expect_err("is refused"),
+            volume
+                .changed_since(0, 4096, Lsn::ZERO, 10)
+                .await
+                .expect_err("is refused"),
+        ];
+        for error in refused {
+            assert!(error.to_string().contains("striped"), "{error}");
+        }
+        volume.close().await;
+    });
+    used.join().expect("used");
+    let info = show(&scene, "hot");
+    assert_eq!((info.size_bytes, info.snapshot_count), (SIZE + MIB, 0));
+    assert!(info.reserved_bytes >= MIB);
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod readme;
 mod rpc;
 pub(crate) mod scene;
 mod space;
+mod stripes;
 mod vm;
 
 pub(crate) use kernel::history;
@@ -64,7 +65,7 @@ pub(crate) struct Arguments {
 /// How long some of the scenarios go on.
 #[derive(Args, Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Scale {
-    /// `crash` and `files`: how often the node is killed. For `moves`, an eighth of it.
+    /// `crash` and `files`: how often the node is killed. For `moves` and `stripes`, an eighth of it.
     #[arg(long, default_value_t = 50)]
     crashes: u32,
     /// In CI it is less often for `files`.
@@ -154,7 +155,7 @@ const SCENARIO_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// How long it may take to notice that all its processes were killed.
 const SCENARIO_END_LIMIT: Duration = Duration::from_secs(120);
 
-/// `moves` kills the node once where `crash` does so often.
+/// `moves` and `stripes` kill the node once where `crash` does so often.
 const KILLS_PART: u32 = 8;
 
 struct Scenario {
@@ -175,7 +176,7 @@ enum Network {
     Own,
 }
 
-const SCENARIOS: [Scenario; 17] = [
+const SCENARIOS: [Scenario; 18] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
@@ -196,6 +197,13 @@ const SCENARIOS: [Scenario; 17] = [
         in_ci: true,
         network: Network::Machines,
         run: |scene, scale| moves::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
+    },
+    Scenario {
+        name: "stripes",
+        about: "a volume striped over two cores, whose journals go from one to the other: under fio, then under kill -9 with all that can be done with it",
+        in_ci: true,
+        network: Network::Machines,
+        run: |scene, scale| stripes::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
     Scenario {
         name: "between",

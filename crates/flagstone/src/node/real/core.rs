@@ -797,6 +797,10 @@ impl VolumeDirectory for Directory {
         let Some(place) = self.core.names.find(volume) else {
             return Vec::new();
         };
+        if self.core.names.stripe_of(place.id).is_some() {
+            // Nothing can be compared with them.
+            return Vec::new();
+        }
         let layers = self.core.engine(place.engine).map(|e| e.layers(place.id));
         let layers = layers.unwrap_or_default().into_iter();
         layers.map(|layer| layer.name).collect()

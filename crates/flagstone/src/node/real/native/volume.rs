@@ -582,9 +582,17 @@ impl NativeVolume for RealVolume {
     }
 
     async fn reserve(&self, terms: &Terms, bytes: u64) -> Result<(), NativeError> {
-        self.refuse_if_striped()?;
         let core = current().ok_or(NativeError::Stopping)?;
+        let stripe = self.striped();
         let done = self.change_itself(terms, || async {
+            if let Some(stripe) = stripe {
+                let size_bytes = stripe.size_bytes().ok_or(DvolError::NotFound)?;
+                if check_reservation(bytes, size_bytes, "").is_err() {
+                    return Ok(false);
+                }
+                let reserving = core.reserve_striped(self.handle, &stripe, Some(bytes));
+                return reserving.await.map(|()| true);
+            }
             let sizing = core.sizing(self.handle.id);
             let _turn = sizing.take(1).await;
             core.check_settled(self.handle.id)?;
