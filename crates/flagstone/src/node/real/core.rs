@@ -20,7 +20,7 @@ use flagstone_tls::ServerTls;
 use flagstone_types::{DvolId, Lsn};
 
 use super::access::Access;
-use super::attributes::VolumeAttributes;
+use super::attributes::{StripePart, VolumeAttributes};
 use super::background;
 use super::between::Between;
 use super::between::arrivals::CoreArrivals;
@@ -85,6 +85,9 @@ pub(super) struct Known {
     pub(super) move_hooks: MoveHooks,
 }
 
+/// What a core asks of members of striped volumes at a time: of its mailbox with 1,024 places a core needs some for other things.
+const ASKED_OF_MEMBERS_MAX: u64 = 64;
+
 /// How long a tenant is kept that nobody uses.
 const LINGER_NS: u64 = 10_000_000_000;
 
@@ -125,6 +128,8 @@ pub(super) struct CoreNode {
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
     /// Of what is asked of members of striped volumes: the whole is counted.
     pub(super) uncounted: Rc<VolumeCounters>,
+    /// Room for what this core asks of members of striped volumes on others.
+    pub(super) asked_of_members: Budget,
     /// Turns at each device of the node.
     pub(super) turns: Vec<Turns<UringPlatform>>,
     /// Of volumes that have another SLO than all.
@@ -203,6 +208,7 @@ impl CoreNode {
             identity: known.identity,
             counters: RefCell::default(),
             uncounted: Rc::default(),
+            asked_of_members: Budget::new(ASKED_OF_MEMBERS_MAX),
             turns,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
@@ -449,6 +455,7 @@ impl CoreNode {
         self.slos.borrow_mut().remove(&id);
         self.tenants.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&id);
+        self.notes.borrow_mut().remove(&DvolId(!id.0));
         self.schedules.forget(id);
     }
 
@@ -498,20 +505,26 @@ impl CoreNode {
     /// A volume, or a snapshot of one, to be read and written. `None` while a stream is being received into it: what it
     /// has then is neither of two states.
     pub(super) fn volume(&self, engine: usize, handle: Handle) -> Option<RealVolume> {
-        if handle.layer.is_none() && self.names.is_receiving(handle.id) {
+        let is_receiving = handle.layer.is_none() && self.names.is_receiving(handle.id);
+        if is_receiving || self.names.is_unwhole(handle.id) {
             return None;
         }
         let volume = self.volume_alone(engine, handle)?;
-        Some(RealVolume {
-            stripe: self.open_stripe(&volume.engine, handle),
-            ..volume
-        })
+        let attributes = volume.engine.attributes_of(handle).ok()?;
+        let stripe = match VolumeAttributes::decode(&attributes).stripe {
+            None => None,
+            // One that isn't whole is not to be taken for what one member has.
+            Some(StripePart::Head { .. }) => Some(self.open_stripe(&volume.engine, handle)?),
+            Some(StripePart::Member { .. }) => return None,
+        };
+        Some(RealVolume { stripe, ..volume })
     }
 
     /// Refuses a change of a volume that a stream is being received into, or that is being moved. Asked on the core, right before the change:
     /// whoever closes the volume waits for those that were let through.
     pub(super) fn check_settled(&self, id: DvolId) -> Result<(), DvolError> {
-        match self.names.is_receiving(id) || self.names.is_moving(id) {
+        let is_moving = self.names.is_moving(id);
+        match self.names.is_receiving(id) || is_moving || self.names.is_unwhole(id) {
             true => Err(DvolError::Busy),
             false => Ok(()),
         }
@@ -551,6 +564,7 @@ impl CoreNode {
         self.sizing.borrow_mut().remove(&id);
         self.tenants.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&id);
+        self.notes.borrow_mut().remove(&DvolId(!id.0));
         match here {
             true => self.set_slo(id, slo),
             false => {
@@ -680,8 +694,8 @@ impl CoreNode {
         }
     }
 
-    /// Stops serving: connections first, then the filesystems, then the engines.
-    pub(super) async fn stop(&self) -> Result<(), String> {
+    /// Stops serving clients of volumes. All cores do before one of them stops its engines: volumes may have members on several.
+    pub(super) async fn stop_serving(&self) {
         self.stopping.set(true);
         self.schedules.wake();
         if let Some(server) = self.nbd()
@@ -697,6 +711,11 @@ impl CoreNode {
                 "clients of the native protocol that did not take their answers are cut off"
             );
         }
+    }
+
+    /// Stops serving: connections first, then the filesystems, then the engines.
+    pub(super) async fn stop(&self) -> Result<(), String> {
+        self.stop_serving().await;
         self.files.stop(self.stop_grace_ns).await;
         let mut failed = None;
         for (_, owned) in self.engines.all() {

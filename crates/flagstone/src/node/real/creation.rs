@@ -281,6 +281,7 @@ impl RealNode {
             None => self.target_to_change(&source.volume, &doing)?,
             Some(_) => self.target(&source.volume, &doing)?,
         };
+        self.refuse_unwhole(&target, &doing)?;
         self.clone_at(source, new_name, &target).await
     }
 
@@ -306,6 +307,7 @@ impl RealNode {
         let stripe = self.names.stripe_of(place.id);
         let cloned = self.on_volume(target, &doing, move |core, dvol| async move {
             let owned = core.owned(place.engine)?;
+            let _made = owned.made_in().await?;
             if let Some(stripe) = stripe {
                 let layer = match snapshot {
                     None => None,
@@ -319,7 +321,6 @@ impl RealNode {
                     .clone_striped((&owned, dvol), &stripe, layer, new)
                     .await;
             }
-            let _made = owned.made_in().await?;
             let engine = &owned.engine;
             let source = match snapshot {
                 None => {
@@ -389,7 +390,11 @@ impl RealNode {
 
     pub(super) async fn delete(&self, name: String, with_snapshots: bool) -> Result<(), NodeError> {
         let doing = format!("deleting volume '{name}'");
-        let target = self.target_to_change(&name, &doing)?;
+        let target = match self.target(&name, &doing)? {
+            // All that can be done with it.
+            target if self.names.is_unwhole(target.place.id) => target,
+            _ => self.target_to_change(&name, &doing)?,
+        };
         self.refuse_unconfirmed(target.place.id, &doing)?;
         let (place, named) = (target.place, name.clone());
         let names = self.names.clone();
@@ -397,6 +402,12 @@ impl RealNode {
         let deleted = self
             .on_volume(&target, &doing, move |core, dvol| async move {
                 let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
+                // Not in the middle of what is done with its members.
+                let sizing = core.sizing(dvol.id);
+                let _turn = match stripe {
+                    Some(_) => Some(sizing.take(1).await),
+                    None => None,
+                };
                 let is_fork = core.between.is_fork(dvol.id);
                 if core.check_not_moving(dvol.id).is_err()
                     || core.between.is_unconfirmed(dvol.id) && !is_fork

@@ -218,7 +218,11 @@ impl RealNode {
                 });
             let (mapped_bytes, reserved_bytes, journal) = match asked.await {
                 Ok(found) => found,
-                Err(error) if error.kind == NodeErrorKind::NotFound => continue,
+                // Nothing is known of it just now: its journal is closed, or on its way.
+                Err(error) if error.kind != NodeErrorKind::Internal => {
+                    let numbers = self.journal_numbers(found.device);
+                    (0, 0, (place.engine - numbers.start) as u16)
+                }
                 Err(error) => return Err(error),
             };
             whole.reserved_bytes += reserved_bytes;
@@ -642,6 +646,7 @@ impl RealNode {
         let mut snapshot = MetricsSnapshot::default();
         let mut counted_native = NativeCounters::default();
         let mut scheduled = schedule::Counted::default();
+        let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
         for (index, remote) in self.remotes.iter().enumerate() {
             let (volumes, files, counted, by_schedule) = self
                 .on_core(index, "collecting metrics", |core| async move {
@@ -659,15 +664,14 @@ impl RealNode {
                 counted_native.merge(&counted);
             }
             scheduled.merge(&by_schedule);
+            let has_stripes = self.names.has_stripes();
             for volume in volumes {
                 // Members of a striped volume are on several cores. Its operations are counted on the first one's.
-                let known = match self.names.has_stripes() {
-                    true => snapshot
-                        .volumes
-                        .iter_mut()
-                        .find(|v| v.volume == volume.volume),
-                    false => None,
-                };
+                let at = has_stripes.then(|| {
+                    let next = snapshot.volumes.len();
+                    *by_name.entry(volume.volume.clone()).or_insert(next)
+                });
+                let known = at.and_then(|at| snapshot.volumes.get_mut(at));
                 match known {
                     Some(known) if volume.is_idle() => known.turns.add(&volume.turns),
                     Some(known) => {

@@ -257,6 +257,13 @@ impl RealNode {
         }
         let mut result = Ok(());
         for core in 0..self.remotes.len() {
+            let stopping = self.on_core(core, "stopping the node", |core| async move {
+                core.stop_serving().await;
+            });
+            // One that has stopped already is told below.
+            let _ = stopping.await;
+        }
+        for core in 0..self.remotes.len() {
             let stopped = self
                 .on_core(core, "stopping the node", |core| async move {
                     core.stop().await

@@ -34,6 +34,7 @@ pub(super) struct Stripe {
     /// The dvols, in order; the first one is the volume.
     pub(super) members: Vec<DvolId>,
     size_bytes: AtomicU64,
+    /// It was deleted, or isn't whole.
     is_gone: AtomicBool,
     slo: Mutex<Slo>,
 }
@@ -66,10 +67,15 @@ impl Stripe {
         self.slo().part(number.unwrap_or(0), self.members.len())
     }
 
-    /// The volume's size in bytes. `None` once it was deleted.
+    /// The volume's size in bytes. `None` once it was deleted or closed.
     pub(super) fn size_bytes(&self) -> Option<u64> {
         let is_gone = self.is_gone.load(Ordering::Acquire);
         (!is_gone).then(|| self.size_bytes.load(Ordering::Acquire))
+    }
+
+    /// It isn't whole, and nobody reads or changes it before the next start has put it right.
+    pub(super) fn close(&self) {
+        self.is_gone.store(true, Ordering::Release);
     }
 
     /// It has so many bytes from now on.
@@ -156,6 +162,8 @@ struct Tables {
     stripes: BTreeMap<DvolId, Arc<Stripe>>,
     /// How many of them all are shown to nobody.
     hidden: u64,
+    /// Striped volumes that aren't whole: nobody opens, changes or copies them.
+    unwhole: BTreeSet<DvolId>,
     /// How often any of this has changed.
     changes: u64,
 }
@@ -185,6 +193,7 @@ impl Tables {
         self.aside.remove(&id);
         self.receiving.remove(&id);
         self.moving.remove(&id);
+        self.unwhole.remove(&id);
         self.changes += 1;
         if let Some(name) = self.by_id.remove(&id) {
             self.hidden -= u64::from(is_hidden(&name));
@@ -259,6 +268,9 @@ impl Names {
 
     /// Where `name` is, if it exists and is not just being created.
     pub(super) fn find(&self, name: &str) -> Option<Place> {
+        if is_hidden(name) {
+            return None;
+        }
         self.read(|t| t.by_name.get(name).copied())
             .filter(|place| place.id != DvolId(0))
     }
@@ -277,6 +289,21 @@ impl Names {
             }
         });
         stripe
+    }
+
+    /// A striped volume isn't whole, and is closed until the next start.
+    pub(super) fn close_stripe(&self, id: DvolId) {
+        self.write(|t| {
+            t.unwhole.insert(id);
+            if let Some(stripe) = t.stripes.get(&id) {
+                stripe.close();
+            }
+        });
+    }
+
+    /// Whether a striped volume isn't whole.
+    pub(super) fn is_unwhole(&self, id: DvolId) -> bool {
+        self.read(|t| t.unwhole.contains(&id))
     }
 
     /// Whether any volume is striped.

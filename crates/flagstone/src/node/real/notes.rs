@@ -36,6 +36,13 @@ impl LastChange {
         self.told_ns.set(self.told_ns.get().max(now_ns));
     }
 
+    /// The same, and later than whatever was said or seen before.
+    pub(super) fn tell_later(&self, now_ns: u64) {
+        let seen_ns = self.seen.get().map_or(0, |(_, ns)| ns);
+        let before_ns = self.told_ns.get().max(seen_ns);
+        self.told_ns.set(now_ns.max(before_ns + 1));
+    }
+
     /// When it was last changed, in nanoseconds since 1970, and not before `least_ns`. If it is not as it was at
     /// the last look, later than was said then, whatever the clock does and whether anybody has told or not.
     pub(super) fn look(&self, mark: Mark, least_ns: u64, now_ns: u64) -> u64 {

@@ -254,6 +254,7 @@ impl RealNode {
     /// Refuses a volume that a stream is being received into, or that is being moved.
     pub(super) fn target_to_change(&self, name: &str, doing: &str) -> Result<Target, NodeError> {
         let target = self.target(name, doing)?;
+        self.refuse_unwhole(&target, doing)?;
         if self.names.is_receiving(target.place.id) {
             return Err(receiving(doing));
         }

@@ -78,7 +78,9 @@ impl RealNode {
         since: Option<String>,
     ) -> Result<StreamSource, NodeError> {
         let doing = format!("sending snapshot '{snapshot}'");
-        self.refuse_striped(&self.target(&snapshot.volume, &doing)?, &doing)?;
+        let target = self.target(&snapshot.volume, &doing)?;
+        self.refuse_unwhole(&target, &doing)?;
+        self.refuse_striped(&target, &doing)?;
         let found = self.begin_stream(&snapshot, since.as_ref(), &doing).await?;
         let ((info, base), hold) = found.map_err(|why| {
             let since = since.unwrap_or_default();

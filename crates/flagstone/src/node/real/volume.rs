@@ -350,6 +350,11 @@ impl RealVolume {
         self.notes.change.tell(self.platform.wall_clock_ns());
     }
 
+    /// The same of a striped volume, of which no LSN tells: later than it was told before, whatever the clock does.
+    pub(super) fn tell_whole_changed(&self) {
+        self.notes.change.tell_later(self.platform.wall_clock_ns());
+    }
+
     /// Reads something here, when it is its turn: `turn` waits for one. What is large is read in parts, side by side and each in a turn of its
     /// own; what is written meanwhile may be in one of them and not in another.
     pub(super) async fn read_in_turns<'a, E: From<DvolError>, T>(

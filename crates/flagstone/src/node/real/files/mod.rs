@@ -17,6 +17,7 @@ mod settings;
 mod shown;
 mod turns;
 mod volumes;
+pub(super) use self::volumes::dvol_of;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -24,7 +24,7 @@ impl RealNode {
     }
 
     /// The numbers in the node of a device's journals, in order.
-    fn journal_numbers(&self, device: usize) -> std::ops::Range<usize> {
+    pub(in crate::node::real) fn journal_numbers(&self, device: usize) -> std::ops::Range<usize> {
         let first = self.journal_number(device, 0).unwrap_or(0);
         let found = self.devices.get(device);
         first..first + found.map_or(0, |found| found.journal_count)

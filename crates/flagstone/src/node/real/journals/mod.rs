@@ -26,6 +26,7 @@ use super::core::{CoreNode, Unasked};
 use super::engines::OwnedEngine;
 use super::files::has_store;
 use super::names::Place;
+use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::opening::OpenedEngine;
 use crate::node::{MovePoint, Slo};
@@ -243,6 +244,13 @@ impl CoreNode {
         // So that little is left to be written while clients wait.
         owned.engine.checkpoint().await.map_err(Stays::Failed)?;
         let began = self.platform.now();
+        // What is asked of a striped volume passes its first member's core, and its parts may have to enter this journal, and another one that
+        // goes: they are waited for while they can.
+        let wholes = self.wholes_of(&volumes);
+        for notes in &wholes {
+            notes.gate.hold().await;
+            notes.reads.hold().await;
+        }
         owned.serving.hold().await;
         self.at(MovePoint::JournalHeld).await;
         let passing = Passing {
@@ -254,6 +262,10 @@ impl CoreNode {
             Ok(handed) => handed,
             Err(error) => {
                 owned.serving.release();
+                for notes in &wholes {
+                    notes.gate.release();
+                    notes.reads.release();
+                }
                 return Err(Stays::Failed(error));
             }
         };
@@ -297,6 +309,13 @@ impl CoreNode {
         })
     }
 
+    /// The notes of those that are striped, whose first member is here.
+    fn wholes_of(&self, volumes: &[Volume]) -> Vec<Rc<VolumeNotes>> {
+        let ids = volumes.iter().map(|volume| volume.handle.id);
+        let wholes = ids.filter(|id| self.names.stripe_of(*id).is_some());
+        wholes.map(|id| self.notes_of(id)).collect()
+    }
+
     /// Its volumes are served at `home`, if anywhere, from this moment on. One step: nobody finds one in two places, or in none but then.
     fn leave(&self, owned: &OwnedEngine, home: Option<usize>, volumes: &[Volume]) {
         let number = owned.number;
@@ -305,6 +324,7 @@ impl CoreNode {
         for volume in volumes {
             let (handle, id) = (volume.handle, volume.handle.id);
             let notes = self.notes_of(id);
+            let as_member = self.notes_as_member(id);
             self.left(id, is_here, &volume.slo);
             let nth = self.names.changed_core(Place {
                 core,
@@ -313,6 +333,11 @@ impl CoreNode {
             });
             *notes.gone.borrow_mut() = Some(Rc::new(Gone::of(&owned.engine, handle, nth)));
             notes.gate.leave();
+            notes.reads.leave();
+            if let Some(notes) = as_member {
+                notes.gate.leave();
+                notes.reads.leave();
+            }
             if is_here {
                 // What was known of its last change is forgotten.
                 let now_ns = self.platform.wall_clock_ns();

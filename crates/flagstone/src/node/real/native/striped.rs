@@ -9,6 +9,7 @@ use flagstone_gateway::volume::{Payload, Piece, Stability, Volume, VolumeError};
 use flagstone_platform::IoBuf;
 use flagstone_types::Lsn;
 
+use super::volume::PART_BYTES;
 use crate::node::real::names::Stripe;
 use crate::node::real::stripes::OpenStripe;
 use crate::node::real::volume::{Admitted, RealVolume};
@@ -60,15 +61,19 @@ impl RealVolume {
     }
 
     /// The right to change it, for a writer of this epoch. The members give it its turns.
-    async fn admitted_on(&self, terms: &Terms) -> Result<(Entered<'_>, Admitted<'_>), NativeError> {
+    async fn admitted_on(&self, terms: &Terms) -> Result<Admitted<'_>, NativeError> {
         loop {
-            let served = self.served(terms).await?;
             match self.admit_as(terms.epoch)? {
-                Some(admitted) => return Ok((served, admitted)),
-                None => drop(served),
+                Some(admitted) => return Ok(admitted),
+                None => self.in_time(self.notes.gate.opened(), terms).await?,
             }
-            self.in_time(self.notes.gate.opened(), terms).await?;
         }
+    }
+
+    /// That it may be read as long as this is kept.
+    pub(super) async fn reading_on(&self, terms: &Terms) -> Result<Entered<'_>, NativeError> {
+        let entered = self.in_time(self.notes.reads.enter(), terms).await?;
+        entered.map_err(|_| self.went())
     }
 
     pub(super) async fn read_striped(
@@ -79,10 +84,9 @@ impl RealVolume {
         len_bytes: u32,
     ) -> Result<Parts, NativeError> {
         let began = self.begin();
-        let served = self.served(terms).await?;
-        let reading = self.reading();
+        let reading = self.reading_on(terms).await?;
         let read = stripe.volume.read(offset_bytes, len_bytes).await;
-        drop((served, reading));
+        drop(reading);
         let read = self.finish_as(began, &self.counters.read, len_bytes.into(), read);
         read.map(parts_of_payload)
             .map_err(|error| self.of_whole(error, false))
@@ -101,7 +105,7 @@ impl RealVolume {
         let admitted = self.admitted_on(terms).await?;
         let written = stripe.volume.write(offset_bytes, data, stability).await;
         drop(admitted);
-        self.tell_changed();
+        self.tell_whole_changed();
         let written = self.finish_as(began, &self.counters.write, len, written);
         written
             .map(|()| Lsn::ZERO)
@@ -124,13 +128,26 @@ impl RealVolume {
                 let clearing = volume.deallocate(offset_bytes, len_bytes, stability);
                 clearing.await
             }
-            Some(keep) => {
-                let clearing = volume.write_zeroes(offset_bytes, len_bytes, keep, stability);
+            Some(false) => {
+                let clearing = volume.write_zeroes(offset_bytes, len_bytes, false, stability);
                 clearing.await
+            }
+            // They are written, in as large parts as one member's are.
+            Some(true) => {
+                let part_bytes = PART_BYTES * volume.members().len() as u64;
+                let mut written = Ok(());
+                for done in (0..len_bytes).step_by(part_bytes as usize) {
+                    let (at, len) = (offset_bytes + done, part_bytes.min(len_bytes - done));
+                    written = volume.write_zeroes(at, len, true, stability).await;
+                    if written.is_err() {
+                        break;
+                    }
+                }
+                written
             }
         };
         drop(admitted);
-        self.tell_changed();
+        self.tell_whole_changed();
         let cleared = self.finish_as(began, &self.counters.trim, len_bytes, cleared);
         cleared
             .map(|()| Lsn::ZERO)
@@ -143,9 +160,9 @@ impl RealVolume {
         terms: &Terms,
     ) -> Result<Lsn, NativeError> {
         let began = self.begin();
-        let served = self.served(terms).await?;
+        let reading = self.reading_on(terms).await?;
         let flushed = stripe.volume.flush().await;
-        drop(served);
+        drop(reading);
         let flushed = self.finish_as(began, &self.counters.flush, 0, flushed);
         flushed
             .map(|()| Lsn::ZERO)

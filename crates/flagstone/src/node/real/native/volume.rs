@@ -30,7 +30,7 @@ use crate::node::real::volume::{
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
-const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
+pub(super) const PART_BYTES: u64 = engine::WRITE_MAX_BYTES;
 
 /// Told who takes a snapshot of a name that isn't theirs to give.
 const NOT_OF_SCHEDULE: NativeError =
@@ -420,7 +420,6 @@ impl NativeVolume for RealVolume {
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
         if let Some(stripe) = &self.stripe {
-            let _served = self.served(terms).await?;
             let found = self.allocation_whole(stripe, offset_bytes, len_bytes, runs_max);
             let run = |e: AllocationExtent| Run {
                 len_bytes: e.len_bytes,

@@ -17,7 +17,7 @@ use crate::node::real::attributes::{StripePart, VolumeAttributes};
 use crate::node::real::core::{CoreNode, Unasked};
 use crate::node::real::engines::OwnedEngine;
 use crate::node::real::names::{Claim, Place, Stripe, member_name};
-use crate::node::real::resize::{Resized, resize_alone};
+use crate::node::real::resize::Resized;
 use crate::node::{MovePoint, Slo, TokenText};
 
 /// A striped volume that is to be.
@@ -32,6 +32,10 @@ pub(in crate::node::real) struct NewStriped {
     pub(in crate::node::real) reserved_bytes: u64,
     pub(in crate::node::real) slo: Slo,
 }
+
+/// How often a member is rolled back that has no room for it, and the pause before it is tried again: two seconds in all.
+const ROLL_TRIES: u32 = 40;
+const ROLL_PAUSE_NS: u64 = 50_000_000;
 
 /// Which part of a roll back was left undone.
 enum Undone {
@@ -73,6 +77,27 @@ pub(super) async fn set_head(
     engine.set_attributes(handle, attributes.encode()).await
 }
 
+/// Gives a member another size: from what it is to have now, which it has unless an earlier change was left half done.
+async fn resize_member(
+    engine: &Engine<UringPlatform>,
+    handle: Handle,
+    (was, is): (u64, u64),
+    reserve: bool,
+) -> Result<(), DvolError> {
+    if is > was && engine.size_of(handle)? != was {
+        // What is behind the end that it should have had is not to be seen.
+        engine.resize(handle, was).await?;
+    }
+    if reserve && is > was {
+        engine.set_reserved(handle, is).await?;
+    }
+    engine.resize(handle, is).await?;
+    if reserve && is <= was {
+        engine.set_reserved(handle, is).await?;
+    }
+    Ok(())
+}
+
 /// What its members' snapshots of the same instant are called: only the first member's has the name that people give.
 fn layer_name(taken_ns: u64) -> String {
     taken_ns.to_string()
@@ -106,8 +131,9 @@ impl CoreNode {
                 self.names.is_moving(id) || now.is_none_or(|(_, now)| now != place)
             };
             match done {
-                Ok(Some(Err(DvolError::Stopping | DvolError::NotFound)) | None)
-                    if is_on_its_way() => {}
+                Ok(Some(Err(DvolError::NotFound)) | None) if is_on_its_way() => {}
+                // It goes, or has just come back: unless the node stops, its journal is served again soon.
+                Ok(Some(Err(DvolError::Stopping))) if !self.is_stopping() => {}
                 Ok(Some(done)) => return done,
                 Ok(None) => return Err(DvolError::NotFound),
                 Err(Unasked::Busy) => {}
@@ -272,6 +298,15 @@ impl CoreNode {
         if size_bytes < before && !allow_data_loss {
             return Ok(Resized::WouldShrink(before));
         }
+        let (layout, mut reserved) = (stripe.layout, 0);
+        for id in stripe.members.iter().copied() {
+            let usage = self.on_member(id, move |_, owned, handle| async move {
+                owned.engine.usage_of(handle)
+            });
+            reserved += usage.await?.1;
+        }
+        // As with a volume of one dvol: what has all reserved, has all afterwards.
+        let is_full = reserved > 0 && reserved >= before;
         if size_bytes < before {
             // What is on its way behind the new end comes first.
             let gate = self.notes_of(dvol.id).gate.clone();
@@ -284,17 +319,21 @@ impl CoreNode {
             set?;
             self.at(MovePoint::StripeShrunk).await;
         }
-        for (number, id) in stripe.others() {
-            let part = stripe.layout.member_size_bytes(number, size_bytes);
-            let resized = self.on_member(id, move |_, owned, handle| async move {
-                resize_alone(&owned.engine, handle, part, true)
-                    .await
-                    .map(drop)
+        let mut resized = Ok(());
+        for (number, id) in stripe.members.iter().copied().enumerate().rev() {
+            let part = |bytes| layout.member_size_bytes(number, bytes);
+            let (was, is, reserve) = (part(before), part(size_bytes), is_full);
+            let resizing = self.on_member(id, move |_, owned, handle| async move {
+                resize_member(&owned.engine, handle, (was, is), reserve).await
             });
-            resized.await?;
+            let result = resizing.await;
+            resized = resized.and(result);
+            // What is behind the end of one is given back, whatever becomes of another.
+            if resized.is_err() && size_bytes > before {
+                break;
+            }
         }
-        let part = stripe.layout.member_size_bytes(0, size_bytes);
-        resize_alone(engine, dvol, part, true).await?;
+        resized?;
         if size_bytes > before {
             self.at(MovePoint::StripeGrown).await;
             set_head(engine, dvol, Some(size_bytes), None).await?;
@@ -439,27 +478,41 @@ impl CoreNode {
         let notes = self.notes_of(dvol.id);
         notes.gate.hold().await;
         notes.reads.hold().await;
-        match self.roll_members_back(engine, dvol, stripe, layer).await {
-            Ok(()) => {}
-            Err(Undone::All(error)) => {
-                notes.reads.release();
-                notes.gate.release();
-                return Err(error);
-            }
-            Err(Undone::Some(error)) => {
-                // Neither what it was nor what it is to be: who has it open waits, and nobody opens it.
-                self.names.begin_receiving(dvol.id);
-                tracing::error!(
-                    volume = %dvol.id,
-                    "rolling a striped volume back has failed half way: {error}; it stays closed until the next start, which goes on"
-                );
-                return Err(error);
-            }
+        let rolled = self.roll_members_back(engine, dvol, stripe, layer).await;
+        if let Err(Undone::Some(error)) = &rolled {
+            // Neither what it was nor what it is to be: who has it open is told that it is gone.
+            self.names.close_stripe(dvol.id);
+            tracing::error!(
+                volume = %dvol.id,
+                "rolling a striped volume back has failed half way: {error}; it stays closed until the next start, which goes on"
+            );
         }
         notes.reads.release();
         notes.gate.release();
-        notes.change.tell(self.platform.wall_clock_ns());
-        Ok(())
+        match rolled {
+            Ok(()) => {
+                notes.change.tell_later(self.platform.wall_clock_ns());
+                Ok(())
+            }
+            Err(Undone::All(error) | Undone::Some(error)) => Err(error),
+        }
+    }
+
+    /// Rolls one member back; again for a while if there is no room, which others may make.
+    async fn roll_member_back(self: &Rc<Self>, id: DvolId, taken_ns: u64) -> Result<(), DvolError> {
+        let mut tries = 0;
+        loop {
+            let rolled = self.on_member(id, move |_, owned, handle| async move {
+                let layer = layer_taken(&owned.engine, id, taken_ns);
+                let layer = layer.ok_or(DvolError::NotFound)?;
+                owned.engine.roll_back(handle, layer).await
+            });
+            match rolled.await {
+                Err(DvolError::NoSpace | DvolError::Busy) if tries < ROLL_TRIES => tries += 1,
+                done => return done,
+            }
+            self.platform.sleep_ns(ROLL_PAUSE_NS).await;
+        }
     }
 
     async fn roll_members_back(
@@ -479,12 +532,7 @@ impl CoreNode {
         self.at(MovePoint::StripeRolling).await;
         let taken_ns = layer.created_ns;
         for (number, id) in stripe.others() {
-            let rolled = self.on_member(id, move |_, owned, handle| async move {
-                let layer = layer_taken(&owned.engine, id, taken_ns);
-                let layer = layer.ok_or(DvolError::NotFound)?;
-                owned.engine.roll_back(handle, layer).await
-            });
-            if let Err(error) = rolled.await {
+            if let Err(error) = self.roll_member_back(id, taken_ns).await {
                 if number == 1 && set_head(engine, dvol, None, None).await.is_ok() {
                     return Err(Undone::All(error));
                 }
@@ -492,7 +540,7 @@ impl CoreNode {
             }
         }
         self.at(MovePoint::StripeRolled).await;
-        let rolled = engine.roll_back(dvol, layer.handle).await;
+        let rolled = self.roll_member_back(dvol.id, taken_ns).await;
         rolled.map_err(Undone::Some)?;
         let ended = set_head(engine, dvol, Some(size_bytes), None).await;
         ended.map_err(Undone::Some)?;
@@ -500,7 +548,8 @@ impl CoreNode {
         Ok(())
     }
 
-    /// Makes a new volume of it as it is now, or was when a snapshot was taken. Nothing is copied.
+    /// Makes a new volume of it as it is now, or was when a snapshot was taken. Nothing is copied. Whoever asks keeps its journal from going
+    /// to another core meanwhile.
     pub(in crate::node::real) async fn clone_striped(
         self: &Rc<Self>,
         (owned, dvol): (&OwnedEngine, Handle),
@@ -589,7 +638,6 @@ impl CoreNode {
             });
             made.push(cloned.await?);
         }
-        let _made = owned.made_in().await?;
         let attributes = VolumeAttributes {
             stripe: Some(StripePart::Head {
                 layout: stripe.layout,

@@ -20,11 +20,13 @@ use flagstone_gateway::volume::{
 use flagstone_platform::buf::BUFFER_ALIGN;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::UringPlatform;
-use flagstone_types::{DvolId, Lsn};
+use flagstone_types::{DvolId, Epoch, Lsn};
 
 use super::attributes::{StripePart, VolumeAttributes};
 use super::core::{CoreNode, Unasked, current};
-use super::names::{Place, Stripe};
+use super::files::dvol_of;
+use super::names::{Names, Place, Stripe};
+use super::notes::VolumeNotes;
 use super::onward::payload_of;
 use super::recording::Recording;
 use super::volume::RealVolume;
@@ -92,27 +94,53 @@ impl CoreNode {
         }))
     }
 
-    /// A member, or a snapshot of it, that this core has. [`VolumeError::Gone`]: it isn't there any more.
-    fn member(&self, place: Place, taken_ns: Option<u64>) -> Result<RealVolume, VolumeError> {
-        let engine = self.engine(place.engine).ok_or(VolumeError::Gone)?;
-        let (name, _) = self.names.place_of(place.id).ok_or(VolumeError::Gone)?;
+    /// A member, or a snapshot of it, if this core has it.
+    fn member(&self, place: Place, taken_ns: Option<u64>) -> Option<RealVolume> {
+        let engine = self.engine(place.engine)?;
         let handle = match taken_ns {
-            None => engine.dvol_with(place.id, &name).map(|found| found.handle),
-            Some(taken_ns) => layer_taken(&engine, place.id, taken_ns),
+            None => dvol_of(self, &engine, place.id)?,
+            Some(taken_ns) => layer_taken(&engine, place.id, taken_ns)?,
         };
-        let handle = handle.ok_or(VolumeError::Gone)?;
-        let volume = self.volume_alone(place.engine, handle);
-        let volume = volume.ok_or(VolumeError::Gone)?;
-        Ok(RealVolume {
+        let volume = self.volume_alone(place.engine, handle)?;
+        Some(RealVolume {
+            // Who may change it, and when, is decided for the whole, whose gates are held as long as its parts are under way.
+            notes: self.notes_of(own_notes(place.id, &self.names)),
+            epoch: Epoch::MAX,
             // What is asked of the whole is counted.
             counters: self.uncounted.clone(),
             recording: Recording::default(),
             ..volume
         })
     }
+
+    /// The notes of a striped volume's first member as a member, if a dvol is one: its own are those of the whole.
+    pub(super) fn notes_as_member(&self, id: DvolId) -> Option<Rc<VolumeNotes>> {
+        let notes = own_notes(id, &self.names);
+        (notes != id).then(|| self.notes_of(notes))
+    }
+}
+
+/// By what a member's notes are kept.
+fn own_notes(id: DvolId, names: &Names) -> DvolId {
+    match names.stripe_of(id) {
+        // No dvol has that id: of those drawn at random one in 2^128 would.
+        Some(_) => DvolId(!id.0),
+        None => id,
+    }
 }
 
 impl RealNode {
+    /// Refuses what is asked of a striped volume that isn't whole.
+    pub(super) fn refuse_unwhole(&self, target: &Target, doing: &str) -> Result<(), NodeError> {
+        if !self.names.is_unwhole(target.place.id) {
+            return Ok(());
+        }
+        let found = format!("striped volume '{}' isn't whole", target.name);
+        Err(NodeError::new(NodeErrorKind::Unavailable, doing, found).next(
+            "the log says what is missing; restart the node if it was being rolled back, and delete the volume if nothing of it is needed",
+        ))
+    }
+
     /// Refuses what can't be done with a striped volume.
     pub(super) fn refuse_striped(&self, target: &Target, doing: &str) -> Result<(), NodeError> {
         match self.names.stripe_of(target.place.id) {
@@ -195,7 +223,7 @@ impl Member {
         if place.core != self.core.index {
             return Ok(None);
         }
-        Ok(self.core.member(place, self.taken_ns).ok())
+        Ok(self.core.member(place, self.taken_ns))
     }
 
     /// Has it done on the core that has the member: `here` if that is this one.
@@ -212,33 +240,60 @@ impl Member {
         for _ in 0..TRIES_MAX {
             let (place, taken_ns) = (self.place()?, self.taken_ns);
             let done = if place.core == self.core.index {
-                match self.core.member(place, taken_ns) {
-                    Ok(volume) => Ok(here(volume).await),
-                    Err(error) => Ok(Err(error)),
-                }
+                Ok(match self.core.member(place, taken_ns) {
+                    Some(volume) => Found::of(&volume, here(volume.clone()).await),
+                    None => Found::Nothing,
+                })
             } else {
+                // So that what is cut leaves room in the other core's mailbox.
+                let _room = self.core.asked_of_members.take(1).await;
                 let there = there.clone();
                 let work = move |core: Rc<CoreNode>| async move {
-                    there(core.member(place, taken_ns)?).await
+                    match core.member(place, taken_ns) {
+                        Some(volume) => Found::of(&volume, there(volume.clone()).await),
+                        None => Found::Nothing,
+                    }
                 };
                 self.core.ask(place.core, work).await
             };
             match done {
-                Ok(Err(VolumeError::Gone)) => {
-                    // Its journal may have gone to another core.
+                Ok(Found::Done(done)) => return done,
+                Ok(Found::Gone) => self.place.set(None),
+                Ok(Found::Nothing) => {
                     self.place.set(None);
                     let now = self.place()?;
                     if now == place && !self.core.names.is_moving(self.id) {
                         return Err(VolumeError::Gone);
                     }
                 }
-                Ok(done) => return done,
                 Err(Unasked::Busy) => {}
                 Err(Unasked::Stopped) => return Err(VolumeError::Gone),
+            }
+            if self.core.is_stopping() {
+                return Err(VolumeError::Gone);
             }
             self.core.platform.sleep_ns(PAUSE_NS).await;
         }
         Err(VolumeError::Gone)
+    }
+}
+
+/// What came of asking a member.
+enum Found<R> {
+    Done(Result<R, VolumeError>),
+    /// It went while it was asked, so it is somewhere else.
+    Gone,
+    /// There is none where it was looked for.
+    Nothing,
+}
+
+impl<R> Found<R> {
+    fn of(volume: &RealVolume, done: Result<R, VolumeError>) -> Found<R> {
+        let went = volume.is_gone() || volume.serving.is_gone();
+        match done {
+            Err(VolumeError::Gone) if went => Found::Gone,
+            done => Found::Done(done),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | left | done |
 //! | --- | --- |
-//! | members of a volume that isn't there | deleted: it was never made, or is deleted |
+//! | members of a volume of which there is nothing | deleted: it was never made, or is deleted |
 //! | a volume that was being rolled back | rolled back |
 //! | a member that is longer or shorter than the volume's size says | resized |
 //! | a member's snapshot that the volume doesn't have | deleted |
@@ -18,9 +18,10 @@ use flagstone_types::{DvolId, LayerNo};
 use super::commands::set_head;
 use super::layer_taken;
 use crate::node::real::attributes::{StripePart, VolumeAttributes};
-use crate::node::real::core::CoreNode;
+use crate::node::real::core::{CoreNode, current};
 use crate::node::real::moves_left::ask;
 use crate::node::real::names::{Names, Place, Stripe};
+use crate::node::real::start::wait_for;
 use crate::node::{NodeError, Slo};
 
 /// A dvol that is a member of a striped volume.
@@ -48,7 +49,12 @@ pub(in crate::node::real) fn settle_stripes(
 ) -> Result<(), NodeError> {
     let mut heads = BTreeMap::new();
     let mut members: BTreeMap<DvolId, BTreeMap<u8, Place>> = BTreeMap::new();
-    for FoundMember { place, part, slo } in found {
+    // Of two that are the same one isn't served, or is deleted by now.
+    let is_served = |member: &FoundMember| {
+        let now = names.place_of(member.place.id);
+        now.is_some_and(|(_, now)| now == member.place)
+    };
+    for FoundMember { place, part, slo } in found.into_iter().filter(is_served) {
         match part {
             StripePart::Head {
                 layout,
@@ -73,10 +79,40 @@ pub(in crate::node::real) fn settle_stripes(
         let others = members.remove(&id).unwrap_or_default();
         settle(runtime, names, &head, &others)?;
     }
-    for place in members.into_values().flat_map(BTreeMap::into_values) {
-        delete(runtime, names, place)?;
+    for (head, others) in members {
+        if is_there(runtime, head)? {
+            let volume = names.name_of(head).unwrap_or_else(|| head.to_string());
+            tracing::error!(
+                volume,
+                "a striped volume's first member doesn't say that it is one; it stays closed. Run `flagstone verify` on its device"
+            );
+            names.close_stripe(head);
+            continue;
+        }
+        for place in others.into_values() {
+            delete(runtime, names, place)?;
+        }
     }
     Ok(())
+}
+
+/// Whether any journal has a dvol with this id, whatever it is.
+fn is_there(runtime: &Runtime, id: DvolId) -> Result<bool, NodeError> {
+    for core in runtime.cores() {
+        let asked = core.remote().call(move |_| {
+            let mut found = false;
+            for (_, owned) in current().map(|core| core.engines.all()).unwrap_or_default() {
+                owned
+                    .engine
+                    .visit_dvols(|handle, _| found |= handle.id == id);
+            }
+            found
+        });
+        if wait_for(asked, "looking for a striped volume")? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn settle(
@@ -95,8 +131,7 @@ fn settle(
             volume,
             "a striped volume isn't whole: {why}; it stays closed. Run `flagstone verify` on its device"
         );
-        // Nobody opens or changes it.
-        names.begin_receiving(head.place.id);
+        names.close_stripe(head.place.id);
     };
     if places.len() != head.layout.members() {
         let (found, expected) = (places.len(), head.layout.members());
@@ -202,8 +237,17 @@ fn tell_apart(
         let work = async move |core: Rc<CoreNode>| {
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
             let dvol = head_of(&core, &engine, place)?;
-            if engine.size_of(dvol)? != wanted {
-                engine.resize(dvol, wanted).await?;
+            let is = engine.size_of(dvol)?;
+            if is != wanted {
+                let resized = engine.resize(dvol, wanted).await;
+                // What is longer isn't seen, and growing begins with what it should have.
+                match resized {
+                    Err(error) if is > wanted => tracing::warn!(
+                        member = %place.id,
+                        "shortening a part of a striped volume: {error}; it takes more space than it needs"
+                    ),
+                    resized => resized?,
+                }
             }
             let layers = engine.layers(place.id);
             for layer in &layers {
@@ -211,7 +255,13 @@ fn tell_apart(
                     .as_ref()
                     .is_some_and(|known| !known.contains(&layer.created_ns))
                 {
-                    engine.delete_layer(layer.handle).await?;
+                    let deleted = engine.delete_layer(layer.handle).await;
+                    if let Err(error) = deleted {
+                        tracing::warn!(
+                            member = %place.id,
+                            "deleting what is left of a snapshot of a striped volume: {error}"
+                        );
+                    }
                 }
             }
             let times = layers.into_iter().map(|layer| layer.created_ns);

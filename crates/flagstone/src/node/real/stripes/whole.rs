@@ -22,17 +22,21 @@ fn pieces_of(payload: Payload) -> engine::Pieces {
 }
 
 impl RealVolume {
-    /// That it is served here, and may be changed by this handle, as long as this is kept.
-    async fn admitted(&self) -> Result<(Entered<'_>, Admitted<'_>), VolumeError> {
+    /// That it may be changed by this handle, as long as this is kept. Not that its journal is served here: its parts see to that
+    /// themselves, and are waited for before it goes.
+    async fn admitted(&self) -> Result<Admitted<'_>, VolumeError> {
         loop {
-            let served = self.readable().await?;
             match self.admit().map_err(volume_error)? {
-                Some(admitted) => return Ok((served, admitted)),
-                // Whoever holds it may need that it is served.
-                None => drop(served),
+                Some(admitted) => return Ok(admitted),
+                None => self.notes.gate.opened().await,
             }
-            self.notes.gate.opened().await;
         }
+    }
+
+    /// That it may be read as long as this is kept: a rollback, and who hands its journal over, waits for that.
+    pub(in crate::node::real) async fn reading(&self) -> Result<Entered<'_>, VolumeError> {
+        let entered = self.notes.reads.enter().await;
+        entered.map_err(|_| VolumeError::Gone)
     }
 
     /// Reads what is here.
@@ -128,11 +132,6 @@ impl RealVolume {
             .await
     }
 
-    /// That it is being read as long as this is kept: a rollback waits for that. Asked right behind [`RealVolume::readable`].
-    pub(in crate::node::real) fn reading(&self) -> Option<Entered<'_>> {
-        self.notes.reads.try_enter().ok().flatten()
-    }
-
     async fn read_whole(
         &self,
         stripe: &OpenStripe,
@@ -141,8 +140,7 @@ impl RealVolume {
     ) -> Result<engine::Pieces, VolumeError> {
         let began = self.begin();
         let reading = async {
-            let _served = self.readable().await?;
-            let _reading = self.reading();
+            let _reading = self.reading().await?;
             stripe.volume.read(offset_bytes, len_bytes).await
         };
         let read = reading.await;
@@ -168,7 +166,7 @@ impl RealVolume {
             stripe.volume.write(offset_bytes, data, stability).await
         };
         let written = writing.await;
-        self.tell_changed();
+        self.tell_whole_changed();
         let written = self.finish_as(began, &self.counters.write, len, written);
         self.mark(&written, mark, offset_bytes, len);
         // Each member has LSNs of its own.
@@ -179,7 +177,7 @@ impl RealVolume {
         let began = self.begin();
         let number = self.recording.number();
         let flushing = async {
-            let _served = self.readable().await?;
+            let _reading = self.reading().await?;
             self.mark(&Ok(()), NodeMark::FlushBegan(number), 0, 0);
             stripe.volume.flush().await
         };
@@ -213,7 +211,7 @@ impl RealVolume {
             }
         };
         let result = clearing.await;
-        self.tell_changed();
+        self.tell_whole_changed();
         let result = self.finish_as(began, &self.counters.trim, len_bytes, result);
         self.mark(&result, cleared(stability), offset_bytes, len_bytes);
         result
@@ -226,7 +224,7 @@ impl RealVolume {
         len_bytes: u64,
         extents_max: usize,
     ) -> Result<Vec<AllocationExtent>, VolumeError> {
-        let _served = self.readable().await?;
+        let _reading = self.reading().await?;
         let found = stripe
             .volume
             .allocation(offset_bytes, len_bytes, extents_max);

@@ -20,6 +20,7 @@ use flagstone_fs::{
 use flagstone_platform::Platform;
 use flagstone_types::{DvolId, LayerNo};
 
+pub(in crate::node::real) use self::owner::dvol_of;
 use self::owner::{Changed, Key, Look, Set};
 use crate::node::real::core::{CoreNode, Unasked};
 

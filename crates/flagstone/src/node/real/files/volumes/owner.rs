@@ -72,11 +72,10 @@ fn of_dvol(error: DvolError) -> FileError {
 }
 
 /// The dvol's handle, whatever its name is just then: a renaming is known to the names a moment later.
-fn dvol_of(
+pub(in crate::node::real) fn dvol_of(
     core: &CoreNode,
     engine: &Engine<UringPlatform>,
     id: DvolId,
-    name: &str,
 ) -> Option<Handle> {
     let notes = core.notes_of(id);
     if let Some(handle) = notes.handle.get()
@@ -84,8 +83,10 @@ fn dvol_of(
     {
         return Some(handle);
     }
+    let named = core.names.name_of(id);
+    let named = named.and_then(|name| engine.dvol_with(id, &name));
     let mut found = None;
-    if let Some(info) = engine.dvol_with(id, name) {
+    if let Some(info) = named {
         notes.change.tell(info.created_ns);
         found = Some(info.handle);
     } else {
@@ -121,7 +122,7 @@ fn layer_of(
 }
 
 fn find(core: &CoreNode, key: Key) -> Result<Found, FileError> {
-    let (name, place) = core.names.place_of(key.id).ok_or(FileError::Stale)?;
+    let (_, place) = core.names.place_of(key.id).ok_or(FileError::Stale)?;
     if place.core != core.index {
         // It was moved while this was on its way.
         return Err(FileError::Later);
@@ -134,7 +135,7 @@ fn find(core: &CoreNode, key: Key) -> Result<Found, FileError> {
         });
     };
     let found = match key.layer {
-        None => dvol_of(core, &engine, key.id, &name).map(|handle| (handle, None)),
+        None => dvol_of(core, &engine, key.id).map(|handle| (handle, None)),
         Some(layer) => {
             let found = layer_of(core, &engine, key.id, layer);
             found.map(|(handle, created_ns)| (handle, Some(created_ns)))
