@@ -214,3 +214,46 @@ impl fmt::Display for DeviceCeiling {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_whole_and_none_is_nothing() {
+        let whole = Slo {
+            promise: SloPromise::Floor(Rates {
+                reads: 4001,
+                writes: 3,
+            }),
+            limit: SloLimit {
+                reads: Some(2),
+                writes: None,
+                bytes: Some(1_000_003),
+            },
+        };
+        let parts: Vec<Slo> = (0..4).map(|number| whole.part(number, 4)).collect();
+        let floors = parts.iter().map(|part| match part.promise {
+            SloPromise::Floor(rates) => (rates.reads, rates.writes),
+            SloPromise::Share(_) => (0, 0),
+        });
+        let sum = floors.fold((0, 0), |sum, part| (sum.0 + part.0, sum.1 + part.1));
+        assert_eq!(sum, (4001, 3));
+        let bytes = parts.iter().filter_map(|part| part.limit.bytes);
+        assert_eq!(bytes.sum::<u64>(), 1_000_003);
+        let reads: Vec<_> = parts.iter().map(|part| part.limit.reads).collect();
+        assert_eq!(reads, [Some(1); 4], "0 would let nothing through");
+        assert!(parts.iter().all(|part| part.limit.writes.is_none()));
+        let share = |parts| Slo {
+            promise: SloPromise::Share(parts),
+            ..Slo::default()
+        };
+        let each = |parts: u32| {
+            (0..3)
+                .map(|number| share(parts).part(number, 3))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(each(8), [share(3), share(3), share(2)]);
+        assert_eq!(each(1), [share(1); 3]);
+    }
+}

@@ -410,6 +410,7 @@ mod tests {
                             receiving,
                             content,
                             moved: Some(moved).filter(|_| content.is_some() && !is_onto),
+                            stripe: None,
                         };
                         let bytes = attributes.encode();
                         assert_eq!(VolumeAttributes::decode(&bytes), attributes);
@@ -482,6 +483,7 @@ mod tests {
                 lsn: Lsn(10),
             }),
             moved: None,
+            stripe: None,
         };
         let mut expected = [0; 64];
         expected[..5].copy_from_slice(&[5, 2, 1, 2, 7]);
@@ -507,6 +509,56 @@ mod tests {
             VolumeAttributes::default(),
             "of another version"
         );
+    }
+
+    #[test]
+    fn what_is_said_of_stripes_are_these_bytes() {
+        let layout = Layout::new(16, 1 << 24).expect("the largest");
+        let head = |rolling| VolumeAttributes {
+            slo: Slo {
+                promise: floor(1, 2),
+                ..Slo::default()
+            },
+            stripe: Some(StripePart::Head {
+                layout,
+                size_bytes: 0x0102_0304_0506_0708,
+                rolling,
+            }),
+            ..VolumeAttributes::default()
+        };
+        let member = VolumeAttributes {
+            stripe: Some(StripePart::Member {
+                head: DvolId(u128::MAX - 2),
+                number: 15,
+            }),
+            ..VolumeAttributes::default()
+        };
+        for attributes in [head(None), head(Some(LayerNo(u32::MAX))), member] {
+            let bytes = attributes.encode();
+            assert_eq!(VolumeAttributes::decode(&bytes), attributes);
+            assert_eq!(flagstone_fs::DvolRole::of(&bytes), None, "it is a volume's");
+        }
+        let bytes = head(Some(LayerNo(9))).encode();
+        assert_eq!(bytes[..4], [5, 2, 1, 5]);
+        assert_eq!(bytes[40..48], [16, 24, 0, 0, 9, 0, 0, 0]);
+        assert_eq!(
+            bytes[48..],
+            [8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
+        let bytes = member.encode();
+        assert_eq!(bytes[..4], [5, 2, 0, 6]);
+        assert_eq!((bytes[40], bytes[55], bytes[56]), (0xfd, 0xff, 15));
+        // A layout that can't be is none.
+        let mut bytes = head(None).encode();
+        for (at, value) in [(40, 1), (40, 17), (41, 15), (41, 25), (41, 255)] {
+            let before = std::mem::replace(&mut bytes[at], value);
+            assert_eq!(
+                VolumeAttributes::decode(&bytes).stripe,
+                None,
+                "{at}: {value}"
+            );
+            bytes[at] = before;
+        }
     }
 
     #[test]

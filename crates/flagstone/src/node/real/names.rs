@@ -567,6 +567,52 @@ mod tests {
     }
 
     #[test]
+    fn members_of_a_striped_volume_are_known_and_shown_to_nobody() {
+        let names = Names::default();
+        for number in [1, 2] {
+            let name = member_name(DvolId(7), number);
+            names.member_came(name.clone(), place(10 + number as u128));
+            assert_eq!(names.find(&name), None);
+            assert!(names.place_of(DvolId(10 + number as u128)).is_some());
+        }
+        assert_eq!(names.count().0, 0);
+        names
+            .claim("v", place(0))
+            .expect("is free")
+            .came_to_be(place(7));
+        names
+            .claim("0", place(0))
+            .expect("is free")
+            .came_to_be(place(8));
+        let layout = Layout::new(3, 1 << 20).expect("a layout");
+        let members = vec![DvolId(7), DvolId(11), DvolId(12)];
+        let stripe = names.put_stripe(Stripe::new(layout, members, 5, Slo::default()));
+        assert_eq!(names.count().0, 2);
+        let page: Vec<String> = names
+            .page("", None, 9)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
+        assert_eq!(page, ["0", "v"]);
+        let page = names.page("", Some(".stripe"), 9);
+        assert_eq!(page.len(), 2, "behind a name that nobody is shown");
+        assert_eq!(names.page_by_id(DvolId(0), 9).len(), 2);
+        assert_eq!(names.shown_name_of(DvolId(12)).as_deref(), Some("v"));
+        assert_eq!(names.shown_name_of(DvolId(8)).as_deref(), Some("0"));
+        assert!(names.stripe_of(DvolId(12)).is_none(), "no volume");
+        assert!(names.stripe_with(DvolId(12)).is_some());
+        assert_eq!(stripe.size_bytes(), Some(5));
+        names.close_stripe(DvolId(7));
+        assert!(names.is_unwhole(DvolId(7)) && stripe.size_bytes().is_none());
+        names.deleted(DvolId(7));
+        assert!(!names.is_unwhole(DvolId(7)) && !names.has_stripes());
+        assert_eq!(names.count().0, 1);
+        names.deleted(DvolId(11));
+        names.deleted(DvolId(12));
+        assert_eq!((names.count().0, names.count_at(0)), (1, 1));
+    }
+
+    #[test]
     fn a_name_under_construction_is_taken_but_not_found() {
         let names = Names::default();
         let claim = names.claim("a", place(0)).expect("is free");
