@@ -571,6 +571,32 @@ fn what_it_is_promised_and_reserved_is_of_the_whole() {
     });
     assert_eq!(show(&scene, "hot").slo, floor(5000));
     assert_eq!(kind(too_much(&scene)), NodeErrorKind::NoSpace);
+    // Each member has its part at once, and behind a start.
+    let promised = |scene: &Scene| {
+        let mut client = scene.attach("hot");
+        assert_eq!(client.write(0, &vec![1; 4 * UNIT as usize]), 0);
+        let metrics = scene.ask(|node| node.metrics()).expect("metrics");
+        metrics.volumes[0].turns.promised_ns
+    };
+    let expected = promised(&scene);
+    assert!(expected > 450_000_000, "half of the device: {expected}");
+    let again = Scene::start(2 << 30, |options| {
+        two_cores(options);
+        options.devices[0].schedule.ceiling = Some("reads=10000 writes=5000".parse().expect("one"));
+    });
+    let again = again.expect("a node");
+    let created = again.ask(|node| {
+        node.create_volume(VolumeSpec {
+            slo: floor(5000),
+            ..spec("hot", 4)
+        })
+    });
+    created.expect("created");
+    let found = promised(&again);
+    assert!(
+        found.abs_diff(expected) < expected / 100,
+        "{found} and {expected}"
+    );
     let reserved = scene.ask(|node| node.set_reservation("hot".to_owned(), Reservation::None));
     assert_eq!(reserved.expect("is changed").reserved_bytes, 0);
 }
@@ -908,40 +934,44 @@ fn what_waits_for_its_turn_holds_nobody_up() {
 #[test]
 fn journals_that_go_at_the_same_time_do_not_wait_for_each_other() {
     let scene = scene();
-    let at_core = |name: &str, core| {
+    let at_core = |name: &str, core, members| {
         let created = scene.ask(|node| {
             node.create_volume(VolumeSpec {
                 core: Some(core),
-                ..spec(name, 2)
+                ..spec(name, members)
             })
         });
         created.expect("created");
     };
-    at_core("one", 0);
-    at_core("hot", 1);
+    at_core("one", 0, 2);
+    // Of this one two are in each journal.
+    at_core("hot", 1, 4);
     let members = show(&scene, "one").stripe.expect("is striped").members;
     let stop = Arc::new(AtomicBool::new(false));
     let mut all = writers(&scene, "one", 3, &stop);
     all.extend(writers(&scene, "hot", 3, &stop));
     for round in 0..6u32 {
         let answers = scene.ask_all(|node| {
-            members
-                .iter()
-                .map(|member| {
-                    let to = (member.core + 1 + round) % 2;
-                    let handed = node.hand_over_journal("main".to_owned(), member.journal, to);
-                    let handed: NodeFuture<'_, ()> =
-                        Box::pin(async move { handed.await.map(drop) });
-                    handed
-                })
-                .chain(["one", "hot"].map(|name| {
-                    let source: SourceRef = name.parse().expect("a source");
-                    let cloned = node.clone_volume(source, format!("{name}-{round}"));
-                    let cloned: NodeFuture<'_, ()> =
-                        Box::pin(async move { cloned.await.map(drop) });
-                    cloned
-                }))
-                .collect()
+            let handed = members.iter().map(|member| {
+                let to = (member.core + 1 + round) % 2;
+                let handed = node.hand_over_journal("main".to_owned(), member.journal, to);
+                let handed: NodeFuture<'_, ()> = Box::pin(async move { handed.await.map(drop) });
+                handed
+            });
+            let handed: Vec<_> = handed.collect();
+            let cloned = ["one", "hot"].map(|name| {
+                let source: SourceRef = name.parse().expect("a source");
+                let cloned = node.clone_volume(source, format!("{name}-{round}"));
+                let cloned: NodeFuture<'_, ()> = Box::pin(async move { cloned.await.map(drop) });
+                cloned
+            });
+            // Who comes first isn't always the same.
+            let (mut first, then): (Vec<_>, Vec<_>) = match round % 2 {
+                0 => (handed, cloned.into()),
+                _ => (cloned.into(), handed),
+            };
+            first.extend(then);
+            first
         });
         for answer in answers {
             // Who comes in the moment of a hand-over may be told to try again.

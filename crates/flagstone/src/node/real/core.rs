@@ -85,9 +85,6 @@ pub(super) struct Known {
     pub(super) move_hooks: MoveHooks,
 }
 
-/// What a core asks of members of striped volumes at a time: of its mailbox with 1,024 places a core needs some for other things.
-const ASKED_OF_MEMBERS_MAX: u64 = 64;
-
 /// How long a tenant is kept that nobody uses.
 const LINGER_NS: u64 = 10_000_000_000;
 
@@ -128,8 +125,6 @@ pub(super) struct CoreNode {
     counters: RefCell<BTreeMap<DvolId, Rc<VolumeCounters>>>,
     /// Of what is asked of members of striped volumes: the whole is counted.
     pub(super) uncounted: Rc<VolumeCounters>,
-    /// Room for what this core asks of members of striped volumes on others.
-    pub(super) asked_of_members: Budget,
     /// Turns at each device of the node.
     pub(super) turns: Vec<Turns<UringPlatform>>,
     /// Of volumes that have another SLO than all.
@@ -208,7 +203,6 @@ impl CoreNode {
             identity: known.identity,
             counters: RefCell::default(),
             uncounted: Rc::default(),
-            asked_of_members: Budget::new(ASKED_OF_MEMBERS_MAX),
             turns,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
@@ -696,7 +690,9 @@ impl CoreNode {
 
     /// Stops serving clients of volumes. All cores do before one of them stops its engines: volumes may have members on several.
     pub(super) async fn stop_serving(&self) {
-        self.stopping.set(true);
+        if self.stopping.replace(true) {
+            return;
+        }
         self.schedules.wake();
         if let Some(server) = self.nbd()
             && !server.stop_within(self.stop_grace_ns).await
@@ -711,12 +707,12 @@ impl CoreNode {
                 "clients of the native protocol that did not take their answers are cut off"
             );
         }
+        self.files.stop(self.stop_grace_ns).await;
     }
 
     /// Stops serving: connections first, then the filesystems, then the engines.
     pub(super) async fn stop(&self) -> Result<(), String> {
         self.stop_serving().await;
-        self.files.stop(self.stop_grace_ns).await;
         let mut failed = None;
         for (_, owned) in self.engines.all() {
             if let Err(error) = owned.engine.stop().await {

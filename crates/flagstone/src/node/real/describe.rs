@@ -646,6 +646,7 @@ impl RealNode {
         let mut snapshot = MetricsSnapshot::default();
         let mut counted_native = NativeCounters::default();
         let mut scheduled = schedule::Counted::default();
+        let has_stripes = self.names.has_stripes();
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
         for (index, remote) in self.remotes.iter().enumerate() {
             let (volumes, files, counted, by_schedule) = self
@@ -664,7 +665,6 @@ impl RealNode {
                 counted_native.merge(&counted);
             }
             scheduled.merge(&by_schedule);
-            let has_stripes = self.names.has_stripes();
             for volume in volumes {
                 // Members of a striped volume are on several cores. Its operations are counted on the first one's.
                 let at = has_stripes.then(|| {

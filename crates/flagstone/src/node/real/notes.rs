@@ -5,13 +5,14 @@
 //! from the start on, and a volume that nobody has changed since was changed when the node started: later than it
 //! was, which costs a client what it had cached, and hides nothing from a program that copies what is new.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 
 use std::rc::Rc;
 
 use flagstone_device::engine::Handle;
 use flagstone_device::transfer::Gate;
+use flagstone_platform::sync::Budget;
 use flagstone_types::LayerNo;
 
 use super::between::there::Remotes;
@@ -76,6 +77,8 @@ pub(super) struct VolumeNotes {
     pub(super) gone: RefCell<Option<Rc<Gone>>>,
     /// The same at another node, for those who have it open here.
     pub(super) there: Remotes,
+    /// Of a striped volume: room for what is asked of its members on other cores.
+    pub(super) rooms: OnceCell<Rc<Budget>>,
 }
 
 #[cfg(test)]

@@ -342,6 +342,7 @@ impl RealNode {
             error.next(next)
         })?;
         let place = target.place;
+        self.refuse_unwhole(&target, &doing)?;
         self.refuse_striped(&target, &doing)?;
         self.refuse_moving(&target, &doing)?;
         if !self.names.begin_receiving(place.id) {

@@ -420,7 +420,8 @@ impl NativeVolume for RealVolume {
         runs_max: usize,
     ) -> Result<Vec<Run>, NativeError> {
         if let Some(stripe) = &self.stripe {
-            let found = self.allocation_whole(stripe, offset_bytes, len_bytes, runs_max);
+            let _reading = self.reading_on(terms).await?;
+            let found = stripe.allocation(offset_bytes, len_bytes, runs_max);
             let run = |e: AllocationExtent| Run {
                 len_bytes: e.len_bytes,
                 is_marked: e.allocated,
@@ -467,10 +468,19 @@ impl NativeVolume for RealVolume {
         if self.handle.layer.is_some() {
             return Err(NativeError::ReadOnly);
         }
-        // Whoever moves it looks at the epoch once, behind this.
-        let entered = self.in_time(self.notes.gate.enter(), terms).await?;
-        let _entered = entered.map_err(|_| self.went())?;
-        let _served = self.served(terms).await?;
+        let (_entered, _served) = match self.stripe {
+            None => {
+                // Whoever moves it looks at the epoch once, behind this.
+                let entered = self.in_time(self.notes.gate.enter(), terms).await?;
+                let entered = entered.map_err(|_| self.went())?;
+                (Some(entered), self.served(terms).await?)
+            }
+            // It isn't moved, and who holds its gate may wait for those that are to be locked out.
+            Some(_) => {
+                let served = self.in_time(self.serving.enter(), terms).await?;
+                (None, served.map_err(|_| self.went())?)
+            }
+        };
         let stored = || self.engine.epoch_of(self.handle);
         let store = |epoch| self.engine.set_epoch(self.handle, epoch);
         let raised = self.notes.epochs.raise(epoch, stored, store).await;

@@ -91,11 +91,15 @@ async fn resize_member(
     if reserve && is > was {
         engine.set_reserved(handle, is).await?;
     }
-    engine.resize(handle, is).await?;
-    if reserve && is <= was {
-        engine.set_reserved(handle, is).await?;
-    }
-    Ok(())
+    let resized = engine.resize(handle, is).await;
+    let reserved = match (is > was, engine.size_of(handle) == Ok(is)) {
+        // Nobody could ever use what was set aside for the larger size.
+        (true, false) if reserve => engine.set_reserved(handle, was).await,
+        // Also if what lies behind the new end could not be given back.
+        (false, true) if reserve => engine.set_reserved(handle, is).await,
+        _ => Ok(()),
+    };
+    resized.and(reserved)
 }
 
 /// What its members' snapshots of the same instant are called: only the first member's has the name that people give.
@@ -163,12 +167,13 @@ impl CoreNode {
         };
         let stripe = Stripe::new(new.layout, made, new.size_bytes, new.slo);
         let stripe = self.names.put_stripe(stripe);
-        self.divide_slo(&stripe, new.slo).await;
         claim.came_to_be(Place {
             core: self.index,
             engine,
             id: head,
         });
+        // Its first member is found by now, too.
+        self.divide_slo(&stripe, new.slo).await;
         Ok((head, token))
     }
 
@@ -274,7 +279,12 @@ impl CoreNode {
         stripe.set_slo(slo);
         for id in stripe.members.iter().copied() {
             let part = stripe.slo_of(id);
+            let is_head = stripe.members.first() == Some(&id);
             let set = self.on_member(id, move |core, _, _| async move {
+                // The core that its journal goes to may have looked already: asked again there.
+                if !is_head && core.names.is_moving(id) {
+                    return Err(DvolError::Stopping);
+                }
                 core.set_slo(id, &part);
                 Ok(())
             });
@@ -319,7 +329,7 @@ impl CoreNode {
             set?;
             self.at(MovePoint::StripeShrunk).await;
         }
-        let mut resized = Ok(());
+        let (mut resized, mut grown) = (Ok(()), Vec::new());
         for (number, id) in stripe.members.iter().copied().enumerate().rev() {
             let part = |bytes| layout.member_size_bytes(number, bytes);
             let (was, is, reserve) = (part(before), part(size_bytes), is_full);
@@ -331,6 +341,20 @@ impl CoreNode {
             // What is behind the end of one is given back, whatever becomes of another.
             if resized.is_err() && size_bytes > before {
                 break;
+            }
+            grown.push((number, id));
+        }
+        if resized.is_err() && size_bytes > before {
+            // What those before it have set aside is nobody's.
+            for (number, id) in grown {
+                let part = |bytes| layout.member_size_bytes(number, bytes);
+                let (was, is, reserve) = (part(size_bytes), part(before), is_full);
+                let back = self.on_member(id, move |_, owned, handle| async move {
+                    resize_member(&owned.engine, handle, (was, is), reserve).await
+                });
+                if let Err(error) = back.await {
+                    tracing::warn!(member = %id, "a part of a striped volume that has grown in vain: {error}");
+                }
             }
         }
         resized?;
@@ -475,6 +499,11 @@ impl CoreNode {
         let sizing = self.sizing(dvol.id);
         let _turn = sizing.take(1).await;
         self.check_settled(dvol.id)?;
+        // It may have been deleted by those whose turn it was before.
+        let layers = engine.layers(dvol.id);
+        if !layers.iter().any(|found| found.handle == layer.handle) {
+            return Err(DvolError::NotFound);
+        }
         let notes = self.notes_of(dvol.id);
         notes.gate.hold().await;
         notes.reads.hold().await;
@@ -508,7 +537,7 @@ impl CoreNode {
                 owned.engine.roll_back(handle, layer).await
             });
             match rolled.await {
-                Err(DvolError::NoSpace | DvolError::Busy) if tries < ROLL_TRIES => tries += 1,
+                Err(DvolError::NoSpace) if tries < ROLL_TRIES => tries += 1,
                 done => return done,
             }
             self.platform.sleep_ns(ROLL_PAUSE_NS).await;
@@ -592,12 +621,12 @@ impl CoreNode {
         let slo = Slo::default();
         let clone = Stripe::new(stripe.layout, made, size_bytes, slo);
         let clone = self.names.put_stripe(clone);
-        self.divide_slo(&clone, slo).await;
         claim.came_to_be(Place {
             core: self.index,
             engine: owned.number,
             id,
         });
+        self.divide_slo(&clone, slo).await;
         Ok(())
     }
 
@@ -616,9 +645,18 @@ impl CoreNode {
             size_bytes: 0,
             reserved_bytes: 0,
         };
+        let journal = owned.number;
         for (number, id) in stripe.others() {
             let cloned = self.on_member(id, move |core, owned, handle| async move {
-                let _made = owned.made_in().await?;
+                // Not waited for: who has its journal go may wait for this. The first member's is kept already.
+                let _made = match owned.number == journal {
+                    true => None,
+                    false => {
+                        let made = owned.making.try_enter();
+                        let made = made.map_err(|_| DvolError::Stopping)?;
+                        Some(made.ok_or(DvolError::Busy)?)
+                    }
+                };
                 let source = match taken_ns {
                     None => Some(handle),
                     Some(taken_ns) => layer_taken(&owned.engine, id, taken_ns),

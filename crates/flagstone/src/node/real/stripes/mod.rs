@@ -18,6 +18,7 @@ use flagstone_gateway::volume::{
     AllocationExtent, ChangedExtent, Payload, Piece, Stability, Volume, VolumeError,
 };
 use flagstone_platform::buf::BUFFER_ALIGN;
+use flagstone_platform::sync::Budget;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DvolId, Epoch, Lsn};
@@ -38,6 +39,8 @@ pub(super) use self::start::{FoundMember, settle_stripes};
 
 /// How often a member is followed that is somewhere else meanwhile, or asked for of a core that is behind: ten seconds.
 const TRIES_MAX: usize = 10_000;
+/// What a volume asks of members on other cores at a time: of a core's mailbox with 1,024 places others need some.
+const ROOMS_MAX: u64 = 64;
 /// Before it is asked again.
 const PAUSE_NS: u64 = 1_000_000;
 
@@ -48,6 +51,17 @@ pub(super) struct OpenStripe {
 }
 
 impl OpenStripe {
+    /// What of a range is allocated.
+    pub(super) async fn allocation(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        extents_max: usize,
+    ) -> Result<Vec<AllocationExtent>, VolumeError> {
+        let found = self.volume.allocation(offset_bytes, len_bytes, extents_max);
+        found.await
+    }
+
     /// Of the whole, in bytes; `None` once it was deleted.
     pub(super) fn size_bytes(&self) -> Option<u64> {
         self.volume.size_bytes()
@@ -63,6 +77,8 @@ pub(super) struct Member {
     taken_ns: Option<u64>,
     /// Where it was last. Shared by clones.
     place: Rc<Cell<Option<Place>>>,
+    /// Room in other cores' mailboxes, of all members of the volume together.
+    rooms: Rc<Budget>,
 }
 
 impl CoreNode {
@@ -75,11 +91,17 @@ impl CoreNode {
         let stripe = self.names.stripe_of(handle.id)?;
         let core = current()?;
         let taken_ns = handle.layer.and_then(|_| taken_ns(engine, handle));
+        let notes = core.notes_of(handle.id);
+        let rooms = notes
+            .rooms
+            .get_or_init(|| Rc::new(Budget::new(ROOMS_MAX)))
+            .clone();
         let member = |id: &DvolId| Member {
             core: core.clone(),
             id: *id,
             taken_ns,
             place: Rc::default(),
+            rooms: rooms.clone(),
         };
         let members = stripe.members.iter().map(member).collect();
         let layout = stripe.layout;
@@ -246,7 +268,7 @@ impl Member {
                 })
             } else {
                 // So that what is cut leaves room in the other core's mailbox.
-                let _room = self.core.asked_of_members.take(1).await;
+                let _room = self.rooms.take(1).await;
                 let there = there.clone();
                 let work = move |core: Rc<CoreNode>| async move {
                     match core.member(place, taken_ns) {
