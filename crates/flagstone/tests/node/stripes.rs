@@ -996,3 +996,30 @@ fn its_members_are_nobodys_volumes() {
     assert_ne!(refused.status(), Status::Ok);
     assert_eq!(kind(scene.show(&member)), NodeErrorKind::NotFound);
 }
+
+/// Clients that were attached before a volume's journal went are passed on by what the volume is, not by its name.
+#[test]
+fn a_renaming_is_not_noticed_by_those_who_are_passed_on() {
+    let scene = scene();
+    create(&scene, "hot", 3);
+    scene.create("cold", SIZE).expect("created");
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut all = writers(&scene, "hot", 4, &stop);
+    all.extend(writers(&scene, "cold", 4, &stop));
+    for name in ["hot", "cold"] {
+        let info = show(&scene, name);
+        let (journal, to) = (info.journal, 1 - info.core);
+        let handed = scene.ask(|node| node.hand_over_journal("main".to_owned(), journal, to));
+        handed.expect("is handed over");
+    }
+    for round in 0..100 {
+        for name in ["hot", "cold"] {
+            let other = format!("{name}-{round}");
+            for (from, to) in [(name, other.as_str()), (other.as_str(), name)] {
+                let renamed = scene.ask(|node| node.rename_volume(from.to_owned(), to.to_owned()));
+                renamed.expect("renamed");
+            }
+        }
+    }
+    ended(all, &stop);
+}

@@ -20,6 +20,7 @@ use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use super::between::Elsewhere;
 use super::core::{CoreNode, Unasked, current};
+use super::files::dvol_of;
 use super::names::Names;
 use super::volume::RealVolume;
 
@@ -108,14 +109,15 @@ impl CoreNode {
     /// there any more.
     fn arrived(&self, wanted: &Wanted) -> Result<Option<RealVolume>, VolumeError> {
         let place = self.names.place_of(wanted.id);
-        let (name, place) = place.ok_or(VolumeError::Gone)?;
+        let (_, place) = place.ok_or(VolumeError::Gone)?;
         if place.core != self.index {
             return Ok(None);
         }
         let found = || {
             let engine = self.engine(place.engine)?;
             let handle = match &wanted.snapshot {
-                None => engine.dvol_with(wanted.id, &name)?.handle,
+                // Not by its name: a renaming is known to the names a moment later.
+                None => dvol_of(self, &engine, wanted.id)?,
                 Some(snapshot) => snapshot.find(&engine, wanted.id)?,
             };
             self.volume(place.engine, handle)
