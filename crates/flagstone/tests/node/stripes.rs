@@ -301,6 +301,18 @@ fn the_client_library_knows_no_difference() {
             Durability::Durable,
         );
         wrote.await.expect("written");
+        // What leaves the volume is refused before any part of it is made, however long it is.
+        let before = volume.read(0, 4096).await.expect("read");
+        let end = 200 * MIB;
+        let zero = volume.zero(0, end, true, Durability::Durable);
+        zero.await.expect_err("is refused");
+        let runs = volume.allocation(0, UNIT - 4096, 10).await.expect("told");
+        assert!(runs.iter().all(|run| !run.is_marked), "{runs:?}");
+        assert_same(
+            &volume.read(0, 4096).await.expect("read"),
+            &before,
+            "as it was",
+        );
         // What rests on its being one dvol.
         let blocks = || IoBuf::copy_of(&[0; 4096]);
         let refused = [

@@ -188,7 +188,7 @@ fn fio(scene: &Scene, node: &Node, arguments: &[&str]) -> Result<()> {
 }
 
 /// A `flagstone` command that has to succeed, and the JSON that it prints.
-fn json(node: &NodeOptions, arguments: &[&str]) -> Result<serde_json::Value> {
+pub(super) fn json(node: &NodeOptions, arguments: &[&str]) -> Result<serde_json::Value> {
     let text = repo::output(node.command(&[arguments, &["-o", "json"]].concat()))?;
     serde_json::from_str(&text).with_context(|| format!("`{arguments:?}` printed no JSON"))
 }

@@ -10,9 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::Value;
 
 use super::load::{Random, Writer};
+use super::moves::json;
 use super::scene::{Scene, find_number, find_strings};
 use crate::daemon::{Node, NodeOptions};
 use crate::repo;
@@ -123,12 +123,6 @@ fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
     fio(scene, node, &["--rw=read"])?;
     println!("{rounds} rounds of fio beside {ROUNDS} hand-overs and as many snapshots");
     Ok(())
-}
-
-/// A `flagstone` command that has to succeed, and the JSON that it prints.
-fn json(node: &NodeOptions, arguments: &[&str]) -> Result<Value> {
-    let text = repo::output(node.command(&[arguments, &["-o", "json"]].concat()))?;
-    serde_json::from_str(&text).with_context(|| format!("`{arguments:?}` printed no JSON"))
 }
 
 /// Hands the journal of a volume's first or second member to the other core.

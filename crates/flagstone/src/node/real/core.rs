@@ -38,6 +38,7 @@ use super::recording::Recording;
 use super::schedule::{self, Schedules};
 use super::slo::{Floors, note_floor, terms_of};
 use super::start::Share;
+use super::stripes::notes_as_member;
 use super::volume::{RealVolume, VolumeCounters};
 use crate::node::{MoveHooks, MovePoint, Slo, VolumeLook, VolumeMetrics};
 
@@ -449,7 +450,7 @@ impl CoreNode {
         self.slos.borrow_mut().remove(&id);
         self.tenants.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&id);
-        self.notes.borrow_mut().remove(&DvolId(!id.0));
+        self.notes.borrow_mut().remove(&notes_as_member(id));
         self.schedules.forget(id);
     }
 
@@ -558,7 +559,7 @@ impl CoreNode {
         self.sizing.borrow_mut().remove(&id);
         self.tenants.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&id);
-        self.notes.borrow_mut().remove(&DvolId(!id.0));
+        self.notes.borrow_mut().remove(&notes_as_member(id));
         match here {
             true => self.set_slo(id, slo),
             false => {

@@ -638,6 +638,11 @@ impl RealNode {
                 .iter()
                 .cloned()
                 .chain(self.closed_notices())
+                .chain(self.names.unwhole().into_iter().map(|name| {
+                    format!(
+                        "striped volume '{name}' isn't whole, and is closed: the log says what is missing. If it was being rolled back, a restart goes on"
+                    )
+                }))
                 .collect(),
         })
     }

@@ -301,6 +301,12 @@ impl Names {
         });
     }
 
+    /// The names of striped volumes that aren't whole.
+    pub(super) fn unwhole(&self) -> Vec<String> {
+        let name = |t: &Tables, id: &DvolId| t.by_id.get(id).cloned();
+        self.read(|t| t.unwhole.iter().filter_map(|id| name(t, id)).collect())
+    }
+
     /// Whether a striped volume isn't whole.
     pub(super) fn is_unwhole(&self, id: DvolId) -> bool {
         self.read(|t| t.unwhole.contains(&id))

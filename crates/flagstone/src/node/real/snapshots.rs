@@ -196,6 +196,8 @@ impl RealNode {
             Ok(()) => self.show(&snapshot.volume).await,
             Err(error) => {
                 let target = self.target(&snapshot.volume, &doing)?;
+                // It was to be rolled back, and now is neither: that is more than why.
+                self.refuse_unwhole(&target, &doing)?;
                 let wanted = |dvol: &DvolInfo| Wanted::Again(dvol.reserved_bytes);
                 Err(self.with_space_of(error, &target, wanted).await)
             }

@@ -134,6 +134,11 @@ impl RealVolume {
             }
             // They are written, in as large parts as one member's are.
             Some(true) => {
+                // Before anything is: what leaves the volume is refused as a whole.
+                let end = offset_bytes.checked_add(len_bytes);
+                if end.is_none() || end > stripe.size_bytes() {
+                    return Err(self.of_whole(VolumeError::OutOfRange, true));
+                }
                 let part_bytes = PART_BYTES * volume.members().len() as u64;
                 let mut written = Ok(());
                 for done in (0..len_bytes).step_by(part_bytes as usize) {

@@ -16,6 +16,7 @@ use super::{PAUSE_NS, TRIES_MAX, layer_taken};
 use crate::node::real::attributes::{StripePart, VolumeAttributes};
 use crate::node::real::core::{CoreNode, Unasked};
 use crate::node::real::engines::OwnedEngine;
+use crate::node::real::files::dvol_of;
 use crate::node::real::names::{Claim, Place, Stripe, member_name};
 use crate::node::real::resize::Resized;
 use crate::node::{MovePoint, Slo, TokenText};
@@ -119,12 +120,13 @@ impl CoreNode {
         F: Future<Output = Result<R, DvolError>> + 'static,
     {
         for _ in 0..TRIES_MAX {
-            let (name, place) = self.names.place_of(id).ok_or(DvolError::NotFound)?;
+            let (_, place) = self.names.place_of(id).ok_or(DvolError::NotFound)?;
             let work = work.clone();
             let run = move |core: Rc<CoreNode>| async move {
                 let owned = core.engines.get(place.engine)?;
-                let dvol = owned.engine.dvol_with(id, &name)?;
-                Some(work(core, owned, dvol.handle).await)
+                // Not by its name: a renaming is known to the names a moment later.
+                let dvol = dvol_of(&core, &owned.engine, id)?;
+                Some(work(core, owned, dvol).await)
             };
             let done = match place.core == self.index {
                 true => Ok(run(self.clone()).await),

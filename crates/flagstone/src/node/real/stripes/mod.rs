@@ -26,7 +26,7 @@ use flagstone_types::{DvolId, Epoch, Lsn};
 use super::attributes::{StripePart, VolumeAttributes};
 use super::core::{CoreNode, Unasked, current};
 use super::files::dvol_of;
-use super::names::{Names, Place, Stripe};
+use super::names::{Place, Stripe};
 use super::notes::VolumeNotes;
 use super::onward::payload_of;
 use super::recording::Recording;
@@ -73,8 +73,7 @@ impl OpenStripe {
 pub(super) struct Member {
     core: Rc<CoreNode>,
     id: DvolId,
-    /// When the snapshot was taken, in nanoseconds since 1970. All members have it under the same time.
-    taken_ns: Option<u64>,
+    of: PartOf,
     /// Where it was last. Shared by clones.
     place: Rc<Cell<Option<Place>>>,
     /// Room in other cores' mailboxes, of all members of the volume together.
@@ -99,7 +98,10 @@ impl CoreNode {
         let member = |id: &DvolId| Member {
             core: core.clone(),
             id: *id,
-            taken_ns,
+            of: PartOf {
+                taken_ns,
+                is_first: *id == handle.id,
+            },
             place: Rc::default(),
             rooms: rooms.clone(),
         };
@@ -117,16 +119,19 @@ impl CoreNode {
     }
 
     /// A member, or a snapshot of it, if this core has it.
-    fn member(&self, place: Place, taken_ns: Option<u64>) -> Option<RealVolume> {
+    fn member(&self, place: Place, of: PartOf) -> Option<RealVolume> {
         let engine = self.engine(place.engine)?;
-        let handle = match taken_ns {
+        let handle = match of.taken_ns {
             None => dvol_of(self, &engine, place.id)?,
             Some(taken_ns) => layer_taken(&engine, place.id, taken_ns)?,
         };
         let volume = self.volume_alone(place.engine, handle)?;
         Some(RealVolume {
             // Who may change it, and when, is decided for the whole, whose gates are held as long as its parts are under way.
-            notes: self.notes_of(own_notes(place.id, &self.names)),
+            notes: self.notes_of(match of.is_first {
+                true => notes_as_member(place.id),
+                false => place.id,
+            }),
             epoch: Epoch::MAX,
             // What is asked of the whole is counted.
             counters: self.uncounted.clone(),
@@ -137,18 +142,23 @@ impl CoreNode {
 
     /// The notes of a striped volume's first member as a member, if a dvol is one: its own are those of the whole.
     pub(super) fn notes_as_member(&self, id: DvolId) -> Option<Rc<VolumeNotes>> {
-        let notes = own_notes(id, &self.names);
-        (notes != id).then(|| self.notes_of(notes))
+        self.names.stripe_of(id)?;
+        Some(self.notes_of(notes_as_member(id)))
     }
 }
 
-/// By what a member's notes are kept.
-fn own_notes(id: DvolId, names: &Names) -> DvolId {
-    match names.stripe_of(id) {
-        // No dvol has that id: of those drawn at random one in 2^128 would.
-        Some(_) => DvolId(!id.0),
-        None => id,
-    }
+/// By what the first member's notes as a member are kept. No dvol has that id: of those drawn at random one in 2^128 would.
+pub(super) fn notes_as_member(id: DvolId) -> DvolId {
+    DvolId(!id.0)
+}
+
+/// As what a member is asked.
+#[derive(Clone, Copy)]
+struct PartOf {
+    /// As a part of a snapshot: when that was taken, in nanoseconds since 1970. All members have it under the same time.
+    taken_ns: Option<u64>,
+    /// Its dvol is the volume's own.
+    is_first: bool,
 }
 
 impl RealNode {
@@ -245,7 +255,7 @@ impl Member {
         if place.core != self.core.index {
             return Ok(None);
         }
-        Ok(self.core.member(place, self.taken_ns))
+        Ok(self.core.member(place, self.of))
     }
 
     /// Has it done on the core that has the member: `here` if that is this one.
@@ -260,9 +270,9 @@ impl Member {
         F: Future<Output = Result<R, VolumeError>> + 'static,
     {
         for _ in 0..TRIES_MAX {
-            let (place, taken_ns) = (self.place()?, self.taken_ns);
+            let (place, of) = (self.place()?, self.of);
             let done = if place.core == self.core.index {
-                Ok(match self.core.member(place, taken_ns) {
+                Ok(match self.core.member(place, of) {
                     Some(volume) => Found::of(&volume, here(volume.clone()).await),
                     None => Found::Nothing,
                 })
@@ -271,7 +281,7 @@ impl Member {
                 let _room = self.rooms.take(1).await;
                 let there = there.clone();
                 let work = move |core: Rc<CoreNode>| async move {
-                    match core.member(place, taken_ns) {
+                    match core.member(place, of) {
                         Some(volume) => Found::of(&volume, there(volume.clone()).await),
                         None => Found::Nothing,
                     }

@@ -209,6 +209,10 @@ fn roll_back(
             return Ok(Err(format!("it can't be rolled back: {error}")));
         }
     }
+    tracing::info!(
+        volume = %first.id,
+        "a striped volume was being rolled back when the node ended; it is rolled back"
+    );
     Ok(Ok(size_bytes))
 }
 
@@ -246,7 +250,13 @@ fn tell_apart(
                         member = %place.id,
                         "shortening a part of a striped volume: {error}; it takes more space than it needs"
                     ),
-                    resized => resized?,
+                    resized => {
+                        resized?;
+                        tracing::info!(
+                            member = %place.id,
+                            "a part of a striped volume had {is} bytes and has {wanted} again: its size was being changed when the node ended"
+                        );
+                    }
                 }
             }
             let layers = engine.layers(place.id);
@@ -256,11 +266,15 @@ fn tell_apart(
                     .is_some_and(|known| !known.contains(&layer.created_ns))
                 {
                     let deleted = engine.delete_layer(layer.handle).await;
-                    if let Err(error) = deleted {
-                        tracing::warn!(
+                    match deleted {
+                        Ok(()) => tracing::info!(
+                            member = %place.id,
+                            "deleted what was left of a snapshot of a striped volume that isn't there"
+                        ),
+                        Err(error) => tracing::warn!(
                             member = %place.id,
                             "deleting what is left of a snapshot of a striped volume: {error}"
-                        );
+                        ),
                     }
                 }
             }
