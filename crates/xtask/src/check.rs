@@ -5,17 +5,20 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::forward::SimArguments;
+use crate::programs::Programs;
+use crate::say::Say;
 use crate::steps::{Counts, Steps, Work};
 use crate::{e2e, forward, fuzz, repo, steps, tidy};
 
-/// No single step may hang a CI run for longer. The tests take twenty minutes on two cores, half of it building them.
+/// No single step may hang a CI run for longer. Building the tests takes ten minutes on two cores, and more beside other
+/// builds; what runs in the background may take until the scenarios are over.
 const STEP_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// How many seeds CI simulates, and how many more with all faults at once.
 const SIM_SEEDS: u64 = 1000;
 /// How many seeds of each scene.
 const SCENE_SEEDS: u64 = 100;
-/// Explorations beside each other; each keeps a processor busy.
+/// Explorations beside each other, of which each keeps a processor busy; and builds.
 const AT_ONCE: usize = 2;
 
 /// Format, lints, house style, unit tests. Under two minutes on a warm tree.
@@ -38,22 +41,51 @@ pub(crate) fn test(root: &Path, packages: &[String]) -> bool {
     steps.finish()
 }
 
-/// Everything CI runs.
+/// Everything CI runs. The order is made so that two processors have always something to do: what only computes fills the
+/// time in which tests and scenarios wait. What is told how long to run, or measures, has the machine to itself.
 pub(crate) fn ci(root: &Path) -> bool {
     let mut steps = Steps::new();
+    let programs = Programs::new(root);
     lint(root, &mut steps);
-    // Here all tools are installed, and a test that skips for want of one shows nothing.
+    build(root, &mut steps, &programs);
+    steps.run_beside(AT_ONCE, explorations(&programs), |steps| {
+        steps.run_tests("tests", ci_tests(root), STEP_LIMIT);
+        e2e::ci_beside(root, steps, &programs);
+    });
+    steps.run("fuzz", |say| fuzz::ci(root, say));
+    e2e::ci_alone(root, &mut steps, &programs);
+    steps.finish()
+}
+
+/// What is built with different settings goes to different folders, so that cargo does both at once: while one links or
+/// waits for its largest crate, the other goes on.
+fn build(root: &Path, steps: &mut Steps, programs: &Programs) {
+    let tests = |say: &Say| {
+        let mut command = ci_tests(root);
+        command.arg("--no-run");
+        steps::run_limited(command, STEP_LIMIT, say, |_| ()).map(Counts::one)
+    };
+    let works: Vec<(&str, Work<'_>)> = vec![
+        ("build tests", Box::new(tests)),
+        (
+            "build programs",
+            Box::new(|say| programs.build(say).map(|()| Counts::one(true))),
+        ),
+        (
+            "build fuzzers",
+            Box::new(|say| fuzz::Fuzzers::build(root, say).map(|_| Counts::one(true))),
+        ),
+    ];
+    steps.run_together(AT_ONCE, works);
+}
+
+fn ci_tests(root: &Path) -> Command {
     let mut tests = test_command(root, &[]);
+    // Here all tools are installed, and a test that skips for want of one shows nothing.
     tests.env("FLAGSTONE_REQUIRE_TOOLS", "1");
     // Most of the longest wait for devices and for time to pass.
     tests.env("RUST_TEST_THREADS", "4");
-    steps.run_tests("tests", tests, STEP_LIMIT);
-    explore(root, &mut steps);
-    steps.run("fuzz", || fuzz::ci(root));
-    if let Err(error) = e2e::add_ci_steps(root, &mut steps) {
-        steps.run("e2e", || Err(error));
-    }
-    steps.finish()
+    tests
 }
 
 fn lint(root: &Path, steps: &mut Steps) {
@@ -62,7 +94,7 @@ fn lint(root: &Path, steps: &mut Steps) {
         cargo(root, &["fmt", "--all", "--check"]),
         STEP_LIMIT,
     );
-    steps.run("tidy", || tidy::run(root));
+    steps.run("tidy", |_| tidy::run(root));
     let clippy = [
         "clippy",
         "--workspace",
@@ -76,29 +108,35 @@ fn lint(root: &Path, steps: &mut Steps) {
 }
 
 /// The simulator: seeds that failed once, many seeds with all faults, scenes, the script crashed everywhere. The model finds
-/// nothing. And both notice every planted bug.
-fn explore(root: &Path, steps: &mut Steps) {
-    let sim = |arguments: SimArguments| -> Work<'_> {
-        Box::new(move || forward::sim_within(root, &arguments, STEP_LIMIT).map(Counts::one))
+/// nothing. And both notice every planted bug. What takes longest comes first.
+fn explorations<'a>(programs: &'a Programs) -> Vec<(&'static str, Work<'a>)> {
+    let sim = |arguments: SimArguments| -> Work<'a> {
+        Box::new(move |say| {
+            let simulator = programs.simulator()?;
+            forward::sim_by(simulator, &arguments, STEP_LIMIT, say).map(Counts::one)
+        })
     };
-    let model = |words: &[&str]| -> Work<'_> {
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        let command = forward::model(root, &words);
-        Box::new(move || steps::run_limited(command, STEP_LIMIT, |_| ()).map(Counts::one))
+    let model = |words: &'static [&'static str]| -> Work<'a> {
+        Box::new(move |say| {
+            let mut command = programs.model()?;
+            command.args(words);
+            steps::run_limited(command, STEP_LIMIT, say, |_| ()).map(Counts::one)
+        })
     };
-    // Builds the simulator for those that follow.
-    steps.run("sim, kept seeds", sim(SimArguments::kept()));
-    let together = vec![
+    let bugs: Work<'a> = Box::new(move |say| {
+        let simulator = programs.simulator_with_planted_bugs()?;
+        forward::sim_by(simulator, &SimArguments::bugs(), STEP_LIMIT, say).map(Counts::one)
+    });
+    vec![
         ("sim, script", sim(SimArguments::script())),
         ("sim, seeds", sim(SimArguments::seeds(SIM_SEEDS))),
         ("sim, all faults", sim(SimArguments::all_faults(SIM_SEEDS))),
+        ("sim, planted bugs", bugs),
         ("sim, scenes", sim(SimArguments::scenes(SCENE_SEEDS))),
+        ("sim, kept seeds", sim(SimArguments::kept())),
         ("model, every state", model(&["--size", "small"])),
         ("model, planted bugs", model(&["--bugs"])),
-    ];
-    steps.run_together(AT_ONCE, together);
-    // Builds another simulator in place of the first.
-    steps.run("sim, planted bugs", sim(SimArguments::bugs()));
+    ]
 }
 
 fn test_command(root: &Path, packages: &[String]) -> Command {

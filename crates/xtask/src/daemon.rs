@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,20 +49,37 @@ const POLL: Duration = Duration::from_millis(5);
 /// else take one while its server is being restarted.
 const PORTS: std::ops::Range<u32> = 16_384..32_768;
 
+/// Which of how many equal parts of them are this process's: steps beside each other must not find the same one free, of
+/// which the second would take what the first wants back after a restart.
+static PART: OnceLock<(u32, u32)> = OnceLock::new();
+
+/// From now on ports are looked for in one of `count` parts alone. Only what is said first holds.
+pub(crate) fn use_ports(part: u32, count: u32) {
+    let _ = PART.set((part, count));
+}
+
+fn ports_of(part: u32, count: u32) -> std::ops::Range<u32> {
+    let each = (PORTS.end - PORTS.start) / count;
+    let start = PORTS.start + part * each;
+    start..start + each
+}
+
 /// A loopback port that was free a moment ago, another one each time.
 pub(crate) fn free_port() -> Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let count = PORTS.end - PORTS.start;
+    let (part, parts) = *PART.get_or_init(|| (0, 1));
+    let ports = ports_of(part, parts);
+    let count = ports.end - ports.start;
     // Runs beside each other begin at different places.
     let first = std::process::id().wrapping_mul(101);
     for _ in 0..count {
         let offset = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
-        let port = u16::try_from(PORTS.start + offset).context("looking for a port")?;
+        let port = u16::try_from(ports.start + offset).context("looking for a port")?;
         if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Ok(port);
         }
     }
-    bail!("no free port from {} to {}", PORTS.start, PORTS.end - 1)
+    bail!("no free port from {} to {}", ports.start, ports.end - 1)
 }
 
 /// A running server process. Killed on drop.
@@ -409,6 +426,15 @@ pub(crate) fn build(root: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_of_the_ports_have_none_in_common() {
+        let parts: Vec<_> = (0..18).map(|part| ports_of(part, 18)).collect();
+        assert!(parts.windows(2).all(|two| two[0].end <= two[1].start));
+        assert!(parts.iter().all(|part| part.len() > 500));
+        assert!(parts[0].start >= PORTS.start && parts[17].end <= PORTS.end);
+        assert_eq!(ports_of(0, 1), PORTS);
+    }
 
     #[test]
     fn warnings_and_errors_are_complaints_unless_they_were_asked_for() {

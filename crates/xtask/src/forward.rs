@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::{ArgGroup, Args};
 
 use crate::repo;
+use crate::say::Say;
 use crate::steps::run_limited;
 
 /// A simulation that was told no end is stopped after this.
@@ -144,23 +145,24 @@ pub(crate) fn sim(root: &Path, arguments: &SimArguments) -> Result<bool> {
     let run_time = arguments
         .minutes
         .map_or(SIM_LIMIT, |m| Duration::from_secs(m * 60));
-    sim_within(root, arguments, run_time)
-}
-
-/// The same with a limit for the run, building excepted.
-pub(crate) fn sim_within(
-    root: &Path,
-    arguments: &SimArguments,
-    run_time: Duration,
-) -> Result<bool> {
     let features = match arguments.bugs {
         true => &["--features", "planted-bugs"][..],
         false => &[],
     };
-    let mut command = release_run(root, "flagstone-sim", features);
+    let command = release_run(root, "flagstone-sim", features);
+    sim_by(command, arguments, run_time + BUILD_LIMIT, &Say::plain())
+}
+
+/// The same by a command that starts a simulator.
+pub(crate) fn sim_by(
+    mut command: Command,
+    arguments: &SimArguments,
+    limit: Duration,
+    say: &Say,
+) -> Result<bool> {
     command.args(arguments.words());
     let mut replay = None;
-    let good = run_limited(command, run_time + BUILD_LIMIT, |line| {
+    let good = run_limited(command, limit, say, |line| {
         if line.trim_start().starts_with(REPLAY) {
             replay = Some(line.trim_start().to_owned());
         }
@@ -171,7 +173,7 @@ pub(crate) fn sim_within(
             .filter(|_| arguments.rest.is_empty())
             .map(|seed| format!("{REPLAY} cargo xtask sim --seed {seed}"));
         if let Some(replay) = replay.or(own) {
-            println!("{replay}");
+            say.line(&replay);
         }
     }
     Ok(good)

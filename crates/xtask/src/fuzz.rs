@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::repo;
+use crate::say::Say;
 use crate::steps::{Counts, read_limited, run_limited};
 
 /// Counters for every edge, and comparisons reported to the fuzzer.
@@ -70,11 +71,12 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<()> {
         }
         return Ok(());
     }
-    let fuzzers = Fuzzers::build(root)?;
+    let say = Say::plain();
+    let fuzzers = Fuzzers::build(root, &say)?;
     for name in chosen {
         match &arguments.replay {
             Some(input) => fuzzers.replay(name, input)?,
-            None => fuzzers.fuzz(name, arguments.seconds)?,
+            None => fuzzers.fuzz(name, arguments.seconds, &say)?,
         }
     }
     Ok(())
@@ -100,7 +102,7 @@ pub(crate) struct Fuzzers {
 
 impl Fuzzers {
     /// Builds all of them with coverage counters.
-    pub(crate) fn build(root: &Path) -> Result<Fuzzers> {
+    pub(crate) fn build(root: &Path, say: &Say) -> Result<Fuzzers> {
         let work = repo::target_dir(root).join("fuzz");
         let host = host(root)?;
         let mut cargo = repo::cargo(root);
@@ -111,7 +113,7 @@ impl Fuzzers {
             .arg(&work)
             .env("RUSTFLAGS", COVERAGE_FLAGS);
         ensure!(
-            run_limited(cargo, BUILD_LIMIT, |_| ())?,
+            run_limited(cargo, BUILD_LIMIT, say, |_| ())?,
             "the fuzzers don't build"
         );
         Ok(Fuzzers {
@@ -121,7 +123,7 @@ impl Fuzzers {
     }
 
     /// Fuzzes one target. What it learns stays below the build folder and speeds up the next run.
-    pub(crate) fn fuzz(&self, name: &str, seconds: u32) -> Result<()> {
+    pub(crate) fn fuzz(&self, name: &str, seconds: u32, say: &Say) -> Result<()> {
         let corpus = self.work.join("corpus").join(name);
         let findings = self.work.join("findings");
         for folder in [&corpus, &findings] {
@@ -140,7 +142,7 @@ impl Fuzzers {
         let good = read_limited(fuzzer, limit, |line| said.push(line.to_owned()))
             .with_context(|| format!("fuzzing {name}"))?;
         if !good {
-            println!("{}", said.join("\n"));
+            say.line(&said.join("\n"));
             let kept = said
                 .iter()
                 .find_map(|line| line.split_once("Test unit written to "));
@@ -151,14 +153,16 @@ impl Fuzzers {
             .iter()
             .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
         let runs = runs.map_or("?", str::trim);
-        println!("{name}: {runs} inputs in {seconds} s, nothing found");
+        say.line(&format!(
+            "{name}: {runs} inputs in {seconds} s, nothing found"
+        ));
         Ok(())
     }
 
     fn replay(&self, name: &str, input: &Path) -> Result<()> {
         let mut fuzzer = self.command(name);
         fuzzer.arg(input);
-        let good = run_limited(fuzzer, BUILD_LIMIT, |_| ())?;
+        let good = run_limited(fuzzer, BUILD_LIMIT, &Say::plain(), |_| ())?;
         ensure!(good, "{name} still fails on {}", input.display());
         println!("{name} passes on {}", input.display());
         Ok(())
@@ -175,8 +179,8 @@ impl Fuzzers {
 }
 
 /// What CI does: every decoder for a while, some at a time. How many were clean and how many not.
-pub(crate) fn ci(root: &Path) -> Result<Counts> {
-    let fuzzers = Fuzzers::build(root)?;
+pub(crate) fn ci(root: &Path, say: &Say) -> Result<Counts> {
+    let fuzzers = Fuzzers::build(root, say)?;
     let mut waiting = targets(root)?;
     // The longest first, which are taken from the end.
     waiting.sort_by_key(|name| ci_seconds(name));
@@ -187,9 +191,9 @@ pub(crate) fn ci(root: &Path) -> Result<Counts> {
         for _ in 0..CI_AT_ONCE {
             scope.spawn(|| {
                 while let Some(name) = next() {
-                    let found = fuzzers.fuzz(&name, ci_seconds(&name));
+                    let found = fuzzers.fuzz(&name, ci_seconds(&name), say);
                     if let Err(error) = &found {
-                        println!("{error:#}");
+                        say.line(&format!("{error:#}"));
                     }
                     lock(&counts).add(Counts::one(found.is_ok()));
                 }

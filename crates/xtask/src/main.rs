@@ -14,7 +14,9 @@ mod forward;
 mod fuzz;
 mod instructions;
 mod process;
+mod programs;
 mod repo;
+mod say;
 mod steps;
 mod tidy;
 

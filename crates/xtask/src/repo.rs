@@ -2,6 +2,7 @@
 //!
 //! Works on a tree without git metadata as well, so that a source archive can be checked.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -65,7 +66,7 @@ pub(crate) fn files(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// A command that runs in the repository's root.
-pub(crate) fn command(root: &Path, program: &str) -> Command {
+pub(crate) fn command(root: &Path, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root);
     command

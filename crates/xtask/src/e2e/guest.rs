@@ -102,7 +102,7 @@ impl Guest {
             archive.add(&format!("mod/{order}.ko"), 0o100_644, &bytes);
         }
         let initrd = unpacked.dir.with_file_name("initrd");
-        fs::write(&initrd, archive.finish()).context("writing the initial filesystem")?;
+        write_whole(&initrd, &archive.finish()).context("writing the initial filesystem")?;
         Ok(Guest {
             kernel,
             initrd,
@@ -254,6 +254,13 @@ pub(crate) fn wait_for(machine: &mut Daemon, is_so: impl Fn(&Daemon) -> bool) ->
 pub(crate) fn make_program(path: &Path) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
         .with_context(|| format!("making {} a program", path.display()))
+}
+
+/// Writes a file that a guest beside this one may be reading: it has the old content or the new one.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let new = path.with_extension(format!("{}.new", std::process::id()));
+    fs::write(&new, bytes).with_context(|| format!("writing {}", new.display()))?;
+    fs::rename(&new, path).with_context(|| format!("putting {} in place", path.display()))
 }
 
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {

@@ -253,10 +253,18 @@ struct Said {
 
 /// Hands the files to the judge. An error if it can't do its work.
 fn judge(scene: &Scene, files: &Files, images: u64, seed: u64, lie: Option<&str>) -> Result<Said> {
-    let mut cargo = repo::cargo(&scene.root);
-    cargo
-        .args(["run", "--release", "--quiet", "--package", "flagstone-sim"])
-        .args(["--bin", "crash-images", "--", "--base"])
+    let mut command = match &scene.judge {
+        Some(judge) => repo::command(&scene.root, judge),
+        None => {
+            let mut cargo = repo::cargo(&scene.root);
+            cargo
+                .args(["run", "--release", "--quiet", "--package", "flagstone-sim"])
+                .args(["--bin", "crash-images", "--"]);
+            cargo
+        }
+    };
+    command
+        .arg("--base")
         .arg(&files.base)
         .arg("--record")
         .arg(&files.record)
@@ -264,9 +272,9 @@ fn judge(scene: &Scene, files: &Files, images: u64, seed: u64, lie: Option<&str>
         .arg(&files.log)
         .args(["--images", &images.to_string(), "--seed", &seed.to_string()]);
     if let Some(lie) = lie {
-        cargo.args(["--lie", lie]);
+        command.args(["--lie", lie]);
     }
-    let output = cargo.output().context("starting crash-images")?;
+    let output = command.output().context("starting crash-images")?;
     let text = String::from_utf8_lossy(&output.stdout)
         .trim_end()
         .to_owned();

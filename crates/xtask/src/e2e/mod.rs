@@ -1,7 +1,8 @@
 //! `cargo xtask e2e`: the built binary, real clients, real crashes.
 //!
 //! Each scenario has a folder of its own below the build folder, which a failed one leaves behind.
-//! `cargo xtask ci` runs those marked for it.
+//! `cargo xtask ci` runs those marked for it. Most of them wait for devices and clients half of the time, so they run
+//! two at a time there, each as a process of its own: one that hangs has its servers killed, and nobody else's.
 
 mod between;
 mod crash;
@@ -31,8 +32,8 @@ pub(crate) use kernel::history;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,8 +42,10 @@ use clap::Args;
 
 use crate::daemon;
 use crate::process::{self, Watchdog};
+use crate::programs::Programs;
 use crate::repo;
-use crate::steps::{self, Counts, Steps};
+use crate::say::Say;
+use crate::steps::{self, Counts, Steps, Work};
 use scene::Scene;
 
 #[derive(Args)]
@@ -55,9 +58,12 @@ pub(crate) struct Arguments {
     /// Use this binary instead of building one.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// This is a network of its own already; set by this program when it starts itself there.
+    /// Run the scenarios in this process, in the network that it is in; set by this program when it starts itself.
+    #[arg(long, hide = true, requires = "binary")]
+    here: bool,
+    /// What judges crash images, instead of building it.
     #[arg(long, hide = true)]
-    own_network: bool,
+    judge: Option<PathBuf>,
     #[command(flatten)]
     scale: Scale,
 }
@@ -69,7 +75,7 @@ pub(crate) struct Scale {
     #[arg(long, default_value_t = 50)]
     crashes: u32,
     /// In CI it is less often for `files`.
-    #[arg(skip)]
+    #[arg(long, hide = true)]
     crashes_of_files: Option<u32>,
     /// `images`: how many crash images.
     #[arg(long, default_value_t = 10_000)]
@@ -128,6 +134,9 @@ impl Scale {
         for (name, number) in numbers {
             arguments.extend([name.to_owned(), number.to_string()]);
         }
+        if let Some(crashes) = self.crashes_of_files {
+            arguments.extend(["--crashes-of-files".to_owned(), crashes.to_string()]);
+        }
         arguments
     }
 
@@ -164,6 +173,7 @@ struct Scenario {
     /// Whether it passes today and is quick enough for every change.
     in_ci: bool,
     network: Network,
+    company: Company,
     run: fn(&Scene, &Scale) -> Result<()>,
 }
 
@@ -176,12 +186,28 @@ enum Network {
     Own,
 }
 
+/// Who runs beside a scenario in CI.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Company {
+    /// Another scenario, and what computes in the background. No time that it is held to is short enough to be missed so.
+    Others,
+    /// Nobody: it measures, or uses what is the others' meanwhile.
+    Nobody,
+}
+
+/// Scenarios beside each other in CI.
+const AT_ONCE: usize = 2;
+/// These are begun first, the others in the order of the list: the longest one is not what is waited for in the end, and
+/// the two with the largest devices have them one after the other.
+const BEGUN_FIRST: [&str; 5] = ["crash", "kernel", "vm", "moves", "image"];
+
 const SCENARIOS: [Scenario; 18] = [
     Scenario {
         name: "image",
         about: "a disk image in, snapshot, clone, out again identical; all space comes back",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, _| image::run(scene),
     },
     Scenario {
@@ -189,6 +215,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "kill -9 under load, again and again: nothing stable is lost, verify is clean",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| crash::run(scene, scale.crashes, scale.seed),
     },
     Scenario {
@@ -196,6 +223,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "volumes go between devices and cores under fio, then under kill -9: no error, no wrong byte, each there once",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| moves::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
     Scenario {
@@ -203,6 +231,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "a volume striped over two cores, whose journals go from one to the other: under fio, then under kill -9 with all that can be done with it",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| stripes::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
     Scenario {
@@ -210,6 +239,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "volumes go between two nodes under fio, then under kill -9 of either: no error, no wrong byte, each at one node",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| between::run(scene, scale.crashes.div_ceil(KILLS_PART), scale.seed),
     },
     Scenario {
@@ -217,6 +247,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "what the runtime issues, recorded: thousands of crash images recover to what was answered",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| images::run(scene, scale.images, scale.seed),
     },
     Scenario {
@@ -224,6 +255,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "a virtual machine's disk on an export, and on a volume: server killed under it, then the machine; snapshots boot",
         in_ci: true,
         network: Network::Own,
+        company: Company::Others,
         run: |scene, scale| vm::run(scene, scale.machines, scale.seed),
     },
     Scenario {
@@ -231,6 +263,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "a tree over NFS, kill -9 under load: all that was answered is there, handles hold, fs check is clean",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| {
             let crashes = scale.crashes_of_files.unwrap_or(scale.crashes);
             files::run(scene, crashes, scale.seed)
@@ -241,6 +274,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "Linux' own NFS client: cp, tar, git, cc, random histories and databases while answers are lost and the node is killed",
         in_ci: true,
         network: Network::Own,
+        company: Company::Others,
         run: |scene, scale| kernel::run(scene, scale.minutes, scale.seed),
     },
     Scenario {
@@ -248,6 +282,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "QEMU's nfs:// finds the node by its own portmapper, and by rpcbind",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, _| portmapper::run(scene),
     },
     Scenario {
@@ -255,6 +290,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "broken and hostile clients of volumes beside an ordinary one",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| hostile::nbd::run(scene, scale.seed),
     },
     Scenario {
@@ -262,6 +298,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "broken and hostile clients of NFS and MOUNT beside an ordinary one",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| hostile::files::run(scene, scale.seed),
     },
     Scenario {
@@ -269,6 +306,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "thousands of volumes: create, list, restart after a stop and a kill with full journals",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, scale| many::volumes(scene, &scale.many()),
     },
     Scenario {
@@ -276,6 +314,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "how long a restart takes after a kill with every journal full",
         in_ci: false,
         network: Network::Machines,
+        company: Company::Nobody,
         run: |scene, scale| journals::run(scene, &scale.device_size),
     },
     Scenario {
@@ -283,6 +322,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "what one volume gives back another core's can use within seconds",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, _| space::given_back(scene),
     },
     Scenario {
@@ -290,6 +330,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "a volume of 16 TiB: both ends written, killed, read back, verified",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Others,
         run: |scene, _| space::terabytes(scene),
     },
     Scenario {
@@ -297,6 +338,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "what an idle node with a thousand volumes costs",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Nobody,
         run: |scene, _| many::idle(scene, 1_000),
     },
     Scenario {
@@ -304,6 +346,7 @@ const SCENARIOS: [Scenario; 18] = [
         about: "the README's commands on a clean clone",
         in_ci: true,
         network: Network::Machines,
+        company: Company::Nobody,
         run: |scene, _| readme::run(scene),
     },
 ];
@@ -325,63 +368,130 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
     let wanted = |scenario: &Scenario| {
         arguments.names.is_empty() || arguments.names.iter().any(|name| name == scenario.name)
     };
-    if arguments.own_network {
-        let binary = arguments.binary.as_deref().context("--binary is missing")?;
-        for scenario in SCENARIOS.iter().filter(|scenario| wanted(scenario)) {
-            run_scenario(root, binary, scenario, &arguments.scale)?;
+    let chosen = || SCENARIOS.iter().filter(|scenario| wanted(scenario));
+    if arguments.here {
+        let server = arguments.binary.clone().context("--binary is missing")?;
+        let programs = Binaries {
+            server,
+            judge: arguments.judge.clone(),
+        };
+        for scenario in chosen() {
+            use_own_ports(scenario)?;
+            run_scenario(root, &programs, scenario, &arguments.scale)?;
         }
         return Ok(true);
     }
+    let server = match arguments.binary.clone() {
+        Some(server) => server,
+        None => daemon::build(root)?,
+    };
+    let programs = Binaries {
+        server,
+        judge: arguments.judge.clone(),
+    };
     let mut steps = Steps::new();
-    add_steps(
-        root,
-        &mut steps,
-        arguments.binary.clone(),
-        &arguments.scale,
-        wanted,
-    )?;
+    for scenario in chosen() {
+        run_alone(
+            root,
+            &mut steps,
+            scenario,
+            || Ok(programs.clone()),
+            &arguments.scale,
+        );
+    }
     Ok(steps.finish())
 }
 
-/// Adds the scenarios that every change must pass.
-pub(crate) fn add_ci_steps(root: &Path, steps: &mut Steps) -> Result<()> {
-    add_steps(root, steps, None, &Scale::for_ci(), |scenario| {
-        scenario.in_ci
-    })
+/// What scenarios run.
+#[derive(Clone)]
+struct Binaries {
+    server: PathBuf,
+    /// Is built where it is needed if it isn't given.
+    judge: Option<PathBuf>,
 }
 
-fn add_steps(
+impl Binaries {
+    fn of(programs: &Programs) -> Result<Binaries> {
+        Ok(Binaries {
+            server: programs.server()?,
+            judge: Some(programs.judge()?),
+        })
+    }
+}
+
+/// Runs the scenarios that every change must pass and that have company, some at a time.
+pub(crate) fn ci_beside(root: &Path, steps: &mut Steps, programs: &Programs) {
+    let mut chosen = for_ci(Company::Others);
+    chosen.sort_by_key(|scenario| {
+        let place = BEGUN_FIRST.iter().position(|name| *name == scenario.name);
+        place.unwrap_or(BEGUN_FIRST.len())
+    });
+    let names: Vec<String> = chosen.iter().map(|scenario| step_name(scenario)).collect();
+    let works = chosen.into_iter().map(|scenario| -> Work<'_> {
+        Box::new(move |say| {
+            let programs = Binaries::of(programs)?;
+            run_in_child(root, &programs, scenario, &Scale::for_ci(), say)?;
+            Ok(Counts::one(true))
+        })
+    });
+    let works = names.iter().map(String::as_str).zip(works).collect();
+    steps.run_together(AT_ONCE, works);
+}
+
+/// Runs those that want to be alone.
+pub(crate) fn ci_alone(root: &Path, steps: &mut Steps, programs: &Programs) {
+    for scenario in for_ci(Company::Nobody) {
+        let programs = || Binaries::of(programs);
+        run_alone(root, steps, scenario, programs, &Scale::for_ci());
+    }
+}
+
+fn for_ci(company: Company) -> Vec<&'static Scenario> {
+    let chosen = SCENARIOS
+        .iter()
+        .filter(|scenario| scenario.in_ci && scenario.company == company);
+    chosen.collect()
+}
+
+fn step_name(scenario: &Scenario) -> String {
+    format!("e2e {}", scenario.name)
+}
+
+fn run_alone(
     root: &Path,
     steps: &mut Steps,
-    binary: Option<PathBuf>,
+    scenario: &Scenario,
+    programs: impl FnOnce() -> Result<Binaries>,
     scale: &Scale,
-    wanted: impl Fn(&Scenario) -> bool,
-) -> Result<()> {
-    let chosen: Vec<&Scenario> = SCENARIOS
+) {
+    steps.run(&step_name(scenario), |say| {
+        let programs = programs()?;
+        match scenario.network {
+            Network::Machines => run_scenario(root, &programs, scenario, scale)?,
+            Network::Own => run_in_child(root, &programs, scenario, scale, say)?,
+        }
+        Ok(Counts::one(true))
+    });
+}
+
+/// Each scenario has ports that no other one looks for.
+fn use_own_ports(scenario: &Scenario) -> Result<()> {
+    let place = SCENARIOS
         .iter()
-        .filter(|scenario| wanted(scenario))
-        .collect();
-    if chosen.is_empty() {
-        return Ok(());
-    }
-    let binary = match binary {
-        Some(binary) => binary,
-        None => daemon::build(root)?,
-    };
-    for scenario in chosen {
-        steps.run(&format!("e2e {}", scenario.name), || {
-            match scenario.network {
-                Network::Machines => run_scenario(root, &binary, scenario, scale)?,
-                Network::Own => run_in_own_network(root, &binary, scenario, scale)?,
-            }
-            Ok(Counts::one(true))
-        });
-    }
+        .position(|other| other.name == scenario.name);
+    let place = place.context("a scenario that isn't in the list")?;
+    daemon::use_ports(u32::try_from(place)?, u32::try_from(SCENARIOS.len())?);
     Ok(())
 }
 
-fn run_scenario(root: &Path, binary: &Path, scenario: &Scenario, scale: &Scale) -> Result<()> {
-    let scene = Scene::new(root, binary, scenario.name)?;
+fn run_scenario(
+    root: &Path,
+    programs: &Binaries,
+    scenario: &Scenario,
+    scale: &Scale,
+) -> Result<()> {
+    let mut scene = Scene::new(root, &programs.server, scenario.name)?;
+    scene.judge.clone_from(&programs.judge);
     let started = Instant::now();
     let over = Arc::new(AtomicBool::new(false));
     let limit = scale.scenario_limit();
@@ -406,34 +516,48 @@ fn run_scenario(root: &Path, binary: &Path, scenario: &Scenario, scale: &Scale) 
     scene.remove()
 }
 
-/// Runs this program again for one scenario, where all ports are free and nothing outside can be reached.
-fn run_in_own_network(
+/// Runs this program again for one scenario, in a network of its own if it wants one.
+fn run_in_child(
     root: &Path,
-    binary: &Path,
+    programs: &Binaries,
     scenario: &Scenario,
     scale: &Scale,
+    say: &Say,
 ) -> Result<()> {
-    let mut command = own_network(root)?;
+    let mut command = match scenario.network {
+        Network::Own => own_network(root)?,
+        Network::Machines => repo::command(root, this_program()?),
+    };
     command
-        .args(["e2e", scenario.name, "--own-network", "--binary"])
-        .arg(binary)
+        .args(["e2e", scenario.name, "--here", "--binary"])
+        .arg(&programs.server)
         .args(scale.arguments());
+    if let Some(judge) = &programs.judge {
+        command.arg("--judge").arg(judge);
+    }
     let limit = scale.scenario_limit() + 2 * SCENARIO_END_LIMIT;
-    let passed = steps::run_limited(command, limit, |_| ())?;
+    let passed = steps::run_limited(command, limit, say, |_| ())?;
     ensure!(passed, "what failed is said above");
     Ok(())
 }
 
+fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().context("looking for this program")
+}
+
 /// This program, to be run where all ports are free and nothing outside can be reached. Its arguments are missing.
 pub(crate) fn own_network(root: &Path) -> Result<Command> {
-    // What guests need from outside.
+    // What guests need from outside. Of two at once the second finds done what the first has done.
+    static FETCHING: Mutex<()> = Mutex::new(());
+    let fetching = FETCHING.lock().unwrap_or_else(PoisonError::into_inner);
     let (decided, value) = kernel::machine::fetch(root)?;
+    drop(fetching);
     let mut command = repo::command(root, "unshare");
     if !repo::is_root()? {
         // Root of a user namespace of its own may do there what it takes.
         command.arg("--map-root-user");
     }
-    let program = std::env::current_exe().context("looking for this program")?;
+    let program = this_program()?;
     command
         .env(decided, value)
         .args(["--net", "--mount", "sh", "-c"])
@@ -481,11 +605,27 @@ mod tests {
     #[test]
     fn a_scale_survives_being_passed_on() {
         let line = "xtask vm --crashes 2 --images 3 --machines 4 --volumes 5 --device-size 6G \
-                    --journals 7 --restart-ms 8 --minutes 10 --seed 9";
+                    --journals 7 --restart-ms 8 --minutes 10 --seed 9 --crashes-of-files 11";
         let given = Line::parse_from(line.split_ascii_whitespace()).arguments;
         let passed_on = ["xtask".to_owned(), "vm".to_owned()];
         let line = passed_on.into_iter().chain(given.scale.arguments());
         assert_eq!(Line::parse_from(line).arguments.scale, given.scale);
         assert_ne!(given.scale, Scale::for_ci());
+    }
+
+    #[test]
+    fn in_ci_every_scenario_marked_for_it_runs_once_and_none_that_measures_has_company() {
+        let (beside, alone) = (for_ci(Company::Others), for_ci(Company::Nobody));
+        let marked = SCENARIOS.iter().filter(|scenario| scenario.in_ci).count();
+        assert_eq!(beside.len() + alone.len(), marked);
+        let alone: Vec<&str> = alone.iter().map(|scenario| scenario.name).collect();
+        // The second builds in the folder that the others' programs come from.
+        assert_eq!(alone, ["idle", "readme"]);
+        for name in BEGUN_FIRST {
+            assert!(
+                beside.iter().any(|scenario| scenario.name == name),
+                "{name}"
+            );
+        }
     }
 }

@@ -32,6 +32,8 @@ const FREE_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Scene {
     pub(crate) root: PathBuf,
     pub(crate) binary: PathBuf,
+    /// What judges crash images, if it needn't be built.
+    pub(crate) judge: Option<PathBuf>,
     pub(crate) dir: PathBuf,
 }
 
@@ -45,6 +47,7 @@ impl Scene {
         Ok(Scene {
             root: root.to_path_buf(),
             binary: binary.to_path_buf(),
+            judge: None,
             dir,
         })
     }

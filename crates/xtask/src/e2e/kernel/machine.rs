@@ -283,7 +283,7 @@ fn emulated(unpacked: &Unpacked, busybox: &Path) -> Result<(Machine, Vec<PathBuf
         );
     }
     let initrd = unpacked.dir.with_file_name("initrd");
-    fs::write(&initrd, archive.finish()).context("writing the initial filesystem")?;
+    guest::write_whole(&initrd, &archive.finish()).context("writing the initial filesystem")?;
     let kernel = guest::only_entry(&unpacked.find(&["boot"])?, "vmlinuz-")?;
     let modules = modules::with_needed(&folder, CLIENT)?;
     Ok((Machine::Emulated { kernel, initrd }, modules))
