@@ -141,7 +141,8 @@ impl CoreNode {
                 // It goes, or has just come back: unless the node stops, its journal is served again soon.
                 Ok(Some(Err(DvolError::Stopping))) if !self.is_stopping() => {}
                 Ok(Some(done)) => return done,
-                Ok(None) => return Err(DvolError::NotFound),
+                // It is known, and no core serves its journal before the next start: nothing is deleted.
+                Ok(None) => return Err(DvolError::Stopping),
                 Err(Unasked::Busy) => {}
                 Err(Unasked::Stopped) => return Err(DvolError::Stopping),
             }
