@@ -3,12 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::net::SocketAddr;
+use std::ops::Range;
 
 use flagstone_client::{Arrival, Connect, Error};
 use flagstone_device::engine::DvolError;
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Failed, Marks, NewDvol, Origin, Part, Progress, Run, Snapshot, Target,
-    What, move_dvol,
+    Content, DvolOrigin, Failed, Marks, NewDvol, Origin, Part, Point, Progress, Run, Snapshot,
+    Target, What, move_dvol,
 };
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
@@ -161,7 +162,7 @@ impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
         }
     }
 
-    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+    async fn snapshot(&self, snapshot: &Snapshot, _: Option<Point>) -> Result<(), DvolError> {
         let step = Step::Snapshot {
             created_ns: snapshot.created_ns,
             attributes: snapshot.attributes,
@@ -276,9 +277,13 @@ impl<O: Origin, H: Home> Origin for Leaving<'_, O, H> {
         &self,
         of: Option<LayerNo>,
         what: What,
-        from_bytes: u64,
+        within: Range<u64>,
     ) -> Result<Part, DvolError> {
-        self.origin.part(of, what, from_bytes).await
+        self.origin.part(of, what, within).await
+    }
+
+    async fn settle(&self) -> Result<(), DvolError> {
+        self.origin.settle().await
     }
 
     async fn mark(&self) -> Result<Lsn, DvolError> {
@@ -310,8 +315,8 @@ impl<P: Platform, C: Connect, H: Home> Target for Taking<'_, '_, P, C, H> {
         self.target.take(runs).await
     }
 
-    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
-        self.target.snapshot(snapshot).await
+    async fn snapshot(&self, snapshot: &Snapshot, next: Option<Point>) -> Result<(), DvolError> {
+        self.target.snapshot(snapshot, next).await
     }
 
     async fn finish(&self) -> Result<(), DvolError> {

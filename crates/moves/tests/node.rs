@@ -14,7 +14,7 @@ use flagstone_device::engine::{
     Stability, format_device,
 };
 use flagstone_device::transfer::{
-    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, Progress, go_on_above,
+    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, Point, Progress, go_on_above,
 };
 use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals};
 use flagstone_gateway::native::volume::NativeError;
@@ -64,6 +64,14 @@ fn marked(attributes: &Attributes, kind: u8, device: u128) -> Attributes {
 impl Marks for TestMarks {
     fn arriving(&self, attributes: &Attributes) -> Attributes {
         marked(attributes, 1, 0)
+    }
+
+    fn arriving_at(&self, _: &Point) -> Attributes {
+        panic!("between nodes no points are kept")
+    }
+
+    fn point_of(&self, _: &Attributes) -> Option<Point> {
+        None
     }
 
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {

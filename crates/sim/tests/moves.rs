@@ -9,8 +9,8 @@ use flagstone_device::engine::{
     Attributes, CreateDvol, DvolError, Engine, EngineOptions, Handle, Piece, Stability,
 };
 use flagstone_device::transfer::{
-    DvolOrigin, DvolTarget, Failed, Found, Gate, Gone, Mark, Marks, NewDvol, Progress, Target,
-    Verdict, move_dvol, settle,
+    DvolOrigin, DvolTarget, Failed, Found, Gate, Gone, Mark, Marks, NewDvol, POINT_BYTES, Point,
+    Progress, Target, Verdict, move_dvol, settle,
 };
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
@@ -20,13 +20,15 @@ use flagstone_types::{DvolId, Epoch, LayerNo};
 
 use crate::engine_support::{begin, fill};
 
+mod resumed;
+
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 96;
 const ID: DvolId = DvolId(0x51);
 /// Virtual time in which a run must come to its end.
 const LIMIT_NS: u64 = 600_000_000_000;
 
-/// Byte 0 says how it is marked, bytes 8 to 24 with which device; byte 1 is the layer's above.
+/// Byte 0 says how it is marked, bytes 8 to 24 with which device, or 8 to 56 at which point; byte 1 is the layer's above.
 #[derive(Clone, Copy)]
 struct TestMarks;
 
@@ -40,6 +42,19 @@ fn marked(attributes: &Attributes, kind: u8, device: u128) -> Attributes {
 impl Marks for TestMarks {
     fn arriving(&self, attributes: &Attributes) -> Attributes {
         marked(attributes, 1, 0)
+    }
+
+    fn arriving_at(&self, point: &Point) -> Attributes {
+        let mut attributes = [0; _];
+        attributes[0] = 4;
+        attributes[8..8 + POINT_BYTES].copy_from_slice(&point.encode());
+        attributes
+    }
+
+    fn point_of(&self, attributes: &Attributes) -> Option<Point> {
+        let bytes = attributes[8..8 + POINT_BYTES].try_into();
+        let point = Point::decode(&bytes.expect("so many bytes"));
+        point.filter(|_| attributes[0] == 4)
     }
 
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
@@ -61,6 +76,7 @@ fn mark_of(attributes: &Attributes) -> Mark {
         0 => Mark::Plain,
         1 => Mark::Arriving,
         2 => Mark::Leaving(device),
+        4 => Mark::ArrivingAt,
         _ => Mark::Stayed(device),
     }
 }
@@ -385,7 +401,7 @@ async fn start(
     for ((engine, dvol), verdict) in there.iter().zip(settle(&found, |_| true)) {
         match verdict {
             Verdict::Delete => engine.delete(dvol.handle, true).await.expect("deletes"),
-            Verdict::Close => panic!("{found:?}"),
+            Verdict::Close | Verdict::Resume => panic!("{found:?}"),
             Verdict::Serve | Verdict::Unmark => {
                 let plain = TestMarks.plain(&dvol.attributes);
                 engine

@@ -243,6 +243,30 @@ impl<P: Platform> Engine<P> {
         dvols: &[(Handle, String)],
         created_ns: u64,
     ) -> Result<Vec<Handle>, DvolError> {
+        self.snapshot_of(dvols, created_ns, None).await
+    }
+
+    /// The same of one dvol, with other attributes in the snapshot than the dvol has behind it: the first of these two, and the second.
+    pub async fn snapshot_between(
+        &self,
+        dvol: Handle,
+        name: &str,
+        created_ns: u64,
+        attributes: [Attributes; 2],
+    ) -> Result<Handle, DvolError> {
+        let dvols = [(dvol, name.to_owned())];
+        let taken = self
+            .snapshot_of(&dvols, created_ns, Some(attributes))
+            .await?;
+        taken.first().copied().ok_or(DvolError::Invalid)
+    }
+
+    async fn snapshot_of(
+        &self,
+        dvols: &[(Handle, String)],
+        created_ns: u64,
+        attributes: Option<[Attributes; 2]>,
+    ) -> Result<Vec<Handle>, DvolError> {
         let inner = &self.inner;
         let _turn = inner.admin.take(1).await;
         inner.check_running()?;
@@ -266,6 +290,18 @@ impl<P: Platform> Engine<P> {
         let mut records = Vec::new();
         let mut slots = Vec::new();
         let mut layers = Vec::new();
+        let given = |at: usize| {
+            let mut given = Vec::new();
+            for (handle, _) in dvols.iter().filter(|_| attributes.is_some()) {
+                given.push(Record::Attributes {
+                    slot: handle.slot,
+                    lsn: inner.take_lsn(*handle)?,
+                    attributes: Box::new(attributes.map_or([0; ATTRIBUTE_BYTES], |two| two[at])),
+                });
+            }
+            Ok::<_, DvolError>(given)
+        };
+        records.extend(given(0)?);
         for (index, ((handle, name), layer_slot)) in dvols.iter().zip(&layer_slots).enumerate() {
             let head = inner.next_layer(index as u32)?.0;
             layers.push(Handle {
@@ -282,6 +318,7 @@ impl<P: Platform> Engine<P> {
                 name: name.clone(),
             });
         }
+        records.extend(given(1)?);
         inner.commit_admin(records, slots).await?;
         Ok(layers)
     }

@@ -1,12 +1,14 @@
 //! The two sides of a move on engines of this core.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
-use super::{Content, Gate, Origin, PART_BYTES, Part, Run, Snapshot, Target, What};
+use super::part::changed_behind;
+use super::{Content, Gate, Origin, PART_BYTES, Part, Point, Resumed, Run, Snapshot, Target, What};
 use super::{part_of, take_runs};
 use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 
@@ -14,6 +16,10 @@ use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 pub trait Marks {
     /// As the target of a move that isn't over.
     fn arriving(&self, attributes: &Attributes) -> Attributes;
+    /// As that, and how far it is.
+    fn arriving_at(&self, point: &Point) -> Attributes;
+    /// How far it is, if that was said.
+    fn point_of(&self, attributes: &Attributes) -> Option<Point>;
     /// As the origin of a move that may be over: the target is on the device with this id.
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes;
     /// As one that stayed, whatever the target on that device looks like.
@@ -157,7 +163,7 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
         &self,
         of: Option<LayerNo>,
         what: What,
-        from_bytes: u64,
+        within: Range<u64>,
     ) -> Result<Part, DvolError> {
         let handle = match of {
             None => self.handle,
@@ -167,14 +173,11 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
                 found.ok_or(DvolError::NotFound)?.handle
             }
         };
-        part_of(
-            &self.engine,
-            handle,
-            what,
-            from_bytes,
-            self.part_bytes.get(),
-        )
-        .await
+        part_of(&self.engine, handle, what, within, self.part_bytes.get()).await
+    }
+
+    async fn settle(&self) -> Result<(), DvolError> {
+        self.engine.flush().await
     }
 
     async fn mark(&self) -> Result<Lsn, DvolError> {
@@ -200,6 +203,7 @@ pub struct DvolTarget<P: Platform, M> {
     marks: M,
     new: NewDvol,
     handle: Cell<Option<Handle>>,
+    point_after_bytes: Option<u64>,
 }
 
 /// What a dvol is besides its bytes.
@@ -223,7 +227,22 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
             marks,
             new,
             handle: Cell::new(None),
+            point_after_bytes: None,
         }
+    }
+
+    /// One that keeps a [`Point`] about every so many bytes.
+    pub fn with_points(self, after_bytes: u64) -> DvolTarget<P, M> {
+        DvolTarget {
+            point_after_bytes: Some(after_bytes),
+            ..self
+        }
+    }
+
+    /// One of which a move has left this copy, with a point.
+    pub fn left_at(self, handle: Handle) -> DvolTarget<P, M> {
+        self.handle.set(Some(handle));
+        self
     }
 
     fn handle(&self) -> Result<Handle, DvolError> {
@@ -279,6 +298,39 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
     }
 }
 
+impl<P: Platform, M> DvolTarget<P, M> {
+    /// Whether a copy that was left at a point is one of this content.
+    fn is_of(&self, handle: Handle, point: &Point, content: &Content) -> bool {
+        let engine = &self.engine;
+        let mut layers = engine.layers(handle.id);
+        layers.sort_by_key(|layer| layer.handle.layer);
+        let (had, next) = match content.snapshots.split_at_checked(point.snapshots as usize) {
+            Some((had, next)) => (had, next.first()),
+            None => return false,
+        };
+        let same = layers.len() == had.len()
+            && layers.iter().zip(had).all(|(layer, snapshot)| {
+                (&layer.name, layer.created_ns, layer.size_bytes)
+                    == (&snapshot.name, snapshot.created_ns, snapshot.size_bytes)
+            });
+        // It may just have a new size, or not yet.
+        let size_bytes = next.map_or(content.size_bytes, |snapshot| snapshot.size_bytes);
+        let before = had
+            .last()
+            .map_or(content.size_bytes, |last| last.size_bytes);
+        let may_have =
+            |found: u64| found == size_bytes || point.offset_bytes == 0 && found == before;
+        let info = engine.dvol_with(handle.id, &self.new.name);
+        same && point.of == next.map(|snapshot| snapshot.layer)
+            && info.is_some_and(|info| {
+                info.handle == handle
+                    && may_have(info.size_bytes)
+                    && info.epoch == content.epoch
+                    && info.reserved_bytes == self.new.reserved_bytes
+            })
+    }
+}
+
 impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     async fn begin(&self, content: &Content) -> Result<(), DvolError> {
         let numbers = content.snapshots.iter().map(|snapshot| snapshot.layer);
@@ -295,10 +347,51 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
         take_runs(&self.engine, self.handle()?, runs).await
     }
 
-    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
+    async fn snapshot(&self, snapshot: &Snapshot, next: Option<Point>) -> Result<(), DvolError> {
         let (name, created_ns) = (&snapshot.name, snapshot.created_ns);
-        self.snapshot_as(name, created_ns, &snapshot.attributes)
-            .await
+        let Some(next) = next else {
+            let taken = self.snapshot_as(name, created_ns, &snapshot.attributes);
+            return taken.await;
+        };
+        let handle = self.handle()?;
+        let lsn = self.engine.lsn_of(handle)?;
+        let its = self.marks.arriving(&snapshot.attributes);
+        let then = self.marks.arriving_at(&Point { lsn, ..next });
+        // All or nothing: neither is a stage copied once more that has become a snapshot, nor is there a moment without a point.
+        let taken = self
+            .engine
+            .snapshot_between(handle, name, created_ns, [its, then]);
+        taken.await.map(drop)
+    }
+
+    fn point_after_bytes(&self) -> Option<u64> {
+        self.point_after_bytes
+    }
+
+    async fn resume(&self, content: &Content) -> Result<Option<Resumed>, DvolError> {
+        let Some(handle) = self.handle.get() else {
+            return Ok(None);
+        };
+        let point = self.marks.point_of(&self.engine.attributes_of(handle)?);
+        if let Some(point) = point.filter(|point| self.is_of(handle, point, content)) {
+            match changed_behind(&self.engine, handle, point.lsn).await {
+                Ok(again) => return Ok(Some(Resumed { point, again })),
+                Err(DvolError::HistoryForgotten) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.engine.delete(handle, true).await?;
+        self.handle.set(None);
+        Ok(None)
+    }
+
+    async fn save(&self, point: Point) -> Result<(), DvolError> {
+        let handle = self.handle()?;
+        let lsn = self.engine.lsn_of(handle)?;
+        // As in `finish`: what is said of the bytes is not to be durable before they are.
+        self.engine.flush().await?;
+        let attributes = self.marks.arriving_at(&Point { lsn, ..point });
+        self.engine.set_attributes(handle, attributes).await
     }
 
     async fn finish(&self) -> Result<(), DvolError> {

@@ -13,6 +13,10 @@
 //!    the origin is the dvol, also after a crash, and from then on the target is.
 //! 6. Whoever used the origin goes on at the target, and the origin is deleted.
 //!
+//! While it is copied the target writes down how far that is ([`Point`]), if it keeps such points. Then a crash in 2. to 4., from the first point on, only
+//! interrupts the move: whoever finds the copy and its origin goes on with them, from the last point. A round that went on is never the last one before the hold, as what
+//! changed since its mark may be much.
+//!
 //! LSNs of the target begin above those of the origin, in a later epoch, and its history begins with the move: a
 //! question with an LSN of the origin is answered "forgotten", never wrongly.
 
@@ -20,6 +24,7 @@ mod arrival;
 mod gate;
 mod local;
 mod part;
+mod point;
 mod start;
 
 pub use arrival::{Announced, Arrival, Became, Keeper};
@@ -28,9 +33,12 @@ pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol, go_on_above};
 pub use part::{
     Most, PART_BYTES, Part, PartPlan, PlannedRange, Run, What, part_of, plan_of, take_runs,
 };
+pub use point::{POINT_BYTES, Point, Resumed};
 pub use start::{Found, Mark, Verdict, settle};
 
+use std::cell::Cell;
 use std::future::Future;
+use std::ops::Range;
 
 use flagstone_types::{Epoch, LayerNo, Lsn};
 
@@ -77,13 +85,16 @@ pub trait Origin {
     /// What there is. From now on nothing but its bytes changes.
     fn content(&self) -> impl Future<Output = Result<Content, DvolError>>;
 
-    /// A part of a snapshot, or of what it is now, from `from_bytes` on.
+    /// A part of a snapshot, or of what it is now: the first one of these bytes, as far as there are as many.
     fn part(
         &self,
         of: Option<LayerNo>,
         what: What,
-        from_bytes: u64,
+        within: Range<u64>,
     ) -> impl Future<Output = Result<Part, DvolError>>;
+
+    /// Makes durable all that could be read of it.
+    fn settle(&self) -> impl Future<Output = Result<(), DvolError>>;
 
     /// An LSN such that each change up to it can be seen now, and each later one gets a higher one.
     fn mark(&self) -> impl Future<Output = Result<Lsn, DvolError>>;
@@ -104,8 +115,31 @@ pub trait Target {
     /// Writes what was copied.
     fn take(&self, runs: Vec<Run>) -> impl Future<Output = Result<(), DvolError>>;
 
-    /// Takes the same snapshot.
-    fn snapshot(&self, snapshot: &Snapshot) -> impl Future<Output = Result<(), DvolError>>;
+    /// Takes the same snapshot, and writes down in the same instant how far it is behind that, if it keeps points.
+    fn snapshot(
+        &self,
+        snapshot: &Snapshot,
+        next: Option<Point>,
+    ) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// Bytes that are copied from one [`Point`] to the next, about; `None` if it keeps none: a move that is cut off begins anew.
+    fn point_after_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    /// A copy that a move has left which was cut off, if it is of just this content: it goes on, and [`begin`](Target::begin) is not asked for. One of
+    /// something else is thrown away.
+    fn resume(
+        &self,
+        _content: &Content,
+    ) -> impl Future<Output = Result<Option<Resumed>, DvolError>> {
+        async { Ok(None) }
+    }
+
+    /// Makes durable what was taken, and that it is so much. The point's LSN is the target's to know.
+    fn save(&self, _point: Point) -> impl Future<Output = Result<(), DvolError>> {
+        async { Ok(()) }
+    }
 
     /// Makes durable what was taken, then, durably, the dvol one that has arrived.
     fn finish(&self) -> impl Future<Output = Result<(), DvolError>>;
@@ -115,6 +149,9 @@ pub trait Target {
 pub trait Progress {
     /// So many more bytes were copied. An error ends the move.
     fn copied(&self, bytes: u64) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// It goes on: so many bytes were copied before.
+    fn resumed(&self, _copied_bytes: u64) {}
 }
 
 /// How a move ended that came to nothing.
@@ -135,96 +172,254 @@ pub async fn move_dvol(
 ) -> Result<(), Failed> {
     let before = Failed::Before;
     let content = origin.content().await.map_err(before)?;
-    target.begin(&content).await.map_err(before)?;
-    let mover = Mover {
+    let resumed = target.resume(&content).await.map_err(before)?;
+    match &resumed {
+        None => target.begin(&content).await.map_err(before)?,
+        Some(resumed) => progress.resumed(resumed.point.copied_bytes),
+    }
+    let copied_bytes = resumed.as_ref().map_or(0, |r| r.point.copied_bytes);
+    let mut mover = Mover {
         origin,
         target,
         progress,
+        resumed,
+        copied_bytes: Cell::new(copied_bytes),
+        point_after_bytes: target.point_after_bytes(),
     };
-    let (what, size_bytes) = mover.snapshots(&content).await.map_err(before)?;
-    if size_bytes != content.size_bytes {
-        let resized = target.resize(content.size_bytes).await;
-        resized.map_err(before)?;
-    }
-    let since = mover.rounds(what).await.map_err(before)?;
+    let what = mover.snapshots(&content).await.map_err(before)?;
+    let since = mover.rounds(&content, what).await.map_err(before)?;
     let epoch = origin.hold().await.map_err(before)?;
     if epoch.0 + Epoch::PER_MOVE != content.epoch.0 {
         // Somebody has opened it alone meanwhile. Those whom he has locked out would take the step for the move's.
         return Err(before(DvolError::StaleEpoch));
     }
-    // If it isn't known any more what changed, all would have to be copied, with everybody waiting for it.
-    let last = mover.pass_of(None, What::ChangedSince(since)).await;
-    last.map_err(before)?;
+    // If it isn't known any more what changed, all would have to be copied, with everybody waiting for it. No point is written any more: if
+    // this is cut off, the last round is copied once more.
+    mover.point_after_bytes = None;
+    let last = Copied {
+        what: What::ChangedSince(since),
+        ..Copied::now(&content)
+    };
+    mover.pass_from(last, 0, since).await.map_err(before)?;
     target.finish().await.map_err(Failed::Perhaps)
+}
+
+/// What is being copied.
+#[derive(Clone, Copy)]
+struct Copied {
+    snapshots: u32,
+    of: Option<LayerNo>,
+    what: What,
+}
+
+impl Copied {
+    fn now(content: &Content) -> Copied {
+        Copied {
+            snapshots: content.snapshots.len() as u32,
+            of: None,
+            what: What::Everything,
+        }
+    }
 }
 
 struct Mover<'a, O, T, P> {
     origin: &'a O,
     target: &'a T,
     progress: &'a P,
+    /// Where a copy goes on, until it has.
+    resumed: Option<Resumed>,
+    copied_bytes: Cell<u64>,
+    point_after_bytes: Option<u64>,
 }
 
 impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
-    /// Copies all snapshots. Returns what is to be copied next, and the target's size.
-    async fn snapshots(&self, content: &Content) -> Result<(What, u64), DvolError> {
-        let (mut what, mut size_bytes) = (What::Allocated, content.size_bytes);
-        for snapshot in &content.snapshots {
-            if snapshot.size_bytes != size_bytes {
-                self.target.resize(snapshot.size_bytes).await?;
+    /// Copies all snapshots that the target hasn't. It has the size of now behind that. Returns what is to be copied next.
+    async fn snapshots(&mut self, content: &Content) -> Result<What, DvolError> {
+        let mut what = What::Allocated;
+        let mut size_bytes = content.size_bytes;
+        for (nth, snapshot) in (0..).zip(&content.snapshots) {
+            let had = self.resumed.as_ref().map_or(0, |r| r.point.snapshots);
+            let next = content.snapshots.get(nth as usize + 1);
+            let next_bytes = next.map_or(content.size_bytes, |next| next.size_bytes);
+            let behind = match next_bytes == snapshot.size_bytes {
+                true => What::ChangedSince(snapshot.lsn),
                 // What lay behind the smaller of two ends isn't in the history of either.
-                if what != What::Allocated {
-                    what = What::Everything;
-                }
-                size_bytes = snapshot.size_bytes;
+                false => What::Everything,
+            };
+            if nth >= had {
+                self.resize(size_bytes, snapshot.size_bytes).await?;
+                let copied = Copied {
+                    snapshots: nth,
+                    of: Some(snapshot.layer),
+                    what,
+                };
+                self.pass(copied).await?;
+                let then = Copied {
+                    snapshots: nth + 1,
+                    of: next.map(|next| next.layer),
+                    what: behind,
+                };
+                let point = self.point(then, 0, Lsn(0));
+                self.target.snapshot(snapshot, point).await?;
             }
-            self.pass(Some(snapshot.layer), what).await?;
-            self.target.snapshot(snapshot).await?;
-            what = What::ChangedSince(snapshot.lsn);
+            (what, size_bytes) = (behind, snapshot.size_bytes);
         }
-        let is_other_size = size_bytes != content.size_bytes;
-        Ok(match is_other_size && what != What::Allocated {
-            true => (What::Everything, size_bytes),
-            false => (what, size_bytes),
-        })
+        self.resize(size_bytes, content.size_bytes).await?;
+        Ok(what)
+    }
+
+    /// Has the target go from one size to another. If it goes on it may have that by now, or not yet.
+    async fn resize(&self, from_bytes: u64, to_bytes: u64) -> Result<(), DvolError> {
+        let is_begun = self
+            .resumed
+            .as_ref()
+            .is_some_and(|r| r.point.offset_bytes > 0);
+        match from_bytes == to_bytes || is_begun {
+            true => Ok(()),
+            false => self.target.resize(to_bytes).await,
+        }
     }
 
     /// Copies what it is now, round after round, until little is left. Returns the mark of the last round.
-    async fn rounds(&self, mut what: What) -> Result<Lsn, DvolError> {
+    async fn rounds(&mut self, content: &Content, mut what: What) -> Result<Lsn, DvolError> {
         let mut round = 0;
         loop {
-            let mark = self.origin.mark().await?;
-            let copied = self.pass(None, what).await?;
+            let goes_on = self.resumed.as_ref().map(|resumed| resumed.point);
+            let goes_on = goes_on.filter(|point| point.offset_bytes > 0);
+            let mut mark = match goes_on {
+                Some(point) => point.mark,
+                None => self.origin.mark().await?,
+            };
+            let now = Copied {
+                what,
+                ..Copied::now(content)
+            };
+            let copied = match self.try_pass(now, mark).await {
+                Err(DvolError::HistoryForgotten) => {
+                    mark = self.origin.mark().await?;
+                    self.pass_anew(now, mark).await?
+                }
+                copied => copied?,
+            };
             round += 1;
-            if copied <= LAST_ROUND_BYTES || round == ROUNDS_MAX {
+            // Much may have changed since the mark of a round that was cut off.
+            let is_little = copied <= LAST_ROUND_BYTES && goes_on.is_none();
+            if is_little || round == ROUNDS_MAX {
                 return Ok(mark);
             }
             what = What::ChangedSince(mark);
         }
     }
 
-    /// Copies this much of a snapshot, or of what it is now. Returns how many bytes that were.
-    async fn pass(&self, of: Option<LayerNo>, what: What) -> Result<u64, DvolError> {
-        match self.pass_of(of, what).await {
-            // Then it isn't known what the target has and shouldn't.
-            Err(DvolError::HistoryForgotten) => self.pass_of(of, What::Everything).await,
-            copied => copied,
+    /// Copies this much of a snapshot, or goes on with it where that was cut off.
+    async fn pass(&mut self, copied: Copied) -> Result<u64, DvolError> {
+        match self.try_pass(copied, Lsn(0)).await {
+            Err(DvolError::HistoryForgotten) => self.pass_anew(copied, Lsn(0)).await,
+            passed => passed,
         }
     }
 
-    async fn pass_of(&self, of: Option<LayerNo>, what: What) -> Result<u64, DvolError> {
-        let (mut at, mut copied) = (0, 0);
-        loop {
-            let part = self.origin.part(of, what, at).await?;
-            let bytes = part.data_bytes();
-            if !part.runs.is_empty() {
-                self.target.take(part.runs).await?;
+    /// The same where it isn't known what the target has and shouldn't.
+    async fn pass_anew(&self, copied: Copied, mark: Lsn) -> Result<u64, DvolError> {
+        let all = Copied {
+            what: What::Everything,
+            ..copied
+        };
+        self.save(all, 0, mark).await?;
+        self.pass_from(all, 0, mark).await
+    }
+
+    /// Copies this much, in a round with this mark if it is what the origin is now; or goes on with it, where that was cut off. Returns how many bytes that
+    /// were.
+    async fn try_pass(&mut self, mut copied: Copied, mark: Lsn) -> Result<u64, DvolError> {
+        let mut from_bytes = 0;
+        if let Some(Resumed { point, again }) = self.resumed.take() {
+            for range in again {
+                self.copy(copied.of, What::Everything, range).await?;
             }
-            copied += bytes;
-            self.progress.copied(bytes).await?;
-            match part.next_bytes {
+            (copied.what, from_bytes) = (point.what, point.offset_bytes);
+        }
+        self.save(copied, from_bytes, mark).await?;
+        self.pass_from(copied, from_bytes, mark).await
+    }
+
+    /// Copies from an offset to the end, with a point now and then.
+    async fn pass_from(
+        &self,
+        copied: Copied,
+        from_bytes: u64,
+        mark: Lsn,
+    ) -> Result<u64, DvolError> {
+        let (mut at, mut bytes, mut saved) = (from_bytes, 0, 0);
+        loop {
+            let (more, next) = self.one_part(copied.of, copied.what, at..u64::MAX).await?;
+            bytes += more;
+            match next {
                 Some(next) => at = next,
-                None => return Ok(copied),
+                None => return Ok(bytes),
+            }
+            if self
+                .point_after_bytes
+                .is_some_and(|after| bytes - saved >= after)
+            {
+                self.save(copied, at, mark).await?;
+                saved = bytes;
             }
         }
+    }
+
+    /// Copies these bytes.
+    async fn copy(
+        &self,
+        of: Option<LayerNo>,
+        what: What,
+        mut range: Range<u64>,
+    ) -> Result<(), DvolError> {
+        loop {
+            match self.one_part(of, what, range.clone()).await?.1 {
+                Some(next) => range.start = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Copies the first part of these bytes. Returns how much data that was, and where the next part begins.
+    async fn one_part(
+        &self,
+        of: Option<LayerNo>,
+        what: What,
+        within: Range<u64>,
+    ) -> Result<(u64, Option<u64>), DvolError> {
+        let part = self.origin.part(of, what, within).await?;
+        let bytes = part.data_bytes();
+        if !part.runs.is_empty() {
+            self.target.take(part.runs).await?;
+        }
+        self.copied_bytes.set(self.copied_bytes.get() + bytes);
+        self.progress.copied(bytes).await?;
+        Ok((bytes, part.next_bytes))
+    }
+
+    /// Has the target write down how far it is, if it does.
+    async fn save(&self, copied: Copied, offset_bytes: u64, mark: Lsn) -> Result<(), DvolError> {
+        let Some(point) = self.point(copied, offset_bytes, mark) else {
+            return Ok(());
+        };
+        // What a crash would take away there may be at the target by now.
+        self.origin.settle().await?;
+        self.target.save(point).await
+    }
+
+    /// How far it is, for a target that writes that down.
+    fn point(&self, copied: Copied, offset_bytes: u64, mark: Lsn) -> Option<Point> {
+        self.point_after_bytes.map(|_| Point {
+            snapshots: copied.snapshots,
+            of: copied.of,
+            what: copied.what,
+            offset_bytes,
+            mark,
+            lsn: Lsn(0),
+            copied_bytes: self.copied_bytes.get(),
+        })
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! A part is bounded in bytes and in work, so neither a large dvol nor a slow target is a burden to the origin's core.
 
+use std::ops::Range;
+
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
@@ -77,19 +79,20 @@ impl Part {
     }
 }
 
-/// The part of a dvol or layer that begins at `from_bytes`, of at most `most_bytes` of data (and [`PART_BYTES`], and no less than a block). `HistoryForgotten` if it isn't known what changed.
+/// The first part of these bytes of a dvol or layer, as far as it has as many: of at most `most_bytes` of data (and [`PART_BYTES`], and no less than a
+/// block). `HistoryForgotten` if it isn't known what changed.
 pub async fn part_of<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     what: What,
-    from_bytes: u64,
+    within: Range<u64>,
     most_bytes: u64,
 ) -> Result<Part, DvolError> {
     let most = Most {
         bytes: most_bytes.clamp(BLOCK_SIZE, PART_BYTES),
         ..MOVED
     };
-    let plan = plan_of(engine, handle, what, from_bytes, most).await?;
+    let plan = plan_within(engine, handle, what, within, most).await?;
     let mut runs = Vec::new();
     for range in plan.ranges {
         let (offset_bytes, len_bytes) = (range.offset_bytes, range.len_bytes);
@@ -147,29 +150,37 @@ pub async fn plan_of<P: Platform>(
     from_bytes: u64,
     most: Most,
 ) -> Result<PartPlan, DvolError> {
-    let size_bytes = engine.size_of(handle)?;
+    plan_within(engine, handle, what, from_bytes..u64::MAX, most).await
+}
+
+/// The same of these bytes, as far as there are as many.
+async fn plan_within<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    what: What,
+    within: Range<u64>,
+    most: Most,
+) -> Result<PartPlan, DvolError> {
+    let end = within.end.min(engine.size_of(handle)?);
     let mut plan = Plan {
         most,
         ranges: Vec::new(),
         data_bytes: 0,
     };
-    let mut at = from_bytes;
+    let mut at = within.start;
     for _ in 0..QUERIES_MAX {
-        if at >= size_bytes || plan.is_full() {
+        if at >= end || plan.is_full() {
             break;
         }
         at = match what {
-            What::Allocated => plan.add(engine, handle, at, size_bytes, false).await?,
-            What::Everything => plan.add(engine, handle, at, size_bytes, true).await?,
-            What::ChangedSince(lsn) => {
-                plan.add_changed(engine, handle, lsn, at, size_bytes)
-                    .await?
-            }
+            What::Allocated => plan.add(engine, handle, at, end, false).await?,
+            What::Everything => plan.add(engine, handle, at, end, true).await?,
+            What::ChangedSince(lsn) => plan.add_changed(engine, handle, lsn, at, end).await?,
         };
     }
     Ok(PartPlan {
         ranges: plan.ranges,
-        next_bytes: (at < size_bytes).then_some(at),
+        next_bytes: (at < end).then_some(at),
     })
 }
 
@@ -202,6 +213,32 @@ pub async fn take_runs<P: Platform>(
         }
     }
     Ok(())
+}
+
+/// Where a dvol was written or deallocated behind an LSN, in the order of offsets. `HistoryForgotten` if that isn't known.
+pub(super) async fn changed_behind<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    since: Lsn,
+) -> Result<Vec<Range<u64>>, DvolError> {
+    let size_bytes = engine.size_of(handle)?;
+    let mut changed: Vec<Range<u64>> = Vec::new();
+    let mut at = 0;
+    while at < size_bytes {
+        let extents = engine
+            .changed_since(handle, since, at, size_bytes - at, EXTENTS_MAX)
+            .await?;
+        for extent in extents {
+            let end = at + extent.len_bytes;
+            match changed.last_mut() {
+                _ if !extent.changed => {}
+                Some(last) if last.end == at => last.end = end,
+                _ => changed.push(at..end),
+            }
+            at = end;
+        }
+    }
+    Ok(changed)
 }
 
 /// A plan as it is being made.

@@ -9,6 +9,8 @@ pub enum Mark {
     Plain,
     /// The target of a move that wasn't over.
     Arriving,
+    /// The same, and how far that was is written down.
+    ArrivingAt,
     /// The origin of a move to this device.
     Leaving(u128),
     /// It is the dvol, whatever is on this device.
@@ -35,6 +37,8 @@ pub enum Verdict {
     Unmark,
     /// It is a copy that nobody needs.
     Delete,
+    /// The move goes on: from the only other one, which is the dvol.
+    Resume,
     /// Whether it is the dvol isn't known: the device that would tell isn't here, or there is another one that nothing
     /// is known of. It is kept, and served to nobody.
     Close,
@@ -57,8 +61,22 @@ pub fn settle(found: &[Found], is_here: impl Fn(u128) -> bool) -> Vec<Verdict> {
             matches!(other.mark, Mark::Plain | Mark::Leaving(_)) && other.epoch > one.epoch
         })
     };
+    // Of two dvols, and as it was begun: whoever opened the origin alone since may have locked others out.
+    let goes_on = |one: &Found| {
+        let mut others = found.iter().filter(|other| other.mark != Mark::ArrivingAt);
+        let (origin, more) = (others.next(), others.next());
+        found.len() == 2
+            && more.is_none()
+            && origin.is_some_and(|origin| {
+                matches!(origin.mark, Mark::Plain)
+                    || origin.mark == Mark::Leaving(one.device) && is_here(one.device)
+            })
+            && origin.is_some_and(|origin| origin.epoch.0 + Epoch::PER_MOVE == one.epoch.0)
+    };
     let verdict = |index: usize, one: &Found| match one.mark {
         Mark::Arriving => Verdict::Delete,
+        Mark::ArrivingAt if goes_on(one) => Verdict::Resume,
+        Mark::ArrivingAt => Verdict::Delete,
         Mark::Leaving(to) if plain_on(to) => Verdict::Delete,
         // It was moved there, and from there on.
         Mark::Leaving(_) if is_behind(one) => Verdict::Close,
@@ -160,6 +178,77 @@ mod tests {
             ),
             // Nothing that a move leaves.
             (vec![found(1, Plain), found(2, Plain)], vec![Close, Serve]),
+        ] {
+            assert_eq!(verdicts(&states), expected, "{states:?}");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_was_cut_off_goes_on_if_it_is_of_the_dvol_as_it_is() {
+        use Mark::{Arriving, ArrivingAt, Leaving, Plain, Stayed};
+        use Verdict::{Close, Delete, Resume, Serve, Unmark};
+        let at = |device: u128, mark: Mark, epoch: u32| Found {
+            device,
+            mark,
+            epoch: Epoch(epoch),
+        };
+        let next = 5 + Epoch::PER_MOVE;
+        for (states, expected) in [
+            (
+                vec![at(1, Plain, 5), at(2, ArrivingAt, next)],
+                vec![Serve, Resume],
+            ),
+            (
+                vec![at(2, ArrivingAt, next), at(1, Plain, 5)],
+                vec![Resume, Serve],
+            ),
+            // While it was held.
+            (
+                vec![at(1, Leaving(2), 5), at(2, ArrivingAt, next)],
+                vec![Unmark, Resume],
+            ),
+            // Between two journals of a device.
+            (
+                vec![at(1, Plain, 5), at(1, ArrivingAt, next)],
+                vec![Serve, Resume],
+            ),
+            // Somebody has opened it alone since, or it is another one's copy.
+            (
+                vec![at(1, Plain, 6), at(2, ArrivingAt, next)],
+                vec![Serve, Delete],
+            ),
+            (
+                vec![at(1, Plain, 4), at(2, ArrivingAt, next)],
+                vec![Serve, Delete],
+            ),
+            // It was leaving for another place, or stayed whatever is there.
+            (
+                vec![at(1, Leaving(3), 5), at(2, ArrivingAt, next)],
+                vec![Unmark, Delete],
+            ),
+            (
+                vec![at(1, Stayed(2), 5), at(2, ArrivingAt, next)],
+                vec![Unmark, Delete],
+            ),
+            // Nothing to go on from.
+            (vec![at(2, ArrivingAt, next)], vec![Delete]),
+            (
+                vec![at(2, Arriving, 5), at(2, ArrivingAt, next)],
+                vec![Delete, Delete],
+            ),
+            // More than two: nobody knows of which it is one.
+            (
+                vec![
+                    at(1, Plain, 5),
+                    at(2, ArrivingAt, next),
+                    at(3, ArrivingAt, next),
+                ],
+                vec![Serve, Delete, Delete],
+            ),
+            (
+                vec![at(1, Plain, 5), at(2, ArrivingAt, next), at(3, Plain, 4)],
+                vec![Serve, Delete, Close],
+            ),
         ] {
             assert_eq!(verdicts(&states), expected, "{states:?}");
         }

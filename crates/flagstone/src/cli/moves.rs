@@ -27,12 +27,13 @@ const LOOK: Duration = Duration::from_millis(100);
 #[command(after_help = "\
 Its data is copied while clients go on; at the end their changes wait for a moment (the command says for how
 long). NBD clients notice nothing else, those of the native protocol are sent to the new address. If the node
-is stopped or killed before the end, the volume is where it was. Meanwhile its size, snapshots, name and
-settings can't be changed.
+is stopped or killed before the end, the volume is where it was, and the next start goes on with the move about
+where it was cut off; --cancel ends it. Meanwhile its size, snapshots, name and settings can't be changed.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
-node dies at the end, the volume is served by neither until the two can talk: it is never at both.
+node is stopped before the end, ask for the move again. If either node dies at the end, the volume is served by
+neither until the two can talk: it is never at both.
 
 If one of them never comes back, say so. --stay --force, where the volume was: it goes on there. What the other
 node has is a fork then; delete it there if that node comes back after all. Whoever had the volume open opens it

@@ -13,6 +13,8 @@ pub enum MovePoint {
     Taken,
     /// Here, some of it was read to be copied.
     Copied,
+    /// Within the node, it is written down there how far the copy is.
+    PointKept,
     /// It is written down here where it goes.
     RouteKept,
     /// Its changes are held, and it is marked as leaving.
@@ -76,6 +78,8 @@ pub struct MoveHooks {
     pub silence_ns: Option<u64>,
     /// For how many volumes of a journal that went clients are sent on.
     pub routes_max: Option<usize>,
+    /// Bytes that a move within the node copies until it writes down how far it is.
+    pub point_after_bytes: Option<u64>,
 }
 
 impl MoveHooks {
@@ -99,6 +103,7 @@ impl fmt::Debug for MoveHooks {
             .field("stops", &self.goes_on.is_some())
             .field("silence_ns", &self.silence_ns)
             .field("routes_max", &self.routes_max)
+            .field("point_after_bytes", &self.point_after_bytes)
             .finish()
     }
 }
@@ -111,7 +116,8 @@ impl PartialEq for MoveHooks {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             _ => false,
         };
-        let limits = |hooks: &MoveHooks| (hooks.silence_ns, hooks.routes_max);
+        let limits =
+            |hooks: &MoveHooks| (hooks.silence_ns, hooks.routes_max, hooks.point_after_bytes);
         asks_the_same && limits(self) == limits(other)
     }
 }

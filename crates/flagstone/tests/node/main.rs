@@ -15,6 +15,7 @@ mod journals;
 mod lineage;
 mod metrics;
 mod moves;
+mod moves_resumed;
 mod native;
 mod series;
 mod slo;

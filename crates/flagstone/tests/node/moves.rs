@@ -426,48 +426,6 @@ fn what_can_not_be_moved_stays_and_says_why() {
         .expect("is settled again");
 }
 
-#[test]
-fn a_node_that_stops_during_a_move_has_the_volume_where_it_was() {
-    let other = Folder::new();
-    let scene = scene(&other);
-    let owner = volume(&scene, "vm", Some(0));
-    let mut client = scene.attach("vm");
-    for at in 0..6 {
-        assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
-    }
-    let slow = MoveSpec {
-        limit_bytes: Some(1 << 20),
-        ..to(Some("other"), Some(1))
-    };
-    scene
-        .ask(|node| node.move_volume("vm".to_owned(), slow))
-        .expect("begins");
-    let copied = |scene: &Scene| {
-        let info = scene.ask(|node| node.show_move("vm".to_owned()));
-        info.expect("is known").copied_bytes
-    };
-    let until = Instant::now() + Duration::from_secs(30);
-    while copied(&scene) == 0 {
-        assert!(Instant::now() < until, "nothing is copied");
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(client.write(MIB, &[6; 1 << 20]), 0);
-    drop(client);
-    let scene = scene.restart(|options| change(options, &other));
-    let shown = scene.show("vm").expect("is there");
-    assert_eq!((&shown.device[..], shown.core), ("main", 0));
-    let device = scene.ask(|node| node.show_device("other".to_owned()));
-    assert_eq!(device.expect("is there").volume_count, 0);
-    let mut native = Native::connect(addresses(&scene)[0]);
-    let vm = native.opened("vm", &owner, 0);
-    assert_eq!(native.read(vm, MIB, BLOCK).payload, [6; BLOCK as usize]);
-    // It can be moved then.
-    assert_eq!(
-        moved(&scene, "vm", to(Some("other"), Some(1))).state,
-        MoveState::Done
-    );
-}
-
 /// Volumes that go opposite ways at the same time need the same two journals for their ends.
 #[test]
 fn volumes_that_pass_one_another_get_there() {

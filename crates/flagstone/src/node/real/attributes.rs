@@ -2,6 +2,7 @@
 //! it is being made of, or was (`docs/formats/device.md`, "Attributes of volumes").
 
 use flagstone_device::engine::Attributes;
+use flagstone_device::transfer::{POINT_BYTES, Point};
 use flagstone_fs::ATTRIBUTE_KIND_VOLUME;
 use flagstone_gateway::striped::Layout;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
@@ -14,6 +15,12 @@ const VERSION_OF_SLOS: u8 = 1;
 
 const PROMISE_SHARE: u8 = 0;
 const PROMISE_FLOOR: u8 = 1;
+/// Nothing is said of an SLO: of a volume that is being moved here, how far that is lies in its place.
+const PROMISE_NONE_BUT_POINT: u8 = 2;
+
+/// Where that lies, and the limit of the move behind it.
+const POINT_AT: usize = 8;
+const MOVE_LIMIT_AT: usize = POINT_AT + POINT_BYTES;
 
 const RECEIVING_NEW: u8 = 1;
 const RECEIVING_ONTO: u8 = 2;
@@ -50,11 +57,16 @@ pub(super) struct ContentId {
     pub(super) lsn: Lsn,
 }
 
-/// What is being done to a dvol, by a stream or a move. What a start makes of it is in `receive.rs` and `moving.rs`.
+/// What is being done to a dvol, by a stream or a move. What a start makes of it is in `receive.rs` and `moves_left.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receiving {
     /// A new volume: it isn't there yet.
     New,
+    /// The same, by a move that is so far, and copies no more than so many bytes a second. Of such a dvol nothing else is said.
+    Moved {
+        point: Point,
+        limit_bytes: Option<u64>,
+    },
     /// A newer state of one that has a snapshot of the older, this one.
     Onto(LayerNo),
     /// It is being moved to the device with this id, at the end of that, and may have been.
@@ -141,6 +153,15 @@ impl VolumeAttributes {
         };
         put(0, 1, ATTRIBUTE_KIND_VOLUME.into());
         put(1, 1, VERSION.into());
+        if let Some(Receiving::Moved { point, limit_bytes }) = self.receiving {
+            put(2, 1, PROMISE_NONE_BUT_POINT.into());
+            // For a program that knows of no points.
+            put(3, 1, RECEIVING_NEW.into());
+            let limit = limit_bytes.unwrap_or(0).min(BANDWIDTH_MAX);
+            put(MOVE_LIMIT_AT, BANDWIDTH_BYTES, limit);
+            attributes[POINT_AT..MOVE_LIMIT_AT].copy_from_slice(&point.encode());
+            return attributes;
+        }
         match self.slo.promise {
             SloPromise::Share(parts) => {
                 put(2, 1, PROMISE_SHARE.into());
@@ -162,7 +183,7 @@ impl VolumeAttributes {
             put(4, 4, u64::from(moves) << EPOCH_BITS | u64::from(epoch.0));
         }
         match self.receiving {
-            None => {}
+            None | Some(Receiving::Moved { .. }) => {}
             Some(Receiving::New) => put(3, 1, RECEIVING_NEW.into()),
             Some(Receiving::Onto(base)) => {
                 put(3, 1, RECEIVING_ONTO.into());
@@ -228,7 +249,27 @@ fn number(attributes: &Attributes, at: usize, len: usize) -> u64 {
     u64::from_le_bytes(value)
 }
 
+/// A volume that is being moved here, if it is said how far that is.
+fn moved(attributes: &Attributes) -> Option<Receiving> {
+    if attributes[2..4] != [PROMISE_NONE_BUT_POINT, RECEIVING_NEW] {
+        return None;
+    }
+    let mut point = [0; POINT_BYTES];
+    point.copy_from_slice(&attributes[POINT_AT..MOVE_LIMIT_AT]);
+    let limit = number(attributes, MOVE_LIMIT_AT, BANDWIDTH_BYTES);
+    Some(Receiving::Moved {
+        point: Point::decode(&point)?,
+        limit_bytes: (limit > 0).then_some(limit),
+    })
+}
+
 fn decode(attributes: &Attributes) -> VolumeAttributes {
+    if let Some(moved) = moved(attributes) {
+        return VolumeAttributes {
+            receiving: Some(moved),
+            ..VolumeAttributes::default()
+        };
+    }
     let low = number(attributes, 40, 8);
     let high = number(attributes, 48, 8);
     let id = u128::from(high) << 64 | u128::from(low);
@@ -340,6 +381,8 @@ fn slo(attributes: &Attributes, at: [usize; 5], rate_bytes: usize, bandwidth_byt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flagstone_device::transfer::What;
+
     use crate::node::{EVERY_LEAST_S, EVERY_MOST_S, STAY_MOST};
 
     fn floor(reads: u64, writes: u64) -> SloPromise {
@@ -558,6 +601,37 @@ mod tests {
                 "{at}: {value}"
             );
             bytes[at] = before;
+        }
+    }
+
+    #[test]
+    fn how_far_a_move_is_are_these_bytes() {
+        let point = Point {
+            snapshots: 3,
+            of: Some(LayerNo(9)),
+            what: What::ChangedSince(Lsn(4)),
+            offset_bytes: 5,
+            mark: Lsn(6),
+            lsn: Lsn(7),
+            copied_bytes: 8,
+        };
+        for limit_bytes in [None, Some(1), Some(BANDWIDTH_MAX)] {
+            let attributes = VolumeAttributes {
+                receiving: Some(Receiving::Moved { point, limit_bytes }),
+                ..VolumeAttributes::default()
+            };
+            let bytes = attributes.encode();
+            assert_eq!(VolumeAttributes::decode(&bytes), attributes);
+            // What a program sees that knows of no points: a copy that isn't over, with a share of 1.
+            assert_eq!(bytes[..8], [5, 2, 2, 1, 0, 0, 0, 0]);
+            assert_eq!(bytes[8..56], point.encode());
+            assert_eq!(number(&bytes, 56, 6), limit_bytes.unwrap_or(0));
+            assert_eq!(bytes[62..], [0, 0]);
+            assert_eq!(flagstone_fs::DvolRole::of(&bytes), None, "it is a volume's");
+            let mut without = bytes;
+            without[11] = 0;
+            let without = VolumeAttributes::decode(&without).receiving;
+            assert_eq!(without, Some(Receiving::New), "a point that says nothing");
         }
     }
 

@@ -20,7 +20,7 @@ use flagstone_tls::ServerTls;
 use flagstone_types::{DvolId, Lsn};
 
 use super::access::Access;
-use super::attributes::{StripePart, VolumeAttributes};
+use super::attributes::{Receiving, StripePart, VolumeAttributes};
 use super::background;
 use super::between::Between;
 use super::between::arrivals::CoreArrivals;
@@ -628,12 +628,11 @@ impl CoreNode {
         let mut floors = Floors::new();
         for (_, owned) in self.engines.all() {
             owned.engine.visit_dvols(|handle, attributes| {
-                note_floor(
-                    &mut floors,
-                    handle.id,
-                    owned.device,
-                    &VolumeAttributes::decode(attributes).slo,
-                );
+                let attributes = VolumeAttributes::decode(attributes);
+                // A copy has its volume's id, and says nothing of what that is promised.
+                if !matches!(attributes.receiving, Some(Receiving::Moved { .. })) {
+                    note_floor(&mut floors, handle.id, owned.device, &attributes.slo);
+                }
             });
         }
         floors

@@ -2,14 +2,17 @@
 
 use flagstone_platform::locks::Mutex;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::DvolError;
 use flagstone_platform::Platform;
-use flagstone_types::DvolId;
+use flagstone_types::{DeviceId, DvolId};
 
+use super::core::{CoreNode, current};
 use super::describe::wall_clock_ns;
 use super::errors::no_such_device;
+use super::moves_left::Interrupted;
 use super::moving::{Job, Seen, State, Watched};
 use super::names::Place;
 use super::slo::note_floor;
@@ -387,22 +390,7 @@ impl RealNode {
             self.admit(&floors, device, None, &now.slo, spec.oversubscribe, doing)?;
             note_floor(&mut floors, from.id, device, &now.slo);
         }
-        let place = |device: usize, place: Place| MovePlace {
-            device: self.devices[device].name.clone(),
-            core: u32::try_from(place.core).unwrap_or(u32::MAX),
-            node: None,
-        };
-        let info = MoveInfo {
-            volume: name.to_owned(),
-            state: MoveState::Running,
-            from: place(now.device, from),
-            to: place(device, to),
-            started_ns: wall_clock_ns(),
-            copied_bytes: 0,
-            expected_bytes: 0,
-            held_us: 0,
-            error: None,
-        };
+        let info = self.info(name, (now.device, from), (device, to));
         let watched = Watched::new();
         let job = Job {
             name: name.to_owned(),
@@ -411,31 +399,108 @@ impl RealNode {
             to_device: self.device_id(to, doing).await?,
             slo: now.slo,
             limit_bytes: spec.limit_bytes,
+            left: None,
             watched: watched.clone(),
         };
-        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let run = self.run(job, now.device, device);
         let sent = self
-            .on_core(from.core, doing, move |core| async move {
-                let platform = core.platform.clone();
-                platform.spawn(async move {
-                    let state = core.move_volume(job).await;
-                    // Who asked may be gone.
-                    let _ = sender.send(state);
-                });
-            })
+            .on_core(from.core, doing, move |core| async move { run(&core) })
             .await;
+        if sent.is_err() && device != now.device {
+            note_floor(
+                &mut *self.floors.lock().await,
+                from.id,
+                now.device,
+                &now.slo,
+            );
+        }
         self.moves.begun(from.id, &info, &watched);
-        let ended = self.moves.ended.clone();
-        let (floors, slo, was_on) = (self.floors.clone(), now.slo, now.device);
-        let is_promised = matches!(slo.promise, SloPromise::Floor(_)) && device != was_on;
-        tokio::spawn(async move {
-            let state = receiver.await;
-            count(&ended, &watched);
-            if state != Ok(State::Done) && is_promised {
-                note_floor(&mut *floors.lock().await, from.id, was_on, &slo);
-            }
-        });
         sent.map(|()| info)
+    }
+
+    /// What the core of a volume does to move it from one device to another, and to count that.
+    fn run(
+        &self,
+        job: Job,
+        was_on: usize,
+        device: usize,
+    ) -> impl FnOnce(&Rc<CoreNode>) + Send + 'static {
+        let (ended, floors) = (self.moves.ended(), self.floors.clone());
+        move |core| {
+            let (core, platform) = (core.clone(), core.platform.clone());
+            platform.spawn(async move {
+                let (id, slo, watched) = (job.from.id, job.slo, job.watched.clone());
+                let is_promised = matches!(slo.promise, SloPromise::Floor(_)) && device != was_on;
+                if job.left.is_some() && is_promised {
+                    note_floor(&mut *floors.lock().await, id, device, &slo);
+                }
+                let state = core.move_volume(job).await;
+                count(&ended, &watched);
+                if state != State::Done && is_promised {
+                    note_floor(&mut *floors.lock().await, id, was_on, &slo);
+                }
+            });
+        }
+    }
+
+    /// Goes on with the moves that were cut off when the node ended.
+    pub(super) fn go_on_moving(&self, interrupted: Vec<Interrupted>) {
+        for one in interrupted {
+            let on = |id: u128| {
+                let mut ids = self.devices.iter().map(|device| &device.id);
+                ids.position(|device| *device == DeviceId(id).to_string())
+            };
+            let (Some(was_on), Some(device)) = (on(one.from_device), on(one.to_device)) else {
+                self.names.end_moving(one.from.id);
+                continue;
+            };
+            let watched = Watched::new();
+            watched.had(one.copied_bytes);
+            let info = self.info(&one.name, (was_on, one.from), (device, one.to));
+            let (id, core) = (one.from.id, one.from.core);
+            let job = Job {
+                name: one.name,
+                from: one.from,
+                to: one.to,
+                to_device: one.to_device,
+                slo: one.slo,
+                limit_bytes: one.limit_bytes,
+                left: Some(one.left),
+                watched: watched.clone(),
+            };
+            self.moves.begun(id, &info, &watched);
+            let run = self.run(job, was_on, device);
+            let sent = self.remotes[core].call(move |_| {
+                if let Some(core) = current() {
+                    run(&core);
+                }
+            });
+            if let Err(refused) = sent {
+                tracing::warn!(volume = info.volume, "going on with its move: {refused}");
+                watched.end(State::Failed(DvolError::Stopping));
+                self.names.end_moving(id);
+            }
+        }
+    }
+
+    /// A move that begins now.
+    fn info(&self, name: &str, from: (usize, Place), to: (usize, Place)) -> MoveInfo {
+        let place = |(device, place): (usize, Place)| MovePlace {
+            device: self.devices[device].name.clone(),
+            core: u32::try_from(place.core).unwrap_or(u32::MAX),
+            node: None,
+        };
+        MoveInfo {
+            volume: name.to_owned(),
+            state: MoveState::Running,
+            from: place(from),
+            to: place(to),
+            started_ns: wall_clock_ns(),
+            copied_bytes: 0,
+            expected_bytes: 0,
+            held_us: 0,
+            error: None,
+        }
     }
 
     /// The id of the device at a place.

@@ -23,17 +23,36 @@ pub(super) struct FoundVolume {
     pub(super) place: Place,
     pub(super) slo: Slo,
     pub(super) snapshots: Option<SnapshotSchedule>,
+    /// Of a copy that a move has left: how many bytes that copies in a second, at most, and how many it has copied.
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) copied_bytes: u64,
     /// If it is a member of a striped volume: which.
     pub(super) stripe: Option<StripePart>,
     pub(super) found: Found,
 }
 
-/// Puts the volumes that were found into the node's names, each once.
+/// A move that goes on.
+pub(super) struct Interrupted {
+    /// Of this volume.
+    pub(super) name: String,
+    pub(super) slo: Slo,
+    pub(super) from: Place,
+    /// The ids of the devices.
+    pub(super) from_device: u128,
+    pub(super) to_device: u128,
+    pub(super) to: Place,
+    /// What there is of it there.
+    pub(super) left: Handle,
+    pub(super) limit_bytes: Option<u64>,
+    pub(super) copied_bytes: u64,
+}
+
+/// Puts the volumes that were found into the node's names, each once. Returns the moves that go on: their volumes are marked as being moved.
 pub(super) fn settle_moves(
     runtime: &Runtime,
     part: &Part,
     volumes: Vec<FoundVolume>,
-) -> Result<(), NodeError> {
+) -> Result<Vec<Interrupted>, NodeError> {
     let mut by_id: BTreeMap<DvolId, Vec<FoundVolume>> = BTreeMap::new();
     for volume in volumes {
         by_id.entry(volume.place.id).or_default().push(volume);
@@ -42,6 +61,7 @@ pub(super) fn settle_moves(
         let mut devices = part.prepared.iter();
         devices.any(|found| found.superblock.device_id.0 == device)
     };
+    let mut moves = Vec::new();
     for found in by_id.into_values() {
         if let [one] = &found[..]
             && one.found.mark == Mark::Plain
@@ -54,14 +74,21 @@ pub(super) fn settle_moves(
         // Those that are served last: what is on their cores under this id is theirs.
         verdicts.sort_by_key(|(_, verdict)| matches!(verdict, Verdict::Serve | Verdict::Unmark));
         let mut are_deleted = true;
+        let (mut copy, mut origin) = (None, None);
         for (volume, verdict) in verdicts {
             match verdict {
+                Verdict::Resume => {
+                    forget_beside(runtime, volume)?;
+                    copy = Some(volume);
+                }
                 Verdict::Serve => {
                     serve(part, volume);
+                    origin = Some(volume);
                     on_its_core(runtime, volume, false)?;
                 }
                 Verdict::Unmark => {
                     serve(part, volume);
+                    origin = Some(volume);
                     // As long as there is another one, the mark says which of them it is.
                     on_its_core(runtime, volume, are_deleted)?;
                 }
@@ -69,8 +96,23 @@ pub(super) fn settle_moves(
                 Verdict::Close => close(runtime, volume)?,
             }
         }
+        if let (Some(copy), Some(origin)) = (copy, origin)
+            && part.names.begin_moving(copy.place.id)
+        {
+            moves.push(Interrupted {
+                name: origin.name.clone(),
+                slo: origin.slo,
+                from: origin.place,
+                from_device: origin.found.device,
+                to_device: copy.found.device,
+                to: copy.place,
+                left: copy.handle,
+                limit_bytes: copy.limit_bytes,
+                copied_bytes: copy.copied_bytes,
+            });
+        }
     }
-    Ok(())
+    Ok(moves)
 }
 
 fn serve(part: &Part, volume: &FoundVolume) {
@@ -135,6 +177,29 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<
         tracing::warn!(
             volume = volume.name,
             "taking the mark of its move away: {error}"
+        );
+    }
+    Ok(())
+}
+
+/// What else may be beside a copy that isn't a volume yet.
+fn forget_beside(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
+    let place = volume.place;
+    let work = async move |core: std::rc::Rc<CoreNode>| {
+        core.schedules.forget(place.id);
+        if let Some(owned) = core.engines.get(place.engine) {
+            let store = &owned.tokens;
+            let _turn = store.turn().await;
+            store.forget(place.id).await?;
+        }
+        Ok(())
+    };
+    let doing = "settling what a move of a volume has left";
+    if let Err(error) = ask(runtime, place, work, doing)? {
+        // They are written once more when it arrives.
+        tracing::warn!(
+            volume = volume.name,
+            "forgetting the tokens beside its copy: {error}"
         );
     }
     Ok(())

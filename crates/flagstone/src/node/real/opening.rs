@@ -27,7 +27,7 @@ use super::between::{Between, MoveStore, with_routes};
 use super::core::{CoreNode, Divided, Known, current};
 use super::files::{CoreFiles, Rules};
 use super::journals::Homes;
-use super::moves_left::{FoundVolume, settle_moves};
+use super::moves_left::{FoundVolume, Interrupted, settle_moves};
 use super::names::{Names, Place};
 use super::native::Identity;
 use super::receive::undo;
@@ -192,12 +192,12 @@ pub(super) fn open_file(
 }
 
 /// Opens every journal of every device on its core, all at the same time. If one can't be opened,
-/// those that are open are stopped.
+/// those that are open are stopped. Returns the moves that go on.
 pub(super) fn open_all(
     runtime: &Runtime,
     devices: &[DeviceOptions],
     part: &Part,
-) -> Result<(), NodeError> {
+) -> Result<Vec<Interrupted>, NodeError> {
     let mut waiting = Vec::new();
     for core in runtime.cores() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -231,18 +231,14 @@ pub(super) fn open_all(
     });
     let members = members.collect();
     let settled = match refusal(devices, all_refused).or(silent) {
-        None => settle_moves(runtime, part, volumes)
-            .and_then(|()| settle_stripes(runtime, &part.names, members))
-            .and_then(|()| forget_stale(runtime, part)),
+        None => settle_moves(runtime, part, volumes).and_then(|moves| {
+            settle_stripes(runtime, &part.names, members)?;
+            forget_stale(runtime, part)?;
+            Ok(moves)
+        }),
         Some(error) => Err(error),
     };
-    match settled {
-        Ok(()) => Ok(()),
-        Err(error) => {
-            stop_all(runtime);
-            Err(error)
-        }
-    }
+    settled.inspect_err(|_| stop_all(runtime))
 }
 
 /// Stops what has been opened, in order.
@@ -484,7 +480,12 @@ async fn open_core(
             let mark = match receiving {
                 Some(Receiving::Leaving(to)) => Mark::Leaving(to),
                 Some(Receiving::Stayed(to)) => Mark::Stayed(to),
-                _ => Mark::Plain,
+                Some(Receiving::Moved { .. }) => Mark::ArrivingAt,
+                Some(Receiving::New | Receiving::Onto(_)) | None => Mark::Plain,
+            };
+            let (limit_bytes, copied_bytes) = match receiving {
+                Some(Receiving::Moved { limit_bytes, point }) => (limit_bytes, point.copied_bytes),
+                _ => (None, 0),
             };
             let found = FoundDvol {
                 name: &dvol.name,
@@ -493,7 +494,8 @@ async fn open_core(
                 slo,
                 snapshots,
             };
-            if !found_moves.is_ours(&found) {
+            // What is said of the volume in other journals, between nodes, isn't said of a copy.
+            if mark != Mark::ArrivingAt && !found_moves.is_ours(&found) {
                 continue;
             }
             if slo != Slo::default() && mark == Mark::Plain {
@@ -512,6 +514,8 @@ async fn open_core(
                 },
                 slo,
                 snapshots,
+                limit_bytes,
+                copied_bytes,
                 stripe,
                 found: Found {
                     device: engine.superblock().device_id.0,

@@ -64,7 +64,9 @@ pub(super) async fn undo(engine: &Engine<UringPlatform>, dvol: Handle) -> Result
         }
         Some(Receiving::Onto(base)) => base,
         // Not by a stream.
-        Some(Receiving::Leaving(_) | Receiving::Stayed(_)) => return Ok(true),
+        Some(Receiving::Moved { .. } | Receiving::Leaving(_) | Receiving::Stayed(_)) => {
+            return Ok(true);
+        }
     };
     let layers = engine.layers(dvol.id);
     let is_whole = attributes.content.is_some()

@@ -158,7 +158,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         share,
         divided: divided.clone(),
     };
-    open_all(&runtime, &options.devices, &part)?;
+    let interrupted = open_all(&runtime, &options.devices, &part)?;
     let floors = Arc::new(tokio::sync::Mutex::new(floors(&runtime)?));
     let remotes: Vec<_> = runtime
         .cores()
@@ -183,7 +183,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
             .filter_map(|device| one_journal(device, cores)),
     );
     let scrubs = vec![ScrubStatus::default(); devices.len()];
-    Ok(Arc::new(RealNode {
+    let node = Arc::new(RealNode {
         runtime: Mutex::new(Some(runtime)),
         remotes,
         devices,
@@ -208,7 +208,9 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         moves: Default::default(),
         incoming: Mutex::default(),
         recording,
-    }))
+    });
+    node.go_on_moving(interrupted);
+    Ok(node)
 }
 
 /// What volumes were promised before the node was started.

@@ -2,36 +2,39 @@
 //!
 //! What happens and in which order is in `flagstone_device::transfer`; here is who does it. A task on the core that has
 //! the volume copies it; the core that is to have it writes what it is sent. Clients go on at the end of a move as
-//! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open.
+//! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open; a copy that was cut off goes on then.
 //! [decibel 4.4: migration]
 
+mod there;
+
 use flagstone_platform::locks::Mutex;
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use flagstone_device::engine::{Attributes, DvolError, Handle, Stability};
+use flagstone_device::engine::{Attributes, DvolError, Handle};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, DvolTarget, Failed, Marks, NewDvol, Origin, PART_BYTES, Part, Progress,
-    Run, Snapshot, Target, What, move_dvol,
+    Content, DvolOrigin, Failed, Marks, Origin, PART_BYTES, Part, Point, Progress, What, move_dvol,
 };
-use flagstone_platform::sync::Share;
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::want::PART_LEAST_BYTES;
 use flagstone_sched::{Limits, Tenant, Turns, Want};
 use flagstone_types::{Epoch, LayerNo, Lsn};
 
-use super::access::{Record, TokenStore};
 use super::attributes::{OnlyMoved, Receiving, VolumeAttributes};
-use super::core::{CoreNode, Unasked};
+use super::core::CoreNode;
 use super::names::Place;
 use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::receive::quiesce;
 use super::slo::terms_of;
+use there::{There, WithTokens, throw_away};
+
 use crate::node::{MovePoint, Slo};
+pub(super) use there::Arriving;
 
 /// How often another core is asked that is behind, and the pause before it is asked again.
 const TRIES_MAX: u32 = 5000;
@@ -83,6 +86,17 @@ impl Marks for VolumeMarks {
         marked(attributes, Some(Receiving::New))
     }
 
+    fn arriving_at(&self, point: &Point) -> Attributes {
+        MoveMarks { limit_bytes: None }.arriving_at(point)
+    }
+
+    fn point_of(&self, attributes: &Attributes) -> Option<Point> {
+        match VolumeAttributes::decode(attributes).receiving {
+            Some(Receiving::Moved { point, .. }) => Some(point),
+            _ => None,
+        }
+    }
+
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
         marked(attributes, Some(Receiving::Leaving(device)))
     }
@@ -93,6 +107,46 @@ impl Marks for VolumeMarks {
 
     fn plain(&self, attributes: &Attributes) -> Attributes {
         marked(attributes, None)
+    }
+}
+
+/// The same of a volume that is copied with such a limit, in bytes a second.
+#[derive(Clone, Copy)]
+pub(super) struct MoveMarks {
+    limit_bytes: Option<u64>,
+}
+
+impl Marks for MoveMarks {
+    fn arriving(&self, attributes: &Attributes) -> Attributes {
+        VolumeMarks.arriving(attributes)
+    }
+
+    fn arriving_at(&self, point: &Point) -> Attributes {
+        // What else it has is its origin's to say, when it has arrived.
+        let attributes = VolumeAttributes {
+            receiving: Some(Receiving::Moved {
+                point: *point,
+                limit_bytes: self.limit_bytes,
+            }),
+            ..VolumeAttributes::default()
+        };
+        attributes.encode()
+    }
+
+    fn point_of(&self, attributes: &Attributes) -> Option<Point> {
+        VolumeMarks.point_of(attributes)
+    }
+
+    fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
+        VolumeMarks.leaving(attributes, device)
+    }
+
+    fn stayed(&self, attributes: &Attributes, device: u128) -> Attributes {
+        VolumeMarks.stayed(attributes, device)
+    }
+
+    fn plain(&self, attributes: &Attributes) -> Attributes {
+        VolumeMarks.plain(attributes)
     }
 }
 
@@ -156,6 +210,11 @@ impl Watched {
         self.lock().held_ns = ns;
     }
 
+    /// So much had been copied before it went on.
+    pub(super) fn had(&self, copied_bytes: u64) {
+        self.lock().copied_bytes = copied_bytes;
+    }
+
     /// It is over. Returns how far it was.
     pub(super) fn end(&self, state: State) -> Seen {
         let mut seen = self.lock();
@@ -192,15 +251,9 @@ pub(super) struct Job {
     pub(super) slo: Slo,
     /// Bytes to be copied in a second, at most.
     pub(super) limit_bytes: Option<u64>,
+    /// A copy of it that was cut off, at that place.
+    pub(super) left: Option<Handle>,
     pub(super) watched: Arc<Watched>,
-}
-
-/// A volume on its way to this core.
-pub(super) struct Arriving {
-    /// The journal that it comes to.
-    at: usize,
-    target: DvolTarget<UringPlatform, VolumeMarks>,
-    copier: Copier,
 }
 
 /// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
@@ -279,17 +332,22 @@ impl Origin for Here<'_> {
         &self,
         of: Option<LayerNo>,
         what: What,
-        from_bytes: u64,
+        within: Range<u64>,
     ) -> Result<Part, DvolError> {
         let is_held = self.held_since.get().is_some();
         let tenant = self.copier.tenant(is_held);
         let bytes = self.copier.part_bytes(is_held);
         self.origin.set_part_bytes(bytes);
         let mut turn = tenant.turn(Want::read(0, bytes)).await;
-        let part = self.origin.part(of, what, from_bytes).await?;
+        let part = self.origin.part(of, what, within).await?;
         turn.used_only(part.data_bytes(), bytes);
         self.core.at(MovePoint::Copied).await;
         Ok(part)
+    }
+
+    async fn settle(&self) -> Result<(), DvolError> {
+        let _turn = self.copier.tenant(false).turn(Want::flush()).await;
+        self.origin.settle().await
     }
 
     async fn mark(&self) -> Result<Lsn, DvolError> {
@@ -304,176 +362,14 @@ impl Origin for Here<'_> {
     }
 }
 
-/// The target, on whatever core it is.
-struct There<'a> {
-    core: &'a CoreNode,
-    job: &'a Job,
-    attributes: Attributes,
-    reserved_bytes: u64,
-    /// Since when changes are held.
-    held_since: &'a Cell<Option<Time>>,
-    /// What its tokens are, once nothing of them changes any more.
-    tokens: RefCell<Option<Arc<Record>>>,
-}
-
-impl There<'_> {
-    /// Asks the core that it is to be on. What it does has to be the same each time it is asked.
-    async fn ask<R, F>(
-        &self,
-        work: impl Fn(Rc<CoreNode>) -> F + Clone + Send + 'static,
-    ) -> Result<R, DvolError>
-    where
-        R: Send + 'static,
-        F: Future<Output = Result<R, DvolError>> + 'static,
-    {
-        for _ in 0..TRIES_MAX {
-            match self.core.ask(self.job.to.core, work.clone()).await {
-                Ok(done) => return done,
-                Err(Unasked::Busy) => self.core.platform.sleep_ns(PAUSE_NS).await,
-                Err(Unasked::Stopped) => break,
-            }
-        }
-        Err(DvolError::Stopping)
-    }
-
-    async fn with<R, F>(
-        &self,
-        work: impl Fn(Rc<Arriving>) -> F + Clone + Send + 'static,
-    ) -> Result<R, DvolError>
-    where
-        R: Send + 'static,
-        F: Future<Output = Result<R, DvolError>> + 'static,
-    {
-        let id = self.job.from.id;
-        self.ask(move |core| {
-            let (arriving, work) = (core.arriving_of(id), work.clone());
-            async move { work(arriving.ok_or(DvolError::NotFound)?).await }
-        })
-        .await
-    }
-
-    /// Throws away what there is. Returns whether there was a copy that is gone now, durably: not if it has arrived.
-    async fn abandon(&self) -> Result<bool, DvolError> {
-        let (id, engine) = (self.job.from.id, self.job.to.engine);
-        self.ask(move |core| async move {
-            let Some(arriving) = core.take_arriving(id) else {
-                return Ok(false);
-            };
-            if let Some(owned) = core.engines.get(engine) {
-                let store = &owned.tokens;
-                let _turn = store.turn().await;
-                store.forget(id).await?;
-            }
-            arriving.target.abandon().await?;
-            Ok(true)
-        })
-        .await
-    }
-}
-
-impl Target for There<'_> {
-    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
-        let new = NewDvol {
-            id: self.job.from.id,
-            name: self.job.name.clone(),
-            reserved_bytes: self.reserved_bytes,
-            attributes: self.attributes,
-        };
-        let (at, content, slo) = (self.job.to.engine, content.clone(), self.job.slo);
-        self.ask(move |core| {
-            let (new, content) = (new.clone(), content.clone());
-            async move {
-                let owned = core.engines.get(at).ok_or(DvolError::NotFound)?;
-                let id = new.id;
-                let _made = owned
-                    .making
-                    .enter()
-                    .await
-                    .map_err(|_| DvolError::Stopping)?;
-                let copier = core.copier(at, slo).ok_or(DvolError::NotFound)?;
-                let target = DvolTarget::new(owned.engine.clone(), VolumeMarks, new);
-                let arriving = Rc::new(Arriving { at, target, copier });
-                core.put_arriving(id, arriving.clone());
-                arriving.target.begin(&content).await
-            }
-        })
-        .await
-    }
-
-    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
-        self.with(move |arriving| async move { arriving.target.resize(size_bytes).await })
-            .await
-    }
-
-    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
-        // Whoever is asked in vain gives them back.
-        let runs = Arc::new(Mutex::new(runs));
-        let is_held = self.held_since.get().is_some();
-        self.with(move |arriving| {
-            let runs = runs.clone();
-            async move {
-                let runs =
-                    std::mem::take(&mut *runs.lock().unwrap_or_else(PoisonError::into_inner));
-                let bytes: u64 = runs
-                    .iter()
-                    .map(|run| match run {
-                        Run::Data { bytes, .. } => bytes.len() as u64,
-                        Run::Zeros { .. } => 0,
-                    })
-                    .sum();
-                let tenant = arriving.copier.tenant(is_held);
-                let _turn = tenant.turn(Want::write(0, bytes.max(1), false)).await;
-                arriving.target.take(runs).await
-            }
-        })
-        .await
-    }
-
-    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
-        let snapshot = snapshot.clone();
-        self.with(move |arriving| {
-            let snapshot = snapshot.clone();
-            async move { arriving.target.snapshot(&snapshot).await }
-        })
-        .await
-    }
-
-    async fn finish(&self) -> Result<(), DvolError> {
-        let tokens = self.tokens.borrow().clone();
-        let (id, at, slo) = (self.job.from.id, self.job.to.engine, self.job.slo);
-        let snapshots = VolumeAttributes::decode(&self.attributes).snapshots;
-        self.ask(move |core| {
-            let tokens = tokens.clone();
-            async move {
-                let arriving = core.arriving_of(id).ok_or(DvolError::NotFound)?;
-                if let Some(record) = tokens {
-                    let owned = core.owned(at)?;
-                    let store = &owned.tokens;
-                    let _turn = store.turn().await;
-                    store.put(&record, Stability::Stable).await?;
-                }
-                arriving.target.finish().await?;
-                core.take_arriving(id);
-                core.set_slo(id, &slo);
-                // It isn't known here when it was last changed, and it may have been since somebody looked.
-                let now_ns = core.platform.wall_clock_ns();
-                core.notes_of(id).change.tell(now_ns);
-                if let Some(handle) = arriving.target.made() {
-                    core.schedules.set(at, handle, snapshots);
-                }
-                Ok(())
-            }
-        })
-        .await
-    }
-}
-
 /// Counts what was copied, keeps to a limit, and ends the move if that is wanted.
 pub(super) struct Pace<'a> {
     core: &'a CoreNode,
     watched: &'a Watched,
     limit_bytes: Option<u64>,
     began: Time,
+    /// Bytes that had been copied by then.
+    before_bytes: Cell<u64>,
     here: &'a Here<'a>,
 }
 
@@ -488,6 +384,7 @@ impl Progress for Pace<'_> {
         // Nobody is to wait for the limit.
         let is_held = self.here.held_since.get().is_some();
         if let Some(limit) = self.limit_bytes.filter(|_| !is_held) {
+            let copied_bytes = copied_bytes.saturating_sub(self.before_bytes.get());
             let ns = u128::from(copied_bytes) * 1_000_000_000 / u128::from(limit.max(1));
             let due = self.began.plus_ns(u64::try_from(ns).unwrap_or(u64::MAX));
             while self.core.platform.now() < due {
@@ -497,6 +394,11 @@ impl Progress for Pace<'_> {
             }
         }
         Ok(())
+    }
+
+    fn resumed(&self, copied_bytes: u64) {
+        self.before_bytes.set(copied_bytes);
+        self.watched.had(copied_bytes);
     }
 }
 
@@ -513,6 +415,7 @@ impl<'a> Pace<'a> {
             watched,
             limit_bytes,
             began: core.platform.now(),
+            before_bytes: Cell::new(0),
             here,
         }
     }
@@ -522,13 +425,6 @@ impl<'a> Pace<'a> {
             true => Err(DvolError::Busy),
             false => Ok(()),
         }
-    }
-}
-
-impl Arriving {
-    /// The journal that it comes to.
-    pub(super) fn at(&self) -> usize {
-        self.at
     }
 }
 
@@ -557,11 +453,11 @@ impl CoreNode {
         let (volume, bytes) = (&job.name, seen.copied_bytes);
         match state {
             // Nothing is wrong with that.
-            State::Failed(_) if self.is_stopping() => {
+            State::Failed(DvolError::Busy | DvolError::Stopping) if self.is_stopping() => {
                 tracing::info!(
                     volume,
                     bytes,
-                    "the node stops while it is moved: it is where it was"
+                    "the node stops while it is moved: it is where it was, and the next start goes on"
                 );
             }
             State::Failed(error) => {
@@ -589,6 +485,20 @@ impl CoreNode {
     }
 
     async fn move_it(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
+        let moved = self.copy_and_switch(job).await;
+        let stays = self.is_stopping() && !job.watched.is_cancelled();
+        // What it would have gone on with, if it didn't come to that.
+        if moved.is_err()
+            && job.left.is_some()
+            && !stays
+            && let Err(error) = throw_away(self, job).await
+        {
+            tracing::warn!(volume = job.name, "throwing the copy away: {error}");
+        }
+        moved
+    }
+
+    async fn copy_and_switch(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
         let owned = self.owned(job.from.engine)?;
         let engine = &owned.engine;
         let info = engine
@@ -698,12 +608,16 @@ impl CoreNode {
             Failed::Perhaps(error) => (true, error),
         };
         let volume = &job.name;
-        if !perhaps && let Err(error) = there.abandon().await {
-            let what = "throwing the copy away";
-            match self.is_stopping() {
-                true => tracing::info!(volume, "{what}: {error}; the next start does it"),
-                false => tracing::warn!(volume, "{what}: {error}; the next start does it"),
-            }
+        // When the node stops the copy stays, and the next start goes on with it.
+        let stays = self.is_stopping() && !job.watched.is_cancelled();
+        if !perhaps
+            && !stays
+            && let Err(error) = there.abandon().await
+        {
+            tracing::warn!(
+                volume,
+                "throwing the copy away: {error}; the next start does it"
+            );
         }
         match origin.stay(perhaps).await {
             Ok(()) => {}
@@ -738,42 +652,6 @@ impl CoreNode {
             }
         }
         error
-    }
-}
-
-/// The target, which takes the volume's tokens with it when it finishes.
-struct WithTokens<'a> {
-    there: &'a There<'a>,
-    store: &'a TokenStore<UringPlatform>,
-    /// Nobody changes them while this is held.
-    turn: RefCell<Option<(Share, tokio::sync::OwnedMutexGuard<()>)>>,
-}
-
-impl Target for WithTokens<'_> {
-    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
-        self.there.begin(content).await
-    }
-
-    async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
-        self.there.resize(size_bytes).await
-    }
-
-    async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
-        self.there.take(runs).await
-    }
-
-    async fn snapshot(&self, snapshot: &Snapshot) -> Result<(), DvolError> {
-        self.there.snapshot(snapshot).await
-    }
-
-    async fn finish(&self) -> Result<(), DvolError> {
-        // Nobody else holds one of these while he waits for another.
-        let ending = self.there.core.names.turn_to_end().await;
-        let turn = self.store.turn().await;
-        *self.turn.borrow_mut() = Some((turn, ending));
-        let tokens = self.there.core.access.record_of(self.there.job.from.id);
-        *self.there.tokens.borrow_mut() = tokens;
-        self.there.finish().await
     }
 }
 
