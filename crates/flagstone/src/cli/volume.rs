@@ -507,8 +507,11 @@ fn list(client: &Client, prefix: Option<&str>, output: &mut Output<'_>) -> anyho
     Ok(())
 }
 
-/// How a volume is striped: over how many, in what units, and where each is.
+/// How a volume is striped: over how many, in what units, and where each is; or that it can't be served.
 fn striped(stripe: &StripeInfo) -> String {
+    if stripe.closed {
+        return "not whole, and closed: the node's log says what is missing".to_owned();
+    }
     let members: Vec<String> = stripe
         .members
         .iter()

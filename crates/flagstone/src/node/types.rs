@@ -79,6 +79,9 @@ pub struct StripeInfo {
     pub unit_bytes: u64,
     /// Its members, in order. The first one is the volume's own dvol.
     pub members: Vec<StripeMember>,
+    /// True: something of it is missing, or a rollback of it was cut off, and it is served to nobody; the node's log says why.
+    #[serde(default)]
+    pub closed: bool,
 }
 
 /// A member of a striped volume.

@@ -120,6 +120,7 @@ impl State {
                 StripeInfo {
                     unit_bytes: spec.stripe_unit_bytes.unwrap_or(1 << 20),
                     members: (0..stripes).map(core).collect(),
+                    closed: false,
                 }
             }),
             size_bytes: spec.size_bytes,

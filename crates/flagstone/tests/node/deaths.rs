@@ -27,7 +27,7 @@ use crate::between::{
 use crate::client;
 use crate::native::client::Native;
 use crate::native::{addresses, listening, token, volume};
-use crate::support::{Down, Scene};
+use crate::support::{Down, Scene, copy_image};
 
 const IMAGE: &str = "device.dead";
 const BLOCKS: u64 = 48;
@@ -70,7 +70,7 @@ impl Trap {
             return true;
         }
         if self.dies {
-            std::fs::copy(device, image).expect("an image");
+            copy_image(device, image);
         }
         self.sprung.store(true, Ordering::SeqCst);
         false

@@ -31,7 +31,7 @@ use crate::client;
 use crate::moves::{block, ended, use_it};
 use crate::native::client::Native;
 use crate::native::{addresses, listening, token, volume};
-use crate::support::Scene;
+use crate::support::{Scene, copy_image};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -1242,8 +1242,7 @@ fn who_dies_while_a_journal_goes_has_lost_nothing() {
             options.move_hooks = MoveHooks::at_points(move |at| {
                 if at == point && sprung.load(Ordering::SeqCst) == 0 {
                     sprung.store(seen.load(Ordering::SeqCst), Ordering::SeqCst);
-                    let image = device.with_file_name("dead.img");
-                    std::fs::copy(&device, image).expect("an image");
+                    copy_image(&device, &device.with_file_name("dead.img"));
                 }
                 true
             });

@@ -23,7 +23,7 @@ use crate::client;
 use crate::moves::{block, ended};
 use crate::native::client::Native;
 use crate::native::{addresses, listening, volume};
-use crate::support::{Folder, Scene};
+use crate::support::{Folder, Scene, copy_image};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -201,7 +201,7 @@ fn dead_at(nth: u32, other: &Folder) -> (Scene, TokenText, u32) {
             };
             if at == MovePoint::PointKept && seen == nth {
                 for device in [&first, &second] {
-                    std::fs::copy(device, image_of(device)).expect("an image");
+                    copy_image(device, &image_of(device));
                 }
             }
             seen < nth

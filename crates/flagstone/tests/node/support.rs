@@ -1,7 +1,9 @@
 //! A node on a small device in a temporary folder.
 
+use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,6 +68,26 @@ pub(crate) fn options(path: PathBuf) -> NodeOptions {
         record: None,
         tuning: None,
         move_hooks: Default::default(),
+    }
+}
+
+/// Copies a device as it is now. Where it has zeros the copy has holes: most of a device of gigabytes is zeros.
+pub(crate) fn copy_image(device: &Path, image: &Path) {
+    const PART_BYTES: usize = 1 << 18;
+    let from = File::open(device).expect("a device");
+    let size_bytes = from.metadata().expect("its size").len();
+    let to = File::create(image).expect("an image");
+    to.set_len(size_bytes).expect("its size");
+    let (mut part, zeros) = (vec![0; PART_BYTES], vec![0; PART_BYTES]);
+    let mut at = 0;
+    while at < size_bytes {
+        let len = (size_bytes - at).min(PART_BYTES as u64) as usize;
+        let part = &mut part[..len];
+        from.read_exact_at(part, at).expect("is read");
+        if *part != zeros[..len] {
+            to.write_all_at(part, at).expect("is written");
+        }
+        at += len as u64;
     }
 }
 

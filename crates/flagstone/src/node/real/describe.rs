@@ -1,8 +1,8 @@
 //! What the node tells of itself: volumes, snapshots, devices, metrics.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use flagstone_device::engine::{DvolError, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
@@ -15,19 +15,19 @@ use super::access::Record as Tokens;
 use super::core::CoreNode;
 use super::engines::add_counters;
 use super::errors::{closed, no_such_snapshot};
-use super::names::{Place, Stripe, is_hidden};
+use super::names::{Place, is_hidden};
 use super::native;
 use super::records::Kept;
 use super::schedule;
-use super::stripes::layer_size;
-use super::{FOLLOWS_MAX, RealNode, Target, no_such_volume};
+use super::stripes::{FoundStripe, layer_size, of_closed};
+use super::{FOLLOWS_MAX, RealNode, no_such_volume};
 use crate::attach::{NbdTarget, unix_url};
 use crate::name::SnapshotRef;
 use crate::node::{
     CoreInfo, CoreMetrics, DeviceInfo, DeviceMetrics, ErrorCount, IoMetrics, MetricKind,
     MetricsSnapshot, NamedValue, NodeError, NodeErrorKind, NodeInfo, NodeState, PAGE_ROWS_MAX,
     PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, StripeInfo, StripeMember, VolumeInfo, VolumePage,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, StripeInfo, VolumeInfo, VolumePage,
 };
 
 /// A volume as its core sees it.
@@ -41,13 +41,6 @@ struct FoundVolume {
     scheduled: Option<ScheduledSnapshots>,
     /// If it is striped: what its members are like.
     stripe: Option<FoundStripe>,
-}
-
-/// The members of a striped volume.
-struct FoundStripe {
-    stripe: Arc<Stripe>,
-    members: Vec<StripeMember>,
-    reserved_bytes: u64,
 }
 
 /// What the engines of one device on one core say, added up.
@@ -124,20 +117,13 @@ impl RealNode {
         } = found;
         let (mut dvol, mut slo) = (dvol, slo);
         // The dvol says what one member has.
-        let stripe = stripe.map(|found| {
-            let FoundStripe {
-                stripe,
-                members,
-                reserved_bytes,
-            } = found;
-            dvol.size_bytes = stripe.size_bytes().unwrap_or(dvol.size_bytes);
-            dvol.mapped_bytes = members.iter().map(|member| member.mapped_bytes).sum();
-            dvol.reserved_bytes = reserved_bytes;
-            slo = stripe.slo();
-            StripeInfo {
-                unit_bytes: stripe.layout.unit_bytes(),
-                members,
-            }
+        let stripe = match stripe {
+            Some(found) => Some(found.of_whole(&mut dvol, &mut slo)),
+            None => of_closed(&mut dvol),
+        };
+        let stripe = stripe.map(|info| StripeInfo {
+            closed: info.closed || self.names.is_unwhole(place.id),
+            ..info
         });
         let origin = dvol.origin.map(|(id, snapshot)| {
             let volume = self
@@ -191,53 +177,6 @@ impl RealNode {
         }
     }
 
-    /// The same, with what its members are like if it is striped.
-    async fn with_members(&self, found: FoundVolume) -> Result<FoundVolume, NodeError> {
-        let Some(stripe) = self.names.stripe_of(found.place.id) else {
-            return Ok(found);
-        };
-        let mut whole = FoundStripe {
-            stripe: stripe.clone(),
-            members: Vec::new(),
-            reserved_bytes: 0,
-        };
-        for id in stripe.members.iter().copied() {
-            // One whose journal is closed, or that is being deleted, has nothing to add.
-            let Some((name, place)) = self.names.place_of(id) else {
-                continue;
-            };
-            let target = Target { name, place };
-            let asked =
-                self.on_volume(&target, "looking at a striped volume", move |core, dvol| {
-                    let found = core.engine(place.engine).and_then(|engine| {
-                        let mapped = engine.mapped_bytes_of(dvol).ok()?;
-                        let (_, reserved) = engine.usage_of(dvol).ok()?;
-                        Some((mapped, reserved, engine.journal_no()))
-                    });
-                    async move { found.ok_or(DvolError::NotFound) }
-                });
-            let (mapped_bytes, reserved_bytes, journal) = match asked.await {
-                Ok(found) => found,
-                // Nothing is known of it just now: its journal is closed, or on its way.
-                Err(error) if error.kind != NodeErrorKind::Internal => {
-                    let numbers = self.journal_numbers(found.device);
-                    (0, 0, (place.engine - numbers.start) as u16)
-                }
-                Err(error) => return Err(error),
-            };
-            whole.reserved_bytes += reserved_bytes;
-            whole.members.push(StripeMember {
-                core: place.core as u32,
-                journal,
-                mapped_bytes,
-            });
-        }
-        Ok(FoundVolume {
-            stripe: Some(whole),
-            ..found
-        })
-    }
-
     /// Asks each core once for those of `wanted` that it owns.
     pub(super) async fn volume_infos(
         &self,
@@ -264,8 +203,9 @@ impl RealNode {
                 for found in asked.await? {
                     match found {
                         Ok(found) => {
-                            let found = self.with_members(found).await?;
-                            infos.push(self.volume_info(found));
+                            let (id, device) = (found.place.id, found.device);
+                            let stripe = self.members_of(id, device).await?;
+                            infos.push(self.volume_info(FoundVolume { stripe, ..found }));
                         }
                         Err(at) => missing.push(at),
                     }
@@ -399,39 +339,6 @@ impl RealNode {
         }
         let found = "the journal is being handed over, again and again";
         Err(NodeError::new(NodeErrorKind::Busy, doing, found).next("try again"))
-    }
-
-    /// The same; of a striped volume with what its other members have of them.
-    async fn with_other_layers(
-        &self,
-        id: DvolId,
-        mut found: Vec<(LayerInfo, u64)>,
-        doing: &str,
-    ) -> Result<Vec<(LayerInfo, u64)>, NodeError> {
-        let Some(stripe) = self.names.stripe_of(id).filter(|_| !found.is_empty()) else {
-            return Ok(found);
-        };
-        for (_, member) in stripe.others() {
-            let Some((_, place)) = self.names.place_of(member) else {
-                continue;
-            };
-            let times: Vec<u64> = found.iter().map(|(layer, _)| layer.created_ns).collect();
-            let asked = self.on_core(place.core, doing, move |core| {
-                let wanted = move |layer: &LayerInfo| times.contains(&layer.created_ns);
-                layers_with_unique(core, place, wanted, usize::MAX)
-            });
-            // One that goes to another core just then is left out.
-            for (other, unique) in asked.await?.unwrap_or_default() {
-                let same = found
-                    .iter_mut()
-                    .find(|(layer, _)| layer.created_ns == other.created_ns);
-                if let Some((layer, sum)) = same {
-                    layer.mapped_bytes += other.mapped_bytes;
-                    *sum += unique;
-                }
-            }
-        }
-        Ok(found)
     }
 
     async fn device_share(&self, device: usize) -> Result<DeviceShare, NodeError> {
@@ -799,7 +706,7 @@ impl DeviceShare {
 }
 
 /// `None`: it isn't here any more, or leaves just now.
-async fn layers_with_unique(
+pub(super) async fn layers_with_unique(
     core: std::rc::Rc<CoreNode>,
     place: Place,
     wanted: impl Fn(&LayerInfo) -> bool,

@@ -20,7 +20,7 @@ use super::{
 use crate::client::{Client, ESHUTDOWN, FLUSH, FUA, READ, TRIM, ZEROES};
 use crate::native::client::Native;
 use crate::native::{addresses, token};
-use crate::support::Scene;
+use crate::support::{Scene, copy_image};
 
 fn owner(scene: &Scene) -> TokenText {
     token(scene, "hot", TokenKind::Owner).1
@@ -68,7 +68,9 @@ fn is_closed(scene: &Scene, token: &TokenText) {
     let listed = listed.expect("are listed").items;
     assert!(listed.iter().any(|one| one.name == "hot"), "{listed:?}");
     assert!(!listed.iter().any(|one| one.name.starts_with('.')));
-    show(scene, "hot");
+    // As far as its first member says what it is.
+    let shown = show(scene, "hot");
+    assert!(shown.stripe.as_ref().is_none_or(|stripe| stripe.closed));
     let taken = scene.ask(|node| node.list_snapshots(SnapshotQuery::default()));
     taken.expect("are listed");
     scene.ask(|node| node.metrics()).expect("metrics");
@@ -266,17 +268,26 @@ fn one_that_lacks_a_part_is_closed_and_nothing_of_it_is_deleted() {
         let path = scene.device_path();
         let down = scene.down();
         let copy = path.with_file_name("copy.img");
-        std::fs::copy(&path, &copy).expect("a copy");
+        copy_image(&path, &copy);
         damage(&path, work);
         let mut scene = down.up(one_core);
         for _ in 0..2 {
             is_closed(&scene, &token);
             assert_eq!(dvols(&scene), left, "{what}");
+            let shown = show(&scene, "hot");
+            let is_known = what != "what its first member is";
+            assert_eq!(shown.stripe.is_some(), is_known, "{what}");
+            assert!(!is_known || shown.size_bytes == SIZE, "{what}: {shown:?}");
             scene = scene.restart(one_core);
         }
         // With what it had it is served again.
         let scene = scene.down().with_image("copy.img").up(one_core);
         assert_eq!(notice(&scene), None, "{what}");
+        let whole = show(&scene, "hot").stripe.expect("is striped");
+        assert!(
+            !whole.closed && whole.members.len() == 3,
+            "{what}: {whole:?}"
+        );
         for name in ["hot", "hot@s"] {
             assert_same(&all_of(&mut scene.attach(name), SIZE), &model, what);
         }

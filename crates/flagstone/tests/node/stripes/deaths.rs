@@ -8,7 +8,7 @@ use super::{
     KIB, MIB, Random, SIZE, UNIT, all_of, assert_same, at, change_it, create, dvols, kind,
     on_device, resize, show, snapshot, two_cores,
 };
-use crate::support::Scene;
+use crate::support::{Scene, copy_image};
 
 /// A node with a striped volume, of whose device a copy is made at a point of what is done then. Returns the volume's bytes before that,
 /// and a node on the copy.
@@ -22,7 +22,7 @@ fn died_at(point: MovePoint, work: impl FnOnce(&Scene)) -> (Vec<u8>, Scene) {
             let mut copied = seen.lock().expect("nobody has died");
             if at == point && !*copied {
                 *copied = true;
-                std::fs::copy(&device, device.with_file_name("dead.img")).expect("an image");
+                copy_image(&device, &device.with_file_name("dead.img"));
             }
             true
         });

@@ -5,6 +5,7 @@
 //! who holds that gate holds all members. What is asked is cut there and passed on to the cores of the members.
 
 mod commands;
+mod look;
 mod start;
 mod whole;
 
@@ -35,6 +36,7 @@ use super::{RealNode, Target};
 use crate::node::{NodeError, NodeErrorKind};
 
 pub(super) use self::commands::NewStriped;
+pub(super) use self::look::{FoundStripe, of_closed};
 pub(super) use self::start::{FoundMember, settle_stripes};
 
 /// How often a member is followed that is somewhere else meanwhile, or asked for of a core that is behind: ten seconds.
