@@ -2,6 +2,7 @@
 
 use flagstone_types::{BLOCK_SIZE, SegmentNo};
 
+use super::attributes::attribute_words;
 use super::load_layers;
 use super::records::record_words;
 use crate::format::catalogue::{FLAG_READ_ONLY, RecordKind};
@@ -382,12 +383,7 @@ impl LayerView {
             if record.flags & FLAG_READ_ONLY != 0 {
                 words += ", read-only";
             }
-            words += match record.attributes[0] {
-                0 => "",
-                1 => ", an extent of filesystems",
-                2 => ", the page store of filesystems",
-                _ => ", with attributes of a kind that is not known",
-            };
+            words += &attribute_words(&record.attributes);
         }
         if record.reap_cursor.0 > 0 {
             let at = record.reap_cursor.vblock().0;

@@ -4,6 +4,7 @@
 //! Whether all of it fits together is for [`verify`](super::verify) to say. The state shown is that
 //! of the roots; what the rings hold behind them is listed, not replayed.
 
+mod attributes;
 mod block;
 mod journal;
 mod map;
