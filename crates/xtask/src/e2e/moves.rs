@@ -3,14 +3,14 @@
 //! First fio overwrites a volume and checks what it wrote, round after round, while the volume is moved. It may see no
 //! error and no wrong byte. How long changes waited at the end of each move is printed, not judged: the machine may be
 //! busy. Then the node is killed at random moments while a volume is moved and written: after each kill both devices
-//! are verified, the volume has to be there once, and the writers (`load`) are held to what they were told.
+//! are verified, a move that was cut off goes on, the volume has to be there once, and the writers (`load`) are held to what they were told.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -29,6 +29,9 @@ const WRITERS: u64 = 4;
 const REGION_BYTES: u64 = 16 << 20;
 /// The node lives this long, at least and at most, before it is killed.
 const LIFE_MS: (u64, u64) = (100, 1_000);
+
+/// For a move that goes on.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What becomes of a volume.
 #[derive(Clone, Copy)]
@@ -71,6 +74,7 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
     let mut writers: Vec<Writer> = (0..WRITERS)
         .map(|index| Writer::new(index, REGION_BYTES, seed))
         .collect();
+    let mut went_on = 0;
     for kill in 1..=kills {
         let life = LIFE_MS.0 + random.below(LIFE_MS.1 - LIFE_MS.0);
         let life_ms = Duration::from_millis(life);
@@ -80,13 +84,25 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
         }
         node.restart()
             .with_context(|| format!("restart after kill {kill}"))?;
-        is_there_once(&node).with_context(|| format!("after kill {kill}"))?;
-        for (index, writer) in writers.iter_mut().enumerate() {
-            let check = writer.check(node.nbd_port, "data");
-            check.with_context(|| format!("kill {kill}, writer {index}, seed {seed}"))?;
+        let goes_on = is_moving(&node)?;
+        went_on += u32::from(goes_on);
+        // As it is moved, if it is, and as it is then.
+        for _ in 0..1 + u32::from(goes_on) {
+            for (index, writer) in writers.iter_mut().enumerate() {
+                let check = writer.check(node.nbd_port, "data");
+                check.with_context(|| format!("kill {kill}, writer {index}, seed {seed}"))?;
+            }
+            until_it_stays(&node).with_context(|| format!("after kill {kill}"))?;
+            is_there_once(&node).with_context(|| format!("after kill {kill}"))?;
         }
-        println!("kill {kill}: after {life} ms, and {moved} moves that were over");
+        let what = if goes_on {
+            "; the last one went on"
+        } else {
+            ""
+        };
+        println!("kill {kill}: after {life} ms, and {moved} moves that were over{what}");
     }
+    println!("{went_on} of {kills} moves went on");
     fio(scene, &node, &["--rw=read"]).context("fio's check after the last kill")?;
     node.stop()?;
     DEVICES
@@ -260,6 +276,21 @@ fn one_life(node: &mut Node, writers: &mut [Writer], life: Duration, first: usiz
         let moves = mover.join();
         outcome.and(moves.unwrap_or_else(|_| Err(anyhow!("whoever moves panicked"))))
     })
+}
+
+fn is_moving(node: &Node) -> Result<bool> {
+    let shown = node.json(&["volume", "show", "data"])?;
+    Ok(!shown["moving"].is_null())
+}
+
+/// Waits until a move that goes on is over.
+fn until_it_stays(node: &Node) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while is_moving(node)? {
+        ensure!(Instant::now() < until, "its move doesn't come to an end");
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// Each volume is listed once, and no device has one that isn't.

@@ -12,6 +12,7 @@ use flagstone_runtime::{CoreCounters, DeviceIoStats, IoKindStats};
 use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::access::Record as Tokens;
+use super::attributes::{Receiving, VolumeAttributes};
 use super::core::CoreNode;
 use super::engines::add_counters;
 use super::errors::{closed, no_such_snapshot};
@@ -76,6 +77,13 @@ pub(super) fn wall_clock_ns() -> u64 {
     now.map_or(0, |since| {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     })
+}
+
+/// Whether a dvol is a volume that people see: not what is stored for them, a part of one, or one that is only on its way here.
+fn is_volume(dvol: &DvolInfo) -> bool {
+    let receiving = VolumeAttributes::decode(&dvol.attributes).receiving;
+    let is_new = matches!(receiving, Some(Receiving::New | Receiving::Moved { .. }));
+    !is_new && DvolRole::of(&dvol.attributes).is_none() && !is_hidden(&dvol.name)
 }
 
 impl CoreNode {
@@ -359,7 +367,7 @@ impl RealNode {
                         sum.add_engine(&owned.engine.space());
                         sum.fenced |= owned.engine.is_fenced();
                         for dvol in owned.engine.dvols() {
-                            if DvolRole::of(&dvol.attributes).is_none() && !is_hidden(&dvol.name) {
+                            if is_volume(&dvol) {
                                 sum.volumes += 1;
                                 sum.layers += dvol.snapshot_count as u64;
                             }
