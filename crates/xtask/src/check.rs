@@ -42,14 +42,15 @@ pub(crate) fn test(root: &Path, packages: &[String]) -> bool {
 }
 
 /// Everything CI runs. The order is made so that two processors have always something to do: what only computes fills the
-/// time in which tests and scenarios wait. What is told how long to run, or measures, has the machine to itself.
+/// time in which scenarios wait. What is told how long to run, or measures, has the machine to itself.
 pub(crate) fn ci(root: &Path) -> bool {
     let mut steps = Steps::new();
     let programs = Programs::new(root);
     lint(root, &mut steps);
     build(root, &mut steps, &programs);
+    // Many of them wait for real time, and count on getting a processor when that has passed.
+    steps.run_tests("tests", ci_tests(root), STEP_LIMIT);
     steps.run_beside(AT_ONCE, explorations(&programs), |steps| {
-        steps.run_tests("tests", ci_tests(root), STEP_LIMIT);
         e2e::ci_beside(root, steps, &programs);
     });
     steps.run("fuzz", |say| fuzz::ci(root, say));

@@ -136,8 +136,10 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
         }
         let mut layers = self.engine.layers(self.handle.id);
         layers.sort_by_key(|layer| layer.handle.layer);
-        // About: what snapshots share is copied once, what one has and the next one hasn't is copied besides.
+        // About: what snapshots share is copied once, what one has and the next one hasn't is copied besides. What a clone shares with
+        // another dvol is copied, too.
         let mapped = self.engine.mapped_bytes_of(self.handle)?;
+        let mapped = mapped.max(self.engine.own_bytes_of(self.handle)?);
         let snapshots: Vec<Snapshot> = layers
             .into_iter()
             .filter_map(|layer| {

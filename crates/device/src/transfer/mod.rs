@@ -354,9 +354,15 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
         loop {
             let (more, next) = self.one_part(copied.of, copied.what, at..u64::MAX).await?;
             bytes += more;
+            let goes_on = self.progress.copied(more).await;
             match next {
                 Some(next) => at = next,
-                None => return Ok(bytes),
+                None => return goes_on.map(|()| bytes),
+            }
+            if let Err(error) = goes_on {
+                // Who ends it in order may go on later: then nothing is copied twice. If this fails, the last point is there.
+                let _ = self.save(copied, at, mark).await;
+                return Err(error);
             }
             if self
                 .point_after_bytes
@@ -376,7 +382,9 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
         mut range: Range<u64>,
     ) -> Result<(), DvolError> {
         loop {
-            match self.one_part(of, what, range.clone()).await?.1 {
+            let (bytes, next) = self.one_part(of, what, range.clone()).await?;
+            self.progress.copied(bytes).await?;
+            match next {
                 Some(next) => range.start = next,
                 None => return Ok(()),
             }
@@ -396,7 +404,6 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
             self.target.take(part.runs).await?;
         }
         self.copied_bytes.set(self.copied_bytes.get() + bytes);
-        self.progress.copied(bytes).await?;
         Ok((bytes, part.next_bytes))
     }
 

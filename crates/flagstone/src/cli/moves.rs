@@ -28,7 +28,8 @@ const LOOK: Duration = Duration::from_millis(100);
 Its data is copied while clients go on; at the end their changes wait for a moment (the command says for how
 long). NBD clients notice nothing else, those of the native protocol are sent to the new address. If the node
 is stopped or killed before the end, the volume is where it was, and the next start goes on with the move about
-where it was cut off; --cancel ends it. Meanwhile its size, snapshots, name and settings can't be changed.
+where it was cut off; --cancel ends it, ending this command doesn't. Meanwhile its size, snapshots, name and
+settings can't be changed.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
@@ -306,12 +307,15 @@ pub(super) fn progress(info: &MoveInfo) -> String {
     if let Some(error) = &info.error {
         return format!("to {}: {error}", place(&info.to));
     }
-    format!(
-        "to {}, {} of about {} copied",
-        place(&info.to),
-        rounded(info.copied_bytes),
-        rounded(info.expected_bytes.max(info.copied_bytes))
-    )
+    let (to, copied) = (place(&info.to), rounded(info.copied_bytes));
+    match info.copied_bytes < info.expected_bytes {
+        true => format!(
+            "to {to}, {copied} of about {} copied",
+            rounded(info.expected_bytes)
+        ),
+        // Before it has begun, or once all there was is copied.
+        false => format!("to {to}, {copied} copied; what was written meanwhile comes last"),
+    }
 }
 
 fn sentence(info: &MoveInfo) -> String {

@@ -311,7 +311,7 @@ fn what_is_promised_to_a_volume_is_so_while_its_move_goes_on() {
     let ceiling = |options: &mut NodeOptions, cores: usize| {
         change(options, cores, None);
         options.devices[0].schedule = Schedule {
-            ceiling: Some("reads=10000 writes=10000".parse().expect("a ceiling")),
+            ceiling: Some("reads=1000000 writes=1000000".parse().expect("a ceiling")),
             ..Schedule::default()
         };
     };
@@ -319,7 +319,7 @@ fn what_is_promised_to_a_volume_is_so_while_its_move_goes_on() {
     let owner = filled(&scene);
     let floor = Slo {
         promise: SloPromise::Floor(Rates {
-            reads: 2000,
+            reads: 200_000,
             writes: 0,
         }),
         limit: SloLimit::default(),

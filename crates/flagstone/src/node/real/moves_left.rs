@@ -227,6 +227,11 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<bool, NodeError> {
         "deleting what a move of a volume has left",
     )?;
     match &done {
+        Ok(()) if volume.found.mark == Mark::ArrivingAt => tracing::warn!(
+            volume = name,
+            "part of a copy of it was here, since it was being moved when the node ended, and is deleted: the volume isn't as it was when that \
+             began, or its own device isn't here. Nothing of the volume itself was deleted"
+        ),
         Ok(()) => tracing::info!(
             volume = name,
             "it was being moved when the node ended; the copy that is not needed is deleted"

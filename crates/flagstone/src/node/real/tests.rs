@@ -182,7 +182,8 @@ fn a_change_waits_for_the_end_of_a_move_no_longer_than_it_has_patience() {
         };
         let (late, waited_ns, is_unchanged, late_batch, done) =
             node.on_core(0, "holding", held).await.unwrap();
-        assert!(waited_ns >= 20_000_000, "{waited_ns}: the client is told");
+        // A little of its patience is over before it begins to wait.
+        assert!(waited_ns >= 15_000_000, "{waited_ns}: the client is told");
         assert!(late && is_unchanged && late_batch && done);
         node.shutdown().await.unwrap();
     });

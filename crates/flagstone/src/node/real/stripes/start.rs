@@ -269,7 +269,7 @@ fn tell_apart(
                     match deleted {
                         Ok(()) => tracing::info!(
                             member = %place.id,
-                            "deleted what was left of a snapshot of a striped volume that isn't there"
+                            "the node ended while a snapshot of a striped volume was being taken or deleted: what was left of that is deleted"
                         ),
                         Err(error) => tracing::warn!(
                             member = %place.id,
@@ -313,7 +313,7 @@ fn delete(runtime: &Runtime, names: &Names, place: Place) -> Result<(), NodeErro
             names.deleted(place.id);
             tracing::info!(
                 member = %place.id,
-                "deleted what was left of a striped volume that isn't there"
+                "the node ended while a striped volume was being made or deleted: what was left of that is deleted"
             );
         }
         Err(error) => tracing::warn!(
