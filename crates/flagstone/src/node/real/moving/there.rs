@@ -46,7 +46,8 @@ fn is_copy(engine: &Engine<UringPlatform>, left: Handle) -> bool {
     })
 }
 
-/// Throws away what an earlier move has left, if this one comes to nothing before it has met it.
+/// Throws away what an earlier move has left, if this one comes to nothing before it has met it. One that it has met, and that is still there, was left
+/// on purpose: whether it has arrived isn't known.
 pub(super) async fn throw_away(core: &CoreNode, job: &Job) -> Result<bool, DvolError> {
     let there = There {
         core,
@@ -56,7 +57,12 @@ pub(super) async fn throw_away(core: &CoreNode, job: &Job) -> Result<bool, DvolE
         held_since: &Cell::new(None),
         tokens: RefCell::default(),
     };
-    there.abandon().await
+    let id = job.from.id;
+    let is_met = there.ask(move |core| async move { Ok(core.arriving_of(id).is_some()) });
+    match is_met.await? {
+        true => Ok(false),
+        false => there.abandon().await,
+    }
 }
 
 /// The target, on whatever core it is.
