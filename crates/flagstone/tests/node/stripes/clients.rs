@@ -240,8 +240,18 @@ fn what_is_not_possible_with_it_is_said() {
         weekly: 0,
         monthly: 0,
     };
-    let scheduled = scene.ask(|node| node.set_snapshot_schedule("hot".to_owned(), Some(schedule)));
-    assert_eq!(kind(scheduled), NodeErrorKind::InvalidArgument);
+    // Also one that would be refused anywhere: whoever puts that right is refused all the same.
+    let wrong = SnapshotSchedule {
+        every_s: 1,
+        ..schedule
+    };
+    for schedule in [schedule, wrong] {
+        let schedule = Some(schedule);
+        let scheduled = scene.ask(|node| node.set_snapshot_schedule("hot".to_owned(), schedule));
+        let refused = scheduled.expect_err("is refused");
+        assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+        assert!(refused.found.contains("is striped over"), "{refused}");
+    }
 }
 
 /// What only a part of it is has no name for clients.

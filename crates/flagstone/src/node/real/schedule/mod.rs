@@ -365,13 +365,14 @@ impl RealNode {
         schedule: Option<SnapshotSchedule>,
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("changing the schedule of volume '{name}'");
+        let target = self.target_to_change(&name, &doing)?;
+        // Before what is wrong with the schedule: whoever puts that right would be refused all the same.
+        if schedule.is_some() {
+            self.refuse_striped(&target, &doing)?;
+        }
         if let Some(Err((found, next))) = schedule.map(|schedule| schedule.check()) {
             let error = NodeError::new(NodeErrorKind::InvalidArgument, doing, found);
             return Err(error.next(next));
-        }
-        let target = self.target_to_change(&name, &doing)?;
-        if schedule.is_some() {
-            self.refuse_striped(&target, &doing)?;
         }
         let place = target.place;
         self.on_volume(&target, &doing, move |core, dvol| async move {
