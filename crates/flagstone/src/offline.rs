@@ -56,7 +56,7 @@ pub struct FormatReport {
 pub struct InspectOptions {
     /// Also list segments, journal groups and their records one by one.
     pub detailed: bool,
-    /// Instead: the map of this volume or snapshot (`volume@snapshot`), node by node.
+    /// Instead: the map of this volume or snapshot (`volume@snapshot`), node by node; of a striped one those of all its parts.
     pub map_of: Option<String>,
     /// Instead: what this block is, and who refers to it.
     pub block: Option<u64>,

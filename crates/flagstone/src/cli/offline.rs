@@ -25,7 +25,7 @@ pub(super) struct InspectArgs {
     /// List segments, journal groups and their records one by one
     #[arg(long)]
     detailed: bool,
-    /// Show the map of a volume or snapshot instead, node by node
+    /// Show the map of a volume or snapshot instead, node by node; of a striped one that of each part in turn, with offsets in the volume
     #[arg(long, value_name = "VOLUME[@SNAPSHOT]")]
     map: Option<String>,
     /// Say instead what a block of 4 KiB is, and who refers to it; the first is 0

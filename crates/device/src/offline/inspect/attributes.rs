@@ -54,6 +54,34 @@ fn volume_words(attributes: &Attributes) -> String {
     }
 }
 
+/// What the attributes of a striped volume's first dvol, or of a snapshot of it, say of the whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct StripedParts {
+    /// How many dvols there are.
+    pub(super) parts: u8,
+    /// Bytes in a row that are in the same one.
+    pub(super) unit_bytes: u64,
+}
+
+/// `None` of everything else.
+pub(super) fn striped(attributes: &Attributes) -> Option<StripedParts> {
+    if (attributes[0], attributes[3]) != (5, 5) {
+        return None;
+    }
+    // Others there are not, so this says nothing.
+    let is_possible = (2..=16).contains(&attributes[40]) && (16..=24).contains(&attributes[41]);
+    is_possible.then(|| StripedParts {
+        parts: attributes[40],
+        unit_bytes: 1 << attributes[41],
+    })
+}
+
+/// Of another dvol of a striped volume: the id of the first one, and its number.
+pub(super) fn part_of_striped(attributes: &Attributes) -> Option<(u128, u8)> {
+    let is_part = (attributes[0], attributes[3]) == (5, 6);
+    is_part.then(|| (id_at(attributes, 40), attributes[56]))
+}
+
 /// How far the move is that makes it, if that is written down.
 fn point_of(attributes: &Attributes) -> Option<Point> {
     let mut bytes = [0; POINT_BYTES];
@@ -134,12 +162,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_striped_volume_is_made_of_is_known() {
+        let first = attributes(&[(0, 5), (3, 5), (40, 3), (41, 16)]);
+        let found = striped(&first).expect("it is striped");
+        assert_eq!((found.parts, found.unit_bytes), (3, 64 << 10));
+        assert_eq!(part_of_striped(&first), None);
+        let other = attributes(&[(0, 5), (3, 6), (40, 0xab), (56, 2)]);
+        assert_eq!(
+            (striped(&other), part_of_striped(&other)),
+            (None, Some((0xab, 2)))
+        );
+    }
+
+    #[test]
     fn any_bytes_have_words() {
         for first in 0..=255 {
             for state in 0..=255 {
                 let mut bytes = [state; _];
                 (bytes[0], bytes[3]) = (first, state);
                 attribute_words(&bytes);
+                striped(&bytes);
+                part_of_striped(&bytes);
             }
         }
     }

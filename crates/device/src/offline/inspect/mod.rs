@@ -18,7 +18,7 @@ use super::{Image, ReadBlocks, Tree, bytes_words};
 
 pub use block::{BlockView, inspect_block};
 pub use journal::JournalView;
-pub use map::{MapView, inspect_map};
+pub use map::{MapView, PartOfStriped, inspect_map};
 pub use records::record_words;
 
 /// A device.

@@ -9,6 +9,7 @@ mod clients;
 mod closed;
 mod cores;
 mod deaths;
+mod inspected;
 mod room;
 mod snapshots;
 mod together;
