@@ -53,9 +53,9 @@ pub struct VolumeSpec {
     /// Give it a journal of its own, so that it can go to another core without being copied.
     #[serde(default)]
     pub apart: bool,
-    /// Over how many dvols it is striped, each on another core as far as there are cores: 2 to 16. Null or 1: it isn't.
+    /// Over how many dvols it is striped, each on another core as far as there are cores: 2 to 16. Null: it isn't.
     #[serde(default)]
-    #[schema(minimum = 1, maximum = 16, example = 4)]
+    #[schema(minimum = 2, maximum = 16, example = 4)]
     pub stripes: Option<u32>,
     /// Bytes in a row that are on the same one: a power of two from 65,536 to 16,777,216. Null: 1 MiB. Neither changes later.
     #[serde(default)]

@@ -32,8 +32,14 @@ pub(super) fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
 /// How a volume that is to be striped is.
 fn layout_of(spec: &VolumeSpec, doing: &str) -> Result<Option<Layout>, NodeError> {
     let (members, unit_bytes) = match (spec.stripes, spec.stripe_unit_bytes) {
-        (None | Some(1), None) => return Ok(None),
-        (None | Some(1), Some(_)) => {
+        (None, None) => return Ok(None),
+        // Who asks for stripes is to know that there are none: how many never changes.
+        (Some(1), _) => {
+            let found = "one stripe is a volume that isn't striped";
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("leave the stripes out (`--stripes`) for such a volume, or give 2 to 16"));
+        }
+        (None, Some(_)) => {
             let found = "a unit of stripes, and no stripes";
             return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
                 .next("say how many there are to be (`--stripes`), or leave the unit out"));

@@ -56,6 +56,24 @@ fn its_journals_change_their_cores_under_its_clients() {
     );
 }
 
+/// A volume of one stripe would be another one than was asked for, for good.
+#[test]
+fn one_stripe_is_refused() {
+    let scene = scene();
+    for stripe_unit_bytes in [None, Some(UNIT)] {
+        let refused = scene.ask(|node| {
+            node.create_volume(VolumeSpec {
+                stripe_unit_bytes,
+                ..spec("hot", 1)
+            })
+        });
+        let refused = refused.expect_err("is refused");
+        assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+        assert!(refused.found.contains("isn't striped"), "{refused}");
+    }
+    assert!(scene.show("hot").is_err());
+}
+
 /// Who has let something into the whole waits for turns at the device when the whole is held: neither may wait for the other.
 #[test]
 fn what_waits_for_its_turn_holds_nobody_up() {
