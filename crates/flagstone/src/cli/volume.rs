@@ -67,7 +67,8 @@ Examples:
         /// Give it a journal of its own, so that it can go to another core without being copied (`flagstone device hand-over`)
         #[arg(long)]
         apart: bool,
-        /// Stripe it over so many cores, 2 to 16: for a volume that one core is not enough for
+        /// Stripe it over so many cores, 2 to 16: for a volume that one core is not enough for. A write that crosses a border of stripe units
+        /// may be there in part after a crash
         #[arg(long, value_name = "N")]
         stripes: Option<u32>,
         /// Bytes in a row on the same one, a power of two from 64K to 16M [default: 1M]
@@ -80,6 +81,9 @@ Examples:
         token_to: Option<PathBuf>,
     },
     /// List volumes
+    #[command(after_help = "\
+CORE is the core that a volume belongs to; 0+3 is a volume striped over 4 dvols, of which the first is on core 0
+(`flagstone volume show` says where the others are).")]
     List {
         /// Only those whose name begins with this
         prefix: Option<String>,
@@ -363,6 +367,11 @@ fn create(
             }
             Ok(())
         }
+    }?;
+    let stripe = volume.stripe.as_ref();
+    match stripe.and_then(|stripe| stripe.warning.as_ref()) {
+        Some(warning) if !output.is_json() => Ok(output.sentence(&format!("warning: {warning}"))?),
+        _ => Ok(()),
     }
 }
 
@@ -486,7 +495,7 @@ fn list(client: &Client, prefix: Option<&str>, output: &mut Output<'_>) -> anyho
             rounded(volume.mapped_bytes),
             rounded(volume.reserved_bytes),
             volume.snapshot_count.to_string(),
-            volume.core.to_string(),
+            core_of(volume.core, volume.stripes),
             volume.device,
             utc(volume.created_ns),
             volume.origin.unwrap_or_else(|| "-".to_string()),
@@ -505,6 +514,14 @@ fn list(client: &Client, prefix: Option<&str>, output: &mut Output<'_>) -> anyho
     ];
     output.table(&HEADINGS, &[1, 2, 3, 4, 5], rows)?;
     Ok(())
+}
+
+/// A volume's core; of a striped one that of the first member, and how many others there are.
+fn core_of(core: u32, stripes: Option<u32>) -> String {
+    match stripes {
+        Some(stripes) if stripes > 1 => format!("{core}+{}", stripes - 1),
+        _ => core.to_string(),
+    }
 }
 
 /// How a volume is striped: over how many, in what units, and where each is; or that it can't be served.
@@ -572,6 +589,12 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     ]);
     if let Some(stripe) = &info.stripe {
         rows.push(("stripes", striped(stripe)));
+        rows.extend(
+            stripe
+                .warning
+                .iter()
+                .map(|warning| ("warning", warning.clone())),
+        );
     }
     rows.extend([
         ("id", info.id.clone()),

@@ -11,6 +11,7 @@ use super::moves::{Fork, MoveInfo};
 use super::slo::{Schedule, Slo};
 use super::snapshot_schedule::ScheduledSnapshots;
 use super::tokens::Restrictions;
+use crate::size::counted;
 
 /// Rows of a page unless the request says otherwise.
 pub const PAGE_ROWS_DEFAULT: usize = 1000;
@@ -82,6 +83,36 @@ pub struct StripeInfo {
     /// True: something of it is missing, or a rollback of it was cut off, and it is served to nobody; the node's log says why.
     #[serde(default)]
     pub closed: bool,
+    /// What is to be known if members share a core, which they do where there are fewer cores; left out if none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
+}
+
+impl StripeInfo {
+    /// How a volume with these members is striped.
+    pub fn of(unit_bytes: u64, members: Vec<StripeMember>) -> StripeInfo {
+        let mut cores: Vec<u32> = members.iter().map(|member| member.core).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        let (parts, cores) = (members.len(), cores.len());
+        let warning = (cores < parts).then(|| {
+            let no_faster = match cores {
+                1 => "a volume that isn't striped".to_owned(),
+                cores => format!("one striped over {cores}"),
+            };
+            format!(
+                "its {parts} parts share {}: those on the same core take turns there, so it is no faster than {no_faster}, and a \
+                 large request is cut into more pieces",
+                counted(cores as u64, "core")
+            )
+        });
+        StripeInfo {
+            unit_bytes,
+            members,
+            closed: false,
+            warning,
+        }
+    }
 }
 
 /// A member of a striped volume.
@@ -160,6 +191,10 @@ pub struct VolumeInfo {
     /// The journal of the device that it is in: all volumes of one are served by the same core.
     #[serde(default)]
     pub journal: u16,
+    /// Over how many dvols it is striped; null if it isn't.
+    #[serde(default)]
+    #[schema(example = 4)]
+    pub stripes: Option<u32>,
     /// How it is striped over several; null if it isn't. Core and journal above are those of the first.
     #[serde(default)]
     pub stripe: Option<StripeInfo>,

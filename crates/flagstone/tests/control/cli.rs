@@ -455,25 +455,6 @@ fn what_a_volume_has_for_itself_is_left_out_if_nobody_knows() {
 }
 
 #[test]
-fn how_a_volume_is_striped_is_shown() {
-    let served = serve();
-    good(
-        &served,
-        "volume create hot --size 1G --stripes 3 --stripe-unit 256K",
-    );
-    let shown = good(&served, "volume show hot");
-    assert!(
-        shown.contains("3 in units of 256 KiB; core/journal 0/0 1/1 0/0"),
-        "{shown}"
-    );
-    let stripe = &json(&served, "volume show hot")["stripe"];
-    assert_eq!(stripe["unit_bytes"], 256 << 10);
-    assert_eq!(stripe["members"].as_array().map(Vec::len), Some(3));
-    good(&served, "volume create cold --size 1G");
-    assert!(!good(&served, "volume show cold").contains("stripes"));
-}
-
-#[test]
 fn ten_thousand_volumes_are_listed() {
     let served = serve();
     {

@@ -111,17 +111,15 @@ impl State {
             device: "device".to_string(),
             core: spec.core.unwrap_or((id % 2) as u32),
             journal: spec.core.unwrap_or((id % 2) as u32) as u16,
+            stripes: spec.stripes,
             stripe: spec.stripes.map(|stripes| {
                 let core = |number: u32| StripeMember {
                     core: number % 2,
                     journal: (number % 2) as u16,
                     mapped_bytes: 0,
                 };
-                StripeInfo {
-                    unit_bytes: spec.stripe_unit_bytes.unwrap_or(1 << 20),
-                    members: (0..stripes).map(core).collect(),
-                    closed: false,
-                }
+                let unit_bytes = spec.stripe_unit_bytes.unwrap_or(1 << 20);
+                StripeInfo::of(unit_bytes, (0..stripes).map(core).collect())
             }),
             size_bytes: spec.size_bytes,
             mapped_bytes: 0,

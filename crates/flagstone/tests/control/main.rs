@@ -21,5 +21,6 @@ mod schedule;
 mod serve;
 mod start;
 mod streams;
+mod stripes;
 mod support;
 mod tokens;

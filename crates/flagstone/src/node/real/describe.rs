@@ -126,9 +126,10 @@ impl RealNode {
         let (mut dvol, mut slo) = (dvol, slo);
         // The dvol says what one member has.
         let stripe = match stripe {
-            Some(found) => Some(found.of_whole(&mut dvol, &mut slo)),
+            Some(found) => Some((found.count(), found.of_whole(&mut dvol, &mut slo))),
             None => of_closed(&mut dvol),
         };
+        let (stripes, stripe) = stripe.unzip();
         let stripe = stripe.map(|info| StripeInfo {
             closed: info.closed || self.names.is_unwhole(place.id),
             ..info
@@ -164,6 +165,7 @@ impl RealNode {
             device: self.devices[device].name.clone(),
             core: place.core as u32,
             journal,
+            stripes,
             stripe,
             size_bytes: dvol.size_bytes,
             mapped_bytes: dvol.mapped_bytes,

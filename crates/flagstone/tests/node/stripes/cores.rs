@@ -74,6 +74,29 @@ fn one_stripe_is_refused() {
     assert!(scene.show("hot").is_err());
 }
 
+/// More members than cores do no more work at a time: whoever makes such a volume is told.
+#[test]
+fn members_that_share_a_core_draw_a_remark() {
+    let scene = scene();
+    let told = |name: &str, stripes| {
+        let made = create(&scene, name, stripes).volume;
+        assert_eq!(made.stripes, Some(stripes));
+        assert_eq!(show(&scene, name).stripe, made.stripe);
+        made.stripe.expect("is striped").warning
+    };
+    assert_eq!(told("two", 2), None);
+    let warning = told("sixteen", 16).expect("they share cores");
+    assert!(warning.contains("16 parts share 2 cores"), "{warning}");
+    let listed = scene.ask(|node| node.list_volumes(Default::default()));
+    let listed = listed.expect("are listed").items;
+    let stripes: Vec<Option<u32>> = listed.iter().map(|volume| volume.stripes).collect();
+    assert_eq!(stripes, [Some(16), Some(2)]);
+    let scene = scene.restart(|options| options.cores = Some(1));
+    let warning = show(&scene, "two").stripe.expect("is striped").warning;
+    let warning = warning.expect("there is one core now");
+    assert!(warning.contains("2 parts share 1 core:"), "{warning}");
+}
+
 /// Who has let something into the whole waits for turns at the device when the whole is held: neither may wait for the other.
 #[test]
 fn what_waits_for_its_turn_holds_nobody_up() {

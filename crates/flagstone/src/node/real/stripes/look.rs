@@ -30,16 +30,17 @@ impl FoundStripe {
         dvol.mapped_bytes = members.iter().map(|member| member.mapped_bytes).sum();
         dvol.reserved_bytes = reserved_bytes;
         *slo = stripe.slo();
-        StripeInfo {
-            unit_bytes: stripe.layout.unit_bytes(),
-            members,
-            closed: false,
-        }
+        StripeInfo::of(stripe.layout.unit_bytes(), members)
+    }
+
+    /// How many members it has; one that isn't found just now counts.
+    pub(in crate::node::real) fn count(&self) -> u32 {
+        self.stripe.layout.members() as u32
     }
 }
 
 /// What is known of a striped volume that a start could not put together. Only its first member says that it is one.
-pub(in crate::node::real) fn of_closed(dvol: &mut DvolInfo) -> Option<StripeInfo> {
+pub(in crate::node::real) fn of_closed(dvol: &mut DvolInfo) -> Option<(u32, StripeInfo)> {
     let Some(StripePart::Head {
         layout, size_bytes, ..
     }) = VolumeAttributes::decode(&dvol.attributes).stripe
@@ -47,11 +48,11 @@ pub(in crate::node::real) fn of_closed(dvol: &mut DvolInfo) -> Option<StripeInfo
         return None;
     };
     dvol.size_bytes = size_bytes;
-    Some(StripeInfo {
-        unit_bytes: layout.unit_bytes(),
-        members: Vec::new(),
+    let info = StripeInfo {
         closed: true,
-    })
+        ..StripeInfo::of(layout.unit_bytes(), Vec::new())
+    };
+    Some((layout.members() as u32, info))
 }
 
 impl RealNode {
