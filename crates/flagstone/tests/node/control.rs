@@ -200,6 +200,39 @@ fn a_full_reservation_goes_with_the_size() {
     );
 }
 
+/// What is reserved beyond the size could be used by nobody.
+#[test]
+fn no_more_is_reserved_than_a_volume_has() {
+    let scene = Scene::new();
+    scene.create("disk", 16 * MIB).expect("created");
+    let reserve = |bytes| {
+        let reserve = Reservation::Bytes(bytes);
+        scene.ask(|node| node.set_reservation("disk".to_owned(), reserve))
+    };
+    let free = || {
+        let device = scene.ask(|node| node.show_device("main".to_owned()));
+        device.expect("described").free_bytes
+    };
+    reserve(8 * MIB).expect("reserved");
+    let less = resize(&scene, 10 * MIB, true).expect("shrunk");
+    assert_eq!(less.reserved_bytes, 8 * MIB);
+    let before = free();
+    let less = resize(&scene, 4 * MIB, true).expect("shrunk");
+    assert_eq!(less.reserved_bytes, 4 * MIB);
+    assert!(free() >= before + 4 * MIB, "it is others' again");
+    let at = SnapshotRef::new("disk", "small").expect("names");
+    let taken = scene.ask(|node| node.create_snapshots(vec![at.clone()]));
+    taken.expect("taken");
+    resize(&scene, 16 * MIB, false).expect("grown");
+    reserve(8 * MIB).expect("reserved");
+    let rolled = scene.ask(|node| node.rollback_volume(at.clone()));
+    let rolled = rolled.expect("rolled back");
+    assert_eq!(
+        (rolled.size_bytes, rolled.reserved_bytes),
+        (4 * MIB, 4 * MIB)
+    );
+}
+
 /// A new volume goes where the fewest are. Volumes of two cores have no instant in common.
 #[test]
 fn volumes_are_spread_over_the_cores() {

@@ -2,6 +2,7 @@
 
 use flagstone_device::engine::{DvolError, DvolInfo, Engine, Handle};
 use flagstone_runtime::UringPlatform;
+use flagstone_types::BLOCK_SIZE;
 
 use super::core::CoreNode;
 use super::creation::reserved_bytes;
@@ -16,7 +17,7 @@ pub(super) enum Resized {
 }
 
 /// Changes the size of a volume that an engine of this core has, and with it what is reserved for a volume of which
-/// all is.
+/// all is. Of no volume more is reserved afterwards than it has.
 pub(super) async fn resize_here(
     core: &CoreNode,
     engine: &Engine<UringPlatform>,
@@ -50,19 +51,28 @@ pub(super) async fn resize_alone(
     }
     let resized = engine.resize(dvol, size_bytes).await;
     let is_new = engine.size_of(dvol) == Ok(size_bytes);
-    let reserved_bytes = match (grows, is_new) {
+    let reserved = match (grows, is_new) {
         // Nobody could ever use what was promised for the larger size.
-        (true, false) if is_full => Some(reserved_before),
+        (true, false) if is_full => engine.set_reserved(dvol, reserved_before).await,
         // Also if what lies behind the new end could not be given back.
-        (false, true) if is_full => Some(size_bytes),
-        _ => None,
+        (false, true) => reserve_no_more(engine, dvol).await,
+        _ => Ok(()),
     };
-    if let Some(bytes) = reserved_bytes {
-        resized.and(engine.set_reserved(dvol, bytes).await)?;
-    } else {
-        resized?;
-    }
+    resized.and(reserved)?;
     Ok(Resized::Done)
+}
+
+/// Gives back what is reserved for a volume beyond its size, which nobody could ever use.
+pub(super) async fn reserve_no_more(
+    engine: &Engine<UringPlatform>,
+    dvol: Handle,
+) -> Result<(), DvolError> {
+    let size_bytes = engine.size_of(dvol)?;
+    let (_, reserved_bytes) = engine.usage_of(dvol)?;
+    match reserved_bytes > size_bytes.next_multiple_of(BLOCK_SIZE) {
+        true => engine.set_reserved(dvol, size_bytes).await,
+        false => Ok(()),
+    }
 }
 
 impl RealNode {

@@ -23,7 +23,7 @@ use crate::name::is_of_schedule;
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
-use crate::node::real::resize::{Resized, resize_here};
+use crate::node::real::resize::{Resized, reserve_no_more, resize_here};
 use crate::node::real::stripes::layer_size;
 use crate::node::real::volume::{
     Began, OpCounters, RealVolume, engine_stability, error_word, used_by, volume_error,
@@ -526,6 +526,8 @@ impl NativeVolume for RealVolume {
                 let sizing = core.sizing(self.handle.id);
                 let _turn = sizing.take(1).await;
                 self.engine.roll_back(self.handle, layer).await?;
+                // It may have been smaller.
+                reserve_no_more(&self.engine, self.handle).await?;
             }
             let volume = core.names.name_of(self.handle.id).unwrap_or_default();
             let what = "rolled back under its clients: they read the snapshot from now on";

@@ -18,7 +18,7 @@ use crate::node::real::core::{CoreNode, Unasked};
 use crate::node::real::engines::OwnedEngine;
 use crate::node::real::files::dvol_of;
 use crate::node::real::names::{Claim, Place, Stripe, member_name};
-use crate::node::real::resize::Resized;
+use crate::node::real::resize::{Resized, reserve_no_more};
 use crate::node::{MovePoint, Slo, TokenText};
 
 /// A striped volume that is to be.
@@ -97,7 +97,7 @@ async fn resize_member(
         // Nobody could ever use what was set aside for the larger size.
         (true, false) if reserve => engine.set_reserved(handle, was).await,
         // Also if what lies behind the new end could not be given back.
-        (false, true) if reserve => engine.set_reserved(handle, is).await,
+        (false, true) => reserve_no_more(engine, handle).await,
         _ => Ok(()),
     };
     resized.and(reserved)
@@ -537,7 +537,9 @@ impl CoreNode {
             let rolled = self.on_member(id, move |_, owned, handle| async move {
                 let layer = layer_taken(&owned.engine, id, taken_ns);
                 let layer = layer.ok_or(DvolError::NotFound)?;
-                owned.engine.roll_back(handle, layer).await
+                owned.engine.roll_back(handle, layer).await?;
+                // It may have been smaller.
+                reserve_no_more(&owned.engine, handle).await
             });
             match rolled.await {
                 Err(DvolError::NoSpace) if tries < ROLL_TRIES => tries += 1,
