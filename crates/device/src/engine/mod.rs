@@ -42,6 +42,7 @@ mod recent_parts;
 mod recovery;
 mod replay;
 mod ring;
+mod room;
 mod scrub;
 mod segments;
 mod spacing;
@@ -78,6 +79,7 @@ pub use options::{EngineOptions, FormatOptions};
 pub use query::{AllocationExtent, ChangedExtent};
 pub use read::{Data, DeviceReads, Piece, Pieces, READ_MAX_BYTES, gathered};
 pub use recovery::{OpenError, RecoveryReport};
+pub use room::{Reserving, SpareRoom};
 pub use scrub::ScrubReport;
 pub use write::WRITE_MAX_BYTES;
 

@@ -173,10 +173,14 @@ impl<P: Platform> Inner<P> {
     /// Blocks that may still be taken for new data, beyond what is promised to anybody. What the next
     /// checkpoint will take for nodes is as good as taken, and so is what units on their way may add.
     pub(super) fn available(&self) -> u64 {
+        self.open_blocks().saturating_sub(self.spoken_for())
+    }
+
+    /// Blocks that nobody may take for new data but those they are kept for or promised to.
+    pub(super) fn spoken_for(&self) -> u64 {
         let nodes = self.state.borrow().dirty_nodes() as u64 + self.due_ahead.get();
         let kept = self.checkpoint_reserve() + self.overwrite_reserve() + nodes;
-        let promised = self.promised(NO_SLOT).blocks();
-        self.open_blocks().saturating_sub(kept + promised)
+        kept + self.promised(NO_SLOT).blocks()
     }
 
     /// True if `slot` may take `count` blocks now, to write to what `over` says.

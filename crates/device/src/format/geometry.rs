@@ -16,6 +16,9 @@ use super::table::TableKind;
 /// A segment with fewer usable blocks than this is not used at all.
 pub const SEGMENT_USABLE_MIN_BLOCKS: u64 = 64;
 
+/// Blocks of a whole segment that can be handed out: all but the two of its bitmap.
+pub const SEGMENT_CAPACITY_BLOCKS: u64 = SEGMENT_BLOCKS - 2;
+
 /// The smallest ring, in blocks: four groups of the largest size.
 pub const RING_MIN_BLOCKS: u32 = 128;
 
@@ -125,7 +128,8 @@ impl Geometry {
         [start, BlockNo(start.0 + 1)]
     }
 
-    /// Blocks of `segment` that can be handed out: all usable ones but the bitmaps.
+    /// Blocks of `segment` that can be handed out: all usable ones but the bitmaps. [`SEGMENT_CAPACITY_BLOCKS`] unless it is the first or
+    /// the last one.
     pub fn segment_capacity_blocks(&self, segment: SegmentNo) -> u64 {
         let (start, end) = self.segment_range(segment);
         (end.0.saturating_sub(start.0)).saturating_sub(2)

@@ -8,7 +8,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use flagstone_types::{BlockNo, SegmentNo};
 use smallvec::SmallVec;
 
-use crate::format::geometry::Geometry;
+use crate::format::geometry::{Geometry, SEGMENT_CAPACITY_BLOCKS};
 
 /// A handle that can be given to every core.
 #[derive(Clone)]
@@ -147,6 +147,22 @@ impl DeviceShared {
             .find(|&segment| self.claim(journal, segment))
     }
 
+    /// Segments that nobody owns, and how many of those are shorter than others: the first and the last one may be.
+    pub fn free_segments(&self) -> (u64, u64) {
+        let geometry = &self.inner.geometry;
+        let is_short = |segment: SegmentNo| {
+            let owner = self.inner.owners.get(segment.0 as usize);
+            owner.is_some_and(|owner| owner.load(Ordering::Acquire) == FREE)
+                && geometry.segment_capacity_blocks(segment) < SEGMENT_CAPACITY_BLOCKS
+        };
+        let first = geometry.segments().next();
+        let last = SegmentNo(self.inner.owners.len().saturating_sub(1) as u32);
+        let others = first.filter(|first| *first != last);
+        let short = others.into_iter().chain([last]).filter(|at| is_short(*at));
+        let free = self.inner.free_segments.load(Ordering::Acquire);
+        (free.into(), short.count() as u64)
+    }
+
     /// Blocks in segments that nobody owns.
     pub fn free_blocks(&self) -> u64 {
         self.inner.free_blocks.load(Ordering::Acquire)
@@ -264,6 +280,23 @@ mod tests {
         assert!(!shared.any_under_way(&of_checkpoint));
         let last = end(0, Checkpoint);
         assert!(!shared.any_under_way(&last), "nothing was beside it");
+    }
+
+    /// The sum of all is the same as that of whole ones and the short ones.
+    #[test]
+    fn free_segments_are_counted_with_those_that_are_short() {
+        let shared = shared();
+        let segments: Vec<SegmentNo> = shared.geometry().segments().collect();
+        let capacity = |segment: &SegmentNo| shared.geometry().segment_capacity_blocks(*segment);
+        let is_short = |segment: &&SegmentNo| capacity(segment) < SEGMENT_CAPACITY_BLOCKS;
+        for taken in 0..=segments.len() {
+            let left = &segments[taken..];
+            let short = left.iter().filter(is_short).count() as u64;
+            assert_eq!(shared.free_segments(), (left.len() as u64, short));
+            if let Some(segment) = left.first() {
+                assert!(shared.claim(0, *segment));
+            }
+        }
     }
 
     #[test]

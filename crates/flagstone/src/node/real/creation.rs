@@ -7,12 +7,12 @@ use flagstone_types::DvolId;
 use super::attributes::VolumeAttributes;
 use super::core::CoreNode;
 use super::errors::{
-    Wanted, check_reservation, check_size, no_such_core, no_such_device, no_such_snapshot,
-    node_error, taken,
+    Wanted, check_reservation, check_size, no_room_for_all, no_such_core, no_such_device,
+    no_such_snapshot, node_error, taken,
 };
 use super::names::Place;
 use super::slo::{Floors, note_floor};
-use super::stripes::NewStriped;
+use super::stripes::{NewStriped, Unreserved};
 use super::{RealNode, Target, moves};
 use crate::name::SourceRef;
 use crate::node::{
@@ -264,8 +264,14 @@ impl RealNode {
                     token: Some(token),
                 })
             }
-            Err(DvolError::TooMany) if apart => Err(self.no_spare(device, spec.core, &doing)),
-            Err(error) => {
+            Err(Unreserved::NoRoom(shortage)) => {
+                let path = &self.devices[device].path;
+                Err(no_room_for_all(&shortage, path, doing))
+            }
+            Err(Unreserved::Dvol(DvolError::TooMany)) if apart => {
+                Err(self.no_spare(device, spec.core, &doing))
+            }
+            Err(Unreserved::Dvol(error)) => {
                 let find = move |core: &CoreNode| {
                     let owned = core.engines.get(core.engines.first_of(device)?)?;
                     let wanted = Wanted::Anew(reserved_bytes);

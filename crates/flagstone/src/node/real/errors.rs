@@ -6,6 +6,7 @@ use flagstone_device::engine::{DvolError, DvolInfo, SIZE_MAX_BYTES, SpaceInfo};
 use flagstone_runtime::{HostRoom, host_room};
 
 use super::core::CoreNode;
+use super::stripes::Shortage;
 use super::{RealNode, Target};
 use crate::node::{NodeError, NodeErrorKind};
 use crate::size::{counted, rounded};
@@ -119,7 +120,7 @@ impl RealNode {
         NodeError::new(error.kind, error.doing, found).next(next)
     }
 
-    /// The same for a volume.
+    /// The same for a volume. Of a striped one no number is told: what its first part has says nothing of the others.
     pub(super) async fn with_space_of(
         &self,
         error: NodeError,
@@ -127,6 +128,9 @@ impl RealNode {
         wanted: impl FnOnce(&DvolInfo) -> Wanted + Send + 'static,
     ) -> NodeError {
         let (place, name) = (target.place, target.name.clone());
+        if self.names.stripe_of(place.id).is_some() {
+            return error;
+        }
         let find = move |core: &CoreNode| {
             let owned = core.engines.get(place.engine)?;
             let wanted = wanted(&owned.engine.dvol_with(place.id, &name)?);
@@ -134,6 +138,38 @@ impl RealNode {
         };
         self.with_space(error, place.core, find).await
     }
+}
+
+/// There is no room for what was to be reserved for a striped volume, and nothing of it was.
+pub(super) fn no_room_for_all(shortage: &Shortage, path: &Path, doing: String) -> NodeError {
+    let Shortage {
+        asked_bytes,
+        needed_bytes,
+        free_bytes,
+        most_bytes,
+        host_full,
+    } = *shortage;
+    let is_there = needed_bytes <= free_bytes;
+    if host_full && is_there {
+        let (found, next) = host_words(path, free_bytes, host_room(path).ok().flatten());
+        return NodeError::new(NodeErrorKind::NoSpace, doing, found).next(next);
+    }
+    let found = format!(
+        "{} were asked for in all its parts, which takes {} more than is set aside for it, maps included; {} can be had for that, in the \
+         journals of its parts and in segments that are free",
+        bytes(asked_bytes),
+        bytes(needed_bytes),
+        bytes(free_bytes),
+    );
+    let next = match (is_there, most_bytes) {
+        // Somebody else has had it, and given it back.
+        (true, _) => "try again".to_owned(),
+        (false, 0) => "delete volumes or snapshots, or reserve less for other volumes".to_owned(),
+        (false, most) => format!(
+            "ask for {most} bytes or less, delete volumes or snapshots, or reserve less for other volumes"
+        ),
+    };
+    NodeError::new(NodeErrorKind::NoSpace, doing, found).next(next)
 }
 
 /// Refuses what no client could use to its end.

@@ -6,8 +6,9 @@ use flagstone_types::BLOCK_SIZE;
 
 use super::core::CoreNode;
 use super::creation::reserved_bytes;
-use super::errors::{Wanted, check_reservation, check_size};
-use super::{NodeError, NodeErrorKind, RealNode, Reservation, VolumeInfo};
+use super::errors::{Wanted, check_reservation, check_size, no_room_for_all};
+use super::stripes::{Shortage, Unreserved};
+use super::{NodeError, NodeErrorKind, RealNode, Reservation, Target, VolumeInfo};
 
 /// What came of it.
 pub(super) enum Resized {
@@ -75,7 +76,22 @@ pub(super) async fn reserve_no_more(
     }
 }
 
+/// What was answered, with what there was no room for apart from other errors.
+fn answered<R>(done: Result<R, Unreserved>) -> Result<Result<R, Shortage>, DvolError> {
+    match done {
+        Ok(done) => Ok(Ok(done)),
+        Err(Unreserved::NoRoom(shortage)) => Ok(Err(shortage)),
+        Err(Unreserved::Dvol(error)) => Err(error),
+    }
+}
+
 impl RealNode {
+    /// There is no room for what was to be reserved for a striped volume.
+    fn no_room(&self, shortage: &Shortage, target: &Target, doing: String) -> NodeError {
+        let device = self.device_of(target.place.engine);
+        no_room_for_all(shortage, &self.devices[device].path, doing)
+    }
+
     pub(super) async fn resize(
         &self,
         name: String,
@@ -90,15 +106,16 @@ impl RealNode {
             let engine = core.engine(engine).ok_or(DvolError::NotFound)?;
             if let Some(stripe) = core.names.stripe_of(dvol.id) {
                 let dvol = (&engine, dvol);
-                return core
-                    .resize_striped(dvol, &stripe, size_bytes, allow_data_loss)
-                    .await;
+                let resized = core.resize_striped(dvol, &stripe, size_bytes, allow_data_loss);
+                return answered(resized.await);
             }
-            resize_here(&core, &engine, dvol, size_bytes, allow_data_loss).await
+            let resized = resize_here(&core, &engine, dvol, size_bytes, allow_data_loss);
+            Ok(Ok(resized.await?))
         });
         match resized.await {
-            Ok(Resized::Done) => self.show(&name).await,
-            Ok(Resized::WouldShrink(bytes)) => {
+            Ok(Ok(Resized::Done)) => self.show(&name).await,
+            Ok(Err(shortage)) => Err(self.no_room(&shortage, &target, doing)),
+            Ok(Ok(Resized::WouldShrink(bytes))) => {
                 let found =
                     format!("it has {bytes} bytes; what lies behind the new end would be lost");
                 Err(NodeError::new(NodeErrorKind::Refused, doing, found)
@@ -126,21 +143,23 @@ impl RealNode {
         let reserved = self.on_volume(&target, &doing, move |core, dvol| async move {
             if let Some(stripe) = core.names.stripe_of(dvol.id) {
                 let bytes = (!is_full).then_some(bytes);
-                return core.reserve_striped(dvol, &stripe, bytes).await;
+                return answered(core.reserve_striped(dvol, &stripe, bytes).await);
             }
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
             // All of it is what it has now: nobody changes its size meanwhile.
             let sizing = core.sizing(dvol.id);
             let _turn = sizing.take(1).await;
             core.check_settled(dvol.id)?;
+            let size_bytes = engine.size_of(dvol)?;
             let bytes = match is_full {
-                true => engine.size_of(dvol)?,
-                false => bytes,
+                true => size_bytes,
+                false => bytes.min(size_bytes),
             };
-            engine.set_reserved(dvol, bytes).await
+            Ok(Ok(engine.set_reserved(dvol, bytes).await?))
         });
         match reserved.await {
-            Ok(()) => self.show(&name).await,
+            Ok(Ok(())) => self.show(&name).await,
+            Ok(Err(shortage)) => Err(self.no_room(&shortage, &target, doing)),
             Err(error) => {
                 let wanted = move |dvol: &DvolInfo| Wanted::more_than(dvol, bytes);
                 Err(self.with_space_of(error, &target, wanted).await)

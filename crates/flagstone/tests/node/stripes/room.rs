@@ -3,11 +3,11 @@
 //! What a reservation takes once more, when what the volume has becomes a snapshot's, is what its member has of its own. So a volume of which
 //! only one member was written to since its last snapshot has no room in that one, and in no other.
 
-use flagstone::node::{NodeErrorKind, NodeOptions, Reservation, VolumeSpec};
+use flagstone::node::{NodeError, NodeErrorKind, NodeOptions, Reservation, VolumeSpec};
 
 use super::{
     KIB, MIB, Random, SIZE, UNIT, all_of, assert_same, at, clone, create, delete, dvols, filled,
-    kind, on_device, reserve, resize, roll_back, show, snapshot, spec,
+    kind, on_device, reserve, resize, roll_back, show, snapshot, spec, two_cores,
 };
 use crate::client::{Client, ENOSPC, READ, ZEROES};
 use crate::native::listening;
@@ -67,6 +67,17 @@ fn write_to_member(client: &mut Client, model: &mut [u8], member: u64, value: u8
     }
 }
 
+/// Writes to all of the volume, and keeps that in a snapshot `s`.
+fn kept_in_a_snapshot(scene: &Scene, seed: u64, size_bytes: u64) -> Vec<u8> {
+    let mut client = scene.attach("hot");
+    let bytes = filled(&mut Random(seed), size_bytes);
+    for (part, data) in bytes.chunks(MIB as usize).enumerate() {
+        assert_eq!(client.write(part as u64 * MIB, data), 0);
+    }
+    snapshot(scene, "hot", "s").expect("taken");
+    bytes
+}
+
 /// A volume with a snapshot `s`, all reserved, whose member of that number has all of its bytes of its own since; and what it had then, and has now.
 pub(super) fn crowded(member: u64) -> (Scene, Vec<u8>, Vec<u8>) {
     let scene = Scene::with(one_core);
@@ -79,12 +90,8 @@ pub(super) fn crowded(member: u64) -> (Scene, Vec<u8>, Vec<u8>) {
     created.expect("created");
     scene.create("cold", MIB).expect("created");
     assert_eq!(scene.attach("cold").write(0, &[9; 1 << 20]), 0);
+    let before = kept_in_a_snapshot(&scene, member, WHOLE);
     let mut client = scene.attach("hot");
-    let before = filled(&mut Random(member), WHOLE);
-    for (part, data) in before.chunks(MIB as usize).enumerate() {
-        assert_eq!(client.write(part as u64 * MIB, data), 0);
-    }
-    snapshot(&scene, "hot", "s").expect("taken");
     reserve(&scene, "hot", Reservation::Full).expect("reserved");
     let mut now = before.clone();
     write_to_member(&mut client, &mut now, member, 0xfe);
@@ -232,6 +239,149 @@ fn what_can_not_be_reserved_is_given_back() {
     assert_eq!(show(&scene, "hot").reserved_bytes, 6 * MIB);
 }
 
+/// Segments of the device that no journal has.
+fn free_segments(scene: &Scene) -> u64 {
+    let shown = scene.ask(|node| node.show_device("main".to_owned()));
+    shown.expect("shown").segments_free
+}
+
+/// What is asked for in all, and a number that is there to be had.
+fn most_of(refused: &NodeError, asked: u64) -> u64 {
+    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
+    let all = format!("({asked} bytes) were asked for in all its parts");
+    assert!(refused.found.contains(&all), "{refused}");
+    let most = refused
+        .next_step
+        .strip_prefix("ask for ")
+        .expect("a number");
+    let most = most.split(' ').next().expect("a number");
+    most.parse().expect("a number")
+}
+
+/// Each journal takes whole segments: a refusal takes none, and says what can be had for all members together.
+#[test]
+fn what_has_no_room_takes_no_segments_and_is_told_what_there_is() {
+    let scene = Scene::start(512 << 20, two_cores).expect("a node");
+    let large = |reserve| VolumeSpec {
+        size_bytes: 4 << 30,
+        reserve,
+        ..spec("hot", 3)
+    };
+    let create = |reserve| scene.ask(|node| node.create_volume(large(reserve)));
+    let nothing_is_taken = |(segments, bytes): (u64, u64)| {
+        // A checkpoint meanwhile may have given some back.
+        assert!(free_segments(&scene) >= segments);
+        let now = free(&scene);
+        assert!(now + MIB / 4 > bytes, "{now} of {bytes} are free");
+    };
+    let before = (free_segments(&scene), free(&scene));
+    let refused = create(Reservation::Full).expect_err("is refused");
+    most_of(&refused, 4 << 30);
+    nothing_is_taken(before);
+    assert_eq!(dvols(&scene), 0);
+
+    create(Reservation::None).expect("created");
+    let before = (free_segments(&scene), free(&scene));
+    let refused = reserve(&scene, "hot", Reservation::Full).expect_err("is refused");
+    let most = most_of(&refused, 4 << 30);
+    nothing_is_taken(before);
+    assert_eq!(show(&scene, "hot").reserved_bytes, 0);
+    assert!(
+        most < before.1 && most > before.1 / 3,
+        "{most} of {}",
+        before.1
+    );
+    // That is true. What is more than the device has is not to be had.
+    let more = reserve(&scene, "hot", Reservation::Bytes(before.1));
+    assert_eq!(kind(more), NodeErrorKind::NoSpace);
+    reserve(&scene, "hot", Reservation::Bytes(most)).expect("there is room for that");
+
+    reserve(&scene, "hot", Reservation::None).expect("given back");
+    resize(&scene, "hot", 12 * MIB).expect("is resized");
+    reserve(&scene, "hot", Reservation::Full).expect("reserved");
+    let before = (free_segments(&scene), free(&scene));
+    let refused = resize(&scene, "hot", 4 << 30).expect_err("is refused");
+    assert!(most_of(&refused, 4 << 30) > 12 * MIB);
+    nothing_is_taken(before);
+    let shown = show(&scene, "hot");
+    assert_eq!(
+        (shown.size_bytes, shown.reserve),
+        (12 * MIB, Reservation::Full)
+    );
+}
+
+/// Each has room when it looks, and not both: whoever finds none half way has nothing left of what it took.
+#[test]
+fn of_two_that_have_room_for_one_nothing_is_left_behind() {
+    let scene = Scene::start(512 << 20, two_cores).expect("a node");
+    let names = ["hot", "warm"];
+    for name in names {
+        let large = VolumeSpec {
+            size_bytes: 4 << 30,
+            ..spec(name, 3)
+        };
+        let created = scene.ask(|node| node.create_volume(large));
+        created.expect("created");
+    }
+    let refused = reserve(&scene, "hot", Reservation::Full).expect_err("is refused");
+    let most_bytes = most_of(&refused, 4 << 30);
+    let most = Reservation::Bytes(most_bytes);
+    for _ in 0..3 {
+        let answers = scene.ask_all(|node| {
+            let both = names.map(|name| node.set_reservation(name.to_owned(), most));
+            both.into_iter().collect()
+        });
+        let mut done = 0;
+        for (name, answer) in names.into_iter().zip(answers) {
+            let expected = match answer {
+                Ok(_) => most,
+                Err(refused) => {
+                    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
+                    Reservation::None
+                }
+            };
+            done += u32::from(expected == most);
+            assert_eq!(show(&scene, name).reserve, expected, "{name}");
+        }
+        assert!(done < 2, "there is no room for both");
+        for name in names {
+            reserve(&scene, name, Reservation::None).expect("given back");
+        }
+        // Which journal has the larger part of a volume differs, and each may keep an empty segment.
+        let part = Reservation::Bytes(most_bytes / 4 / 4096 * 4096);
+        reserve(&scene, "warm", part).expect("there is room for that");
+        reserve(&scene, "warm", Reservation::None).expect("given back");
+    }
+}
+
+/// What nobody could use is not kept from others.
+#[test]
+fn no_more_is_reserved_than_the_volume_has() {
+    let scene = Scene::with(one_core);
+    let created = scene.ask(|node| {
+        node.create_volume(VolumeSpec {
+            size_bytes: WHOLE,
+            reserve: Reservation::Bytes(8 * MIB),
+            ..spec("hot", MEMBERS as u32)
+        })
+    });
+    created.expect("created");
+    let reserved = |scene: &Scene| show(scene, "hot").reserved_bytes;
+    resize(&scene, "hot", 10 * MIB).expect("is resized");
+    assert_eq!(reserved(&scene), 8 * MIB, "there is room for that");
+    let free_before = free(&scene);
+    resize(&scene, "hot", 5 * MIB).expect("is resized");
+    assert_eq!(reserved(&scene), 5 * MIB);
+    assert!(free(&scene) >= free_before + 3 * MIB, "it is others' again");
+    snapshot(&scene, "hot", "small").expect("taken");
+    resize(&scene, "hot", WHOLE).expect("is resized");
+    reserve(&scene, "hot", Reservation::Bytes(7 * MIB)).expect("reserved");
+    roll_back(&scene, "hot", "small").expect("is rolled back");
+    assert_eq!(reserved(&scene), 5 * MIB);
+    let scene = scene.restart(one_core);
+    assert_eq!(reserved(&scene), 5 * MIB);
+}
+
 /// The first member to be rolled back has no room: nothing was done, so it is as it was, and open.
 #[test]
 fn a_rollback_that_can_not_begin_leaves_it_as_it_was() {
@@ -302,6 +452,21 @@ fn fill(scene: &Scene) {
     assert!(last.is_some(), "there is room");
 }
 
+/// Makes the volume smaller on a device that is full, which fails for want of a block for the rest of the last one.
+fn shrink_without_room(scene: &Scene, smaller: u64) {
+    // What there is to be had at a checkpoint is little, and is had once.
+    let refused = (0..20).find_map(|_| {
+        fill(scene);
+        let refused = resize(scene, "hot", smaller).err();
+        if refused.is_none() {
+            roll_back(scene, "hot", "s").expect("is rolled back");
+        }
+        refused
+    });
+    let refused = refused.expect("there was always room");
+    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
+}
+
 /// The new end lies within a block that a snapshot has as well: its rest takes a block to be made zero. The volume is smaller by then, and what was
 /// behind its end is never seen again.
 #[test]
@@ -310,27 +475,12 @@ fn what_lies_behind_the_end_of_a_volume_without_room_stays_unseen() {
     create(&scene, "hot", 3);
     scene.create("cold", MIB).expect("created");
     assert_eq!(scene.attach("cold").write(0, &[9; 1 << 20]), 0);
-    let before = filled(&mut Random(21), SIZE);
-    let mut client = scene.attach("hot");
-    for (part, data) in before.chunks(MIB as usize).enumerate() {
-        assert_eq!(client.write(part as u64 * MIB, data), 0);
-    }
-    snapshot(&scene, "hot", "s").expect("taken");
+    let before = kept_in_a_snapshot(&scene, 21, SIZE);
     // In the second row of units, in the block of each member once.
     for (round, member) in [2, 1, 0].into_iter().enumerate() {
         let end = (6 + member) * UNIT + 4096 * 3 + 1000;
         let smaller = end - round as u64 * 3 * UNIT;
-        // What there is to be had at a checkpoint is little, and is had once.
-        let refused = (0..20).find_map(|_| {
-            fill(&scene);
-            let refused = resize(&scene, "hot", smaller).err();
-            if refused.is_none() {
-                roll_back(&scene, "hot", "s").expect("is rolled back");
-            }
-            refused
-        });
-        let refused = refused.expect("there was always room");
-        assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
+        shrink_without_room(&scene, smaller);
         let mut model = before[..smaller as usize].to_vec();
         let is_smaller = |scene: &Scene, model: &[u8]| {
             let size = model.len() as u64;
@@ -365,24 +515,9 @@ fn what_lies_behind_the_end_of_a_volume_without_room_stays_unseen() {
 fn a_start_without_room_shows_nothing_that_lies_behind_the_end() {
     let scene = Scene::with(one_core);
     create(&scene, "hot", 3);
-    let before = filled(&mut Random(22), SIZE);
-    let mut client = scene.attach("hot");
-    for (part, data) in before.chunks(MIB as usize).enumerate() {
-        assert_eq!(client.write(part as u64 * MIB, data), 0);
-    }
-    snapshot(&scene, "hot", "s").expect("taken");
+    let before = kept_in_a_snapshot(&scene, 22, SIZE);
     let smaller = 7 * UNIT + 3 * 4096 + 1000;
-    let refused = (0..20).find_map(|_| {
-        fill(&scene);
-        let refused = resize(&scene, "hot", smaller).err();
-        if refused.is_none() {
-            roll_back(&scene, "hot", "s").expect("is rolled back");
-        }
-        refused
-    });
-    let refused = refused.expect("there was always room");
-    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
-    drop(client);
+    shrink_without_room(&scene, smaller);
     // The others have what they are to have, whatever becomes of the one.
     let (members, _, scene) = on_device(scene);
     let bytes: u64 = members.iter().map(|(_, bytes)| bytes).sum();

@@ -582,7 +582,7 @@ impl NativeVolume for RealVolume {
             if let Some(stripe) = stripe {
                 let dvol = (&self.engine, self.handle);
                 let resized = core.resize_striped(dvol, &stripe, size_bytes, true);
-                return resized.await.map(drop);
+                return resized.await.map(drop).map_err(DvolError::from);
             }
             match resize_here(&core, &self.engine, self.handle, size_bytes, true).await? {
                 Resized::Done => Ok(()),
@@ -602,7 +602,7 @@ impl NativeVolume for RealVolume {
                     return Ok(false);
                 }
                 let reserving = core.reserve_striped(self.handle, &stripe, Some(bytes));
-                return reserving.await.map(|()| true);
+                return reserving.await.map(|()| true).map_err(DvolError::from);
             }
             let sizing = core.sizing(self.handle.id);
             let _turn = sizing.take(1).await;

@@ -12,6 +12,7 @@ use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DvolId, LayerNo};
 
+use super::room::{Unreserved, Whose};
 use super::{PAUSE_NS, TRIES_MAX, layer_taken};
 use crate::node::real::attributes::{StripePart, VolumeAttributes};
 use crate::node::real::core::{CoreNode, Unasked};
@@ -157,7 +158,13 @@ impl CoreNode {
         engine: usize,
         new: NewStriped,
         claim: Claim,
-    ) -> Result<(DvolId, TokenText), DvolError> {
+    ) -> Result<(DvolId, TokenText), Unreserved> {
+        let whose = Whose::New {
+            cores: &new.cores,
+            device: new.device,
+        };
+        self.check_room(new.layout, &whose, new.reserved_bytes)
+            .await?;
         let head = self.random_id();
         let mut made = vec![head];
         let created = self.create_members(engine, &new, &mut made).await;
@@ -165,7 +172,8 @@ impl CoreNode {
             Ok(token) => token,
             Err(error) => {
                 self.delete_members(made.into_iter().skip(1)).await;
-                return Err(error);
+                let refused = (new.reserved_bytes, error);
+                return Err(self.not_reserved(new.layout, &whose, refused).await);
             }
         };
         let stripe = Stripe::new(new.layout, made, new.size_bytes, new.slo);
@@ -236,7 +244,7 @@ impl CoreNode {
     }
 
     /// Has a core do something, also if it is behind.
-    async fn ask_until<R, F>(
+    pub(super) async fn ask_until<R, F>(
         self: &Rc<Self>,
         core: usize,
         work: impl Fn(Rc<CoreNode>) -> F + Clone + Send + 'static,
@@ -303,7 +311,7 @@ impl CoreNode {
         stripe: &Arc<Stripe>,
         size_bytes: u64,
         allow_data_loss: bool,
-    ) -> Result<Resized, DvolError> {
+    ) -> Result<Resized, Unreserved> {
         let sizing = self.sizing(dvol.id);
         let _turn = sizing.take(1).await;
         self.check_settled(dvol.id)?;
@@ -320,6 +328,10 @@ impl CoreNode {
         }
         // As with a volume of one dvol: what has all reserved, has all afterwards.
         let is_full = reserved > 0 && reserved >= before;
+        let whose = Whose::Members(&stripe.members);
+        if is_full && size_bytes > before {
+            self.check_room(layout, &whose, size_bytes).await?;
+        }
         if size_bytes < before {
             // What is on its way behind the new end comes first.
             let gate = self.notes_of(dvol.id).gate.clone();
@@ -332,35 +344,13 @@ impl CoreNode {
             set?;
             self.at(MovePoint::StripeShrunk).await;
         }
-        let (mut resized, mut grown) = (Ok(()), Vec::new());
-        for (number, id) in stripe.members.iter().copied().enumerate().rev() {
-            let part = |bytes| layout.member_size_bytes(number, bytes);
-            let (was, is, reserve) = (part(before), part(size_bytes), is_full);
-            let resizing = self.on_member(id, move |_, owned, handle| async move {
-                resize_member(&owned.engine, handle, (was, is), reserve).await
-            });
-            let result = resizing.await;
-            resized = resized.and(result);
-            // What is behind the end of one is given back, whatever becomes of another.
-            if resized.is_err() && size_bytes > before {
-                break;
-            }
-            grown.push((number, id));
+        let sizes = (before, size_bytes);
+        if let Err(error) = self.resize_members(stripe, sizes, is_full).await {
+            // Only of one that grows more is reserved.
+            let more = (is_full && size_bytes > before).then_some(size_bytes);
+            let refused = (more.unwrap_or(0), error);
+            return Err(self.not_reserved(layout, &whose, refused).await);
         }
-        if resized.is_err() && size_bytes > before {
-            // What those before it have set aside is nobody's.
-            for (number, id) in grown {
-                let part = |bytes| layout.member_size_bytes(number, bytes);
-                let (was, is, reserve) = (part(size_bytes), part(before), is_full);
-                let back = self.on_member(id, move |_, owned, handle| async move {
-                    resize_member(&owned.engine, handle, (was, is), reserve).await
-                });
-                if let Err(error) = back.await {
-                    tracing::warn!(member = %id, "a part of a striped volume that has grown in vain: {error}");
-                }
-            }
-        }
-        resized?;
         if size_bytes > before {
             self.at(MovePoint::StripeGrown).await;
             set_head(engine, dvol, Some(size_bytes), None).await?;
@@ -369,18 +359,56 @@ impl CoreNode {
         Ok(Resized::Done)
     }
 
-    /// Sets so many bytes aside for a striped volume, each member its part.
+    /// Gives each member what it has of a volume that goes from one size to another. Those that have grown when there is no room for
+    /// another one go back.
+    async fn resize_members(
+        self: &Rc<Self>,
+        stripe: &Arc<Stripe>,
+        (before, after): (u64, u64),
+        reserve: bool,
+    ) -> Result<(), DvolError> {
+        let resize = |number, id, (was, is): (u64, u64)| {
+            let part = |bytes| stripe.layout.member_size_bytes(number, bytes);
+            let sizes = (part(was), part(is));
+            self.on_member(id, move |_, owned, handle| async move {
+                resize_member(&owned.engine, handle, sizes, reserve).await
+            })
+        };
+        let (mut resized, mut grown) = (Ok(()), Vec::new());
+        for (number, id) in stripe.members.iter().copied().enumerate().rev() {
+            let result = resize(number, id, (before, after)).await;
+            resized = resized.and(result);
+            // What is behind the end of one is given back, whatever becomes of another.
+            if resized.is_err() && after > before {
+                break;
+            }
+            grown.push((number, id));
+        }
+        if resized.is_err() && after > before {
+            // What those before it have set aside is nobody's.
+            for (number, id) in grown {
+                if let Err(error) = resize(number, id, (after, before)).await {
+                    tracing::warn!(member = %id, "a part of a striped volume that has grown in vain: {error}");
+                }
+            }
+        }
+        resized
+    }
+
+    /// Sets so many bytes aside for a striped volume, each member its part; no more than it has.
     pub(in crate::node::real) async fn reserve_striped(
         self: &Rc<Self>,
         dvol: Handle,
         stripe: &Arc<Stripe>,
         bytes: Option<u64>,
-    ) -> Result<(), DvolError> {
+    ) -> Result<(), Unreserved> {
         let sizing = self.sizing(dvol.id);
         let _turn = sizing.take(1).await;
         self.check_settled(dvol.id)?;
         let size = stripe.size_bytes().ok_or(DvolError::NotFound)?;
-        let bytes = bytes.unwrap_or(size);
+        let bytes = bytes.unwrap_or(size).min(size);
+        let whose = Whose::Members(&stripe.members);
+        self.check_room(stripe.layout, &whose, bytes).await?;
         let mut before = Vec::new();
         for (number, id) in stripe.members.iter().copied().enumerate() {
             let part = stripe.layout.member_size_bytes(number, bytes);
@@ -399,7 +427,8 @@ impl CoreNode {
                         });
                         let _ = back.await;
                     }
-                    return Err(error);
+                    let refused = (bytes, error);
+                    return Err(self.not_reserved(stripe.layout, &whose, refused).await);
                 }
             }
         }

@@ -6,6 +6,7 @@
 
 mod commands;
 mod look;
+mod room;
 mod start;
 mod whole;
 
@@ -37,6 +38,7 @@ use crate::node::{NodeError, NodeErrorKind};
 
 pub(super) use self::commands::NewStriped;
 pub(super) use self::look::{FoundStripe, of_closed};
+pub(super) use self::room::{Shortage, Unreserved};
 pub(super) use self::start::{FoundMember, settle_stripes};
 
 /// How often a member is followed that is somewhere else meanwhile, or asked for of a core that is behind: ten seconds.
