@@ -38,9 +38,15 @@ impl Api {
         })
     }
 
-    /// Makes a volume and returns its owner's token.
-    pub(super) fn create_volume(&mut self, name: &str, size_bytes: u64) -> Result<String> {
-        let body = json!({ "name": name, "size_bytes": size_bytes }).to_string();
+    /// Makes a volume, striped over so many cores if any are told, and returns its owner's token.
+    pub(super) fn create_volume(
+        &mut self,
+        name: &str,
+        size_bytes: u64,
+        stripes: Option<u32>,
+    ) -> Result<String> {
+        let body = json!({ "name": name, "size_bytes": size_bytes, "stripes": stripes });
+        let body = body.to_string();
         let head = format!(
             "POST /v1/volumes HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Type: application/json\r\n\
              Authorization: Bearer {}\r\nContent-Length: {}\r\n\r\n",

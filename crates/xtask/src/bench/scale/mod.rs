@@ -2,10 +2,11 @@
 //!
 //! One node, and for each of its cores one connection of the native protocol with all of that core's volumes open. As many
 //! requests are in flight at each point, and as many bytes are in use, so that nothing changes but the number of volumes that
-//! these are spread over.
+//! these are spread over. With `--stripes` it is one volume instead: a plain one beside one that is striped over so many cores.
 
 mod api;
 mod report;
+mod stripes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,6 +50,9 @@ pub(crate) struct ScaleArguments {
     /// How many volumes are active: 1,10,100,1000,10000 unless told otherwise, in rising order.
     #[arg(long, value_delimiter = ',')]
     counts: Vec<usize>,
+    /// Compare one plain volume with one that is striped over so many cores instead, 2 to 16. Give as many --cores.
+    #[arg(long, conflicts_with = "counts", value_parser = clap::value_parser!(u32).range(2..=16))]
+    stripes: Option<u32>,
     /// Alternations of reads and writes at each point. Three unless told otherwise.
     #[arg(long)]
     rounds: Option<u32>,
@@ -140,6 +144,19 @@ pub(super) fn run(root: &Path, arguments: &ScaleArguments) -> Result<()> {
         arguments: vec!["--native".to_owned(), "127.0.0.1:0".to_owned()],
         environment: Vec::new(),
     })?;
+    let default_out = match arguments.quick {
+        true => work,
+        false => root.join("docs/benchmarks"),
+    };
+    let out = arguments.out.clone().unwrap_or(default_out);
+    if let Some(stripes) = arguments.stripes {
+        let samples = stripes::measure(&node, &plan, stripes)?;
+        node.stop()?;
+        fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
+        let page = stripes::write(&out, &setting, (arguments.cores, &plan), &samples)?;
+        println!("results: {}", page.display());
+        return Ok(());
+    }
     let samples = measure(&node, &plan)?;
     node.stop()?;
     let report = Report {
@@ -152,11 +169,7 @@ pub(super) fn run(root: &Path, arguments: &ScaleArguments) -> Result<()> {
         samples,
     };
     fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
-    let default_out = match arguments.quick {
-        true => work,
-        false => root.join("docs/benchmarks"),
-    };
-    let page = report.write(&arguments.out.clone().unwrap_or(default_out))?;
+    let page = report.write(&out)?;
     println!("results: {}", page.display());
     Ok(())
 }
@@ -166,20 +179,15 @@ fn measure(node: &Node, plan: &Plan) -> Result<Vec<Sample>> {
     let mut api = Api::connect(node.api_port, &node.options.dir.join("api.key"))?;
     let address = native_address(node)?;
     let pid = node.pid()?;
-    let mut tokens: Vec<String> = Vec::new();
+    let mut volumes: Vec<(String, String)> = Vec::new();
     let mut samples = Vec::new();
     for &count in &plan.counts {
-        for index in tokens.len()..count {
-            let made = api.create_volume(&name(index), VOLUME_BYTES);
-            tokens.push(made.with_context(|| format!("creating volume {index}"))?);
+        for index in volumes.len()..count {
+            let made = api.create_volume(&name(index), VOLUME_BYTES, None);
+            let made = made.with_context(|| format!("creating volume {index}"))?;
+            volumes.push((name(index), made));
         }
-        let mut lines = open_all(address, &tokens)?;
-        // The same in all volumes together, in whole blocks.
-        let blocks = (SPAN_BYTES / u64::from(BLOCK) / count as u64).max(1);
-        let span_bytes = fillable(blocks * u64::from(BLOCK));
-        for (line, places) in &mut lines {
-            line.fill(*places, span_bytes)?;
-        }
+        let (mut lines, span_bytes) = filled(address, &volumes)?;
         thread::sleep(SETTLE);
         for round in 0..plan.rounds {
             for is_write in [false, true] {
@@ -190,6 +198,18 @@ fn measure(node: &Node, plan: &Plan) -> Result<Vec<Sample>> {
         }
     }
     Ok(samples)
+}
+
+/// All of these volumes, open and full as far as they are used: so many bytes of each.
+fn filled(address: SocketAddr, volumes: &[(String, String)]) -> Result<(Lines, u64)> {
+    let mut lines = open_all(address, volumes)?;
+    // The same in all volumes together, in whole blocks.
+    let blocks = (SPAN_BYTES / u64::from(BLOCK) / volumes.len() as u64).max(1);
+    let span_bytes = fillable(blocks * u64::from(BLOCK));
+    for (line, places) in &mut lines {
+        line.fill(*places, span_bytes)?;
+    }
+    Ok((lines, span_bytes))
 }
 
 /// As much as the load can fill in requests of one size: a multiple of a MiB, or less than one.
@@ -215,11 +235,11 @@ fn native_address(node: &Node) -> Result<SocketAddr> {
 
 type Lines = Vec<(Line<Native>, usize)>;
 
-/// A connection to each core that has volumes, with all of them open.
-fn open_all(first: SocketAddr, tokens: &[String]) -> Result<Lines> {
+/// A connection to each core that has volumes, with all of these, named with their tokens, open.
+fn open_all(first: SocketAddr, volumes: &[(String, String)]) -> Result<Lines> {
     let mut by_core: BTreeMap<SocketAddr, Opening> = BTreeMap::new();
     by_core.insert(first, Opening::connect(first)?);
-    for (index, token) in tokens.iter().enumerate() {
+    for (name, token) in volumes {
         let mut address = first;
         // Once to the first core, and if the volume isn't there, to its own.
         for _ in 0..2 {
@@ -229,7 +249,7 @@ fn open_all(first: SocketAddr, tokens: &[String]) -> Result<Lines> {
                     new.insert(Opening::connect(address)?)
                 }
             };
-            match opening.open(&name(index), token)? {
+            match opening.open(name, token)? {
                 Opened::Here => {
                     address = first;
                     break;
@@ -238,7 +258,7 @@ fn open_all(first: SocketAddr, tokens: &[String]) -> Result<Lines> {
             }
         }
         if address != first {
-            bail!("volume {index} is not where it is said to be");
+            bail!("{name} is not where it is said to be");
         }
     }
     let openings = by_core.into_values().enumerate();

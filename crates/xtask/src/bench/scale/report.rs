@@ -49,7 +49,7 @@ impl Sample {
         )
     }
 
-    fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         json!({ "volumes": self.count, "round": self.round, "kind": self.kind(), "rate": self.rate,
             "p50_us": self.p50_us, "p99_us": self.p99_us, "server_us": self.server_us,
             "resident_bytes": self.resident_bytes })
