@@ -640,12 +640,13 @@ mod tests {
                 let changes = changes.filter(|change| change.place.is_ok() || change.value.is_some());
                 node.encode_changed(&changes.collect::<Vec<_>>(), out)
             };
-            let mut again = vec![0; 4096];
+            // Whatever was in it before.
+            let mut again = vec![0xa5; 4096];
             let used = Node::parse(&expected).expect("a page").used_bytes();
             prop_assert_eq!(copied(&mut again), Some(used));
             prop_assert_eq!(&again, &expected);
             prop_assert_eq!(copied(&mut again[..used - 1]), None);
-            let mut exact = vec![0; used];
+            let mut exact = vec![0xa5; used];
             prop_assert_eq!(copied(&mut exact), Some(used));
             prop_assert_eq!(&exact, &expected[..used]);
         }
@@ -669,7 +670,7 @@ mod tests {
                 let mut again = vec![0; 4096];
                 prop_assert!(encode(&node.frame(), &node.merged(&[]), &mut again));
                 prop_assert_eq!(&again, &changed);
-                let mut copied = vec![0; 4096];
+                let mut copied = vec![0xa5; 4096];
                 prop_assert_eq!(node.encode_changed(&[], &mut copied), Some(node.used_bytes()));
                 prop_assert_eq!(&copied, &changed);
             }

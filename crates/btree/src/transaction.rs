@@ -247,7 +247,7 @@ impl<P: Platform> Transaction<P> {
             commit.checks.push((page.ptr, page.slot));
             return Ok(());
         }
-        let mut data = self.tree.new_page();
+        let mut data = self.tree.page_to_be_filled();
         let Some(used) = node.encode_changed(&changes, data.bytes_mut()) else {
             self.tree.split(changes[0].key, 0).await?;
             return Err(Tried::Stale);

@@ -242,6 +242,11 @@ impl<P: Platform> Tree<P> {
         IoBuf::zeroed(self.page_bytes())
     }
 
+    /// Memory for a page that is written from its first byte to its last.
+    pub(crate) fn page_to_be_filled(&self) -> IoBuf {
+        IoBuf::to_be_filled(self.page_bytes())
+    }
+
     pub(crate) fn pages_per_block(&self) -> u64 {
         self.inner.geometry.pages_per_block()
     }

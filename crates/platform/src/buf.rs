@@ -98,15 +98,29 @@ impl IoBuf {
         }
     }
 
+    /// The same for whoever writes all of it: what is in it now may be anything that this thread had in memory before.
+    pub fn to_be_filled(len_bytes: usize) -> IoBuf {
+        match IoBuf::used_page(len_bytes) {
+            Some(buf) => buf,
+            None => IoBuf::allocate(len_bytes, None, Weak::new()),
+        }
+    }
+
     /// A page that was used before, with these bytes and zeros behind them.
     fn spare_page(bytes: &[u8], len_bytes: usize) -> Option<IoBuf> {
-        let is_page = len_bytes <= BUFFER_ALIGN;
-        let spare = || SPARE_PAGES.try_with(|spare| spare.borrow_mut().pop());
-        let mut memory = is_page.then(spare)?.ok()??;
-        let page = Rc::get_mut(&mut memory)?.pages.as_mut_bytes();
+        let mut buf = IoBuf::used_page(len_bytes)?;
+        let page = Rc::get_mut(buf.memory.as_mut()?)?.pages.as_mut_bytes();
         let (begin, rest) = page.split_at_mut(bytes.len());
         begin.copy_from_slice(bytes);
         rest.fill(0);
+        Some(buf)
+    }
+
+    /// A page that was used before, with what was in it.
+    fn used_page(len_bytes: usize) -> Option<IoBuf> {
+        let is_page = len_bytes <= BUFFER_ALIGN;
+        let spare = || SPARE_PAGES.try_with(|spare| spare.borrow_mut().pop());
+        let memory = is_page.then(spare)?.ok()??;
         Some(IoBuf {
             memory: Some(memory),
             start: 0,

@@ -1,4 +1,4 @@
-//! `cargo xtask instructions`: how many instructions a server spends on a request of 4 KiB, held against what was recorded.
+//! `cargo xtask instructions`: how many instructions a server spends on a request of 4 KiB or on a file, held against what was recorded.
 //!
 //! The machine may be as busy as it likes: callgrind counts. What is counted is `crates/sim/examples/served`; two runs with
 //! different numbers of requests differ by what the requests cost. A change of more than a twentieth either way is reported, so
@@ -29,7 +29,7 @@ const COUNTED: &str = "*server_turn*";
 const NOT_COUNTED: &str = "*not_the_server*";
 const PACKAGE: &str = "valgrind";
 
-const CASES: [(&str, &str, u64); 8] = [
+const CASES: [(&str, &str, u64); 18] = [
     ("native", "read", 1),
     ("native", "read", 32),
     ("native", "write", 1),
@@ -38,6 +38,16 @@ const CASES: [(&str, &str, u64); 8] = [
     ("nbd", "read", 32),
     ("nbd", "write", 1),
     ("nbd", "write", 32),
+    ("nfs", "getattr", 1),
+    ("nfs", "lookup", 1),
+    ("nfs", "read", 1),
+    ("nfs", "write", 1),
+    ("nfs", "create", 1),
+    ("nfs", "create", 16),
+    ("nfs", "fill", 16),
+    ("nfs", "setattr", 1),
+    ("nfs", "remove", 1),
+    ("nfs", "rename", 1),
 ];
 
 #[derive(Args)]

@@ -18,7 +18,7 @@ pub(crate) struct Change<'a> {
 }
 
 impl Node<'_> {
-    /// Writes the page with these changes over zeros, and returns how many bytes it takes. `None`, with nothing
+    /// Writes the page with these changes, with zeros behind them, and returns how many bytes it takes. `None`, with nothing
     /// written, if it doesn't fit. Keys ascend, and are those that it owns; one that is taken away is there.
     pub(crate) fn encode_changed(&self, changes: &[Change<'_>], out: &mut [u8]) -> Option<usize> {
         let (count, used) = self.measure(changes);
@@ -45,6 +45,7 @@ impl Node<'_> {
         }
         writer.copy(self, next, self.count());
         debug_assert_eq!(writer.at, used, "as long as was measured");
+        out[used..].fill(0);
         Some(used)
     }
 

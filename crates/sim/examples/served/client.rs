@@ -10,7 +10,7 @@ use super::BLOCK;
 use super::platform::Pipe;
 
 /// What is written.
-const DATA: [u8; BLOCK as usize] = [7; BLOCK as usize];
+pub(crate) const DATA: [u8; BLOCK as usize] = [7; BLOCK as usize];
 
 pub(crate) trait Client {
     /// Notes a request for the next [`Client::send`].
@@ -24,14 +24,14 @@ pub(crate) trait Client {
 }
 
 /// A stream with what was noted and what has come.
-struct Line {
+pub(crate) struct Line {
     pipe: Pipe,
-    out: Vec<u8>,
-    received: Vec<u8>,
+    pub(crate) out: Vec<u8>,
+    pub(crate) received: Vec<u8>,
 }
 
 impl Line {
-    fn new(pipe: Pipe) -> Line {
+    pub(crate) fn new(pipe: Pipe) -> Line {
         Line {
             pipe,
             out: Vec::new(),
@@ -39,7 +39,7 @@ impl Line {
         }
     }
 
-    async fn send(&mut self) {
+    pub(crate) async fn send(&mut self) {
         if !self.out.is_empty() {
             let frame = IoBuf::copy_of(&self.out);
             self.out.clear();
@@ -47,14 +47,14 @@ impl Line {
         }
     }
 
-    async fn more(&mut self) {
+    pub(crate) async fn more(&mut self) {
         let (buf, count) = self.pipe.read(IoBuf::copy_of(&[0; 1 << 14])).await;
         let count = count.expect("received");
         assert!(count > 0, "the server has closed the connection");
         self.received.extend(&buf[..count]);
     }
 
-    async fn exactly(&mut self, len: usize) -> Vec<u8> {
+    pub(crate) async fn exactly(&mut self, len: usize) -> Vec<u8> {
         while self.received.len() < len {
             self.more().await;
         }
@@ -205,7 +205,7 @@ impl Nbd {
     }
 }
 
-fn word(head: &[u8], at: usize) -> u32 {
+pub(crate) fn word(head: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(*head[at..].first_chunk().expect("a whole head"))
 }
 

@@ -15,6 +15,7 @@
 //! counters (`crates/flagstone/src/node/real`), nor what handing requests to a real ring costs.
 
 mod client;
+mod files;
 mod platform;
 mod volume;
 
@@ -27,21 +28,42 @@ use flagstone_platform::Platform;
 use flagstone_sim::{SimPlatform, World};
 
 use client::{Client, Native, Nbd};
-use platform::{RamDevice, Served, pair};
+use files::{Nfs, Procedure};
+use platform::{Pipe, RamDevice, Served, pair};
 use volume::{EngineVolume, OneVolume};
 
-const USAGE: &str = "usage: served native|nbd read|write REQUESTS [AT-ONCE]";
+const USAGE: &str = "usage: served native|nbd read|write REQUESTS [AT-ONCE]
+       served nfs getattr|setattr|lookup|read|write|fill|create|remove|rename REQUESTS [AT-ONCE]";
 const BLOCK: u64 = 4096;
 const DEVICE_BYTES: u64 = 512 << 20;
 const VOLUME_BYTES: u64 = 2 << 20;
 /// Beyond it a server would close the connection.
 const AT_ONCE_MAX: u64 = 128;
 
+#[derive(Clone, Copy)]
+enum What {
+    Native { is_write: bool },
+    Nbd { is_write: bool },
+    Nfs(Procedure),
+}
+
+impl What {
+    fn of(protocol: &str, kind: &str) -> Option<What> {
+        let is_write = kind == "write";
+        let is_known = is_write || kind == "read";
+        match protocol {
+            "native" => is_known.then_some(What::Native { is_write }),
+            "nbd" => is_known.then_some(What::Nbd { is_write }),
+            "nfs" => Procedure::of(kind).map(What::Nfs),
+            _ => None,
+        }
+    }
+}
+
 /// What is to be done.
 #[derive(Clone, Copy)]
 struct Task {
-    is_native: bool,
-    is_write: bool,
+    what: What,
     count: u64,
     at_once: u64,
 }
@@ -50,13 +72,14 @@ fn task() -> Option<Task> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (protocol, kind) = (words.first()?, words.get(1)?);
     let at_once = words.get(3).map_or(Some(1), |word| word.parse().ok())?;
-    let is_known = ["native", "nbd"].contains(&protocol.as_str())
-        && ["read", "write"].contains(&kind.as_str())
-        && (1..=AT_ONCE_MAX).contains(&at_once);
+    let what = What::of(protocol, kind)?;
+    let count = words.get(2)?.parse().ok()?;
+    let is_known = (1..=AT_ONCE_MAX).contains(&at_once)
+        // Each of these has a file of its own.
+        && (count <= files::FILES || !matches!(what, What::Nfs(_)));
     is_known.then_some(Task {
-        is_native: protocol == "native",
-        is_write: kind == "write",
-        count: words.get(2)?.parse().ok()?,
+        what,
+        count,
         at_once,
     })
 }
@@ -74,6 +97,26 @@ fn main() -> ExitCode {
 async fn measure(sim: SimPlatform, task: Task) {
     let platform = Served::new(sim);
     let engine = open(&platform).await;
+    let (near, far) = pair();
+    if let What::Nfs(procedure) = task.what {
+        let all = files::serve(&platform, &engine, far).await;
+        let mut client = Nfs::open(near, procedure).await;
+        drive(&mut client, true, 0..task.count, task.at_once).await;
+        all.stop().await;
+    } else {
+        serve_volume(&platform, &engine, task, near, far).await;
+    }
+    println!("{} requests, {} at once", task.count, task.at_once);
+    engine.stop().await.expect("stops");
+}
+
+async fn serve_volume(
+    platform: &Served,
+    engine: &Engine<Served>,
+    task: Task,
+    near: Pipe,
+    far: Pipe,
+) {
     let new = CreateDvol {
         name: "v".into(),
         id: None,
@@ -85,22 +128,23 @@ async fn measure(sim: SimPlatform, task: Task) {
         engine: engine.clone(),
         handle,
     });
-    let (near, far) = pair();
-    if task.is_native {
-        let server = NativeServer::new(platform.clone(), directory, NativeLimits::default());
-        platform.spawn(async move {
-            server.serve_connection(far, Ends::default()).await;
-        });
-        work(Native::open(near).await, task).await;
-    } else {
-        let server = NbdServer::new(platform.clone(), directory, NbdLimits::default());
-        platform.spawn(async move {
-            drop(server.serve_connection(far).await);
-        });
-        work(Nbd::open(near).await, task).await;
+    match task.what {
+        What::Native { is_write } => {
+            let server = NativeServer::new(platform.clone(), directory, NativeLimits::default());
+            platform.spawn(async move {
+                server.serve_connection(far, Ends::default()).await;
+            });
+            work(Native::open(near).await, is_write, task).await;
+        }
+        What::Nbd { is_write } => {
+            let server = NbdServer::new(platform.clone(), directory, NbdLimits::default());
+            platform.spawn(async move {
+                drop(server.serve_connection(far).await);
+            });
+            work(Nbd::open(near).await, is_write, task).await;
+        }
+        What::Nfs(_) => unreachable!("has a filesystem"),
     }
-    println!("{} requests, {} at once", task.count, task.at_once);
-    engine.stop().await.expect("stops");
 }
 
 async fn open(platform: &Served) -> Engine<Served> {
@@ -119,12 +163,12 @@ async fn open(platform: &Served) -> Engine<Served> {
 }
 
 /// Fills the volume, and then does what is to be counted.
-async fn work<C: Client>(mut client: C, task: Task) {
+async fn work<C: Client>(mut client: C, is_write: bool, task: Task) {
     let blocks = VOLUME_BYTES / BLOCK;
     drive(&mut client, true, 0..blocks, 32).await;
     // Here and there, each block as often as the others.
     let places = (0..task.count).map(|number| number * 1_103 % blocks);
-    drive(&mut client, task.is_write, places, task.at_once).await;
+    drive(&mut client, is_write, places, task.at_once).await;
 }
 
 /// Keeps so many requests in flight until each place has had its own.
