@@ -357,6 +357,8 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
         };
         let handle = self.handle()?;
         let lsn = self.engine.lsn_of(handle)?;
+        // As in `save`: a snapshot may outlive a crash that takes away what was written just before it.
+        self.engine.flush().await?;
         let its = self.marks.arriving(&snapshot.attributes);
         let then = self.marks.arriving_at(&Point { lsn, ..next });
         // All or nothing: neither is a stage copied once more that has become a snapshot, nor is there a moment without a point.

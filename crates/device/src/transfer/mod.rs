@@ -260,6 +260,10 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
                     what: behind,
                 };
                 let point = self.point(then, 0, Lsn(0));
+                if point.is_some() {
+                    // As at each point. This one can't be gone behind any more.
+                    self.origin.settle().await?;
+                }
                 self.target.snapshot(snapshot, point).await?;
             }
             (what, size_bytes) = (behind, snapshot.size_bytes);
