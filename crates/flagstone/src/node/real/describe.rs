@@ -179,7 +179,7 @@ impl RealNode {
             slo,
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
-            moving: self.moves.running(dvol.handle.id),
+            moving: self.moves.not_over(dvol.handle.id),
             fork: self.between.fork_of(dvol.handle.id),
             export_url,
         }
@@ -553,6 +553,7 @@ impl RealNode {
                 .iter()
                 .cloned()
                 .chain(self.closed_notices())
+                .chain(self.waiting_notices())
                 .chain(self.names.unwhole().into_iter().map(|name| {
                     format!(
                         "striped volume '{name}' isn't whole, and is closed: the log says what is missing. If it was being rolled back, a restart goes on"
@@ -649,7 +650,7 @@ impl RealNode {
             });
         }
         snapshot.more.extend(scheduled.named());
-        snapshot.more.extend(self.moves.named());
+        snapshot.more.extend(self.move_metrics());
         if !self.native_tcp.is_empty() {
             snapshot.more.extend(native::named(&counted_native));
         }
