@@ -282,6 +282,10 @@ impl<O: Origin, H: Home> Origin for Leaving<'_, O, H> {
         self.origin.part(of, what, within).await
     }
 
+    async fn going(&self) -> Result<(), DvolError> {
+        self.origin.going().await
+    }
+
     async fn settle(&self) -> Result<(), DvolError> {
         self.origin.settle().await
     }

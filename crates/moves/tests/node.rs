@@ -74,6 +74,10 @@ impl Marks for TestMarks {
         None
     }
 
+    fn going(&self, _: &Attributes, _: u128) -> Attributes {
+        panic!("between nodes no points are kept")
+    }
+
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
         marked(attributes, 2, device)
     }

@@ -20,6 +20,7 @@ use flagstone_types::{DvolId, Epoch, LayerNo};
 
 use crate::engine_support::{begin, fill};
 
+mod left;
 mod resumed;
 
 const BLOCK: u64 = 4096;
@@ -57,6 +58,10 @@ impl Marks for TestMarks {
         point.filter(|_| attributes[0] == 4)
     }
 
+    fn going(&self, attributes: &Attributes, device: u128) -> Attributes {
+        marked(attributes, 5, device)
+    }
+
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
         marked(attributes, 2, device)
     }
@@ -77,6 +82,7 @@ fn mark_of(attributes: &Attributes) -> Mark {
         1 => Mark::Arriving,
         2 => Mark::Leaving(device),
         4 => Mark::ArrivingAt,
+        5 => Mark::Going(device),
         _ => Mark::Stayed(device),
     }
 }
@@ -401,7 +407,9 @@ async fn start(
     for ((engine, dvol), verdict) in there.iter().zip(settle(&found, |_| true)) {
         match verdict {
             Verdict::Delete => engine.delete(dvol.handle, true).await.expect("deletes"),
-            Verdict::Close | Verdict::Resume => panic!("{found:?}"),
+            Verdict::Close | Verdict::Origin | Verdict::Resume | Verdict::Wait(_) => {
+                panic!("{found:?}")
+            }
             Verdict::Serve | Verdict::Unmark => {
                 let plain = TestMarks.plain(&dvol.attributes);
                 engine

@@ -20,6 +20,8 @@ pub trait Marks {
     fn arriving_at(&self, point: &Point) -> Attributes;
     /// How far it is, if that was said.
     fn point_of(&self, attributes: &Attributes) -> Option<Point>;
+    /// As the origin of a move that isn't over: a copy on the device with this id that has a point goes on.
+    fn going(&self, attributes: &Attributes, device: u128) -> Attributes;
     /// As the origin of a move that may be over: the target is on the device with this id.
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes;
     /// As one that stayed, whatever the target on that device looks like.
@@ -38,6 +40,8 @@ pub struct DvolOrigin<P: Platform, M> {
     to: u128,
     /// Bytes of data in a part, at most.
     part_bytes: Cell<u64>,
+    /// It says that a copy there goes on.
+    is_going: Cell<bool>,
 }
 
 impl<P: Platform, M: Marks> DvolOrigin<P, M> {
@@ -56,6 +60,7 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
             marks,
             to,
             part_bytes: Cell::new(PART_BYTES),
+            is_going: Cell::new(false),
         }
     }
 
@@ -74,17 +79,38 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self.gate.leave();
     }
 
-    /// The move came to nothing: goes on here. If the target may be found to have arrived (`perhaps`), that is settled
+    /// The move is cut off, to go on at the next start: until then goes on here. If that isn't written down nothing goes on: it stays held.
+    pub async fn interrupt(&self) -> Result<(), DvolError> {
+        if !self.is_going.get() {
+            return self.stay(false).await;
+        }
+        self.mark_as(|attributes| self.marks.going(attributes, self.to))
+            .await?;
+        self.gate.release();
+        Ok(())
+    }
+
+    /// Marks it durably, unless it is marked so.
+    async fn mark_as(
+        &self,
+        marked: impl FnOnce(&Attributes) -> Attributes,
+    ) -> Result<(), DvolError> {
+        let attributes = self.engine.attributes_of(self.handle)?;
+        let marked = marked(&attributes);
+        match marked == attributes {
+            true => Ok(()),
+            false => self.engine.set_attributes(self.handle, marked).await,
+        }
+    }
+
+    /// The move came to nothing: goes on here, and no start goes on with a copy. If the target may be found to have arrived (`perhaps`), that is settled
     /// first, durably. If that fails nothing goes on: it stays held.
     pub async fn stay(&self, perhaps: bool) -> Result<(), DvolError> {
-        let attributes = self.engine.attributes_of(self.handle)?;
-        let marked = match perhaps {
-            true => self.marks.stayed(&attributes, self.to),
-            false => self.marks.plain(&attributes),
-        };
-        if marked != attributes {
-            self.engine.set_attributes(self.handle, marked).await?;
-        }
+        self.mark_as(|attributes| match perhaps {
+            true => self.marks.stayed(attributes, self.to),
+            false => self.marks.plain(attributes),
+        })
+        .await?;
         self.gate.release();
         Ok(())
     }
@@ -176,6 +202,13 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
             }
         };
         part_of(&self.engine, handle, what, within, self.part_bytes.get()).await
+    }
+
+    async fn going(&self) -> Result<(), DvolError> {
+        self.mark_as(|attributes| self.marks.going(attributes, self.to))
+            .await?;
+        self.is_going.set(true);
+        Ok(())
     }
 
     async fn settle(&self) -> Result<(), DvolError> {
@@ -357,6 +390,8 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
         };
         let handle = self.handle()?;
         let lsn = self.engine.lsn_of(handle)?;
+        // As in `save`: a snapshot may outlive a crash that takes away what was written just before it.
+        self.engine.flush().await?;
         let its = self.marks.arriving(&snapshot.attributes);
         let then = self.marks.arriving_at(&Point { lsn, ..next });
         // All or nothing: neither is a stage copied once more that has become a snapshot, nor is there a moment without a point.

@@ -13,7 +13,8 @@
 //!    the origin is the dvol, also after a crash, and from then on the target is.
 //! 6. Whoever used the origin goes on at the target, and the origin is deleted.
 //!
-//! While it is copied the target writes down how far that is ([`Point`]), if it keeps such points. Then a crash in 2. to 4., from the first point on, only
+//! While it is copied the target writes down how far that is ([`Point`]), if it keeps such points; before the first one the origin is marked as *going*
+//! there. Then a crash in 2. to 4., from the first point on, only
 //! interrupts the move: whoever finds the copy and its origin goes on with them, from the last point. A round that went on is never the last one before the hold, as what
 //! changed since its mark may be much.
 //!
@@ -93,6 +94,9 @@ pub trait Origin {
         within: Range<u64>,
     ) -> impl Future<Output = Result<Part, DvolError>>;
 
+    /// Writes down, durably, that it is being moved, so that a copy with a point goes on behind a crash. Asked for before there is a point.
+    fn going(&self) -> impl Future<Output = Result<(), DvolError>>;
+
     /// Makes durable all that could be read of it.
     fn settle(&self) -> impl Future<Output = Result<(), DvolError>>;
 
@@ -145,10 +149,34 @@ pub trait Target {
     fn finish(&self) -> impl Future<Output = Result<(), DvolError>>;
 }
 
+/// What a move is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// It copies a snapshot.
+    Snapshot {
+        /// Which one, counted from 1, the oldest.
+        number: u32,
+        /// How many there are.
+        of: u32,
+    },
+    /// It copies what the dvol is now. One that went on may be in a later round by then.
+    Now,
+    /// It copies what was written meanwhile.
+    CatchingUp {
+        /// How many times it has, this one included.
+        round: u32,
+    },
+    /// Nobody may change it, until the last round is copied and the target has it.
+    Switching,
+}
+
 /// What a move has copied, told as it goes on.
 pub trait Progress {
     /// So many more bytes were copied. An error ends the move.
     fn copied(&self, bytes: u64) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// It does this from now on.
+    fn phase(&self, _phase: Phase) {}
 
     /// It goes on: so many bytes were copied before.
     fn resumed(&self, _copied_bytes: u64) {}
@@ -186,8 +214,12 @@ pub async fn move_dvol(
         copied_bytes: Cell::new(copied_bytes),
         point_after_bytes: target.point_after_bytes(),
     };
+    if mover.point_after_bytes.is_some() {
+        origin.going().await.map_err(before)?;
+    }
     let what = mover.snapshots(&content).await.map_err(before)?;
     let since = mover.rounds(&content, what).await.map_err(before)?;
+    progress.phase(Phase::Switching);
     let epoch = origin.hold().await.map_err(before)?;
     if epoch.0 + Epoch::PER_MOVE != content.epoch.0 {
         // Somebody has opened it alone meanwhile. Those whom he has locked out would take the step for the move's.
@@ -247,6 +279,9 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
                 false => What::Everything,
             };
             if nth >= had {
+                let of = content.snapshots.len() as u32;
+                let number = nth + 1;
+                self.progress.phase(Phase::Snapshot { number, of });
                 self.resize(size_bytes, snapshot.size_bytes).await?;
                 let copied = Copied {
                     snapshots: nth,
@@ -260,6 +295,10 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
                     what: behind,
                 };
                 let point = self.point(then, 0, Lsn(0));
+                if point.is_some() {
+                    // As at each point. This one can't be gone behind any more.
+                    self.origin.settle().await?;
+                }
                 self.target.snapshot(snapshot, point).await?;
             }
             (what, size_bytes) = (behind, snapshot.size_bytes);
@@ -284,6 +323,10 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
     async fn rounds(&mut self, content: &Content, mut what: What) -> Result<Lsn, DvolError> {
         let mut round = 0;
         loop {
+            self.progress.phase(match round {
+                0 => Phase::Now,
+                round => Phase::CatchingUp { round },
+            });
             let goes_on = self.resumed.as_ref().map(|resumed| resumed.point);
             let goes_on = goes_on.filter(|point| point.offset_bytes > 0);
             let mut mark = match goes_on {

@@ -298,7 +298,7 @@ pub(super) async fn promise_arrival(
 }
 
 /// Begins to move a volume to another device or core of the node, or to another node, while it is used. Answers at once: look at the move to see
-/// how far it is.
+/// how far it is. A device of the node that has no room for it is refused.
 #[utoipa::path(post, path = "/v1/volumes/{name}/move", tag = "volumes",
     operation_id = "move_volume",
     params(("name" = String, Path, description = "The volume")),
@@ -322,7 +322,7 @@ pub(super) async fn begin_move(
     Ok((StatusCode::ACCEPTED, Json(info)))
 }
 
-/// The last move of a volume since the node was started.
+/// The last move of a volume since the node was started, and one that was cut off before and waits for a device.
 #[utoipa::path(get, path = "/v1/volumes/{name}/move", tag = "volumes",
     operation_id = "show_move",
     params(("name" = String, Path, description = "The volume")), responses(
@@ -339,7 +339,7 @@ pub(super) async fn show_move(
     Ok(Json(info.await?))
 }
 
-/// Ends a move: the volume stays where it is, unless the move is over by then.
+/// Ends a move: the volume stays where it is, unless the move is over by then. One that waits for a device is over with the answer.
 #[utoipa::path(delete, path = "/v1/volumes/{name}/move", tag = "volumes",
     operation_id = "cancel_move",
     params(("name" = String, Path, description = "The volume")), responses(

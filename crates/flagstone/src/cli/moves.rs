@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::name::parse_name;
 use crate::node::{
     Arrival, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState, MoveInfo,
-    MovePlace, MoveSpec, MoveState, MoveWord, VolumeInfo,
+    MovePlace, MoveSpec, MoveState, MoveWord, NodeErrorKind, VolumeInfo,
 };
 use crate::output::Output;
 use crate::size::{Size, rounded};
@@ -25,11 +25,18 @@ const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Its data is copied while clients go on; at the end their changes wait for a moment (the command says for how
-long). NBD clients notice nothing else, those of the native protocol are sent to the new address. If the node
-is stopped or killed before the end, the volume is where it was, and the next start goes on with the move about
-where it was cut off; --cancel ends it, ending this command doesn't. Meanwhile its size, snapshots, name and
-settings can't be changed.
+To another device or core of this node (--device, --core, or both) it goes with its snapshots, tokens, SLO and
+reservation. First its snapshots are copied, then what it is now, then, round after round, what was written
+meanwhile, while clients go on. At the end their changes wait for a moment (the command says for how long). NBD
+clients notice nothing else, those of the native protocol are sent to the new address. Meanwhile its size,
+snapshots, name and settings can't be changed. A device that has no room for it is refused at once (exit code 5);
+if it fills up meanwhile, the move ends with the same code and the volume stays where it is.
+
+The move is the node's: ending this command doesn't end it. --status says how far it is: copying (which snapshot,
+which round), switching, waiting, or what came of it; `volume show` says so too. --cancel ends it, for good: what
+was copied is deleted. If the node is stopped or killed before the end, the volume is where it was, and the next
+start goes on with the move about where it was cut off. If the device that it goes to isn't there at that start,
+the move waits for it: start the node with it, or say --cancel.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
@@ -44,14 +51,16 @@ doesn't know that it went. If that one comes back it learns so, and deletes what
 Examples:
   flagstone volume move db --device fast
   flagstone volume move db --core 1 --limit 100M      copy no more than 100 MiB a second
-  flagstone volume move db --to storage-2:9443 --to-api-key-file storage-2.key
+  flagstone volume move db --device fast --no-wait    return at once, and look later:
   flagstone volume move db --status
-  flagstone volume move db --stay --force             the node that it was moving to never comes back
-  flagstone volume move db --cancel")]
+  flagstone volume move db --cancel
+  flagstone volume move db --to storage-2:9443 --to-api-key-file storage-2.key
+  flagstone volume move db --stay --force             the node that it was moving to never comes back")]
 pub(super) struct MoveArgs {
+    /// The volume to move; in use or not
     #[arg(value_parser = parse_name)]
     name: String,
-    /// The device to move it to [default: the one it is on; of another node the first]
+    /// The device to move it to, by name or id [default: the one it is on; of another node the first]
     #[arg(long)]
     device: Option<String>,
     /// The core to move it to [default: the one it is on, if that can have it]
@@ -72,10 +81,10 @@ pub(super) struct MoveArgs {
     /// Return at once; --status says how far it is
     #[arg(long)]
     no_wait: bool,
-    /// Say how far its last move is
+    /// Say how far its last move is, or what came of it
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait", "cancel"])]
     status: bool,
-    /// End its move: it stays where it is
+    /// End its move, also one that waits for a device: it stays where it is
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait"])]
     cancel: bool,
     /// It goes on here, though the node that it was moving to doesn't say whether it has come (with --force)
@@ -112,6 +121,12 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
     if !(args.status || args.cancel || args.no_wait) {
         info = watch(client, &path, info)?;
     }
+    let exit = match info.error_kind {
+        Some(kind @ (NodeErrorKind::NoSpace | NodeErrorKind::Corrupt | NodeErrorKind::Fenced)) => {
+            kind.exit()
+        }
+        _ => Exit::Internal,
+    };
     output.outcome(&info, &sentence(&info))?;
     // To look at one, or to end it, is done whatever came of the move.
     let waited = !(args.status || args.cancel || args.no_wait);
@@ -123,10 +138,13 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
         }
         .into()),
         MoveState::Failed | MoveState::Cancelled if waited => Err(Failure {
-            exit: Exit::Internal,
+            exit,
             message: format!("moving volume '{}': {}", info.volume, why(&info)),
-            next_step: "its clients go on where it is; move it again once that is mended"
-                .to_owned(),
+            next_step: match exit {
+                Exit::NoSpace => "its clients go on where it is; make room on that device, or move it to one that has room (`flagstone device list`)",
+                _ => "its clients go on where it is; move it again once that is mended",
+            }
+            .to_owned(),
         }
         .into()),
         _ => Ok(()),
@@ -277,6 +295,10 @@ fn reachable(told: &str, api: &str) -> anyhow::Result<String> {
 fn watch(client: &Client, path: &str, mut info: MoveInfo) -> anyhow::Result<MoveInfo> {
     let mut bar = Bar::new("move");
     while info.state == MoveState::Running {
+        bar.name(&match info.phase {
+            Some(phase) => format!("move, {phase}"),
+            None => "move".to_owned(),
+        });
         bar.show(info.copied_bytes, info.expected_bytes);
         wait::pause(LOOK);
         info = client.get(path)?;
@@ -304,18 +326,23 @@ fn why(info: &MoveInfo) -> String {
 
 /// How far a move is that isn't over.
 pub(super) fn progress(info: &MoveInfo) -> String {
-    if let Some(error) = &info.error {
-        return format!("to {}: {error}", place(&info.to));
+    match (&info.error, info.state) {
+        // Which core that device will be on isn't known.
+        (Some(error), MoveState::Waiting) => return format!("waiting: {error}"),
+        (Some(error), _) => return format!("to {}: {error}", place(&info.to)),
+        (None, _) => {}
     }
     let (to, copied) = (place(&info.to), rounded(info.copied_bytes));
-    match info.copied_bytes < info.expected_bytes {
-        true => format!(
-            "to {to}, {copied} of about {} copied",
-            rounded(info.expected_bytes)
-        ),
-        // Before it has begun, or once all there was is copied.
-        false => format!("to {to}, {copied} copied; what was written meanwhile comes last"),
-    }
+    let copied = match info.copied_bytes < info.expected_bytes {
+        true => format!("{copied} of about {}", rounded(info.expected_bytes)),
+        // Once all there was is copied, or what is written meanwhile is much.
+        false => copied,
+    };
+    let phase = match info.phase {
+        Some(phase) => phase.to_string(),
+        None => "beginning".to_owned(),
+    };
+    format!("to {to}, {copied} copied; {phase}")
 }
 
 fn sentence(info: &MoveInfo) -> String {
@@ -323,6 +350,10 @@ fn sentence(info: &MoveInfo) -> String {
     let (from, to) = (place(&info.from), place(&info.to));
     match info.state {
         MoveState::Running => format!("volume {volume}: moving from {from} {}", progress(info)),
+        MoveState::Waiting => format!(
+            "volume {volume}: stays on {from} for now, its move is {}",
+            progress(info)
+        ),
         MoveState::Done => format!(
             "volume {volume}: moved from {from} to {to}, {copied} copied; its changes waited {:.1} ms at the end",
             info.held_us as f64 / 1000.0

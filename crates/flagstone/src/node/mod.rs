@@ -51,7 +51,7 @@ pub use metrics::{
 };
 pub use moves::{
     Arrival, ArrivalKey, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState,
-    MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord,
+    MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, MoveWord,
 };
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,
@@ -163,14 +163,15 @@ pub trait Node: Send + Sync + 'static {
     fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival>;
 
     /// Begins to move a volume to another device or core of the node, or to a place that another node has promised, with its snapshots, while
-    /// it is used. `NotFound`, `InvalidArgument` (it is there), `Busy` (it is being moved or received, or attached by NBD and to leave the
-    /// node), `NoSpace` (what it is promised).
+    /// it is used. `NotFound`, `InvalidArgument` (it is there), `Busy` (it is being moved or received, a move of it waits for a device, or it is
+    /// attached by NBD and to leave the node), `NoSpace` (what it is promised, or has on a device of this node).
     fn move_volume(&self, name: String, spec: MoveSpec) -> NodeFuture<'_, MoveInfo>;
 
-    /// The last move of a volume since the node was started. `NotFound`.
+    /// The last move of a volume since the node was started, also one that was cut off before and waits for a device. `NotFound`.
     fn show_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
 
-    /// Ends a move: the volume stays where it is, unless the move is over by then. `NotFound` if there is none.
+    /// Ends a move: the volume stays where it is, unless the move is over by then. `NotFound` if there is none. One that waits for a device is over
+    /// with the answer, durably; `Busy` if the volume is being changed otherwise.
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
 
     /// Ends by somebody's word what another node would have to end, which can't be asked: a volume that is held stays here, or one that has

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Slo;
+use super::{NodeErrorKind, Slo};
 
 /// Where a volume is to be moved. What isn't named stays, if it can.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
@@ -82,6 +82,9 @@ impl fmt::Debug for ArrivalKey {
 pub enum MoveState {
     /// It is copying.
     Running,
+    /// It was cut off when the node ended, and the device that it goes to is not part of the node: with that device the next start goes on. Until
+    /// then the volume is used where it is, and all may be done with it but to move it elsewhere.
+    Waiting,
     /// The volume is at its new place.
     Done,
     /// It was ended by request: the volume is where it was.
@@ -104,6 +107,39 @@ pub struct MovePlace {
     pub node: Option<String>,
 }
 
+/// What a move is doing while it runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "step", rename_all = "snake_case")]
+pub enum MovePhase {
+    /// It copies a snapshot.
+    Snapshot {
+        /// Which one, counted from 1, the oldest.
+        number: u32,
+        /// How many there are.
+        of: u32,
+    },
+    /// It copies the volume as it is.
+    Volume,
+    /// It copies what was written meanwhile.
+    CatchingUp {
+        /// How many times it has, this one included. A move that went on behind a start begins to count anew.
+        round: u32,
+    },
+    /// The volume's changes wait for the last round, and for the volume to be at its new place.
+    Switching,
+}
+
+impl fmt::Display for MovePhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MovePhase::Snapshot { number, of } => write!(f, "copying snapshot {number} of {of}"),
+            MovePhase::Volume => f.write_str("copying the volume as it is"),
+            MovePhase::CatchingUp { round } => write!(f, "catching up, round {round}"),
+            MovePhase::Switching => f.write_str("switching"),
+        }
+    }
+}
+
 /// A move of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MoveInfo {
@@ -113,9 +149,12 @@ pub struct MoveInfo {
     pub state: MoveState,
     /// Where the volume was.
     pub from: MovePlace,
-    /// Where it is to be.
+    /// Where it is to be. Of a device that is not part of the node the id, and core 0: which one that will be isn't known.
     pub to: MovePlace,
-    /// When it was asked for: nanoseconds since 1970-01-01 UTC.
+    /// What it is doing of that; null before it has begun, and once it is over.
+    #[serde(default)]
+    pub phase: Option<MovePhase>,
+    /// When it was asked for, or the start that it went on or waits behind: nanoseconds since 1970-01-01 UTC.
     pub started_ns: u64,
     /// Bytes copied so far, those that were written meanwhile included.
     pub copied_bytes: u64,
@@ -124,8 +163,11 @@ pub struct MoveInfo {
     pub expected_bytes: u64,
     /// For how long changes of the volume waited at its end, in microseconds; 0 before.
     pub held_us: u64,
-    /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it.
+    /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it; or it waits for a device.
     pub error: Option<String>,
+    /// Of what kind that is, if it failed.
+    #[serde(default)]
+    pub error_kind: Option<NodeErrorKind>,
 }
 
 /// What somebody says of a move, in the place of a node that can't be asked.

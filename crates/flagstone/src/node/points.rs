@@ -13,6 +13,10 @@ pub enum MovePoint {
     Taken,
     /// Here, some of it was read to be copied.
     Copied,
+    /// Within the node, it is written down here that it is being copied, and there not yet how far that is.
+    GoingKept,
+    /// Within the node, it is written down here that its move was ended, and its copy is still there.
+    EndKept,
     /// Within the node, it is written down there how far the copy is.
     PointKept,
     /// It is written down here where it goes.

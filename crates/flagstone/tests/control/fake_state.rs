@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
     Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, ForcedMove, ForcedOutcome, Fork,
-    ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePlace, MoveSpec, MoveState, MoveWord,
-    NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState,
-    ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule,
-    StripeInfo, StripeMember, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
+    ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState,
+    MoveWord, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots,
+    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
+    SnapshotSchedule, StripeInfo, StripeMember, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -287,7 +287,7 @@ impl State {
         })
     }
 
-    /// Moves to core 9 fail; others are done at the second look.
+    /// Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; others are done at the second look.
     pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
         let volume = self.volume("moving", name)?;
         let place = |device: &str, core: u32| MovePlace {
@@ -300,20 +300,28 @@ impl State {
             core: arrival.core,
             node: Some(arrival.address.clone()),
         });
+        // It goes on, and its device has gone meanwhile.
+        let waits = spec.device.as_deref() == Some("away");
         let info = MoveInfo {
             volume: name.to_owned(),
-            state: MoveState::Running,
+            state: match waits {
+                true => MoveState::Waiting,
+                false => MoveState::Running,
+            },
             from: place(&volume.device, volume.core),
             to: elsewhere.unwrap_or_else(|| {
                 let device = spec.device.as_deref().unwrap_or(&volume.device);
                 place(device, spec.core.unwrap_or(volume.core))
             }),
+            phase: None,
             started_ns: 1,
             copied_bytes: 0,
             expected_bytes: 3 << 20,
             held_us: 0,
-            error: None,
+            error: waits.then(|| "it waits for device away: start the node with it".to_owned()),
+            error_kind: None,
         };
+        volume.moving = waits.then(|| info.clone());
         self.moves.insert(name.to_owned(), info.clone());
         Ok(info)
     }
@@ -363,12 +371,25 @@ impl State {
     pub(crate) fn next_of_move(&mut self, name: &str) -> Answer<MoveInfo> {
         let info = self.its_move(name)?;
         match info.state {
-            MoveState::Running if info.copied_bytes == 0 => info.copied_bytes = 1 << 20,
+            MoveState::Running if info.copied_bytes == 0 => {
+                info.copied_bytes = 1 << 20;
+                info.phase = Some(MovePhase::Snapshot { number: 2, of: 5 });
+            }
             MoveState::Running if info.to.core == 9 => {
                 info.state = MoveState::Failed;
                 info.error = Some("the device has no room".to_owned());
+                info.error_kind = Some(NodeErrorKind::NoSpace);
+                info.phase = None;
+            }
+            // Others fail otherwise.
+            MoveState::Running if info.to.core == 8 => {
+                info.state = MoveState::Failed;
+                info.error = Some("the device is gone".to_owned());
+                info.error_kind = Some(NodeErrorKind::Internal);
+                info.phase = None;
             }
             MoveState::Running => {
+                info.phase = None;
                 info.state = MoveState::Done;
                 info.copied_bytes = 3 << 20;
                 info.held_us = 2500;
@@ -380,8 +401,9 @@ impl State {
 
     pub(crate) fn cancel_move(&mut self, name: &str) -> Answer<MoveInfo> {
         let info = self.its_move(name)?;
-        if info.state == MoveState::Running {
+        if matches!(info.state, MoveState::Running | MoveState::Waiting) {
             info.state = MoveState::Cancelled;
+            (info.phase, info.error) = (None, None);
         }
         Ok(info.clone())
     }

@@ -33,7 +33,8 @@ fn one_that_fails_has_an_exit_code_and_says_why() {
     let served = with_volume();
     for output in ["", " -o json"] {
         let ran = run(&served, &format!("volume move vm --core 9{output}"));
-        assert_eq!(ran.exit, i32::from(Exit::Internal.code()), "{}", ran.err);
+        assert_eq!(ran.exit, i32::from(Exit::NoSpace.code()), "{}", ran.err);
+        assert!(ran.err.contains("make room"), "{}", ran.err);
         assert!(
             ran.err
                 .contains("moving volume 'vm': the device has no room"),
@@ -46,12 +47,55 @@ fn one_that_fails_has_an_exit_code_and_says_why() {
         };
         assert!(ran.out.contains(told), "{}", ran.out);
     }
+    let status = json(&served, "volume move vm --status");
+    assert_eq!(status["error_kind"], "no_space");
     // To look at it is no failure.
     let looked = good(&served, "volume move vm --status");
     assert_eq!(
         looked,
         "volume vm: stays on device device, core 0: the device has no room\n"
     );
+    let ran = run(&served, "volume move vm --core 8");
+    assert_eq!(ran.exit, i32::from(Exit::Internal.code()), "{}", ran.err);
+    assert!(
+        ran.err.contains("moving volume 'vm': the device is gone"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn one_that_waits_for_its_device_says_so_and_can_be_ended() {
+    let served = with_volume();
+    let begun = json(&served, "volume move vm --device away --no-wait");
+    assert_eq!(begun["state"], "waiting");
+    let told = "waiting: it waits for device away: start the node with it";
+    assert_eq!(
+        good(&served, "volume move vm --status"),
+        format!("volume vm: stays on device device, core 0 for now, its move is {told}\n")
+    );
+    let shown = good(&served, "volume show vm");
+    assert!(shown.contains(told), "{shown}");
+    assert_eq!(
+        good(&served, "volume move vm --cancel"),
+        "volume vm: stays on device device, core 0: it was cancelled\n"
+    );
+}
+
+#[test]
+fn the_help_says_what_each_word_is() {
+    let served = with_volume();
+    let help = good(&served, "volume move --help");
+    // Wherever its lines end.
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for says in [
+        "The volume to move",
+        "exit code 5",
+        "--cancel ends it, for good",
+        "the move waits for it",
+    ] {
+        assert!(help.contains(says), "{says}: {help}");
+    }
 }
 
 #[test]
@@ -62,7 +106,8 @@ fn it_can_be_left_alone_looked_at_and_ended() {
     assert_eq!(begun["to"]["device"], "other");
     assert_eq!(
         good(&served, "volume move vm --status"),
-        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied\n"
+        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied; copying \
+         snapshot 2 of 5\n"
     );
     assert_eq!(
         good(&served, "volume move vm --cancel"),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, RotateSpec, Slo,
-    SloLimit, SnapshotSchedule,
+    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, Reservation,
+    RotateSpec, Slo, SloLimit, SnapshotSchedule, VolumeSpec,
 };
 use flagstone::offline::FormatOptions;
 use flagstone_wire::Status;
@@ -67,7 +67,7 @@ fn moved(scene: &Scene, name: &str, spec: MoveSpec) -> MoveInfo {
 }
 
 /// One of the node's own metrics.
-fn metric(scene: &Scene, name: &str) -> f64 {
+pub(crate) fn metric(scene: &Scene, name: &str) -> f64 {
     let metrics = scene.ask(|node| node.metrics()).expect("metrics");
     let found = metrics.more.iter().find(|one| one.name == name);
     found.expect("there is one of that name").value
@@ -424,6 +424,97 @@ fn what_can_not_be_moved_stays_and_says_why() {
     scene
         .ask(|node| node.resize_volume("vm".to_owned(), 16 * MIB, false))
         .expect("is settled again");
+}
+
+/// All but so much of the other device is set aside for another volume.
+fn room_there(scene: &Scene, room_bytes: u64) {
+    let device = scene.ask(|node| node.show_device("other".to_owned()));
+    let size_bytes = device.expect("is there").free_bytes - room_bytes;
+    let spec = VolumeSpec {
+        name: "big".to_owned(),
+        size_bytes,
+        reserve: Reservation::Full,
+        device: Some("other".to_owned()),
+        core: None,
+        apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
+        slo: Slo::default(),
+        oversubscribe: false,
+    };
+    scene
+        .ask(|node| node.create_volume(spec))
+        .expect("is created");
+}
+
+#[test]
+fn what_has_no_room_at_its_new_place_is_refused_or_fails_as_that() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    volume(&scene, "vm", Some(0));
+    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 64 * MIB, false));
+    resized.expect("grows");
+    let mut client = scene.attach("vm");
+    let mut write = |range: std::ops::Range<u64>| {
+        for at in range {
+            assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
+        }
+    };
+    write(0..12);
+    // What is set aside takes a little of what is left for its map.
+    room_there(&scene, 120 * MIB);
+    let free = || {
+        let device = scene.ask(|node| node.show_device("other".to_owned()));
+        device.expect("is there").free_bytes
+    };
+    let left = free();
+    assert!(left > 16 * MIB, "{left}");
+    // What it has is little, and what is reserved for it isn't.
+    let larger = left.next_multiple_of(MIB) + 16 * MIB;
+    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), larger, false));
+    resized.expect("grows");
+    let full = Reservation::Full;
+    scene
+        .ask(|node| node.set_reservation("vm".to_owned(), full))
+        .expect("is reserved");
+    let refused = scene.ask(|node| node.move_volume("vm".to_owned(), to(Some("other"), None)));
+    let refused = refused.expect_err("there is no room");
+    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused:?}");
+    for says in [
+        format!("({larger} bytes)"),
+        format!("({left} bytes)"),
+        "'other'".to_owned(),
+    ] {
+        assert!(refused.found.contains(&says), "{says}: {}", refused.found);
+    }
+    let asked = scene.ask(|node| node.show_move("vm".to_owned()));
+    assert_eq!(
+        asked.expect_err("was not moved").kind,
+        NodeErrorKind::NotFound
+    );
+    scene
+        .ask(|node| node.set_reservation("vm".to_owned(), Reservation::None))
+        .expect("is not");
+    // There is room for what it has, and none for what is written meanwhile.
+    let slow = MoveSpec {
+        limit_bytes: Some(6 * MIB),
+        ..to(Some("other"), None)
+    };
+    scene
+        .ask(|node| node.move_volume("vm".to_owned(), slow))
+        .expect("begins");
+    write(12..left / MIB + 8);
+    let info = ended(&scene, "vm");
+    assert_eq!(info.state, MoveState::Failed, "{info:?}");
+    assert_eq!(info.error_kind, Some(NodeErrorKind::NoSpace), "{info:?}");
+    let shown = scene.show("vm").expect("is there");
+    assert_eq!((&shown.device[..], shown.moving), ("main", None));
+    write(0..2);
+    let until = Instant::now() + Duration::from_secs(30);
+    while free() + MIB < left {
+        assert!(Instant::now() < until, "its copy is left there");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Volumes that go opposite ways at the same time need the same two journals for their ends.

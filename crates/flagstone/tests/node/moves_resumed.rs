@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    DeviceOptions, MoveHooks, MoveInfo, MovePoint, MoveSpec, MoveState, NodeErrorKind, NodeOptions,
-    Rates, Schedule, Slo, SloLimit, SloPromise, TokenText,
+    DeviceOptions, MoveHooks, MoveInfo, MovePhase, MovePoint, MoveSpec, MoveState, NodeErrorKind,
+    NodeOptions, Rates, Schedule, Slo, SloLimit, SloPromise, TokenKind, TokenText,
 };
 use flagstone::offline::FormatOptions;
 use flagstone_wire::Status;
 
 use crate::client;
-use crate::moves::{block, ended};
+use crate::moves::{block, ended, metric};
 use crate::native::client::Native;
-use crate::native::{addresses, listening, volume};
-use crate::support::{Folder, Scene, copy_image};
+use crate::native::{addresses, listening, token, volume};
+use crate::support::{Down, Folder, Scene, copy_image};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -154,6 +154,8 @@ fn a_move_goes_on_where_a_stop_of_the_node_left_it() {
     let scene = scene.restart(|options| change(options, 2, Some(&other)));
     let at_once = info(&scene);
     assert_eq!(at_once.state, MoveState::Running, "{at_once:?}");
+    assert_eq!(metric(&scene, "moves_resumed"), 1.0);
+    assert_eq!(metric(&scene, "moves_waiting"), 0.0);
     assert_eq!((&at_once.from.device[..], at_once.from.core), ("main", 0));
     assert_eq!((&at_once.to.device[..], at_once.to.core), ("other", 1));
     let shown = scene.show("vm").expect("is there");
@@ -164,8 +166,12 @@ fn a_move_goes_on_where_a_stop_of_the_node_left_it() {
     // It knows what was copied, and still keeps to its limit: most of two seconds are left.
     assert!(at_once.copied_bytes >= 6 * MIB, "{at_once:?}");
     let since = Instant::now();
+    until("it has a phase", || info(&scene).phase.is_some());
+    let phase = info(&scene).phase;
+    assert_eq!(phase, Some(MovePhase::Snapshot { number: 1, of: 1 }));
     let info = ended(&scene, "vm");
     assert_eq!(info.state, MoveState::Done, "{info:?}");
+    assert_eq!(info.phase, None);
     assert!(
         since.elapsed() > Duration::from_secs(1),
         "its limit is forgotten"
@@ -266,6 +272,224 @@ fn a_move_that_goes_on_can_be_ended() {
     assert_eq!(known.map_err(|e| e.kind), Err(NodeErrorKind::NotFound));
     let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 128 * MIB, false));
     resized.expect("is settled");
+}
+
+#[test]
+fn a_move_whose_device_is_away_is_seen_to_wait_and_can_be_ended() {
+    let other = Folder::new();
+    let (scene, owner) = on_its_way(&other, 9 * MIB);
+    let device = scene.ask(|node| node.show_device("other".to_owned()));
+    let device = device.expect("is there").id;
+    let notices = |scene: &Scene| {
+        let info = scene.ask(|node| node.info()).expect("says what it is");
+        let notices = info.notices.into_iter();
+        notices
+            .filter(|notice| notice.contains("the move of volume 'vm'"))
+            .collect::<Vec<_>>()
+    };
+    // Of a start behind a start as well.
+    let scene = scene.restart(|options| change(options, 2, None));
+    let scene = scene.restart(|options| change(options, 2, None));
+    let waiting = info(&scene);
+    assert_eq!(waiting.state, MoveState::Waiting, "{waiting:?}");
+    assert_eq!((&waiting.from.device[..], waiting.from.core), ("main", 0));
+    assert_eq!(waiting.to.device, device);
+    let why = waiting.error.clone().expect("it is said");
+    assert!(
+        why.contains(&device) && why.contains("--cancel"),
+        "what to do: {why}"
+    );
+    let shown = scene.show("vm").expect("is there");
+    assert_eq!(shown.moving, Some(waiting));
+    let told = notices(&scene);
+    assert!(told.len() == 1 && told[0].contains(&device), "{told:?}");
+    assert_eq!(metric(&scene, "moves_waiting"), 1.0);
+    assert_eq!(metric(&scene, "moves_running"), 0.0);
+    // All may be done with it but to begin another move, which would end this one.
+    let elsewhere = || MoveSpec {
+        core: Some(1),
+        ..MoveSpec::default()
+    };
+    let refused = scene.ask(|node| node.move_volume("vm".to_owned(), elsewhere()));
+    let refused = refused.expect_err("waits");
+    assert_eq!(refused.kind, NodeErrorKind::Busy);
+    assert!(refused.found.contains(&device), "{refused:?}");
+    let set = scene.ask(|node| node.set_slo("vm".to_owned(), Slo::default(), false));
+    set.expect("is set");
+    let cancelled = scene.ask(|node| node.cancel_move("vm".to_owned()));
+    // That is durable with the answer.
+    assert_eq!(cancelled.expect("ends").state, MoveState::Cancelled);
+    assert_eq!(info(&scene).state, MoveState::Cancelled);
+    assert_eq!(scene.show("vm").expect("is there").moving, None);
+    assert_eq!(notices(&scene), Vec::<String>::new());
+    let counted = ["moves_waiting", "moves_cancelled"].map(|name| metric(&scene, name));
+    assert_eq!(counted, [0.0, 1.0]);
+    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 128 * MIB, false));
+    resized.expect("grows");
+    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 64 * MIB, true));
+    resized.expect("is as it was");
+    let scene = scene.restart(|options| change(options, 2, None));
+    is_not_known(&scene);
+    // It is as if it had never been there, also where it may go elsewhere first.
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), elsewhere()));
+    begun.expect("begins");
+    assert_eq!(ended(&scene, "vm").state, MoveState::Done);
+    let scene = scene.restart(|options| change(options, 2, Some(&other)));
+    is_not_known(&scene);
+    let shown = scene.show("vm").expect("is there");
+    assert_eq!(
+        (&shown.device[..], shown.core, shown.moving),
+        ("main", 1, None)
+    );
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), there(1, None)));
+    begun.expect("begins");
+    let info = ended(&scene, "vm");
+    assert_eq!(info.state, MoveState::Done, "the place is free: {info:?}");
+    check(&scene, &owner, 1);
+}
+
+/// A node of one core with such a volume, whose move comes to an end for ever at such a point; images of both its devices are of just then. Tells when that is.
+fn dying_at(point: MovePoint, other: &Folder) -> (Scene, TokenText, impl Fn() -> bool) {
+    format(other, SMALL_BYTES);
+    let is_there = Arc::new(AtomicU32::new(0));
+    let told = is_there.clone();
+    let second = other_image(other);
+    let scene = Scene::start(SMALL_BYTES, |options| {
+        let first = options.devices[0].path.clone();
+        options.stop_grace_ms = 50;
+        options.move_hooks = MoveHooks::at_points(move |at| {
+            if at == point && told.load(Ordering::SeqCst) == 0 {
+                for device in [&first, &second] {
+                    copy_image(device, &image_of(device));
+                }
+                told.store(1, Ordering::SeqCst);
+            }
+            at != point
+        });
+        change(options, 1, Some(other));
+    });
+    let scene = scene.expect("a node");
+    let owner = filled(&scene);
+    let seen = move || is_there.load(Ordering::SeqCst) == 1;
+    (scene, owner, seen)
+}
+
+/// Behind that death.
+fn dead(scene: Scene, other: &Folder) -> Down {
+    let down = scene.down();
+    std::fs::rename(image_of(&other_image(other)), other_image(other)).expect("an image");
+    down.with_image("dead.img")
+}
+
+fn is_not_known(scene: &Scene) {
+    let known = scene.ask(|node| node.show_move("vm".to_owned()));
+    assert_eq!(known.map_err(|e| e.kind), Err(NodeErrorKind::NotFound));
+}
+
+/// It can be moved, so nothing of an earlier move is in the way.
+fn is_free(scene: &Scene, owner: &TokenText) {
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), there(0, None)));
+    begun.expect("begins");
+    let info = ended(scene, "vm");
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+    check(scene, owner, 0);
+}
+
+/// The copy of one that was ended could not be deleted before the node died.
+#[test]
+fn a_move_that_was_ended_stays_so_though_its_copy_is_still_there() {
+    let other = Folder::new();
+    let (scene, owner, is_ended) = dying_at(MovePoint::EndKept, &other);
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), there(0, Some(8 * MIB))));
+    begun.expect("begins");
+    until("nothing is copied", || info(&scene).copied_bytes >= 5 * MIB);
+    let ends = scene.ask(|node| node.cancel_move("vm".to_owned()));
+    ends.expect("ends");
+    until("it doesn't end", is_ended);
+    let scene = dead(scene, &other).up(|options| change(options, 1, Some(&other)));
+    is_not_known(&scene);
+    assert_eq!(metric(&scene, "moves_resumed"), 0.0);
+    assert_eq!(&scene.show("vm").expect("is there").device[..], "main");
+    is_free(&scene, &owner);
+}
+
+/// It is written down that it is being moved, and not yet how far that is.
+#[test]
+fn a_move_that_has_no_point_yet_is_forgotten() {
+    let other = Folder::new();
+    let (scene, owner, is_going) = dying_at(MovePoint::GoingKept, &other);
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), there(0, None)));
+    begun.expect("begins");
+    until("it doesn't begin", is_going);
+    // Without its device that isn't known.
+    let scene = dead(scene, &other).up(|options| change(options, 1, None));
+    assert_eq!(info(&scene).state, MoveState::Waiting);
+    let scene = scene.restart(|options| change(options, 1, Some(&other)));
+    is_not_known(&scene);
+    // And the next start doesn't wait for anything.
+    let scene = scene.restart(|options| change(options, 1, None));
+    is_not_known(&scene);
+    let scene = scene.restart(|options| change(options, 1, Some(&other)));
+    is_free(&scene, &owner);
+}
+
+/// Its tokens have come to its new place, and it hasn't: they are as they were then, and mustn't be what counts.
+#[test]
+fn tokens_beside_a_copy_that_goes_on_say_nothing() {
+    let other = Folder::new();
+    let (scene, owner, is_there) = dying_at(MovePoint::TokensKept, &other);
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), there(0, Some(20 * MIB))));
+    begun.expect("begins");
+    until("it doesn't come so far", is_there);
+    let scene = dead(scene, &other).up(|options| {
+        change(options, 1, Some(&other));
+        // So that the move is at the same place once more, and not over.
+        options.move_hooks = MoveHooks::at_points(|at| at != MovePoint::Held);
+        options.stop_grace_ms = 50;
+    });
+    assert_eq!(info(&scene).state, MoveState::Running);
+    let opens = |scene: &Scene, token: &TokenText| {
+        let mut native = Native::connect(addresses(scene)[0]);
+        native.open("vm", token, 0).status()
+    };
+    assert_eq!(opens(&scene, &owner), Status::Ok);
+    // What is changed from here on counts, behind each start.
+    let (_, reader) = token(&scene, "vm", TokenKind::Reader);
+    assert_eq!(opens(&scene, &reader), Status::Ok);
+    let scene = scene.restart(|options| change(options, 1, Some(&other)));
+    assert_eq!(opens(&scene, &reader), Status::Ok);
+    assert_eq!(ended(&scene, "vm").state, MoveState::Done);
+    assert_eq!(opens(&scene, &reader), Status::Ok);
+    check(&scene, &owner, 0);
+    let scene = scene.restart(|options| change(options, 1, Some(&other)));
+    assert_eq!(opens(&scene, &reader), Status::Ok);
+    check(&scene, &owner, 0);
+}
+
+/// Between two points there are many parts.
+#[test]
+fn a_stop_in_order_leaves_a_point_of_what_is_copied_then() {
+    let other = Folder::new();
+    let rarely = |options: &mut NodeOptions| {
+        change(options, 2, Some(&other));
+        options.move_hooks.point_after_bytes = Some(1 << 40);
+    };
+    format(&other, 2 << 30);
+    let scene = Scene::start(2 << 30, rarely).expect("a node");
+    let owner = filled(&scene);
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), there(1, Some(8 * MIB))));
+    begun.expect("begins");
+    until("nothing is copied", || info(&scene).copied_bytes >= 9 * MIB);
+    let copied_bytes = info(&scene).copied_bytes;
+    let scene = scene.restart(rarely);
+    let at_once = info(&scene);
+    assert_eq!(at_once.state, MoveState::Running, "{at_once:?}");
+    assert!(
+        at_once.copied_bytes >= copied_bytes,
+        "{copied_bytes}: {at_once:?}"
+    );
+    assert_eq!(ended(&scene, "vm").state, MoveState::Done);
+    check(&scene, &owner, 1);
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{DvolError, Engine, EngineOptions, Handle, Piece, Stability};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, DvolTarget, Found, Gate, Gone, Marks, NewDvol, Origin, Part, Progress,
-    Verdict, What, move_dvol, settle,
+    Content, DvolOrigin, DvolTarget, Found, Gate, Gone, Mark, Marks, NewDvol, Origin, Part,
+    Progress, Verdict, What, move_dvol, settle,
 };
 use flagstone_platform::Platform;
 use flagstone_sim::{
@@ -170,6 +170,10 @@ impl Origin for Meddling<'_> {
         self.origin.part(of, what, within).await
     }
 
+    async fn going(&self) -> Result<(), DvolError> {
+        self.origin.going().await
+    }
+
     async fn settle(&self) -> Result<(), DvolError> {
         self.origin.settle().await
     }
@@ -324,12 +328,17 @@ async fn start(platform: &SimPlatform, disks: &[SimDisk; 2]) -> Started {
     for ((engine, dvol), verdict) in there.iter().zip(settle(&found, |_| true)) {
         match verdict {
             Verdict::Delete => engine.delete(dvol.handle, true).await.expect("deletes"),
-            Verdict::Close => panic!("{found:?}"),
+            Verdict::Close | Verdict::Wait(_) => panic!("{found:?}"),
             Verdict::Resume => left = Some((engine.clone(), dvol.handle)),
-            Verdict::Serve | Verdict::Unmark => {
-                let plain = TestMarks.plain(&dvol.attributes);
-                let unmarked = engine.set_attributes(dvol.handle, plain);
-                unmarked.await.expect("unmarks");
+            Verdict::Serve | Verdict::Unmark | Verdict::Origin => {
+                let marked = match mark_of(&dvol.attributes) {
+                    Mark::Going(to) | Mark::Leaving(to) if verdict == Verdict::Origin => {
+                        TestMarks.going(&dvol.attributes, to)
+                    }
+                    _ => TestMarks.plain(&dvol.attributes),
+                };
+                let marked = engine.set_attributes(dvol.handle, marked);
+                marked.await.expect("is marked");
                 assert!(served.is_none(), "two are served: {found:?}");
                 served = Some((engine.clone(), dvol.handle));
             }

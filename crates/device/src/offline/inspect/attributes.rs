@@ -40,6 +40,10 @@ fn volume_words(attributes: &Attributes) -> String {
         },
         2 => ", receiving a newer state".to_owned(),
         3 => format!(", leaving for device {:032x}", id_at(attributes, 40)),
+        4 if attributes[56] == 1 => format!(
+            ", being moved to device {:032x}: a start goes on with a copy there",
+            id_at(attributes, 40)
+        ),
         4 => format!(
             ", it stayed, whatever is on device {:032x}",
             id_at(attributes, 40)
@@ -123,6 +127,14 @@ mod tests {
             (
                 &[(0, 5), (3, 3), (55, 0xcd)][..],
                 ", leaving for device cd000000000000000000000000000000",
+            ),
+            (
+                &[(0, 5), (3, 4), (40, 0xef)][..],
+                ", it stayed, whatever is on device 000000000000000000000000000000ef",
+            ),
+            (
+                &[(0, 5), (3, 4), (40, 0xef), (56, 1)][..],
+                ", being moved to device 000000000000000000000000000000ef: a start goes on with a copy there",
             ),
             (
                 &[(0, 5), (3, 1)][..],

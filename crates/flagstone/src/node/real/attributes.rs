@@ -26,6 +26,9 @@ const RECEIVING_NEW: u8 = 1;
 const RECEIVING_ONTO: u8 = 2;
 const LEAVING: u8 = 3;
 const STAYED: u8 = 4;
+/// Where such a dvol says what its device has, and that this is a copy which goes on. Without it, one that is not to be taken for the volume.
+const COPY_AT: usize = 56;
+const COPY_GOES_ON: u8 = 1;
 const STRIPE_HEAD: u8 = 5;
 const STRIPE_MEMBER: u8 = 6;
 
@@ -69,6 +72,8 @@ pub(super) enum Receiving {
     },
     /// A newer state of one that has a snapshot of the older, this one.
     Onto(LayerNo),
+    /// It is being copied to the device with this id: the volume is here, and a copy there with a point goes on.
+    Going(u128),
     /// It is being moved to the device with this id, at the end of that, and may have been.
     Leaving(u128),
     /// It was to be moved to the device with this id, and was not, whatever is there.
@@ -190,12 +195,17 @@ impl VolumeAttributes {
                 // Over what is said of moves.
                 put(4, 4, base.0.into());
             }
-            Some(Receiving::Leaving(device) | Receiving::Stayed(device)) => {
-                let kind = match self.receiving {
-                    Some(Receiving::Leaving(_)) => LEAVING,
-                    _ => STAYED,
+            Some(
+                Receiving::Going(device) | Receiving::Leaving(device) | Receiving::Stayed(device),
+            ) => {
+                // For a program that knows of no such copies one that goes on is one that goes.
+                let (kind, copy) = match self.receiving {
+                    Some(Receiving::Leaving(_)) => (LEAVING, 0),
+                    Some(Receiving::Going(_)) => (STAYED, COPY_GOES_ON),
+                    _ => (STAYED, 0),
                 };
                 put(3, 1, kind.into());
+                put(COPY_AT, 1, copy.into());
                 // Where a content is said otherwise: nothing of that kind is received into it now.
                 put(40, 8, device as u64);
                 put(48, 8, (device >> 64) as u64);
@@ -277,6 +287,7 @@ fn decode(attributes: &Attributes) -> VolumeAttributes {
         RECEIVING_NEW => Some(Receiving::New),
         RECEIVING_ONTO => Some(Receiving::Onto(LayerNo(number(attributes, 4, 4) as u32))),
         LEAVING => Some(Receiving::Leaving(id)),
+        STAYED if attributes[COPY_AT] == COPY_GOES_ON => Some(Receiving::Going(id)),
         STAYED => Some(Receiving::Stayed(id)),
         _ => None,
     };
@@ -601,6 +612,32 @@ mod tests {
                 "{at}: {value}"
             );
             bytes[at] = before;
+        }
+    }
+
+    #[test]
+    fn where_a_volume_is_moved_are_these_bytes() {
+        let device = 0x1f1e_1d1c_1b1a_1918_1716_1514_1312_1110;
+        for (receiving, kind, copy) in [
+            (Receiving::Leaving(device), 3, 0),
+            (Receiving::Stayed(device), 4, 0),
+            // What a program sees that knows of no copies that go on: it stayed, and what is there is deleted.
+            (Receiving::Going(device), 4, 1),
+        ] {
+            let attributes = VolumeAttributes {
+                receiving: Some(receiving),
+                moved: Some(OnlyMoved {
+                    epoch: Epoch(9),
+                    moves: 1,
+                }),
+                ..VolumeAttributes::default()
+            };
+            let bytes = attributes.encode();
+            assert_eq!(VolumeAttributes::decode(&bytes), attributes);
+            assert_eq!(bytes[..8], [5, 2, 0, kind, 9, 0, 0x10, 0]);
+            let expected: Vec<u8> = (0x10..0x20).collect();
+            assert_eq!(bytes[40..56], expected);
+            assert_eq!(bytes[56..], [copy, 0, 0, 0, 0, 0, 0, 0]);
         }
     }
 

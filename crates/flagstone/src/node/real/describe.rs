@@ -184,7 +184,7 @@ impl RealNode {
             slo,
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
-            moving: self.moves.running(dvol.handle.id),
+            moving: self.moves.not_over(dvol.handle.id),
             fork: self.between.fork_of(dvol.handle.id),
             export_url,
         }
@@ -558,6 +558,7 @@ impl RealNode {
                 .iter()
                 .cloned()
                 .chain(self.closed_notices())
+                .chain(self.waiting_notices())
                 .chain(self.names.unwhole().into_iter().map(|name| {
                     format!(
                         "striped volume '{name}' isn't whole, and is closed: the log says what is missing. If it was being rolled back, a restart goes on"

@@ -172,6 +172,23 @@ pub(super) fn no_room_for_all(shortage: &Shortage, path: &Path, doing: String) -
     NodeError::new(NodeErrorKind::NoSpace, doing, found).next(next)
 }
 
+/// A volume that has more than a device has room for.
+pub(super) fn no_room_there(
+    needed_bytes: u64,
+    free_bytes: u64,
+    device: &str,
+    doing: &str,
+) -> NodeError {
+    let found = format!(
+        "it needs {} at its new place, with its snapshots and what is reserved for it, and {} are free on device '{device}'",
+        bytes(needed_bytes),
+        bytes(free_bytes)
+    );
+    NodeError::new(NodeErrorKind::NoSpace, doing, found).next(
+        "delete volumes or snapshots there, or move it to a device that has room (`flagstone device list`)",
+    )
+}
+
 /// Refuses what no client could use to its end.
 pub(super) fn check_size(size_bytes: u64, doing: &str) -> Result<(), NodeError> {
     if size_bytes <= SIZE_MAX_BYTES {

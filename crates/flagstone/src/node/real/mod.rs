@@ -384,7 +384,7 @@ impl Node for RealNode {
     }
 
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
-        Box::pin(async move { self.end_move(&name) })
+        Box::pin(async move { self.end_move(&name).await })
     }
 
     fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove> {

@@ -6,20 +6,21 @@ use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::DvolError;
+use flagstone_device::transfer::Phase;
 use flagstone_platform::Platform;
 use flagstone_types::{DeviceId, DvolId};
 
 use super::core::{CoreNode, current};
 use super::describe::wall_clock_ns;
-use super::errors::no_such_device;
-use super::moves_left::Interrupted;
+use super::errors::{no_room_there, no_such_device, node_error};
+use super::moves_left::{CutOff, Interrupted, Waiting};
 use super::moving::{Job, Seen, State, Watched};
 use super::names::Place;
 use super::slo::note_floor;
 use super::{RealNode, Target};
 use crate::node::{
-    MetricKind, MoveInfo, MovePlace, MoveSpec, MoveState, NamedValue, NodeError, NodeErrorKind,
-    Slo, SloPromise,
+    MetricKind, MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, NamedValue, NodeError,
+    NodeErrorKind, Slo, SloPromise,
 };
 
 /// The last move of each volume.
@@ -32,6 +33,8 @@ pub(super) struct Moves {
 /// Moves that have ended since the start, and what they took.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ended {
+    /// Not an end: those that went on at the start.
+    resumed: u64,
     done: u64,
     cancelled: u64,
     failed: u64,
@@ -42,7 +45,7 @@ pub(super) struct Ended {
 impl Ended {
     fn count(&mut self, seen: &Seen) {
         match seen.state {
-            State::Running => return,
+            State::Running | State::Waiting => return,
             State::Done => self.done += 1,
             State::Cancelled => self.cancelled += 1,
             State::Failed(_) | State::Unknown(_) => self.failed += 1,
@@ -51,7 +54,7 @@ impl Ended {
         self.held_ns += seen.held_ns;
     }
 
-    fn named(&self, running: u64) -> Vec<NamedValue> {
+    fn named(&self, running: u64, waiting: u64) -> Vec<NamedValue> {
         let value = |name, kind, value, help| NamedValue {
             name,
             help,
@@ -65,6 +68,17 @@ impl Ended {
                 MetricKind::Gauge,
                 running as f64,
                 "Volumes that are being moved now.",
+            ),
+            value(
+                "moves_waiting",
+                MetricKind::Gauge,
+                waiting as f64,
+                "Moves that were cut off when the node ended, and wait for a device that is not part of it.",
+            ),
+            counter(
+                "moves_resumed",
+                self.resumed as f64,
+                "Moves that were cut off when the node ended, and went on at this start.",
             ),
             counter(
                 "moves_done",
@@ -105,6 +119,8 @@ struct OneMove {
     /// As it began.
     info: MoveInfo,
     watched: Arc<Watched>,
+    /// The id of the device that it waits for, if it does.
+    to_device: u128,
 }
 
 /// Moves that are remembered; of more, those that are over and began first are forgotten.
@@ -116,21 +132,39 @@ impl Moves {
     }
 
     /// As a scrape shows them.
-    pub(super) fn named(&self) -> Vec<NamedValue> {
+    pub(super) fn named(&self, is_there: impl Fn(DvolId) -> bool) -> Vec<NamedValue> {
         let moves = self.lock();
         let running = moves
             .values()
             .filter(|one| one.watched.seen().state == State::Running);
         let running = running.count() as u64;
+        let waiting = moves
+            .iter()
+            .filter(|(id, one)| one.is_waiting() && is_there(**id));
+        let waiting = waiting.count() as u64;
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.named(running)
+        ended.named(running, waiting)
     }
 
-    /// The move of a volume that is being moved now.
-    pub(super) fn running(&self, id: DvolId) -> Option<MoveInfo> {
+    /// The move of a volume that isn't over.
+    pub(super) fn not_over(&self, id: DvolId) -> Option<MoveInfo> {
         let moves = self.lock();
         let info = moves.get(&id)?.now();
-        (info.state == MoveState::Running).then_some(info)
+        matches!(info.state, MoveState::Running | MoveState::Waiting).then_some(info)
+    }
+
+    /// What the move of a volume waits for, if it does.
+    fn waits(&self, id: DvolId) -> Option<(Arc<Watched>, u128)> {
+        let moves = self.lock();
+        let one = moves.get(&id).filter(|one| one.is_waiting())?;
+        Some((one.watched.clone(), one.to_device))
+    }
+
+    /// Those that wait, with the ids of their volumes.
+    fn all_waiting(&self) -> Vec<(DvolId, MoveInfo)> {
+        let moves = self.lock();
+        let waiting = moves.iter().filter(|(_, one)| one.is_waiting());
+        waiting.map(|(id, one)| (*id, one.now())).collect()
     }
 
     /// The last move of a volume, as far as it is remembered.
@@ -143,8 +177,25 @@ impl Moves {
         let one = OneMove {
             info: info.clone(),
             watched: watched.clone(),
+            to_device: 0,
         };
         self.put(id, one);
+    }
+
+    /// One waits for this device.
+    fn waiting(&self, id: DvolId, info: MoveInfo, to_device: u128) {
+        let one = OneMove {
+            info,
+            watched: Watched::waiting(),
+            to_device,
+        };
+        self.put(id, one);
+    }
+
+    /// One that was cut off goes on.
+    fn resumed(&self) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.resumed += 1;
     }
 
     /// Those that have ended.
@@ -167,9 +218,9 @@ impl Moves {
         let mut moves = self.lock();
         moves.insert(id, one);
         while moves.len() > REMEMBERED_MAX {
-            let over = moves
-                .iter()
-                .filter(|(_, one)| one.watched.seen().state != State::Running);
+            let over = moves.iter().filter(|(_, one)| {
+                !matches!(one.watched.seen().state, State::Running | State::Waiting)
+            });
             let Some(oldest) = over
                 .min_by_key(|(_, one)| one.info.started_ns)
                 .map(|(id, _)| *id)
@@ -182,10 +233,15 @@ impl Moves {
 }
 
 impl OneMove {
+    fn is_waiting(&self) -> bool {
+        self.watched.seen().state == State::Waiting
+    }
+
     fn now(&self) -> MoveInfo {
         let seen = self.watched.seen();
         let (state, error) = match seen.state {
             State::Running => (MoveState::Running, self.watched.trouble()),
+            State::Waiting => (MoveState::Waiting, Some(self.waits_words())),
             State::Done => (MoveState::Done, None),
             State::Cancelled => (MoveState::Cancelled, None),
             State::Unknown(error) => {
@@ -203,14 +259,39 @@ impl OneMove {
                 )
             }
         };
+        let error_kind = match seen.state {
+            State::Failed(error) | State::Unknown(error) => Some(node_error(error, "").kind),
+            _ => None,
+        };
+        let phase = seen.phase.filter(|_| seen.state == State::Running);
         MoveInfo {
             state,
+            phase: phase.map(shown_phase),
             copied_bytes: seen.copied_bytes,
             expected_bytes: seen.expected_bytes,
             held_us: seen.held_ns / 1000,
             error,
+            error_kind,
             ..self.info.clone()
         }
+    }
+
+    /// What it waits for, and what to do.
+    fn waits_words(&self) -> String {
+        format!(
+            "it was cut off, and waits for device {}, which is not part of this node now: start the node with that device, and the move goes on; or end \
+             it (`flagstone volume move NAME --cancel`)",
+            DeviceId(self.to_device),
+        )
+    }
+}
+
+fn shown_phase(phase: Phase) -> MovePhase {
+    match phase {
+        Phase::Snapshot { number, of } => MovePhase::Snapshot { number, of },
+        Phase::Now => MovePhase::Volume,
+        Phase::CatchingUp { round } => MovePhase::CatchingUp { round },
+        Phase::Switching => MovePhase::Switching,
     }
 }
 
@@ -247,6 +328,8 @@ struct Now {
     place: Place,
     device: usize,
     slo: Slo,
+    /// What a copy of it needs, at least, in bytes.
+    needed_bytes: u64,
 }
 
 impl RealNode {
@@ -265,6 +348,7 @@ impl RealNode {
         self.refuse_striped(&target, &doing)?;
         self.refuse_fork(target.place.id, &doing)?;
         self.refuse_unconfirmed(target.place.id, &doing)?;
+        self.refuse_waiting(target.place.id, &doing)?;
         let now = self.now_of(&target, &doing).await?;
         let from = now.place;
         if let Some(arrival) = &spec.arrival {
@@ -274,6 +358,7 @@ impl RealNode {
         }
         let (core, device) = self.place_to_move(from, now.device, &spec, &doing)?;
         let to = self.engine_of(core, device, from, &doing).await?;
+        self.check_room(device, now.needed_bytes, &doing).await?;
         if !self.names.begin_moving(from.id) {
             return Err(moving(&doing));
         }
@@ -330,10 +415,18 @@ impl RealNode {
 
     /// What has to be known of a volume before it is moved.
     async fn now_of(&self, target: &Target, doing: &str) -> Result<Now, NodeError> {
-        let place = target.place;
+        let (place, name) = (target.place, target.name.clone());
         self.on_volume(target, doing, move |core, dvol| async move {
             let owned = core.engines.get(place.engine).ok_or(DvolError::NotFound)?;
             let core_index = core.index;
+            let engine = &owned.engine;
+            // Of snapshots what they have that others below them haven't, and of a clone also what it shares with its source.
+            let copied_bytes = engine
+                .own_bytes_of(dvol)?
+                .max(engine.mapped_bytes_of(dvol)?);
+            let reserved_bytes = engine
+                .dvol_with(dvol.id, &name)
+                .map_or(0, |info| info.reserved_bytes);
             Ok(Now {
                 place: Place {
                     core: core_index,
@@ -341,9 +434,30 @@ impl RealNode {
                 },
                 device: owned.device,
                 slo: core.slo_of(dvol.id),
+                needed_bytes: copied_bytes.max(reserved_bytes),
             })
         })
         .await
+    }
+
+    /// Refuses what surely has no room there. What is written meanwhile comes on top, and what others write there: so it may still fail later.
+    async fn check_room(
+        &self,
+        device: usize,
+        needed_bytes: u64,
+        doing: &str,
+    ) -> Result<(), NodeError> {
+        // Of the device: one journal doesn't know what others have set aside where.
+        let device = self.device_info(device).await?;
+        match needed_bytes <= device.free_bytes {
+            true => Ok(()),
+            false => Err(no_room_there(
+                needed_bytes,
+                device.free_bytes,
+                &device.name,
+                doing,
+            )),
+        }
     }
 
     /// The place on a core for volumes of a device.
@@ -443,43 +557,72 @@ impl RealNode {
         }
     }
 
-    /// Goes on with the moves that were cut off when the node ended.
-    pub(super) fn go_on_moving(&self, interrupted: Vec<Interrupted>) {
-        for one in interrupted {
-            let on = |id: u128| {
-                let mut ids = self.devices.iter().map(|device| &device.id);
-                ids.position(|device| *device == DeviceId(id).to_string())
-            };
-            let (Some(was_on), Some(device)) = (on(one.from_device), on(one.to_device)) else {
-                self.names.end_moving(one.from.id);
-                continue;
-            };
-            let watched = Watched::new();
-            watched.had(one.copied_bytes);
-            let info = self.info(&one.name, (was_on, one.from), (device, one.to));
-            let (id, core) = (one.from.id, one.from.core);
-            let job = Job {
-                name: one.name,
-                from: one.from,
-                to: one.to,
-                to_device: one.to_device,
-                slo: one.slo,
-                limit_bytes: one.limit_bytes,
-                left: Some(one.left),
-                watched: watched.clone(),
-            };
-            self.moves.begun(id, &info, &watched);
-            let run = self.run(job, was_on, device);
-            let sent = self.remotes[core].call(move |_| {
-                if let Some(core) = current() {
-                    run(&core);
-                }
-            });
-            if let Err(refused) = sent {
-                tracing::warn!(volume = info.volume, "going on with its move: {refused}");
-                watched.end(State::Failed(DvolError::Stopping));
-                self.names.end_moving(id);
+    /// Goes on with the moves that were cut off when the node ended, and tells of those that wait.
+    pub(super) fn go_on_moving(&self, cut_off: CutOff) {
+        let on = |id: u128| {
+            let mut ids = self.devices.iter().map(|device| &device.id);
+            ids.position(|device| *device == DeviceId(id).to_string())
+        };
+        for one in cut_off.waiting {
+            self.wait_for_device(on(one.from_device), one);
+        }
+        for one in cut_off.interrupted {
+            self.go_on(on(one.from_device), on(one.to_device), one);
+        }
+    }
+
+    fn wait_for_device(&self, was_on: Option<usize>, one: Waiting) {
+        let Some(was_on) = was_on else {
+            return;
+        };
+        let (volume, device) = (&one.name, DeviceId(one.to_device).to_string());
+        tracing::warn!(
+            volume,
+            device,
+            "its move was cut off, and waits for a device that is not part of this node now: with that device the next start goes on; or end it \
+             (`flagstone volume move {volume} --cancel`)"
+        );
+        let info = self.info(volume, (was_on, one.at), (was_on, one.at));
+        let to = MovePlace {
+            device,
+            core: 0,
+            node: None,
+        };
+        let info = MoveInfo { to, ..info };
+        self.moves.waiting(one.at.id, info, one.to_device);
+    }
+
+    fn go_on(&self, was_on: Option<usize>, device: Option<usize>, one: Interrupted) {
+        let (Some(was_on), Some(device)) = (was_on, device) else {
+            self.names.end_moving(one.from.id);
+            return;
+        };
+        let watched = Watched::new();
+        watched.had(one.copied_bytes);
+        let info = self.info(&one.name, (was_on, one.from), (device, one.to));
+        let (id, core) = (one.from.id, one.from.core);
+        let job = Job {
+            name: one.name,
+            from: one.from,
+            to: one.to,
+            to_device: one.to_device,
+            slo: one.slo,
+            limit_bytes: one.limit_bytes,
+            left: Some(one.left),
+            watched: watched.clone(),
+        };
+        self.moves.begun(id, &info, &watched);
+        self.moves.resumed();
+        let run = self.run(job, was_on, device);
+        let sent = self.remotes[core].call(move |_| {
+            if let Some(core) = current() {
+                run(&core);
             }
+        });
+        if let Err(refused) = sent {
+            tracing::warn!(volume = info.volume, "going on with its move: {refused}");
+            watched.end(State::Failed(DvolError::Stopping));
+            self.names.end_moving(id);
         }
     }
 
@@ -495,11 +638,13 @@ impl RealNode {
             state: MoveState::Running,
             from: place(from),
             to: place(to),
+            phase: None,
             started_ns: wall_clock_ns(),
             copied_bytes: 0,
             expected_bytes: 0,
             held_us: 0,
             error: None,
+            error_kind: None,
         }
     }
 
@@ -522,6 +667,42 @@ impl RealNode {
         }
     }
 
+    /// Refuses a volume whose move waits for a device: another move would end that without a word.
+    pub(super) fn refuse_waiting(&self, id: DvolId, doing: &str) -> Result<(), NodeError> {
+        match self.moves.waits(id) {
+            None => Ok(()),
+            Some((_, device)) => {
+                let found = format!(
+                    "a move of it that was cut off waits for device {}, which is not part of this node now",
+                    DeviceId(device)
+                );
+                Err(NodeError::new(NodeErrorKind::Busy, doing, found).next(
+                    "start the node with that device, and that move goes on; or end it first (`flagstone volume move NAME --cancel`)",
+                ))
+            }
+        }
+    }
+
+    /// What is to be said of the moves that wait.
+    pub(super) fn waiting_notices(&self) -> Vec<String> {
+        let waiting = self.moves.all_waiting().into_iter();
+        waiting
+            .filter_map(|(id, info)| {
+                let name = self.names.name_of(id)?;
+                Some(format!(
+                    "the move of volume '{name}' was cut off, and waits for device {}, which is not part of this node now: with that device the next start \
+                     goes on; or end it (`flagstone volume move {name} --cancel`)",
+                    info.to.device
+                ))
+            })
+            .collect()
+    }
+
+    /// The metrics of moves.
+    pub(super) fn move_metrics(&self) -> Vec<NamedValue> {
+        self.moves.named(|id| self.names.place_of(id).is_some())
+    }
+
     pub(super) fn move_of(&self, name: &str) -> Result<MoveInfo, NodeError> {
         self.with_move(
             name,
@@ -530,12 +711,46 @@ impl RealNode {
         )
     }
 
-    pub(super) fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {
+    pub(super) async fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {
         let doing = format!("ending the move of volume '{name}'");
+        if let Ok(target) = self.target(name, &doing)
+            && self.moves.waits(target.place.id).is_some()
+        {
+            self.end_waiting(name, &doing).await?;
+        }
         self.with_move(name, &doing, |one| {
             one.watched.cancel();
             one.now()
         })
+    }
+
+    /// Ends a move that waits for a device: durably, so the copy that is on it goes when it comes back.
+    async fn end_waiting(&self, name: &str, doing: &str) -> Result<(), NodeError> {
+        let target = self.target_to_change(name, doing)?;
+        let place = target.place;
+        if !self.names.begin_moving(place.id) {
+            return Err(moving(doing));
+        }
+        let ended = self.end_waiting_of(&target, doing).await;
+        self.names.end_moving(place.id);
+        ended
+    }
+
+    /// The same of a volume that nobody else moves meanwhile.
+    async fn end_waiting_of(&self, target: &Target, doing: &str) -> Result<(), NodeError> {
+        let (place, name) = (target.place, target.name.clone());
+        let Some((watched, device)) = self.moves.waits(place.id) else {
+            return Ok(());
+        };
+        self.on_volume(target, doing, move |core, _| async move {
+            core.end_going(place, &name, device).await
+        })
+        .await?;
+        let volume = &target.name;
+        tracing::info!(volume, "its move, which waited for a device, was cancelled");
+        watched.end(State::Cancelled);
+        count(&self.moves.ended, &watched);
+        Ok(())
     }
 
     fn with_move<R>(

@@ -47,12 +47,30 @@ pub(super) struct Interrupted {
     pub(super) copied_bytes: u64,
 }
 
-/// Puts the volumes that were found into the node's names, each once. Returns the moves that go on: their volumes are marked as being moved.
+/// A move that would go on if its device were here.
+pub(super) struct Waiting {
+    /// Of this volume.
+    pub(super) name: String,
+    pub(super) at: Place,
+    /// The ids of the devices.
+    pub(super) from_device: u128,
+    pub(super) to_device: u128,
+}
+
+/// Moves that were cut off when the node ended.
+#[derive(Default)]
+pub(super) struct CutOff {
+    /// Those that go on: their volumes are marked as being moved.
+    pub(super) interrupted: Vec<Interrupted>,
+    pub(super) waiting: Vec<Waiting>,
+}
+
+/// Puts the volumes that were found into the node's names, each once. Returns the moves that aren't over.
 pub(super) fn settle_moves(
     runtime: &Runtime,
     part: &Part,
     volumes: Vec<FoundVolume>,
-) -> Result<Vec<Interrupted>, NodeError> {
+) -> Result<CutOff, NodeError> {
     let mut by_id: BTreeMap<DvolId, Vec<FoundVolume>> = BTreeMap::new();
     for volume in volumes {
         by_id.entry(volume.place.id).or_default().push(volume);
@@ -61,7 +79,7 @@ pub(super) fn settle_moves(
         let mut devices = part.prepared.iter();
         devices.any(|found| found.superblock.device_id.0 == device)
     };
-    let mut moves = Vec::new();
+    let mut cut_off = CutOff::default();
     for found in by_id.into_values() {
         if let [one] = &found[..]
             && one.found.mark == Mark::Plain
@@ -70,49 +88,82 @@ pub(super) fn settle_moves(
             continue;
         }
         let states: Vec<Found> = found.iter().map(|volume| volume.found).collect();
-        let mut verdicts: Vec<_> = found.iter().zip(settle(&states, is_here)).collect();
-        // Those that are served last: what is on their cores under this id is theirs.
-        verdicts.sort_by_key(|(_, verdict)| matches!(verdict, Verdict::Serve | Verdict::Unmark));
-        let mut are_deleted = true;
-        let (mut copy, mut origin) = (None, None);
-        for (volume, verdict) in verdicts {
-            match verdict {
-                Verdict::Resume => {
-                    forget_beside(runtime, volume)?;
-                    copy = Some(volume);
+        let verdicts = settle(&states, is_here);
+        let verdicts = found.iter().zip(verdicts).collect();
+        settle_one(runtime, part, verdicts, &mut cut_off)?;
+    }
+    Ok(cut_off)
+}
+
+/// Does what is to be done with the dvols of one id.
+fn settle_one(
+    runtime: &Runtime,
+    part: &Part,
+    mut verdicts: Vec<(&FoundVolume, Verdict)>,
+    cut_off: &mut CutOff,
+) -> Result<(), NodeError> {
+    // Those that are served last: what is on their cores under this id is theirs.
+    verdicts.sort_by_key(|(_, verdict)| {
+        !matches!(verdict, Verdict::Resume | Verdict::Delete | Verdict::Close)
+    });
+    let mut are_deleted = true;
+    let mut copy = None;
+    for (volume, verdict) in verdicts {
+        match verdict {
+            Verdict::Resume => {
+                forget_beside(runtime, volume)?;
+                copy = Some(volume);
+            }
+            Verdict::Delete => are_deleted &= delete(runtime, volume)?,
+            Verdict::Close => close(runtime, volume)?,
+            Verdict::Serve => {
+                serve(part, volume);
+                on_its_core(runtime, volume, Marked::AsItIs)?;
+            }
+            Verdict::Unmark => {
+                serve(part, volume);
+                // As long as there is another one that may have arrived, the mark says which of them it is.
+                let is_going = matches!(volume.found.mark, Mark::Going(_));
+                let marked = match are_deleted || is_going {
+                    true => Marked::Plain,
+                    false => Marked::AsItIs,
+                };
+                on_its_core(runtime, volume, marked)?;
+            }
+            Verdict::Wait(to_device) => {
+                serve(part, volume);
+                on_its_core(runtime, volume, Marked::AsItIs)?;
+                cut_off.waiting.push(Waiting {
+                    name: volume.name.clone(),
+                    at: volume.place,
+                    from_device: volume.found.device,
+                    to_device,
+                });
+            }
+            Verdict::Origin => {
+                serve(part, volume);
+                on_its_core(runtime, volume, Marked::Going)?;
+                if let Some(copy) = copy.filter(|_| part.names.begin_moving(volume.place.id)) {
+                    cut_off.interrupted.push(interrupted(volume, copy));
                 }
-                Verdict::Serve => {
-                    serve(part, volume);
-                    origin = Some(volume);
-                    on_its_core(runtime, volume, false)?;
-                }
-                Verdict::Unmark => {
-                    serve(part, volume);
-                    origin = Some(volume);
-                    // As long as there is another one, the mark says which of them it is.
-                    on_its_core(runtime, volume, are_deleted)?;
-                }
-                Verdict::Delete => are_deleted &= delete(runtime, volume)?,
-                Verdict::Close => close(runtime, volume)?,
             }
         }
-        if let (Some(copy), Some(origin)) = (copy, origin)
-            && part.names.begin_moving(copy.place.id)
-        {
-            moves.push(Interrupted {
-                name: origin.name.clone(),
-                slo: origin.slo,
-                from: origin.place,
-                from_device: origin.found.device,
-                to_device: copy.found.device,
-                to: copy.place,
-                left: copy.handle,
-                limit_bytes: copy.limit_bytes,
-                copied_bytes: copy.copied_bytes,
-            });
-        }
     }
-    Ok(moves)
+    Ok(())
+}
+
+fn interrupted(origin: &FoundVolume, copy: &FoundVolume) -> Interrupted {
+    Interrupted {
+        name: origin.name.clone(),
+        slo: origin.slo,
+        from: origin.place,
+        from_device: origin.found.device,
+        to_device: copy.found.device,
+        to: copy.place,
+        left: copy.handle,
+        limit_bytes: copy.limit_bytes,
+        copied_bytes: copy.copied_bytes,
+    }
 }
 
 fn serve(part: &Part, volume: &FoundVolume) {
@@ -147,15 +198,29 @@ fn close(runtime: &Runtime, volume: &FoundVolume) -> Result<(), NodeError> {
     Ok(())
 }
 
+/// How a volume that is served is to be marked.
+#[derive(Clone, Copy)]
+enum Marked {
+    AsItIs,
+    Plain,
+    /// As one whose move goes on.
+    Going,
+}
+
 /// What has to be put right on the core of a volume that is served.
-fn on_its_core(runtime: &Runtime, volume: &FoundVolume, unmark: bool) -> Result<(), NodeError> {
+fn on_its_core(runtime: &Runtime, volume: &FoundVolume, marked: Marked) -> Result<(), NodeError> {
     let (place, handle, slo) = (volume.place, volume.handle, volume.slo);
-    let snapshots = volume.snapshots;
+    let (snapshots, mark) = (volume.snapshots, volume.found.mark);
     let work = async move |core: std::rc::Rc<CoreNode>| {
         let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;
-        if unmark {
-            let attributes = VolumeMarks.plain(&engine.attributes_of(handle)?);
-            engine.set_attributes(handle, attributes).await?;
+        let before = engine.attributes_of(handle)?;
+        let after = match (marked, mark) {
+            (Marked::Plain, _) => VolumeMarks.plain(&before),
+            (Marked::Going, Mark::Leaving(to)) => VolumeMarks.going(&before, to),
+            (Marked::Going | Marked::AsItIs, _) => before,
+        };
+        if after != before {
+            engine.set_attributes(handle, after).await?;
         }
         core.set_slo(place.id, &slo);
         core.schedules.set(place.engine, handle, snapshots);
@@ -229,8 +294,8 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<bool, NodeError> {
     match &done {
         Ok(()) if volume.found.mark == Mark::ArrivingAt => tracing::warn!(
             volume = name,
-            "part of a copy of it was here, since it was being moved when the node ended, and is deleted: the volume isn't as it was when that \
-             began, or its own device isn't here. Nothing of the volume itself was deleted"
+            "part of a copy of it was here, and is deleted: its move was ended, or the volume isn't as it was when that began, or its own device isn't \
+             here. Nothing of the volume itself was deleted"
         ),
         Ok(()) => tracing::info!(
             volume = name,

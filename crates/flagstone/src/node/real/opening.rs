@@ -27,7 +27,7 @@ use super::between::{Between, MoveStore, with_routes};
 use super::core::{CoreNode, Divided, Known, current};
 use super::files::{CoreFiles, Rules};
 use super::journals::Homes;
-use super::moves_left::{FoundVolume, Interrupted, settle_moves};
+use super::moves_left::{CutOff, FoundVolume, settle_moves};
 use super::names::{Names, Place};
 use super::native::Identity;
 use super::receive::undo;
@@ -197,7 +197,7 @@ pub(super) fn open_all(
     runtime: &Runtime,
     devices: &[DeviceOptions],
     part: &Part,
-) -> Result<Vec<Interrupted>, NodeError> {
+) -> Result<CutOff, NodeError> {
     let mut waiting = Vec::new();
     for core in runtime.cores() {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
@@ -478,6 +478,7 @@ async fn open_core(
                 continue;
             }
             let mark = match receiving {
+                Some(Receiving::Going(to)) => Mark::Going(to),
                 Some(Receiving::Leaving(to)) => Mark::Leaving(to),
                 Some(Receiving::Stayed(to)) => Mark::Stayed(to),
                 Some(Receiving::Moved { .. }) => Mark::ArrivingAt,
@@ -498,10 +499,11 @@ async fn open_core(
             if mark != Mark::ArrivingAt && !found_moves.is_ours(&found) {
                 continue;
             }
-            if slo != Slo::default() && mark == Mark::Plain {
+            let may_be_served = matches!(mark, Mark::Plain | Mark::Going(_));
+            if slo != Slo::default() && may_be_served {
                 slos.insert(dvol.handle.id, slo);
             }
-            if mark == Mark::Plain {
+            if may_be_served {
                 scheduled.extend(snapshots.map(|schedule| (number, dvol.handle, schedule)));
             }
             volumes.push(FoundVolume {

@@ -64,9 +64,12 @@ pub(super) async fn undo(engine: &Engine<UringPlatform>, dvol: Handle) -> Result
         }
         Some(Receiving::Onto(base)) => base,
         // Not by a stream.
-        Some(Receiving::Moved { .. } | Receiving::Leaving(_) | Receiving::Stayed(_)) => {
-            return Ok(true);
-        }
+        Some(
+            Receiving::Moved { .. }
+            | Receiving::Going(_)
+            | Receiving::Leaving(_)
+            | Receiving::Stayed(_),
+        ) => return Ok(true),
     };
     let layers = engine.layers(dvol.id);
     let is_whole = attributes.content.is_some()
@@ -347,6 +350,7 @@ impl RealNode {
         self.refuse_unwhole(&target, &doing)?;
         self.refuse_striped(&target, &doing)?;
         self.refuse_moving(&target, &doing)?;
+        self.refuse_waiting(place.id, &doing)?;
         if !self.names.begin_receiving(place.id) {
             return Err(receiving(&doing));
         }

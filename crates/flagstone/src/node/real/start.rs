@@ -158,7 +158,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         share,
         divided: divided.clone(),
     };
-    let interrupted = open_all(&runtime, &options.devices, &part)?;
+    let cut_off = open_all(&runtime, &options.devices, &part)?;
     let floors = Arc::new(tokio::sync::Mutex::new(floors(&runtime)?));
     let remotes: Vec<_> = runtime
         .cores()
@@ -209,7 +209,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         incoming: Mutex::default(),
         recording,
     });
-    node.go_on_moving(interrupted);
+    node.go_on_moving(cut_off);
     Ok(node)
 }
 

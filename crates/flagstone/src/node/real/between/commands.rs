@@ -252,6 +252,7 @@ impl RealNode {
         self.refuse_striped(&target, &doing)?;
         self.refuse_fork(target.place.id, &doing)?;
         self.refuse_unconfirmed(target.place.id, &doing)?;
+        self.refuse_waiting(target.place.id, &doing)?;
         self.refuse_stranded(target.place.id, &doing).await?;
         self.show(&name).await
     }
@@ -316,11 +317,13 @@ impl RealNode {
                 core: arrival.core,
                 node: Some(arrival.address.clone()),
             },
+            phase: None,
             started_ns: wall_clock_ns(),
             copied_bytes: 0,
             expected_bytes: 0,
             held_us: 0,
             error: None,
+            error_kind: None,
         };
         let watched = Watched::new();
         let job = Departure {

@@ -102,7 +102,7 @@ impl RealNode {
             });
         }
         snapshot.more.extend(scheduled.named());
-        snapshot.more.extend(self.moves.named());
+        snapshot.more.extend(self.move_metrics());
         if !self.native_tcp.is_empty() {
             snapshot.more.extend(native::named(&counted_native));
         }

@@ -16,7 +16,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Failed, Marks, Origin, PART_BYTES, Part, Point, Progress, What, move_dvol,
+    Content, DvolOrigin, Failed, Marks, Origin, PART_BYTES, Part, Phase, Point, Progress, What,
+    move_dvol,
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
@@ -60,7 +61,7 @@ fn marked(attributes: &Attributes, receiving: Option<Receiving>) -> Attributes {
     let before = VolumeAttributes::decode(attributes);
     let content = match receiving {
         // These lie in the same place.
-        Some(Receiving::Leaving(_) | Receiving::Stayed(_)) => None,
+        Some(Receiving::Going(_) | Receiving::Leaving(_) | Receiving::Stayed(_)) => None,
         _ => before.content,
     };
     let after = VolumeAttributes {
@@ -95,6 +96,10 @@ impl Marks for VolumeMarks {
             Some(Receiving::Moved { point, .. }) => Some(point),
             _ => None,
         }
+    }
+
+    fn going(&self, attributes: &Attributes, device: u128) -> Attributes {
+        marked(attributes, Some(Receiving::Going(device)))
     }
 
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
@@ -137,6 +142,10 @@ impl Marks for MoveMarks {
         VolumeMarks.point_of(attributes)
     }
 
+    fn going(&self, attributes: &Attributes, device: u128) -> Attributes {
+        VolumeMarks.going(attributes, device)
+    }
+
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
         VolumeMarks.leaving(attributes, device)
     }
@@ -154,6 +163,8 @@ impl Marks for MoveMarks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Running,
+    /// For a device that isn't here.
+    Waiting,
     Done,
     Cancelled,
     Failed(DvolError),
@@ -176,16 +187,29 @@ pub(super) struct Seen {
     pub(super) expected_bytes: u64,
     /// For how long changes were held at its end, in nanoseconds.
     pub(super) held_ns: u64,
+    /// What it is doing.
+    pub(super) phase: Option<Phase>,
 }
 
 impl Watched {
+    /// One that has begun.
     pub(super) fn new() -> Arc<Watched> {
+        Watched::that_is(State::Running)
+    }
+
+    /// One that waits for a device.
+    pub(super) fn waiting() -> Arc<Watched> {
+        Watched::that_is(State::Waiting)
+    }
+
+    fn that_is(state: State) -> Arc<Watched> {
         Arc::new(Watched {
             progress: Mutex::new(Seen {
-                state: State::Running,
+                state,
                 copied_bytes: 0,
                 expected_bytes: 0,
                 held_ns: 0,
+                phase: None,
             }),
             trouble: Mutex::new(None),
             cancelled: AtomicBool::new(false),
@@ -345,6 +369,12 @@ impl Origin for Here<'_> {
         Ok(part)
     }
 
+    async fn going(&self) -> Result<(), DvolError> {
+        self.origin.going().await?;
+        self.core.at(MovePoint::GoingKept).await;
+        Ok(())
+    }
+
     async fn settle(&self) -> Result<(), DvolError> {
         let _turn = self.copier.tenant(false).turn(Want::flush()).await;
         self.origin.settle().await
@@ -394,6 +424,10 @@ impl Progress for Pace<'_> {
             }
         }
         Ok(())
+    }
+
+    fn phase(&self, phase: Phase) {
+        self.watched.lock().phase = Some(phase);
     }
 
     fn resumed(&self, copied_bytes: u64) {
@@ -488,14 +522,32 @@ impl CoreNode {
         let moved = self.copy_and_switch(job).await;
         let stays = self.is_stopping() && !job.watched.is_cancelled();
         // What it would have gone on with, if it didn't come to that.
-        if moved.is_err()
-            && job.left.is_some()
-            && !stays
-            && let Err(error) = throw_away(self, job).await
-        {
-            tracing::warn!(volume = job.name, "throwing the copy away: {error}");
+        if moved.is_err() && job.left.is_some() && !stays {
+            let ended = self.end_going(job.from, &job.name, job.to_device).await;
+            if let Err(error) = ended.and(throw_away(self, job).await) {
+                tracing::warn!(volume = job.name, "throwing the copy away: {error}");
+            }
         }
         moved
+    }
+
+    /// Has no start go on with a copy that a volume of this core has on this device. Returns whether it would have. Nothing else may be done to the volume
+    /// meanwhile.
+    pub(super) async fn end_going(
+        &self,
+        at: Place,
+        name: &str,
+        device: u128,
+    ) -> Result<bool, DvolError> {
+        let engine = self.engine(at.engine).ok_or(DvolError::NotFound)?;
+        let info = engine.dvol_with(at.id, name).ok_or(DvolError::NotFound)?;
+        let receiving = VolumeAttributes::decode(&info.attributes).receiving;
+        let is_going = receiving == Some(Receiving::Going(device));
+        if is_going {
+            let plain = VolumeMarks.plain(&info.attributes);
+            engine.set_attributes(info.handle, plain).await?;
+        }
+        Ok(is_going)
     }
 
     async fn copy_and_switch(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
@@ -610,18 +662,23 @@ impl CoreNode {
         let volume = &job.name;
         // When the node stops the copy stays, and the next start goes on with it.
         let stays = self.is_stopping() && !job.watched.is_cancelled();
-        if !perhaps
-            && !stays
-            && let Err(error) = there.abandon().await
-        {
-            tracing::warn!(
-                volume,
-                "throwing the copy away: {error}; the next start does it"
-            );
+        // Whether a start goes on is said here. So this comes first, and a copy that can't be deleted then is one that nobody needs.
+        let written = match !perhaps && stays {
+            true => origin.interrupt().await,
+            false => origin.stay(perhaps).await,
+        };
+        if !perhaps && !stays {
+            self.at(MovePoint::EndKept).await;
+            if let Err(error) = there.abandon().await {
+                tracing::warn!(
+                    volume,
+                    "throwing the copy away: {error}; the next start does it"
+                );
+            }
         }
-        match origin.stay(perhaps).await {
+        match written {
             Ok(()) => {}
-            // The mark stays, and says nothing: there is no copy that has arrived.
+            // The mark stays. There is no copy that has arrived, so whatever it says the volume is here.
             Err(error) if !perhaps => {
                 tracing::warn!(volume, "taking the mark of its move away: {error}");
                 origin.release();

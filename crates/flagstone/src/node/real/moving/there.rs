@@ -284,6 +284,7 @@ impl Target for There<'_> {
                     let _turn = store.turn().await;
                     store.put(&record, Stability::Stable).await?;
                 }
+                core.at(MovePoint::TokensKept).await;
                 arriving.target.finish().await?;
                 core.take_arriving(id);
                 core.set_slo(id, &slo);
