@@ -33,7 +33,9 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("runtime", &["types", "platform"]),
     (
         "sim",
-        &["types", "model", "wire", "platform", "device", "gateway"],
+        &[
+            "types", "model", "wire", "platform", "device", "fs", "gateway",
+        ],
     ),
     (
         "flagstone",
