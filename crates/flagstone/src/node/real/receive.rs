@@ -421,8 +421,10 @@ impl RealNode {
                     content: Some(content),
                     ..VolumeAttributes::decode(&engine.attributes_of(handle)?)
                 };
+                // With the flush of this all that was written is durable. A snapshot may outlive a crash, before it is answered, that takes away unstable
+                // writes from before it; this one is taken for the whole content by whoever finds it.
                 engine.set_attributes(handle, attributes.encode()).await?;
-                // The snapshot has these attributes. Durable when this returns, with all that was written.
+                // The snapshot has these attributes.
                 engine.snapshot(&[(handle, named)]).await?;
                 settle(&engine, handle).await
             })
