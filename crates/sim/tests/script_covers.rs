@@ -11,13 +11,15 @@ use flagstone_device::engine::EngineCounters;
 use flagstone_sim::workload::{Script, whole_script};
 
 /// What the tally calls an operation by another name.
-const OTHER_NAMES: [(&str, &str); 11] = [
+const OTHER_NAMES: [(&str, &str); 12] = [
     ("create_above", "create_with"),
     // The first is what a move does with its target, which is crashed everywhere in `tests/moves.rs`.
     ("begin_history", "set_epoch"),
     ("snapshot_at", "snapshot"),
     // So is this one, in `tests/moves/resumed.rs`.
     ("snapshot_between", "snapshot"),
+    // A flush, or that.
+    ("gain_room", "checkpoint"),
     ("clone_of", "clone"),
     ("clone_with", "clone"),
     ("write_with", "change with attributes"),

@@ -108,7 +108,7 @@ pub struct NodeOptions {
     pub scrub_days: u32,
     /// NBD connections at the same time, on all cores together.
     pub nbd_connections_max: usize,
-    /// How long a stop waits for NBD clients to take their answers, in milliseconds.
+    /// How long a stop waits for clients to take their answers, and for moves to write down how far they are, in milliseconds.
     pub stop_grace_ms: u64,
     /// For tests: record all I/O on the device, and the answers to clients, to this file.
     pub record: Option<PathBuf>,

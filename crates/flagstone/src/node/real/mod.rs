@@ -133,6 +133,8 @@ struct RealNode {
     moves: moves::Moves,
     incoming: Mutex<Incoming>,
     recording: Recording,
+    /// How long a stop waits for those who are at work.
+    stop_grace: Duration,
 }
 
 /// Streams that are being received.
@@ -263,6 +265,7 @@ impl RealNode {
             // One that has stopped already is told below.
             let _ = stopping.await;
         }
+        self.moves.let_end(self.stop_grace).await;
         for core in 0..self.remotes.len() {
             let stopped = self
                 .on_core(core, "stopping the node", |core| async move {

@@ -4,6 +4,7 @@ use flagstone_platform::locks::Mutex;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use flagstone_device::engine::DvolError;
 use flagstone_device::transfer::Phase;
@@ -109,6 +110,9 @@ impl Ended {
     }
 }
 
+/// Between two looks whether moves have ended.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
+
 /// Counts a move that is over.
 pub(super) fn count(ended: &Mutex<Ended>, watched: &Watched) {
     let mut counted = ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,6 +169,29 @@ impl Moves {
         let moves = self.lock();
         let waiting = moves.iter().filter(|(_, one)| one.is_waiting());
         waiting.map(|(id, one)| (*id, one.now())).collect()
+    }
+
+    /// Waits until none within the node runs, but no longer than this. They see by themselves that the node stops, and write down how far they are:
+    /// with the engines that would be too late.
+    pub(super) async fn let_end(&self, at_most: Duration) {
+        let ended = async {
+            while self.any_runs_here() {
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
+        };
+        if tokio::time::timeout(at_most, ended).await.is_err() {
+            tracing::warn!(
+                "a move has not come to a stop: the next start goes on with it further back"
+            );
+        }
+    }
+
+    fn any_runs_here(&self) -> bool {
+        let moves = self.lock();
+        let mut running = moves
+            .values()
+            .filter(|one| one.watched.seen().state == State::Running);
+        running.any(|one| one.info.to.node.is_none())
     }
 
     /// The last move of a volume, as far as it is remembered.

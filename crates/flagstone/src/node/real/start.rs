@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;
@@ -208,6 +209,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         moves: Default::default(),
         incoming: Mutex::default(),
         recording,
+        stop_grace: Duration::from_millis(options.stop_grace_ms),
     });
     node.go_on_moving(cut_off);
     Ok(node)
