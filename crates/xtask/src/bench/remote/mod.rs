@@ -8,6 +8,7 @@ pub(super) mod echo;
 pub(super) mod load;
 pub(super) mod native;
 mod nbd;
+mod placing;
 mod points;
 mod report;
 mod targets;
@@ -24,6 +25,7 @@ use super::machine::Setting;
 use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
+use placing::Placing;
 use points::{Point, Sample, points};
 use report::Report;
 use targets::Target;
@@ -52,6 +54,9 @@ pub(crate) struct RemoteArguments {
     /// Leave out the stock NBD servers and fio.
     #[arg(long)]
     no_peers: bool,
+    /// Leave it to the kernel which processor client and servers run on, and let processors halt.
+    #[arg(long)]
+    unplaced: bool,
     /// Size of the file and of the volume, all of it written beforehand.
     #[arg(long, value_parser = super::parse_size, default_value = "256M")]
     size: u64,
@@ -100,9 +105,16 @@ pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
         device_size: &arguments.device_size,
         size_bytes,
         peers: !arguments.no_peers,
+        placing: match arguments.unplaced {
+            true => None,
+            false => Some(Placing::start(&dir)?),
+        },
     };
     let programs = if place.peers { &PROGRAMS[..] } else { &[] };
-    let setting = Setting::read(root, &dir, programs)?;
+    let mut setting = Setting::read(root, &dir, programs)?;
+    let placed = place.placing.as_ref().map(Placing::describe);
+    let placed = placed.unwrap_or_else(|| "left to the kernel".to_owned());
+    setting.facts.push(("placing".to_owned(), placed));
     let (described, samples) = place.measure(&points, rounds, seconds)?;
     let report = Report {
         setting,
@@ -165,6 +177,7 @@ struct Place<'a> {
     device_size: &'a str,
     size_bytes: u64,
     peers: bool,
+    placing: Option<Placing>,
 }
 
 impl Place<'_> {
@@ -227,6 +240,12 @@ impl Place<'_> {
         println!("writing {} MiB on each target", self.size_bytes >> 20);
         for target in &mut targets {
             target.fill(self.size_bytes)?;
+        }
+        if let Some(placing) = &self.placing {
+            for pid in targets.iter().filter_map(|target| target.pid) {
+                placing.server(pid)?;
+            }
+            placing.client()?;
         }
         Ok(targets)
     }

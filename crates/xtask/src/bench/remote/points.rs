@@ -177,7 +177,7 @@ pub(super) fn goals(samples: &[Sample]) -> Vec<Goal> {
         samples,
         "the same",
         (&read, P50),
-        (&[Role::Peer, Role::OwnNbd], least),
+        (&[Role::Peer], least),
         "below 1",
         |ratio| ratio < 1.0,
     ));

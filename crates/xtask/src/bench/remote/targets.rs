@@ -23,7 +23,9 @@ const WARM_PART: u32 = 10;
 enum Way {
     /// fio on the file.
     File(std::path::PathBuf),
-    Echo(Line<Echo>),
+    /// The port of a server that may spin as long as a client is connected, which would take a processor from all others:
+    /// it has one only while it is measured.
+    Echo(u16),
     Nbd(Line<Nbd>),
     Native(Line<Native>),
 }
@@ -35,7 +37,8 @@ pub(super) struct Target {
     /// How to reproduce it, without ports and folders.
     pub(super) how: String,
     way: Way,
-    pid: Option<u32>,
+    /// Of the server, if there is one.
+    pub(super) pid: Option<u32>,
     /// Lives as long as the target does.
     _daemon: Option<Daemon>,
     _peer: Option<stock::Target>,
@@ -70,7 +73,7 @@ impl Target {
                 false => "a TCP echo of the native protocol's sizes that sleeps in recv(2)",
             }
             .to_owned(),
-            way: Way::Echo(Line::new(connect(port)?, Echo, 1)),
+            way: Way::Echo(port),
             pid: Some(daemon.pid()),
             _daemon: Some(daemon),
             _peer: None,
@@ -169,7 +172,10 @@ impl Target {
                     .map(|measured| measured.sample(self.name, *point, round))
                     .with_context(|| format!("{} at {}", self.name, point.name()));
             }
-            Way::Echo(line) => drive(line, self.pid, point, span_bytes, lasts),
+            Way::Echo(port) => connect(*port).and_then(|stream| {
+                let mut line = Line::new(stream, Echo, 1);
+                drive(&mut line, self.pid, point, span_bytes, lasts)
+            }),
             Way::Nbd(line) => drive(line, self.pid, point, span_bytes, lasts),
             Way::Native(line) => drive(line, self.pid, point, span_bytes, lasts),
         }
