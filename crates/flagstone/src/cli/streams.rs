@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -16,7 +17,7 @@ use crate::api::STREAM_TYPE;
 use crate::client::{Client, query_value};
 use crate::exit::{Exit, Failure};
 use crate::name::{SnapshotRef, SourceRef, parse_name};
-use crate::node::SnapshotInfo;
+use crate::node::{NodeErrorKind, SnapshotInfo};
 use crate::output::Output;
 use crate::size::rounded;
 
@@ -42,7 +43,8 @@ pub(super) struct SendArgs {
     /// Only what changed since this older snapshot of the same volume (VOLUME@ may be left out)
     #[arg(long, value_name = "VOLUME@OLDER")]
     since: Option<String>,
-    /// The file to write; it appears under this name when it is whole. '-' is standard output
+    /// The file to write; it appears under this name when it is whole. A pipe is written as it
+    /// is; '-' is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     to: PathBuf,
 }
@@ -170,9 +172,13 @@ impl Watch {
     }
 }
 
-/// A file that gets its name when it is whole, or standard output.
+/// A file that gets its name when it is whole, or what takes the stream as it comes: standard output, a pipe, a tape.
 enum Sink<'a> {
     Standard(&'a mut dyn Write),
+    Passing {
+        file: File,
+        path: &'a Path,
+    },
     File {
         file: File,
         part: PathBuf,
@@ -185,16 +191,37 @@ impl<'a> Sink<'a> {
         if is_standard(path) {
             return Ok(Sink::Standard(standard));
         }
+        // What follows the link is asked: `/dev/stdout` is one, and so may be the name of a pipe.
+        let kind = fs::metadata(path).map(|found| found.file_type());
+        if kind.as_ref().is_ok_and(|kind| kind.is_block_device()) {
+            return Err(on_a_disk(path).into());
+        }
+        if kind.is_ok_and(|kind| !kind.is_file() && !kind.is_dir()) {
+            // Never made anew, and never given another name: others know it by this one.
+            let file = File::options().write(true).open(path);
+            let file = file.with_context(|| format!("writing {}", path.display()))?;
+            return Ok(Sink::Passing { file, path });
+        }
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
-        let file = File::create(&part).with_context(|| format!("writing {}", part.display()))?;
+        // A stream is what the volume is: nobody else's to read.
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let file = options.open(&part);
+        let file = file.with_context(|| format!("writing {}", part.display()))?;
         Ok(Sink::File { file, part, path })
     }
 
     fn write(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         match self {
-            Sink::Standard(out) => out.write_all(bytes)?,
+            Sink::Standard(out) => out
+                .write_all(bytes)
+                .map_err(|error| not_taken("standard output", &error))?,
+            Sink::Passing { file, path } => {
+                let written = file.write_all(bytes);
+                written.map_err(|error| not_taken(&path.display().to_string(), &error))?;
+            }
             Sink::File { file, part, .. } => {
                 let written = file.write_all(bytes);
                 written.with_context(|| format!("writing {}", part.display()))?;
@@ -206,7 +233,11 @@ impl<'a> Sink<'a> {
     /// All of it was written.
     fn finish(self) -> anyhow::Result<()> {
         match self {
-            Sink::Standard(out) => out.flush()?,
+            Sink::Standard(out) => out
+                .flush()
+                .map_err(|error| not_taken("standard output", &error))?,
+            // There is nothing that could be synced in a pipe; what a tape says of it was said when it was written.
+            Sink::Passing { .. } => {}
             Sink::File { file, part, path } => {
                 let kept = file.sync_all().and_then(|()| fs::rename(&part, path));
                 kept.with_context(|| format!("writing {}", path.display()))?;
@@ -273,6 +304,28 @@ fn pass_on(stream: &mut dyn Read, sink: &mut Sink<'_>) -> anyhow::Result<Totals>
         sink.write(&piece[..read])?;
     }
     Ok(watch.decoder.finish().map_err(|error| damaged(&error))?)
+}
+
+/// A reader that goes away has no whole stream, unlike one of a list, which has seen enough.
+fn not_taken(what: &str, error: &io::Error) -> Failure {
+    let failure = NodeErrorKind::of_io(error);
+    Failure {
+        exit: failure.exit(),
+        message: format!("{what} did not take all of the stream ({error})"),
+        next_step: "what was written is no backup: see to the program or device that it went to, and send it again"
+            .to_owned(),
+    }
+}
+
+fn on_a_disk(path: &Path) -> Failure {
+    let message = format!(
+        "writing {}: it is a disk, and a stream that ends before the disk does can't be told from what is behind it",
+        path.display()
+    );
+    usage(
+        &message,
+        "name a file, or pipe the stream into a program that writes disks",
+    )
 }
 
 fn cut_off(error: &io::Error) -> Failure {

@@ -31,7 +31,7 @@ pub struct ArrivalSpec {
     pub volume: String,
     /// Its id, 32 hexadecimal digits.
     pub id: String,
-    /// The device it is to be on, by name or id; the first one without it.
+    /// The device it is to be on, by name or id; without it the node chooses.
     #[serde(default)]
     pub device: Option<String>,
     /// The core that is to have it.

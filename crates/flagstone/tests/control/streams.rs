@@ -78,6 +78,57 @@ fn expected_runs() -> Vec<StreamRun> {
     ]
 }
 
+/// Sends `vm-1@monday`: its exit code, and what it says is wrong.
+fn send_to(served: &Served, out: Stdio, to: &str) -> Ran {
+    let mut command = binary();
+    command.args(["snapshot", "send", "vm-1@monday", "--to", to]);
+    served.aim(&mut command);
+    command.stdout(out).stderr(Stdio::piped());
+    ran(command.output().expect("the binary starts"))
+}
+
+#[test]
+fn who_does_not_take_all_of_a_stream_has_no_backup() {
+    let served = served();
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let sent = send_to(&served, writer.into(), "-");
+    assert_eq!(sent.exit, i32::from(Exit::Internal.code()), "{}", sent.err);
+    let said = "standard output did not take all of the stream";
+    assert!(sent.err.contains(said), "{}", sent.err);
+
+    let dir = TempDir::new("streams-full");
+    let full = dir.path().join("full");
+    std::os::unix::fs::symlink("/dev/full", &full).expect("a link");
+    let sent = send_to(&served, Stdio::piped(), full.to_str().expect("text"));
+    assert_eq!(sent.exit, i32::from(Exit::NoSpace.code()), "{}", sent.err);
+    assert!(sent.err.contains("send it again"), "{}", sent.err);
+    assert!(full.is_symlink(), "what takes a stream stays what it is");
+}
+
+#[test]
+fn a_pipe_with_a_name_takes_a_stream_and_stays_a_pipe() {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    let served = served();
+    let dir = TempDir::new("streams-fifo");
+    let fifo = dir.path().join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.expect("mkfifo starts").success());
+    let from = fifo.clone();
+    let reader = std::thread::spawn(move || std::fs::read(from).expect("reads"));
+    let sent = send_to(&served, Stdio::piped(), fifo.to_str().expect("text"));
+    assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
+    let kind = std::fs::metadata(&fifo).expect("is there").file_type();
+    assert!(kind.is_fifo(), "{kind:?}");
+    let passed = reader.join().expect("ends");
+    let file = dir.path().join("monday.fss");
+    let sent = send_to(&served, Stdio::piped(), file.to_str().expect("text"));
+    assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
+    assert_eq!(std::fs::read(&file).expect("reads"), passed);
+    let mode = std::fs::metadata(&file).expect("is there").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600, "nobody else's to read");
+}
+
 #[test]
 fn a_snapshot_goes_through_a_pipe_and_through_files() {
     let served = served();

@@ -1,9 +1,9 @@
 //! What the real node says to requests it can't fulfil: numbers, and words of the user's.
 
 use flagstone::name::{SnapshotRef, SourceRef};
-use flagstone::node::{NodeError, NodeErrorKind, Reservation, VolumeSpec};
+use flagstone::node::{DeviceOptions, NodeError, NodeErrorKind, Reservation, VolumeSpec};
 
-use crate::support::Scene;
+use crate::support::{Scene, copy_image, options};
 
 const MIB: u64 = 1 << 20;
 
@@ -246,4 +246,34 @@ fn no_more_is_reserved_than_a_volume_can_hold() {
         );
     }
     assert_eq!(reserve(MIB).expect("less").reserved_bytes, MIB);
+}
+
+/// Which of the two has the newer bytes nobody could tell, and what is written to one the other lacks.
+#[test]
+fn a_device_and_a_copy_of_it_are_not_served_together() {
+    let scene = Scene::new();
+    scene.create("disk", MIB).expect("created");
+    let device = scene.device_path();
+    let copy = device.with_extension("copy");
+    let down = scene.down();
+    copy_image(&device, &copy);
+    for [first, second] in [[&device, &copy], [&copy, &device]] {
+        let mut both = options(first.clone());
+        both.devices.push(DeviceOptions {
+            name: "again".to_owned(),
+            path: second.clone(),
+            expected_size_bytes: None,
+            layers: Vec::new(),
+            schedule: Default::default(),
+        });
+        let refused = flagstone::node::real::start(both).err();
+        let refused = refused.expect("two devices with one id");
+        is_plain(&refused, NodeErrorKind::AlreadyExists);
+        for path in [first, second] {
+            let path = path.display().to_string();
+            assert!(refused.found.contains(&path), "{refused}");
+        }
+    }
+    let scene = down.up(|_| {});
+    scene.show("disk").expect("either alone is served");
 }

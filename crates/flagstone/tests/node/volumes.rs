@@ -1,10 +1,11 @@
 //! Volumes that are deleted under their clients, and sizes.
 
 use flagstone::name::SnapshotRef;
-use flagstone::node::NodeErrorKind;
+use flagstone::node::{DeviceOptions, NodeErrorKind, Reservation, VolumeSpec};
+use flagstone::offline::{FormatOptions, format};
 
 use crate::client::{ESHUTDOWN, FLUSH, READ, TRIM, ZEROES};
-use crate::support::Scene;
+use crate::support::{Folder, Scene};
 
 /// The volume is gone for its client, also when another of the same name and size is there.
 #[test]
@@ -109,4 +110,62 @@ fn a_device_behind_layers_is_what_they_make_of_it() {
     let told =
         "behind layers, for measuring and testing: latency reads=1us jitter=50%; errors discards=1";
     assert!(notices.iter().any(|n| n.contains(told)), "{notices:?}");
+}
+
+/// The first device is small and has one journal. Volumes go there all the same, but for those that don't fit, or want more cores.
+#[test]
+fn a_volume_goes_to_a_device_that_can_hold_it() {
+    let other = Folder::new();
+    let path = other.path.join("other.img");
+    let large = FormatOptions {
+        size_bytes: Some(2 << 30),
+        force: false,
+        sparse: true,
+    };
+    format(&path, &large).expect("formatted");
+    let scene = Scene::with(|options| {
+        options.cores = Some(2);
+        options.devices.push(DeviceOptions {
+            name: "other".to_owned(),
+            path,
+            expected_size_bytes: None,
+            layers: Vec::new(),
+            schedule: Default::default(),
+        });
+    });
+    let spec = |name: &str, size_bytes, reserve, stripes| VolumeSpec {
+        name: name.to_owned(),
+        size_bytes,
+        reserve,
+        device: None,
+        core: None,
+        apart: false,
+        stripes,
+        stripe_unit_bytes: None,
+        slo: Default::default(),
+        oversubscribe: false,
+    };
+    let create = |spec| scene.ask(|node| node.create_volume(spec));
+    let (none, full) = (Reservation::None, Reservation::Full);
+    for (name, size_bytes, reserve, stripes, device) in [
+        ("thin", 1 << 40, none, None, "main"),
+        ("small", 8 << 20, full, None, "main"),
+        ("large", 600 << 20, full, None, "other"),
+        ("striped", 64 << 20, none, Some(2), "other"),
+        // More than either has cores for.
+        ("wide", 64 << 20, none, Some(4), "other"),
+    ] {
+        let created = create(spec(name, size_bytes, reserve, stripes)).expect(name);
+        assert_eq!(created.volume.device, device, "{name}");
+    }
+    // There is no such room anywhere.
+    let refused = create(spec("huge", 1 << 40, full, None)).expect_err("no room");
+    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
+    // On a core that only one of them has.
+    let on_second = VolumeSpec {
+        core: Some(1),
+        ..spec("second", 8 << 20, none, None)
+    };
+    let created = create(on_second).expect("created").volume;
+    assert_eq!((created.device.as_str(), created.core), ("other", 1));
 }

@@ -29,6 +29,21 @@ pub(super) fn reserved_bytes(reserve: Reservation, size_bytes: u64) -> u64 {
     }
 }
 
+/// What a device is chosen for.
+#[derive(Clone, Copy)]
+pub(super) struct Wants {
+    /// What will surely be taken there.
+    pub(super) bytes: u64,
+    /// Cores that are to share it.
+    pub(super) parts: usize,
+}
+
+impl Wants {
+    pub(super) fn bytes(bytes: u64) -> Wants {
+        Wants { bytes, parts: 1 }
+    }
+}
+
 /// How a volume that is to be striped is.
 fn layout_of(spec: &VolumeSpec, doing: &str) -> Result<Option<Layout>, NodeError> {
     let (members, unit_bytes) = match (spec.stripes, spec.stripe_unit_bytes) {
@@ -60,16 +75,17 @@ fn layout_of(spec: &VolumeSpec, doing: &str) -> Result<Option<Layout>, NodeError
 }
 
 impl RealNode {
-    /// The core and engine for a new volume: the core with the fewest volumes, on its first
+    /// The core and device for a new volume: the core with the fewest volumes, on its first
     /// journal of the device, so that few journals share the flushes.
-    pub(super) fn place_for(
+    pub(super) async fn place_for(
         &self,
         device: Option<&str>,
         core: Option<u32>,
+        wants: Wants,
         doing: &str,
     ) -> Result<(usize, usize), NodeError> {
         let device = match device {
-            None => 0,
+            None => self.device_for(core, wants, doing).await?,
             Some(wanted) => self
                 .devices
                 .iter()
@@ -84,6 +100,46 @@ impl RealNode {
             None => self.first_core_of(device, doing)?,
         };
         Ok((core, device))
+    }
+
+    /// The device for a volume for which none is named: the first one with a core for each part and with the room that is wanted, and a
+    /// sixteenth of it left then. If there is none: the one with the most cores, and of several such the one with the most room.
+    async fn device_for(
+        &self,
+        core: Option<u32>,
+        wants: Wants,
+        doing: &str,
+    ) -> Result<usize, NodeError> {
+        let mut best = None;
+        if self.devices.len() == 1 {
+            return Ok(0);
+        }
+        for device in 0..self.devices.len() {
+            let mut cores = self.cores_of(device);
+            let count = cores.len();
+            cores.retain(|one| core.is_none_or(|core| core as usize == *one));
+            let Some(first) = cores.first() else {
+                continue;
+            };
+            let space = self.on_core(*first, doing, move |core| async move {
+                let owned = core.engines.get(core.engines.first_of(device)?)?;
+                Some(owned.engine.space())
+            });
+            let Some(space) = space.await? else {
+                continue;
+            };
+            let room = space.open_bytes.saturating_sub(space.kept_bytes);
+            let left = room.checked_sub(wants.bytes);
+            if count >= wants.parts && left.is_some_and(|left| left >= space.capacity_bytes / 16) {
+                return Ok(device);
+            }
+            let comes_near = (count.min(wants.parts), room);
+            if best.is_none_or(|(_, so_far)| comes_near > so_far) {
+                best = Some((device, comes_near));
+            }
+        }
+        // With none, the first one says why.
+        Ok(best.map_or(0, |(device, _)| device))
     }
 
     /// The cores that can get volumes of a device, since they serve a journal of it that takes new ones: those with the fewest volumes first.
@@ -179,14 +235,19 @@ impl RealNode {
         }
         check_size(spec.size_bytes, &doing)?;
         let layout = layout_of(&spec, &doing)?;
-        let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
+        let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
+        check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
+        let wants = Wants {
+            bytes: reserved_bytes,
+            parts: layout.as_ref().map_or(1, Layout::members),
+        };
+        let named = spec.device.as_deref();
+        let (core, device) = self.place_for(named, spec.core, wants, &doing).await?;
         let core = match (spec.apart, spec.core) {
             (true, None) => self.core_with_spare(device, &doing).await?,
             _ => core,
         };
         let apart = spec.apart;
-        let reserved_bytes = reserved_bytes(spec.reserve, spec.size_bytes);
-        check_reservation(reserved_bytes, spec.size_bytes, &doing)?;
         let slo = spec.slo;
         // Held until it is there: two who ask at the same time can't both get what is left. Who asks for no floor
         // waits for nobody.

@@ -22,6 +22,7 @@ use flagstone_wire::stream::{StreamBase, StreamHeader};
 
 use super::attributes::{ContentId, Receiving, VolumeAttributes};
 use super::core::CoreNode;
+use super::creation::Wants;
 use super::errors::{Wanted, check_size, node_error, taken};
 use super::names::{Claim, Place};
 use super::resize::{Resized, resize_alone};
@@ -286,7 +287,9 @@ impl RealNode {
     async fn begin_new(&self, spec: ReceiveSpec) -> Result<OneReceive, NodeError> {
         let doing = format!("receiving volume '{}'", spec.volume);
         check_size(spec.header.size_bytes, &doing)?;
-        let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
+        let wants = Wants::bytes(spec.header.expected_bytes);
+        let named = spec.device.as_deref();
+        let (core, device) = self.place_for(named, spec.core, wants, &doing).await?;
         let nowhere = Place {
             core,
             engine: 0,

@@ -122,6 +122,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         let lock = lock_device(&device.path).map_err(|error| lock_error(device, &error))?;
         check_size(device)?;
         let found = prepare(&runtime, device, tuning.flush)?;
+        check_no_copy(device, &found.superblock.device_id.to_string(), &devices)?;
         devices.push(Device {
             name: device.name.clone(),
             path: device.path.clone(),
@@ -293,6 +294,25 @@ fn check_size(device: &DeviceOptions) -> Result<(), NodeError> {
         "check the path and whether it was truncated; if nothing in it is needed, remove it and \
          let `flagstone dev` or `flagstone device format PATH:SIZE` make a new one",
     ))
+}
+
+/// Refuses a device that is a copy of another one: both have the same volumes, and neither shows which is to be believed.
+fn check_no_copy(device: &DeviceOptions, id: &str, before: &[Device]) -> Result<(), NodeError> {
+    let Some(other) = before.iter().find(|other| other.id == id) else {
+        return Ok(());
+    };
+    let doing = format!("opening device '{}'", device.name);
+    let (path, other_path) = (device.path.display(), other.path.display());
+    let found = format!(
+        "{path} has the id of device '{}' ({other_path}), {id}: one is a copy of the other",
+        other.name
+    );
+    Err(
+        NodeError::new(NodeErrorKind::AlreadyExists, doing, found).next(format!(
+            "name only one of them; `flagstone inspect {path}` and `flagstone inspect {other_path}` show what each has, and up to \
+             which LSN it was written. Nothing was changed on either"
+        )),
+    )
 }
 
 fn prepare(

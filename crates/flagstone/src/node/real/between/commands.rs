@@ -14,6 +14,7 @@ use super::leaving::{Departure, Promised};
 use super::there::is_of_use;
 use crate::name::check_name;
 use crate::node::real::RealNode;
+use crate::node::real::creation::Wants;
 use crate::node::real::describe::wall_clock_ns;
 use crate::node::real::errors::{no_such_volume, node_error, taken};
 use crate::node::real::moves::{count, moving};
@@ -131,7 +132,9 @@ impl RealNode {
             return Err(NodeError::new(NodeErrorKind::AlreadyExists, doing, found)
                 .next("name another node; within a node say `--device` or `--core`"));
         }
-        let (core, device) = self.place_for(spec.device.as_deref(), spec.core, &doing)?;
+        let named = spec.device.as_deref();
+        let place = self.place_for(named, spec.core, Wants::bytes(0), &doing);
+        let (core, device) = place.await?;
         self.make_way(id, &doing).await?;
         let mut floors = self.floors.lock().await;
         self.admit(
