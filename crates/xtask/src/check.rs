@@ -124,15 +124,11 @@ fn explorations<'a>(programs: &'a Programs) -> Vec<(&'static str, Work<'a>)> {
             steps::run_limited(command, STEP_LIMIT, say, |_| ()).map(Counts::one)
         })
     };
-    let bugs: Work<'a> = Box::new(move |say| {
-        let simulator = programs.simulator_with_planted_bugs()?;
-        forward::sim_by(simulator, &SimArguments::bugs(), STEP_LIMIT, say).map(Counts::one)
-    });
     vec![
         ("sim, script", sim(SimArguments::script())),
         ("sim, seeds", sim(SimArguments::seeds(SIM_SEEDS))),
         ("sim, all faults", sim(SimArguments::all_faults(SIM_SEEDS))),
-        ("sim, planted bugs", bugs),
+        ("sim, planted bugs", sim(SimArguments::bugs())),
         ("sim, scenes", sim(SimArguments::scenes(SCENE_SEEDS))),
         ("sim, kept seeds", sim(SimArguments::kept())),
         ("model, every state", model(&["--size", "small"])),

@@ -1,7 +1,10 @@
 //! The programs that CI's steps run, built once for all of them.
 //!
-//! They are copied to a folder of their own: what cargo builds later takes the places of these in the build folder,
-//! the simulator with planted bugs among it, while the steps run beside each other.
+//! They are copied to a folder of their own: what cargo builds later takes the places of these in the build folder while the
+//! steps run beside each other.
+//!
+//! The simulator is the one with planted bugs, also where none is planted: another one would be all of the libraries built once more, and
+//! their tests run the code without.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,12 +22,13 @@ const BUILD_LIMIT: Duration = Duration::from_secs(25 * 60);
 /// The lowest that there is: who runs beside has the processors whenever there is something to do.
 const NICE: &str = "19";
 
-const PACKAGES: [&str; 3] = ["flagstone", "flagstone-sim", "flagstone-model"];
+const SHIPPED: [&str; 2] = ["flagstone", "flagstone-model"];
+/// Those of the libraries they have in common would have fewer features without the others, and be built again.
+const ALL: [&str; 3] = ["flagstone", "flagstone-sim", "flagstone-model"];
 const SERVER: &str = "flagstone";
 const SIMULATOR: &str = "flagstone-sim";
 const JUDGE: &str = "crash-images";
 const MODEL: &str = "flagstone-model";
-const PLANTED: &str = "flagstone-sim-planted";
 
 /// Where they are.
 pub(crate) struct Programs {
@@ -46,26 +50,23 @@ impl Programs {
             fs::remove_dir_all(&self.folder).context("removing the programs of the last run")?;
         }
         fs::create_dir_all(&self.folder).context("making a folder for the programs")?;
-        // In one go: what they have in common is built once, and as the README's command wants it.
-        self.cargo(say, &["--bins"])?;
-        for name in [SERVER, SIMULATOR, JUDGE, MODEL] {
-            self.keep(name, name)?;
+        self.cargo(say, &SHIPPED, &["--bins"])?;
+        for name in [SERVER, MODEL] {
+            self.keep(name)?;
         }
-        let planted = [
-            "--bin",
-            SIMULATOR,
-            "--features",
-            "flagstone-sim/planted-bugs",
-        ];
-        self.cargo(say, &planted)?;
-        self.keep(SIMULATOR, PLANTED)
+        let planted = ["--bin", SIMULATOR, "--bin", JUDGE];
+        let planted = [&planted[..], &["--features", "flagstone-sim/planted-bugs"]].concat();
+        self.cargo(say, &ALL, &planted)?;
+        for name in [SIMULATOR, JUDGE] {
+            self.keep(name)?;
+        }
+        Ok(())
     }
 
-    fn cargo(&self, say: &Say, arguments: &[&str]) -> Result<()> {
+    fn cargo(&self, say: &Say, packages: &[&str], arguments: &[&str]) -> Result<()> {
         let mut cargo = repo::cargo(&self.root);
         cargo.args(["build", "--release"]);
-        // All of them also where one is meant: else the libraries have fewer features, and are built again.
-        for package in PACKAGES {
+        for package in packages {
             cargo.args(["--package", package]);
         }
         cargo.args(arguments);
@@ -74,8 +75,8 @@ impl Programs {
         Ok(())
     }
 
-    fn keep(&self, built: &str, name: &str) -> Result<()> {
-        let from = repo::target_dir(&self.root).join("release").join(built);
+    fn keep(&self, name: &str) -> Result<()> {
+        let from = repo::target_dir(&self.root).join("release").join(name);
         let copied = fs::copy(&from, self.folder.join(name));
         copied.with_context(|| format!("copying {}", from.display()))?;
         Ok(())
@@ -93,10 +94,6 @@ impl Programs {
 
     pub(crate) fn simulator(&self) -> Result<Command> {
         self.in_the_background(SIMULATOR)
-    }
-
-    pub(crate) fn simulator_with_planted_bugs(&self) -> Result<Command> {
-        self.in_the_background(PLANTED)
     }
 
     pub(crate) fn model(&self) -> Result<Command> {

@@ -8,13 +8,14 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_client::{Arrival, Options};
+use flagstone_client::{Arrival, Error, Options};
 use flagstone_device::engine::{DvolError, Handle, Stability};
 use flagstone_device::transfer::{DvolOrigin, Marks, NewDvol};
 use flagstone_moves::away::{Ended, Home, Question, RemoteTarget, confirm, move_away};
 use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DeviceId, DvolId, Epoch};
+use flagstone_wire::Status;
 use flagstone_wire::proof::Key;
 
 use super::record::{Kind, MoveRecord};
@@ -212,6 +213,18 @@ impl Home for NodeHome<'_> {
     }
 }
 
+/// Why a move came to nothing. A node that was restarted has forgotten its promise, and then the key of that opens nothing.
+fn in_words(error: &Error, to: &Promised) -> String {
+    match error.status() {
+        Some(Status::Denied) => format!(
+            "{} doesn't know of this move (DENIED): it was restarted since and has thrown away what had come, or the key is another's; \
+             ask for the move again",
+            to.address
+        ),
+        _ => error.to_string(),
+    }
+}
+
 impl CoreNode {
     /// A client of another node. Its connections end with it.
     pub(super) fn client_of(&self, address: SocketAddr) -> UringClient {
@@ -333,8 +346,8 @@ impl CoreNode {
                 Ok(())
             }
             Ended::Stayed(error) => {
-                job.watched
-                    .set_trouble(target.trouble().map(|trouble| trouble.to_string()));
+                let trouble = target.trouble().map(|error| in_words(&error, &job.to));
+                job.watched.set_trouble(trouble);
                 Err((error, true))
             }
             Ended::Forced(epoch) => {
