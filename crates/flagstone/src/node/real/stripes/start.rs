@@ -6,6 +6,7 @@
 //! | a volume that was being rolled back | rolled back |
 //! | a member that is longer or shorter than the volume's size says | resized |
 //! | a member's snapshot that the volume doesn't have | deleted |
+//! | more that is reserved for a member than it has | given back, as of any volume |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
