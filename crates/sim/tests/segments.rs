@@ -361,3 +361,50 @@ fn a_segment_is_not_given_back_before_the_record_that_took_it_is_behind_the_root
         }
     });
 }
+
+/// The last segment that nobody owned counted as unowned for the journal that was taking it, and for nobody once what both say was put
+/// together.
+#[test]
+fn a_segment_that_is_being_taken_is_room_in_the_journal_that_takes_it() {
+    let disk = formatted();
+    run(&disk, |platform, disk| async move {
+        let ahead = EngineOptions {
+            prewrite_segments: true,
+            ..EngineOptions::default()
+        };
+        let [first, second] = open_with(&platform, &disk, ahead).await;
+        let dvol = create(&first, "first", 0).await;
+        let other = create(&second, "second", 0).await;
+        let mut reserved = 0;
+        // Segments are taken from the lowest on, so the last one is left.
+        while second.space().unowned_bytes > SEGMENT {
+            reserved += 32 * MIB;
+            let set = second.set_reserved(other, reserved).await;
+            set.expect("there is room");
+        }
+        let before = first.spare_room();
+        assert_eq!(before.unowned_segments, 1);
+        let delay = Fault::Delay { ns: 100_000_000 };
+        let last = 6 * SEGMENT..DEVICE_BYTES;
+        let slow = Injection::next(delay).times(1).within(last);
+        disk.inject(slow.only(IoKind::Write));
+        let more = before.own_bytes.unsigned_abs() + 8 * MIB;
+        let taking = first.clone();
+        platform.spawn(async move {
+            let set = taking.set_reserved(dvol, more).await;
+            set.expect("there is room");
+        });
+        platform.sleep_ns(50_000_000).await;
+        let [mine, others] = [&first, &second].map(|engine| engine.spare_room());
+        for room in [mine, others] {
+            assert_eq!((room.unowned_bytes, room.unowned_segments), (0, 0));
+        }
+        assert!(mine.own_bytes >= 0, "what is being reserved: {mine:?}");
+        platform.sleep_ns(1_000_000_000).await;
+        assert_eq!(second.spare_room().unowned_bytes, 0);
+        let (_, reserved) = first.usage_of(dvol).expect("is there");
+        assert!(reserved >= more, "what is being taken was room for it");
+        first.stop().await.expect("stops");
+        second.stop().await.expect("stops");
+    });
+}

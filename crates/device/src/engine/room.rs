@@ -36,7 +36,7 @@ impl Reserving {
 /// What a journal could set aside beside what it has, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SpareRoom {
-    /// In its own segments. Below zero: what it keeps for itself and has promised needs that much more, before anything else.
+    /// In its own segments, and in one that it is just taking. Below zero: what it keeps for itself and has promised needs that much more, before anything else.
     pub own_bytes: i64,
     /// In segments that no journal owns. A journal takes whole ones.
     pub unowned_bytes: u64,
@@ -67,13 +67,14 @@ impl<P: Platform> Engine<P> {
     pub fn spare_room(&self) -> SpareRoom {
         let inner = &self.inner;
         let (open, unloaded) = inner.own_open_blocks();
-        let own_blocks = open as i64 + unloaded as i64 - inner.spoken_for() as i64;
+        // With the segment that this journal is just taking: it is no other one's, and whoever needs a segment waits for it first.
+        let own_blocks = open + unloaded + inner.blocks_being_taken.get();
+        let own_blocks = own_blocks as i64 - inner.spoken_for() as i64;
         let (free, short_segments) = inner.shared.free_segments();
         SpareRoom {
             own_bytes: own_blocks * BLOCK_SIZE as i64,
-            unowned_bytes: inner.not_owned_yet() * BLOCK_SIZE,
-            // With the one that this journal is just taking.
-            unowned_segments: free + u64::from(inner.blocks_being_taken.get() > 0),
+            unowned_bytes: inner.shared.free_blocks() * BLOCK_SIZE,
+            unowned_segments: free,
             short_segments,
             segment_bytes: SEGMENT_CAPACITY_BLOCKS * BLOCK_SIZE,
             host_full: inner.host_full.get(),

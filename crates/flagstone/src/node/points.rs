@@ -67,6 +67,8 @@ pub enum MovePoint {
     StripeUnsnapped,
     /// It is written down that it is being rolled back, and nothing else was done.
     StripeRolling,
+    /// A member is rolled back, and has as much reserved as before. Where this says `false`, that stays so, and the rollback goes on.
+    StripeMemberRolled,
     /// Its other members are rolled back, and it isn't.
     StripeRolled,
 }

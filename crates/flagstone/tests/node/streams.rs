@@ -1,7 +1,9 @@
 //! Streams of snapshots: what they bring is what was there, all of it or nothing.
 
 use flagstone::name::SnapshotRef;
-use flagstone::node::{NodeError, NodeErrorKind, ReceiveId, ReceiveSpec, SnapshotInfo, StreamRun};
+use flagstone::node::{
+    NodeError, NodeErrorKind, ReceiveId, ReceiveSpec, Reservation, SnapshotInfo, StreamRun,
+};
 use flagstone_wire::stream::{Decoder, Encoder, Event};
 
 use crate::client::{FLUSH, READ, TRIM, ZEROES};
@@ -444,4 +446,50 @@ fn an_interrupted_receive_leaves_what_was_there() {
     scene = scene.restart(|_| {});
     assert!(content(&scene, "copy", 5 * MIB) == content(&scene, "disk", 5 * MIB));
     assert!(content(&scene, "new", 4 * MIB) == before);
+}
+
+/// A volume for which all is reserved keeps it so, whatever is received into it and whether that comes to its end; and no more.
+#[test]
+fn what_is_reserved_goes_with_what_is_received() {
+    let mut scene = Scene::new();
+    let resize = |scene: &Scene, volume: &str, size| {
+        let resized = scene.ask(|node| node.resize_volume(volume.to_owned(), size, true));
+        resized.expect("resized");
+    };
+    scene.create("disk", 4 * MIB).expect("created");
+    write(&scene, "disk", 0, &[1; 8192]);
+    snapshot(&scene, "disk@base").expect("taken");
+    for (size, name) in [(4, "same"), (2, "small"), (6, "large")] {
+        resize(&scene, "disk", size * MIB);
+        write(&scene, "disk", 0, &[size as u8; 4096]);
+        snapshot(&scene, &format!("disk@{name}")).expect("taken");
+    }
+    receive(&scene, "copy", &sent(&scene, "disk@base", None), false).expect("received");
+    let reserved = scene.ask(|node| node.set_reservation("copy".to_owned(), Reservation::Full));
+    reserved.expect("reserved");
+    let has_all = |scene: &Scene, size: u64, what: &str| {
+        let copy = scene.show("copy").expect("shown");
+        let found = (copy.size_bytes, copy.reserved_bytes);
+        assert_eq!(found, (size * MIB, size * MIB), "{what}");
+    };
+    resize(&scene, "copy", 8 * MIB);
+    has_all(&scene, 8, "it has grown");
+    let same = sent(&scene, "disk@same", Some("base"));
+    receive(&scene, "copy", &same, true).expect("received");
+    has_all(&scene, 4, "it was rolled back");
+    let [small, large] =
+        ["small", "large"].map(|name| sent(&scene, &format!("disk@{name}"), Some("same")));
+    for (stream, what) in [(&small, "a smaller one"), (&large, "a larger one")] {
+        let id = begin(&scene, "copy", stream, true).expect("begun");
+        scene.ask(|node| node.abandon_receive(id)).expect("undone");
+        has_all(&scene, 4, &format!("{what} that was given up"));
+        begin(&scene, "copy", stream, true).expect("begun");
+        scene = scene.restart(|_| {});
+        has_all(&scene, 4, &format!("{what} that a stop has cut off"));
+    }
+    receive(&scene, "copy", &small, true).expect("received");
+    has_all(&scene, 2, "it is smaller");
+    let large = sent(&scene, "disk@large", Some("small"));
+    receive(&scene, "copy", &large, false).expect("received");
+    has_all(&scene, 6, "it is larger");
 }

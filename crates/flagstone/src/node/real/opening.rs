@@ -32,6 +32,7 @@ use super::names::{Names, Place};
 use super::native::Identity;
 use super::receive::undo;
 use super::recording::Recording;
+use super::resize::try_reserve_no_more;
 use super::schedule::Schedules;
 use super::start::{Share, wait_for};
 use super::stripes::{FoundMember, settle_stripes};
@@ -476,6 +477,13 @@ async fn open_core(
                 && !settled(&engine, dvol.handle, &dvol.name, receiving, &names).await
             {
                 continue;
+            }
+            // Not of what is being moved: nobody changes that meanwhile.
+            if matches!(receiving, None | Some(Receiving::New | Receiving::Onto(_)))
+                && !names.is_receiving(dvol.handle.id)
+            {
+                // The node may have ended while its size was being changed, or when it was rolled back to a smaller one.
+                try_reserve_no_more(&engine, dvol.handle).await;
             }
             let mark = match receiving {
                 Some(Receiving::Going(to)) => Mark::Going(to),

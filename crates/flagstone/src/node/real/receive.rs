@@ -8,6 +8,7 @@
 //! then a volume could be in between for days, and a stream has to be sent again from its beginning anyway, if it
 //! comes through a pipe.
 
+use std::cmp::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
 use flagstone_device::engine::{
@@ -25,7 +26,7 @@ use super::core::CoreNode;
 use super::creation::Wants;
 use super::errors::{Wanted, check_size, node_error, taken};
 use super::names::{Claim, Place};
-use super::resize::{Resized, resize_alone};
+use super::resize::{Resized, resize_alone, try_reserve_no_more};
 use super::send::engine_error;
 use super::volume::RealVolume;
 use super::{Incoming, RealNode, Target};
@@ -82,6 +83,8 @@ pub(super) async fn undo(engine: &Engine<UringPlatform>, dvol: Handle) -> Result
         let base = base.ok_or(DvolError::NotFound)?;
         engine.roll_back(dvol, base.handle).await?;
     }
+    // Before it is served again: what it was to become may have been larger, and what it has become may be smaller.
+    try_reserve_no_more(engine, dvol).await;
     settle(engine, dvol).await?;
     Ok(true)
 }
@@ -206,12 +209,16 @@ async fn make_base(
     engine.set_attributes(dvol, attributes.encode()).await?;
     if changed != Some(false) {
         engine.roll_back(dvol, base.handle).await?;
+        try_reserve_no_more(&engine, dvol).await;
     }
-    if header.size_bytes != base.size_bytes {
-        match resize_alone(&engine, dvol, header.size_bytes, true).await? {
+    match header.size_bytes.cmp(&base.size_bytes) {
+        // What is reserved stays so until the end: if the stream doesn't come to that, the volume has its old size again.
+        Ordering::Less => engine.resize(dvol, header.size_bytes).await?,
+        Ordering::Equal => {}
+        Ordering::Greater => match resize_alone(&engine, dvol, header.size_bytes, true).await? {
             Resized::Done => {}
             Resized::WouldShrink(_) => return Err(DvolError::Invalid),
-        }
+        },
     }
     Ok(Ok(()))
 }
@@ -429,7 +436,10 @@ impl RealNode {
                 engine.set_attributes(handle, attributes.encode()).await?;
                 // The snapshot has these attributes.
                 engine.snapshot(&[(handle, named)]).await?;
-                settle(&engine, handle).await
+                settle(&engine, handle).await?;
+                // It may have become smaller.
+                try_reserve_no_more(&engine, handle).await;
+                Ok(())
             })
             .await;
         let finished = match finished {

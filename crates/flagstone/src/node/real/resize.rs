@@ -76,6 +76,16 @@ pub(super) async fn reserve_no_more(
     }
 }
 
+/// The same where all else is done, and stays done without it.
+pub(super) async fn try_reserve_no_more(engine: &Engine<UringPlatform>, dvol: Handle) {
+    if let Err(error) = reserve_no_more(engine, dvol).await {
+        tracing::warn!(
+            volume = %dvol.id,
+            "giving back what is reserved beyond a size: {error}; the next start tries again"
+        );
+    }
+}
+
 /// What was answered, with what there was no room for apart from other errors.
 fn answered<R>(done: Result<R, Unreserved>) -> Result<Result<R, Shortage>, DvolError> {
     match done {

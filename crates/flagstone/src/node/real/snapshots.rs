@@ -10,7 +10,7 @@ use super::RealNode;
 use super::core::CoreNode;
 use super::errors::{Wanted, apart, closed, no_such_snapshot, node_error};
 use super::names::Place;
-use super::resize::reserve_no_more;
+use super::resize::try_reserve_no_more;
 use super::schedule::check_not_of_schedule;
 use crate::name::SnapshotRef;
 use crate::node::{NodeError, NodeErrorKind, SnapshotInfo, VolumeInfo};
@@ -188,7 +188,7 @@ impl RealNode {
                     core.check_settled(dvol.id)?;
                     engine.roll_back(dvol, layer).await?;
                     // It may have been smaller.
-                    reserve_no_more(&engine, dvol).await?;
+                    try_reserve_no_more(&engine, dvol).await;
                 }
                 let what = "rolled back under its clients: they read the snapshot from now on";
                 core.tell_of_attached(dvol.id, &named, what);

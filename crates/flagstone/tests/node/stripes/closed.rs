@@ -101,6 +101,8 @@ fn half_rolled_back(member: u64) -> (Scene, Vec<u8>, TokenText) {
     assert_eq!(refused.kind, NodeErrorKind::Unavailable, "{refused}");
     assert!(refused.found.contains("isn't whole"), "{refused}");
     assert!(refused.next_step.contains("restart the node"), "{refused}");
+    // That of the whole, and not of its first member.
+    assert_eq!(show(&scene, "hot").size_bytes, before.len() as u64);
     // Of members that are rolled back, and of those that aren't.
     for unit in 0..MEMBERS {
         let at = unit * UNIT;
@@ -202,11 +204,11 @@ fn one_that_is_closed_can_be_renamed_and_deleted() {
     others_are_as_they_were(&scene);
 }
 
-type Damage =
+pub(super) type Damage =
     fn(Engine<UringPlatform>) -> std::pin::Pin<Box<dyn Future<Output = Result<(), DvolError>>>>;
 
 /// Changes what a device of one journal has, beside any node.
-fn damage(path: &Path, work: Damage) {
+pub(super) fn damage(path: &Path, work: Damage) {
     let path = path.to_owned();
     let config = RuntimeConfig {
         pin: false,
@@ -225,7 +227,10 @@ fn damage(path: &Path, work: Damage) {
     damaged.expect("runs");
 }
 
-fn part_of(engine: &Engine<UringPlatform>, name: &str) -> flagstone_device::engine::Handle {
+pub(super) fn part_of(
+    engine: &Engine<UringPlatform>,
+    name: &str,
+) -> flagstone_device::engine::Handle {
     let dvols = engine.dvols();
     let found = dvols.iter().find(|dvol| dvol.name.ends_with(name));
     found.expect("is there").handle

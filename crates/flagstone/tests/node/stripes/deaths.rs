@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use flagstone::node::{MoveHooks, MovePoint, NodeErrorKind};
+use flagstone::node::{MoveHooks, MovePoint, NodeErrorKind, Reservation};
 
+use super::closed::{damage, part_of};
+use super::room::one_core;
 use super::{
     KIB, MIB, Random, SIZE, UNIT, all_of, assert_same, at, change_it, create, dvols, kind,
-    on_device, resize, show, snapshot, two_cores,
+    on_device, reserve, resize, roll_back, show, snapshot, two_cores,
 };
 use crate::support::{Scene, copy_image};
 
@@ -125,4 +127,57 @@ fn one_that_was_half_rolled_back_is_rolled_back() {
         });
         is_whole(&scene, &model, "it was being rolled back");
     }
+}
+
+/// Members that are rolled back and could not give back what is reserved beyond their size: the volume is rolled back, and not what it was. A
+/// start gives it back.
+#[test]
+fn what_stays_reserved_keeps_no_member_from_being_rolled_back() {
+    let scene = Scene::start(2 << 30, |options| {
+        two_cores(options);
+        let hooks = MoveHooks::at_points(|point| point != MovePoint::StripeMemberRolled);
+        options.move_hooks = hooks;
+    });
+    let scene = scene.expect("a node");
+    create(&scene, "hot", 3);
+    let (mut random, mut model) = (Random(19), vec![0; SIZE as usize]);
+    change_it(&mut scene.attach("hot"), &mut model, &mut random, 40);
+    snapshot(&scene, "hot", "small").expect("taken");
+    resize(&scene, "hot", SIZE + 3 * MIB).expect("resized");
+    let mut larger = vec![0; SIZE as usize];
+    change_it(&mut scene.attach("hot"), &mut larger, &mut random, 40);
+    let reserved = reserve(&scene, "hot", Reservation::Full).expect("reserved");
+    let rolled = roll_back(&scene, "hot", "small").expect("is rolled back");
+    assert_eq!(rolled.reserved_bytes, reserved.reserved_bytes);
+    let found = all_of(&mut scene.attach("hot"), SIZE);
+    assert_same(&found, &model, "it is rolled back");
+    let scene = scene.restart(two_cores);
+    let reserved = show(&scene, "hot").reserved_bytes;
+    assert!((SIZE..SIZE + 3 * 4096).contains(&reserved), "{reserved}");
+    is_whole(&scene, &model, "a later start");
+}
+
+/// The node ended in the middle of a change of sizes, when more was reserved for volumes than they have.
+#[test]
+fn a_start_keeps_no_more_reserved_than_a_volume_has() {
+    let scene = Scene::with(one_core);
+    create(&scene, "hot", 3);
+    scene.create("cold", MIB).expect("created");
+    let before = ["hot", "cold"].map(|name| {
+        let reserved = reserve(&scene, name, Reservation::Full);
+        reserved.expect("reserved").reserved_bytes
+    });
+    let path = scene.device_path();
+    let down = scene.down();
+    damage(&path, |engine| {
+        Box::pin(async move {
+            for name in ["cold", "hot", ".1", ".2"] {
+                engine.set_reserved(part_of(&engine, name), 8 * MIB).await?;
+            }
+            Ok(())
+        })
+    });
+    let scene = down.up(one_core);
+    let after = ["hot", "cold"].map(|name| show(&scene, name).reserved_bytes);
+    assert_eq!(after, before);
 }

@@ -19,7 +19,7 @@ use crate::node::real::core::{CoreNode, Unasked};
 use crate::node::real::engines::OwnedEngine;
 use crate::node::real::files::dvol_of;
 use crate::node::real::names::{Claim, Place, Stripe, member_name};
-use crate::node::real::resize::{Resized, reserve_no_more};
+use crate::node::real::resize::{Resized, reserve_no_more, try_reserve_no_more};
 use crate::node::{MovePoint, Slo, TokenText};
 
 /// A striped volume that is to be.
@@ -563,12 +563,16 @@ impl CoreNode {
     async fn roll_member_back(self: &Rc<Self>, id: DvolId, taken_ns: u64) -> Result<(), DvolError> {
         let mut tries = 0;
         loop {
-            let rolled = self.on_member(id, move |_, owned, handle| async move {
+            let rolled = self.on_member(id, move |core, owned, handle| async move {
                 let layer = layer_taken(&owned.engine, id, taken_ns);
                 let layer = layer.ok_or(DvolError::NotFound)?;
                 owned.engine.roll_back(handle, layer).await?;
-                // It may have been smaller.
-                reserve_no_more(&owned.engine, handle).await
+                // It may have been smaller. If that fails, it is rolled back all the same: who took the error for one of the rollback would take
+                // it for untouched.
+                if core.move_hooks.goes_on(MovePoint::StripeMemberRolled) {
+                    try_reserve_no_more(&owned.engine, handle).await;
+                }
+                Ok(())
             });
             match rolled.await {
                 Err(DvolError::NoSpace) if tries < ROLL_TRIES => tries += 1,

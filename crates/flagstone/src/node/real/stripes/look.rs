@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use flagstone_device::engine::{DvolError, DvolInfo, LayerInfo};
+use flagstone_gateway::striped::Layout;
 use flagstone_types::DvolId;
 
 use crate::node::real::attributes::{StripePart, VolumeAttributes};
@@ -26,7 +27,13 @@ impl FoundStripe {
             members,
             reserved_bytes,
         } = self;
-        dvol.size_bytes = stripe.size_bytes().unwrap_or(dvol.size_bytes);
+        // One that was closed has no size to go by; its first member says what it was.
+        if let Some(size_bytes) = stripe
+            .size_bytes()
+            .or_else(|| head_of(dvol).map(|(_, size)| size))
+        {
+            dvol.size_bytes = size_bytes;
+        }
         dvol.mapped_bytes = members.iter().map(|member| member.mapped_bytes).sum();
         dvol.reserved_bytes = reserved_bytes;
         *slo = stripe.slo();
@@ -41,18 +48,23 @@ impl FoundStripe {
 
 /// What is known of a striped volume that a start could not put together. Only its first member says that it is one.
 pub(in crate::node::real) fn of_closed(dvol: &mut DvolInfo) -> Option<(u32, StripeInfo)> {
-    let Some(StripePart::Head {
-        layout, size_bytes, ..
-    }) = VolumeAttributes::decode(&dvol.attributes).stripe
-    else {
-        return None;
-    };
+    let (layout, size_bytes) = head_of(dvol)?;
     dvol.size_bytes = size_bytes;
     let info = StripeInfo {
         closed: true,
         ..StripeInfo::of(layout.unit_bytes(), Vec::new())
     };
     Some((layout.members() as u32, info))
+}
+
+/// What a first member says of the whole: how it is striped, and its size in bytes.
+fn head_of(dvol: &DvolInfo) -> Option<(Layout, u64)> {
+    match VolumeAttributes::decode(&dvol.attributes).stripe {
+        Some(StripePart::Head {
+            layout, size_bytes, ..
+        }) => Some((layout, size_bytes)),
+        _ => None,
+    }
 }
 
 impl RealNode {

@@ -6,6 +6,7 @@
 //! | a volume that was being rolled back | rolled back |
 //! | a member that is longer or shorter than the volume's size says | resized |
 //! | a member's snapshot that the volume doesn't have | deleted |
+//! | more that is reserved for a member than it has | given back, as of any volume |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -21,6 +22,7 @@ use crate::node::real::attributes::{StripePart, VolumeAttributes};
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::moves_left::ask;
 use crate::node::real::names::{Names, Place, Stripe};
+use crate::node::real::resize::try_reserve_no_more;
 use crate::node::real::start::wait_for;
 use crate::node::{NodeError, Slo};
 
@@ -200,6 +202,7 @@ fn roll_back(
             let layer = layer_taken(&engine, place.id, taken_ns).ok_or(DvolError::NotFound)?;
             let dvol = head_of(&core, &engine, place)?;
             engine.roll_back(dvol, layer).await?;
+            try_reserve_no_more(&engine, dvol).await;
             if is_first {
                 set_head(&engine, dvol, Some(size_bytes), None).await?;
             }
@@ -259,6 +262,8 @@ fn tell_apart(
                     }
                 }
             }
+            // More may have been reserved for it when it was to grow, and not less yet when it was to shrink.
+            try_reserve_no_more(&engine, dvol).await;
             let layers = engine.layers(place.id);
             for layer in &layers {
                 if known
