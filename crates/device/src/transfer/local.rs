@@ -85,7 +85,12 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self.gate.leave();
     }
 
-    /// The move is cut off, to go on at the next start: until then goes on here. If that isn't written down nothing goes on: it stays held.
+    /// Whether it says that a copy there goes on.
+    pub fn is_going(&self) -> bool {
+        self.is_going.get()
+    }
+
+    /// The move is cut off, to go on at the next start: until then goes on here. If that isn't written down it stays held: the caller decides.
     pub async fn interrupt(&self) -> Result<(), DvolError> {
         if !self.is_going.get() {
             return self.stay(false).await;
@@ -110,7 +115,7 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
     }
 
     /// The move came to nothing: goes on here, and no start goes on with a copy. If the target may be found to have arrived (`perhaps`), that is settled
-    /// first, durably. If that fails nothing goes on: it stays held.
+    /// first, durably. If that fails it stays held: the caller decides.
     pub async fn stay(&self, perhaps: bool) -> Result<(), DvolError> {
         self.mark_as(|attributes| match perhaps {
             true => self.marks.stayed(attributes, self.to),
