@@ -541,11 +541,11 @@ fn what_was_deleted_just_before_is_room_for_a_move() {
     created.expect("is created");
     for name in ["vm", "old"] {
         let mut client = scene.attach(name);
-        for at in 0..48 {
+        for at in 0..60 {
             assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
         }
     }
-    room_there(&scene, 40 * MIB);
+    room_there(&scene, 92 * MIB);
     let deleted = scene.ask(|node| node.delete_volume("old".to_owned(), false));
     deleted.expect("is deleted");
     let info = moved(&scene, "vm", to(Some("other"), Some(0)));

@@ -443,14 +443,16 @@ impl RealNode {
         needed_bytes: u64,
         doing: &str,
     ) -> Result<(), NodeError> {
+        let mut free_bytes = 0;
         for look in 0.. {
             // Of the device: one journal doesn't know what others have set aside where.
             let found = self.device_info(device).await?;
             if needed_bytes <= found.free_bytes {
                 return Ok(());
             }
+            // Looking costs some blocks itself, which come back.
+            free_bytes = found.free_bytes.max(free_bytes);
             if look == ROOM_LOOKS_MAX || !self.gain_room(device, look, doing).await? {
-                let free_bytes = found.free_bytes;
                 return Err(no_room_there(needed_bytes, free_bytes, &found.name, doing));
             }
             tokio::time::sleep(ROOM_PAUSE).await;
