@@ -1,6 +1,7 @@
 //! What the engine tells about its dvols, layers and space.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use flagstone_platform::{BlockDevice, Platform};
 use flagstone_types::{BLOCK_SIZE, DvolId, Epoch, LayerNo, Lsn, Slot};
@@ -377,6 +378,30 @@ impl<P: Platform> Engine<P> {
             at = record.parent;
         }
         Ok(blocks * BLOCK_SIZE)
+    }
+
+    /// Bytes that a copy of a dvol with its snapshots has, at least. What snapshots share is in it once, what one has and the next one hasn't
+    /// besides, and of a clone also what it shares with its source. What only clones of it need any more isn't.
+    pub fn copy_bytes_of(&self, handle: Handle) -> Result<u64, DvolError> {
+        self.inner.resolve(handle)?;
+        let state = self.inner.state.borrow();
+        let snapshots: BTreeSet<Slot> = state.layers_of(handle.id).map(|(_, slot)| slot).collect();
+        let (mut above_blocks, mut copied_blocks, mut now_blocks) = (0, 0, None);
+        let mut at = Some(handle.slot);
+        while let Some((slot, found)) = at.and_then(|slot| Some((slot, state.slot(slot)?))) {
+            let record = &found.record;
+            if record.id != handle.id {
+                break;
+            }
+            if now_blocks.is_none() || snapshots.contains(&slot) {
+                // The lowest one is copied whole.
+                copied_blocks = above_blocks + record.mapped_blocks;
+                above_blocks += record.mapped_blocks.saturating_sub(record.inherited_blocks);
+            }
+            now_blocks = now_blocks.or(Some(record.mapped_blocks));
+            at = record.parent;
+        }
+        Ok(copied_blocks.max(now_blocks.unwrap_or(0)) * BLOCK_SIZE)
     }
 
     /// Bytes that a dvol has mapped, and bytes that are set aside for it, of what has been applied.

@@ -64,6 +64,12 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         }
     }
 
+    /// One that says by now that a copy there goes on, or may, because an earlier move has left one.
+    pub fn that_is_going(self) -> DvolOrigin<P, M> {
+        self.is_going.set(true);
+        self
+    }
+
     /// Parts from now on have at most so many bytes of data; they never have more than [`PART_BYTES`].
     pub fn set_part_bytes(&self, bytes: u64) {
         self.part_bytes.set(bytes);
@@ -79,7 +85,12 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self.gate.leave();
     }
 
-    /// The move is cut off, to go on at the next start: until then goes on here. If that isn't written down nothing goes on: it stays held.
+    /// Whether it says that a copy there goes on.
+    pub fn is_going(&self) -> bool {
+        self.is_going.get()
+    }
+
+    /// The move is cut off, to go on at the next start: until then goes on here. If that isn't written down it stays held: the caller decides.
     pub async fn interrupt(&self) -> Result<(), DvolError> {
         if !self.is_going.get() {
             return self.stay(false).await;
@@ -104,7 +115,7 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
     }
 
     /// The move came to nothing: goes on here, and no start goes on with a copy. If the target may be found to have arrived (`perhaps`), that is settled
-    /// first, durably. If that fails nothing goes on: it stays held.
+    /// first, durably. If that fails it stays held: the caller decides.
     pub async fn stay(&self, perhaps: bool) -> Result<(), DvolError> {
         self.mark_as(|attributes| match perhaps {
             true => self.marks.stayed(attributes, self.to),
@@ -162,10 +173,6 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
         }
         let mut layers = self.engine.layers(self.handle.id);
         layers.sort_by_key(|layer| layer.handle.layer);
-        // About: what snapshots share is copied once, what one has and the next one hasn't is copied besides. What a clone shares with
-        // another dvol is copied, too.
-        let mapped = self.engine.mapped_bytes_of(self.handle)?;
-        let mapped = mapped.max(self.engine.own_bytes_of(self.handle)?);
         let snapshots: Vec<Snapshot> = layers
             .into_iter()
             .filter_map(|layer| {
@@ -182,7 +189,7 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
         Ok(Content {
             size_bytes: self.engine.size_of(self.handle)?,
             snapshots,
-            expected_bytes: mapped,
+            expected_bytes: self.engine.copy_bytes_of(self.handle)?,
             epoch,
         })
     }
@@ -419,6 +426,8 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
         }
         self.engine.delete(handle, true).await?;
         self.handle.set(None);
+        // There may be no room for two of them. If this fails, what comes next says whether there is enough.
+        let _ = self.engine.wait_until_reaped().await;
         Ok(None)
     }
 

@@ -178,7 +178,7 @@ pub trait Progress {
     /// It does this from now on.
     fn phase(&self, _phase: Phase) {}
 
-    /// It goes on: so many bytes were copied before.
+    /// So many bytes were copied before: none if it begins, or begins anew.
     fn resumed(&self, _copied_bytes: u64) {}
 }
 
@@ -201,11 +201,12 @@ pub async fn move_dvol(
     let before = Failed::Before;
     let content = origin.content().await.map_err(before)?;
     let resumed = target.resume(&content).await.map_err(before)?;
-    match &resumed {
-        None => target.begin(&content).await.map_err(before)?,
-        Some(resumed) => progress.resumed(resumed.point.copied_bytes),
-    }
     let copied_bytes = resumed.as_ref().map_or(0, |r| r.point.copied_bytes);
+    // Also if that is nothing: who goes on with a copy has counted what that had, which doesn't say that it is taken up.
+    progress.resumed(copied_bytes);
+    if resumed.is_none() {
+        target.begin(&content).await.map_err(before)?;
+    }
     let mut mover = Mover {
         origin,
         target,

@@ -83,7 +83,8 @@ pub enum MoveState {
     /// It is copying.
     Running,
     /// It was cut off when the node ended, and the device that it goes to is not part of the node: with that device the next start goes on. Until
-    /// then the volume is used where it is, and all may be done with it but to move it elsewhere.
+    /// then the volume is used where it is, and all may be done with it but to move it elsewhere, or to receive a stream
+    /// into it.
     Waiting,
     /// The volume is at its new place.
     Done,

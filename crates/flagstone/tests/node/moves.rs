@@ -517,6 +517,41 @@ fn what_has_no_room_at_its_new_place_is_refused_or_fails_as_that() {
     }
 }
 
+/// It becomes free a moment later.
+#[test]
+fn what_was_deleted_just_before_is_room_for_a_move() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    volume(&scene, "vm", Some(0));
+    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 64 * MIB, false));
+    resized.expect("grows");
+    let spec = VolumeSpec {
+        name: "old".to_owned(),
+        size_bytes: 64 * MIB,
+        reserve: Reservation::None,
+        device: Some("other".to_owned()),
+        core: Some(0),
+        apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
+        slo: Slo::default(),
+        oversubscribe: false,
+    };
+    let created = scene.ask(|node| node.create_volume(spec));
+    created.expect("is created");
+    for name in ["vm", "old"] {
+        let mut client = scene.attach(name);
+        for at in 0..60 {
+            assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
+        }
+    }
+    room_there(&scene, 92 * MIB);
+    let deleted = scene.ask(|node| node.delete_volume("old".to_owned(), false));
+    deleted.expect("is deleted");
+    let info = moved(&scene, "vm", to(Some("other"), Some(0)));
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+}
+
 /// Volumes that go opposite ways at the same time need the same two journals for their ends.
 #[test]
 fn volumes_that_pass_one_another_get_there() {

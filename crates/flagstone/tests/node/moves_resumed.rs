@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
     DeviceOptions, MoveHooks, MoveInfo, MovePhase, MovePoint, MoveSpec, MoveState, NodeErrorKind,
-    NodeOptions, Rates, Schedule, Slo, SloLimit, SloPromise, TokenKind, TokenText,
+    NodeOptions, Rates, Reservation, Schedule, Slo, SloLimit, SloPromise, TokenKind, TokenText,
 };
 use flagstone::offline::FormatOptions;
 use flagstone_wire::Status;
@@ -527,6 +527,30 @@ fn a_device_that_was_away_finds_its_copy_going_on_or_of_no_use() {
         let snapshots = scene.show("vm").expect("is there").snapshot_count;
         assert_eq!(snapshots, 1 + u64::from(is_changed));
     }
+}
+
+/// What its copy had is gone, so it is neither counted nor waited for because of the limit.
+#[test]
+fn a_move_that_begins_anew_counts_from_nothing() {
+    let other = Folder::new();
+    let (scene, owner) = on_its_way(&other, 20 * MIB);
+    let scene = scene.restart(|options| change(options, 2, None));
+    let reserved = scene.ask(|node| node.set_reservation("vm".to_owned(), Reservation::Full));
+    reserved.expect("is reserved");
+    let scene = scene.restart(|options| change(options, 2, Some(&other)));
+    let since = Instant::now();
+    until("it doesn't begin anew", || {
+        (1..16 * MIB).contains(&info(&scene).copied_bytes)
+    });
+    let info = ended(&scene, "vm");
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+    let all = (WRITTEN + WRITTEN - CHANGED) * MIB;
+    assert!(
+        (all..all + 5 * MIB).contains(&info.copied_bytes),
+        "{info:?}"
+    );
+    assert!(since.elapsed() < Duration::from_secs(20), "it waits");
+    check(&scene, &owner, 1);
 }
 
 /// The copy has its volume's id, and may be read behind it.

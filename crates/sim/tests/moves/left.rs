@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use flagstone_device::engine::{DvolError, Engine, EngineOptions, Handle, Stability};
+use flagstone_device::engine::{CreateDvol, DvolError, Engine, EngineOptions, Handle, Stability};
 use flagstone_device::transfer::{
     Content, DvolOrigin, DvolTarget, Failed, LAST_ROUND_BYTES, Marks, NewDvol, Origin, Part, Phase,
     Point, Progress, Target, What, move_dvol,
@@ -131,6 +131,105 @@ fn a_copy_goes_on_only_if_all_is_as_it_was() {
             assert_eq!(to.dvols().len(), usize::from(what.is_empty()), "{what}");
         });
     }
+}
+
+/// Notes what the move is said to have copied before.
+struct Before(Until, Cell<Option<u64>>);
+
+impl Progress for Before {
+    async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
+        self.0.copied(bytes).await
+    }
+
+    fn resumed(&self, copied_bytes: u64) {
+        self.1.set(Some(copied_bytes));
+    }
+}
+
+/// What the copy had is counted no more. Its space comes back only while it is reaped, and without that the device has no room for another one.
+#[test]
+fn a_move_begins_anew_where_there_is_no_room_for_two_copies() {
+    with_engines(|[from, to]| async move {
+        let new = CreateDvol {
+            size_bytes: MANY * BLOCK,
+            ..new_dvol()
+        };
+        let dvol = from.create(new).await.expect("creates");
+        write(&from, dvol, 0..MANY, 1).await;
+        let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+        let (copy, _) = cut_off(&origin, &to, (MANY - 100) * BLOCK).await;
+        let space = to.space();
+        let free_bytes = space.open_bytes + space.unowned_bytes - space.kept_bytes;
+        let rest_bytes = (free_bytes - MANY * BLOCK / 2) / BLOCK * BLOCK;
+        let filler = CreateDvol {
+            name: "filler".into(),
+            id: None,
+            size_bytes: rest_bytes,
+            reserved_bytes: rest_bytes,
+        };
+        to.create(filler).await.expect("creates");
+        let moved = Before(Until(Cell::new(u64::MAX)), Cell::default());
+        // The name is another one by now.
+        let new = NewDvol {
+            name: "other".into(),
+            ..new_copy()
+        };
+        let target = DvolTarget::new(to.clone(), TestMarks, new).with_points(POINT_AFTER);
+        let target = target.left_at(copy);
+        assert_eq!(move_dvol(&origin, &target, &moved).await, Ok(()));
+        assert_eq!(moved.1.get(), Some(0));
+        let made = target.made().expect("was made");
+        assert!(whole(&to, made).await == whole(&from, dvol).await);
+    });
+}
+
+/// It ended before it had said once more that it goes on.
+#[test]
+fn a_move_that_is_cut_off_before_it_goes_on_still_goes_on() {
+    with_engines(|[from, to]| async move {
+        let (dvol, origin) = origin_of(&from).await;
+        cut_off(&origin, &to, IN_NOW).await;
+        let attributes = || from.attributes_of(dvol).expect("is there");
+        let going = attributes();
+        assert_ne!(going, TestMarks.plain(&going));
+        let again = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+        let again = again.that_is_going();
+        assert_eq!(again.interrupt().await, Ok(()));
+        assert_eq!(attributes(), going);
+        // One that has left nothing doesn't.
+        let other = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+        assert_eq!(other.interrupt().await, Ok(()));
+        assert_eq!(attributes(), TestMarks.plain(&going));
+    });
+}
+
+/// What was overwritten since a snapshot that only a clone needs any more.
+#[test]
+fn what_only_a_clone_needs_is_not_part_of_a_copy() {
+    with_engines(|[from, _]| async move {
+        let (dvol, _) = origin_of(&from).await;
+        let copied = |dvol| from.copy_bytes_of(dvol).expect("is there");
+        assert_eq!(copied(dvol), 3 * 40 * BLOCK);
+        let one = from.layer(ID, "one").expect("is there").handle;
+        let new = CreateDvol {
+            name: "clone".into(),
+            id: None,
+            ..new_dvol()
+        };
+        let clone = from.clone_of(one, new).await.expect("is cloned");
+        assert_eq!(copied(clone), 40 * BLOCK);
+        from.delete(one, false).await.expect("is deleted");
+        from.wait_until_reaped().await.expect("is reaped");
+        assert_eq!(copied(dvol), 2 * 40 * BLOCK);
+        assert_eq!(from.own_bytes_of(dvol), Ok(3 * 40 * BLOCK));
+        let content = origin_content(&from, dvol).await;
+        assert_eq!(content.expected_bytes, 2 * 40 * BLOCK);
+    });
+}
+
+async fn origin_content(from: &Engine<SimPlatform>, dvol: Handle) -> Content {
+    let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
+    origin.content().await.expect("is there")
 }
 
 /// The copy was changed by somebody else.

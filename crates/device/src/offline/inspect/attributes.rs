@@ -33,7 +33,7 @@ fn volume_words(attributes: &Attributes) -> String {
                     .to_owned()
             }
             Some(point) => format!(
-                ", no volume yet: a copy with {} snapshots on its way here, {} copied; a start goes on with it",
+                ", no volume yet: a copy with {} snapshots on its way here, {} copied; a start goes on with it if its volume says so, and otherwise deletes it",
                 point.snapshots,
                 bytes_words(point.copied_bytes)
             ),

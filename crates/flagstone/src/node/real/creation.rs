@@ -511,6 +511,7 @@ impl RealNode {
             Ok(false) => Err(moves::moving(&doing)),
             Ok(true) => {
                 self.forget_floor(place.id.into());
+                self.moves.deleted(place.id);
                 Ok(())
             }
             Err(error) if error.kind == NodeErrorKind::Busy => {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use flagstone_device::engine::DvolError;
 use flagstone_device::transfer::Phase;
 use flagstone_platform::Platform;
+use flagstone_runtime::Refused;
 use flagstone_types::{DeviceId, DvolId};
 
 use super::core::{CoreNode, current};
@@ -20,11 +21,12 @@ use super::moves_left::{CutOff, Interrupted, Waiting};
 use super::moving::{Job, Seen, State, Watched};
 use super::names::Place;
 use super::slo::note_floor;
-use super::{RealNode, Target};
+use super::{RealNode, SEND_PAUSE, SEND_TRIES, Target};
 use crate::node::{
     MetricKind, MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, NamedValue, NodeError,
     NodeErrorKind, Slo, SloPromise,
 };
+use crate::wait::pause;
 
 /// The last move of each volume.
 #[derive(Default)]
@@ -48,7 +50,7 @@ pub(super) struct Ended {
 impl Ended {
     fn count(&mut self, seen: &Seen) {
         match seen.state {
-            State::Running | State::Waiting => return,
+            State::Running | State::Waiting(_) => return,
             State::Done => self.done += 1,
             State::Cancelled => self.cancelled += 1,
             State::Failed(_) | State::Unknown(_) => self.failed += 1,
@@ -115,6 +117,10 @@ impl Ended {
 /// Between two looks whether moves have ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
+/// How often one looks again whether there is room on a device where something is being freed, and the pause before that: some seconds.
+const ROOM_LOOKS_MAX: u32 = 60;
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
+
 /// Counts a move that is over.
 pub(super) fn count(ended: &Mutex<Ended>, watched: &Watched) {
     let mut counted = ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,8 +131,6 @@ struct OneMove {
     /// As it began.
     info: MoveInfo,
     watched: Arc<Watched>,
-    /// The id of the device that it waits for, if it does.
-    to_device: u128,
 }
 
 /// Moves that are remembered; of more, those that are over and began first are forgotten.
@@ -192,7 +196,6 @@ impl Moves {
         let one = OneMove {
             info: info.clone(),
             watched: watched.clone(),
-            to_device: 0,
         };
         self.put(id, one);
     }
@@ -224,7 +227,7 @@ impl Moves {
         moves.insert(id, one);
         while moves.len() > REMEMBERED_MAX {
             let over = moves.iter().filter(|(_, one)| {
-                !matches!(one.watched.seen().state, State::Running | State::Waiting)
+                !matches!(one.watched.seen().state, State::Running | State::Waiting(_))
             });
             let Some(oldest) = over
                 .min_by_key(|(_, one)| one.info.started_ns)
@@ -239,14 +242,14 @@ impl Moves {
 
 impl OneMove {
     fn is_waiting(&self) -> bool {
-        self.watched.seen().state == State::Waiting
+        matches!(self.watched.seen().state, State::Waiting(_))
     }
 
     fn now(&self) -> MoveInfo {
         let seen = self.watched.seen();
         let (state, error) = match seen.state {
             State::Running => (MoveState::Running, self.watched.trouble()),
-            State::Waiting => (MoveState::Waiting, Some(self.waits_words())),
+            State::Waiting(device) => (MoveState::Waiting, Some(waiting::words(device))),
             State::Done => (MoveState::Done, None),
             State::Cancelled => (MoveState::Cancelled, None),
             State::Unknown(error) => {
@@ -416,10 +419,7 @@ impl RealNode {
             let owned = core.engines.get(place.engine).ok_or(DvolError::NotFound)?;
             let core_index = core.index;
             let engine = &owned.engine;
-            // Of snapshots what they have that others below them haven't, and of a clone also what it shares with its source.
-            let copied_bytes = engine
-                .own_bytes_of(dvol)?
-                .max(engine.mapped_bytes_of(dvol)?);
+            let copied_bytes = engine.copy_bytes_of(dvol)?;
             let reserved_bytes = engine
                 .dvol_with(dvol.id, &name)
                 .map_or(0, |info| info.reserved_bytes);
@@ -443,17 +443,39 @@ impl RealNode {
         needed_bytes: u64,
         doing: &str,
     ) -> Result<(), NodeError> {
-        // Of the device: one journal doesn't know what others have set aside where.
-        let device = self.device_info(device).await?;
-        match needed_bytes <= device.free_bytes {
-            true => Ok(()),
-            false => Err(no_room_there(
-                needed_bytes,
-                device.free_bytes,
-                &device.name,
-                doing,
-            )),
+        let mut free_bytes = 0;
+        for look in 0.. {
+            // Of the device: one journal doesn't know what others have set aside where.
+            let found = self.device_info(device).await?;
+            if needed_bytes <= found.free_bytes {
+                return Ok(());
+            }
+            // Looking costs some blocks itself, which come back.
+            free_bytes = found.free_bytes.max(free_bytes);
+            if look == ROOM_LOOKS_MAX || !self.gain_room(device, look, doing).await? {
+                return Err(no_room_there(needed_bytes, free_bytes, &found.name, doing));
+            }
+            tokio::time::sleep(ROOM_PAUSE).await;
         }
+        Ok(())
+    }
+
+    /// Has what was deleted on a device a moment ago become free. False: nothing more comes of it.
+    async fn gain_room(&self, device: usize, look: u32, doing: &str) -> Result<bool, NodeError> {
+        let mut has_gained = false;
+        for core in 0..self.remotes.len() {
+            let gained = self.on_core(core, doing, move |core| async move {
+                let mut has_gained = false;
+                for (_, owned) in core.engines.of(device) {
+                    // By turns a flush, a checkpoint, and a wait: what is reaped meanwhile needs one more of each.
+                    let gained = owned.engine.gain_room(look as usize % 3).await;
+                    has_gained |= gained.unwrap_or(false);
+                }
+                has_gained
+            });
+            has_gained |= gained.await?;
+        }
+        Ok(has_gained)
     }
 
     /// The place on a core for volumes of a device.
@@ -494,6 +516,7 @@ impl RealNode {
         spec: &MoveSpec,
         doing: &str,
     ) -> Result<MoveInfo, NodeError> {
+        let to_device = self.device_id(to, doing).await?;
         // What it is promised counts at its new place from now on, and at the old one again if it stays.
         if device != now.device {
             let mut floors = self.floors.lock().await;
@@ -506,7 +529,7 @@ impl RealNode {
             name: name.to_owned(),
             from,
             to,
-            to_device: self.device_id(to, doing).await?,
+            to_device,
             slo: now.slo,
             limit_bytes: spec.limit_bytes,
             left: None,
@@ -516,16 +539,15 @@ impl RealNode {
         let sent = self
             .on_core(from.core, doing, move |core| async move { run(&core) })
             .await;
-        if sent.is_err() && device != now.device {
-            note_floor(
-                &mut *self.floors.lock().await,
-                from.id,
-                now.device,
-                &now.slo,
-            );
+        if let Err(error) = sent {
+            if device != now.device {
+                let mut floors = self.floors.lock().await;
+                note_floor(&mut floors, from.id, now.device, &now.slo);
+            }
+            return Err(error);
         }
         self.moves.begun(from.id, &info, &watched);
-        sent.map(|()| info)
+        Ok(info)
     }
 
     /// What the core of a volume does to move it from one device to another, and to count that.
@@ -589,16 +611,40 @@ impl RealNode {
         self.moves.begun(id, &info, &watched);
         self.moves.resumed();
         let run = self.run(job, was_on, device);
-        let sent = self.remotes[core].call(move |_| {
-            if let Some(core) = current() {
-                run(&core);
-            }
-        });
-        if let Err(refused) = sent {
-            tracing::warn!(volume = info.volume, "going on with its move: {refused}");
+        if let Err(refused) = self.send(core, run) {
+            let volume = &info.volume;
+            tracing::warn!(
+                volume,
+                "going on with its move: {refused}; the next start tries again"
+            );
+            watched.set_trouble(Some(format!(
+                "its core could not be asked to go on with it ({refused}): the next start tries again"
+            )));
             watched.end(State::Failed(DvolError::Stopping));
+            count(&self.moves.ended, &watched);
             self.names.end_moving(id);
         }
+    }
+
+    /// Has a core do something, from the thread that starts the node.
+    fn send(
+        &self,
+        core: usize,
+        work: impl FnOnce(&Rc<CoreNode>) + Send + 'static,
+    ) -> Result<(), Refused> {
+        let mut message: flagstone_runtime::Message = Box::new(move |_| {
+            if let Some(core) = current() {
+                work(&core);
+            }
+        });
+        for _ in 0..SEND_TRIES {
+            match self.remotes[core].try_send(message) {
+                Err(Refused::Full(back)) => message = back,
+                sent => return sent,
+            }
+            pause(SEND_PAUSE);
+        }
+        Err(Refused::Full(message))
     }
 
     /// A move that begins now.

@@ -219,9 +219,6 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, marked: Marked) -> Resul
             (Marked::Going, Mark::Leaving(to)) => VolumeMarks.going(&before, to),
             (Marked::Going | Marked::AsItIs, _) => before,
         };
-        if after != before {
-            engine.set_attributes(handle, after).await?;
-        }
         core.set_slo(place.id, &slo);
         core.schedules.set(place.engine, handle, snapshots);
         // Others may have been read behind them.
@@ -229,7 +226,11 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, marked: Marked) -> Resul
             let store = &owned.tokens;
             core.access.reload(store, place.id).await;
         }
-        Ok(())
+        // Last: it is served in either case, and may need nothing of that less if this fails.
+        match after == before {
+            true => Ok(()),
+            false => engine.set_attributes(handle, after).await,
+        }
     };
     let done = ask(
         runtime,
@@ -239,10 +240,11 @@ fn on_its_core(runtime: &Runtime, volume: &FoundVolume, marked: Marked) -> Resul
     )?;
     if let Err(error) = done {
         // The next start finds the same.
-        tracing::warn!(
-            volume = volume.name,
-            "taking the mark of its move away: {error}"
-        );
+        let volume = &volume.name;
+        match marked {
+            Marked::Going => tracing::warn!(volume, "marking it as being moved: {error}"),
+            _ => tracing::warn!(volume, "taking the mark of its move away: {error}"),
+        }
     }
     Ok(())
 }

@@ -11,37 +11,61 @@ impl Moves {
     /// What the move of a volume waits for, if it does.
     pub(super) fn waits(&self, id: DvolId) -> Option<(Arc<Watched>, u128)> {
         let moves = self.lock();
-        let one = moves.get(&id).filter(|one| one.is_waiting())?;
-        Some((one.watched.clone(), one.to_device))
+        let watched = &moves.get(&id)?.watched;
+        match watched.seen().state {
+            State::Waiting(device) => Some((watched.clone(), device)),
+            _ => None,
+        }
     }
 
-    /// Those that wait, with the ids of their volumes.
-    fn all_waiting(&self) -> Vec<(DvolId, MoveInfo)> {
+    /// Those that wait, by the ids of their volumes, and of the devices.
+    fn all_waiting(&self) -> Vec<(DvolId, u128)> {
         let moves = self.lock();
-        let waiting = moves.iter().filter(|(_, one)| one.is_waiting());
-        waiting.map(|(id, one)| (*id, one.now())).collect()
+        let waiting = moves
+            .iter()
+            .filter_map(|(id, one)| match one.watched.seen().state {
+                State::Waiting(device) => Some((*id, device)),
+                _ => None,
+            });
+        waiting.collect()
     }
 
     /// One waits for this device.
     fn waiting(&self, id: DvolId, info: MoveInfo, to_device: u128) {
         let one = OneMove {
             info,
-            watched: Watched::waiting(),
-            to_device,
+            watched: Watched::waiting(to_device),
         };
         self.put(id, one);
     }
+
+    /// The volume is gone: nobody ends its move any more, if that waits.
+    pub(in crate::node::real) fn deleted(&self, id: DvolId) {
+        let mut moves = self.lock();
+        if moves.get(&id).is_some_and(OneMove::is_waiting) {
+            moves.remove(&id);
+        }
+    }
 }
 
-impl OneMove {
-    /// What it waits for, and what to do.
-    pub(super) fn waits_words(&self) -> String {
-        format!(
-            "it was cut off, and waits for device {}, which is not part of this node now: start the node with that device, and the move goes on; or end \
-             it (`flagstone volume move NAME --cancel`)",
-            DeviceId(self.to_device),
-        )
-    }
+/// What a move waits for.
+fn waits(device: u128) -> String {
+    format!(
+        "was cut off, and waits for device {}, which is not part of this node now",
+        DeviceId(device)
+    )
+}
+
+/// What to do about that.
+fn advice(volume: &str) -> String {
+    format!(
+        "start the node with that device, and the move goes on; or end it (`flagstone volume move {volume} --cancel`)"
+    )
+}
+
+/// Both, of one move.
+pub(super) fn words(device: u128) -> String {
+    format!("it {}: {}", waits(device), advice("NAME"))
 }
 
 impl RealNode {
@@ -50,12 +74,6 @@ impl RealNode {
             return;
         };
         let (volume, device) = (&one.name, DeviceId(one.to_device).to_string());
-        tracing::warn!(
-            volume,
-            device,
-            "its move was cut off, and waits for a device that is not part of this node now: with that device the next start goes on; or end it \
-             (`flagstone volume move {volume} --cancel`)"
-        );
         let info = self.info(volume, (was_on, one.at), (was_on, one.at));
         let to = MovePlace {
             device,
@@ -75,13 +93,9 @@ impl RealNode {
         match self.moves.waits(id) {
             None => Ok(()),
             Some((_, device)) => {
-                let found = format!(
-                    "a move of it that was cut off waits for device {}, which is not part of this node now",
-                    DeviceId(device)
-                );
-                Err(NodeError::new(NodeErrorKind::Busy, doing, found).next(
-                    "start the node with that device, and that move goes on; or end it first (`flagstone volume move NAME --cancel`)",
-                ))
+                let found = format!("a move of it {}", waits(device));
+                let next = advice("NAME");
+                Err(NodeError::new(NodeErrorKind::Busy, doing, found).next(next))
             }
         }
     }
@@ -90,13 +104,10 @@ impl RealNode {
     pub(in crate::node::real) fn waiting_notices(&self) -> Vec<String> {
         let waiting = self.moves.all_waiting().into_iter();
         waiting
-            .filter_map(|(id, info)| {
+            .filter_map(|(id, device)| {
                 let name = self.names.name_of(id)?;
-                Some(format!(
-                    "the move of volume '{name}' was cut off, and waits for device {}, which is not part of this node now: with that device the next start \
-                     goes on; or end it (`flagstone volume move {name} --cancel`)",
-                    info.to.device
-                ))
+                let (waits, advice) = (waits(device), advice(&name));
+                Some(format!("the move of volume '{name}' {waits}: {advice}"))
             })
             .collect()
     }

@@ -5,6 +5,7 @@
 //! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open; a copy that was cut off goes on then.
 //! [decibel 4.4: migration]
 
+mod stay;
 mod there;
 
 use flagstone_platform::locks::Mutex;
@@ -16,8 +17,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Failed, Marks, Origin, PART_BYTES, Part, Phase, Point, Progress, What,
-    move_dvol,
+    Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Phase, Point, Progress, What, move_dvol,
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
@@ -32,6 +32,7 @@ use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::receive::quiesce;
 use super::slo::terms_of;
+use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
 use crate::node::{MovePoint, Slo};
@@ -163,8 +164,8 @@ impl Marks for MoveMarks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Running,
-    /// For a device that isn't here.
-    Waiting,
+    /// For the device with this id, which isn't here.
+    Waiting(u128),
     Done,
     Cancelled,
     Failed(DvolError),
@@ -197,9 +198,9 @@ impl Watched {
         Watched::that_is(State::Running)
     }
 
-    /// One that waits for a device.
-    pub(super) fn waiting() -> Arc<Watched> {
-        Watched::that_is(State::Waiting)
+    /// One that waits for this device.
+    pub(super) fn waiting(device: u128) -> Arc<Watched> {
+        Watched::that_is(State::Waiting(device))
     }
 
     fn that_is(state: State) -> Arc<Watched> {
@@ -477,21 +478,29 @@ impl CoreNode {
     /// Moves a volume of this core. Returns what came of it; it is in the job's progress as well.
     pub(super) async fn move_volume(self: Rc<Self>, job: Job) -> State {
         let moved = self.move_it(&job).await;
+        let goes_on = moved.is_err_and(|stayed| stayed.goes_on);
         let state = match moved {
             Ok(()) => State::Done,
-            Err(DvolError::Busy) if job.watched.is_cancelled() => State::Cancelled,
-            Err(error) => State::Failed(error),
+            Err(stayed) if stayed.is_cancelled(&job) => State::Cancelled,
+            Err(stayed) => State::Failed(stayed.error),
         };
         let seen = job.watched.end(state);
         self.names.end_moving(job.from.id);
         let (volume, bytes) = (&job.name, seen.copied_bytes);
         match state {
             // Nothing is wrong with that.
-            State::Failed(DvolError::Busy | DvolError::Stopping) if self.is_stopping() => {
+            State::Failed(DvolError::Busy | DvolError::Stopping) if goes_on => {
                 tracing::info!(
                     volume,
                     bytes,
                     "the node stops while it is moved: it is where it was, and the next start goes on"
+                );
+            }
+            State::Failed(DvolError::Busy | DvolError::Stopping) if self.is_stopping() => {
+                tracing::info!(
+                    volume,
+                    bytes,
+                    "the node stops while it is moved: it is where it was, and its move is over"
                 );
             }
             State::Failed(error) => {
@@ -518,39 +527,50 @@ impl CoreNode {
         state
     }
 
-    async fn move_it(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
-        let moved = self.copy_and_switch(job).await;
-        let stays = self.is_stopping() && !job.watched.is_cancelled();
-        // What it would have gone on with, if it didn't come to that.
-        if moved.is_err() && job.left.is_some() && !stays {
-            let ended = self.end_going(job.from, &job.name, job.to_device).await;
-            if let Err(error) = ended.and(throw_away(self, job).await) {
-                tracing::warn!(volume = job.name, "throwing the copy away: {error}");
-            }
+    async fn move_it(self: &Rc<Self>, job: &Job) -> Result<(), Stayed> {
+        let error = match self.copy_and_switch(job).await {
+            Ok(moved) => return moved,
+            Err(error) => error,
+        };
+        let goes_on = job.left.is_some() && self.is_cut_off(job);
+        let stayed = Stayed {
+            error,
+            goes_on,
+            is_written: true,
+        };
+        if job.left.is_none() || goes_on {
+            return Err(stayed);
         }
-        moved
+        // What it would have gone on with, if it didn't come to that.
+        let ended = self.end_going(job.from, &job.name, job.to_device).await;
+        let thrown = throw_away(self, job).await.map(drop);
+        Err(stayed.when_ended(job, ended, thrown))
     }
 
-    /// Has no start go on with a copy that a volume of this core has on this device. Returns whether it would have. Nothing else may be done to the volume
-    /// meanwhile.
+    /// Whether a move that comes to nothing in this moment was only cut off, because the node stops. Asked once of each.
+    pub(super) fn is_cut_off(&self, job: &Job) -> bool {
+        self.is_stopping() && !job.watched.is_cancelled()
+    }
+
+    /// Has no start go on with a copy that a volume of this core has on this device. Nothing else may be done to the volume meanwhile.
     pub(super) async fn end_going(
         &self,
         at: Place,
         name: &str,
         device: u128,
-    ) -> Result<bool, DvolError> {
+    ) -> Result<(), DvolError> {
         let engine = self.engine(at.engine).ok_or(DvolError::NotFound)?;
         let info = engine.dvol_with(at.id, name).ok_or(DvolError::NotFound)?;
         let receiving = VolumeAttributes::decode(&info.attributes).receiving;
-        let is_going = receiving == Some(Receiving::Going(device));
-        if is_going {
+        if receiving == Some(Receiving::Going(device)) {
             let plain = VolumeMarks.plain(&info.attributes);
             engine.set_attributes(info.handle, plain).await?;
         }
-        Ok(is_going)
+        Ok(())
     }
 
-    async fn copy_and_switch(self: &Rc<Self>, job: &Job) -> Result<(), DvolError> {
+    /// Fails only before anything was done. What came of it otherwise, and that all is settled then, the result says.
+    async fn copy_and_switch(self: &Rc<Self>, job: &Job) -> Result<Result<(), Stayed>, DvolError> {
         let owned = self.owned(job.from.engine)?;
         let engine = &owned.engine;
         let info = engine
@@ -567,6 +587,10 @@ impl CoreNode {
             VolumeMarks,
             job.to_device,
         );
+        let origin = match job.left {
+            Some(_) => origin.that_is_going(),
+            None => origin,
+        };
         let held_since = Cell::default();
         let copier = self.copier(job.from.engine, job.slo);
         let copier = copier.ok_or(DvolError::NotFound)?;
@@ -601,9 +625,9 @@ impl CoreNode {
         match moved {
             Ok(()) => {
                 self.clean_up(job, handle).await;
-                Ok(())
+                Ok(Ok(()))
             }
-            Err(failed) => Err(self.stay(job, &origin, &there, failed).await),
+            Err(failed) => Ok(Err(self.stay(job, &origin, &there, failed).await)),
         }
     }
 
@@ -645,70 +669,6 @@ impl CoreNode {
                 );
             }
         }
-    }
-
-    /// The move came to nothing: the volume goes on here.
-    async fn stay(
-        &self,
-        job: &Job,
-        origin: &DvolOrigin<UringPlatform, VolumeMarks>,
-        there: &There<'_>,
-        failed: Failed,
-    ) -> DvolError {
-        let (perhaps, error) = match failed {
-            Failed::Before(error) => (false, error),
-            Failed::Perhaps(error) => (true, error),
-        };
-        let volume = &job.name;
-        // When the node stops the copy stays, and the next start goes on with it.
-        let stays = self.is_stopping() && !job.watched.is_cancelled();
-        // Whether a start goes on is said here. So this comes first, and a copy that can't be deleted then is one that nobody needs.
-        let written = match !perhaps && stays {
-            true => origin.interrupt().await,
-            false => origin.stay(perhaps).await,
-        };
-        if !perhaps && !stays {
-            self.at(MovePoint::EndKept).await;
-            if let Err(error) = there.abandon().await {
-                tracing::warn!(
-                    volume,
-                    "throwing the copy away: {error}; the next start does it"
-                );
-            }
-        }
-        match written {
-            Ok(()) => {}
-            // The mark stays. There is no copy that has arrived, so whatever it says the volume is here.
-            Err(error) if !perhaps => {
-                tracing::warn!(volume, "taking the mark of its move away: {error}");
-                origin.release();
-            }
-            Err(error) => {
-                tracing::error!(
-                    volume,
-                    "whether it was moved can't be written down: {error}; it fails all requests until the node is \
-                     restarted"
-                );
-                origin.close();
-                return error;
-            }
-        }
-        if perhaps {
-            match there.abandon().await {
-                // Nothing is left that the mark would be needed for.
-                Ok(true) => {
-                    if let Err(error) = origin.stay(false).await {
-                        tracing::warn!(volume, "taking the mark of its move away: {error}");
-                    }
-                }
-                Ok(false) => {}
-                Err(error) => tracing::warn!(
-                    volume,
-                    "throwing the copy away: {error}; the next start does it"
-                ),
-            }
-        }
-        error
     }
 }
 

@@ -214,7 +214,7 @@ impl Target for There<'_> {
             ),
             None => tracing::info!(
                 volume,
-                "it is not what it was when its move was begun: the move begins anew"
+                "its move was cut off, and can't go on with the copy that it left: it begins anew"
             ),
         }
         Ok(resumed)
