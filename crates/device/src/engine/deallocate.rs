@@ -157,8 +157,10 @@ impl<P: Platform> Inner<P> {
             .range_locks(handle.slot)
             .take(range.clone(), false)
             .await;
-        let work = self.unmap(handle, range, stability);
-        self.held(smallvec![(handle.slot, lock)], work).await
+        let held = self.hold(smallvec![(handle.slot, lock)]);
+        let unmapped = self.unmap(handle, range, stability).await;
+        held.answered();
+        unmapped
     }
 
     /// Deallocates whole blocks, in parts. Returns the LSN of the last one, if there is one.

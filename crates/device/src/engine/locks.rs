@@ -31,13 +31,25 @@ impl<P: Platform> Inner<P> {
         locks: SmallVec<[(Slot, RangeLock); 1]>,
         work: impl Future<Output = T>,
     ) -> T {
-        let mut held = Held {
+        let held = self.hold(locks);
+        let result = work.await;
+        held.answered();
+        result
+    }
+
+    /// The same for whoever awaits the work itself: that of a write is a large future, which is not to be handed on.
+    pub(super) fn hold(self: &Rc<Self>, locks: SmallVec<[(Slot, RangeLock); 1]>) -> Held<P> {
+        Held {
             inner: self.clone(),
             locks,
-        };
-        let result = work.await;
-        held.locks.clear();
-        result
+        }
+    }
+}
+
+impl<P: Platform> Held<P> {
+    /// Whoever made the change has its answer: no unit on its way needs the ranges any more.
+    pub(super) fn answered(mut self) {
+        self.locks.clear();
     }
 }
 

@@ -214,8 +214,12 @@ impl<P: Platform> Engine<P> {
             stability,
             along,
         };
-        let work = inner.write_held(handle, blocks, offset_bytes, data, given);
-        inner.held(smallvec![(handle.slot, lock)], work).await
+        let held = inner.hold(smallvec![(handle.slot, lock)]);
+        let written = inner
+            .write_held(handle, blocks, offset_bytes, data, given)
+            .await;
+        held.answered();
+        written
     }
 
     /// Makes everything answered before this call durable.

@@ -30,17 +30,26 @@ fn word(tag: Tag, at: u64) -> u64 {
 
 /// Fills `out` with what write `tag` puts at `at` and behind.
 pub(crate) fn fill(tag: Tag, at: u64, out: &mut [u8]) {
-    let mut at = at;
-    let mut rest = out;
-    while !rest.is_empty() {
-        let bytes = word(tag, at / 8 * 8).to_le_bytes();
-        let skip = (at % 8) as usize;
-        let len = rest.len().min(8 - skip);
-        let (now, later) = rest.split_at_mut(len);
-        now.copy_from_slice(&bytes[skip..skip + len]);
-        rest = later;
-        at += len as u64;
+    if tag == 0 {
+        out.fill(0);
+        return;
     }
+    let part = |at: u64, out: &mut [u8]| {
+        let skip = (at % 8) as usize;
+        let bytes = word(tag, at - at % 8).to_le_bytes();
+        out.copy_from_slice(&bytes[skip..skip + out.len()]);
+    };
+    let before = (at.next_multiple_of(8) - at) as usize;
+    let (first, rest) = out.split_at_mut(before.min(out.len()));
+    part(at, first);
+    // Most of it, so in words.
+    let mut at = at + first.len() as u64;
+    let mut words = rest.chunks_exact_mut(8);
+    for out in &mut words {
+        out.copy_from_slice(&word(tag, at).to_le_bytes());
+        at += 8;
+    }
+    part(at, words.into_remainder());
 }
 
 /// The write that eight bytes at an address (a multiple of eight) would come from.
@@ -372,6 +381,19 @@ mod tests {
             "{words}"
         );
         assert_ne!(Content::whole(7).bytes(0), Content::whole(7).bytes(4096));
+    }
+
+    #[test]
+    fn any_part_of_what_is_written_has_the_same_bytes() {
+        let mut whole = [0; 64];
+        fill(5, 4096, &mut whole);
+        for start in 0..17 {
+            for end in start..40 {
+                let mut part = vec![0xff; end - start];
+                fill(5, 4096 + start as u64, &mut part);
+                assert_eq!(part, whole[start..end], "{start}..{end}");
+            }
+        }
     }
 
     #[test]
