@@ -157,7 +157,7 @@ impl<P: Platform> Inner<P> {
             .range_locks(handle.slot)
             .take(range.clone(), false)
             .await;
-        let held = self.hold(smallvec![(handle.slot, lock)]);
+        let held = self.holding(smallvec![(handle.slot, lock)]);
         let unmapped = self.unmap(handle, range, stability).await;
         held.answered();
         unmapped

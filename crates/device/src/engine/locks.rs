@@ -31,14 +31,14 @@ impl<P: Platform> Inner<P> {
         locks: SmallVec<[(Slot, RangeLock); 1]>,
         work: impl Future<Output = T>,
     ) -> T {
-        let held = self.hold(locks);
+        let held = self.holding(locks);
         let result = work.await;
         held.answered();
         result
     }
 
     /// The same for whoever awaits the work itself: that of a write is a large future, which is not to be handed on.
-    pub(super) fn hold(self: &Rc<Self>, locks: SmallVec<[(Slot, RangeLock); 1]>) -> Held<P> {
+    pub(super) fn holding(self: &Rc<Self>, locks: SmallVec<[(Slot, RangeLock); 1]>) -> Held<P> {
         Held {
             inner: self.clone(),
             locks,

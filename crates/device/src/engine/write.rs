@@ -214,7 +214,7 @@ impl<P: Platform> Engine<P> {
             stability,
             along,
         };
-        let held = inner.hold(smallvec![(handle.slot, lock)]);
+        let held = inner.holding(smallvec![(handle.slot, lock)]);
         let written = inner
             .write_held(handle, blocks, offset_bytes, data, given)
             .await;
