@@ -114,13 +114,14 @@ fn a_pipe_with_a_name_takes_a_stream_and_stays_a_pipe() {
     let fifo = dir.path().join("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.expect("mkfifo starts").success());
-    let from = fifo.clone();
-    let reader = std::thread::spawn(move || std::fs::read(from).expect("reads"));
+    let mut reader = std::process::Command::new("cat");
+    reader.arg(&fifo).stdout(Stdio::piped());
+    let reader = reader.spawn().expect("cat starts");
     let sent = send_to(&served, Stdio::piped(), fifo.to_str().expect("text"));
     assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
     let kind = std::fs::metadata(&fifo).expect("is there").file_type();
     assert!(kind.is_fifo(), "{kind:?}");
-    let passed = reader.join().expect("ends");
+    let passed = reader.wait_with_output().expect("ends").stdout;
     let file = dir.path().join("monday.fss");
     let sent = send_to(&served, Stdio::piped(), file.to_str().expect("text"));
     assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
