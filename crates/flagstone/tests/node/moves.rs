@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, Reservation,
-    RotateSpec, Slo, SloLimit, SnapshotSchedule, VolumeSpec,
+    DeviceOptions, MoveInfo, MoveSpec, MoveState, NodeError, NodeErrorKind, NodeOptions,
+    Reservation, RotateSpec, Slo, SloLimit, SnapshotSchedule, VolumeSpec,
 };
 use flagstone::offline::FormatOptions;
 use flagstone_wire::Status;
@@ -428,6 +428,10 @@ fn what_can_not_be_moved_stays_and_says_why() {
 
 /// All but so much of the other device is set aside for another volume.
 fn room_there(scene: &Scene, room_bytes: u64) {
+    leave_room(scene, room_bytes).expect("is created");
+}
+
+fn leave_room(scene: &Scene, room_bytes: u64) -> Result<(), NodeError> {
     let device = scene.ask(|node| node.show_device("other".to_owned()));
     let size_bytes = device.expect("is there").free_bytes - room_bytes;
     let spec = VolumeSpec {
@@ -442,9 +446,7 @@ fn room_there(scene: &Scene, room_bytes: u64) {
         slo: Slo::default(),
         oversubscribe: false,
     };
-    scene
-        .ask(|node| node.create_volume(spec))
-        .expect("is created");
+    scene.ask(|node| node.create_volume(spec)).map(drop)
 }
 
 #[test]
@@ -517,38 +519,47 @@ fn what_has_no_room_at_its_new_place_is_refused_or_fails_as_that() {
     }
 }
 
-/// It becomes free a moment later.
+/// It becomes free a moment later. The other device has one journal: what is free there is free for whoever moves there.
 #[test]
 fn what_was_deleted_just_before_is_room_for_a_move() {
     let other = Folder::new();
-    let scene = scene(&other);
-    volume(&scene, "vm", Some(0));
-    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 64 * MIB, false));
-    resized.expect("grows");
-    let spec = VolumeSpec {
-        name: "old".to_owned(),
+    let format = FormatOptions {
+        size_bytes: Some(256 << 20),
+        force: false,
+        sparse: false,
+    };
+    flagstone::offline::format(&other.path.join("other.img"), &format).expect("formatted");
+    let scene = Scene::with(|options| change(options, &other));
+    let spec = |name: &str, device: &str| VolumeSpec {
+        name: name.to_owned(),
         size_bytes: 64 * MIB,
         reserve: Reservation::None,
-        device: Some("other".to_owned()),
-        core: Some(0),
+        device: Some(device.to_owned()),
+        core: None,
         apart: false,
         stripes: None,
         stripe_unit_bytes: None,
         slo: Slo::default(),
         oversubscribe: false,
     };
-    let created = scene.ask(|node| node.create_volume(spec));
-    created.expect("is created");
-    for name in ["vm", "old"] {
+    for (name, device) in [("vm", "main"), ("old", "other")] {
+        let created = scene.ask(|node| node.create_volume(spec(name, device)));
+        created.expect("is created");
         let mut client = scene.attach(name);
         for at in 0..60 {
             assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
         }
     }
-    room_there(&scene, 92 * MIB);
+    // What the device keeps for itself can't be set aside.
+    let left = (8..56).find(|left| leave_room(&scene, left * MIB).is_ok());
+    left.expect("some of it is set aside");
+    let move_it = || scene.ask(|node| node.move_volume("vm".to_owned(), to(Some("other"), None)));
+    let refused = move_it().expect_err("there is no room for another one");
+    assert_eq!(refused.kind, NodeErrorKind::NoSpace, "{refused}");
     let deleted = scene.ask(|node| node.delete_volume("old".to_owned(), false));
     deleted.expect("is deleted");
-    let info = moved(&scene, "vm", to(Some("other"), Some(0)));
+    move_it().expect("there is by now");
+    let info = ended(&scene, "vm");
     assert_eq!(info.state, MoveState::Done, "{info:?}");
 }
 
