@@ -182,7 +182,7 @@ enum Sink<'a> {
     File {
         file: File,
         part: PathBuf,
-        path: &'a Path,
+        path: PathBuf,
     },
 }
 
@@ -202,12 +202,15 @@ impl<'a> Sink<'a> {
             let file = file.with_context(|| format!("writing {}", path.display()))?;
             return Ok(Sink::Passing { file, path });
         }
-        let mut part = path.as_os_str().to_owned();
+        // A link stays one, and what it leads to gets the stream: `/dev/stdout` leads to the file that a shell has opened.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let mut part = path.clone().into_os_string();
         part.push(".part");
         let part = PathBuf::from(part);
-        // A stream is what the volume is: nobody else's to read.
+        // What an earlier one has left may be anybody's to read, and a stream is what the volume is.
+        let _ = fs::remove_file(&part);
         let mut options = File::options();
-        options.write(true).create(true).truncate(true).mode(0o600);
+        options.write(true).create_new(true).mode(0o600);
         let file = options.open(&part);
         let file = file.with_context(|| format!("writing {}", part.display()))?;
         Ok(Sink::File { file, part, path })
@@ -239,7 +242,7 @@ impl<'a> Sink<'a> {
             // There is nothing that could be synced in a pipe; what a tape says of it was said when it was written.
             Sink::Passing { .. } => {}
             Sink::File { file, part, path } => {
-                let kept = file.sync_all().and_then(|()| fs::rename(&part, path));
+                let kept = file.sync_all().and_then(|()| fs::rename(&part, &path));
                 kept.with_context(|| format!("writing {}", path.display()))?;
             }
         }
@@ -269,8 +272,10 @@ pub(super) fn send(
     let sent = pass_on(&mut stream, &mut sink);
     match sent {
         Ok(totals) => {
+            // In the stream itself, which may be what `--to` names, it would be damage.
+            let is_file = matches!(sink, Sink::File { .. });
             sink.finish()?;
-            if !is_standard(&args.to) {
+            if is_file {
                 let sentence = format!(
                     "wrote {} of data to {}",
                     rounded(totals.data_bytes),
@@ -308,9 +313,9 @@ fn pass_on(stream: &mut dyn Read, sink: &mut Sink<'_>) -> anyhow::Result<Totals>
 
 /// A reader that goes away has no whole stream, unlike one of a list, which has seen enough.
 fn not_taken(what: &str, error: &io::Error) -> Failure {
-    let failure = NodeErrorKind::of_io(error);
+    let kind = NodeErrorKind::of_io(error);
     Failure {
-        exit: failure.exit(),
+        exit: kind.exit(),
         message: format!("{what} did not take all of the stream ({error})"),
         next_step: "what was written is no backup: see to the program or device that it went to, and send it again"
             .to_owned(),

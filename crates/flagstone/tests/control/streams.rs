@@ -1,6 +1,6 @@
 //! Streams of snapshots through the API and the real binary: whole ones pass, all others leave nothing.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::Stdio;
 
 use flagstone::api::STREAM_TYPE;
@@ -121,13 +121,32 @@ fn a_pipe_with_a_name_takes_a_stream_and_stays_a_pipe() {
     assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
     let kind = std::fs::metadata(&fifo).expect("is there").file_type();
     assert!(kind.is_fifo(), "{kind:?}");
+    assert_eq!(sent.out, "", "nothing is said where a stream may go");
     let passed = reader.wait_with_output().expect("ends").stdout;
+    // The sentence would be behind the stream.
+    let (mut piped, writer) = std::io::pipe().expect("a pipe");
+    let sent = send_to(&served, writer.into(), "/dev/stdout");
+    assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
+    let mut bytes = Vec::new();
+    piped.read_to_end(&mut bytes).expect("reads");
+    assert_eq!(bytes, passed);
     let file = dir.path().join("monday.fss");
     let sent = send_to(&served, Stdio::piped(), file.to_str().expect("text"));
     assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
     assert_eq!(std::fs::read(&file).expect("reads"), passed);
     let mode = std::fs::metadata(&file).expect("is there").permissions();
     assert_eq!(mode.mode() & 0o777, 0o600, "nobody else's to read");
+    // Through a link, beside what somebody has left there.
+    let (link, linked) = (dir.path().join("link"), dir.path().join("linked.fss"));
+    std::fs::write(&linked, "old").expect("is written");
+    std::fs::write(dir.path().join("linked.fss.part"), "left").expect("is written");
+    std::os::unix::fs::symlink(&linked, &link).expect("a link");
+    let sent = send_to(&served, Stdio::piped(), link.to_str().expect("text"));
+    assert_eq!((sent.exit, sent.err.as_str()), (0, ""));
+    assert!(link.is_symlink());
+    assert_eq!(std::fs::read(&linked).expect("reads"), passed);
+    let mode = std::fs::metadata(&linked).expect("is there").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
 }
 
 #[test]

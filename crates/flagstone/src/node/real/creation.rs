@@ -123,9 +123,10 @@ impl RealNode {
             };
             let space = self.on_core(*first, doing, move |core| async move {
                 let owned = core.engines.get(core.engines.first_of(device)?)?;
-                Some(owned.engine.space())
+                (!owned.engine.is_fenced()).then(|| owned.engine.space())
             });
-            let Some(space) = space.await? else {
+            // One that doesn't answer, or has failed, is not chosen.
+            let Ok(Some(space)) = space.await else {
                 continue;
             };
             let room = space.open_bytes.saturating_sub(space.kept_bytes);
