@@ -309,8 +309,8 @@ fn check_no_copy(device: &DeviceOptions, id: &str, before: &[Device]) -> Result<
     );
     Err(
         NodeError::new(NodeErrorKind::AlreadyExists, doing, found).next(format!(
-            "name only one of them; `flagstone inspect {path}` and `flagstone inspect {other_path}` show what each has, and up to \
-             which LSN it was written. Nothing was changed on either"
+            "name only one of them; `flagstone inspect {path}` and `flagstone inspect {other_path}` show what each has, and how far \
+             its journals were written. Nothing was changed on either"
         )),
     )
 }
