@@ -87,6 +87,8 @@ pub struct IoBuf {
     memory: Option<Rc<Memory>>,
     start: usize,
     end: usize,
+    /// CRC32C of the view, if somebody has said it.
+    checksum: Option<u32>,
 }
 
 impl IoBuf {
@@ -125,6 +127,7 @@ impl IoBuf {
             memory: Some(memory),
             start: 0,
             end: len_bytes,
+            checksum: None,
         })
     }
 
@@ -161,6 +164,7 @@ impl IoBuf {
             memory: Some(Rc::new(Memory { pages, class, pool })),
             start: 0,
             end: len_bytes,
+            checksum: None,
         }
     }
 
@@ -192,6 +196,7 @@ impl IoBuf {
     /// holders rely on it not changing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let (start, end) = (self.start, self.end);
+        self.checksum = None;
         let memory = self.memory.as_mut().expect("present until drop");
         let memory = Rc::get_mut(memory).expect("only an unshared buffer may be changed");
         &mut memory.pages.as_mut_bytes()[start..end]
@@ -209,6 +214,7 @@ impl IoBuf {
             memory: self.memory.clone(),
             start: self.start + range.start,
             end: self.start + range.end,
+            checksum: self.checksum.filter(|_| range.len() == self.len()),
         }
     }
 
@@ -222,6 +228,7 @@ impl IoBuf {
             range.end <= self.len(),
             "a narrowed view lies within the old one"
         );
+        self.checksum = self.checksum.filter(|_| range.len() == self.len());
         self.end = self.start + range.end;
         self.start += range.start;
         self
@@ -232,7 +239,21 @@ impl IoBuf {
         assert!(len_bytes <= self.memory().pages.len() * BUFFER_ALIGN);
         self.start = 0;
         self.end = len_bytes;
+        self.checksum = None;
         self
+    }
+
+    /// The same with the CRC32C of the view, which the caller has worked out or compared: nobody needs to do it again. It goes with the handle and
+    /// its clones as long as they show these bytes.
+    pub fn with_checksum(self, crc32c: u32) -> IoBuf {
+        let mut buf = self;
+        buf.checksum = Some(crc32c);
+        buf
+    }
+
+    /// The CRC32C of the view, if somebody has said it.
+    pub fn known_checksum(&self) -> Option<u32> {
+        self.checksum
     }
 }
 
@@ -242,6 +263,7 @@ impl Clone for IoBuf {
             memory: self.memory.clone(),
             start: self.start,
             end: self.end,
+            checksum: self.checksum,
         }
     }
 }
@@ -386,6 +408,7 @@ impl BufferPool {
                 memory: Some(memory),
                 start: 0,
                 end: len_bytes,
+                checksum: None,
             },
             None => {
                 let pool = Rc::downgrade(&self.state);
@@ -436,6 +459,25 @@ mod tests {
         drop(buf);
         assert_eq!(pool.in_use_bytes(), 0);
         assert_eq!(pool.take(4097).as_ptr(), address);
+    }
+
+    #[test]
+    fn a_checksum_goes_with_the_bytes_that_it_is_of() {
+        let pool = BufferPool::new();
+        let buf = pool.take(8192);
+        assert_eq!(buf.known_checksum(), None);
+        let mut buf = buf.with_checksum(5);
+        assert_eq!(buf.known_checksum(), Some(5));
+        assert_eq!(buf.clone().known_checksum(), Some(5));
+        assert_eq!(buf.slice(0..8192).known_checksum(), Some(5));
+        assert_eq!(buf.slice(0..4096).known_checksum(), None);
+        assert_eq!(buf.clone().narrow(0..8192).known_checksum(), Some(5));
+        assert_eq!(buf.clone().narrow(1..8192).known_checksum(), None);
+        assert_eq!(buf.clone().reset(8192).known_checksum(), None);
+        buf.bytes_mut();
+        assert_eq!(buf.known_checksum(), None, "it may be changed");
+        drop(buf.with_checksum(6));
+        assert_eq!(pool.take(8192).known_checksum(), None, "used again");
     }
 
     #[test]

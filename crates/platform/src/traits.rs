@@ -84,6 +84,26 @@ pub trait BlockDevice: Clone + 'static {
         buf: IoBuf,
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static;
 
+    /// Writes the views of several buffers one behind the other, beginning at `offset_bytes`: as one write, so a failure says nothing about any
+    /// of them. Completed is not durable. By default by a copy of them all in one buffer.
+    fn write_gathered(
+        &self,
+        offset_bytes: u64,
+        bufs: Vec<IoBuf>,
+    ) -> impl Future<Output = (Vec<IoBuf>, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move {
+            let mut whole = IoBuf::zeroed(bufs.iter().map(IoBuf::len).sum());
+            let mut at = 0;
+            for buf in &bufs {
+                whole.bytes_mut()[at..at + buf.len()].copy_from_slice(buf);
+                at += buf.len();
+            }
+            let (_, result) = device.write(offset_bytes, whole).await;
+            (bufs, result)
+        }
+    }
+
     /// When this succeeds, every write that had completed before it was called is on stable media.
     /// When it fails, nothing is known about any write since the last successful flush, and a
     /// later success says nothing about them either.

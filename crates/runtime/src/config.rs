@@ -88,6 +88,8 @@ pub struct KernelUse {
     pub ring_fsync: bool,
     /// FALLOCATE through the ring (5.6). Fallback: a helper thread.
     pub ring_fallocate: bool,
+    /// WRITEV_FIXED (6.15). Fallback: memory that isn't registered, which the kernel looks up anew for each transfer.
+    pub gathers_registered: bool,
     /// MSG_WAITALL on sends and receives, so that the kernel goes on after a partial one (5.19 for
     /// both). Fallback: the loop that runs anyway.
     pub wait_all: bool,
@@ -106,6 +108,7 @@ impl Default for KernelUse {
             no_iowait: true,
             ring_fsync: true,
             ring_fallocate: true,
+            gathers_registered: true,
             wait_all: true,
             transfer_max_bytes: TRANSFER_MAX_BYTES,
         }
@@ -123,6 +126,7 @@ impl KernelUse {
             no_iowait: false,
             ring_fsync: false,
             ring_fallocate: false,
+            gathers_registered: false,
             wait_all: false,
             transfer_max_bytes: TRANSFER_MAX_BYTES,
         }

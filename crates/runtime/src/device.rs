@@ -29,7 +29,7 @@ mod waves_tests;
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -51,7 +51,7 @@ use self::open::open_device;
 use crate::core::{Core, DeviceId};
 use crate::helper::Blocking;
 use crate::io_stats::{IoKind, IoStats};
-use crate::op::{Owned, Request, Target};
+use crate::op::{MESSAGE_BUFS_MAX, Owned, Request, Target};
 use crate::pace::FlushPace;
 use crate::platform::UringPlatform;
 use crate::sys;
@@ -60,6 +60,9 @@ use crate::waves::Waves;
 
 /// Offsets, lengths and sizes are multiples of this, in bytes, on every device.
 const SECTOR_BYTES: u64 = 512;
+
+/// Buffers that a file in memory is given with one call.
+const GATHERED_NOW_MAX: usize = 32;
 
 /// Times in a row that an interrupted or refused transfer is tried again.
 const RETRIES_MAX: u32 = 1_000;
@@ -356,6 +359,128 @@ impl UringDevice {
         (buf, written)
     }
 
+    /// Writes the views of these buffers one behind the other.
+    async fn transfer_gathered(
+        &self,
+        offset_bytes: u64,
+        bufs: Vec<IoBuf>,
+    ) -> (Vec<IoBuf>, io::Result<()>) {
+        if self.file.options.read_only {
+            return (bufs, Err(read_only_error()));
+        }
+        let len_bytes = bufs.iter().map(|buf| buf.len() as u64).sum();
+        if let Err(error) = self.check_range(offset_bytes, len_bytes) {
+            return (bufs, Err(error));
+        }
+        let began_ns = self.core.clock_ns();
+        let (bufs, result) = match self.pass_layers(Operation::Write { len_bytes }).await {
+            Ok(()) if self.file.at_once => {
+                let result = self.gathered_now(offset_bytes, &bufs);
+                (bufs, result)
+            }
+            Ok(()) => self.gathered_by_ring(offset_bytes, len_bytes, bufs).await,
+            Err(error) => (bufs, Err(error)),
+        };
+        self.count(IoKind::Write, len_bytes, began_ns, result.is_ok());
+        (bufs, result)
+    }
+
+    /// Of a file in memory.
+    fn gathered_now(&self, mut offset_bytes: u64, bufs: &[IoBuf]) -> io::Result<()> {
+        if self.trace.is_on() {
+            return one_by_one(bufs, offset_bytes, |buf, at| {
+                let (direction, buf) = (Direction::Write { durable: false }, buf.clone());
+                self.transfer_now(direction, at, buf).1
+            });
+        }
+        let file = &self.file.file;
+        for some in bufs.chunks(GATHERED_NOW_MAX) {
+            let mut parts = [IoSlice::new(&[]); GATHERED_NOW_MAX];
+            for (part, buf) in parts.iter_mut().zip(some) {
+                *part = IoSlice::new(buf);
+            }
+            let len: usize = some.iter().map(IoBuf::len).sum();
+            let taken = sys::write_gathered_at(&**file, &parts[..some.len()], offset_bytes);
+            if !taken.is_ok_and(|taken| taken == len) {
+                // Those say what is wrong, or go on after an interruption.
+                one_by_one(some, offset_bytes, |buf, at| file.write_all_at(buf, at))?;
+            }
+            offset_bytes += len as u64;
+        }
+        Ok(())
+    }
+
+    async fn gathered_by_ring(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        mut bufs: Vec<IoBuf>,
+    ) -> (Vec<IoBuf>, io::Result<()>) {
+        let align = self.file.memory_align;
+        let is_aligned = |buf: &IoBuf| (buf.as_ptr() as usize).is_multiple_of(align);
+        let fits = len_bytes <= self.core.transfer_max() as u64 && bufs.len() <= MESSAGE_BUFS_MAX;
+        if fits && bufs.iter().all(is_aligned) {
+            let result;
+            (bufs, result) = self.gathered_at_once(offset_bytes, len_bytes, bufs).await;
+            match result {
+                moved if i64::from(moved) == len_bytes as i64 => return (bufs, Ok(())),
+                error if error < 0 && !is_passing(error) => {
+                    return (bufs, Err(io::Error::from_raw_os_error(-error)));
+                }
+                _ => self.core.counters().short_transfers.add(1),
+            }
+        }
+        // One after the other: those go on where a transfer ends early, and copy what isn't aligned.
+        let mut at = offset_bytes;
+        for buf in &mut bufs {
+            let len = buf.len() as u64;
+            let direction = Direction::Write { durable: false };
+            let (_, result) = self.transfer_any(direction, at, buf.clone()).await;
+            if result.is_err() {
+                return (bufs, result);
+            }
+            at += len;
+        }
+        (bufs, Ok(()))
+    }
+
+    /// One transfer of all of them. What the kernel said of it.
+    async fn gathered_at_once(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        bufs: Vec<IoBuf>,
+    ) -> (Vec<IoBuf>, i32) {
+        let recorded = self.trace.is_on().then(|| {
+            let data: Vec<u8> = bufs.iter().flat_map(|buf| buf.iter().copied()).collect();
+            let id = self.trace.start(|id| IoEvent::WriteSubmitted {
+                id,
+                offset_bytes,
+                data: &data,
+            });
+            (id, data)
+        });
+        let mut message = self.core.take_message();
+        message.bufs = bufs;
+        message.describe(0, 0, len_bytes as usize);
+        let request = Request::WriteGathered {
+            file: self.file.clone(),
+            offset_bytes,
+            message,
+            takes_registered: self.core.support().gathers_registered,
+        };
+        let (result, owned) = self.core.operate(request).await;
+        let Owned::Message(mut message) = owned else {
+            unreachable!("a gathered write gives its buffers back");
+        };
+        if let Some((id, data)) = recorded {
+            self.trace.written(id, offset_bytes, &data, result);
+        }
+        let bufs = std::mem::take(&mut message.bufs);
+        self.core.give_message(message);
+        (bufs, result)
+    }
+
     async fn transfer_aligned(
         &self,
         direction: Direction,
@@ -543,6 +668,15 @@ impl BlockDevice for UringDevice {
         }
     }
 
+    fn write_gathered(
+        &self,
+        offset_bytes: u64,
+        bufs: Vec<IoBuf>,
+    ) -> impl Future<Output = (Vec<IoBuf>, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move { device.transfer_gathered(offset_bytes, bufs).await }
+    }
+
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
         let device = self.clone();
         async move { device.flush_now().await }
@@ -569,6 +703,19 @@ impl BlockDevice for UringDevice {
             Kind::File => next_hole().is_ok_and(|hole| hole >= offset_bytes + len_bytes),
         }
     }
+}
+
+/// Writes buffers one after the other, until one can't be.
+fn one_by_one(
+    bufs: &[IoBuf],
+    mut offset_bytes: u64,
+    write: impl Fn(&IoBuf, u64) -> io::Result<()>,
+) -> io::Result<()> {
+    for buf in bufs {
+        write(buf, offset_bytes)?;
+        offset_bytes += buf.len() as u64;
+    }
+    Ok(())
 }
 
 fn finished(result: i32) -> io::Result<()> {

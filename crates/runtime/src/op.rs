@@ -87,6 +87,14 @@ pub(crate) enum Request {
         range: Range<usize>,
         durable: bool,
     },
+    /// Writes what the message describes, one buffer behind the other.
+    WriteGathered {
+        file: Rc<DeviceFile>,
+        offset_bytes: u64,
+        message: Box<Message>,
+        /// The kernel takes several pieces of registered memory at once.
+        takes_registered: bool,
+    },
     SyncData {
         file: Rc<DeviceFile>,
     },
@@ -212,7 +220,7 @@ impl Flight {
     }
 }
 
-/// A scattered send: the buffers and what describes them to the kernel. Reused.
+/// A scattered send or a gathered write: the buffers and what describes them to the kernel. Reused.
 pub(crate) struct Message {
     pub(crate) bufs: Vec<IoBuf>,
     iovecs: Vec<libc::iovec>,
@@ -314,6 +322,24 @@ impl Request {
                             .build()),
                 };
                 (device_flight(Owned::Buf(buf), file), Some(entry))
+            }
+            Request::WriteGathered {
+                file,
+                offset_bytes,
+                message,
+                takes_registered,
+            } => {
+                let (pointer, count) = (message.iovecs.as_ptr(), message.iovecs.len() as u32);
+                let is_known = |buf: &IoBuf| lies_within(buf, registered);
+                let entry = match takes_registered && message.bufs.iter().all(is_known) {
+                    true => entry!(file.target(), fd =>
+                        opcode::WritevFixed::new(fd, pointer, count, REGISTERED_BUFFER)
+                            .offset(offset_bytes)
+                            .build()),
+                    false => entry!(file.target(), fd =>
+                        opcode::Writev::new(fd, pointer, count).offset(offset_bytes).build()),
+                };
+                (device_flight(Owned::Message(message), file), Some(entry))
             }
             Request::SyncData { file } => {
                 let entry = entry!(file.target(), fd =>

@@ -34,6 +34,8 @@ pub struct KernelSupport {
     pub ring_fsync: bool,
     /// The ring can punch holes.
     pub ring_fallocate: bool,
+    /// One transfer may gather several pieces of registered memory (Linux 6.15).
+    pub gathers_registered: bool,
 }
 
 impl fmt::Display for KernelSupport {
@@ -47,6 +49,7 @@ impl fmt::Display for KernelSupport {
             ("msg_ring", self.msg_ring),
             ("fsync", self.ring_fsync),
             ("fallocate", self.ring_fallocate),
+            ("gathers_registered", self.gathers_registered),
         ];
         let (mut has, mut lacks) = (Vec::new(), Vec::new());
         for (name, present) in all {
@@ -170,6 +173,7 @@ pub(crate) fn open_ring(entries: u32, allowed: &KernelUse) -> Result<OpenRing, R
         ),
         ("the operation READ", has(opcode::Read::CODE)),
         ("the operation WRITE", has(opcode::Write::CODE)),
+        ("the operation WRITEV", has(opcode::Writev::CODE)),
         ("the operation RECV", has(opcode::Recv::CODE)),
         ("the operation SEND", has(opcode::Send::CODE)),
         ("the operation SENDMSG", has(opcode::SendMsg::CODE)),
@@ -194,6 +198,7 @@ pub(crate) fn open_ring(entries: u32, allowed: &KernelUse) -> Result<OpenRing, R
         msg_ring: allowed.msg_ring && has(opcode::MsgRingData::CODE),
         ring_fsync: allowed.ring_fsync && has(opcode::Fsync::CODE),
         ring_fallocate: allowed.ring_fallocate && has(opcode::Fallocate::CODE),
+        gathers_registered: allowed.gathers_registered && has(opcode::WritevFixed::CODE),
     };
     Ok(OpenRing { uring, support })
 }

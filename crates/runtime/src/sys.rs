@@ -38,6 +38,20 @@ pub(crate) fn monotonic_ns() -> u64 {
     (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Writes these one behind the other from `offset_bytes` on. How many bytes were taken, perhaps not all.
+pub(crate) fn write_gathered_at(
+    fd: impl AsFd,
+    parts: &[io::IoSlice<'_>],
+    offset_bytes: u64,
+) -> io::Result<usize> {
+    let offset = libc::off_t::try_from(offset_bytes).map_err(io::Error::other)?;
+    let count = libc::c_int::try_from(parts.len()).map_err(io::Error::other)?;
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: an `IoSlice` is an iovec whose memory lives as long as it does, and the call only reads.
+    let taken = unsafe { libc::pwritev(fd, parts.as_ptr().cast(), count, offset) };
+    usize::try_from(taken).map_err(|_| io::Error::last_os_error())
+}
+
 /// Fills `bytes` (at most 256, so that the call is never cut short) from the kernel's generator. Fails with what the system says.
 pub fn fill_random(bytes: &mut [u8]) -> io::Result<()> {
     assert!(

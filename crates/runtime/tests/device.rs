@@ -101,17 +101,28 @@ fn a_file_in_memory_is_a_ram_device() {
                 result.unwrap();
                 assert_eq!(&back[..], &pattern(len, offset)[..]);
             }
+            // More than are given with one call, of different lengths.
+            let many: Vec<_> = (1..=40).map(|n| pattern(n * 512, n as u64)).collect();
+            let whole: Vec<u8> = many.iter().flat_map(|buf| buf.to_vec()).collect();
+            device.write_gathered(4 * MIB, many).await.1.unwrap();
+            let buf = platform.buffers().take(whole.len());
+            let (back, result) = device.read(4 * MIB, buf).await;
+            result.unwrap();
+            assert!(back[..] == whole[..], "gathered: {memory_at_once}");
             let beyond = device.read(8 * MIB, platform.buffers().take(512)).await;
             assert!(beyond.1.is_err(), "limits hold");
+            let beyond = [pattern(512, 0), pattern(512, 1)];
+            let beyond = device.write_gathered(8 * MIB - 512, beyond.into()).await;
+            assert!(beyond.1.is_err() && beyond.0.len() == 2, "limits hold");
             let stats = device.io_stats().snapshot();
-            assert_eq!((stats.read.operations, stats.write.operations), (3, 3));
+            assert_eq!((stats.read.operations, stats.write.operations), (4, 4));
             (device.is_memory(), platform.counters().sqes - before)
         });
         assert_eq!(is_memory, memory_at_once);
         asked.push(sqes);
     }
     fs::remove_file(&path).unwrap();
-    assert_eq!(asked, [6, 0], "transfers that went through the ring");
+    assert_eq!(asked, [8, 0], "transfers that went through the ring");
 }
 
 #[test]
@@ -519,6 +530,27 @@ fn ten_thousand_random_operations_agree_with_a_model() {
     }
 }
 
+/// The buffer in pieces of whole sectors; some are copies in memory that isn't registered, and some of those not aligned.
+fn cut(buf: &IoBuf, random: &mut Random) -> Vec<IoBuf> {
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while at < buf.len() {
+        let len = (512 * (1 + random.below(8) as usize)).min(buf.len() - at);
+        let piece = buf.slice(at..at + len);
+        pieces.push(match random.below(8) {
+            0 => IoBuf::copy_of(&piece),
+            1 => {
+                let mut whole = IoBuf::zeroed(len + 8);
+                whole.bytes_mut()[8..].copy_from_slice(&piece);
+                whole.slice(8..8 + len)
+            }
+            _ => piece,
+        });
+        at += len;
+    }
+    pieces
+}
+
 async fn random_operations(platform: UringPlatform, path: PathBuf, name: &'static str) {
     const SECTOR: u64 = 512;
     let devices = [open(&platform, &path), open(&platform, &path)];
@@ -549,8 +581,14 @@ async fn random_operations(platform: UringPlatform, path: PathBuf, name: &'stati
                         word.copy_from_slice(&version.to_le_bytes());
                     }
                 }
-                let write = device.write(first * SECTOR, buf);
-                operations.push(Box::pin(async move { write.await.1.unwrap() }));
+                if random.below(2) == 0 {
+                    let write = device.write(first * SECTOR, buf);
+                    operations.push(Box::pin(async move { write.await.1.unwrap() }));
+                } else {
+                    let bufs = cut(&buf, &mut random);
+                    let write = device.write_gathered(first * SECTOR, bufs);
+                    operations.push(Box::pin(async move { write.await.1.unwrap() }));
+                }
             } else {
                 let buf = platform.buffers().take((len * SECTOR) as usize);
                 let expected: Vec<u64> = (first..first + len)
@@ -588,6 +626,8 @@ fn a_record_holds_what_the_device_was_asked_for() {
         assert!(writes.iter().all(|(_, result)| result.is_ok()));
         device.flush().await.unwrap();
         device.discard(0, 4096).await.unwrap();
+        let pieces = vec![pattern(512, 7), pattern(1024, 8)];
+        device.write_gathered(16_384, pieces).await.1.unwrap();
         let (_, result) = device.write(MIB, pattern(512, 0)).await;
         assert!(result.is_err());
         let (_, result) = device.read(8192, IoBuf::zeroed(4096)).await;
@@ -630,8 +670,17 @@ fn a_record_holds_what_the_device_was_asked_for() {
         }
     );
     assert_eq!(events[11], IoEvent::DiscardCompleted { id: 5, ok: true });
+    let data = [&pattern(512, 7)[..], &pattern(1024, 8)].concat();
+    let (id, offset_bytes, data) = (6, 16_384, &data[..]);
+    let submitted = IoEvent::WriteSubmitted {
+        id,
+        offset_bytes,
+        data,
+    };
+    assert_eq!(events[12], submitted, "what is gathered is one write");
+    assert_eq!(events[13], IoEvent::WriteCompleted { id, ok: true });
     // The write behind the end never went to the kernel.
-    assert_eq!(events.len(), 12);
+    assert_eq!(events.len(), 14);
 }
 
 /// A block device over a file of its own, until it is dropped.
@@ -752,6 +801,9 @@ fn operations_pass_the_layers_first() {
         passed("read");
         slow.write(4096, pattern(4096, 2)).await.1.unwrap();
         passed("write");
+        let pieces = vec![pattern(512, 5), pattern(512, 6)];
+        slow.write_gathered(8192, pieces).await.1.unwrap();
+        passed("gathered write");
         slow.flush().await.unwrap();
         passed("flush");
         // Whether the filesystem can, is no matter.
@@ -763,6 +815,8 @@ fn operations_pass_the_layers_first() {
         }]);
         let failing = open(&platform, &path).behind(Arc::new(failing));
         failing.write(0, pattern(4096, 3)).await.1.unwrap_err();
+        let gathered = failing.write_gathered(0, vec![pattern(512, 4)]).await;
+        gathered.1.unwrap_err();
         failing.flush().await.unwrap_err();
         failing.discard(0, 4096).await.unwrap_err();
         let buf = platform.buffers().take(4096);

@@ -15,6 +15,7 @@ mod faults;
 mod flips;
 mod flush_ahead;
 mod full_device;
+mod gathered;
 mod hand_over;
 mod history;
 mod idle;

@@ -254,7 +254,7 @@ fn a_stop_that_takes_the_first_segment_leaves_nothing_behind_its_root() {
 #[test]
 fn recovery_and_verify_leave_out_the_same_units() {
     let dropped = Rc::new(Cell::new(0));
-    for seed in 0..20 {
+    for seed in 0..30 {
         let disk = formatted(Fill::Noise(seed));
         let (watched, dropped) = (disk.clone(), dropped.clone());
         run(300 + seed, 60, &disk, false, move |rng| {

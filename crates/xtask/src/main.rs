@@ -6,6 +6,7 @@
 // that must also run in the simulator.
 #![allow(clippy::disallowed_methods)]
 
+mod api;
 mod bench;
 mod check;
 mod daemon;

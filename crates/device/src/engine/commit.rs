@@ -199,7 +199,10 @@ impl<P: Platform> Inner<P> {
         match result {
             Ok(()) => {
                 unit.data.set(DataState::Written);
-                self.advance(unit);
+                // Else its group is still to come, and goes on with it.
+                if unit.journaled.get() {
+                    self.advance(unit);
+                }
             }
             Err(error) => {
                 unit.data.set(DataState::Failed(error));
@@ -479,6 +482,7 @@ impl<P: Platform> Inner<P> {
     /// Fails everything that waits.
     pub(super) fn fail_all(&self, error: DvolError) {
         self.writers.end();
+        self.data.end();
         let units = self.journal.borrow_mut().abandon();
         let overflow = std::mem::take(&mut *self.overflow.borrow_mut());
         let mut commit = self.commit.borrow_mut();
@@ -505,7 +509,11 @@ impl<P: Platform> Inner<P> {
         ] {
             signal.notify();
         }
-        for signal in [&self.signals.journal, &self.signals.checkpointed] {
+        for signal in [
+            &self.signals.journal,
+            &self.signals.data,
+            &self.signals.checkpointed,
+        ] {
             signal.notify();
         }
     }

@@ -30,6 +30,8 @@ fn plain_unit(data: DataState) -> Unit {
         seq: 0.into(),
         index: 0.into(),
         data: data.into(),
+        pieces_left: 0.into(),
+        piece_failed: None.into(),
         journaled: false.into(),
         ticket: 0.into(),
         answer: None.into(),

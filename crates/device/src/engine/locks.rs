@@ -109,6 +109,15 @@ impl RangeLocks {
         lock
     }
 
+    /// Takes `range` together with others, if that takes no waiting.
+    pub(super) fn share_now(&self, range: Range<VBlock>) -> Option<RangeLock> {
+        if self.state.borrow().exclusive_count > 0 {
+            return None;
+        }
+        let (lock, _) = self.begin(smallvec![range], false);
+        Some(lock)
+    }
+
     fn begin(
         &self,
         ranges: Ranges,

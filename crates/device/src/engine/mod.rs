@@ -15,6 +15,7 @@ mod cached;
 mod chain;
 mod checkpoint;
 mod commit;
+mod data;
 mod deallocate;
 mod due;
 mod error;
@@ -127,7 +128,8 @@ struct Inner<P: Platform> {
     options: EngineOptions,
     state: RefCell<State>,
     journal: RefCell<Journal>,
-    writers: Writers,
+    writers: Writers<journal::SealedGroup>,
+    data: data::Data,
     commit: RefCell<Commit>,
     /// Where units lie.
     units: Units,
@@ -224,6 +226,8 @@ struct Inner<P: Platform> {
 struct Signals {
     /// The open group got its first unit, a group was written, or the ring was trimmed.
     journal: Signal,
+    /// Data was gathered.
+    data: Signal,
     /// Someone wants a flush.
     flush_wanted: Signal,
     /// A flush has ended.
@@ -305,6 +309,8 @@ impl<P: Platform> Engine<P> {
         let result = inner.final_checkpoint().await;
         inner.flusher_off.set(true);
         inner.writers.end();
+        inner.data.end();
+        inner.signals.data.notify();
         inner.signals.journal.notify();
         inner.signals.flush_wanted.notify();
         inner.signals.checkpoint_wanted.notify();
@@ -322,6 +328,7 @@ impl<P: Platform> Engine<P> {
     /// Starts the background tasks.
     fn start_tasks(&self) {
         self.start_task(|inner| async move { inner.run_journal().await });
+        self.start_task(|inner| async move { inner.run_data().await });
         self.start_task(|inner| async move { inner.run_flusher().await });
         self.start_task(|inner| async move { inner.run_checkpointer().await });
         self.start_task(|inner| async move { inner.run_reaper().await });

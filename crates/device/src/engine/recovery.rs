@@ -15,6 +15,7 @@ use flagstone_platform::{BlockDevice, BufferPool, IoBuf, Platform};
 use flagstone_types::{BlockNo, ChainHash, SegmentNo, Slot};
 
 use super::chain::{Chain, FoundUnit, check_end, group_at, suspect_groups};
+use super::data::Data;
 use super::format::{Found, find_superblock, read_again, rewrite_copies};
 use super::info::EngineCounters;
 use super::journal::{Journal, Position};
@@ -274,6 +275,7 @@ impl<P: Platform> Engine<P> {
             scratch_reusable: RefCell::default(),
             units: Units::default(),
             writers: Writers::default(),
+            data: Data::default(),
             scratch_effects: RefCell::default(),
             scratch_entries: RefCell::default(),
             spare_checksums: RefCell::default(),
@@ -310,7 +312,10 @@ impl<P: Platform> Engine<P> {
             false => Some(root_slot),
         };
         let finished = engine.finish_recovery(goes_on_from).await;
-        finished.inspect_err(|_| engine.inner.writers.end())?;
+        finished.inspect_err(|_| {
+            engine.inner.writers.end();
+            engine.inner.data.end();
+        })?;
         engine.start_tasks();
         engine.inner.signals.reap.notify();
         engine.inner.signals.forget.notify();

@@ -318,12 +318,38 @@ impl<P: Platform> Inner<P> {
                 is_cleared = false;
                 continue;
             }
-            let runs = self.hand_out(count);
-            if self.is_low_on_blocks() {
-                self.signals.checkpoint_wanted.notify();
-            }
-            return Ok(runs);
+            return Ok(self.take_open(count));
         }
+    }
+
+    /// The same for few whole blocks, if nothing has to be waited for.
+    pub(super) fn take_blocks_now(
+        self: &Rc<Self>,
+        slot: Slot,
+        count: u64,
+        blocks: &Range<VBlock>,
+    ) -> Option<SmallVec<[BlockRun; 2]>> {
+        let is_loaded = match self.state.borrow().slot(slot) {
+            Some(found) => found.map.missing(blocks.clone()).is_none(),
+            None => false,
+        };
+        let has_room = || matches!(self.room(slot, count, Over::Blocks(blocks)), Room::Free);
+        let more = count + self.nodes_due(slot, count) + 1;
+        let may = is_loaded
+            && count < LONG_BLOCKS
+            && self.check_running().is_ok()
+            && has_room()
+            && self.is_clear(slot, more, Purpose::Writing)
+            && !self.needs_more(slot, count);
+        may.then(|| self.take_open(count))
+    }
+
+    fn take_open(&self, count: u64) -> SmallVec<[BlockRun; 2]> {
+        let runs = self.hand_out(count);
+        if self.is_low_on_blocks() {
+            self.signals.checkpoint_wanted.notify();
+        }
+        runs
     }
 
     /// Hands out so many blocks, of those that are open.

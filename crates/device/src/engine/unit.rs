@@ -46,6 +46,10 @@ pub(super) struct Unit {
     pub index: Cell<u32>,
     /// What is known of its data.
     pub data: Cell<DataState>,
+    /// Pieces of its data that were gathered and are not written yet.
+    pub pieces_left: Cell<u32>,
+    /// Why one of them could not be written.
+    pub piece_failed: Cell<Option<DvolError>>,
     /// True once its group and all before are written.
     pub journaled: Cell<bool>,
     /// The flush it waits for; zero while it is not written.
@@ -98,6 +102,8 @@ impl Units {
             seq: 0.into(),
             index: 0.into(),
             data: data.into(),
+            pieces_left: 0.into(),
+            piece_failed: None.into(),
             journaled: false.into(),
             ticket: 0.into(),
             answer: Some(answering).into(),

@@ -10,19 +10,23 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::pool::Pooled;
+use flagstone_platform::sync::Awaited;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, BlockChecksum, Lsn, Slot, VBlock};
 use smallvec::{SmallVec, smallvec};
 
 use super::admin::Attributes;
 use super::commit::Submitted;
+use super::data::{GATHERED_MAX_BYTES, is_gathered};
 use super::error::DvolError;
 use super::info::Handle;
 use super::join::join_all;
+use super::locks::Held;
+use super::loose::UnderWay;
 use super::read::gather;
 use super::recent_parts::Part;
 use super::spacing::{OVERWRITE_PART_BLOCKS, Over};
-use super::unit::{DataBlocks, Unit};
+use super::unit::{DataBlocks, Outcome, Unit};
 use super::{Engine, Inner, Stability};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::{
@@ -205,21 +209,18 @@ impl<P: Platform> Engine<P> {
         let first = VBlock::containing(offset_bytes);
         let blocks = first..VBlock((offset_bytes + len).div_ceil(BLOCK_SIZE));
         let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
-        let lock = inner
-            .range_locks(handle.slot)
-            .take(blocks.clone(), !whole && !planted(Bug::PartsNotLocked))
-            .await;
         let given = Given {
             meta,
             stability,
             along,
         };
-        let held = inner.holding(smallvec![(handle.slot, lock)]);
-        let written = inner
-            .write_held(handle, blocks, offset_bytes, data, given)
-            .await;
-        held.answered();
-        written
+        if whole && let Some(begun) = inner.begin_now(handle, &blocks, &data, given)? {
+            drop(data);
+            return begun.end().await;
+        }
+        // Its own place in memory: the others shall not be as large as this one.
+        let waiting = inner.write_waiting(handle, blocks, offset_bytes, data, given);
+        Box::pin(waiting).await
     }
 
     /// Makes everything answered before this call durable.
@@ -228,7 +229,86 @@ impl<P: Platform> Engine<P> {
     }
 }
 
+/// A write that was begun without waiting for anything, and has to be waited for now.
+struct Begun<'a, P: Platform> {
+    lsn: Lsn,
+    answer: Awaited<Outcome>,
+    held: Held<P>,
+    under_way: Option<UnderWay<'a, P>>,
+}
+
+impl<P: Platform> Begun<'_, P> {
+    async fn end(self) -> Result<Lsn, DvolError> {
+        let result = self.answer.await.unwrap_or(Err(DvolError::Fenced));
+        drop(self.under_way);
+        self.held.answered();
+        result.map(|()| self.lsn)
+    }
+}
+
+/// A write whose record is submitted and whose data is still to be written.
+struct Recorded<'a, P: Platform> {
+    lsn: Lsn,
+    submitted: Submitted,
+    writes: SmallVec<[DataWrite; 2]>,
+    under_way: Option<UnderWay<'a, P>>,
+}
+
 impl<P: Platform> Inner<P> {
+    /// Begins a write of few whole blocks, if nothing has to be waited for first: most have nothing to wait for, and it takes no future for
+    /// each thing that one might.
+    fn begin_now(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: &Range<VBlock>,
+        data: &IoBuf,
+        given: Given<'_>,
+    ) -> Result<Option<Begun<'_, P>>, DvolError> {
+        if data.len() > GATHERED_MAX_BYTES {
+            return Ok(None);
+        }
+        let Some(lock) = self.range_locks(handle.slot).share_now(blocks.clone()) else {
+            return Ok(None);
+        };
+        let count = blocks.end.0 - blocks.start.0;
+        let Some(runs) = self.take_blocks_now(handle.slot, count, blocks) else {
+            return Ok(None);
+        };
+        let metas = Metas::all(given.meta);
+        let recorded = self.record_whole(handle, blocks.start, runs, data, metas, given)?;
+        self.gather(&recorded.submitted.unit, recorded.writes);
+        Ok(Some(Begun {
+            lsn: recorded.lsn,
+            answer: recorded.submitted.answer,
+            held: self.holding(smallvec![(handle.slot, lock)]),
+            under_way: recorded.under_way,
+        }))
+    }
+
+    /// The same for any write, whatever it has to wait for.
+    async fn write_waiting(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: Range<VBlock>,
+        offset_bytes: u64,
+        data: IoBuf,
+        given: Given<'_>,
+    ) -> Result<Lsn, DvolError> {
+        let len = data.len() as u64;
+        let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
+        let inner = self;
+        let lock = inner
+            .range_locks(handle.slot)
+            .take(blocks.clone(), !whole && !planted(Bug::PartsNotLocked))
+            .await;
+        let held = inner.holding(smallvec![(handle.slot, lock)]);
+        let written = inner
+            .write_held(handle, blocks, offset_bytes, data, given)
+            .await;
+        held.answered();
+        written
+    }
+
     pub(super) fn check_change(
         &self,
         handle: Handle,
@@ -384,7 +464,27 @@ impl<P: Platform> Inner<P> {
         let blocks = first..VBlock(first.0 + count);
         let over = Over::Blocks(&blocks);
         let runs = self.take_blocks(slot, count, over, &mut None).await?;
-        let mapped = map_blocks(&runs, &data, metas);
+        let recorded = self.record_whole(handle, first, runs, &data, metas, given)?;
+        drop(data);
+        let _under_way = recorded.under_way;
+        self.finish_submitted(recorded.submitted, recorded.writes)
+            .await?;
+        Ok(recorded.lsn)
+    }
+
+    /// Submits the record of a write of whole blocks for which these were taken.
+    fn record_whole(
+        self: &Rc<Self>,
+        handle: Handle,
+        first: VBlock,
+        runs: SmallVec<[BlockRun; 2]>,
+        data: &IoBuf,
+        metas: Metas,
+        given: Given<'_>,
+    ) -> Result<Recorded<'_, P>, DvolError> {
+        let slot = handle.slot;
+        let mapped = map_blocks(&runs, data, metas);
+        let count = mapped.len() as u64;
         let mut writes = SmallVec::<[DataWrite; 2]>::new();
         let mut at = 0;
         for run in &runs {
@@ -395,7 +495,6 @@ impl<P: Platform> Inner<P> {
             });
             at += len;
         }
-        drop(data);
         let lsn = self.lsn_or_return(handle, &runs)?;
         let map_run = MapRun {
             start: first,
@@ -406,13 +505,17 @@ impl<P: Platform> Inner<P> {
             lsn,
             runs: smallvec![map_run],
         };
-        let _under_way = match given.stability {
-            Stability::Unstable => self.note_loose([(slot, blocks.clone())]),
+        let under_way = match given.stability {
+            Stability::Unstable => self.note_loose([(slot, first..VBlock(first.0 + count))]),
             Stability::Stable => None,
         };
-        self.commit_with_data(record, handle, lsn, writes, given)
-            .await?;
-        Ok(lsn)
+        let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;
+        Ok(Recorded {
+            lsn,
+            submitted,
+            writes,
+            under_way,
+        })
     }
 
     fn is_reserved(&self, handle: Handle) -> bool {
@@ -445,16 +548,15 @@ impl<P: Platform> Inner<P> {
         Ok(lsn)
     }
 
-    /// Submits a record whose data is still to be written, and what comes along, writes the data, and waits
-    /// for the answer.
-    async fn commit_with_data(
+    /// Submits a record whose data is still to be written, and what comes along.
+    fn submit_with_data(
         self: &Rc<Self>,
         record: Record,
         handle: Handle,
         lsn: Lsn,
-        writes: SmallVec<[DataWrite; 2]>,
+        writes: &[DataWrite],
         given: Given<'_>,
-    ) -> Result<(), DvolError> {
+    ) -> Result<Submitted, DvolError> {
         let slot = handle.slot;
         let slots = || SmallVec::from_slice(&[slot]);
         let stable = given.stability == Stability::Stable;
@@ -474,13 +576,18 @@ impl<P: Platform> Inner<P> {
                 records.push(record);
             }
         }
-        let blocks: DataBlocks = writes.iter().flat_map(|w| w.run.blocks()).collect();
-        let submitted = self.submit(records, slots(), stable, blocks)?;
-        self.finish_submitted(submitted, writes).await
+        // Not collected: most are one block, and that takes hundreds of instructions.
+        let mut blocks = DataBlocks::new();
+        for write in writes {
+            for block in write.run.blocks() {
+                blocks.push(block);
+            }
+        }
+        self.submit(records, slots(), stable, blocks)
     }
 
-    /// Writes a submitted unit's data and waits for its answer. If the caller goes away meanwhile,
-    /// the unit is failed.
+    /// Writes the data of a unit that was just submitted and waits for its answer. If the caller goes away meanwhile, a unit whose data is
+    /// gathered is made all the same, and one of much data is failed.
     pub(super) async fn finish_submitted(
         self: &Rc<Self>,
         submitted: Submitted,
@@ -488,6 +595,11 @@ impl<P: Platform> Inner<P> {
     ) -> Result<(), DvolError> {
         if writes.is_empty() {
             // Nothing but deallocations: there is no data to report.
+            return submitted.answer.await.unwrap_or(Err(DvolError::Fenced));
+        }
+        if is_gathered(&writes) {
+            self.gather(&submitted.unit, writes);
+            drop(submitted.unit);
             return submitted.answer.await.unwrap_or(Err(DvolError::Fenced));
         }
         let mut guard = DataGuard {
@@ -582,8 +694,8 @@ impl<P: Platform> Inner<P> {
         };
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
-        self.commit_with_data(record, handle, lsn, writes, given)
-            .await?;
+        let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;
+        self.finish_submitted(submitted, writes).await?;
         Ok(lsn)
     }
 
@@ -672,18 +784,21 @@ impl<P: Platform> Inner<P> {
 }
 
 /// Where each block of `data` goes, with its checksum and metadata.
-pub(super) fn map_blocks(runs: &[BlockRun], data: &[u8], metas: Metas) -> MappedBlocks {
+pub(super) fn map_blocks(runs: &[BlockRun], data: &IoBuf, metas: Metas) -> MappedBlocks {
     let count = data.len() / BLOCK_SIZE as usize;
-    let blocks = runs.iter().flat_map(|run| run.blocks());
-    let bytes = data.chunks_exact(BLOCK_SIZE as usize);
-    let mapped = blocks.zip(bytes).enumerate();
-    mapped
-        .map(|(index, (block, bytes))| MappedBlock {
+    // Of one block it is the block's.
+    let known = data.known_checksum().filter(|_| count == 1);
+    let mut mapped = MappedBlocks::with_capacity(count);
+    let mut bytes = data.chunks_exact(BLOCK_SIZE as usize);
+    for block in runs.iter().flat_map(|run| run.blocks()) {
+        let bytes = bytes.next().expect("as many blocks as there is data");
+        mapped.push(MappedBlock {
             block,
-            checksum: BlockChecksum::of(bytes),
-            meta: metas.of(index, count),
-        })
-        .collect()
+            checksum: known.map_or_else(|| BlockChecksum::of(bytes), BlockChecksum),
+            meta: metas.of(mapped.len(), count),
+        });
+    }
+    mapped
 }
 
 /// Fails a unit whose writer went away. Its blocks stay taken until the node is restarted, since

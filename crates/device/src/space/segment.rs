@@ -143,7 +143,7 @@ impl Maps {
         }
     }
 
-    /// Takes up to `count` blocks in one sweep over the segment from the cursor on.
+    /// Takes up to `count` blocks from the cursor on; fewer where the segment ends.
     pub(super) fn take(
         &mut self,
         count: u64,
@@ -155,8 +155,7 @@ impl Maps {
         while left > 0 && self.open_blocks > 0 {
             let max = usize::try_from(left).unwrap_or(usize::MAX);
             let Some((start, len)) = self.taken.find_clear_run(self.cursor, range.1, max) else {
-                self.cursor = range.0;
-                continue;
+                break;
             };
             self.take_run(start, len, segment, out);
             self.cursor = start + len;

@@ -219,6 +219,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
             connection.answer(ticket, Refusal::from(Status::Damaged).into());
             return Ok(());
         }
+        let payload = payload.map(|payload| payload.with_checksum(header.payload_crc));
         match operation {
             Operation::Ping => {
                 let body = payload.map_or(ReplyBody::None, |payload| {

@@ -146,6 +146,26 @@ impl BlockDevice for RamDevice {
         }
     }
 
+    fn write_gathered(
+        &self,
+        offset_bytes: u64,
+        bufs: Vec<IoBuf>,
+    ) -> impl Future<Output = (Vec<IoBuf>, io::Result<()>)> + 'static {
+        let device = self.clone();
+        async move {
+            waiting(device.sim.yield_now()).await;
+            uncounted(|| {
+                let mut bytes = device.bytes.borrow_mut();
+                let mut at = offset_bytes as usize;
+                for buf in &bufs {
+                    bytes[at..at + buf.len()].copy_from_slice(buf);
+                    at += buf.len();
+                }
+            });
+            (bufs, Ok(()))
+        }
+    }
+
     fn flush(&self) -> impl Future<Output = io::Result<()>> + 'static {
         let sim = self.sim.clone();
         async move {

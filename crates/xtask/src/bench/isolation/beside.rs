@@ -4,11 +4,11 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::load::{self, Clock};
-use crate::daemon::{Node, NodeOptions};
-use crate::repo;
+use crate::api::Api;
+use crate::daemon::Node;
 
 /// How often it is looked at, and begun anew if it has ended.
 const LOOK: Duration = Duration::from_millis(200);
@@ -49,9 +49,10 @@ impl Beside {
 
     /// Does it. Returns to how many bytes. What isn't over then goes on until the node ends: with strict sharing a whole scrub takes
     /// minutes.
-    pub(super) fn keep_busy(self, options: &NodeOptions, clock: Clock) -> Result<u64> {
+    pub(super) fn keep_busy(self, api: &Api, clock: Clock) -> Result<u64> {
         let until_burst = Duration::from_nanos(clock.burst_ns());
         thread::sleep(until_burst.saturating_sub(clock.start.elapsed()));
+        let of_moved = format!("/v1/volumes/{MOVED}/move");
         let mut rounds = Rounds::default();
         let mut to_core = 1;
         let mut is_over = true;
@@ -59,20 +60,17 @@ impl Beside {
             match self {
                 // This answers with the one that runs, if one does.
                 Beside::Scrub => {
-                    let status = ask(options, &["device", "scrub", "device"])?;
+                    let status = api.ask("POST", "/v1/devices/device/scrub", None)?;
                     rounds.note(bytes_of(&status, "checked_bytes")?);
                 }
                 Beside::Moves if is_over => {
-                    let core = to_core.to_string();
-                    ask(
-                        options,
-                        &["volume", "move", MOVED, "--core", &core, "--no-wait"],
-                    )?;
+                    let spec = json!({ "core": to_core });
+                    api.ask("POST", &of_moved, Some(&spec))?;
                     (to_core, is_over) = (1 - to_core, false);
                     rounds.note(0);
                 }
                 Beside::Moves => {
-                    let status = ask(options, &["volume", "move", MOVED, "--status"])?;
+                    let status = api.ask("GET", &of_moved, None)?;
                     rounds.note(bytes_of(&status, "copied_bytes")?);
                     is_over = match status["state"].as_str() {
                         Some("running") => false,
@@ -85,12 +83,6 @@ impl Beside {
         }
         Ok(rounds.bytes())
     }
-}
-
-fn ask(options: &NodeOptions, arguments: &[&str]) -> Result<Value> {
-    let arguments = [arguments, &["-o", "json"]].concat();
-    let text = repo::output(options.command(&arguments))?;
-    serde_json::from_str(&text).context("reading its answer")
 }
 
 fn bytes_of(status: &Value, field: &str) -> Result<u64> {

@@ -23,6 +23,7 @@ use clap::Args;
 
 use super::command_line;
 use super::machine::Setting;
+use crate::api::Api;
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use load::{Answer, Clock, Ports, Tenant, Uses};
@@ -248,11 +249,12 @@ fn hostile_volume<'a>(node: &Node, native_port: u16, size: &str) -> Result<hosti
 
 /// The load, with what the scene has beside it: the answers of each tenant, and to how many bytes that was done.
 fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, u64)> {
+    let api = Api::of(node)?;
     thread::scope(|scope| {
-        let options = &node.options;
+        let api = &api;
         let beside = scene
             .beside
-            .map(|beside| scope.spawn(move || beside.keep_busy(options, clock)));
+            .map(|beside| scope.spawn(move || beside.keep_busy(api, clock)));
         let ports = Ports {
             nbd: node.nbd_port,
             nfs: node.nfs_port.unwrap_or(0),

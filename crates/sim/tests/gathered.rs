@@ -1,0 +1,167 @@
+//! Small writes that come together: one transfer takes the data of those that lie side by side on the device. What one transfer of
+//! several can do wrong: fail for all of them because of one, be longer than it should, or be forgotten with its writer.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+
+use flagstone_device::engine::{
+    DvolError, Engine, EngineOptions, Handle, Stability, gathered, join_all,
+};
+use flagstone_platform::IoBuf;
+use flagstone_sim::{
+    DiskConfig, Fault, Injection, IoCounts, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves,
+};
+
+use crate::engine_support::{BLOCK, begin, named, write};
+
+/// Runs this with an engine, a dvol that was written to before, and its disk.
+fn with_dvol(test: impl AsyncFn(&Engine<SimPlatform>, Handle, &SimDisk) + 'static) {
+    let disk = SimDisk::new(DiskConfig::new(256 << 20));
+    let world = World::new(3);
+    let (platform, on) = (world.platform(0), disk);
+    world.block_on(0, async move {
+        let engine = begin(&platform, &on, EngineOptions::default()).await;
+        let made = engine.create(named("v", 0)).await;
+        let dvol = made.expect("creates");
+        // The first ones take a segment and make the map's nodes.
+        for at in 0..64 {
+            let first = write(&engine, dvol, at * BLOCK, BLOCK).await;
+            first.expect("writes");
+        }
+        engine.flush().await.expect("flushes");
+        test(&engine, dvol, &on).await;
+        engine.stop().await.expect("stops");
+    });
+}
+
+/// What is in so many bytes of a write there.
+fn content(at: u64, len: u64) -> Vec<u8> {
+    let words = (at..at + len).step_by(8).map(|at| at * 31 + 5);
+    words.flat_map(u64::to_le_bytes).collect()
+}
+
+/// Writes of so many bytes each, all at once, at places that are no neighbours in the dvol. What each came to.
+async fn write_all(
+    engine: &Engine<SimPlatform>,
+    dvol: Handle,
+    count: u64,
+    len: u64,
+) -> Vec<Result<(), DvolError>> {
+    let writes = places(count).map(|at| async move {
+        let data = IoBuf::copy_of(&content(at, len));
+        let write = engine.write(dvol, at, data, Stability::Unstable);
+        write.await.map(drop)
+    });
+    join_all(writes).await
+}
+
+fn places(count: u64) -> impl Iterator<Item = u64> {
+    (0..count).map(|n| (n * 37 % 64) * 16 * BLOCK)
+}
+
+async fn read(engine: &Engine<SimPlatform>, dvol: Handle, at: u64, len: u64) -> Vec<u8> {
+    let pieces = engine.read(dvol, at, len).await.expect("reads");
+    gathered(&pieces, len).to_vec()
+}
+
+async fn assert_written(engine: &Engine<SimPlatform>, dvol: Handle, count: u64, len: u64) {
+    for at in places(count) {
+        assert!(
+            read(engine, dvol, at, len).await == content(at, len),
+            "{at}"
+        );
+    }
+}
+
+/// Writes and bytes since then.
+fn since(disk: &SimDisk, before: IoCounts) -> (u64, u64) {
+    let now = disk.counts();
+    let bytes = now.written_bytes - before.written_bytes;
+    (now.writes - before.writes, bytes)
+}
+
+#[test]
+fn what_comes_together_is_one_transfer_and_one_group() {
+    with_dvol(async |engine, dvol, disk| {
+        for (count, len, transfers) in [
+            (16, BLOCK, 1),
+            (1, BLOCK, 1),
+            // 128 KiB are as much as one takes.
+            (32, BLOCK, 1),
+            (33, BLOCK, 2),
+            (16, 4 * BLOCK, 2),
+            // Larger ones go by themselves.
+            (3, 5 * BLOCK, 3),
+        ] {
+            let before = disk.counts();
+            let written = write_all(engine, dvol, count, len).await;
+            assert!(written.iter().all(Result::is_ok), "{written:?}");
+            let (writes, bytes) = since(disk, before);
+            assert_eq!(writes, transfers + 1, "{count} of {len}: with a group");
+            assert_eq!(bytes, count * len + BLOCK, "{count} of {len}");
+            assert_written(engine, dvol, count, len).await;
+        }
+    });
+}
+
+/// Each is tried again by itself: only the one that can't be written fails, and what was there stays.
+#[test]
+fn a_transfer_of_several_that_fails_says_nothing_about_any_of_them() {
+    with_dvol(async |engine, dvol, disk| {
+        for leaves in [
+            WriteErrorLeaves::Old,
+            WriteErrorLeaves::New,
+            WriteErrorLeaves::Torn,
+        ] {
+            let before = disk.counts();
+            let failing = Injection::next(Fault::WriteError { leaves });
+            disk.inject(failing.only(IoKind::Write));
+            let written = write_all(engine, dvol, 8, BLOCK).await;
+            assert!(written.iter().all(Result::is_ok), "{written:?}");
+            assert_eq!(since(disk, before).0, 1 + 8 + 1);
+            assert_written(engine, dvol, 8, BLOCK).await;
+        }
+    });
+}
+
+#[test]
+fn a_write_that_fails_in_company_and_alone_fails_alone() {
+    with_dvol(async |engine, dvol, disk| {
+        let leaves = WriteErrorLeaves::New;
+        let failing = Injection::next(Fault::WriteError { leaves }).only(IoKind::Write);
+        disk.inject(failing.clone());
+        // Behind the group, which is under way at the same time.
+        disk.inject(failing.after(2));
+        let written = write_all(engine, dvol, 8, BLOCK).await;
+        assert_eq!(written[0], Err(DvolError::Device));
+        assert!(written[1..].iter().all(Result::is_ok), "{written:?}");
+        assert!(read(engine, dvol, 0, BLOCK).await == [7; BLOCK as usize]);
+        for at in places(8).skip(1) {
+            assert!(
+                read(engine, dvol, at, BLOCK).await == content(at, BLOCK),
+                "{at}"
+            );
+        }
+    });
+}
+
+/// A write whose caller has gone is made all the same, and nobody waits for it for ever.
+#[test]
+fn a_writer_that_goes_away_leaves_a_write_that_is_made() {
+    with_dvol(async |engine, dvol, _| {
+        let data = IoBuf::copy_of(&content(0, BLOCK));
+        {
+            let mut left = pin!(engine.write(dvol, 0, data, Stability::Unstable));
+            let first = poll_fn(|cx| Poll::Ready(left.as_mut().poll(cx).is_pending())).await;
+            assert!(first, "it is on its way");
+        }
+        // A part of the same block waits for it.
+        let part = IoBuf::copy_of(&[9; 512]);
+        let written = engine.write(dvol, 512, part, Stability::Stable).await;
+        written.expect("writes");
+        let mut expected = content(0, BLOCK);
+        expected[512..1024].fill(9);
+        assert!(read(engine, dvol, 0, BLOCK).await == expected);
+    });
+}

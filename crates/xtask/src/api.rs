@@ -1,0 +1,89 @@
+//! What is asked of a node's API without a program of its own: the command line costs some 20 ms of a processor each time, which is nothing
+//! beside a test and too much beside a measurement.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::daemon::Node;
+
+/// Longer than a node under load takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Who asks a node.
+pub(crate) struct Api {
+    port: u16,
+    key: String,
+}
+
+impl Api {
+    /// Of a node that runs.
+    pub(crate) fn of(node: &Node) -> Result<Api> {
+        let path = node.options.dir.join("api.key");
+        let key =
+            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Api {
+            port: node.api_port,
+            key: key.trim().to_owned(),
+        })
+    }
+
+    /// What it answers, which has to be JSON and a success.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let asked = || format!("{method} {path} of the node's API");
+        let answer = self.exchange(method, path, body).with_context(asked)?;
+        body_of(&answer).with_context(asked)
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<String> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            self.port,
+            self.key,
+            body.len()
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+/// The body of an answer that was sent in one piece.
+fn body_of(answer: &str) -> Result<Value> {
+    let (head, body) = answer
+        .split_once("\r\n\r\n")
+        .with_context(|| format!("the answer has no end of its head: {answer:?}"))?;
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    if !status.starts_with('2') {
+        bail!("it answered {status}: {body}");
+    }
+    serde_json::from_str(body).with_context(|| format!("the answer is no JSON: {body:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_taken_apart() {
+        let ok = body_of("HTTP/1.1 202 Accepted\r\nA: b\r\n\r\n{\"state\":\"running\"}");
+        assert_eq!(ok.expect("one")["state"], "running");
+        for (answer, says) in [
+            ("HTTP/1.1 404 Not Found\r\n\r\n{\"title\":\"no\"}", "404"),
+            ("HTTP/1.1 200 OK\r\n\r\n<html>", "no JSON"),
+            ("HTTP/1.1 200 OK\r\n", "no end"),
+        ] {
+            let error = body_of(answer).expect_err(answer).to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}
