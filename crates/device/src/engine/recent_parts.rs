@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 
 use flagstone_types::{DvolId, Lsn, VBlock};
 
-/// Parts that are kept, for each journal: 256 KiB at most.
+/// Parts that are kept, for each journal: 256 KiB at most, and as much memory for the next ones.
 const PARTS_MAX: usize = 64;
 
 /// Some bytes of a block.
@@ -27,6 +27,8 @@ pub(super) struct Part {
 #[derive(Default)]
 pub(super) struct RecentParts {
     parts: RefCell<VecDeque<(DvolId, VBlock, Lsn, Part)>>,
+    /// Memory of those that are kept no more.
+    spare: RefCell<Vec<Vec<u8>>>,
 }
 
 impl RecentParts {
@@ -34,12 +36,26 @@ impl RecentParts {
     pub(super) fn keep(&self, dvol: DvolId, vblock: VBlock, lsn: Lsn, part: Part) {
         let mut parts = self.parts.borrow_mut();
         let same = |(of, at, ..): &(DvolId, VBlock, Lsn, Part)| (*of, *at) == (dvol, vblock);
-        if let Some(index) = parts.iter().position(same) {
-            parts.remove(index);
-        } else if parts.len() == PARTS_MAX {
-            parts.pop_front();
-        }
+        let gone = match parts.iter().position(same) {
+            Some(index) => parts.remove(index),
+            None if parts.len() == PARTS_MAX => parts.pop_front(),
+            None => None,
+        };
         parts.push_back((dvol, vblock, lsn, part));
+        if let Some((.., mut part)) = gone {
+            let mut spare = self.spare.borrow_mut();
+            if spare.len() < PARTS_MAX {
+                part.bytes.clear();
+                spare.push(part.bytes);
+            }
+        }
+    }
+
+    /// These bytes, in memory that was used before if there is some.
+    pub(super) fn copy_of(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut copy = self.spare.borrow_mut().pop().unwrap_or_default();
+        copy.extend_from_slice(bytes);
+        copy
     }
 
     /// What is kept of a block together with new bytes, if both are one piece.
@@ -97,6 +113,24 @@ mod tests {
         assert_eq!(joined(5, &[2; 4]), None);
         // What another write has put there is not known.
         assert_eq!(parts.joined(DVOL, BLOCK, Lsn(8), 14, &[2]), None);
+    }
+
+    #[test]
+    fn memory_of_what_is_kept_no_more_is_used_again() {
+        let parts = RecentParts::default();
+        let keep = |block, bytes: &[u8]| {
+            let bytes = parts.copy_of(bytes);
+            let at = bytes.as_ptr();
+            parts.keep(DVOL, VBlock(block), Lsn(7), Part { at: 0, bytes });
+            at
+        };
+        let first = keep(1, &[1; 9]);
+        keep(1, &[2; 9]);
+        assert_eq!(keep(2, &[3; 4]), first, "of a part that another replaced");
+        assert_eq!(
+            parts.joined(DVOL, VBlock(2), Lsn(7), 4, &[5]),
+            Some(part(0, &[3, 3, 3, 3, 5]))
+        );
     }
 
     #[test]

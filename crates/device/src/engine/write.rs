@@ -396,7 +396,7 @@ impl<P: Platform> Inner<P> {
         };
         let part = Part {
             at: 0,
-            bytes: whole.to_vec(),
+            bytes: self.recent_parts.copy_of(&whole),
         };
         let written = self.write_blocks(handle, vblock, whole, metas, given);
         let lsn = written.await?;
@@ -423,7 +423,7 @@ impl<P: Platform> Inner<P> {
         });
         Ok(joined.unwrap_or_else(|| Part {
             at,
-            bytes: data.to_vec(),
+            bytes: self.recent_parts.copy_of(data),
         }))
     }
 

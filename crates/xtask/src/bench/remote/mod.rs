@@ -42,10 +42,10 @@ pub(crate) struct RemoteArguments {
     /// A smoke run: one round, a twentieth of a second a point, results outside the tree.
     #[arg(long)]
     quick: bool,
-    /// Alternations of all targets over each point. Three unless told otherwise.
+    /// Alternations of all targets over each point. Nine unless told otherwise.
     #[arg(long)]
     rounds: Option<u32>,
-    /// Seconds of load per point, target and round. 0.6 unless told otherwise.
+    /// Seconds of load per point, target and round. 0.2 unless told otherwise.
     #[arg(long)]
     seconds: Option<f64>,
     /// Only these points, such as `read-4K-1,write-512-1`.
@@ -79,7 +79,7 @@ pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
     let points = choose(&arguments.points)?;
     let (rounds, seconds) = match arguments.quick {
         true => (1, 0.05),
-        false => (3, 0.6),
+        false => (9, 0.2),
     };
     let rounds = arguments.rounds.unwrap_or(rounds);
     let seconds = arguments.seconds.unwrap_or(seconds);

@@ -243,7 +243,7 @@ fn judge(
     ))
 }
 
-/// 512 bytes against 4 KiB.
+/// 512 bytes against 4 KiB. To a hundredth: between two rounds the same request differs by more.
 fn small(samples: &[Sample], what: &'static str, is_write: bool, figure: Figure) -> Option<Goal> {
     let at = |len_bytes| native(samples, &Point::new(is_write, len_bytes, 1), figure);
     let goal = Goal {
@@ -251,10 +251,10 @@ fn small(samples: &[Sample], what: &'static str, is_write: bool, figure: Figure)
         against: "that of 4 KiB".to_owned(),
         own: at(SMALL)?,
         other: at(BLOCK)?,
-        bound: "at most 1",
+        bound: "at most 1.00",
         met: false,
     };
-    Some(with_verdict(goal, |ratio| ratio <= 1.0))
+    Some(with_verdict(goal, |ratio| ratio < 1.005))
 }
 
 fn native(samples: &[Sample], point: &Point, figure: Figure) -> Option<f64> {
@@ -319,7 +319,7 @@ mod tests {
     fn small_requests_are_held_against_blocks() {
         let of = |len, us| sample("n", Role::Native, Point::new(true, len, 1), us, 10.0);
         let latency = |small, block| goals(&[of(SMALL, small), of(BLOCK, block)])[0].met;
-        assert!(latency(9.0, 9.0) && !latency(9.1, 9.0));
+        assert!(latency(9.0, 9.0) && latency(9.04, 9.0) && !latency(9.05, 9.0));
     }
 
     #[test]
