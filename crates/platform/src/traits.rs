@@ -84,8 +84,8 @@ pub trait BlockDevice: Clone + 'static {
         buf: IoBuf,
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static;
 
-    /// Writes the views of several buffers one behind the other, beginning at `offset_bytes`: as one write, so a failure says nothing about any
-    /// of them. Completed is not durable. By default by a copy of them all in one buffer.
+    /// Writes the views of several buffers one behind the other, beginning at `offset_bytes`, each as long as a buffer of a write may be: as one
+    /// write, so a failure says nothing about any of them. Completed is not durable. By default by a copy of them all in one buffer.
     fn write_gathered(
         &self,
         offset_bytes: u64,

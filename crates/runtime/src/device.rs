@@ -369,7 +369,10 @@ impl UringDevice {
             return (bufs, Err(read_only_error()));
         }
         let len_bytes = bufs.iter().map(|buf| buf.len() as u64).sum();
-        if let Err(error) = self.check_range(offset_bytes, len_bytes) {
+        let is_broken = |buf: &&IoBuf| !(buf.len() as u64).is_multiple_of(self.file.offset_align);
+        let broken = bufs.iter().find(is_broken).map(|buf| buf.len() as u64);
+        let checked = self.check_range(offset_bytes, broken.unwrap_or(len_bytes));
+        if let Err(error) = checked {
             return (bufs, Err(error));
         }
         let began_ns = self.core.clock_ns();
@@ -430,18 +433,17 @@ impl UringDevice {
                 _ => self.core.counters().short_transfers.add(1),
             }
         }
-        // One after the other: those go on where a transfer ends early, and copy what isn't aligned.
-        let mut at = offset_bytes;
-        for buf in &mut bufs {
-            let len = buf.len() as u64;
-            let direction = Direction::Write { durable: false };
-            let (_, result) = self.transfer_any(direction, at, buf.clone()).await;
-            if result.is_err() {
-                return (bufs, result);
-            }
-            at += len;
+        // In one buffer, as if it had been there from the beginning: that goes on where a transfer ends early.
+        self.core.counters().bounces.add(1);
+        let mut whole = self.core.buffers.take(len_bytes as usize);
+        let mut at = 0;
+        for buf in &bufs {
+            whole.bytes_mut()[at..at + buf.len()].copy_from_slice(buf);
+            at += buf.len();
         }
-        (bufs, Ok(()))
+        let direction = Direction::Write { durable: false };
+        let (_, result) = self.transfer_aligned(direction, offset_bytes, whole).await;
+        (bufs, result)
     }
 
     /// One transfer of all of them. What the kernel said of it.

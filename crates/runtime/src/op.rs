@@ -640,11 +640,15 @@ impl Ops {
         }
     }
 
-    /// The device of a transfer in flight; `None` for all other operations.
-    pub(crate) fn transfer_of(&self, key: OpKey) -> Option<Rc<DeviceFile>> {
+    /// The device of a transfer in flight, and of how many buffers it is; `None` for all other operations.
+    pub(crate) fn transfer_of(&self, key: OpKey) -> Option<(Rc<DeviceFile>, u32)> {
         let slots = self.slots.borrow();
         let flight = slots.get(key.slot())?.flight.as_ref()?;
-        flight.transfer_of().cloned()
+        let bufs = match &flight.owned {
+            Owned::Message(message) => message.bufs.len() as u32,
+            _ => 1,
+        };
+        Some((flight.transfer_of()?.clone(), bufs))
     }
 
     /// The operations in flight that may never complete by themselves: all but those to devices.

@@ -202,12 +202,12 @@ impl Waves {
         true
     }
 
-    /// The device has answered a transfer. True if that was the last one it had and others wait:
-    /// they all go to the device now.
-    pub(crate) fn answered(&mut self, now_ns: u64) -> bool {
+    /// The device has answered a transfer, which so many writes or reads were put together in. True if that was the last one it had and others
+    /// wait: they all go to the device now.
+    pub(crate) fn answered(&mut self, now_ns: u64, together: u32) -> bool {
         self.in_device = self.in_device.saturating_sub(1);
         // Of a device that is never empty they are never taken.
-        self.answers = self.answers.saturating_add(1);
+        self.answers = self.answers.saturating_add(together);
         let first_ns = *self.first_answer_ns.get_or_insert(now_ns);
         if self.in_device > 0 {
             return false;
@@ -281,7 +281,7 @@ mod tests {
 
     /// The device answers `count` transfers at `now_ns`; true if held ones go to it.
     fn answer(waves: &mut Waves, count: u32, now_ns: u64) -> bool {
-        (0..count).fold(false, |released, _| waves.answered(now_ns) || released)
+        (0..count).fold(false, |released, _| waves.answered(now_ns, 1) || released)
     }
 
     /// A device that has answered `waves` waves of eight together, 100 us each; the time.
@@ -404,7 +404,7 @@ mod tests {
             let count = std::mem::take(&mut inside);
             let batch_ns = core_free_ns.max(now) + count * load.core_ns;
             for _ in 0..count {
-                if waves.answered(now) {
+                if waves.answered(now, 1) {
                     inside = std::mem::take(&mut held);
                     done_ns = now + load.wave_ns + inside * load.each_ns;
                 }

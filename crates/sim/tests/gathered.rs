@@ -6,19 +6,37 @@ use std::pin::pin;
 use std::task::Poll;
 
 use flagstone_device::engine::{
-    DvolError, Engine, EngineOptions, Handle, Stability, gathered, join_all,
+    Batch, Change, DvolError, Engine, EngineOptions, Handle, Stability, gathered, join_all,
 };
+use flagstone_device::format::geometry::Geometry;
 use flagstone_platform::IoBuf;
 use flagstone_sim::{
-    DiskConfig, Fault, Injection, IoCounts, IoKind, SimDisk, SimPlatform, World, WriteErrorLeaves,
+    DiskConfig, Fault, Injection, IoCounts, IoKind, Latency, SimDisk, SimPlatform, World,
+    WriteErrorLeaves,
 };
 
 use crate::engine_support::{BLOCK, begin, named, write};
 
-/// Runs this with an engine, a dvol that was written to before, and its disk.
-fn with_dvol(test: impl AsyncFn(&Engine<SimPlatform>, Handle, &SimDisk) + 'static) {
-    let disk = SimDisk::new(DiskConfig::new(256 << 20));
-    let world = World::new(3);
+const DEVICE_BYTES: u64 = 256 << 20;
+
+/// Orders of tasks and lengths of operations that each is tried in.
+const SEEDS: u64 = 24;
+
+/// Runs this with an engine, a dvol that was written to before, and its disk; in many orders.
+fn with_dvol(test: impl AsyncFn(&Engine<SimPlatform>, Handle, &SimDisk) + Copy + 'static) {
+    for seed in 0..SEEDS {
+        let config = DiskConfig::new(DEVICE_BYTES);
+        with_dvol_on(config, seed, test);
+    }
+}
+
+fn with_dvol_on(
+    config: DiskConfig,
+    seed: u64,
+    test: impl AsyncFn(&Engine<SimPlatform>, Handle, &SimDisk) + 'static,
+) {
+    let disk = SimDisk::new(config);
+    let world = World::new(seed);
     let (platform, on) = (world.platform(0), disk);
     world.block_on(0, async move {
         let engine = begin(&platform, &on, EngineOptions::default()).await;
@@ -33,6 +51,14 @@ fn with_dvol(test: impl AsyncFn(&Engine<SimPlatform>, Handle, &SimDisk) + 'stati
         test(&engine, dvol, &on).await;
         engine.stop().await.expect("stops");
     });
+}
+
+/// Writes of data fail, not those of the journal.
+fn of_data(engine: &Engine<SimPlatform>, leaves: WriteErrorLeaves) -> Injection {
+    let geometry = Geometry::checked(engine.superblock()).expect("as formatted");
+    let data = geometry.data_start.offset_bytes()..DEVICE_BYTES;
+    let failing = Injection::next(Fault::WriteError { leaves });
+    failing.only(IoKind::Write).within(data)
 }
 
 /// What is in so many bytes of a write there.
@@ -115,8 +141,7 @@ fn a_transfer_of_several_that_fails_says_nothing_about_any_of_them() {
             WriteErrorLeaves::Torn,
         ] {
             let before = disk.counts();
-            let failing = Injection::next(Fault::WriteError { leaves });
-            disk.inject(failing.only(IoKind::Write));
+            disk.inject(of_data(engine, leaves));
             let written = write_all(engine, dvol, 8, BLOCK).await;
             assert!(written.iter().all(Result::is_ok), "{written:?}");
             assert_eq!(since(disk, before).0, 1 + 8 + 1);
@@ -128,11 +153,8 @@ fn a_transfer_of_several_that_fails_says_nothing_about_any_of_them() {
 #[test]
 fn a_write_that_fails_in_company_and_alone_fails_alone() {
     with_dvol(async |engine, dvol, disk| {
-        let leaves = WriteErrorLeaves::New;
-        let failing = Injection::next(Fault::WriteError { leaves }).only(IoKind::Write);
-        disk.inject(failing.clone());
-        // Behind the group, which is under way at the same time.
-        disk.inject(failing.after(2));
+        // All together, and then the first of them alone.
+        disk.inject(of_data(engine, WriteErrorLeaves::New).times(2));
         let written = write_all(engine, dvol, 8, BLOCK).await;
         assert_eq!(written[0], Err(DvolError::Device));
         assert!(written[1..].iter().all(Result::is_ok), "{written:?}");
@@ -146,16 +168,83 @@ fn a_write_that_fails_in_company_and_alone_fails_alone() {
     });
 }
 
+/// One unit whose data lies in two pieces: it isn't made if one of them can't be written.
+#[test]
+fn a_unit_of_two_pieces_fails_with_one_of_them() {
+    for failing in [0, 1] {
+        with_dvol(async move |engine, dvol, disk| {
+            disk.inject(of_data(engine, WriteErrorLeaves::Old));
+            disk.inject(of_data(engine, WriteErrorLeaves::Old).after(1 + failing));
+            let change = |at| Change::Write {
+                handle: dvol,
+                offset_bytes: at,
+                data: IoBuf::copy_of(&content(at, BLOCK)),
+                meta: 0,
+            };
+            let places = [8 * BLOCK, 32 * BLOCK];
+            let batch = Batch {
+                conditions: Vec::new(),
+                changes: places.map(change).into(),
+            };
+            let made = engine.commit(batch, Stability::Unstable).await;
+            assert_eq!(made.err(), Some(DvolError::Device), "piece {failing}");
+            for at in places {
+                assert!(read(engine, dvol, at, BLOCK).await == [7; BLOCK as usize]);
+            }
+        });
+    }
+}
+
+/// What was said of bytes by whoever brought them is what is kept of them, not worked out again.
+#[test]
+#[should_panic(expected = "the checksum that comes with bytes is theirs")]
+fn a_checksum_that_comes_with_bytes_is_believed() {
+    let config = DiskConfig::new(DEVICE_BYTES);
+    with_dvol_on(config, 0, async |engine, dvol, _| {
+        let data = IoBuf::copy_of(&content(0, BLOCK)).with_checksum(5);
+        let _ = engine.write(dvol, 0, data, Stability::Unstable).await;
+    });
+}
+
+/// The flush covers what had been written before, not what was still under way when its writer went away: whoever copies a part of that
+/// has it flushed first. Else a crash could leave the copy and take the rest. Found by reading.
+#[test]
+fn what_is_copied_from_a_write_that_was_left_is_flushed_first() {
+    for seed in 0..SEEDS {
+        let mut config = DiskConfig::new(DEVICE_BYTES);
+        config.latency = Latency {
+            write_ns: 5_000_000..=5_000_000,
+            flush_ns: 10_000..=10_000,
+            ..config.latency
+        };
+        with_dvol_on(config, seed, async |engine, dvol, _| {
+            let before = write(engine, dvol, 40 * BLOCK, BLOCK).await;
+            before.expect("writes");
+            leave(engine, dvol, 0, 2 * BLOCK).await;
+            engine.flush().await.expect("flushes");
+            let flushes = engine.counters().flushes.get();
+            // Over the border between its blocks: both are copied.
+            let part = IoBuf::copy_of(&[9; 512]);
+            let written = engine.write(dvol, BLOCK - 256, part, Stability::Unstable);
+            written.await.expect("writes");
+            assert_eq!(engine.counters().flushes.get(), flushes + 1);
+        });
+    }
+}
+
+/// Begins a write and doesn't wait for it.
+async fn leave(engine: &Engine<SimPlatform>, dvol: Handle, at: u64, len: u64) {
+    let data = IoBuf::copy_of(&content(at, len));
+    let mut left = pin!(engine.write(dvol, at, data, Stability::Unstable));
+    let first = poll_fn(|cx| Poll::Ready(left.as_mut().poll(cx).is_pending())).await;
+    assert!(first, "it is on its way");
+}
+
 /// A write whose caller has gone is made all the same, and nobody waits for it for ever.
 #[test]
 fn a_writer_that_goes_away_leaves_a_write_that_is_made() {
     with_dvol(async |engine, dvol, _| {
-        let data = IoBuf::copy_of(&content(0, BLOCK));
-        {
-            let mut left = pin!(engine.write(dvol, 0, data, Stability::Unstable));
-            let first = poll_fn(|cx| Poll::Ready(left.as_mut().poll(cx).is_pending())).await;
-            assert!(first, "it is on its way");
-        }
+        leave(engine, dvol, 0, BLOCK).await;
         // A part of the same block waits for it.
         let part = IoBuf::copy_of(&[9; 512]);
         let written = engine.write(dvol, 512, part, Stability::Stable).await;

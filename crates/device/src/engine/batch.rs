@@ -555,11 +555,11 @@ impl<P: Platform> Inner<P> {
             let end = VBlock(part.first.0 + part.count);
             (part.handle.slot, part.first..end)
         });
-        let _under_way = match stability {
+        let under_way = match stability {
             Stability::Unstable => self.note_loose(parts),
             Stability::Stable => None,
         };
-        self.finish_submitted(submitted, writes).await?;
+        self.finish_submitted(submitted, writes, under_way).await?;
         Ok(lsns)
     }
 

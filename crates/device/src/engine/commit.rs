@@ -104,7 +104,7 @@ impl Commit {
     }
 }
 
-/// A unit that has been submitted; its data is to be written by whoever submitted it.
+/// A unit that has been submitted; its data is to be written, or gathered, by whoever submitted it.
 pub(super) struct Submitted {
     /// The unit.
     pub unit: Pooled<Unit>,
@@ -113,7 +113,7 @@ pub(super) struct Submitted {
 }
 
 impl<P: Platform> Inner<P> {
-    /// Puts a unit into the journal. `has_data`: the caller writes data for it and reports with
+    /// Puts a unit into the journal. With `blocks`: the caller has their data gathered ([`Inner::gather`]), or writes it and reports with
     /// [`Inner::data_done`]. Must not be awaited between taking LSNs and this call.
     pub(super) fn submit(
         self: &Rc<Self>,
@@ -200,8 +200,9 @@ impl<P: Platform> Inner<P> {
             Ok(()) => {
                 unit.data.set(DataState::Written);
                 // Else its group is still to come, and goes on with it.
-                if unit.journaled.get() {
-                    self.advance(unit);
+                match unit.journaled.get() {
+                    true => self.advance(unit),
+                    false => _ = self.has_ended(),
                 }
             }
             Err(error) => {
@@ -393,6 +394,9 @@ impl<P: Platform> Inner<P> {
         commit.pending = commit.pending.saturating_sub(1);
         let alone = commit.is_idle();
         drop(commit);
+        if let Some(ticket) = unit.loose.take() {
+            self.no_more_under_way(&ticket);
+        }
         unit.left.borrow_mut().clear();
         if let Some(answer) = unit.answer.take() {
             answer.fulfil(result);

@@ -18,6 +18,8 @@ use smallvec::SmallVec;
 
 use super::Inner;
 use super::error::DvolError;
+use super::join::join_all;
+use super::loose::UnderWay;
 use super::unit::{DataState, Unit};
 use super::write::DataWrite;
 use super::writers::Writers;
@@ -79,7 +81,14 @@ fn keep<T>(spares: &RefCell<Vec<Vec<T>>>, mut list: Vec<T>) {
 
 impl<P: Platform> Inner<P> {
     /// Has the data of a unit written that was just submitted, and its end reported.
-    pub(super) fn gather(self: &Rc<Self>, unit: &Pooled<Unit>, writes: SmallVec<[DataWrite; 2]>) {
+    pub(super) fn gather(
+        self: &Rc<Self>,
+        unit: &Pooled<Unit>,
+        writes: SmallVec<[DataWrite; 2]>,
+        under_way: Option<UnderWay<'_, P>>,
+    ) {
+        // It is made also when nobody waits for it any more, and under way until then.
+        unit.loose.set(under_way.and_then(UnderWay::handed_on));
         unit.pieces_left.set(writes.len() as u32);
         let mut waiting = self.data.waiting.borrow_mut();
         let is_first = waiting.is_empty();
@@ -101,7 +110,7 @@ impl<P: Platform> Inner<P> {
         loop {
             let signal = self.signals.data.wait();
             if self.shared.is_fenced() {
-                return self.data.end();
+                return self.fail_all(DvolError::Fenced);
             }
             if self.stopping.get() && self.commit.borrow().is_idle() {
                 return;
@@ -172,12 +181,18 @@ impl<P: Platform> Inner<P> {
                 }
             }
         }
-        for piece in pieces.drain(..) {
-            let Piece { unit, write } = piece;
+        let each = pieces.drain(..).map(|Piece { unit, write }| async move {
             let at = write.run.start.offset_bytes();
             let (_, result) = self.device.write(at, write.buf).await;
             self.flusher.note_written();
             self.piece_done(&unit, result);
+        });
+        if each.len() > 1 {
+            join_all(each).await;
+        } else {
+            for one in each {
+                one.await;
+            }
         }
         keep(&self.data.spare_pieces, pieces);
     }
@@ -193,22 +208,22 @@ impl<P: Platform> Inner<P> {
 
     /// One piece of a unit's data has been written, or can't be.
     fn piece_done(self: &Rc<Self>, unit: &Pooled<Unit>, result: io::Result<()>) {
-        match result {
-            // With segments written ahead, those say it.
-            Ok(()) if !self.options.prewrite_segments => self.host_full.set(false),
-            Ok(()) => {}
-            Err(error) => {
-                tracing::warn!("a write to the device failed: {error}");
-                let error = self.write_failure(&error);
-                unit.piece_failed
-                    .set(unit.piece_failed.get().or(Some(error)));
-            }
+        if let Err(error) = result {
+            tracing::warn!("a write to the device failed: {error}");
+            let error = self.write_failure(&error);
+            unit.piece_failed
+                .set(unit.piece_failed.get().or(Some(error)));
         }
         unit.pieces_left.set(unit.pieces_left.get() - 1);
         let is_told = planted(Bug::AckBeforeData) && unit.data.get() != DataState::Pending;
-        if unit.pieces_left.get() == 0 && !is_told {
-            let failed: Option<DvolError> = unit.piece_failed.get();
-            self.data_done(unit, failed.map_or(Ok(()), Err));
+        if unit.pieces_left.get() > 0 || is_told {
+            return;
         }
+        let result = unit.piece_failed.get().map_or(Ok(()), Err);
+        // With segments written ahead, those say it.
+        if result.is_ok() && !self.options.prewrite_segments {
+            self.host_full.set(false);
+        }
+        self.data_done(unit, result);
     }
 }

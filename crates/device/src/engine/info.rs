@@ -158,7 +158,7 @@ counters! {
     flushes,
     /// Flushes asked for by clients.
     flush_requests,
-    /// Writes of data to the device.
+    /// Pieces of data written to the device: of a write as many as the places that it lies in. What lies side by side goes there in one transfer.
     data_writes,
     /// Checkpoints made.
     checkpoints,

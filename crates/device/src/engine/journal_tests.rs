@@ -34,6 +34,7 @@ fn plain_unit(data: DataState) -> Unit {
         piece_failed: None.into(),
         journaled: false.into(),
         ticket: 0.into(),
+        loose: None.into(),
         answer: None.into(),
         left: Default::default(),
     }

@@ -46,12 +46,21 @@ pub(super) struct LooseUnits {
 /// While it lives the unit is under way.
 pub(super) struct UnderWay<'a, P: Platform> {
     inner: &'a Inner<P>,
-    ticket: Rc<Cell<u64>>,
+    ticket: Option<Rc<Cell<u64>>>,
+}
+
+impl<P: Platform> UnderWay<'_, P> {
+    /// Who ends it says so there instead ([`Inner::no_more_under_way`]).
+    pub(super) fn handed_on(mut self) -> Option<Rc<Cell<u64>>> {
+        self.ticket.take()
+    }
 }
 
 impl<P: Platform> Drop for UnderWay<'_, P> {
     fn drop(&mut self) {
-        self.ticket.set(self.inner.flusher.ticket());
+        if let Some(ticket) = self.ticket.take() {
+            self.inner.no_more_under_way(&ticket);
+        }
     }
 }
 
@@ -116,8 +125,13 @@ impl<P: Platform> Inner<P> {
         let ticket = self.loose.note(&parts, |t| self.flusher.is_done(t))?;
         Some(UnderWay {
             inner: self,
-            ticket,
+            ticket: Some(ticket),
         })
+    }
+
+    /// A unit has been written, or has failed: a flush that begins from now on covers it.
+    pub(super) fn no_more_under_way(&self, ticket: &Cell<u64>) {
+        ticket.set(self.flusher.ticket());
     }
 
     /// Has what lies in a block flushed, if it is a part of such a unit. The caller has the block to itself.

@@ -7,6 +7,7 @@
 //! journal, Visibility]
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use flagstone_platform::pool::{Pool, Pooled};
 use flagstone_platform::sync::{Awaited, Promise, Promises};
@@ -54,6 +55,8 @@ pub(super) struct Unit {
     pub journaled: Cell<bool>,
     /// The flush it waits for; zero while it is not written.
     pub ticket: Cell<u64>,
+    /// Where it is to be said that it is no longer under way, if a crash may take it back afterwards.
+    pub loose: Cell<Option<Rc<Cell<u64>>>>,
     /// Answers whoever made it.
     pub answer: Cell<Option<Promise<Outcome>>>,
     /// Ranges that whoever made it went away from: in use until it is applied or has failed.
@@ -106,6 +109,7 @@ impl Units {
             piece_failed: None.into(),
             journaled: false.into(),
             ticket: 0.into(),
+            loose: None.into(),
             answer: Some(answering).into(),
             left: RefCell::default(),
         };

@@ -230,17 +230,15 @@ impl<P: Platform> Engine<P> {
 }
 
 /// A write that was begun without waiting for anything, and has to be waited for now.
-struct Begun<'a, P: Platform> {
+struct Begun<P: Platform> {
     lsn: Lsn,
     answer: Awaited<Outcome>,
     held: Held<P>,
-    under_way: Option<UnderWay<'a, P>>,
 }
 
-impl<P: Platform> Begun<'_, P> {
+impl<P: Platform> Begun<P> {
     async fn end(self) -> Result<Lsn, DvolError> {
         let result = self.answer.await.unwrap_or(Err(DvolError::Fenced));
-        drop(self.under_way);
         self.held.answered();
         result.map(|()| self.lsn)
     }
@@ -263,7 +261,7 @@ impl<P: Platform> Inner<P> {
         blocks: &Range<VBlock>,
         data: &IoBuf,
         given: Given<'_>,
-    ) -> Result<Option<Begun<'_, P>>, DvolError> {
+    ) -> Result<Option<Begun<P>>, DvolError> {
         if data.len() > GATHERED_MAX_BYTES {
             return Ok(None);
         }
@@ -276,12 +274,12 @@ impl<P: Platform> Inner<P> {
         };
         let metas = Metas::all(given.meta);
         let recorded = self.record_whole(handle, blocks.start, runs, data, metas, given)?;
-        self.gather(&recorded.submitted.unit, recorded.writes);
+        let Submitted { unit, answer } = recorded.submitted;
+        self.gather(&unit, recorded.writes, recorded.under_way);
         Ok(Some(Begun {
             lsn: recorded.lsn,
-            answer: recorded.submitted.answer,
+            answer,
             held: self.holding(smallvec![(handle.slot, lock)]),
-            under_way: recorded.under_way,
         }))
     }
 
@@ -466,9 +464,9 @@ impl<P: Platform> Inner<P> {
         let runs = self.take_blocks(slot, count, over, &mut None).await?;
         let recorded = self.record_whole(handle, first, runs, &data, metas, given)?;
         drop(data);
-        let _under_way = recorded.under_way;
-        self.finish_submitted(recorded.submitted, recorded.writes)
-            .await?;
+        let finished =
+            self.finish_submitted(recorded.submitted, recorded.writes, recorded.under_way);
+        finished.await?;
         Ok(recorded.lsn)
     }
 
@@ -592,13 +590,14 @@ impl<P: Platform> Inner<P> {
         self: &Rc<Self>,
         submitted: Submitted,
         writes: SmallVec<[DataWrite; 2]>,
+        under_way: Option<UnderWay<'_, P>>,
     ) -> Result<(), DvolError> {
         if writes.is_empty() {
             // Nothing but deallocations: there is no data to report.
             return submitted.answer.await.unwrap_or(Err(DvolError::Fenced));
         }
         if is_gathered(&writes) {
-            self.gather(&submitted.unit, writes);
+            self.gather(&submitted.unit, writes, under_way);
             drop(submitted.unit);
             return submitted.answer.await.unwrap_or(Err(DvolError::Fenced));
         }
@@ -695,7 +694,7 @@ impl<P: Platform> Inner<P> {
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
         let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;
-        self.finish_submitted(submitted, writes).await?;
+        self.finish_submitted(submitted, writes, None).await?;
         Ok(lsn)
     }
 
@@ -788,6 +787,10 @@ pub(super) fn map_blocks(runs: &[BlockRun], data: &IoBuf, metas: Metas) -> Mappe
     let count = data.len() / BLOCK_SIZE as usize;
     // Of one block it is the block's.
     let known = data.known_checksum().filter(|_| count == 1);
+    debug_assert!(
+        known.is_none_or(|known| BlockChecksum(known) == BlockChecksum::of(data)),
+        "the checksum that comes with bytes is theirs"
+    );
     let mut mapped = MappedBlocks::with_capacity(count);
     let mut bytes = data.chunks_exact(BLOCK_SIZE as usize);
     for block in runs.iter().flat_map(|run| run.blocks()) {

@@ -30,6 +30,10 @@ pub const LONG_BLOCKS: u64 = 16;
 /// handed out. Looking costs as much as handing out that many, at worst.
 const LONG_RETRY_BLOCKS: u32 = 2048;
 
+/// To choose a segment all are looked at. While one has blocks, that is done only when at least this part of their number was handed out
+/// since: on a device that is nearly full a segment may have a handful.
+const CHOICE_PART: u64 = 16;
+
 /// Consecutive blocks on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockRun {
@@ -66,6 +70,8 @@ pub struct Pool {
     segments: BTreeMap<SegmentNo, SegmentState>,
     /// Where requests for few blocks get them.
     current: Option<SegmentNo>,
+    /// Blocks handed out since that was chosen.
+    since_chosen: u64,
     /// Where requests for many get them: what is written in pieces keeps out of there.
     long: Option<SegmentNo>,
     /// Sum of `used_blocks`.
@@ -96,6 +102,7 @@ impl Pool {
         Pool {
             segments: BTreeMap::new(),
             current: None,
+            since_chosen: 0,
             long: None,
             used_blocks: 0,
             open_blocks: 0,
@@ -304,6 +311,7 @@ impl Pool {
         while left >= LONG_BLOCKS && self.seek_long_run() {
             left -= self.take_long_run(left, out);
         }
+        let segments = self.segments.len() as u64;
         while left > 0 && self.open_blocks > 0 {
             let Some(segment) = self.segment_with_room() else {
                 break;
@@ -317,9 +325,15 @@ impl Pool {
             let taken = maps.take(left, range, segment, out);
             self.open_blocks -= taken;
             left -= taken;
+            self.since_chosen += taken;
             if left > 0 {
                 // Gone through. What has become open behind its cursor meanwhile lies apart: another segment may have more.
-                self.current = None;
+                let is_worth_it = self.since_chosen * CHOICE_PART >= segments;
+                if is_worth_it || maps.open_blocks == 0 {
+                    self.current = None;
+                } else {
+                    maps.cursor = range.0;
+                }
             }
         }
         count - left
@@ -403,6 +417,7 @@ impl Pool {
                 )
             });
         self.current = roomiest.map(|(&no, _)| no);
+        self.since_chosen = 0;
         let chosen = self.segments.get_mut(&self.current?)?;
         let start = chosen.range.0;
         if let Some(maps) = &mut chosen.maps {
