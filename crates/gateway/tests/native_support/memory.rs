@@ -372,7 +372,11 @@ impl<P: Platform> NativeVolume for MemoryVolume<P> {
         let aligned = data.as_ptr() as u64 % BLOCK == offset % BLOCK;
         assert!(aligned, "whole blocks are aligned in memory");
         let known = data.known_checksum();
-        assert_eq!(known, Some(crc32c(&data)), "what the client has said comes with the bytes");
+        assert_eq!(
+            known,
+            Some(crc32c(&data)),
+            "what the client has said comes with the bytes"
+        );
         let _running = self.begin(terms, true).await?;
         self.check_change(terms.epoch)?;
         self.write_now(offset, &data, metadata.unwrap_or(0))?;
