@@ -673,13 +673,14 @@ fn what_is_left_is_seen_to() {
     });
 }
 
-/// The next group is written in vain, and again, so it and what follows it have not happened.
+/// The next group is written in vain, and again, so it and what follows it have not happened. Data that goes to the device in one transfer is
+/// tried piece by piece as well.
 fn lose_next_group(disk: &SimDisk) {
     let failing = Fault::WriteError {
         leaves: WriteErrorLeaves::Old,
     };
     let writes = Injection::next(failing).only(IoKind::Write);
-    disk.inject(writes.within(259 * 4096..64 * MIB).times(4));
+    disk.inject(writes.within(259 * 4096..64 * MIB).times(16));
 }
 
 /// A group that is lost takes back what it did to records, and the block of the part gets the generation that the
