@@ -205,7 +205,9 @@ impl Place<'_> {
             .collect();
         let mut samples = Vec::new();
         for round in 0..rounds {
-            for point in points {
+            // Each is the first of a round now and then: behind the last one a node may have something to do yet.
+            for place in 0..points.len() {
+                let point = &points[(place + round as usize) % points.len()];
                 let count = targets.len();
                 for turn in 0..count {
                     let target = &mut targets[(turn + round as usize) % count];
