@@ -257,6 +257,15 @@ impl IoBuf {
     }
 }
 
+/// Copies the views of these one behind the other to the beginning of `out`, which must be as long as all of them.
+pub fn copy_gathered(bufs: &[IoBuf], mut out: &mut [u8]) {
+    for buf in bufs {
+        let (place, rest) = out.split_at_mut(buf.len());
+        place.copy_from_slice(buf);
+        out = rest;
+    }
+}
+
 impl Clone for IoBuf {
     fn clone(&self) -> IoBuf {
         IoBuf {

@@ -17,5 +17,5 @@ pub mod record;
 pub mod sync;
 mod traits;
 
-pub use buf::{BufferPool, IoBuf};
+pub use buf::{BufferPool, IoBuf, copy_gathered};
 pub use traits::{BlockDevice, Listener, Platform, Stream, Time};

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 
-use crate::buf::{BufferPool, IoBuf};
+use crate::buf::{BufferPool, IoBuf, copy_gathered};
 
 /// Monotonic time in nanoseconds from an arbitrary origin.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -94,11 +94,7 @@ pub trait BlockDevice: Clone + 'static {
         let device = self.clone();
         async move {
             let mut whole = IoBuf::zeroed(bufs.iter().map(IoBuf::len).sum());
-            let mut at = 0;
-            for buf in &bufs {
-                whole.bytes_mut()[at..at + buf.len()].copy_from_slice(buf);
-                at += buf.len();
-            }
+            copy_gathered(&bufs, whole.bytes_mut());
             let (_, result) = device.write(offset_bytes, whole).await;
             (bufs, result)
         }

@@ -1,9 +1,8 @@
 //! The data of small writes: gathered for as long as a round of the core lasts, so that what lies side by side on the device
 //! goes there in one transfer.
 //!
-//! Writes that come together are given blocks one behind the other ([`crate::space::Pool`]). A device takes sixteen blocks in one
-//! transfer in hardly more time than one, and so do the kernel and this core: what a transfer costs is paid once. Nobody waits
-//! longer for it: what is gathered is given to the device as soon as all tasks have run that were ready when the first of it came.
+//! Writes that come together are given blocks one behind the other ([`crate::space::Pool`]). What a transfer costs this core, the kernel and
+//! the device is paid once for all of them. Nobody waits longer for it: what is gathered is given to the device as soon as all tasks have run that were ready when the first of it came.
 //!
 //! A transfer of several that fails says nothing about any of them, so each is written once more by itself, and its unit fails
 //! only if that does. Whoever made a unit may go away meanwhile: it comes to its end all the same.
@@ -175,10 +174,17 @@ impl<P: Platform> Inner<P> {
         if pieces.len() > 1 {
             let result = self.write_together(&pieces).await;
             self.flusher.note_written();
-            if result.is_ok() {
-                for piece in pieces.drain(..) {
-                    self.piece_done(&piece.unit, Ok(()));
+            match result {
+                Ok(()) => {
+                    for piece in pieces.drain(..) {
+                        self.piece_done(&piece.unit, Ok(()));
+                    }
                 }
+                Err(error) => tracing::info!(
+                    device = %self.superblock.device_id,
+                    writes = pieces.len(),
+                    "writing data failed, each is tried once more by itself: {error}"
+                ),
             }
         }
         let each = pieces.drain(..).map(|Piece { unit, write }| async move {

@@ -567,8 +567,8 @@ mod tests {
         );
     }
 
-    /// Fills a pool of `count` segments and reopens every second block of what small requests took.
-    fn half_open_pool(count: u32) -> Pool {
+    /// A pool of so many empty segments.
+    fn empty_pool(count: u32) -> Pool {
         let geometry = Geometry::checked(&Superblock {
             block_count: 32768 * u64::from(count),
             ..superblock::sample()
@@ -578,6 +578,12 @@ mod tests {
         for segment in geometry.segments() {
             pool.add(segment, SegmentRecord::EMPTY, &geometry);
         }
+        pool
+    }
+
+    /// Fills a pool of `count` segments and reopens every second block of what small requests took.
+    fn half_open_pool(count: u32) -> Pool {
+        let mut pool = empty_pool(count);
         let mut all = Vec::new();
         let open = pool.open_blocks();
         assert_eq!(pool.allocate(open, &mut all), open);
@@ -632,15 +638,7 @@ mod tests {
     /// can be: the emptiest segment is taken, from its beginning to its end.
     #[test]
     fn a_segment_is_gone_through_once_and_then_the_emptiest_is_taken() {
-        let geometry = Geometry::checked(&Superblock {
-            block_count: 32768 * 8,
-            ..superblock::sample()
-        });
-        let geometry = geometry.expect("valid");
-        let mut pool = Pool::new();
-        for segment in geometry.segments() {
-            pool.add(segment, SegmentRecord::EMPTY, &geometry);
-        }
+        let mut pool = empty_pool(8);
         let mut runs = Vec::new();
         let half = pool.open_blocks() / 2;
         assert_eq!(pool.allocate(half, &mut runs), half);
@@ -671,17 +669,31 @@ mod tests {
         assert!(each > 2.9, "{each} blocks in a transfer");
     }
 
+    /// To look at all segments for each block would take longer than the write.
+    #[test]
+    fn a_segment_that_gave_little_is_gone_through_again_before_all_are_looked_at() {
+        let mut pool = empty_pool(CHOICE_PART as u32 * 2);
+        let mut all = Vec::new();
+        let open = pool.open_blocks();
+        assert_eq!(pool.allocate(open, &mut all), open);
+        pool.reopen(BlockNo(32_768 + 500));
+        let take = |pool: &mut Pool| {
+            let mut runs = Vec::new();
+            assert_eq!(pool.allocate(1, &mut runs), 1);
+            runs[0].start.0
+        };
+        assert_eq!(take(&mut pool), 32_768 + 500);
+        // Behind its cursor, and two where there is more.
+        let places = [32_768 + 400, 3 * 32_768 + 7, 3 * 32_768 + 9];
+        places.iter().for_each(|&block| pool.reopen(BlockNo(block)));
+        assert_eq!(take(&mut pool), 32_768 + 400, "it gave one block");
+        pool.reopen(BlockNo(32_768 + 300));
+        assert_eq!(take(&mut pool), 3 * 32_768 + 7, "it has given two");
+    }
+
     #[test]
     fn few_blocks_come_from_elsewhere_than_long_runs() {
-        let geometry = Geometry::checked(&Superblock {
-            block_count: 4 * 32768,
-            ..superblock::sample()
-        });
-        let geometry = geometry.expect("valid");
-        let mut pool = Pool::new();
-        for segment in geometry.segments() {
-            pool.add(segment, SegmentRecord::EMPTY, &geometry);
-        }
+        let mut pool = empty_pool(4);
         let mut runs = Vec::new();
         for _ in 0..10 {
             pool.allocate(64, &mut runs);

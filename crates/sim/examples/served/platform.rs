@@ -8,7 +8,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use flagstone_platform::{BlockDevice, BufferPool, IoBuf, Listener, Platform, Stream, Time};
+use flagstone_platform::{
+    BlockDevice, BufferPool, IoBuf, Listener, Platform, Stream, Time, copy_gathered,
+};
 use flagstone_sim::SimPlatform;
 
 /// The simulator's executor and time, and everything else in memory.
@@ -156,11 +158,7 @@ impl BlockDevice for RamDevice {
             waiting(device.sim.yield_now()).await;
             uncounted(|| {
                 let mut bytes = device.bytes.borrow_mut();
-                let mut at = offset_bytes as usize;
-                for buf in &bufs {
-                    bytes[at..at + buf.len()].copy_from_slice(buf);
-                    at += buf.len();
-                }
+                copy_gathered(&bufs, &mut bytes[offset_bytes as usize..]);
             });
             (bufs, Ok(()))
         }
