@@ -12,10 +12,12 @@
 pub mod buf;
 pub mod layers;
 pub mod locks;
+mod placed;
 pub mod pool;
 pub mod record;
 pub mod sync;
 mod traits;
 
 pub use buf::{BufferPool, IoBuf, copy_gathered};
+pub use placed::{FuturePool, Placed};
 pub use traits::{BlockDevice, Listener, Platform, Stream, Time};

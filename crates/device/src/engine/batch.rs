@@ -18,7 +18,7 @@ use super::overwrites::Turn;
 use super::read::{Pieces, gather};
 use super::segments::NO_SLOT;
 use super::spacing::Over;
-use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_blocks, map_record_bytes};
+use super::write::{BODY_MAX, DataWrite, Metas, WRITE_MAX_BYTES, map_record_bytes};
 use super::{Engine, Inner, Stability};
 use crate::format::record::{ATTRIBUTES_RECORD_BYTES, MapRun, Record};
 use crate::planted::{Bug, planted};
@@ -514,7 +514,7 @@ impl<P: Platform> Inner<P> {
                 records.push(Record::Unmap { slot, lsn, ranges });
                 continue;
             };
-            let blocks = map_blocks(&runs, data, *metas);
+            let blocks = self.map_blocks(&runs, data, *metas);
             let mut at = 0;
             for run in runs {
                 let len = (run.count * BLOCK_SIZE) as usize;

@@ -2,7 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::Poll;
+
+use flagstone_platform::FuturePool;
+use smallvec::SmallVec;
 
 /// Futures that one call runs at the same time: device operations that one request has in flight. A
 /// request of 32 MiB whose blocks lie anywhere asks for 8,192 of them; all at once they would keep
@@ -10,20 +14,39 @@ use std::task::Poll;
 /// depth a device is busy.
 const JOINED_MAX: usize = 64;
 
+/// What futures that run together return. Few take no memory of their own.
+pub(super) type Outputs<T> = SmallVec<[T; 4]>;
+
 /// Runs all of `futures`, up to 64 at the same time and in their order, and returns their
 /// outputs in order. They must not wait for each other.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    join_with(futures, Box::pin).await.into_vec()
+}
+
+/// The same in memory that is used again.
+pub(super) async fn join_placed<F: Future + 'static>(
+    pool: &Rc<FuturePool>,
+    futures: impl IntoIterator<Item = F>,
+) -> Outputs<F::Output> {
+    join_with(futures, |future| pool.place(future)).await
+}
+
+/// The same, each in the place that `place` gives it.
+async fn join_with<F: Future, Placed: Future<Output = F::Output> + Unpin>(
+    futures: impl IntoIterator<Item = F>,
+    place: impl Fn(F) -> Placed,
+) -> Outputs<F::Output> {
     let mut waiting = futures.into_iter();
-    let mut outputs: Vec<Option<F::Output>> = Vec::with_capacity(waiting.size_hint().0);
-    let mut running: Vec<(usize, Pin<Box<F>>)> = Vec::new();
+    let mut outputs: Outputs<Option<F::Output>> = Outputs::with_capacity(waiting.size_hint().0);
+    let mut running: SmallVec<[(usize, Placed); 4]> = SmallVec::new();
     std::future::poll_fn(|cx| {
         let mut index = 0;
         loop {
             while index < running.len() {
-                let (place, future) = &mut running[index];
-                match future.as_mut().poll(cx) {
+                let (number, future) = &mut running[index];
+                match Pin::new(future).poll(cx) {
                     Poll::Ready(output) => {
-                        outputs[*place] = Some(output);
+                        outputs[*number] = Some(output);
                         running.remove(index);
                     }
                     Poll::Pending => index += 1,
@@ -32,7 +55,7 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
             while running.len() < JOINED_MAX
                 && let Some(future) = waiting.next()
             {
-                running.push((outputs.len(), Box::pin(future)));
+                running.push((outputs.len(), place(future)));
                 outputs.push(None);
             }
             // What has just begun has to be polled before this sleeps.
@@ -93,6 +116,33 @@ mod tests {
         assert_eq!(running.get(), 0);
         let begun = begun.borrow().clone();
         (outputs, begun, most.get())
+    }
+
+    #[test]
+    fn outputs_of_futures_in_a_pool_are_in_order() {
+        let pool = Rc::default();
+        let one = |number: u32| async move {
+            let mut polls = 9 - number;
+            std::future::poll_fn(|_| match polls {
+                0 => Poll::Ready(()),
+                _ => {
+                    polls -= 1;
+                    Poll::Pending
+                }
+            })
+            .await;
+            number
+        };
+        for _ in 0..2 {
+            let mut all = pin!(join_placed(&pool, (0..9).map(one)));
+            let outputs = loop {
+                let polled = all.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                if let Poll::Ready(outputs) = polled {
+                    break outputs;
+                }
+            };
+            assert_eq!(outputs.to_vec(), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        }
     }
 
     #[test]

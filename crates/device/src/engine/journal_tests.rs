@@ -2,7 +2,7 @@
 
 use flagstone_types::BlockNo;
 
-use super::super::unit::DataState;
+use super::super::unit::{DataState, UnitParts, Units};
 use super::*;
 
 const RING_BLOCKS: u32 = 128;
@@ -17,27 +17,19 @@ fn journal() -> Journal {
 }
 
 fn unit(data: DataState) -> Pooled<Unit> {
-    Pooled::alone(plain_unit(data))
+    unit_of(false, data)
 }
 
-fn plain_unit(data: DataState) -> Unit {
-    Unit {
-        records: Default::default(),
-        slots: Default::default(),
-        stable: false,
+fn unit_of(stable: bool, data: DataState) -> Pooled<Unit> {
+    let parts = UnitParts {
+        stable,
         blocks: SmallVec::from_slice(&[BlockNo(1)]),
-        due: 0,
-        seq: 0.into(),
-        index: 0.into(),
-        data: data.into(),
-        pieces_left: 0.into(),
-        piece_failed: None.into(),
-        journaled: false.into(),
-        ticket: 0.into(),
-        loose: None.into(),
-        answer: None.into(),
-        left: Default::default(),
-    }
+        ..UnitParts::default()
+    };
+    let (unit, _) = Units::default().make(parts);
+    unit.data.set(data);
+    unit.answer.take();
+    unit
 }
 
 /// A ring as a device sees it: which blocks the root still needs, and the group in each.
@@ -256,12 +248,7 @@ fn the_watermark_is_told_once_when_things_are_quiet() {
 #[test]
 fn only_a_small_group_of_unstable_units_behind_one_in_flight_grows() {
     let unstable = || unit(DataState::Written);
-    let stable = || {
-        Pooled::alone(Unit {
-            stable: true,
-            ..plain_unit(DataState::Written)
-        })
-    };
+    let stable = || unit_of(true, DataState::Written);
     let mut journal = journal();
     journal.add(unstable(), &[0; 40]);
     assert!(!journal.may_grow(), "nothing is in flight");

@@ -109,13 +109,17 @@ impl RangeLocks {
         lock
     }
 
-    /// Takes `range` together with others, if that takes no waiting.
-    pub(super) fn share_now(&self, range: Range<VBlock>) -> Option<RangeLock> {
-        if self.state.borrow().exclusive_count > 0 {
-            return None;
-        }
-        let (lock, _) = self.begin(smallvec![range], false);
-        Some(lock)
+    /// The same if that takes no waiting. Together with others not as long as anybody has or wants any range alone: that is
+    /// quicker to see.
+    pub(super) fn take_now(&self, range: Range<VBlock>, exclusive: bool) -> Option<RangeLock> {
+        let ranges: Ranges = smallvec![range];
+        let state = self.state.borrow();
+        let must_wait = match exclusive {
+            true => state.must_wait(&ranges, true),
+            false => state.exclusive_count > 0,
+        };
+        drop(state);
+        (!must_wait).then(|| self.begin(ranges, exclusive).0)
     }
 
     fn begin(
@@ -126,11 +130,7 @@ impl RangeLocks {
         let mut state = self.state.borrow_mut();
         let id = state.next_id;
         state.next_id += 1;
-        let must_wait = (exclusive || state.exclusive_count > 0)
-            && state
-                .entries
-                .iter()
-                .any(|e| e.conflicts(&ranges, exclusive));
+        let must_wait = state.must_wait(&ranges, exclusive);
         state.exclusive_count += usize::from(exclusive);
         let (waiting, granted) = if must_wait {
             let (granting, granted) = promise();
@@ -151,6 +151,14 @@ impl RangeLocks {
             },
             granted,
         )
+    }
+}
+
+impl LockState {
+    /// True if whoever wants these ranges comes behind somebody who has or wants some of them.
+    fn must_wait(&self, ranges: &[Range<VBlock>], exclusive: bool) -> bool {
+        let mut entries = self.entries.iter();
+        (exclusive || self.exclusive_count > 0) && entries.any(|e| e.conflicts(ranges, exclusive))
     }
 }
 
@@ -240,6 +248,34 @@ mod tests {
         assert!(is_granted(&locks, behind.id));
         drop((behind, apart));
         assert_eq!(locks.state.borrow().exclusive_count, 0);
+    }
+
+    #[test]
+    fn what_can_be_had_now_is_what_needs_no_waiting() {
+        let locks = RangeLocks::default();
+        let block = |at| VBlock(at)..VBlock(at + 1);
+        let shared = locks.take_now(block(1), false).expect("nobody is there");
+        assert!(locks.take_now(block(1), true).is_none());
+        let alone = locks.take_now(block(2), true).expect("another block");
+        assert!(locks.take_now(block(2), true).is_none());
+        assert!(
+            locks.take_now(block(1), false).is_none(),
+            "somebody has one alone"
+        );
+        drop(shared);
+        let (waiting, waits) = locks.begin(range(1, 3), true);
+        assert!(waits.is_some());
+        assert!(
+            locks.take_now(block(1), true).is_none(),
+            "not before whoever waits for it"
+        );
+        assert_eq!(
+            locks.state.borrow().entries.len(),
+            2,
+            "who got none left nothing"
+        );
+        drop((alone, waiting));
+        assert!(locks.take_now(block(1), false).is_some());
     }
 
     #[test]

@@ -9,9 +9,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::rc::Rc;
 
 use flagstone_platform::Platform;
+use flagstone_platform::pool::{Pool, Pooled};
 use flagstone_types::{Slot, VBlock};
 use smallvec::SmallVec;
 
@@ -28,30 +28,45 @@ const DVOLS_BEFORE_CLEANING: usize = 1024;
 /// Under way: no flush covers it yet.
 const UNDER_WAY: u64 = u64::MAX;
 
+/// Tickets that memory is kept for when nobody looks at them any more.
+const TICKETS_MAX: usize = 1024;
+
+/// The flush that covers a unit.
+pub(super) type Ticket = Pooled<Cell<u64>>;
+
 #[derive(Clone)]
 struct Loose {
     blocks: Range<VBlock>,
-    /// The flush that covers it.
-    ticket: Rc<Cell<u64>>,
+    ticket: Ticket,
 }
 
 /// What is not flushed, by dvol.
-#[derive(Default)]
 pub(super) struct LooseUnits {
     units: RefCell<BTreeMap<Slot, Vec<Loose>>>,
     /// Dvols that were left when it was last done.
     left: Cell<usize>,
+    tickets: Pool<Cell<u64>>,
+}
+
+impl Default for LooseUnits {
+    fn default() -> LooseUnits {
+        LooseUnits {
+            units: RefCell::default(),
+            left: Cell::default(),
+            tickets: Pool::new(TICKETS_MAX),
+        }
+    }
 }
 
 /// While it lives the unit is under way.
 pub(super) struct UnderWay<'a, P: Platform> {
     inner: &'a Inner<P>,
-    ticket: Option<Rc<Cell<u64>>>,
+    ticket: Option<Ticket>,
 }
 
 impl<P: Platform> UnderWay<'_, P> {
     /// Who ends it says so there instead ([`Inner::no_more_under_way`]).
-    pub(super) fn handed_on(mut self) -> Option<Rc<Cell<u64>>> {
+    pub(super) fn handed_on(mut self) -> Option<Ticket> {
         self.ticket.take()
     }
 }
@@ -70,13 +85,13 @@ impl LooseUnits {
         &self,
         parts: &[(Slot, Range<VBlock>)],
         is_done: impl Fn(u64) -> bool,
-    ) -> Option<Rc<Cell<u64>>> {
+    ) -> Option<Ticket> {
         let blocks: u64 = parts.iter().map(|(_, b)| b.end.0 - b.start.0).sum();
         if blocks <= 1 {
             return None;
         }
         let is_open = |unit: &mut Loose| !is_done(unit.ticket.get());
-        let ticket = Rc::new(Cell::new(UNDER_WAY));
+        let ticket = self.tickets.share(Cell::new(UNDER_WAY));
         let mut units = self.units.borrow_mut();
         // Those that nobody writes to any more. Twice as many as were left, so each pays for a few.
         if units.len() > DVOLS_BEFORE_CLEANING.max(2 * self.left.get()) {
@@ -146,18 +161,20 @@ impl<P: Platform> Inner<P> {
 
 /// Puts one that has all their blocks in place of those that are not under way.
 fn join(units: &mut Vec<Loose>) {
-    let is_over = |unit: &Loose| unit.ticket.get() != UNDER_WAY;
-    let over: Vec<Loose> = units.iter().filter(|unit| is_over(unit)).cloned().collect();
-    units.retain(|unit| !is_over(unit));
-    let start = over.iter().map(|unit| unit.blocks.start).min();
-    let end = over.iter().map(|unit| unit.blocks.end).max();
-    let ticket = over.iter().map(|unit| unit.ticket.get()).max();
-    if let (Some(start), Some(end), Some(ticket)) = (start, end, ticket) {
-        units.push(Loose {
-            blocks: start..end,
-            ticket: Rc::new(Cell::new(ticket)),
-        });
-    }
+    let mut joined: Option<Loose> = None;
+    units.retain(|unit| {
+        let is_over = unit.ticket.get() != UNDER_WAY;
+        if is_over {
+            let so_far = joined.get_or_insert_with(|| unit.clone());
+            let (blocks, of_all) = (&unit.blocks, &mut so_far.blocks);
+            *of_all = of_all.start.min(blocks.start)..of_all.end.max(blocks.end);
+            if unit.ticket.get() > so_far.ticket.get() {
+                so_far.ticket = unit.ticket.clone();
+            }
+        }
+        !is_over
+    });
+    units.extend(joined);
 }
 
 #[cfg(test)]
@@ -168,7 +185,7 @@ mod tests {
     fn joined_they_have_all_blocks_and_the_latest_flush() {
         let unit = |start: u64, end: u64, ticket: u64| Loose {
             blocks: VBlock(start)..VBlock(end),
-            ticket: Rc::new(Cell::new(ticket)),
+            ticket: Pooled::alone(Cell::new(ticket)),
         };
         let mut units = vec![
             unit(5, 7, 3),

@@ -49,6 +49,8 @@ mod segments;
 mod spacing;
 mod unit;
 mod write;
+mod write_now;
+mod write_part;
 mod writers;
 
 use std::cell::{Cell, RefCell};
@@ -56,9 +58,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use flagstone_platform::Platform;
 use flagstone_platform::pool::Pooled;
 use flagstone_platform::sync::{Budget, Signal};
+use flagstone_platform::{FuturePool, Platform};
 use flagstone_types::{BlockNo, Lsn, SegmentNo, Slot, VBlock};
 
 use crate::cache::Part;
@@ -168,6 +170,10 @@ struct Inner<P: Platform> {
     loose: loose::LooseUnits,
     /// What parts of blocks were written last.
     recent_parts: recent_parts::RecentParts,
+    /// Where the futures of writes that had to wait lie.
+    waiting_writes: Rc<FuturePool>,
+    /// The same of the pieces of reads.
+    read_steps: Rc<FuturePool>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,
     /// LSNs given to units that may not be applied yet.

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::cached::ReadPath;
 use super::error::DvolError;
-use super::join::join_all;
+use super::join::{join_all, join_placed};
 use super::{Engine, Inner};
 use crate::engine::info::Handle;
 use crate::planted::{Bug, planted};
@@ -222,7 +222,7 @@ impl<P: Platform> Engine<P> {
 impl<P: Platform> Inner<P> {
     /// Reads whole blocks.
     pub(super) async fn read_blocks(
-        &self,
+        self: &Rc<Self>,
         wish: ReadPath,
         slot: Slot,
         range: Range<VBlock>,
@@ -234,7 +234,7 @@ impl<P: Platform> Inner<P> {
     /// Reads blocks of which only these bytes are wanted, counted from the first one's start: the others may be
     /// anything.
     async fn read_bytes(
-        &self,
+        self: &Rc<Self>,
         wish: ReadPath,
         slot: Slot,
         range: Range<VBlock>,
@@ -254,7 +254,10 @@ impl<P: Platform> Inner<P> {
             }
             return Ok(pieces);
         }
-        let all = join_all(steps.into_iter().map(|step| self.take_step(step, path))).await;
+        let each = steps
+            .into_iter()
+            .map(|step| self.clone().take_step_alone(step, path));
+        let all = join_placed(&self.read_steps, each).await;
         all.into_iter().collect()
     }
 
@@ -319,6 +322,14 @@ impl<P: Platform> Inner<P> {
             checksums.clear();
             spare.push(checksums);
         }
+    }
+
+    async fn take_step_alone(
+        self: Rc<Self>,
+        step: Step,
+        path: ReadPath,
+    ) -> Result<Piece, DvolError> {
+        self.take_step(step, path).await
     }
 
     async fn take_step(&self, step: Step, path: ReadPath) -> Result<Piece, DvolError> {

@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use flagstone_types::{DvolId, Lsn, VBlock};
 
@@ -21,6 +22,13 @@ pub(super) struct Part {
     /// Where they begin in their block.
     pub at: usize,
     pub bytes: Vec<u8>,
+}
+
+impl Part {
+    /// Which bytes of their block.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.at..self.at + self.bytes.len()
+    }
 }
 
 /// The last parts.
@@ -42,20 +50,31 @@ impl RecentParts {
             None => None,
         };
         parts.push_back((dvol, vblock, lsn, part));
-        if let Some((.., mut part)) = gone {
-            let mut spare = self.spare.borrow_mut();
-            if spare.len() < PARTS_MAX {
-                part.bytes.clear();
-                spare.push(part.bytes);
-            }
+        drop(parts);
+        if let Some((.., part)) = gone {
+            self.give_back(part);
         }
     }
 
+    /// Keeps the memory of a part that is not needed any more.
+    pub(super) fn give_back(&self, part: Part) {
+        let mut bytes = part.bytes;
+        let mut spare = self.spare.borrow_mut();
+        if spare.len() < PARTS_MAX {
+            bytes.clear();
+            spare.push(bytes);
+        }
+    }
+
+    fn empty(&self) -> Vec<u8> {
+        self.spare.borrow_mut().pop().unwrap_or_default()
+    }
+
     /// These bytes, in memory that was used before if there is some.
-    pub(super) fn copy_of(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut copy = self.spare.borrow_mut().pop().unwrap_or_default();
+    pub(super) fn part(&self, at: usize, bytes: &[u8]) -> Part {
+        let mut copy = self.empty();
         copy.extend_from_slice(bytes);
-        copy
+        Part { at, bytes: copy }
     }
 
     /// What is kept of a block together with new bytes, if both are one piece.
@@ -76,7 +95,8 @@ impl RecentParts {
             return None;
         }
         let start = at.min(kept.at);
-        let mut joined = vec![0; end.max(kept_end) - start];
+        let mut joined = self.empty();
+        joined.resize(end.max(kept_end) - start, 0);
         joined[kept.at - start..kept_end - start].copy_from_slice(&kept.bytes);
         joined[at - start..end - start].copy_from_slice(bytes);
         Some(Part {
@@ -119,9 +139,9 @@ mod tests {
     fn memory_of_what_is_kept_no_more_is_used_again() {
         let parts = RecentParts::default();
         let keep = |block, bytes: &[u8]| {
-            let bytes = parts.copy_of(bytes);
-            let at = bytes.as_ptr();
-            parts.keep(DVOL, VBlock(block), Lsn(7), Part { at: 0, bytes });
+            let part = parts.part(0, bytes);
+            let at = part.bytes.as_ptr();
+            parts.keep(DVOL, VBlock(block), Lsn(7), part);
             at
         };
         let first = keep(1, &[1; 9]);

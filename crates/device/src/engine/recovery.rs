@@ -266,6 +266,8 @@ impl<P: Platform> Engine<P> {
             batched: RefCell::default(),
             loose: Default::default(),
             recent_parts: Default::default(),
+            waiting_writes: Default::default(),
+            read_steps: Default::default(),
             changes: 0.into(),
             changes_kept: 0.into(),
             closing: RefCell::default(),

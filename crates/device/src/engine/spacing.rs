@@ -322,20 +322,24 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// The same for few whole blocks, if nothing has to be waited for.
+    /// True if the map nodes of these blocks are in memory.
+    pub(super) fn is_loaded(&self, slot: Slot, blocks: &Range<VBlock>) -> bool {
+        let state = self.state.borrow();
+        let found = state.slot(slot);
+        found.is_some_and(|found| found.map.missing(blocks.clone()).is_none())
+    }
+
+    /// The same for few blocks, to write to these, if nothing has to be waited for.
     pub(super) fn take_blocks_now(
         self: &Rc<Self>,
         slot: Slot,
         count: u64,
         blocks: &Range<VBlock>,
+        over: Over<'_>,
     ) -> Option<SmallVec<[BlockRun; 2]>> {
-        let is_loaded = match self.state.borrow().slot(slot) {
-            Some(found) => found.map.missing(blocks.clone()).is_none(),
-            None => false,
-        };
-        let has_room = || matches!(self.room(slot, count, Over::Blocks(blocks)), Room::Free);
+        let has_room = || matches!(self.room(slot, count, over), Room::Free);
         let more = count + self.nodes_due(slot, count) + 1;
-        let may = is_loaded
+        let may = self.is_loaded(slot, blocks)
             && count < LONG_BLOCKS
             && self.check_running().is_ok()
             && has_room()

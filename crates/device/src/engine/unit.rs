@@ -16,7 +16,8 @@ use smallvec::SmallVec;
 
 use super::error::DvolError;
 use super::locks::RangeLock;
-use crate::format::record::Record;
+use super::loose::Ticket;
+use crate::format::record::{MappedBlocks, Record};
 use crate::planted::{Bug, planted};
 
 /// Blocks handed out for a unit's data.
@@ -56,11 +57,26 @@ pub(super) struct Unit {
     /// The flush it waits for; zero while it is not written.
     pub ticket: Cell<u64>,
     /// Where it is to be said that it is no longer under way, if a crash may take it back afterwards.
-    pub loose: Cell<Option<Rc<Cell<u64>>>>,
+    pub loose: Cell<Option<Ticket>>,
     /// Answers whoever made it.
     pub answer: Cell<Option<Promise<Outcome>>>,
     /// Ranges that whoever made it went away from: in use until it is applied or has failed.
     pub left: RefCell<Vec<RangeLock>>,
+    /// Where the memory of its lists goes.
+    lists: Rc<UnitLists>,
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        for record in &mut self.records {
+            if let Record::Map { runs, .. } = record {
+                for run in runs {
+                    keep(&self.lists.mapped, &mut run.blocks);
+                }
+            }
+        }
+        keep(&self.lists.blocks, &mut self.blocks);
+    }
 }
 
 /// What makes a unit.
@@ -77,6 +93,52 @@ pub(super) struct UnitParts {
 pub(super) struct Units {
     places: Pool<Unit>,
     answers: Promises<Outcome>,
+    lists: Rc<UnitLists>,
+}
+
+/// Memory of the lists of units that are over: those of a write of several blocks take nothing from the allocator. At most 2 MiB.
+#[derive(Default)]
+pub(super) struct UnitLists {
+    mapped: RefCell<Vec<MappedBlocks>>,
+    blocks: RefCell<Vec<DataBlocks>>,
+}
+
+/// Lists that are kept, of each kind.
+const LISTS_MAX: usize = 64;
+
+/// Bytes of one, at most.
+const LIST_MAX_BYTES: usize = 16 << 10;
+
+impl UnitLists {
+    /// An empty list with room for so many.
+    pub(super) fn mapped(&self, count: usize) -> MappedBlocks {
+        empty(&self.mapped, count)
+    }
+
+    /// An empty list with room for so many.
+    pub(super) fn blocks(&self, count: usize) -> DataBlocks {
+        empty(&self.blocks, count)
+    }
+}
+
+fn empty<A: smallvec::Array>(spares: &RefCell<Vec<SmallVec<A>>>, count: usize) -> SmallVec<A> {
+    let mut list = SmallVec::new();
+    if count > list.inline_size() {
+        list = spares.borrow_mut().pop().unwrap_or_default();
+        list.reserve(count);
+    }
+    list
+}
+
+fn keep<A: smallvec::Array>(spares: &RefCell<Vec<SmallVec<A>>>, list: &mut SmallVec<A>) {
+    if !list.spilled() || list.capacity() * size_of::<A::Item>() > LIST_MAX_BYTES {
+        return;
+    }
+    let mut spares = spares.borrow_mut();
+    if spares.len() < LISTS_MAX {
+        list.clear();
+        spares.push(std::mem::take(list));
+    }
 }
 
 impl Default for Units {
@@ -84,11 +146,17 @@ impl Default for Units {
         Units {
             places: Pool::new(SPARES_MAX),
             answers: Promises::new(SPARES_MAX),
+            lists: Rc::default(),
         }
     }
 }
 
 impl Units {
+    /// Where lists for units come from.
+    pub(super) fn lists(&self) -> &UnitLists {
+        &self.lists
+    }
+
     /// A new unit, and what waits for its answer.
     pub(super) fn make(&self, parts: UnitParts) -> (Pooled<Unit>, Awaited<Outcome>) {
         let (answering, answer) = self.answers.promise();
@@ -112,6 +180,7 @@ impl Units {
             loose: None.into(),
             answer: Some(answering).into(),
             left: RefCell::default(),
+            lists: self.lists.clone(),
         };
         (self.places.share(unit), answer)
     }
@@ -158,5 +227,79 @@ impl Unit {
     pub(super) fn is_settled(&self) -> bool {
         self.journaled.get()
             && matches!(self.data.get(), DataState::Written | DataState::Aborted(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_types::{BlockChecksum, Lsn, VBlock};
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::format::record::{MapRun, MappedBlock};
+
+    /// Makes a unit that maps so many blocks, and lets it go. Where its lists lay.
+    fn pass(units: &Units, count: u64) -> (*const MappedBlock, *const BlockNo) {
+        let mut mapped = units.lists().mapped(count as usize);
+        let mut blocks = units.lists().blocks(count as usize);
+        assert!(mapped.is_empty() && blocks.is_empty());
+        for block in (0..count).map(BlockNo) {
+            blocks.push(block);
+            mapped.push(MappedBlock {
+                block,
+                checksum: BlockChecksum(0),
+                meta: 0,
+            });
+        }
+        let at = (mapped.as_ptr(), blocks.as_ptr());
+        let start = VBlock(0);
+        let record = Record::Map {
+            slot: Slot(1),
+            lsn: Lsn(1),
+            runs: smallvec![MapRun {
+                start,
+                blocks: mapped
+            }],
+        };
+        drop(units.make(UnitParts {
+            records: smallvec![record],
+            blocks,
+            ..UnitParts::default()
+        }));
+        at
+    }
+
+    #[test]
+    fn lists_of_a_unit_that_is_over_are_those_of_the_next() {
+        let units = Units::default();
+        let first = pass(&units, 16);
+        assert_eq!(pass(&units, 16), first);
+        assert_eq!(pass(&units, 9), first, "of fewer blocks as well");
+        // Of one block they are within the unit, and take none of these.
+        pass(&units, 1);
+        assert_eq!(pass(&units, 16), first);
+    }
+
+    #[test]
+    fn long_lists_and_many_are_not_kept() {
+        let units = Units::default();
+        pass(&units, 5000);
+        let kept = |units: &Units| {
+            let lists = units.lists();
+            (lists.mapped.borrow().len(), lists.blocks.borrow().len())
+        };
+        assert_eq!(kept(&units), (0, 0));
+        let many: Vec<_> = (0..LISTS_MAX + 9)
+            .map(|_| {
+                let blocks = SmallVec::from_slice(&[BlockNo(7); 3]);
+                let parts = UnitParts {
+                    blocks,
+                    ..UnitParts::default()
+                };
+                units.make(parts)
+            })
+            .collect();
+        drop(many);
+        assert_eq!(kept(&units), (0, LISTS_MAX));
     }
 }

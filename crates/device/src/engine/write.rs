@@ -1,32 +1,26 @@
 //! Writing.
 //!
 //! Data goes to fresh blocks while the record of where it went goes to the journal; the two are
-//! not ordered, one flush covers both. Whole blocks need no read. A write within one block that is
-//! mapped becomes a delta and needs no read either, unless there is one already with bytes that the write
-//! leaves and that were not written just before; other parts of blocks are read, changed and written as whole blocks. Every write of up to
+//! not ordered, one flush covers both. Whole blocks need no read; parts of blocks are [apart](super::write_part). Every write of up to
 //! [`WRITE_MAX_BYTES`] is one unit.
 
 use std::ops::Range;
 use std::rc::Rc;
 
 use flagstone_platform::pool::Pooled;
-use flagstone_platform::sync::Awaited;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, Lsn, Slot, VBlock};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, Lsn, VBlock};
 use smallvec::{SmallVec, smallvec};
 
 use super::admin::Attributes;
 use super::commit::Submitted;
-use super::data::{GATHERED_MAX_BYTES, is_gathered};
+use super::data::is_gathered;
 use super::error::DvolError;
 use super::info::Handle;
 use super::join::join_all;
-use super::locks::Held;
 use super::loose::UnderWay;
-use super::read::gather;
-use super::recent_parts::Part;
 use super::spacing::{OVERWRITE_PART_BLOCKS, Over};
-use super::unit::{DataBlocks, Outcome, Unit};
+use super::unit::{DataBlocks, Unit};
 use super::{Engine, Inner, Stability};
 use crate::format::group::BODY_MAX_BYTES;
 use crate::format::record::{
@@ -35,7 +29,6 @@ use crate::format::record::{
 };
 use crate::planted::{Bug, planted};
 use crate::space::BlockRun;
-use crate::v2p::Entry;
 
 /// Most bytes that one write can carry: its record fits one journal group.
 pub const WRITE_MAX_BYTES: u64 = 32 << 20;
@@ -61,7 +54,7 @@ impl Metas {
     }
 
     /// The first block, or the last, keeps what it has.
-    fn keep(&mut self, is_first: bool, is_last: bool, meta: u64) {
+    pub(super) fn keep(&mut self, is_first: bool, is_last: bool, meta: u64) {
         if is_first {
             self.first = meta;
         }
@@ -118,7 +111,7 @@ pub(super) struct Given<'a> {
 
 impl Given<'_> {
     /// Nothing, and the write is stable.
-    fn stable() -> Given<'static> {
+    pub(super) fn stable() -> Given<'static> {
         Given {
             meta: 0,
             stability: Stability::Stable,
@@ -214,13 +207,26 @@ impl<P: Platform> Engine<P> {
             stability,
             along,
         };
-        if whole && let Some(begun) = inner.begin_now(handle, &blocks, &data, given)? {
+        let begun = match whole {
+            true => inner.begin_now(handle, &blocks, &data, given)?,
+            false => inner.begin_part_now(handle, &blocks, offset_bytes, &data, given)?,
+        };
+        if let Some(begun) = begun {
             drop(data);
-            return begun.end().await;
+            return begun.end(inner).await;
         }
         // Its own place in memory: the others shall not be as large as this one.
-        let waiting = inner.write_waiting(handle, blocks, offset_bytes, data, given);
-        Box::pin(waiting).await
+        let waiting = inner.clone();
+        if along.is_some() {
+            let written = waiting.write_waiting(handle, blocks, offset_bytes, data, given);
+            return Box::pin(written).await;
+        }
+        let given = Given {
+            along: None,
+            ..given
+        };
+        let written = waiting.write_waiting(handle, blocks, offset_bytes, data, given);
+        inner.waiting_writes.place(written).await
     }
 
     /// Makes everything answered before this call durable.
@@ -229,63 +235,18 @@ impl<P: Platform> Engine<P> {
     }
 }
 
-/// A write that was begun without waiting for anything, and has to be waited for now.
-struct Begun<P: Platform> {
-    lsn: Lsn,
-    answer: Awaited<Outcome>,
-    held: Held<P>,
-}
-
-impl<P: Platform> Begun<P> {
-    async fn end(self) -> Result<Lsn, DvolError> {
-        let result = self.answer.await.unwrap_or(Err(DvolError::Fenced));
-        self.held.answered();
-        result.map(|()| self.lsn)
-    }
-}
-
 /// A write whose record is submitted and whose data is still to be written.
-struct Recorded<'a, P: Platform> {
-    lsn: Lsn,
-    submitted: Submitted,
-    writes: SmallVec<[DataWrite; 2]>,
-    under_way: Option<UnderWay<'a, P>>,
+pub(super) struct Recorded<'a, P: Platform> {
+    pub lsn: Lsn,
+    pub submitted: Submitted,
+    pub writes: SmallVec<[DataWrite; 2]>,
+    pub under_way: Option<UnderWay<'a, P>>,
 }
 
 impl<P: Platform> Inner<P> {
-    /// Begins a write of few whole blocks, if nothing has to be waited for first: most have nothing to wait for, and it takes no future for
-    /// each thing that one might.
-    fn begin_now(
-        self: &Rc<Self>,
-        handle: Handle,
-        blocks: &Range<VBlock>,
-        data: &IoBuf,
-        given: Given<'_>,
-    ) -> Result<Option<Begun<P>>, DvolError> {
-        if data.len() > GATHERED_MAX_BYTES {
-            return Ok(None);
-        }
-        let Some(lock) = self.range_locks(handle.slot).share_now(blocks.clone()) else {
-            return Ok(None);
-        };
-        let count = blocks.end.0 - blocks.start.0;
-        let Some(runs) = self.take_blocks_now(handle.slot, count, blocks) else {
-            return Ok(None);
-        };
-        let metas = Metas::all(given.meta);
-        let recorded = self.record_whole(handle, blocks.start, runs, data, metas, given)?;
-        let Submitted { unit, answer } = recorded.submitted;
-        self.gather(&unit, recorded.writes, recorded.under_way);
-        Ok(Some(Begun {
-            lsn: recorded.lsn,
-            answer,
-            held: self.holding(smallvec![(handle.slot, lock)]),
-        }))
-    }
-
-    /// The same for any write, whatever it has to wait for.
+    /// A write that may have to wait before it can begin.
     async fn write_waiting(
-        self: &Rc<Self>,
+        self: Rc<Self>,
         handle: Handle,
         blocks: Range<VBlock>,
         offset_bytes: u64,
@@ -294,7 +255,7 @@ impl<P: Platform> Inner<P> {
     ) -> Result<Lsn, DvolError> {
         let len = data.len() as u64;
         let whole = offset_bytes.is_multiple_of(BLOCK_SIZE) && len.is_multiple_of(BLOCK_SIZE);
-        let inner = self;
+        let inner = &self;
         let lock = inner
             .range_locks(handle.slot)
             .take(blocks.clone(), !whole && !planted(Bug::PartsNotLocked))
@@ -354,79 +315,8 @@ impl<P: Platform> Inner<P> {
             .await
     }
 
-    /// Writes a part of a block, without metadata, and without reading if that can be.
-    async fn write_within(
-        self: &Rc<Self>,
-        handle: Handle,
-        vblock: VBlock,
-        at: usize,
-        data: IoBuf,
-        given: Given<'_>,
-    ) -> Result<Lsn, DvolError> {
-        let slot = handle.slot;
-        let blocks = vblock..VBlock(vblock.0 + 1);
-        self.load_range(slot, blocks.clone()).await?;
-        let Part { at, bytes } = self.with_recent(handle, vblock, at, &data)?;
-        drop(data);
-        let mut metas = Metas::all(0);
-        let whole = if bytes.len() as u64 == BLOCK_SIZE {
-            metas.keep(true, true, self.meta_of(slot, vblock).await?);
-            IoBuf::copy_of(&bytes)
-        } else {
-            // A delta takes a block and gives none back: on a full device a reserved dvol does without.
-            let has_room = !self.is_reserved(handle) || self.has_room(slot, 1, Over::Delta);
-            if has_room && self.takes_delta(slot, vblock, at..at + bytes.len())? {
-                match self.write_delta(handle, vblock, at, &bytes, given).await {
-                    // Others have taken what there was.
-                    Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
-                    Err(error) => return Err(error),
-                    Ok(lsn) => {
-                        let part = Part { at, bytes };
-                        self.recent_parts.keep(handle.id, vblock, lsn, part);
-                        return Ok(lsn);
-                    }
-                }
-            }
-            let offset_bytes = vblock.offset_bytes() + at as u64;
-            let widened = self.widen(slot, blocks, offset_bytes, &bytes, 0).await?;
-            metas = widened.1;
-            widened.0
-        };
-        let part = Part {
-            at: 0,
-            bytes: self.recent_parts.copy_of(&whole),
-        };
-        let written = self.write_blocks(handle, vblock, whole, metas, given);
-        let lsn = written.await?;
-        self.recent_parts.keep(handle.id, vblock, lsn, part);
-        Ok(lsn)
-    }
-
-    /// A part of a block together with what was written to the same block just before, if that is all that lies over
-    /// the block's data, or is the data. The block's map node is in memory.
-    fn with_recent(
-        &self,
-        handle: Handle,
-        vblock: VBlock,
-        at: usize,
-        data: &[u8],
-    ) -> Result<Part, DvolError> {
-        let state = self.state.borrow();
-        let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
-        let mapping = found.map.get(vblock).unwrap_or_default();
-        let last = mapping.delta.or(mapping.data().copied());
-        let joined = last.and_then(|entry| {
-            let recent = &self.recent_parts;
-            recent.joined(handle.id, vblock, entry.lsn, at, data)
-        });
-        Ok(joined.unwrap_or_else(|| Part {
-            at,
-            bytes: self.recent_parts.copy_of(data),
-        }))
-    }
-
     /// Writes whole blocks as one unit; on a full device those of a reserved dvol in parts.
-    async fn write_blocks(
+    pub(super) async fn write_blocks(
         self: &Rc<Self>,
         handle: Handle,
         first: VBlock,
@@ -446,7 +336,7 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    async fn write_whole(
+    pub(super) async fn write_whole(
         self: &Rc<Self>,
         handle: Handle,
         first: VBlock,
@@ -471,7 +361,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Submits the record of a write of whole blocks for which these were taken.
-    fn record_whole(
+    pub(super) fn record_whole(
         self: &Rc<Self>,
         handle: Handle,
         first: VBlock,
@@ -481,7 +371,7 @@ impl<P: Platform> Inner<P> {
         given: Given<'_>,
     ) -> Result<Recorded<'_, P>, DvolError> {
         let slot = handle.slot;
-        let mapped = map_blocks(&runs, data, metas);
+        let mapped = self.map_blocks(&runs, data, metas);
         let count = mapped.len() as u64;
         let mut writes = SmallVec::<[DataWrite; 2]>::new();
         let mut at = 0;
@@ -516,8 +406,32 @@ impl<P: Platform> Inner<P> {
         })
     }
 
-    fn is_reserved(&self, handle: Handle) -> bool {
-        self.record(handle).is_ok_and(|r| r.reserved_blocks > 0)
+    /// Where each block of `data` goes, with its checksum and metadata.
+    pub(super) fn map_blocks(&self, runs: &[BlockRun], data: &IoBuf, metas: Metas) -> MappedBlocks {
+        let count = data.len() / BLOCK_SIZE as usize;
+        // Of one block it is the block's.
+        let known = data.known_checksum().filter(|_| count == 1);
+        debug_assert!(
+            known.is_none_or(|known| BlockChecksum(known) == BlockChecksum::of(data)),
+            "the checksum that comes with bytes is theirs"
+        );
+        let mut mapped = self.units.lists().mapped(count);
+        let mut bytes = data.chunks_exact(BLOCK_SIZE as usize);
+        for block in runs.iter().flat_map(|run| run.blocks()) {
+            let bytes = bytes.next().expect("as many blocks as there is data");
+            mapped.push(MappedBlock {
+                block,
+                checksum: known.map_or_else(|| BlockChecksum::of(bytes), BlockChecksum),
+                meta: metas.of(mapped.len(), count),
+            });
+        }
+        mapped
+    }
+
+    pub(super) fn is_reserved(&self, handle: Handle) -> bool {
+        let state = self.state.borrow();
+        let found = state.slot(handle.slot);
+        found.is_some_and(|found| found.record.reserved_blocks > 0)
     }
 
     /// Overwrites a reserved dvol on a full device: in parts, each of which frees what the next one
@@ -547,7 +461,7 @@ impl<P: Platform> Inner<P> {
     }
 
     /// Submits a record whose data is still to be written, and what comes along.
-    fn submit_with_data(
+    pub(super) fn submit_with_data(
         self: &Rc<Self>,
         record: Record,
         handle: Handle,
@@ -575,7 +489,8 @@ impl<P: Platform> Inner<P> {
             }
         }
         // Not collected: most are one block, and that takes hundreds of instructions.
-        let mut blocks = DataBlocks::new();
+        let count: u64 = writes.iter().map(|write| write.run.count).sum();
+        let mut blocks = self.units.lists().blocks(count as usize);
         for write in writes {
             for block in write.run.blocks() {
                 blocks.push(block);
@@ -633,7 +548,10 @@ impl<P: Platform> Inner<P> {
             }
             results
         } else {
-            join_all(writes.into_iter().map(one)).await.into()
+            join_all(writes.into_iter().map(one))
+                .await
+                .into_iter()
+                .collect()
         };
         for result in results {
             if let Err(error) = result {
@@ -646,113 +564,6 @@ impl<P: Platform> Inner<P> {
             self.host_full.set(false);
         }
         Ok(())
-    }
-
-    /// True if a write of these bytes of a block can be kept as a delta over what is mapped. It takes the place of one
-    /// that is there and whose bytes it has. The block's map node is in memory.
-    fn takes_delta(
-        &self,
-        slot: Slot,
-        vblock: VBlock,
-        part: Range<usize>,
-    ) -> Result<bool, DvolError> {
-        let state = self.state.borrow();
-        let Some(found) = state.slot(slot) else {
-            return Err(DvolError::NotFound);
-        };
-        let mapping = found.map.get(vblock).unwrap_or_default();
-        let is_replaced = |delta: &Entry| {
-            let changed = delta.changed();
-            part.start as u64 <= changed.start && changed.end <= part.end as u64
-        };
-        Ok(mapping.data().is_some() && mapping.delta.as_ref().is_none_or(is_replaced))
-    }
-
-    async fn write_delta(
-        self: &Rc<Self>,
-        handle: Handle,
-        vblock: VBlock,
-        at: usize,
-        data: &[u8],
-        given: Given<'_>,
-    ) -> Result<Lsn, DvolError> {
-        let slot = handle.slot;
-        let runs = self.take_blocks(slot, 1, Over::Delta, &mut None).await?;
-        let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
-        buf.bytes_mut().fill(0);
-        buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
-        let lsn = self.lsn_or_return(handle, &runs)?;
-        let record = Record::Delta {
-            slot,
-            lsn,
-            vblock,
-            offset_bytes: at as u16,
-            len_bytes: data.len() as u16,
-            block: runs[0].start,
-            checksum: BlockChecksum::of(&buf),
-        };
-        let mut writes = SmallVec::new();
-        writes.push(DataWrite { run: runs[0], buf });
-        let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;
-        self.finish_submitted(submitted, writes, None).await?;
-        Ok(lsn)
-    }
-
-    /// Writes a part of blocks that the caller has to itself; stable.
-    pub(super) async fn write_part(
-        self: &Rc<Self>,
-        handle: Handle,
-        blocks: Range<VBlock>,
-        offset_bytes: u64,
-        data: &[u8],
-    ) -> Result<(), DvolError> {
-        let first = blocks.start;
-        let (widened, metas) = self
-            .widen(handle.slot, blocks, offset_bytes, data, 0)
-            .await?;
-        self.write_whole(handle, first, widened, metas, Given::stable())
-            .await
-            .map(|_| ())
-    }
-
-    /// Whole blocks around `data`, the rest being what is there now, and their metadata if `given`
-    /// came with the data.
-    pub(super) async fn widen(
-        self: &Rc<Self>,
-        slot: Slot,
-        blocks: Range<VBlock>,
-        offset_bytes: u64,
-        data: &[u8],
-        given: u64,
-    ) -> Result<(IoBuf, Metas), DvolError> {
-        let len = ((blocks.end.0 - blocks.start.0) * BLOCK_SIZE) as usize;
-        let mut buf = self.platform.buffers().take(len);
-        let mut metas = Metas::all(given);
-        let (first, last) = (blocks.start, VBlock(blocks.end.0 - 1));
-        let data_end = offset_bytes + data.len() as u64;
-        let is_part = |edge: VBlock| {
-            let start = edge.offset_bytes();
-            start < offset_bytes || data_end < start + BLOCK_SIZE
-        };
-        let edges: SmallVec<[VBlock; 2]> = match first == last {
-            true => SmallVec::from_slice(&[first]),
-            false => SmallVec::from_slice(&[first, last]),
-        };
-        for edge in edges.into_iter().filter(|&edge| is_part(edge)) {
-            self.settle_loose(slot, edge).await?;
-            let pieces = self
-                .read_blocks(self.usual_path(), slot, edge..VBlock(edge.0 + 1))
-                .await?;
-            let block = gather(self, &pieces, BLOCK_SIZE as usize);
-            let at = ((edge.0 - first.0) * BLOCK_SIZE) as usize;
-            buf.bytes_mut()[at..at + BLOCK_SIZE as usize].copy_from_slice(&block);
-            if given == 0 {
-                metas.keep(edge == first, edge == last, self.meta_of(slot, edge).await?);
-            }
-        }
-        let at = (offset_bytes - blocks.start.offset_bytes()) as usize;
-        buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
-        Ok((buf, metas))
     }
 
     /// The next LSN of a dvol, or the blocks taken for its write go back: it may have been deleted
@@ -780,28 +591,6 @@ impl<P: Platform> Inner<P> {
         *last = lsn;
         Ok(lsn)
     }
-}
-
-/// Where each block of `data` goes, with its checksum and metadata.
-pub(super) fn map_blocks(runs: &[BlockRun], data: &IoBuf, metas: Metas) -> MappedBlocks {
-    let count = data.len() / BLOCK_SIZE as usize;
-    // Of one block it is the block's.
-    let known = data.known_checksum().filter(|_| count == 1);
-    debug_assert!(
-        known.is_none_or(|known| BlockChecksum(known) == BlockChecksum::of(data)),
-        "the checksum that comes with bytes is theirs"
-    );
-    let mut mapped = MappedBlocks::with_capacity(count);
-    let mut bytes = data.chunks_exact(BLOCK_SIZE as usize);
-    for block in runs.iter().flat_map(|run| run.blocks()) {
-        let bytes = bytes.next().expect("as many blocks as there is data");
-        mapped.push(MappedBlock {
-            block,
-            checksum: known.map_or_else(|| BlockChecksum::of(bytes), BlockChecksum),
-            meta: metas.of(mapped.len(), count),
-        });
-    }
-    mapped
 }
 
 /// Fails a unit whose writer went away. Its blocks stay taken until the node is restarted, since

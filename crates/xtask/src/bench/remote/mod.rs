@@ -26,7 +26,7 @@ use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use placing::Placing;
-use points::{Point, Sample, points};
+use points::{HALF_PART, PAIRS, Pair, Point, Role, SMALL, Sample, points};
 use report::Report;
 use targets::Target;
 
@@ -115,13 +115,18 @@ pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
     let placed = place.placing.as_ref().map(Placing::describe);
     let placed = placed.unwrap_or_else(|| "left to the kernel".to_owned());
     setting.facts.push(("placing".to_owned(), placed));
-    let (described, samples) = place.measure(&points, rounds, seconds)?;
+    let Measured {
+        described,
+        samples,
+        pairs,
+    } = place.measure(&points, rounds, seconds)?;
     let report = Report {
         setting,
         command: command_line(),
         described,
         points,
         samples,
+        pairs,
         rounds,
         seconds,
         size_bytes,
@@ -132,9 +137,9 @@ pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
         false => root.join("docs/benchmarks"),
     };
     let page = report.write(&arguments.out.clone().unwrap_or(default_out))?;
-    for goal in points::goals(&report.samples) {
+    for goal in points::goals(&report.samples, &report.pairs) {
         let verdict = if goal.met { "met" } else { "MISSED" };
-        let (ratio, against) = (goal.ratio(), &goal.against);
+        let (ratio, against) = (goal.ratio, &goal.against);
         println!(
             "{verdict:<7}{}: {ratio:.2} of {against}, goal {}",
             goal.what, goal.bound
@@ -170,6 +175,13 @@ pub(super) fn work_dir(what: &str, dir: Option<&Path>, work: &Path) -> PathBuf {
 /// Name, and how it is run, of each target.
 type Described = Vec<(&'static str, points::Role, String)>;
 
+/// What came of a run.
+struct Measured {
+    described: Described,
+    samples: Vec<Sample>,
+    pairs: Vec<Pair>,
+}
+
 /// Where, and with what.
 struct Place<'a> {
     dir: &'a Path,
@@ -182,12 +194,7 @@ struct Place<'a> {
 
 impl Place<'_> {
     /// Starts everything, measures all points in all rounds, and stops everything.
-    fn measure(
-        &self,
-        points: &[Point],
-        rounds: u32,
-        seconds: f64,
-    ) -> Result<(Described, Vec<Sample>)> {
+    fn measure(&self, points: &[Point], rounds: u32, seconds: f64) -> Result<Measured> {
         let native_port = free_port()?;
         let mut node = Node::start(NodeOptions {
             binary: self.binary.to_path_buf(),
@@ -203,7 +210,7 @@ impl Place<'_> {
             .iter()
             .map(|target| (target.name, target.role, target.how.clone()))
             .collect();
-        let mut samples = Vec::new();
+        let (mut samples, mut pairs) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             // Each is the first of a round now and then: behind the last one a node may have something to do yet.
             for place in 0..points.len() {
@@ -218,10 +225,53 @@ impl Place<'_> {
                     thread::sleep(SETTLE);
                 }
             }
+            self.measure_pairs(points, &mut targets, round, seconds, &mut pairs)?;
         }
         drop(targets);
         node.stop()?;
-        Ok((described, samples))
+        Ok(Measured {
+            described,
+            samples,
+            pairs,
+        })
+    }
+
+    /// 512 bytes and 4 KiB right behind each other, one as often first as the other: in a round of all points there are seconds between
+    /// them, in which the machine becomes slower or quicker by more than they differ.
+    fn measure_pairs(
+        &self,
+        points: &[Point],
+        targets: &mut [Target],
+        round: u32,
+        seconds: f64,
+        pairs: &mut Vec<Pair>,
+    ) -> Result<()> {
+        let native = targets.iter_mut().find(|one| one.role == Role::Native);
+        let native = native.context("no native target")?;
+        let lasts = Duration::from_secs_f64(seconds) / HALF_PART;
+        for number in 0..PAIRS {
+            for small in points.iter().filter(|point| point.len_bytes == SMALL) {
+                let Some(block) = small.partner().filter(|block| points.contains(block)) else {
+                    continue;
+                };
+                let mut half = |point| native.measure(point, self.size_bytes, lasts, round);
+                let pair = match (number + round).is_multiple_of(2) {
+                    true => {
+                        let small = half(small)?;
+                        let block = half(&block)?;
+                        Pair { small, block }
+                    }
+                    false => {
+                        let block = half(&block)?;
+                        let small = half(small)?;
+                        Pair { small, block }
+                    }
+                };
+                pairs.push(pair);
+                thread::sleep(SETTLE);
+            }
+        }
+        Ok(())
     }
 
     fn targets(&self, node: &Node, native_port: u16) -> Result<Vec<Target>> {

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::points::{
-    BLOCK, DEEP, Figure, P50, P99, PER_CORE, Point, RATE, Role, SERVER_US, SIZES, Sample, goals,
-    median, size, values,
+    BLOCK, DEEP, Figure, P50, P99, PER_CORE, Pair, Point, RATE, Role, SERVER_US, SIZES, Sample,
+    goals, median, size, values,
 };
 use crate::bench::machine::Setting;
 use crate::bench::plot::{self, OWN_COLOURS, PEER_COLOURS, Panel};
@@ -24,6 +24,7 @@ pub(super) struct Report {
     pub(super) described: Vec<(&'static str, Role, String)>,
     pub(super) points: Vec<Point>,
     pub(super) samples: Vec<Sample>,
+    pub(super) pairs: Vec<Pair>,
     pub(super) rounds: u32,
     pub(super) seconds: f64,
     pub(super) size_bytes: u64,
@@ -56,24 +57,29 @@ impl Report {
     }
 
     fn json(&self) -> Result<String> {
-        let samples = self.samples.iter().map(|sample| {
+        let sample = |sample: &Sample| {
             json!({ "target": sample.target, "point": sample.point.name(), "round": sample.round,
                 "rate": sample.rate, "p50_us": sample.p50_us, "p99_us": sample.p99_us,
                 "server_cores": sample.server_cores })
-        });
+        };
+        let samples = self.samples.iter().map(sample);
+        let pairs = self
+            .pairs
+            .iter()
+            .map(|pair| json!([sample(&pair.small), sample(&pair.block)]));
         let targets = self
             .described
             .iter()
             .map(|(name, is, how)| json!({ "target": name, "is": role(*is), "how": how }));
-        let goals = goals(&self.samples).into_iter().map(|goal| {
+        let goals = goals(&self.samples, &self.pairs).into_iter().map(|goal| {
             json!({ "what": goal.what, "against": goal.against, "own": goal.own, "other": goal.other,
-                "ratio": goal.ratio(), "bound": goal.bound, "met": goal.met })
+                "ratio": goal.ratio, "bound": goal.bound, "met": goal.met })
         });
         let value = json!({
             "setting": self.setting.to_json(), "command": self.command, "rounds": self.rounds,
             "seconds": self.seconds, "size_bytes": self.size_bytes,
             "targets": targets.collect::<Vec<Value>>(), "goals": goals.collect::<Vec<Value>>(),
-            "samples": samples.collect::<Vec<Value>>(),
+            "samples": samples.collect::<Vec<Value>>(), "pairs": pairs.collect::<Vec<Value>>(),
         });
         let mut text = serde_json::to_string(&value).context("writing JSON")?;
         text.push('\n');
@@ -111,7 +117,7 @@ impl Report {
     }
 
     fn goals(&self, page: &mut String) {
-        let goals = goals(&self.samples);
+        let goals = goals(&self.samples, &self.pairs);
         let met = goals.iter().filter(|goal| goal.met).count();
         let _ = writeln!(page, "\n## Goals\n\n{met} of {} met.\n", goals.len());
         table_head(
@@ -126,7 +132,7 @@ impl Report {
                 thousands(goal.own),
                 goal.against,
                 thousands(goal.other),
-                goal.ratio(),
+                goal.ratio,
                 goal.bound,
                 if goal.met { "met" } else { "**missed**" }
             );

@@ -1,0 +1,127 @@
+//! Writes that have nothing to wait for before they begin: most of the small ones. They are recorded and their data is gathered within the
+//! call, and only their end is waited for. That takes no future for each thing that one might have to wait for, and no memory.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_platform::sync::Awaited;
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::{DvolId, Lsn, VBlock};
+use smallvec::smallvec;
+
+use super::Inner;
+use super::commit::Submitted;
+use super::data::GATHERED_MAX_BYTES;
+use super::error::DvolError;
+use super::info::Handle;
+use super::locks::{Held, RangeLock};
+use super::recent_parts::Part;
+use super::spacing::Over;
+use super::unit::Outcome;
+use super::write::{Given, Metas, Recorded};
+use crate::planted::{Bug, planted};
+
+/// A write that was begun without waiting for anything, and has to be waited for now.
+pub(super) struct Begun<P: Platform> {
+    lsn: Lsn,
+    answer: Awaited<Outcome>,
+    held: Held<P>,
+    /// What is kept of it once it is made, if it is a part of a block.
+    part: Option<(DvolId, VBlock, Part)>,
+}
+
+impl<P: Platform> Begun<P> {
+    /// Waits for its end.
+    pub(super) async fn end(self, inner: &Inner<P>) -> Result<Lsn, DvolError> {
+        let result = self.answer.await.unwrap_or(Err(DvolError::Fenced));
+        if result.is_ok()
+            && let Some((dvol, vblock, part)) = self.part
+        {
+            inner.recent_parts.keep(dvol, vblock, self.lsn, part);
+        }
+        self.held.answered();
+        result.map(|()| self.lsn)
+    }
+}
+
+impl<P: Platform> Inner<P> {
+    /// Begins a write of few whole blocks.
+    pub(super) fn begin_now(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: &Range<VBlock>,
+        data: &IoBuf,
+        given: Given<'_>,
+    ) -> Result<Option<Begun<P>>, DvolError> {
+        if data.len() > GATHERED_MAX_BYTES {
+            return Ok(None);
+        }
+        let Some(lock) = self
+            .range_locks(handle.slot)
+            .take_now(blocks.clone(), false)
+        else {
+            return Ok(None);
+        };
+        let count = blocks.end.0 - blocks.start.0;
+        let over = Over::Blocks(blocks);
+        let Some(runs) = self.take_blocks_now(handle.slot, count, blocks, over) else {
+            return Ok(None);
+        };
+        let metas = Metas::all(given.meta);
+        let recorded = self.record_whole(handle, blocks.start, runs, data, metas, given)?;
+        Ok(Some(self.begun(handle, lock, recorded, None)))
+    }
+
+    /// Begins a write of a part of a block, if it becomes a delta.
+    pub(super) fn begin_part_now(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: &Range<VBlock>,
+        offset_bytes: u64,
+        data: &IoBuf,
+        given: Given<'_>,
+    ) -> Result<Option<Begun<P>>, DvolError> {
+        let (slot, vblock) = (handle.slot, blocks.start);
+        if blocks.end.0 - vblock.0 > 1 || given.meta != 0 {
+            return Ok(None);
+        }
+        let is_alone = !planted(Bug::PartsNotLocked);
+        let Some(lock) = self.range_locks(slot).take_now(blocks.clone(), is_alone) else {
+            return Ok(None);
+        };
+        if !self.is_loaded(slot, blocks) {
+            return Ok(None);
+        }
+        let at = (offset_bytes - vblock.offset_bytes()) as usize;
+        let part = self.with_recent(handle, vblock, at, data)?;
+        let runs = match self.takes_delta(slot, vblock, part.range())? {
+            true => self.take_blocks_now(slot, 1, blocks, Over::Delta),
+            false => None,
+        };
+        let Some(runs) = runs else {
+            self.recent_parts.give_back(part);
+            return Ok(None);
+        };
+        let recorded = self.record_delta(handle, vblock, &part, runs, given)?;
+        let part = (handle.id, vblock, part);
+        Ok(Some(self.begun(handle, lock, recorded, Some(part))))
+    }
+
+    /// Has the data of what was recorded gathered.
+    fn begun(
+        self: &Rc<Self>,
+        handle: Handle,
+        lock: RangeLock,
+        recorded: Recorded<'_, P>,
+        part: Option<(DvolId, VBlock, Part)>,
+    ) -> Begun<P> {
+        let Submitted { unit, answer } = recorded.submitted;
+        self.gather(&unit, recorded.writes, recorded.under_way);
+        Begun {
+            lsn: recorded.lsn,
+            answer,
+            held: self.holding(smallvec![(handle.slot, lock)]),
+            part,
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Writing parts of blocks.
+//!
+//! A write within one block that is mapped becomes a delta and needs no read, unless there is one already with bytes that the
+//! write leaves and that were not written just before. Other parts of blocks are read, changed and written as whole blocks.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use flagstone_platform::{IoBuf, Platform};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, Lsn, Slot, VBlock};
+use smallvec::SmallVec;
+
+use super::Inner;
+use super::error::DvolError;
+use super::info::Handle;
+use super::read::gather;
+use super::recent_parts::Part;
+use super::spacing::Over;
+use super::write::{DataWrite, Given, Metas, Recorded};
+use crate::format::record::Record;
+use crate::space::BlockRun;
+use crate::v2p::Entry;
+
+impl<P: Platform> Inner<P> {
+    /// Writes a part of a block, without metadata, and without reading if that can be.
+    pub(super) async fn write_within(
+        self: &Rc<Self>,
+        handle: Handle,
+        vblock: VBlock,
+        at: usize,
+        data: IoBuf,
+        given: Given<'_>,
+    ) -> Result<Lsn, DvolError> {
+        let slot = handle.slot;
+        let blocks = vblock..VBlock(vblock.0 + 1);
+        self.load_range(slot, blocks.clone()).await?;
+        let part = self.with_recent(handle, vblock, at, &data)?;
+        drop(data);
+        let mut metas = Metas::all(0);
+        let whole = if part.bytes.len() as u64 == BLOCK_SIZE {
+            metas.keep(true, true, self.meta_of(slot, vblock).await?);
+            let mut whole = self.platform.buffers().take(BLOCK_SIZE as usize);
+            whole.bytes_mut().copy_from_slice(&part.bytes);
+            whole
+        } else {
+            // A delta takes a block and gives none back: on a full device a reserved dvol does without.
+            let has_room = !self.is_reserved(handle) || self.has_room(slot, 1, Over::Delta);
+            if has_room && self.takes_delta(slot, vblock, part.range())? {
+                match self.write_delta(handle, vblock, &part, given).await {
+                    // Others have taken what there was.
+                    Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
+                    Err(error) => return Err(error),
+                    Ok(lsn) => {
+                        self.recent_parts.keep(handle.id, vblock, lsn, part);
+                        return Ok(lsn);
+                    }
+                }
+            }
+            let offset_bytes = vblock.offset_bytes() + part.at as u64;
+            let widened = self.widen(slot, blocks, offset_bytes, &part.bytes, 0);
+            let (whole, its_metas) = widened.await?;
+            metas = its_metas;
+            whole
+        };
+        self.recent_parts.give_back(part);
+        let part = self.recent_parts.part(0, &whole);
+        let written = self.write_blocks(handle, vblock, whole, metas, given);
+        let lsn = written.await?;
+        self.recent_parts.keep(handle.id, vblock, lsn, part);
+        Ok(lsn)
+    }
+
+    /// A part of a block together with what was written to the same block just before, if that is all that lies over
+    /// the block's data, or is the data. The block's map node is in memory.
+    pub(super) fn with_recent(
+        &self,
+        handle: Handle,
+        vblock: VBlock,
+        at: usize,
+        data: &[u8],
+    ) -> Result<Part, DvolError> {
+        let state = self.state.borrow();
+        let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
+        let mapping = found.map.get(vblock).unwrap_or_default();
+        let last = mapping.delta.or(mapping.data().copied());
+        let joined = last.and_then(|entry| {
+            let recent = &self.recent_parts;
+            recent.joined(handle.id, vblock, entry.lsn, at, data)
+        });
+        Ok(joined.unwrap_or_else(|| self.recent_parts.part(at, data)))
+    }
+
+    /// True if a write of these bytes of a block can be kept as a delta over what is mapped. It takes the place of one
+    /// that is there and whose bytes it has. The block's map node is in memory.
+    pub(super) fn takes_delta(
+        &self,
+        slot: Slot,
+        vblock: VBlock,
+        part: Range<usize>,
+    ) -> Result<bool, DvolError> {
+        let state = self.state.borrow();
+        let Some(found) = state.slot(slot) else {
+            return Err(DvolError::NotFound);
+        };
+        let mapping = found.map.get(vblock).unwrap_or_default();
+        let is_replaced = |delta: &Entry| {
+            let changed = delta.changed();
+            part.start as u64 <= changed.start && changed.end <= part.end as u64
+        };
+        Ok(mapping.data().is_some() && mapping.delta.as_ref().is_none_or(is_replaced))
+    }
+
+    async fn write_delta(
+        self: &Rc<Self>,
+        handle: Handle,
+        vblock: VBlock,
+        part: &Part,
+        given: Given<'_>,
+    ) -> Result<Lsn, DvolError> {
+        let runs = self
+            .take_blocks(handle.slot, 1, Over::Delta, &mut None)
+            .await?;
+        let recorded = self.record_delta(handle, vblock, part, runs, given)?;
+        self.finish_submitted(recorded.submitted, recorded.writes, None)
+            .await?;
+        Ok(recorded.lsn)
+    }
+
+    /// Submits the record of a delta for which a block was taken.
+    pub(super) fn record_delta(
+        self: &Rc<Self>,
+        handle: Handle,
+        vblock: VBlock,
+        part: &Part,
+        runs: SmallVec<[BlockRun; 2]>,
+        given: Given<'_>,
+    ) -> Result<Recorded<'_, P>, DvolError> {
+        let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
+        let bytes = buf.bytes_mut();
+        let range = part.range();
+        bytes[..range.start].fill(0);
+        bytes[range.end..].fill(0);
+        bytes[range].copy_from_slice(&part.bytes);
+        let lsn = self.lsn_or_return(handle, &runs)?;
+        let record = Record::Delta {
+            slot: handle.slot,
+            lsn,
+            vblock,
+            offset_bytes: part.at as u16,
+            len_bytes: part.bytes.len() as u16,
+            block: runs[0].start,
+            checksum: BlockChecksum::of(&buf),
+        };
+        let mut writes = SmallVec::new();
+        writes.push(DataWrite { run: runs[0], buf });
+        let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;
+        Ok(Recorded {
+            lsn,
+            submitted,
+            writes,
+            under_way: None,
+        })
+    }
+
+    /// Writes a part of blocks that the caller has to itself; stable.
+    pub(super) async fn write_part(
+        self: &Rc<Self>,
+        handle: Handle,
+        blocks: Range<VBlock>,
+        offset_bytes: u64,
+        data: &[u8],
+    ) -> Result<(), DvolError> {
+        let first = blocks.start;
+        let (widened, metas) = self
+            .widen(handle.slot, blocks, offset_bytes, data, 0)
+            .await?;
+        self.write_whole(handle, first, widened, metas, Given::stable())
+            .await
+            .map(|_| ())
+    }
+
+    /// Whole blocks around `data`, the rest being what is there now, and their metadata if `given`
+    /// came with the data.
+    pub(super) async fn widen(
+        self: &Rc<Self>,
+        slot: Slot,
+        blocks: Range<VBlock>,
+        offset_bytes: u64,
+        data: &[u8],
+        given: u64,
+    ) -> Result<(IoBuf, Metas), DvolError> {
+        let len = ((blocks.end.0 - blocks.start.0) * BLOCK_SIZE) as usize;
+        let mut buf = self.platform.buffers().take(len);
+        let mut metas = Metas::all(given);
+        let (first, last) = (blocks.start, VBlock(blocks.end.0 - 1));
+        let data_end = offset_bytes + data.len() as u64;
+        let is_part = |edge: VBlock| {
+            let start = edge.offset_bytes();
+            start < offset_bytes || data_end < start + BLOCK_SIZE
+        };
+        let edges: SmallVec<[VBlock; 2]> = match first == last {
+            true => SmallVec::from_slice(&[first]),
+            false => SmallVec::from_slice(&[first, last]),
+        };
+        for edge in edges.into_iter().filter(|&edge| is_part(edge)) {
+            self.settle_loose(slot, edge).await?;
+            let pieces = self
+                .read_blocks(self.usual_path(), slot, edge..VBlock(edge.0 + 1))
+                .await?;
+            let block = gather(self, &pieces, BLOCK_SIZE as usize);
+            let at = ((edge.0 - first.0) * BLOCK_SIZE) as usize;
+            buf.bytes_mut()[at..at + BLOCK_SIZE as usize].copy_from_slice(&block);
+            if given == 0 {
+                metas.keep(edge == first, edge == last, self.meta_of(slot, edge).await?);
+            }
+        }
+        let at = (offset_bytes - blocks.start.offset_bytes()) as usize;
+        buf.bytes_mut()[at..at + data.len()].copy_from_slice(data);
+        Ok((buf, metas))
+    }
+}
