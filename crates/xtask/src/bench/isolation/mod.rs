@@ -12,6 +12,7 @@ mod hostile;
 mod load;
 mod report;
 mod scenes;
+mod stolen;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,8 +22,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use super::command_line;
 use super::machine::Setting;
+use super::{REPEATS_MAX, STOLEN_CORES_MAX, command_line};
 use crate::api::Api;
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
@@ -86,7 +87,8 @@ pub(super) fn run(root: &Path, arguments: &IsolationArguments) -> Result<()> {
                 binary: &binary,
                 dir: &dir,
             };
-            let run = one(&place, scene, policy, (seconds * 1e9) as u64)
+            let run = place
+                .calm(scene, policy, (seconds * 1e9) as u64)
                 .with_context(|| format!("scene {} with {}", scene.name, policy.name()))?;
             println!("{}", run.line());
             runs.push(run);
@@ -135,6 +137,29 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// One scene under one policy, again if the hypervisor took processors away meanwhile: of a few times the one from which least was taken,
+    /// whatever it shows.
+    fn calm(&self, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Run> {
+        let mut calmest = one(self, scene, policy, third_ns)?;
+        for time in 2..REPEATS_MAX + 2 {
+            if calmest.stolen_cores <= STOLEN_CORES_MAX {
+                break;
+            }
+            println!(
+                "{:<9} {:<11} again: CPU time was stolen, {:.2} of a processor in a second",
+                scene.name,
+                policy.name(),
+                calmest.stolen_cores
+            );
+            let run = one(self, scene, policy, third_ns)?;
+            if run.stolen_cores < calmest.stolen_cores {
+                calmest = run;
+            }
+            calmest.times = time;
+        }
+        Ok(calmest)
+    }
+
     fn start(&self, scene: &Scene, policy: Policy, native_port: u16) -> Result<Node> {
         let dir = self.dir.join(format!("{}-{}", scene.name, policy.name()));
         let mut arguments = vec![
@@ -192,15 +217,20 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         warm_ns: WARM_NS,
         third_ns,
     };
-    let ((answers, beside_bytes), bad_connections) = thread::scope(|scope| {
+    let ((answers, beside_bytes), stolen_cores, bad_connections) = thread::scope(|scope| {
         let bad = victim.as_ref().map(|victim| {
             let count = scene.hostile;
             scope.spawn(move || hostile::hold(victim, count, clock))
         });
+        let stolen = scope.spawn(move || stolen::most(clock));
         let driven = drive(&node, scene, clock);
+        let stolen = match stolen.join() {
+            Ok(stolen) => stolen.context("looking for stolen time")?,
+            Err(_) => bail!("what looks for stolen time panicked"),
+        };
         match bad.map(thread::ScopedJoinHandle::join) {
-            None => Ok((driven?, 0)),
-            Some(Ok(opened)) => Ok((driven?, opened.context("behaving badly")?)),
+            None => Ok((driven?, stolen, 0)),
+            Some(Ok(opened)) => Ok((driven?, stolen, opened.context("behaving badly")?)),
             Some(Err(_)) => bail!("what behaves badly panicked"),
         }
     })?;
@@ -214,6 +244,8 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         answers,
         beside_bytes,
         bad_connections,
+        stolen_cores,
+        times: 1,
     })
 }
 

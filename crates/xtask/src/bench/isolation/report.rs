@@ -38,6 +38,10 @@ pub(super) struct Run {
     pub(super) beside_bytes: u64,
     /// Of those that behave badly, all that there were.
     pub(super) bad_connections: u64,
+    /// What the hypervisor took in the second in which it took most, in processors.
+    pub(super) stolen_cores: f64,
+    /// How often it was run, since too much was taken.
+    pub(super) times: u32,
 }
 
 /// A whole run of the benchmark.
@@ -225,6 +229,7 @@ impl Run {
         json!({ "scene": self.scene.name, "policy": self.policy.name(), "cores": self.scene.cores,
             "layers": self.scene.device.layers(), "ceiling": self.scene.device.ceiling(),
             "used_during": all, "used_least_second": least, "beside_bytes": self.beside_bytes, "bad_connections": self.bad_connections,
+            "stolen_cores": self.stolen_cores, "times": self.times,
             "goals": goals.collect::<Vec<Value>>(), "tenants": tenants })
     }
 
@@ -419,6 +424,14 @@ fn tenants(page: &mut String, run: &Run) {
     if run.scene.hostile > 0 {
         let opened = thousands(run.bad_connections as f64);
         let _ = write!(page, " {opened} bad connections came meanwhile.");
+    }
+    let _ = write!(
+        page,
+        " Of CPU time at most {:.2} of a processor was stolen in a second.",
+        run.stolen_cores
+    );
+    if run.times > 1 {
+        let _ = write!(page, " It is the calmest of {} times.", run.times);
     }
     page.push_str("\n\n");
     table_head(
