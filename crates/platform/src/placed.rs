@@ -30,7 +30,7 @@ pub struct Placed<F: Future + 'static> {
 }
 
 impl FuturePool {
-    /// Puts a future where it stays until it has ended.
+    /// Puts a future where it stays until its handle is dropped.
     ///
     /// # Panics
     ///

@@ -36,7 +36,15 @@ impl Api {
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let asked = || format!("{method} {path} of the node's API");
         let answer = self.exchange(method, path, body).with_context(asked)?;
-        body_of(&answer).with_context(asked)
+        json_of(&answer).with_context(asked)
+    }
+
+    /// A series of its metrics, with all its labels, added up.
+    pub(crate) fn metric(&self, name: &str) -> Result<f64> {
+        let asked = || format!("asking the node for its metric {name}");
+        let answer = self.exchange("GET", "/metrics?volumes=false", None);
+        let answer = answer.with_context(asked)?;
+        metric_of(body_of(&answer).with_context(asked)?, name).with_context(asked)
     }
 
     fn exchange(&self, method: &str, path: &str, body: Option<&Value>) -> Result<String> {
@@ -58,7 +66,7 @@ impl Api {
 }
 
 /// The body of an answer that was sent in one piece.
-fn body_of(answer: &str) -> Result<Value> {
+fn body_of(answer: &str) -> Result<&str> {
     let (head, body) = answer
         .split_once("\r\n\r\n")
         .with_context(|| format!("the answer has no end of its head: {answer:?}"))?;
@@ -66,6 +74,28 @@ fn body_of(answer: &str) -> Result<Value> {
     if !status.starts_with('2') {
         bail!("it answered {status}: {body}");
     }
+    Ok(body)
+}
+
+/// In the text that Prometheus reads.
+fn metric_of(text: &str, name: &str) -> Result<f64> {
+    let mut sum = None;
+    for line in text.lines() {
+        let rest = line.strip_prefix(name);
+        let Some(rest) = rest.filter(|rest| rest.starts_with(['{', ' '])) else {
+            continue;
+        };
+        let value = rest.rsplit(' ').next().unwrap_or_default();
+        let value: f64 = value
+            .parse()
+            .with_context(|| format!("`{line}` has no number"))?;
+        sum = Some(sum.unwrap_or(0.0) + value);
+    }
+    sum.context("there is none")
+}
+
+fn json_of(answer: &str) -> Result<Value> {
+    let body = body_of(answer)?;
     serde_json::from_str(body).with_context(|| format!("the answer is no JSON: {body:?}"))
 }
 
@@ -74,15 +104,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_metric_is_that_of_all_labels_and_of_no_longer_name() {
+        let text = "# HELP a_total b\na_total{x=\"1\"} 1.5\na_total{x=\"2 3\"} 2\na_total_more 9\nb 4e-3\n";
+        assert_eq!(metric_of(text, "a_total").expect("two"), 3.5);
+        assert_eq!(metric_of(text, "b").expect("one"), 0.004);
+        assert!(metric_of(text, "a").is_err());
+        assert!(metric_of("a x\n", "a").is_err());
+    }
+
+    #[test]
     fn answers_are_taken_apart() {
-        let ok = body_of("HTTP/1.1 202 Accepted\r\nA: b\r\n\r\n{\"state\":\"running\"}");
+        let ok = json_of("HTTP/1.1 202 Accepted\r\nA: b\r\n\r\n{\"state\":\"running\"}");
         assert_eq!(ok.expect("one")["state"], "running");
         for (answer, says) in [
             ("HTTP/1.1 404 Not Found\r\n\r\n{\"title\":\"no\"}", "404"),
             ("HTTP/1.1 200 OK\r\n\r\n<html>", "no JSON"),
             ("HTTP/1.1 200 OK\r\n", "no end"),
         ] {
-            let error = body_of(answer).expect_err(answer).to_string();
+            let error = json_of(answer).expect_err(answer).to_string();
             assert!(error.contains(says), "{error}");
         }
     }

@@ -109,7 +109,7 @@ impl RangeLocks {
         lock
     }
 
-    /// The same if that takes no waiting. Together with others not as long as anybody has or wants any range alone: that is
+    /// Takes `range` if that takes no waiting. Together with others not as long as anybody has or wants any range alone, whichever it is: that is
     /// quicker to see.
     pub(super) fn take_now(&self, range: Range<VBlock>, exclusive: bool) -> Option<RangeLock> {
         let ranges: Ranges = smallvec![range];
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_had_now_is_what_needs_no_waiting() {
+    fn what_is_taken_now_needs_no_waiting() {
         let locks = RangeLocks::default();
         let block = |at| VBlock(at)..VBlock(at + 1);
         let shared = locks.take_now(block(1), false).expect("nobody is there");

@@ -170,9 +170,9 @@ struct Inner<P: Platform> {
     loose: loose::LooseUnits,
     /// What parts of blocks were written last.
     recent_parts: recent_parts::RecentParts,
-    /// Where the futures of writes that had to wait lie.
+    /// Where the futures of writes that had to wait lie: of `write_waiting` and of nothing else, since a pool is for one type.
     waiting_writes: Rc<FuturePool>,
-    /// The same of the pieces of reads.
+    /// The same of the pieces of reads: of `take_step_alone`.
     read_steps: Rc<FuturePool>,
     /// Dvols and layers that are being deleted: nothing new is accepted for them.
     closing: RefCell<BTreeSet<Slot>>,

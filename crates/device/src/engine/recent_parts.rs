@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use flagstone_types::{DvolId, Lsn, VBlock};
+use flagstone_types::{BLOCK_SIZE, DvolId, Lsn, VBlock};
 
 /// Parts that are kept, for each journal: 256 KiB at most, and as much memory for the next ones.
 const PARTS_MAX: usize = 64;
@@ -28,6 +28,11 @@ impl Part {
     /// Which bytes of their block.
     pub(super) fn range(&self) -> Range<usize> {
         self.at..self.at + self.bytes.len()
+    }
+
+    /// True if it is all of its block.
+    pub(super) fn is_whole(&self) -> bool {
+        self.bytes.len() as u64 == BLOCK_SIZE
     }
 }
 
@@ -67,7 +72,8 @@ impl RecentParts {
     }
 
     fn empty(&self) -> Vec<u8> {
-        self.spare.borrow_mut().pop().unwrap_or_default()
+        let spare = self.spare.borrow_mut().pop();
+        spare.unwrap_or_else(|| Vec::with_capacity(BLOCK_SIZE as usize))
     }
 
     /// These bytes, in memory that was used before if there is some.

@@ -329,7 +329,7 @@ impl<P: Platform> Inner<P> {
         found.is_some_and(|found| found.map.missing(blocks.clone()).is_none())
     }
 
-    /// The same for few blocks, to write to these, if nothing has to be waited for.
+    /// Few blocks for `slot`'s data, to write to these, if nothing has to be waited for ([`Inner::take_blocks`]).
     pub(super) fn take_blocks_now(
         self: &Rc<Self>,
         slot: Slot,

@@ -123,10 +123,14 @@ impl UnitLists {
 
 fn empty<A: smallvec::Array>(spares: &RefCell<Vec<SmallVec<A>>>, count: usize) -> SmallVec<A> {
     let mut list = SmallVec::new();
-    if count > list.inline_size() {
-        list = spares.borrow_mut().pop().unwrap_or_default();
-        list.reserve(count);
+    if count <= list.inline_size() {
+        return list;
     }
+    // A longer one would not be kept, and its memory be lost for the others.
+    if count * size_of::<A::Item>() <= LIST_MAX_BYTES {
+        list = spares.borrow_mut().pop().unwrap_or_default();
+    }
+    list.reserve_exact(count);
     list
 }
 
@@ -283,12 +287,23 @@ mod tests {
     #[test]
     fn long_lists_and_many_are_not_kept() {
         let units = Units::default();
-        pass(&units, 5000);
         let kept = |units: &Units| {
             let lists = units.lists();
             (lists.mapped.borrow().len(), lists.blocks.borrow().len())
         };
+        let longest = [
+            LIST_MAX_BYTES / size_of::<MappedBlock>(),
+            LIST_MAX_BYTES / size_of::<BlockNo>(),
+        ];
+        pass(&units, longest[1] as u64 + 1);
         assert_eq!(kept(&units), (0, 0));
+        pass(&units, longest[0] as u64 + 1);
+        assert_eq!(kept(&units), (0, 1));
+        pass(&units, longest[0] as u64);
+        assert_eq!(kept(&units), (1, 1));
+        pass(&units, longest[1] as u64 + 1);
+        assert_eq!(kept(&units), (1, 1), "those that are kept are left alone");
+        let units = Units::default();
         let many: Vec<_> = (0..LISTS_MAX + 9)
             .map(|_| {
                 let blocks = SmallVec::from_slice(&[BlockNo(7); 3]);

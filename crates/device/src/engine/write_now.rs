@@ -94,7 +94,9 @@ impl<P: Platform> Inner<P> {
         }
         let at = (offset_bytes - vblock.offset_bytes()) as usize;
         let part = self.with_recent(handle, vblock, at, data)?;
-        let runs = match self.takes_delta(slot, vblock, part.range())? {
+        // With what came just before it may be the whole block, which takes the place of the old one instead of lying over it.
+        let is_delta = !part.is_whole() && self.takes_delta(slot, vblock, part.range())?;
+        let runs = match is_delta {
             true => self.take_blocks_now(slot, 1, blocks, Over::Delta),
             false => None,
         };

@@ -1,7 +1,7 @@
 //! Writing parts of blocks.
 //!
 //! A write within one block that is mapped becomes a delta and needs no read, unless there is one already with bytes that the
-//! write leaves and that were not written just before. Other parts of blocks are read, changed and written as whole blocks.
+//! write leaves and that were not written just before. With what was written just before it may be the whole block, and is written as that. Other parts of blocks are read, changed and written as whole blocks.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ impl<P: Platform> Inner<P> {
         let part = self.with_recent(handle, vblock, at, &data)?;
         drop(data);
         let mut metas = Metas::all(0);
-        let whole = if part.bytes.len() as u64 == BLOCK_SIZE {
+        let whole = if part.is_whole() {
             metas.keep(true, true, self.meta_of(slot, vblock).await?);
             let mut whole = self.platform.buffers().take(BLOCK_SIZE as usize);
             whole.bytes_mut().copy_from_slice(&part.bytes);
@@ -135,8 +135,10 @@ impl<P: Platform> Inner<P> {
         runs: SmallVec<[BlockRun; 2]>,
         given: Given<'_>,
     ) -> Result<Recorded<'_, P>, DvolError> {
+        debug_assert!(!part.is_whole(), "a whole block is written as one");
         let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
         let bytes = buf.bytes_mut();
+        // What others had in this memory is not to get to the device.
         let range = part.range();
         bytes[..range.start].fill(0);
         bytes[range.end..].fill(0);

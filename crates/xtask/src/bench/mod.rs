@@ -42,9 +42,10 @@ const SETTLE: Duration = Duration::from_millis(300);
 const PROGRAMS: [(&str, &str); 3] = [("fio", "fio"), ("qemu", "qemu-nbd"), ("nbdkit", "nbdkit")];
 
 /// If the hypervisor withheld more of a core than this from any target at a point, that point is measured
-/// again on all targets, whatever it gave: half a round must not decide what neighbours of the machine do.
+/// again on all targets, whatever it gave: half a round must not decide what neighbours of the machine do. Of a scene of
+/// `bench isolation` it is the worst second, and of the whole machine.
 const STOLEN_CORES_MAX: f64 = 0.05;
-/// How often at most. What comes last counts, disturbed or not.
+/// How often at most. What comes last counts, disturbed or not; of a scene the time with the calmest worst second.
 const REPEATS_MAX: u32 = 2;
 
 /// Benchmarks.

@@ -1,5 +1,6 @@
 //! What the answers that tenants got come to. Pure: from times to numbers.
 
+use super::background::OwnWork;
 use super::load::{Answer, Clock};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -101,13 +102,19 @@ pub(super) fn slices(answers: &[Answer], clock: &Clock) -> Vec<Slice> {
     slices
 }
 
-/// How much of the device's ceiling all tenants together used while the burst lasted: in all of it, and in the second of it
+/// How much of the device's ceiling all tenants and the node itself together used while the burst lasted: in all of it, and in the second of it
 /// in which it was least. A burst shorter than a second is one second.
-pub(super) fn used(answers: &[Vec<Answer>], clock: &Clock) -> (f64, f64) {
+pub(super) fn used(answers: &[Vec<Answer>], own: &[OwnWork], clock: &Clock) -> (f64, f64) {
     let price = |from_ns: u64, to_ns: u64| {
         let all = answers.iter().flatten();
         let within = all.filter(|answer| answer.at_ns >= from_ns && answer.at_ns < to_ns);
-        let sum: u64 = within.map(|answer| answer.price_ns).sum();
+        let own = own
+            .iter()
+            .filter(|work| work.at_ns >= from_ns && work.at_ns < to_ns);
+        let sum: u64 = within
+            .map(|answer| answer.price_ns)
+            .chain(own.map(|work| work.used_ns))
+            .sum();
         sum as f64 / to_ns.saturating_sub(from_ns).max(1) as f64
     };
     let (from_ns, end_ns) = (clock.burst_ns(), clock.burst_end_ns());
@@ -225,9 +232,21 @@ mod tests {
         let mut other = one.clone();
         let pause = clock.burst_ns() + 100_000_000;
         other.retain(|answer| answer.at_ns < pause || answer.at_ns >= pause + 200_000_000);
-        let (all, least) = used(&[one, other], &clock);
+        let answers = [one, other];
+        let (all, least) = used(&answers, &[], &clock);
         assert!((all - (0.5 - 0.05 / 1.5)).abs() < 1e-9, "{all}");
         assert!((least - 0.45).abs() < 1e-9, "{least}");
+        // What the node does of its own counts when it is done.
+        let own = |at_ns| OwnWork {
+            at_ns,
+            used_ns: 30_000_000,
+        };
+        let within = [own(clock.burst_ns() + 500_000_000)];
+        let (all, least) = used(&answers, &within, &clock);
+        assert!((all - (0.5 - 0.02 / 1.5)).abs() < 1e-9, "{all}");
+        assert!((least - 0.48).abs() < 1e-9, "{least}");
+        let later = [own(clock.burst_end_ns())];
+        assert_eq!(used(&answers, &later, &clock), used(&answers, &[], &clock));
     }
 
     #[test]

@@ -106,6 +106,11 @@ impl Clock {
         self.warm_ns + 3 * self.third_ns
     }
 
+    /// Sleeps until this time of the run.
+    pub(super) fn wait_until(&self, at_ns: u64) {
+        thread::sleep(Duration::from_nanos(at_ns.saturating_sub(self.now_ns())));
+    }
+
     pub(super) fn now_ns(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::background::OwnWork;
 use super::figures::{Phases, Seen, off_shares, seen, slices, used};
 use super::load::{Answer, Clock, Uses};
 use super::scenes::{Policy, Scene};
@@ -36,12 +37,14 @@ pub(super) struct Run {
     /// Of each tenant, in the order of time.
     pub(super) answers: Vec<Vec<Answer>>,
     pub(super) beside_bytes: u64,
+    /// What the node did of its own while the burst lasted.
+    pub(super) own_work: Vec<OwnWork>,
     /// Of those that behave badly, all that there were.
     pub(super) bad_connections: u64,
     /// What the hypervisor took in the second in which it took most, in processors.
     pub(super) stolen_cores: f64,
-    /// How often it was run, since too much was taken.
-    pub(super) times: u32,
+    /// The same of each time that it was run, in order: again where it was too much.
+    pub(super) stolen_each_time: Vec<f64>,
 }
 
 /// A whole run of the benchmark.
@@ -173,7 +176,7 @@ impl Run {
                 Goal::at_least(
                     "of the ceiling in use, in the least second of the burst",
                     USED_MIN,
-                    used(&self.answers, &self.clock).1,
+                    used(&self.answers, &self.own_work, &self.clock).1,
                 ),
             ],
         }
@@ -184,7 +187,7 @@ impl Run {
         let mut line = format!("{:<9} {:<10}", self.scene.name, self.policy.name());
         if self.scene.has_burst() {
             let (kept, grown) = self.worst();
-            let (all, least) = used(&self.answers, &self.clock);
+            let (all, least) = used(&self.answers, &self.own_work, &self.clock);
             let _ = write!(
                 line,
                 "  victims keep {kept:.3}, p99 x {grown:.2}, in use {all:.3} (least {least:.3})"
@@ -194,6 +197,11 @@ impl Run {
             let _ = write!(line, "  MISSED: {} is {:.3}", goal.what, goal.found);
         }
         line
+    }
+
+    /// Part of the ceiling.
+    fn used_by_node(&self) -> f64 {
+        used(&[], &self.own_work, &self.clock).0
     }
 
     fn to_json(&self) -> Value {
@@ -225,11 +233,12 @@ impl Run {
         let goals = self.goals().into_iter().map(|goal| {
             json!({ "what": goal.what, "bound": goal.bound, "found": goal.found, "met": goal.met })
         });
-        let (all, least) = used(&self.answers, &self.clock);
+        let (all, least) = used(&self.answers, &self.own_work, &self.clock);
         json!({ "scene": self.scene.name, "policy": self.policy.name(), "cores": self.scene.cores,
             "layers": self.scene.device.layers(), "ceiling": self.scene.device.ceiling(),
-            "used_during": all, "used_least_second": least, "beside_bytes": self.beside_bytes, "bad_connections": self.bad_connections,
-            "stolen_cores": self.stolen_cores, "times": self.times,
+            "used_during": all, "used_least_second": least, "used_by_node": self.used_by_node(),
+            "beside_bytes": self.beside_bytes, "bad_connections": self.bad_connections,
+            "stolen_cores": self.stolen_cores, "stolen_each_time": self.stolen_each_time,
             "goals": goals.collect::<Vec<Value>>(), "tenants": tenants })
     }
 
@@ -410,12 +419,13 @@ fn capitalised(text: &str) -> String {
 /// A scene with a burst.
 fn tenants(page: &mut String, run: &Run) {
     head(page, run);
-    let (all, least) = used(&run.answers, &run.clock);
+    let (all, least) = used(&run.answers, &run.own_work, &run.clock);
     let _ = write!(
         page,
-        "During the burst {:.1} % of the ceiling were in use, {:.1} % in the least second.",
+        "During the burst {:.1} % of the ceiling were in use, {:.1} % in the least second; {:.1} % for what the node did of its own.",
         all * 100.0,
-        least * 100.0
+        least * 100.0,
+        run.used_by_node() * 100.0
     );
     if let Some(beside) = run.scene.beside {
         let mib = thousands((run.beside_bytes >> 20) as f64);
@@ -430,8 +440,9 @@ fn tenants(page: &mut String, run: &Run) {
         " Of CPU time at most {:.2} of a processor was stolen in a second.",
         run.stolen_cores
     );
-    if run.times > 1 {
-        let _ = write!(page, " It is the calmest of {} times.", run.times);
+    if run.stolen_each_time.len() > 1 {
+        let times = run.stolen_each_time.len();
+        let _ = write!(page, " It is the calmest of {times} times.");
     }
     page.push_str("\n\n");
     table_head(

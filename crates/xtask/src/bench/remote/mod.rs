@@ -26,7 +26,7 @@ use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use placing::Placing;
-use points::{HALF_PART, PAIRS, Pair, Point, Role, SMALL, Sample, points};
+use points::{BLOCK, HALF_PART, PAIRS, Pair, Point, Role, SMALL, Sample, points};
 use report::Report;
 use targets::Target;
 
@@ -237,7 +237,8 @@ impl Place<'_> {
     }
 
     /// 512 bytes and 4 KiB right behind each other, one as often first as the other: in a round of all points there are seconds between
-    /// them, in which the machine becomes slower or quicker by more than they differ.
+    /// them, in which the machine becomes slower or quicker by more than they differ. First the volume is written anew, and reads come before writes:
+    /// over what small writes leave, 4 KiB are two blocks to read.
     fn measure_pairs(
         &self,
         points: &[Point],
@@ -249,24 +250,28 @@ impl Place<'_> {
         let native = targets.iter_mut().find(|one| one.role == Role::Native);
         let native = native.context("no native target")?;
         let lasts = Duration::from_secs_f64(seconds) / HALF_PART;
-        for number in 0..PAIRS {
-            for small in points.iter().filter(|point| point.len_bytes == SMALL) {
-                let Some(block) = small.partner().filter(|block| points.contains(block)) else {
-                    continue;
-                };
+        for is_write in [false, true] {
+            let [small, block] = [SMALL, BLOCK].map(|len| Point::new(is_write, len, 1));
+            if !points.contains(&small) || !points.contains(&block) {
+                continue;
+            }
+            native.fill(self.size_bytes)?;
+            thread::sleep(SETTLE);
+            for number in 0..PAIRS {
                 let mut half = |point| native.measure(point, self.size_bytes, lasts, round);
-                let pair = match (number + round).is_multiple_of(2) {
+                let pair = match number.is_multiple_of(2) {
                     true => {
-                        let small = half(small)?;
+                        let small = half(&small)?;
                         let block = half(&block)?;
                         Pair { small, block }
                     }
                     false => {
                         let block = half(&block)?;
-                        let small = half(small)?;
+                        let small = half(&small)?;
                         Pair { small, block }
                     }
                 };
+                println!("{}\n{}", line(&pair.small), line(&pair.block));
                 pairs.push(pair);
                 thread::sleep(SETTLE);
             }

@@ -111,6 +111,7 @@ impl Report {
             let _ = writeln!(page, "| {name} | {} | {how} |", role(*is));
         }
         self.goals(&mut page);
+        self.pairs(&mut page);
         self.overhead(&mut page);
         self.sizes(&mut page);
         page
@@ -135,6 +136,16 @@ impl Report {
                 goal.ratio,
                 goal.bound,
                 if goal.met { "met" } else { "**missed**" }
+            );
+        }
+    }
+
+    /// How what is held against 4 KiB was measured.
+    fn pairs(&self, page: &mut String) {
+        if !self.pairs.is_empty() {
+            page.push_str(
+                "\n512 bytes and 4 KiB were measured in pairs, one right behind the other: the ratio is the median of theirs, \
+                 and not that of the two medians beside it.\n",
             );
         }
     }
