@@ -9,7 +9,7 @@ use flagstone_device::engine::{
     Batch, Change, DvolError, Engine, EngineOptions, Handle, Stability, gathered, join_all,
 };
 use flagstone_device::format::geometry::Geometry;
-use flagstone_platform::IoBuf;
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_sim::{
     DiskConfig, Fault, Injection, IoCounts, IoKind, Latency, SimDisk, SimPlatform, World,
     WriteErrorLeaves,
@@ -253,4 +253,52 @@ fn a_writer_that_goes_away_leaves_a_write_that_is_made() {
         expected[512..1024].fill(9);
         assert!(read(engine, dvol, 0, BLOCK).await == expected);
     });
+}
+
+/// The same of a part of a block, which the next part must not take the place of: both are there in the end.
+#[test]
+fn a_part_that_was_left_is_not_lost_to_the_next_one() {
+    with_dvol(async |engine, dvol, _| {
+        leave(engine, dvol, 512, 512).await;
+        let next = IoBuf::copy_of(&[9; 512]);
+        let written = engine.write(dvol, 1024, next, Stability::Stable).await;
+        written.expect("writes");
+        assert!(read(engine, dvol, 512, 512).await == content(512, 512));
+        assert!(read(engine, dvol, 1024, 512).await == [9; 512]);
+    });
+}
+
+/// What lies in the memory that a part is put into may be another tenant's.
+#[test]
+fn a_part_takes_nothing_along_to_the_device() {
+    with_dvol_on(
+        DiskConfig::new(DEVICE_BYTES),
+        1,
+        async |engine, dvol, disk| {
+            let buffers = engine.platform().buffers();
+            let used: Vec<IoBuf> = (0..64)
+                .map(|_| {
+                    let mut buf = buffers.take(BLOCK as usize);
+                    buf.bytes_mut().fill(0xee);
+                    buf
+                })
+                .collect();
+            drop(used);
+            let part = IoBuf::copy_of(&[9; 512]);
+            let written = engine.write(dvol, 1024, part, Stability::Stable).await;
+            written.expect("writes");
+            let image = disk.visible_image();
+            let mut found = 0;
+            let mut block = vec![0; BLOCK as usize];
+            for page in image.stored_in(0, DEVICE_BYTES / BLOCK) {
+                image.read(page * BLOCK, &mut block);
+                if block[1024..1536] == [9; 512] {
+                    found += 1;
+                    let others = [&block[..1024], &block[1536..]].concat();
+                    assert!(others.iter().all(|&byte| byte == 0));
+                }
+            }
+            assert_eq!(found, 1);
+        },
+    );
 }
