@@ -217,6 +217,7 @@ impl<P: Platform> Engine<P> {
         }
         // Its own place in memory: the others shall not be as large as this one.
         let waiting = inner.clone();
+        // What comes along is borrowed, and memory that is used again is for what borrows nothing.
         if along.is_some() {
             let written = waiting.write_waiting(handle, blocks, offset_bytes, data, given);
             return Box::pin(written).await;
