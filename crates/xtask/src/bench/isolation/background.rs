@@ -8,7 +8,7 @@ use crate::api::Api;
 /// By the prices of the ceiling, like tenants' requests. Counted where the device is divided.
 const USED: &str = "flagstone_device_background_used_seconds_total";
 
-/// Each question costs the node less than a millisecond.
+/// So seldom that asking is nothing beside thousands of requests a second.
 const STEP_NS: u64 = 250_000_000;
 
 /// Device time that the node used for itself, and when that was seen.

@@ -240,7 +240,8 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
             let stolen = scope.spawn(move || stolen::most(clock));
             let api = Api::of(&node)?;
             let own = scope.spawn(move || background::watch(&api, clock));
-            let driven = drive(&node, scene, clock);
+            // Its error first: a node that has died answers no questions, either.
+            let driven = drive(&node, scene, clock)?;
             let own = match own.join() {
                 Ok(own) => own.context("asking what the node does of its own")?,
                 Err(_) => bail!("what asks for the node's own work panicked"),
@@ -250,8 +251,8 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
                 Err(_) => bail!("what looks for stolen time panicked"),
             };
             match bad.map(thread::ScopedJoinHandle::join) {
-                None => Ok((driven?, own, stolen, 0)),
-                Some(Ok(opened)) => Ok((driven?, own, stolen, opened.context("behaving badly")?)),
+                None => Ok((driven, own, stolen, 0)),
+                Some(Ok(opened)) => Ok((driven, own, stolen, opened.context("behaving badly")?)),
                 Some(Err(_)) => bail!("what behaves badly panicked"),
             }
         })?;
