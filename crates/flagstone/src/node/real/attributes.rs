@@ -60,7 +60,7 @@ pub(super) struct ContentId {
     pub(super) lsn: Lsn,
 }
 
-/// What is being done to a dvol, by a stream or a move. What a start makes of it is in `receive.rs` and `moves_left.rs`.
+/// What is being done to a dvol, by a stream or a move. What a start makes of it is in `receive.rs` and `moving/left.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receiving {
     /// A new volume: it isn't there yet.

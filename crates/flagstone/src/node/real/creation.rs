@@ -327,8 +327,9 @@ impl RealNode {
                 })
             }
             Err(Unreserved::NoRoom(shortage)) => {
-                let path = &self.devices[device].path;
-                Err(no_room_for_all(&shortage, path, doing))
+                let device = &self.devices[device];
+                let named = (device.name.as_str(), device.path.as_path());
+                Err(no_room_for_all(&shortage, named, doing))
             }
             Err(Unreserved::Dvol(DvolError::TooMany)) if apart => {
                 Err(self.no_spare(device, spec.core, &doing))

@@ -30,13 +30,13 @@ impl Wanted {
         Wanted::Anew(bytes.saturating_sub(own))
     }
 
-    /// What was expected and found, and what to do.
-    fn words(self, space: &SpaceInfo, path: &Path) -> (String, String) {
+    /// What was expected and found on a device, and what to do.
+    fn words(self, space: &SpaceInfo, name: &str, path: &Path) -> (String, String) {
         let free = space.open_bytes.saturating_sub(space.kept_bytes);
         let (Wanted::Anew(asked) | Wanted::Again(asked)) = self;
         // More than the device has is the device's to refuse.
         if space.host_full && free > 0 && asked <= free {
-            return host_words(path, free, host_room(path).ok().flatten());
+            return host_words(name, path, free, host_room(path).ok().flatten());
         }
         let left = format!(
             "{} are free, and {} are set aside for volumes and for what the device itself needs",
@@ -47,11 +47,11 @@ impl Wanted {
         let most = free - free / 32;
         match self {
             Wanted::Anew(0) | Wanted::Again(0) => (
-                format!("the device is full: {left}"),
+                format!("device '{name}' is full: {left}"),
                 "delete volumes or snapshots, or reserve less for volumes".to_owned(),
             ),
             Wanted::Anew(asked) => (
-                format!("{} were asked for; {left}", bytes(asked)),
+                format!("{} were asked for on device '{name}'; {left}", bytes(asked)),
                 format!(
                     "ask for {most} bytes or less, delete volumes or snapshots, or reserve less for \
                      other volumes"
@@ -60,7 +60,7 @@ impl Wanted {
             Wanted::Again(asked) => (
                 format!(
                     "{} would be needed, what is reserved for it once more, since what it has will \
-                     be the snapshot's; {left}",
+                     be the snapshot's; on device '{name}' {left}",
                     bytes(asked)
                 ),
                 "reserve less (`flagstone volume reserve`), or delete volumes or snapshots"
@@ -76,12 +76,12 @@ fn bytes(bytes: u64) -> String {
 }
 
 /// The device has room, and what holds it has none.
-fn host_words(path: &Path, free: u64, room: Option<HostRoom>) -> (String, String) {
+fn host_words(name: &str, path: &Path, free: u64, room: Option<HostRoom>) -> (String, String) {
     let shown = path.display();
     let Some(room) = room else {
         return (
             format!(
-                "the device has {} free, but what {shown} is made of is full",
+                "device '{name}' has {} free, but what {shown} is made of is full",
                 bytes(free)
             ),
             "give it more room (a thin pool, say), then try again".to_owned(),
@@ -89,7 +89,7 @@ fn host_words(path: &Path, free: u64, room: Option<HostRoom>) -> (String, String
     };
     (
         format!(
-            "the device has {} free, but the filesystem that holds {shown} is full: {} are free \
+            "device '{name}' has {} free, but the filesystem that holds {shown} is full: {} are free \
              there, and {} of the file are not set aside yet",
             bytes(free),
             bytes(room.free_bytes),
@@ -116,7 +116,10 @@ impl RealNode {
         let Ok(Some((device, space, wanted))) = found.await else {
             return error;
         };
-        let (found, next) = wanted.words(&space, &self.devices[device].path);
+        let (found, next) = {
+            let device = &self.devices[device];
+            wanted.words(&space, &device.name, &device.path)
+        };
         NodeError::new(error.kind, error.doing, found).next(next)
     }
 
@@ -141,7 +144,11 @@ impl RealNode {
 }
 
 /// There is no room for what was to be reserved for a striped volume, and nothing of it was.
-pub(super) fn no_room_for_all(shortage: &Shortage, path: &Path, doing: String) -> NodeError {
+pub(super) fn no_room_for_all(
+    shortage: &Shortage,
+    (name, path): (&str, &Path),
+    doing: String,
+) -> NodeError {
     let Shortage {
         asked_bytes,
         needed_bytes,
@@ -151,11 +158,11 @@ pub(super) fn no_room_for_all(shortage: &Shortage, path: &Path, doing: String) -
     } = *shortage;
     let is_there = needed_bytes <= free_bytes;
     if host_full && is_there {
-        let (found, next) = host_words(path, free_bytes, host_room(path).ok().flatten());
+        let (found, next) = host_words(name, path, free_bytes, host_room(path).ok().flatten());
         return NodeError::new(NodeErrorKind::NoSpace, doing, found).next(next);
     }
     let found = format!(
-        "{} were asked for in all its parts, which takes {} more than is set aside for it, maps included; {} can be had for that, in the \
+        "{} were asked for in all its parts on device '{name}', which takes {} more than is set aside for it, maps included; {} can be had for that, in the \
          journals of its parts and in segments that are free",
         bytes(asked_bytes),
         bytes(needed_bytes),
@@ -364,9 +371,9 @@ mod tests {
             Wanted::Anew(GIB / 2),
             Wanted::Again(GIB / 2),
         ] {
-            let (found, next) = wanted.words(&space, &path);
+            let (found, next) = wanted.words(&space, "fast", &path);
             for part in [
-                "the device has 768 MiB (805306368 bytes) free",
+                "device 'fast' has 768 MiB (805306368 bytes) free",
                 "the filesystem that holds",
                 "1 GiB (1073741824 bytes) of the file are not set aside",
             ] {
@@ -375,13 +382,13 @@ mod tests {
             assert!(next.contains("make room on that filesystem"), "{next}");
         }
         std::fs::remove_file(&path).expect("removed");
-        let (found, _) = Wanted::Anew(1).words(&space, &path);
+        let (found, _) = Wanted::Anew(1).words(&space, "fast", &path);
         assert!(found.contains("what "), "no file to look at: {found}");
         // More than the device has, and a filesystem with room.
-        let (found, _) = Wanted::Anew(GIB).words(&space, &path);
+        let (found, _) = Wanted::Anew(GIB).words(&space, "fast", &path);
         assert!(found.contains("were asked for"), "{found}");
         space.host_full = false;
-        let (found, _) = Wanted::Anew(0).words(&space, &path);
-        assert!(found.contains("the device is full"), "{found}");
+        let (found, _) = Wanted::Anew(0).words(&space, "fast", &path);
+        assert!(found.contains("device 'fast' is full"), "{found}");
     }
 }

@@ -18,7 +18,6 @@ mod files;
 mod journals;
 mod look;
 mod moves;
-mod moves_left;
 mod moving;
 mod names;
 mod native;

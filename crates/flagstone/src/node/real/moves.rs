@@ -17,7 +17,7 @@ use flagstone_types::{DeviceId, DvolId};
 use super::core::{CoreNode, current};
 use super::describe::wall_clock_ns;
 use super::errors::{no_room_there, no_such_device, node_error};
-use super::moves_left::{CutOff, Interrupted, Waiting};
+use super::moving::left::{CutOff, Interrupted, Waiting};
 use super::moving::{Job, Seen, State, Watched};
 use super::names::Place;
 use super::slo::note_floor;

@@ -27,7 +27,7 @@ use super::between::{Between, MoveStore, with_routes};
 use super::core::{CoreNode, Divided, Known, current};
 use super::files::{CoreFiles, Rules};
 use super::journals::Homes;
-use super::moves_left::{CutOff, FoundVolume, settle_moves};
+use super::moving::left::{CutOff, FoundVolume, settle_moves};
 use super::names::{Names, Place};
 use super::native::Identity;
 use super::receive::undo;

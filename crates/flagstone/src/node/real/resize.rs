@@ -46,21 +46,33 @@ pub(super) async fn resize_alone(
         return Ok(Resized::WouldShrink(before_bytes));
     }
     let is_full = reserved_before > 0 && reserved_before >= before_bytes;
-    let grows = size_bytes > before_bytes;
-    if is_full && grows {
-        engine.set_reserved(dvol, size_bytes).await?;
+    let kept = is_full.then_some(reserved_before);
+    resize_reserved(engine, dvol, (before_bytes, size_bytes), kept).await?;
+    Ok(Resized::Done)
+}
+
+/// Changes a size, and what is reserved with it: if all of the volume is to be, `reserved` is how much that is now. What is missing for a
+/// larger size is set aside first, and given back if the size stays as it was.
+pub(super) async fn resize_reserved(
+    engine: &Engine<UringPlatform>,
+    dvol: Handle,
+    (was, is): (u64, u64),
+    reserved: Option<u64>,
+) -> Result<(), DvolError> {
+    let reserved = reserved.filter(|_| is > was);
+    if reserved.is_some() {
+        engine.set_reserved(dvol, is).await?;
     }
-    let resized = engine.resize(dvol, size_bytes).await;
-    let is_new = engine.size_of(dvol) == Ok(size_bytes);
-    let reserved = match (grows, is_new) {
-        // Nobody could ever use what was promised for the larger size.
-        (true, false) if is_full => engine.set_reserved(dvol, reserved_before).await,
+    let resized = engine.resize(dvol, is).await;
+    let is_new = engine.size_of(dvol) == Ok(is);
+    let settled = match (reserved, is_new) {
+        // Nobody could ever use what was set aside for the larger size.
+        (Some(before), false) => engine.set_reserved(dvol, before).await,
         // Also if what lies behind the new end could not be given back.
-        (false, true) => reserve_no_more(engine, dvol).await,
+        (_, true) if is <= was => reserve_no_more(engine, dvol).await,
         _ => Ok(()),
     };
-    resized.and(reserved)?;
-    Ok(Resized::Done)
+    resized.and(settled)
 }
 
 /// Gives back what is reserved for a volume beyond its size, which nobody could ever use.
@@ -98,8 +110,9 @@ fn answered<R>(done: Result<R, Unreserved>) -> Result<Result<R, Shortage>, DvolE
 impl RealNode {
     /// There is no room for what was to be reserved for a striped volume.
     fn no_room(&self, shortage: &Shortage, target: &Target, doing: String) -> NodeError {
-        let device = self.device_of(target.place.engine);
-        no_room_for_all(shortage, &self.devices[device].path, doing)
+        let device = &self.devices[self.device_of(target.place.engine)];
+        let named = (device.name.as_str(), device.path.as_path());
+        no_room_for_all(shortage, named, doing)
     }
 
     pub(super) async fn resize(

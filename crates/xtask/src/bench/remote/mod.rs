@@ -26,7 +26,7 @@ use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use placing::Placing;
-use points::{BLOCK, HALF_PART, PAIRS, Pair, Point, Role, SMALL, Sample, points};
+use points::{Beside, HALF_PART, PAIRS, Pair, Point, Role, Sample, points};
 use report::Report;
 use targets::Target;
 
@@ -236,9 +236,9 @@ impl Place<'_> {
         })
     }
 
-    /// 512 bytes and 4 KiB right behind each other, one as often first as the other: in a round of all points there are seconds between
-    /// them, in which the machine becomes slower or quicker by more than they differ. First the volume is written anew, and reads come before writes:
-    /// over what small writes leave, 4 KiB are two blocks to read.
+    /// What is held against each other, right behind each other, one as often first as the other: in a round of all points there are seconds
+    /// between them, in which the machine becomes slower or quicker by more than they differ. Before each kind the volume is written anew, and reads come
+    /// before writes: over what small writes leave, 4 KiB are two blocks to read.
     fn measure_pairs(
         &self,
         points: &[Point],
@@ -247,31 +247,42 @@ impl Place<'_> {
         seconds: f64,
         pairs: &mut Vec<Pair>,
     ) -> Result<()> {
-        let native = targets.iter_mut().find(|one| one.role == Role::Native);
+        let native = targets.iter().position(|one| one.role == Role::Native);
         let native = native.context("no native target")?;
         let lasts = Duration::from_secs_f64(seconds) / HALF_PART;
-        for is_write in [false, true] {
-            let [small, block] = [SMALL, BLOCK].map(|len| Point::new(is_write, len, 1));
-            if !points.contains(&small) || !points.contains(&block) {
+        let echoes = targets.iter().filter(|one| one.role == Role::Echo);
+        let echoes = echoes.map(|echo| Beside::Echo(echo.name));
+        let blocks = [false, true].map(|is_write| Beside::Block { is_write });
+        let kinds: Vec<Beside> = echoes.chain(blocks).collect();
+        for kind in kinds {
+            let [own, other] = kind.points();
+            if !points.contains(&own) || !points.contains(&other) {
                 continue;
             }
-            native.fill(self.size_bytes)?;
+            let beside = match kind {
+                Beside::Block { .. } => Some(native),
+                Beside::Echo(name) => targets.iter().position(|one| one.name == name),
+            };
+            let beside = beside.context("no such target")?;
+            targets[native].fill(self.size_bytes)?;
             thread::sleep(SETTLE);
             for number in 0..PAIRS {
-                let mut half = |point| native.measure(point, self.size_bytes, lasts, round);
+                let mut half = |target: usize, point: &Point| {
+                    targets[target].measure(point, self.size_bytes, lasts, round)
+                };
                 let pair = match number.is_multiple_of(2) {
                     true => {
-                        let small = half(&small)?;
-                        let block = half(&block)?;
-                        Pair { small, block }
+                        let own = half(native, &own)?;
+                        let other = half(beside, &other)?;
+                        Pair { own, other }
                     }
                     false => {
-                        let block = half(&block)?;
-                        let small = half(&small)?;
-                        Pair { small, block }
+                        let other = half(beside, &other)?;
+                        let own = half(native, &own)?;
+                        Pair { own, other }
                     }
                 };
-                println!("{}\n{}", line(&pair.small), line(&pair.block));
+                println!("{}\n{}", line(&pair.own), line(&pair.other));
                 pairs.push(pair);
                 thread::sleep(SETTLE);
             }

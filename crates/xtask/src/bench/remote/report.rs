@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::points::{
-    BLOCK, DEEP, Figure, P50, P99, PER_CORE, Pair, Point, RATE, Role, SERVER_US, SIZES, Sample,
-    goals, median, size, values,
+    BLOCK, Beside, DEEP, Figure, P50, P99, PER_CORE, Pair, Point, RATE, Role, SERVER_US, SIZES,
+    Sample, goals, median, paired, size, values,
 };
 use crate::bench::machine::Setting;
 use crate::bench::plot::{self, OWN_COLOURS, PEER_COLOURS, Panel};
@@ -66,7 +66,7 @@ impl Report {
         let pairs = self
             .pairs
             .iter()
-            .map(|pair| json!([sample(&pair.small), sample(&pair.block)]));
+            .map(|pair| json!([sample(&pair.own), sample(&pair.other)]));
         let targets = self
             .described
             .iter()
@@ -140,13 +140,44 @@ impl Report {
         }
     }
 
-    /// How what is held against 4 KiB was measured.
+    /// What was measured one right behind the other: its ratio is the median of the pairs', and not that of the two medians beside it.
     fn pairs(&self, page: &mut String) {
-        if !self.pairs.is_empty() {
-            page.push_str(
-                "\n512 bytes and 4 KiB were measured in pairs, one right behind the other: the ratio is the median of theirs, \
-                 and not that of the two medians beside it.\n",
-            );
+        if self.pairs.is_empty() {
+            return;
+        }
+        page.push_str(
+            "\n## In pairs, depth 1\n\nOne right behind the other, a quarter of a point's time each. The ratio is of each pair: its median, and \
+             between what half of the pairs were.\n\n",
+        );
+        let titles = [
+            "native",
+            "beside",
+            "figure",
+            "pairs",
+            "is",
+            "is",
+            "ratio",
+            "half within",
+        ];
+        table_head(page, &titles);
+        for (what, figure) in [("p50, us", P50), ("server CPU, us", SERVER_US)] {
+            for paired in paired(&self.pairs, figure) {
+                let [own, block] = paired.beside.points();
+                let other = match paired.beside {
+                    Beside::Block { .. } => block.name(),
+                    Beside::Echo(_) if what != "p50, us" => continue,
+                    Beside::Echo(name) => format!("{name}, {}", block.name()),
+                };
+                let [low, middle, high] = paired.ratios;
+                let _ = writeln!(
+                    page,
+                    "| {} | {other} | {what} | {} | {} | {} | {middle:.3} | {low:.2} to {high:.2} |",
+                    own.name(),
+                    paired.count,
+                    thousands(paired.own),
+                    thousands(paired.other),
+                );
+            }
         }
     }
 

@@ -5,6 +5,7 @@
 //! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open; a copy that was cut off goes on then.
 //! [decibel 4.4: migration]
 
+pub(super) mod left;
 mod stay;
 mod there;
 

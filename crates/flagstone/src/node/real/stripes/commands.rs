@@ -19,7 +19,7 @@ use crate::node::real::core::{CoreNode, Unasked};
 use crate::node::real::engines::OwnedEngine;
 use crate::node::real::files::dvol_of;
 use crate::node::real::names::{Claim, Place, Stripe, member_name};
-use crate::node::real::resize::{Resized, reserve_no_more, try_reserve_no_more};
+use crate::node::real::resize::{Resized, resize_reserved, try_reserve_no_more};
 use crate::node::{MovePoint, Slo, TokenText};
 
 /// A striped volume that is to be.
@@ -90,18 +90,7 @@ async fn resize_member(
         // What is behind the end that it should have had is not to be seen.
         engine.resize(handle, was).await?;
     }
-    if reserve && is > was {
-        engine.set_reserved(handle, is).await?;
-    }
-    let resized = engine.resize(handle, is).await;
-    let reserved = match (is > was, engine.size_of(handle) == Ok(is)) {
-        // Nobody could ever use what was set aside for the larger size.
-        (true, false) if reserve => engine.set_reserved(handle, was).await,
-        // Also if what lies behind the new end could not be given back.
-        (false, true) => reserve_no_more(engine, handle).await,
-        _ => Ok(()),
-    };
-    resized.and(reserved)
+    resize_reserved(engine, handle, (was, is), reserve.then_some(was)).await
 }
 
 /// What its members' snapshots of the same instant are called: only the first member's has the name that people give.

@@ -20,7 +20,7 @@ use super::commands::set_head;
 use super::layer_taken;
 use crate::node::real::attributes::{StripePart, VolumeAttributes};
 use crate::node::real::core::{CoreNode, current};
-use crate::node::real::moves_left::ask;
+use crate::node::real::moving::left::ask;
 use crate::node::real::names::{Names, Place, Stripe};
 use crate::node::real::resize::try_reserve_no_more;
 use crate::node::real::start::wait_for;

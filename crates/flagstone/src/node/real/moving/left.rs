@@ -8,65 +8,65 @@ use flagstone_device::transfer::{Found, Mark, Marks, Verdict, settle};
 use flagstone_runtime::Runtime;
 use flagstone_types::DvolId;
 
-use super::attributes::StripePart;
-use super::core::{CoreNode, current};
-use super::moving::VolumeMarks;
-use super::names::Place;
-use super::opening::Part;
-use super::start::wait_for;
+use super::VolumeMarks;
+use crate::node::real::attributes::StripePart;
+use crate::node::real::core::{CoreNode, current};
+use crate::node::real::names::Place;
+use crate::node::real::opening::Part;
+use crate::node::real::start::wait_for;
 use crate::node::{NodeError, Slo, SnapshotSchedule};
 
 /// A dvol that may be a volume.
-pub(super) struct FoundVolume {
-    pub(super) name: String,
-    pub(super) handle: Handle,
-    pub(super) place: Place,
-    pub(super) slo: Slo,
-    pub(super) snapshots: Option<SnapshotSchedule>,
+pub(in crate::node::real) struct FoundVolume {
+    pub(in crate::node::real) name: String,
+    pub(in crate::node::real) handle: Handle,
+    pub(in crate::node::real) place: Place,
+    pub(in crate::node::real) slo: Slo,
+    pub(in crate::node::real) snapshots: Option<SnapshotSchedule>,
     /// Of a copy that a move has left: how many bytes that copies in a second, at most, and how many it has copied.
-    pub(super) limit_bytes: Option<u64>,
-    pub(super) copied_bytes: u64,
+    pub(in crate::node::real) limit_bytes: Option<u64>,
+    pub(in crate::node::real) copied_bytes: u64,
     /// If it is a member of a striped volume: which.
-    pub(super) stripe: Option<StripePart>,
-    pub(super) found: Found,
+    pub(in crate::node::real) stripe: Option<StripePart>,
+    pub(in crate::node::real) found: Found,
 }
 
 /// A move that goes on.
-pub(super) struct Interrupted {
+pub(in crate::node::real) struct Interrupted {
     /// Of this volume.
-    pub(super) name: String,
-    pub(super) slo: Slo,
-    pub(super) from: Place,
+    pub(in crate::node::real) name: String,
+    pub(in crate::node::real) slo: Slo,
+    pub(in crate::node::real) from: Place,
     /// The ids of the devices.
-    pub(super) from_device: u128,
-    pub(super) to_device: u128,
-    pub(super) to: Place,
+    pub(in crate::node::real) from_device: u128,
+    pub(in crate::node::real) to_device: u128,
+    pub(in crate::node::real) to: Place,
     /// What there is of it there.
-    pub(super) left: Handle,
-    pub(super) limit_bytes: Option<u64>,
-    pub(super) copied_bytes: u64,
+    pub(in crate::node::real) left: Handle,
+    pub(in crate::node::real) limit_bytes: Option<u64>,
+    pub(in crate::node::real) copied_bytes: u64,
 }
 
 /// A move that would go on if its device were here.
-pub(super) struct Waiting {
+pub(in crate::node::real) struct Waiting {
     /// Of this volume.
-    pub(super) name: String,
-    pub(super) at: Place,
+    pub(in crate::node::real) name: String,
+    pub(in crate::node::real) at: Place,
     /// The ids of the devices.
-    pub(super) from_device: u128,
-    pub(super) to_device: u128,
+    pub(in crate::node::real) from_device: u128,
+    pub(in crate::node::real) to_device: u128,
 }
 
 /// Moves that were cut off when the node ended.
 #[derive(Default)]
-pub(super) struct CutOff {
+pub(in crate::node::real) struct CutOff {
     /// Those that go on: their volumes are marked as being moved.
-    pub(super) interrupted: Vec<Interrupted>,
-    pub(super) waiting: Vec<Waiting>,
+    pub(in crate::node::real) interrupted: Vec<Interrupted>,
+    pub(in crate::node::real) waiting: Vec<Waiting>,
 }
 
 /// Puts the volumes that were found into the node's names, each once. Returns the moves that aren't over.
-pub(super) fn settle_moves(
+pub(in crate::node::real) fn settle_moves(
     runtime: &Runtime,
     part: &Part,
     volumes: Vec<FoundVolume>,
@@ -313,7 +313,7 @@ fn delete(runtime: &Runtime, volume: &FoundVolume) -> Result<bool, NodeError> {
 }
 
 /// Has the core of a volume do something, before the node serves anybody.
-pub(super) fn ask<R, F>(
+pub(in crate::node::real) fn ask<R, F>(
     runtime: &Runtime,
     place: Place,
     work: impl FnOnce(std::rc::Rc<CoreNode>) -> F + Send + 'static,
