@@ -63,7 +63,9 @@ pub use fault::{
     BrokenFaults, DiscardMix, Fault, FaultConfig, FaultRecord, Injection, IoKind, WriteErrorLeaves,
 };
 pub use image::{DiskImage, Fill, ImageBlocks, PAGE_BYTES, SECTOR_BYTES};
-pub use network::{NetworkConfig, SimListener, SimNetwork, SimStream};
+pub use network::{
+    Cut, FaultsSeen, NetworkConfig, SegmentFaults, SimListener, SimNetwork, SimStream,
+};
 pub use platform::SimPlatform;
 pub use rng::Rng;
 pub use volatile::VolatileChange;

@@ -23,6 +23,7 @@ mod loose;
 mod moves;
 mod nbd;
 mod network;
+mod network_faults;
 mod offline;
 mod parts;
 mod promises;

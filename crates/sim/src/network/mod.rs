@@ -1,9 +1,12 @@
 //! The simulated network: byte streams and listeners in memory, in virtual time.
 //!
 //! Streams behave as TCP does to a program that takes nothing for granted: reads return as little
-//! as one byte, writes arrive in pieces and late, connections are reset. Message-level faults
-//! between nodes (loss, duplication, reordering, partitions) are not here: a stream has none.
+//! as one byte, writes arrive in pieces and late, connections are reset. What happens to single messages happens to the
+//! segments below the streams: they are lost, come twice, overtake each other, or don't pass at all for a while since an address
+//! is cut off, for one direction or both. A program sees of that what TCP lets it see: pauses, connections that are over for one
+//! side only, and calls that are never answered.
 
+mod faults;
 mod pipe;
 mod stream;
 
@@ -19,8 +22,10 @@ use flagstone_platform::Listener;
 
 use crate::executor::{Inner, Sleep};
 use crate::rng::Rng;
+use faults::{Cuts, Fate};
 use pipe::Link;
 
+pub use faults::{Cut, FaultsSeen, SegmentFaults};
 pub use stream::SimStream;
 
 /// How the network behaves.
@@ -40,6 +45,8 @@ pub struct NetworkConfig {
     pub reset: f64,
     /// Bytes under way and unread in one direction before a writer has to wait.
     pub window_bytes: usize,
+    /// What happens to single segments.
+    pub segments: SegmentFaults,
 }
 
 impl Default for NetworkConfig {
@@ -53,6 +60,7 @@ impl Default for NetworkConfig {
             short_read: 0.3,
             reset: 0.0,
             window_bytes: 256 << 10,
+            segments: SegmentFaults::default(),
         }
     }
 }
@@ -64,6 +72,8 @@ pub(crate) struct NetworkState {
     links: RefCell<Vec<Weak<Link>>>,
     pipes_numbered: Cell<u64>,
     connects: Cell<u64>,
+    cuts: RefCell<Cuts>,
+    seen: Cell<FaultsSeen>,
 }
 
 /// Connections that wait to be accepted.
@@ -81,7 +91,39 @@ impl NetworkState {
             links: RefCell::default(),
             pipes_numbered: Cell::new(0),
             connects: Cell::new(0),
+            cuts: RefCell::default(),
+            seen: Cell::default(),
         }
+    }
+
+    /// Whether nothing passes that `side` of a connection to `address` sends.
+    fn is_cut(&self, address: &str, side: usize) -> bool {
+        self.cuts.borrow().stops(address, side)
+    }
+
+    /// What becomes of a segment.
+    fn draw_fate(&self, rng: &mut Rng, is_cut: bool, tries: u32) -> Fate {
+        let delay_ns = self.draw_delay_ns(rng);
+        let segments = &self.config.borrow().segments;
+        let fate = Fate::draw(segments, rng, delay_ns, is_cut, tries);
+        self.count(|seen| seen.note(&fate, is_cut));
+        fate
+    }
+
+    /// What becomes of a call, which takes both directions.
+    fn draw_call(&self, rng: &mut Rng, address: &str, tries: u32) -> Fate {
+        let is_cut = self.is_cut(address, 0) || self.is_cut(address, 1);
+        self.draw_fate(rng, is_cut, tries)
+    }
+
+    fn resends_max(&self) -> u32 {
+        self.config.borrow().segments.resends_max
+    }
+
+    fn count(&self, change: impl FnOnce(&mut FaultsSeen)) {
+        let mut seen = self.seen.get();
+        change(&mut seen);
+        self.seen.set(seen);
     }
 
     fn number_pipes(&self, count: u64) -> u64 {
@@ -133,6 +175,21 @@ impl SimNetwork {
         self.world.network.config.replace(config);
     }
 
+    /// What has happened to segments so far.
+    pub fn faults_seen(&self) -> FaultsSeen {
+        self.world.network.seen.get()
+    }
+
+    /// From now on nothing passes from, or to, those who listen on an address, be they connected or not: until it is healed.
+    pub fn cut(&self, address: &str, cut: Cut) {
+        self.world.network.cuts.borrow_mut().cut(address, cut);
+    }
+
+    /// All addresses are reached again. What was sent meanwhile comes when it is sent the next time.
+    pub fn heal(&self) {
+        self.world.network.cuts.borrow_mut().heal();
+    }
+
     /// Listens on an address, which is any text. Fails with `AddrInUse` if somebody does already.
     pub fn listen(&self, address: &str) -> io::Result<SimListener> {
         let mut listeners = self.world.network.listeners.borrow_mut();
@@ -148,7 +205,8 @@ impl SimNetwork {
         })
     }
 
-    /// Connects to an address. Fails with `ConnectionRefused` if nobody listens there.
+    /// Connects to an address. Fails with `ConnectionRefused` if nobody listens there, and with `TimedOut` if nothing comes through for as
+    /// long as it is tried.
     pub fn connect(&self, address: &str) -> impl Future<Output = io::Result<SimStream>> + use<> {
         let number = self.world.network.connects.get();
         let port = 40_000 + number % 20_000;
@@ -163,16 +221,30 @@ impl SimNetwork {
     ) -> impl Future<Output = io::Result<SimStream>> + use<> {
         let network = &self.world.network;
         network.connects.set(network.connects.get() + 1);
-        let delay_ns = network.draw_delay_ns(&mut self.world.rng.network.borrow_mut());
-        let arrives_ns = self.world.now_ns().saturating_add(delay_ns);
+        let mut fate = network.draw_call(&mut self.world.rng.network.borrow_mut(), address, 0);
         let (world, from, address) = (self.world.clone(), from.to_owned(), address.to_owned());
+        let began_ns = self.world.now_ns();
         async move {
-            Sleep::new(world.clone(), arrives_ns).await;
+            let mut tries = 0;
+            let mut sent_ns = began_ns;
+            while fate.is_lost {
+                tries += 1;
+                if tries > world.network.resends_max() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                Sleep::new(world.clone(), sent_ns.saturating_add(fate.again_ns)).await;
+                sent_ns = world.now_ns();
+                let rng = &world.rng.network;
+                fate = world
+                    .network
+                    .draw_call(&mut rng.borrow_mut(), &address, tries);
+            }
+            Sleep::new(world.clone(), sent_ns.saturating_add(fate.delay_ns)).await;
             let listeners = world.network.listeners.borrow();
             let backlog = listeners.get(&address).cloned();
             drop(listeners);
             let backlog = backlog.ok_or(io::ErrorKind::ConnectionRefused)?;
-            let link = Link::new(&world);
+            let link = Link::new(&world, &address);
             let mut links = world.network.links.borrow_mut();
             links.retain(|link| link.strong_count() > 0);
             links.push(Rc::downgrade(&link));

@@ -1,14 +1,19 @@
 //! One connection: two pipes, each carrying bytes one way, and what can happen to them.
 //!
-//! A pipe is TCP as a program sees it: segments arrive in order, each after a delay of its own; a
+//! A pipe is TCP as a program sees it: bytes are read in order, each segment comes after a delay of its own; a
 //! window bounds what was sent and not yet read; the end of the stream travels behind the bytes;
 //! bytes that arrive where nobody reads any more reset the connection, and what was under way is
 //! lost then.
 //!
+//! Below that segments have numbers, and what may happen to messages happens to them. One that is lost is sent again, later each
+//! time; one that was tried in vain too often ends the connection for who sent it, while the other side knows nothing of it until it
+//! sends something itself. What comes twice is dropped, what comes early waits for what is missing. Acknowledgements are no messages
+//! here: who sends a segment knows whether it has arrived.
+//!
 //! Invariant: `transit_bytes` and `arrived` together never exceed the window.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::task::Waker;
 
@@ -26,7 +31,15 @@ enum Segment {
 /// One direction of a connection.
 pub(crate) struct Pipe {
     number: u64,
-    transit: RefCell<VecDeque<Segment>>,
+    /// What was sent and not yet handed over, by number.
+    transit: RefCell<BTreeMap<u64, Segment>>,
+    /// The number of the next segment to be sent, and of the next to be handed over.
+    next_sent: Cell<u64>,
+    next_due: Cell<u64>,
+    /// Segments under way to which nothing happens: they arrive in this order.
+    in_order: RefCell<VecDeque<u64>>,
+    /// Segments that have arrived before one that is missing.
+    early: RefCell<BTreeSet<u64>>,
     transit_bytes: Cell<usize>,
     last_arrival_ns: Cell<u64>,
     arrived: RefCell<VecDeque<u8>>,
@@ -49,6 +62,10 @@ pub(crate) struct Pipe {
 pub(crate) struct Link {
     pipes: [Pipe; 2],
     reset: Cell<bool>,
+    /// What a side has sent was tried in vain too often: the connection is over for this side.
+    timed_out: [Cell<bool>; 2],
+    /// Where the accepting side listens.
+    address: String,
 }
 
 /// What a reader finds.
@@ -57,6 +74,7 @@ pub(crate) enum Readable {
     Bytes(usize),
     End,
     Reset,
+    TimedOut,
     NotYet,
 }
 
@@ -66,6 +84,7 @@ pub(crate) enum Writable {
     Space(usize),
     Closed,
     Reset,
+    TimedOut,
     NotYet,
 }
 
@@ -74,6 +93,10 @@ impl Pipe {
         Pipe {
             number,
             transit: RefCell::default(),
+            next_sent: Cell::new(0),
+            next_due: Cell::new(0),
+            in_order: RefCell::default(),
+            early: RefCell::default(),
             transit_bytes: Cell::new(0),
             last_arrival_ns: Cell::new(0),
             arrived: RefCell::default(),
@@ -114,13 +137,15 @@ impl Pipe {
 
     fn forget_bytes(&self) {
         self.transit.borrow_mut().clear();
+        self.in_order.borrow_mut().clear();
+        self.early.borrow_mut().clear();
         self.transit_bytes.set(0);
         self.arrived.borrow_mut().clear();
     }
 }
 
 impl Link {
-    pub(crate) fn new(world: &Inner) -> Rc<Link> {
+    pub(crate) fn new(world: &Inner, address: &str) -> Rc<Link> {
         let first = world.network.number_pipes(2);
         world.record(TraceEvent::Connection {
             pipe: first,
@@ -129,6 +154,8 @@ impl Link {
         Rc::new(Link {
             pipes: [Pipe::new(first), Pipe::new(first + 1)],
             reset: Cell::new(false),
+            timed_out: [Cell::new(false), Cell::new(false)],
+            address: address.to_owned(),
         })
     }
 
@@ -147,6 +174,8 @@ impl Link {
         let arrived = pipe.arrived.borrow().len();
         if self.reset.get() {
             Readable::Reset
+        } else if self.timed_out[side].get() {
+            Readable::TimedOut
         } else if pipe.reader_closed.get() {
             Readable::End
         } else if arrived > 0 {
@@ -163,6 +192,8 @@ impl Link {
         let under_way = pipe.transit_bytes.get() + pipe.arrived.borrow().len();
         if self.reset.get() {
             Writable::Reset
+        } else if self.timed_out[side].get() {
+            Writable::TimedOut
         } else if pipe.writer_closed.get() {
             Writable::Closed
         } else if under_way < window_bytes {
@@ -213,23 +244,122 @@ impl Link {
 
     fn dispatch(self: &Rc<Self>, world: &Inner, side: usize, segment: Segment) {
         let pipe = self.outgoing(side);
-        pipe.transit.borrow_mut().push_back(segment);
-        let delay_ns = world
-            .network
-            .draw_delay_ns(&mut world.rng.network.borrow_mut());
-        let at_ns = world.now_ns().saturating_add(delay_ns);
+        let number = pipe.next_sent.get();
+        pipe.next_sent.set(number + 1);
+        pipe.transit.borrow_mut().insert(number, segment);
+        self.transmit(world, side, number, 0);
+    }
+
+    /// Puts a segment on the wire, for the first time or once more.
+    fn transmit(self: &Rc<Self>, world: &Inner, side: usize, number: u64, tries: u32) {
+        let pipe = self.outgoing(side);
+        let network = &world.network;
+        let is_cut = network.is_cut(&self.address, side);
+        let fate = network.draw_fate(&mut world.rng.network.borrow_mut(), is_cut, tries);
+        if fate.is_lost {
+            let again_ns = world.now_ns().saturating_add(fate.again_ns);
+            let link = self.clone();
+            let again = move |world: &Rc<Inner>| link.send_again(world, side, number, tries + 1);
+            world.schedule(again_ns, Box::new(again));
+            return;
+        }
+        let at_ns = world.now_ns().saturating_add(fate.delay_ns);
+        if let Some(later_ns) = fate.twice_ns {
+            let link = self.clone();
+            let arrive = move |world: &Rc<Inner>| link.arrive(world, side, number);
+            world.schedule(at_ns.saturating_add(later_ns), Box::new(arrive));
+        }
+        let link = self.clone();
+        if fate.is_overtaken || tries > 0 {
+            let arrive = move |world: &Rc<Inner>| link.arrive(world, side, number);
+            world.schedule(at_ns, Box::new(arrive));
+            return;
+        }
         let at_ns = at_ns.max(pipe.last_arrival_ns.get());
         pipe.last_arrival_ns.set(at_ns);
-        let link = self.clone();
+        pipe.in_order.borrow_mut().push_back(number);
         // Each arrival takes the segment whose turn it is, so those at the same instant, whose
         // events happen in any order, still arrive in order.
-        let arrive = move |world: &Rc<Inner>| link.arrive(world, side);
+        let arrive = move |world: &Rc<Inner>| {
+            let number = link.outgoing(side).in_order.borrow_mut().pop_front();
+            // Or lost in a reset.
+            if let Some(number) = number {
+                link.arrive(world, side, number);
+            }
+        };
         world.schedule(at_ns, Box::new(arrive));
     }
 
-    fn arrive(&self, world: &Inner, side: usize) {
+    fn send_again(self: &Rc<Self>, world: &Inner, side: usize, number: u64, tries: u32) {
+        if self.reset.get() || self.timed_out[side].get() {
+            return;
+        }
+        match tries <= world.network.resends_max() {
+            true => self.transmit(world, side, number, tries),
+            false => self.time_out(world, side),
+        }
+    }
+
+    /// What `side` has sent came to one who reads no more, and says so: `side` hears of it once that comes through, or gives up.
+    fn answer_with_reset(self: &Rc<Self>, world: &Inner, side: usize, tries: u32) {
+        if self.reset.get() || self.timed_out[side].get() {
+            return;
+        }
+        let network = &world.network;
+        if !network.is_cut(&self.address, 1 - side) {
+            self.reset(world);
+            return;
+        }
+        if tries >= network.resends_max() {
+            self.time_out(world, side);
+            return;
+        }
+        let fate = network.draw_fate(&mut world.rng.network.borrow_mut(), true, tries);
+        let again_ns = world.now_ns().saturating_add(fate.again_ns);
+        let link = self.clone();
+        let again = move |world: &Rc<Inner>| link.answer_with_reset(world, side, tries + 1);
+        world.schedule(again_ns, Box::new(again));
+    }
+
+    /// The connection is over for `side`.
+    fn time_out(&self, world: &Inner, side: usize) {
+        world.network.count(|faults| faults.timed_out += 1);
+        world.record(TraceEvent::Connection {
+            pipe: self.outgoing(side).number,
+            what: "timed out",
+        });
+        self.timed_out[side].set(true);
+        // For this side: what comes for it is answered with a reset, once something comes through.
+        self.incoming(side).reader_closed.set(true);
+        self.incoming(side).wake_reader();
+        self.outgoing(side).wake_writer();
+    }
+
+    /// A segment, or a copy of one, has come.
+    fn arrive(self: &Rc<Self>, world: &Inner, side: usize, number: u64) {
         let pipe = self.outgoing(side);
-        let segment = pipe.transit.borrow_mut().pop_front();
+        if self.reset.get() {
+            return;
+        }
+        let is_new = number >= pipe.next_due.get() && pipe.early.borrow_mut().insert(number);
+        if !is_new {
+            world.network.count(|faults| faults.dropped_twice += 1);
+            return;
+        }
+        if number > pipe.next_due.get() {
+            world.network.count(|faults| faults.came_early += 1);
+        }
+        while pipe.early.borrow_mut().remove(&pipe.next_due.get()) {
+            let due = pipe.next_due.get();
+            pipe.next_due.set(due + 1);
+            let segment = pipe.transit.borrow_mut().remove(&due);
+            self.hand_over(world, side, segment);
+        }
+    }
+
+    /// The next segment of a stream is where it goes.
+    fn hand_over(self: &Rc<Self>, world: &Inner, side: usize, segment: Option<Segment>) {
+        let pipe = self.outgoing(side);
         match segment {
             None => {} // Lost in a reset.
             Some(Segment::End) => {
@@ -240,7 +370,7 @@ impl Link {
                 pipe.transit_bytes
                     .set(pipe.transit_bytes.get() - bytes.len());
                 if pipe.reader_closed.get() {
-                    self.reset(world);
+                    self.answer_with_reset(world, side, 0);
                     return;
                 }
                 pipe.arrived.borrow_mut().extend(bytes);
@@ -275,7 +405,12 @@ impl Link {
                 .network
                 .draw_delay_ns(&mut world.rng.network.borrow_mut());
             let link = self.clone();
-            let reset = move |world: &Rc<Inner>| link.reset(world);
+            let reset = move |world: &Rc<Inner>| {
+                // Sent once: who isn't reached by it learns of it when it sends something.
+                if !world.network.is_cut(&link.address, side) {
+                    link.reset(world);
+                }
+            };
             world.schedule(world.now_ns().saturating_add(delay_ns), Box::new(reset));
         }
         pipe.wake_reader();

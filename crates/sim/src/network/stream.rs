@@ -157,6 +157,7 @@ impl Read {
                 }
                 Readable::End => return Some(Ok(0)),
                 Readable::Reset => return Some(Err(io::ErrorKind::ConnectionReset.into())),
+                Readable::TimedOut => return Some(Err(io::ErrorKind::TimedOut.into())),
                 Readable::NotYet => return None,
             }
         }
@@ -246,6 +247,7 @@ impl Write {
             let left = self.bufs[self.next_buf..].iter().any(|buf| !buf.is_empty());
             match self.link.writable(self.side, window_bytes) {
                 Writable::Reset => return Some(Err(io::ErrorKind::ConnectionReset.into())),
+                Writable::TimedOut => return Some(Err(io::ErrorKind::TimedOut.into())),
                 Writable::Closed => return Some(Err(io::ErrorKind::BrokenPipe.into())),
                 _ if !left => return Some(Ok(())),
                 Writable::NotYet => return None,
