@@ -49,7 +49,9 @@ use flagstone_client::{
     Cause, Change, Client, Durability, Error, OpenHow, Options, Target, Volume,
 };
 use flagstone_platform::{IoBuf, Platform, Time};
-use flagstone_sim::{NetworkConfig, Rng, SimPlatform, World, WorldConfig};
+use flagstone_sim::{
+    Cut, FaultsSeen, NetworkConfig, Rng, SegmentFaults, SimPlatform, World, WorldConfig,
+};
 
 use crate::gate::{Gate, GateConnect};
 use crate::server::{BLOCK, Server, Trouble, value_of};
@@ -319,6 +321,15 @@ async fn chaos(server: Server, network: flagstone_sim::SimNetwork, gate: Gate, w
                 let cores = server.with(|state| state.addresses.len());
                 server.move_volume(names[rng.index(names.len())], rng.index(cores));
             }
+            10 => {
+                // Connections live on, each side by itself; what was sent before it was given up comes late.
+                let addresses = server.with(|state| state.addresses.clone());
+                let address = addresses[rng.index(addresses.len())].to_string();
+                let cut = [Cut::Both, Cut::To, Cut::From][rng.index(3)];
+                network.cut(&address, cut);
+                platform.sleep_ns(rng.within(&(MS..=60 * MS))).await;
+                network.heal();
+            }
             _ => {}
         }
     }
@@ -341,6 +352,7 @@ struct Sums {
     perhaps: u64,
     repeated: u64,
     reads: u64,
+    faults: FaultsSeen,
 }
 
 fn run(seed: u64, sums: &mut Sums) {
@@ -351,6 +363,10 @@ fn run(seed: u64, sums: &mut Sums) {
         slow: 0.02,
         slow_ns: MS..=20 * MS,
         segment_max_bytes: 1 + rng.below(6000),
+        segments: match Rng::stream(seed, 3).coin() {
+            true => SegmentFaults::of_all_kinds(),
+            false => SegmentFaults::default(),
+        },
         ..NetworkConfig::default()
     };
     let world = World::with_config(config);
@@ -427,6 +443,7 @@ fn run(seed: u64, sums: &mut Sums) {
     world.run_until(|| left.get() == 0);
     finish(seed, &world, &server, (&client, &volumes), &history);
     sum(&server, &history, sums);
+    sums.faults += world.network().faults_seen();
     drop((volumes, client));
     world.run_until_idle();
     let mut wrong = history.wrong.take();
@@ -548,6 +565,9 @@ fn what_is_answered_is_what_happened() {
             "{sums:?}"
         );
         assert!(sums.repeated > 0, "{sums:?}");
+        let seen = sums.faults;
+        let each = [seen.lost, seen.cut_off, seen.dropped_twice, seen.came_early];
+        assert!(each.iter().all(|count| *count > seeds), "{seen:?}");
     }
 }
 

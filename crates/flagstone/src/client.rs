@@ -103,7 +103,7 @@ impl ClientError {
                  change may have happened all the same: look before you try again"
             }
             ClientError::NotReachable { .. } => {
-                "is it running? `flagstone dev` starts one; --dir or --api says which one is meant"
+                "is it running? `flagstone dev` starts one; --dir or --api says which one is meant, and --to the node that a volume is moved to"
             }
             ClientError::Problem(problem) => &problem.next_step,
             ClientError::Protocol { .. } => "check that the address is that of a node's API",

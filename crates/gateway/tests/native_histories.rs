@@ -7,12 +7,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use flagstone_gateway::native::volume::NativeError;
 use flagstone_gateway::native::{Ends, NativeLimits, NativeServer};
 use flagstone_platform::{Listener, Platform, Stream};
-use flagstone_sim::{NetworkConfig, Rng, SimPlatform, SimStream, World, WorldConfig};
+use flagstone_sim::{
+    Cut, FaultsSeen, NetworkConfig, Rng, SegmentFaults, SimPlatform, SimStream, World, WorldConfig,
+};
 use flagstone_wire::hello::SessionId;
 use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
 
@@ -23,16 +28,47 @@ const ADDRESS: &str = "10.0.0.99:4420";
 const CLIENTS: u64 = 3;
 const CHANGES: u64 = 40;
 const IN_FLIGHT: usize = 8;
+const MS: u64 = 1_000_000;
+/// Whoever has heard nothing for so long takes the connection for dead.
+const SILENCE_NS: u64 = 3000 * MS;
 
 async fn serve(platform: SimPlatform, node: MemoryNode<SimPlatform>) {
     let listener = platform.network().listen(ADDRESS).expect("nobody listens");
-    let server = NativeServer::new(platform.clone(), node, NativeLimits::default());
+    // Sessions are kept for longer than the server is cut off for: nothing here is about those that are forgotten.
+    let limits = NativeLimits {
+        grace_ms: 3_600_000,
+        ..NativeLimits::default()
+    };
+    let server = NativeServer::new(platform.clone(), node, limits);
     loop {
         let stream = listener.accept().await.expect("accepting does not fail");
         let server = server.clone();
         platform.spawn(async move {
             server.serve_connection(stream, Ends::default()).await;
         });
+    }
+}
+
+/// What comes of it, unless that takes too long.
+async fn unless_silent<T>(platform: &SimPlatform, work: impl Future<Output = T>) -> Option<T> {
+    let (mut work, mut silence) = (pin!(work), pin!(platform.sleep_ns(SILENCE_NS)));
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => silence.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// The server is cut off now and then, mostly for less time than anybody waits for, until all is done.
+async fn weather(platform: SimPlatform, mut rng: Rng, is_done: impl Fn() -> bool) {
+    let network = platform.network();
+    while !is_done() {
+        platform.sleep_ns(rng.within(&(MS..=200 * MS))).await;
+        let cut = [Cut::Both, Cut::To, Cut::From][rng.index(3)];
+        network.cut(ADDRESS, cut);
+        let longest = if rng.chance(0.2) { 20_000 } else { 300 };
+        platform.sleep_ns(rng.within(&(MS..=longest * MS))).await;
+        network.heal();
     }
 }
 
@@ -77,7 +113,8 @@ impl Writer {
             let Ok(stream) = network.connect_from(&from, ADDRESS).await else {
                 continue;
             };
-            if let Some(client) = Client::hello(stream, self.session).await {
+            let hello = Client::hello(stream, self.session);
+            if let Some(Some(client)) = unless_silent(&self.platform, hello).await {
                 return client;
             }
         }
@@ -131,7 +168,7 @@ impl Writer {
         client
             .start(RequestHeader::of(Operation::Open), &body, &[])
             .await;
-        let Some(reply) = client.receive().await else {
+        let Some(Some(reply)) = unless_silent(&self.platform, client.receive()).await else {
             return false;
         };
         let volume = reply.ok().header.volume;
@@ -154,7 +191,7 @@ impl Writer {
                 }
                 return false;
             }
-            let Some(reply) = client.receive().await else {
+            let Some(Some(reply)) = unless_silent(&self.platform, client.receive()).await else {
                 return false;
             };
             let number = reply.header.number;
@@ -194,13 +231,19 @@ struct Totals {
     resumed: u64,
     sent_again: u64,
     told_by_outcome: u64,
+    faults: FaultsSeen,
 }
 
 fn run(seed: u64, totals: &mut Totals) {
+    let has_weather = seed / 27 % 2 == 1;
     let config = WorldConfig {
         network: NetworkConfig {
             reset: [0.002, 0.01, 0.05][seed as usize % 3],
             segment_max_bytes: [60, 1000, 20_000][seed as usize / 3 % 3],
+            segments: match has_weather {
+                true => SegmentFaults::of_all_kinds(),
+                false => SegmentFaults::default(),
+            },
             ..NetworkConfig::default()
         },
         ..WorldConfig::new(seed)
@@ -241,7 +284,16 @@ fn run(seed: u64, totals: &mut Totals) {
             done.set(done.get() + 1);
         });
     }
+    if has_weather {
+        let done = done.clone();
+        let rng = Rng::stream(seed, 1000);
+        world.spawn(
+            0,
+            weather(platform.clone(), rng, move || done.get() == CLIENTS),
+        );
+    }
     world.run_until(|| done.get() == CLIENTS);
+    totals.faults += world.network().faults_seen();
     let carried_out = memory.carried_out.borrow();
     let mut once = carried_out.clone();
     once.sort_unstable();
@@ -277,6 +329,15 @@ fn nothing_is_done_twice_because_a_connection_broke() {
     assert!(totals.resumed > 3000, "{}", totals.resumed);
     assert!(totals.sent_again > 3000, "{}", totals.sent_again);
     assert!(totals.told_by_outcome > 1000, "{}", totals.told_by_outcome);
+    let seen = totals.faults;
+    let each = [
+        seen.lost,
+        seen.cut_off,
+        seen.dropped_twice,
+        seen.came_early,
+        seen.timed_out,
+    ];
+    assert!(each.iter().all(|count| *count > 100), "{seen:?}");
 }
 
 /// Thousands of seeds: `cargo test --release -p flagstone-gateway -- --ignored native_histories`.

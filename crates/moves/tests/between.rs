@@ -9,11 +9,14 @@ use std::task::Poll;
 
 use flagstone_device::engine::{Engine, Handle, Piece, Stability};
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_sim::{Fault, Injection, IoKind, SimDisk, SimPlatform, World, WorldConfig};
+use flagstone_sim::{
+    Cut, Fault, FaultsSeen, Injection, IoKind, Rng, SegmentFaults, SimDisk, SimPlatform, World,
+    WorldConfig,
+};
 use flagstone_types::DeviceId;
 
 use crate::node::{
-    BLOCK, BLOCKS, Both, CLIENTS, ID, ORIGIN, TARGET, begin, fork_of, move_volume, read_all,
+    BLOCK, BLOCKS, Both, CLIENTS, ID, ORIGIN, TARGET, at, begin, fork_of, move_volume, read_all,
     run_origin, run_target,
 };
 
@@ -217,6 +220,8 @@ struct Plan {
     give_up_behind: Option<u64>,
     /// This one of the target's flushes fails, and the target is started anew some time later.
     flush_fails: Option<u64>,
+    /// Segments are lost, come twice and overtake each other, and the target is cut off now and then, with the beginning of the move.
+    has_weather: bool,
 }
 
 impl Plan {
@@ -235,6 +240,7 @@ struct Run {
     changes: [u64; 2],
     /// Flushes of the target's disk from the beginning of the move until the volume has arrived.
     flushes: u64,
+    faults: FaultsSeen,
 }
 
 fn changes_of(disk: &SimDisk) -> u64 {
@@ -248,6 +254,20 @@ fn network_of(seed: u64) -> flagstone_sim::NetworkConfig {
         // Some connections break.
         reset: if seed.is_multiple_of(3) { 0.01 } else { 0.0 },
         ..usual
+    }
+}
+
+/// The target is cut off now and then, mostly for less time than anybody waits for, and in the end no more.
+async fn weather(platform: SimPlatform, network: flagstone_sim::SimNetwork, mut rng: Rng) {
+    const MS: u64 = 1_000_000;
+    let target = at().to_string();
+    for _ in 0..40 {
+        platform.sleep_ns(rng.within(&(MS..=60 * MS))).await;
+        let cut = [Cut::Both, Cut::To, Cut::From][rng.index(3)];
+        network.cut(&target, cut);
+        let longest = if rng.chance(0.2) { 4000 } else { 100 };
+        platform.sleep_ns(rng.within(&(MS..=longest * MS))).await;
+        network.heal();
     }
 }
 
@@ -355,6 +375,21 @@ fn run(seed: u64, plan: &Plan) -> Run {
     scene.before = [0, 1].map(|at| changes_of(&scene.disks[at]));
     let flushes_before = scene.disks[TARGET].counts().flushes;
     let (platform, network) = (scene.world.platform(ORIGIN), scene.world.network());
+    if plan.has_weather {
+        network.set_config(flagstone_sim::NetworkConfig {
+            segments: SegmentFaults {
+                resend_ns: 1_000_000..=50_000_000,
+                ..SegmentFaults::of_all_kinds()
+            },
+            ..network_of(seed)
+        });
+        let weather = weather(
+            scene.world.platform(CLIENTS),
+            network.clone(),
+            Rng::stream(seed, 7),
+        );
+        scene.world.spawn(CLIENTS, weather);
+    }
     let give_up = plan.give_up_behind.unwrap_or(u64::MAX);
     let moving = move_volume(platform, network, store, device, both.clone(), give_up);
     scene.world.spawn(ORIGIN, moving);
@@ -394,6 +429,7 @@ fn run(seed: u64, plan: &Plan) -> Run {
         went_over: model.went_over.get(),
         changes,
         flushes: flushes.saturating_sub(flushes_before),
+        faults: scene.world.network().faults_seen(),
     }
 }
 
@@ -476,22 +512,56 @@ fn the_target_dies_at_any_moment() {
     each_death_of(TARGET);
 }
 
+/// Some deaths at drawn moments.
+fn drawn_deaths(seed: u64, count: u64) -> Vec<Death> {
+    let drawn = |salt: u64| {
+        let mut mixed = (seed + 1u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt;
+        mixed ^= mixed >> 29;
+        mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33
+    };
+    (0..count)
+        .map(|at| Death {
+            node: (drawn(at) % 2) as usize,
+            after_changes: drawn(at + 8) % 200,
+        })
+        .collect()
+}
+
+/// Half of the time one node dies besides, or both.
+#[test]
+fn segments_are_lost_and_the_target_is_cut_off() {
+    let mut seen = FaultsSeen::default();
+    let (mut went, mut stayed) = (0, 0);
+    for seed in 2000..2120 {
+        let plan = Plan {
+            deaths: drawn_deaths(seed, (seed % 4).saturating_sub(1)),
+            has_weather: true,
+            ..Plan::default()
+        };
+        let run = run(seed, &plan);
+        seen += run.faults;
+        match run.went {
+            true => went += 1,
+            false => stayed += 1,
+        }
+    }
+    // Or the test would show nothing.
+    assert!(went > 5, "{went} went, {stayed} stayed");
+    let each = [
+        seen.lost,
+        seen.cut_off,
+        seen.dropped_twice,
+        seen.came_early,
+        seen.timed_out,
+    ];
+    assert!(each.iter().all(|count| *count > 20), "{seen:?}");
+}
+
 #[test]
 fn both_nodes_die_and_connections_break() {
     let (mut went, mut stayed) = (0, 0);
     for seed in 0..150 {
-        let drawn = |salt: u64| {
-            let mut mixed = (seed + 1u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ salt;
-            mixed ^= mixed >> 29;
-            mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33
-        };
-        let deaths: Vec<Death> = (0..3)
-            .map(|at| Death {
-                node: (drawn(at) % 2) as usize,
-                after_changes: drawn(at + 8) % 200,
-            })
-            .collect();
-        match run(seed, &Plan::deaths(&deaths)).went {
+        match run(seed, &Plan::deaths(&drawn_deaths(seed, 3))).went {
             true => went += 1,
             false => stayed += 1,
         }

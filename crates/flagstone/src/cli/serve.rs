@@ -1,14 +1,14 @@
 //! The options of `flagstone dev` and `flagstone serve`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::target::dir_of_environment;
 use crate::api::Authentication;
 use crate::config::{
-    Address, CORES_CEILING, Config, ConfigError, DeviceConfig, ExportConfig, NfsConfig,
-    OptionalAddress,
+    Address, CORES_CEILING, Config, ConfigError, DIR_DEFAULT, DeviceConfig, ExportConfig,
+    NfsConfig, OptionalAddress,
 };
 use crate::layers::LayerText;
 use crate::node::SchedulePolicy;
@@ -139,7 +139,10 @@ impl CommonArgs {
     }
 
     fn apply(self, config: &mut Config) {
-        if let Some(dir) = self.dir.or_else(dir_of_environment) {
+        // The environment says it where neither the command line nor the file does: a folder that a file names is not to be another node's.
+        let of_environment =
+            || dir_of_environment().filter(|_| config.dir == Path::new(DIR_DEFAULT));
+        if let Some(dir) = self.dir.or_else(of_environment) {
             config.dir = dir;
         }
         if let Some(cores) = self.cores {

@@ -593,6 +593,23 @@ fn the_node_is_found_by_its_folder() {
         "{}",
         missing.err
     );
+    // A folder that a configuration names is not to be another node's. Neither of the two can be made, and the refusal names the one that was meant.
+    let config = dir.path().join("serve.toml");
+    for (named, meant) in [
+        ("dir = \"/proc/of-the-file\"\n", "/proc/of-the-file"),
+        ("", "/proc/of-the-environment"),
+    ] {
+        std::fs::write(&config, format!("{named}[[devices]]\npath = \"device\"\n"))
+            .expect("written");
+        let mut command = binary();
+        command
+            .args(["serve", "--config"])
+            .arg(&config)
+            .env("FLAGSTONE_DIR", "/proc/of-the-environment");
+        let refused = ran(command.output().expect("it starts"));
+        assert_ne!(refused.exit, 0, "{}", refused.out);
+        assert!(refused.err.contains(meant), "{meant}: {}", refused.err);
+    }
     // A node that was killed leaves its file behind.
     drop(lock);
     let stale = NodeFile {

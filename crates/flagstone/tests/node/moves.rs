@@ -343,11 +343,13 @@ fn what_can_not_be_moved_stays_and_says_why() {
         NodeErrorKind::InvalidArgument
     );
     assert_eq!(kind("vm", to(None, None)), NodeErrorKind::InvalidArgument);
-    let none = MoveSpec {
-        limit_bytes: Some(0),
-        ..to(None, Some(1))
-    };
-    assert_eq!(kind("vm", none), NodeErrorKind::InvalidArgument);
+    for bytes in [0, 1, (64 << 10) - 1] {
+        let hardly = MoveSpec {
+            limit_bytes: Some(bytes),
+            ..to(None, Some(1))
+        };
+        assert_eq!(kind("vm", hardly), NodeErrorKind::InvalidArgument);
+    }
     let asked = scene.ask(|node| node.show_move("vm".to_owned()));
     assert_eq!(
         asked.expect_err("was not moved").kind,

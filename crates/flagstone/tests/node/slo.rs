@@ -154,6 +154,17 @@ fn more_is_not_promised_than_there_is() {
     set(&scene, "a", floor(499, 0), false).expect("its own is not in its way");
     set(&scene, "d", floor(1, 0), false).expect("now there is room");
     set(&scene, "d", floor(600, 0), true).expect("as confirmed");
+    // It has more than there is by now: it keeps that without a further word, or less, and is held back where it has to be.
+    let held = Slo {
+        limit: limited(50).limit,
+        ..floor(600, 0)
+    };
+    set(&scene, "d", held, false).expect("a limit asks for nothing");
+    let refused = set(&scene, "d", floor(601, 0), false);
+    assert_eq!(kind(refused), Some(NodeErrorKind::NoSpace));
+    let refused = set(&scene, "d", floor(599, 1), false);
+    assert_eq!(kind(refused), Some(NodeErrorKind::NoSpace), "a write more");
+    set(&scene, "d", floor(600, 0), false).expect("as it was");
     let device = |scene: &Scene| scene.ask(|node| node.show_device("main".to_owned()));
     let promised = device(&scene).expect("there").promised;
     assert!(promised.is_some_and(|part| part > 1.6), "{promised:?}");

@@ -114,6 +114,9 @@ impl Ended {
     }
 }
 
+/// The least that a move may be told to copy in a second: one part. Less is a unit that was forgotten.
+const LIMIT_LEAST_BYTES: u64 = 64 << 10;
+
 /// Between two looks whether moves have ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
@@ -338,10 +341,12 @@ impl RealNode {
         spec: MoveSpec,
     ) -> Result<MoveInfo, NodeError> {
         let doing = format!("moving volume '{name}'");
-        if spec.limit_bytes == Some(0) {
-            let found = "a limit of 0, with which it would never end";
+        if let Some(bytes) = spec.limit_bytes.filter(|bytes| *bytes < LIMIT_LEAST_BYTES) {
+            let found = format!(
+                "a limit of {bytes} bytes a second, with which it would hardly ever end; expected {LIMIT_LEAST_BYTES} or more"
+            );
             return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
-                .next("give a number above 0, or leave it out"));
+                .next("give a number with its unit, such as 100M, or leave it out"));
         }
         let target = self.target_to_change(&name, &doing)?;
         self.refuse_striped(&target, &doing)?;

@@ -243,6 +243,15 @@ impl RealNode {
                 "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
             ));
         };
+        // What was promised before may stay, also beyond what the device can keep: then a limit can still be set.
+        let before = of.and_then(|of| floors.get(&of));
+        if let (Some((at, before)), SloPromise::Floor(asked)) = (before, slo.promise)
+            && *at == device
+            && asked.reads <= before.reads
+            && asked.writes <= before.writes
+        {
+            return Ok(());
+        }
         let others = totals_of(floors, device, of, &schedule);
         match admit(&ceiling.prices, WHOLE_NS, others, promise_of(slo.promise)) {
             Admission::Fits => Ok(()),
