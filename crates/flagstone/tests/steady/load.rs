@@ -1,13 +1,14 @@
-//! A client whose memory is used again and again, and the node that it asks.
+//! Clients whose memory is used again and again, and the node that they ask.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
-use flagstone::node::{Reservation, VolumeSpec};
+use flagstone::node::{Reservation, TokenText, VolumeSpec};
 use flagstone_types::checksum::crc32c;
 use flagstone_wire::operation::flag;
 use flagstone_wire::{Operation, REPLY_HEADER_BYTES, RequestHeader, VolumeNo};
 
+use crate::client::{Client, FUA, READ, WRITE};
 use crate::native::Native;
 use crate::support::Scene;
 
@@ -17,6 +18,9 @@ const VOLUME_BYTES: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
 const WRITE_MAX_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = 64;
+const NBD_REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Of a simple reply.
+const NBD_REPLY_BYTES: usize = 16;
 
 /// What is asked for.
 #[derive(Clone, Copy)]
@@ -46,112 +50,191 @@ impl Kind {
     }
 }
 
-/// A node that serves a volume, and a client of it.
+/// A node.
+pub(crate) struct Served {
+    scene: Scene,
+    addresses: Vec<SocketAddr>,
+}
+
+/// How a client speaks to it.
+#[derive(Clone, Copy)]
+enum Protocol {
+    Native(VolumeNo),
+    Nbd,
+}
+
+/// A client of one volume.
 pub(crate) struct Load {
     stream: TcpStream,
-    volume: VolumeNo,
+    protocol: Protocol,
     number: u64,
     out: Vec<u8>,
     replies: Vec<u8>,
     data: Vec<u8>,
-    _scene: Scene,
 }
 
-impl Load {
-    /// Starts the node, and writes the whole volume.
-    pub(crate) fn start() -> Load {
+impl Served {
+    pub(crate) fn start(cores: usize) -> Served {
         let scene = Scene::formatted(DEVICE_BYTES, true, |options| {
+            options.cores = Some(cores);
             options.native = Some("127.0.0.1:0".parse().expect("an address"));
         })
         .expect("a node");
+        let info = scene.ask(|node| node.info()).expect("its description");
+        let addresses = info.native_addresses.iter();
+        let addresses: Vec<_> = addresses.map(|a| a.parse().expect("an address")).collect();
+        assert_eq!(addresses.len(), cores);
+        Served { scene, addresses }
+    }
+
+    /// Creates a volume on a core.
+    pub(crate) fn create(&self, name: &str, core: u32) -> TokenText {
         let spec = VolumeSpec {
-            name: "disk".to_owned(),
+            name: name.to_owned(),
             size_bytes: VOLUME_BYTES,
             reserve: Reservation::None,
             device: None,
-            core: None,
+            core: Some(core),
             apart: false,
             stripes: None,
             stripe_unit_bytes: None,
             slo: Default::default(),
             oversubscribe: false,
         };
-        let created = scene.ask(|node| node.create_volume(spec)).expect("created");
-        let info = scene.ask(|node| node.info()).expect("its description");
-        let address = info.native_addresses[0].parse().expect("an address");
-        let mut native = Native::connect(address);
-        let token = created.token.expect("a token");
-        let volume = native.opened("disk", &token, 0);
-        for offset_bytes in (0..VOLUME_BYTES).step_by(BLOCK as usize) {
-            native
-                .write(volume, offset_bytes, &[9; BLOCK as usize], 0)
-                .lsn();
-        }
-        Load {
-            stream: native.stream,
-            volume,
-            number: native.next,
+        let created = self.scene.ask(|node| node.create_volume(spec));
+        created.expect("created").token.expect("a token")
+    }
+
+    /// Connects to a core.
+    pub(crate) fn connect(&self, core: u32) -> Native {
+        let native = Native::connect(self.addresses[core as usize]);
+        assert_eq!(u32::from(native.hello.core), core);
+        native
+    }
+
+    /// A client of a volume, connected to its core.
+    pub(crate) fn native(&self, name: &str, token: &TokenText, core: u32) -> Load {
+        let mut native = self.connect(core);
+        let volume = native.opened(name, token, 0);
+        Load::new(native.stream, Protocol::Native(volume), native.next)
+    }
+
+    /// A client of a volume by NBD, whose connections all begin on the first core.
+    pub(crate) fn nbd(&self, name: &str) -> Load {
+        let client = Client::attach(self.scene.tcp, name);
+        client.stream.set_nodelay(true).expect("no delay");
+        Load::new(client.stream, Protocol::Nbd, 1)
+    }
+
+    /// The core of a volume.
+    pub(crate) fn core_of(&self, name: &str) -> u32 {
+        self.scene.show(name).expect("is there").core
+    }
+}
+
+/// Asks on behalf of each client `requests` times, `depth` at a time, and waits for all replies.
+pub(crate) fn rounds(loads: &mut [Load], kind: Kind, depth: u64, requests: u64) {
+    for _ in 0..requests.div_ceil(depth) {
+        // All are under way at the same time, as long as what one core answers fits into its socket while others are asked.
+        loads.iter_mut().for_each(|load| load.send(kind, depth));
+        loads.iter_mut().for_each(|load| load.receive(kind, depth));
+    }
+}
+
+impl Load {
+    /// Writes the whole volume.
+    fn new(stream: TcpStream, protocol: Protocol, number: u64) -> Load {
+        let mut load = Load {
+            stream,
+            protocol,
+            number,
             out: Vec::with_capacity(1 << 20),
             replies: vec![0; 2 << 20],
             data: vec![7; WRITE_MAX_BYTES],
-            _scene: scene,
+        };
+        for offset_bytes in (0..VOLUME_BYTES).step_by(BLOCK as usize) {
+            load.out.clear();
+            load.put(Kind::Write(BLOCK), 0, offset_bytes);
+            load.stream.write_all(&load.out).expect("sent");
+            load.receive(Kind::Write(BLOCK), 1);
         }
+        load
     }
 
-    /// Asks `requests` times, `depth` at a time, and waits for all replies.
-    pub(crate) fn rounds(&mut self, kind: Kind, depth: u64, requests: u64) {
-        for _ in 0..requests.div_ceil(depth) {
-            self.round(kind, depth);
-        }
-    }
-
-    fn round(&mut self, kind: Kind, depth: u64) {
+    fn send(&mut self, kind: Kind, depth: u64) {
         self.out.clear();
         for before in 0..depth {
-            self.put(kind, before);
+            let len_bytes = kind.len_bytes();
+            // Any order but the places' own.
+            let place = self.number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+            let offset_bytes = place % (VOLUME_BYTES / len_bytes) * len_bytes;
+            self.put(kind, before, offset_bytes);
         }
         self.stream.write_all(&self.out).expect("sent");
+    }
+
+    fn receive(&mut self, kind: Kind, depth: u64) {
+        let (head_bytes, status) = match self.protocol {
+            Protocol::Native(_) => (REPLY_HEADER_BYTES, 1..4),
+            Protocol::Nbd => (NBD_REPLY_BYTES, 4..8),
+        };
         let reply_bytes = match kind {
-            Kind::Read(len_bytes) => REPLY_HEADER_BYTES + len_bytes as usize,
-            Kind::Write(_) | Kind::WriteDurable => REPLY_HEADER_BYTES,
+            Kind::Read(len_bytes) => head_bytes + len_bytes as usize,
+            Kind::Write(_) | Kind::WriteDurable => head_bytes,
         };
         let replies = &mut self.replies[..reply_bytes * depth as usize];
         self.stream.read_exact(replies).expect("received");
         for reply in replies.chunks(reply_bytes) {
-            assert_eq!(reply[1..4], [0; 3], "status 0");
+            let is_right = reply[status.clone()].iter().all(|byte| *byte == 0);
+            assert!(is_right, "status 0");
         }
     }
 
-    fn put(&mut self, kind: Kind, before: u64) {
+    fn put(&mut self, kind: Kind, before: u64, offset_bytes: u64) {
         let len_bytes = kind.len_bytes();
-        // Any order but the places' own.
-        let place = self.number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
-        let mut header = RequestHeader {
-            volume: self.volume,
-            number: self.number,
-            unsettled: before as u32,
-            offset_bytes: place % (VOLUME_BYTES / len_bytes) * len_bytes,
-            ..RequestHeader::of(match kind {
-                Kind::Read(_) => Operation::Read,
-                Kind::Write(_) | Kind::WriteDurable => Operation::Write,
-            })
-        };
         self.number += 1;
-        match kind {
-            Kind::Read(_) => header.len_bytes = len_bytes,
-            Kind::Write(_) | Kind::WriteDurable => {
-                if matches!(kind, Kind::WriteDurable) {
+        let is_write = !matches!(kind, Kind::Read(_));
+        if is_write {
+            self.data[..8].copy_from_slice(&self.number.to_le_bytes());
+        }
+        let payload = &self.data[..if is_write { len_bytes as usize } else { 0 }];
+        let is_durable = matches!(kind, Kind::WriteDurable);
+        match self.protocol {
+            Protocol::Native(volume) => {
+                let mut header = RequestHeader {
+                    volume,
+                    number: self.number - 1,
+                    unsettled: before as u32,
+                    offset_bytes,
+                    ..RequestHeader::of(match is_write {
+                        false => Operation::Read,
+                        true => Operation::Write,
+                    })
+                };
+                if is_durable {
                     header.flags = flag::DURABLE;
                 }
-                self.data[..8].copy_from_slice(&self.number.to_le_bytes());
-                header.payload_bytes = len_bytes as u32;
-                header.payload_crc = crc32c(&self.data[..len_bytes as usize]);
+                if is_write {
+                    header.payload_bytes = len_bytes as u32;
+                    header.payload_crc = crc32c(payload);
+                } else {
+                    header.len_bytes = len_bytes;
+                }
+                let encoded: [u8; HEADER_BYTES] = header.encode();
+                self.out.extend_from_slice(&encoded);
+            }
+            Protocol::Nbd => {
+                let flags = if is_durable { FUA } else { 0 };
+                let command = if is_write { WRITE } else { READ };
+                let out = &mut self.out;
+                out.extend_from_slice(&NBD_REQUEST_MAGIC.to_be_bytes());
+                out.extend_from_slice(&flags.to_be_bytes());
+                out.extend_from_slice(&command.to_be_bytes());
+                out.extend_from_slice(&self.number.to_be_bytes());
+                out.extend_from_slice(&offset_bytes.to_be_bytes());
+                out.extend_from_slice(&(len_bytes as u32).to_be_bytes());
             }
         }
-        let encoded: [u8; HEADER_BYTES] = header.encode();
-        self.out.extend_from_slice(&encoded);
-        if header.payload_bytes > 0 {
-            self.out.extend_from_slice(&self.data[..len_bytes as usize]);
-        }
+        self.out.extend_from_slice(payload);
     }
 }

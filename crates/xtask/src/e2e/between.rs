@@ -5,7 +5,7 @@
 //! killed at random moments while a volume is moved and written: behind each death both devices are verified, the volume has to be served by
 //! one node and no other, and the writers (`load`) are held to what they were told.
 
-use std::process::{Command, Stdio};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,14 +13,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use super::load::{Random, Writer};
+use super::pauses::{self, Busy};
 use super::scene::{Scene, find_number, find_strings};
 use crate::daemon::{Node, NodeOptions, free_port};
 use crate::repo;
 
 const DEVICE_BYTES: &str = "1G";
-const FIO_BYTES: u64 = 64 << 20;
-/// So that a round of fio takes some seconds.
-const FIO_RATE: &str = "16m";
 const MOVES: usize = 10;
 /// On both nodes: each has a demo volume.
 const VOLUMES: u64 = 4;
@@ -56,7 +54,7 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
         node.run(&["volume", "create", name, "--size", &bytes.to_string()])
             .map(drop)
     };
-    create(&pair.0[0], "fio", FIO_BYTES)?;
+    create(&pair.0[0], pauses::VOLUME, pauses::VOLUME_BYTES)?;
     under_fio(scene, &pair)?;
     create(&pair.0[0], "data", WRITERS * REGION_BYTES)?;
     let mut random = Random::new(seed);
@@ -123,82 +121,31 @@ fn move_it(from: &Reached, to: &Reached, volume: &str) -> Result<u64> {
 /// fio is attached to the first node all the time, wherever the volume is.
 fn under_fio(scene: &Scene, pair: &Pair) -> Result<()> {
     let reached = [0, 1].map(|index| Reached::of(&pair.0[index]));
-    let [here, there] = [&reached[0], &reached[1]];
-    repo::output(fio(scene, &pair.0[0], &["--rw=write"]))?;
-    let (mut held, mut rounds) = (Vec::new(), 0);
+    let mut busy = Busy::new(scene, &pair.0[0])?;
+    let (mut held, at) = (Vec::new(), Cell::new(0));
+    let moves = || {
+        let (from, to) = (&reached[at.get()], &reached[1 - at.get()]);
+        let us = move_it(from, to, pauses::VOLUME)?;
+        at.set(1 - at.get());
+        Ok::<_, anyhow::Error>(us)
+    };
+    // Without load: how long changes waited says nothing.
+    let bring_home = || match at.get() {
+        0 => Ok(()),
+        _ => moves().map(drop),
+    };
     while held.len() < MOVES {
-        let mut command = fio(
-            scene,
-            &pair.0[0],
-            &["--rw=randwrite", "--verify_backlog=64", "--rate", FIO_RATE],
-        );
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut load = command.spawn().context("starting fio")?;
-        wait_until_attached(here)?;
-        let mut is_away = false;
-        while matches!(load.try_wait(), Ok(None)) {
-            let (from, to) = if is_away {
-                (there, here)
-            } else {
-                (here, there)
-            };
-            held.push(move_it(from, to, "fio")?);
-            is_away = !is_away;
-            thread::sleep(Duration::from_millis(200));
+        if !busy.is_running()? {
+            bring_home()?;
         }
-        let ended = load.wait_with_output().context("waiting for fio")?;
-        let errors = String::from_utf8_lossy(&ended.stderr);
-        ensure!(
-            ended.status.success(),
-            "fio while its volume was moved: {errors}"
-        );
-        if is_away {
-            held.push(move_it(there, here, "fio")?);
-        }
-        rounds += 1;
+        held.extend(busy.beside(&reached[at.get()].options, moves)?);
+        // Some of the load is at its new place.
+        thread::sleep(Duration::from_millis(200));
     }
-    repo::output(fio(scene, &pair.0[0], &["--rw=read"]))?;
-    held.sort_unstable();
-    println!(
-        "to another node: changes waited {:.1} ms in the middle one of {} moves, {:.1} ms at most; {rounds} rounds of fio \
-         meanwhile",
-        held[held.len() / 2] as f64 / 1e3,
-        held.len(),
-        held.last().copied().unwrap_or(0) as f64 / 1e3
-    );
-    Ok(())
-}
-
-/// Waits until fio has connected: before that it has no volume to keep.
-fn wait_until_attached(node: &Reached) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(30);
-    while Instant::now() < until {
-        let words = ["volume", "show", "fio", "-o", "json"];
-        let text = repo::output(node.options.command(&words))?;
-        let shown: serde_json::Value = serde_json::from_str(&text).context("it printed no JSON")?;
-        if find_number(&shown, "connection_count").unwrap_or(0) > 0 {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    bail!("fio doesn't attach its volume")
-}
-
-/// Blocks that carry their own checksum and place.
-fn fio(scene: &Scene, node: &Node, arguments: &[&str]) -> Command {
-    let mut fio = Command::new("fio");
-    fio.current_dir(&scene.dir)
-        .args(["--name=blocks", "--ioengine=nbd", "--iodepth=16"])
-        .args([
-            "--bs=64k",
-            "--verify=crc32c",
-            "--verify_fatal=1",
-            "--fsync=32",
-        ])
-        .arg(format!("--uri={}", node.uri("fio")))
-        .arg(format!("--size={FIO_BYTES}"))
-        .args(arguments);
-    fio
+    busy.wait()?;
+    bring_home()?;
+    busy.end()?;
+    pauses::judge("to another node", pauses::BOUND_ELSEWHERE, &held)
 }
 
 /// The volume is written, and goes to and fro, until one node is killed, and then the other. Both are verified and started again. Returns how many

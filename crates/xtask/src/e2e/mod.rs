@@ -20,6 +20,7 @@ mod many;
 mod moves;
 pub(crate) mod nbd;
 mod nfs;
+mod pauses;
 mod portmapper;
 mod readme;
 mod rpc;

@@ -1,8 +1,8 @@
 //! Volumes that go to and fro between devices and cores, by themselves or with their journals: under fio, and under `kill -9`.
 //!
 //! First fio overwrites a volume and checks what it wrote, round after round, while the volume is moved. It may see no
-//! error and no wrong byte. How long changes waited at the end of each move is printed, not judged: the machine may be
-//! busy. Then the node is killed at random moments while a volume is moved and written: after each kill both devices
+//! error and no wrong byte. How long changes waited at the end of each move is printed and, of each kind, judged (`pauses`).
+//! Then the node is killed at random moments while a volume is moved and written: after each kill both devices
 //! are verified, a move that was cut off goes on, the volume has to be there once, and the writers (`load`) are held to what they were told.
 
 use std::fs;
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::load::{Random, Writer};
+use super::pauses::{self, Busy};
 use super::scene::{Scene, find_number, find_strings};
 use crate::daemon::{Node, NodeOptions};
 use crate::repo;
 
 const DEVICES: [&str; 2] = ["main", "other"];
 const DEVICE_BYTES: &str = "2G";
-const FIO_BYTES: u64 = 64 << 20;
 /// Of each kind.
 const MOVES: usize = 10;
 const KINDS: [Kind; 3] = [Kind::Core, Kind::Device, Kind::Journal];
@@ -52,6 +52,14 @@ impl Kind {
             Kind::Journal => "with its journal to another core",
         }
     }
+
+    /// What the middle pause has to stay below.
+    fn bound(self) -> Duration {
+        match self {
+            Kind::Core | Kind::Journal => pauses::BOUND_CORE,
+            Kind::Device => pauses::BOUND_ELSEWHERE,
+        }
+    }
 }
 
 pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
@@ -61,7 +69,7 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
         "create",
         "fio",
         "--size",
-        &FIO_BYTES.to_string(),
+        &pauses::VOLUME_BYTES.to_string(),
         "--device",
         DEVICES[0],
     ])?;
@@ -103,7 +111,8 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
         println!("kill {kill}: after {life} ms, and {moved} moves that were over{what}");
     }
     println!("{went_on} of {kills} moves went on");
-    fio(scene, &node, &["--rw=read"]).context("fio's check after the last kill")?;
+    let read = repo::output(pauses::fio(scene, &node, &["--rw=read"]));
+    read.context("fio's check after the last kill")?;
     node.stop()?;
     DEVICES
         .iter()
@@ -139,68 +148,30 @@ fn verify(scene: &Scene, device: &str) -> Result<String> {
     repo::output(command)
 }
 
-/// Each round of fio has to pass while the volume is moved, and a last one afterwards.
+/// Each run of fio has to pass while the volume is moved, and a last one afterwards.
 fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
-    fio(scene, node, &["--rw=write"])?;
-    let over = AtomicBool::new(false);
-    let (mut held, rounds) = thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let mut rounds = 0;
-            while !over.load(Ordering::SeqCst) {
-                fio(scene, node, &["--rw=randwrite", "--verify_backlog=64"])?;
-                rounds += 1;
-            }
-            Ok::<u32, anyhow::Error>(rounds)
-        });
-        let moves = || {
-            let mut held = KINDS.map(|_| Vec::new());
-            for _ in 0..MOVES {
-                for (kind, held) in KINDS.into_iter().zip(&mut held) {
-                    held.push(move_it(&node.options, "fio", kind, None)?);
-                    // Some of the load is at its new place.
-                    thread::sleep(Duration::from_millis(200));
+    let mut busy = Busy::new(scene, node)?;
+    let mut held = KINDS.map(|_| Vec::new());
+    for _ in 0..MOVES {
+        for (kind, held) in KINDS.into_iter().zip(&mut held) {
+            let us = loop {
+                let moves = || move_it(&node.options, pauses::VOLUME, kind, None);
+                if let Some(us) = busy.beside(&node.options, moves)? {
+                    break us;
                 }
-            }
-            Ok::<_, anyhow::Error>(held)
-        };
-        let held = moves();
-        over.store(true, Ordering::SeqCst);
-        let rounds = load
-            .join()
-            .unwrap_or_else(|_| Err(anyhow!("fio's thread panicked")));
-        Ok::<_, anyhow::Error>((held?, rounds.context("fio while its volume was moved")?))
-    })?;
-    ensure!(rounds > 0, "fio did nothing");
-    fio(scene, node, &["--rw=read"])?;
-    for (kind, held) in KINDS.iter().zip(&mut held) {
-        held.sort_unstable();
-        println!(
-            "{}: changes waited {:.1} ms in the middle one of {} moves, {:.1} ms at most",
-            kind.words(),
-            held[held.len() / 2] as f64 / 1e3,
-            held.len(),
-            held.last().copied().unwrap_or(0) as f64 / 1e3
-        );
+            };
+            held.push(us);
+            // Some of the load is at its new place.
+            thread::sleep(Duration::from_millis(200));
+        }
     }
-    println!("{rounds} rounds of fio meanwhile");
-    Ok(())
-}
-
-/// Blocks that carry their own checksum and place.
-fn fio(scene: &Scene, node: &Node, arguments: &[&str]) -> Result<()> {
-    let mut fio = Command::new("fio");
-    fio.current_dir(&scene.dir)
-        .args(["--name=blocks", "--ioengine=nbd", "--iodepth=16"])
-        .args([
-            "--bs=64k",
-            "--verify=crc32c",
-            "--verify_fatal=1",
-            "--fsync=32",
-        ])
-        .arg(format!("--uri={}", node.uri("fio")))
-        .arg(format!("--size={FIO_BYTES}"))
-        .args(arguments);
-    repo::output(fio).map(drop)
+    busy.end()?;
+    let mut outcome = Ok(());
+    for (kind, held) in KINDS.into_iter().zip(&held) {
+        // All are printed, whichever is too long.
+        outcome = outcome.and(pauses::judge(kind.words(), kind.bound(), held));
+    }
+    outcome
 }
 
 /// A `flagstone` command that has to succeed, and the JSON that it prints.
