@@ -35,7 +35,12 @@ const BUILD_LIMIT: Duration = Duration::from_secs(15 * 60);
 /// counts on top, and so does its last input.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 /// What a hostile client can send without being anybody gets the longest time in CI.
-const CI_SECONDS: [(&str, u32); 2] = [("nbd_negotiation", 45), ("nbd_requests", 45)];
+const CI_SECONDS: [(&str, u32); 4] = [
+    ("native_frames", 60),
+    ("native_requests", 60),
+    ("nbd_negotiation", 45),
+    ("nbd_requests", 45),
+];
 /// The other decoders.
 const CI_SECONDS_OTHERS: u32 = 15;
 /// So many fuzzers run beside each other in CI, which has two processors.

@@ -11,9 +11,21 @@ use crate::api::Api;
 use crate::daemon::Node;
 
 /// How often it is looked at, and begun anew if it has ended.
-const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(100);
 /// The volume that is moved.
 const MOVED: &str = "moved";
+/// So little that several moves are over while the burst lasts: holding its requests, changing over and deleting what was left belong to what
+/// neighbours may notice. With 256 MiB no move came to that.
+const MOVED_BYTES: u64 = 1 << 20;
+
+/// What was done while the burst lasted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Done {
+    /// Scrubbed or copied.
+    pub(super) bytes: u64,
+    /// Moves that were over, of what had begun in that time as well.
+    pub(super) moves: u64,
+}
 
 /// What.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,9 +46,9 @@ impl Beside {
     }
 
     /// What there has to be.
-    pub(super) fn prepare(self, node: &Node, volume_bytes: u64) -> Result<()> {
+    pub(super) fn prepare(self, node: &Node) -> Result<()> {
         if self == Beside::Moves {
-            let size = volume_bytes.to_string();
+            let size = MOVED_BYTES.to_string();
             node.run(&["volume", "create", MOVED, "--size", &size, "--core", "0"])?;
             load::fill(node.nbd_port, MOVED)?;
             // The first volume of a core lays out a segment of the device, which would be all that could be seen.
@@ -47,15 +59,16 @@ impl Beside {
         Ok(())
     }
 
-    /// Does it. Returns to how many bytes. What isn't over then goes on until the node ends: with strict sharing a whole scrub takes
+    /// Does it, again and again. What isn't over when the burst is goes on until the node ends: with strict sharing a whole scrub takes
     /// minutes.
-    pub(super) fn keep_busy(self, api: &Api, clock: Clock) -> Result<u64> {
+    pub(super) fn keep_busy(self, api: &Api, clock: Clock) -> Result<Done> {
         let until_burst = Duration::from_nanos(clock.burst_ns());
         thread::sleep(until_burst.saturating_sub(clock.start.elapsed()));
         let of_moved = format!("/v1/volumes/{MOVED}/move");
         let mut rounds = Rounds::default();
         let mut to_core = 1;
         let mut is_over = true;
+        let mut moves = 0;
         while clock.now_ns() < clock.burst_end_ns() {
             match self {
                 // This answers with the one that runs, if one does.
@@ -74,14 +87,24 @@ impl Beside {
                     rounds.note(bytes_of(&status, "copied_bytes")?);
                     is_over = match status["state"].as_str() {
                         Some("running") => false,
-                        Some("done") => true,
+                        Some("done") => {
+                            // What was answered later may have been done later.
+                            moves += u64::from(clock.now_ns() < clock.burst_end_ns());
+                            true
+                        }
                         other => bail!("the move's state is {other:?}: {status}"),
                     };
                 }
             }
-            thread::sleep(LOOK);
+            // The next move follows at once.
+            if !is_over || self != Beside::Moves {
+                thread::sleep(LOOK);
+            }
         }
-        Ok(rounds.bytes())
+        Ok(Done {
+            bytes: rounds.bytes(),
+            moves,
+        })
     }
 }
 

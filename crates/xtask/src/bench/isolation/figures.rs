@@ -47,9 +47,13 @@ impl Phases {
         ratio(self.during.rate, self.before.rate)
     }
 
-    /// How many times its p99 is during the burst.
+    /// How many times its p99 is during the burst, of the smaller of those before and after: were the time before disturbed by something else,
+    /// anything would look small beside it.
     pub(super) fn p99_grown(&self) -> f64 {
-        ratio(self.during.p99_us, self.before.p99_us)
+        ratio(
+            self.during.p99_us,
+            self.before.p99_us.min(self.after.p99_us),
+        )
     }
 }
 
@@ -194,6 +198,27 @@ mod tests {
         assert_eq!((phases.before, phases.after), (quiet, quiet));
         assert_eq!((phases.during.rate, phases.during.p99_us), (500.0, 8000.0));
         assert_eq!((phases.rate_kept(), phases.p99_grown()), (0.5, 1.6));
+    }
+
+    #[test]
+    fn a_disturbed_third_hides_no_growth_of_the_p99() {
+        let third = |p99_us| Seen {
+            rate: 1.0,
+            p50_us: 1.0,
+            p99_us,
+        };
+        let grown = |before, during, after| {
+            let phases = Phases {
+                before: third(before),
+                during: third(during),
+                after: third(after),
+            };
+            phases.p99_grown()
+        };
+        assert_eq!(grown(4.0, 2.0, 1.0), 2.0);
+        assert_eq!(grown(1.0, 2.0, 4.0), 2.0);
+        assert_eq!(grown(0.0, 2.0, 4.0), 0.0, "of nothing");
+        assert_eq!(grown(4.0, 2.0, 0.0), 0.0, "of nothing");
     }
 
     #[test]

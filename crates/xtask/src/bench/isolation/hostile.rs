@@ -34,16 +34,19 @@ pub(super) struct Victim<'a> {
     pub(super) token: String,
 }
 
-/// Has so many connections of each protocol while the middle third lasts. How many there were in all.
+/// Has so many connections of each protocol while the middle third lasts. How many came while it did.
 pub(super) fn hold(victim: &Victim, count: usize, clock: Clock) -> Result<u64> {
     let until_burst = Duration::from_nanos(clock.burst_ns());
     thread::sleep(until_burst.saturating_sub(clock.start.elapsed()));
     let mut held = Vec::with_capacity(2 * count);
+    let mut opened = 0;
+    let in_time = || u64::from(clock.now_ns() < clock.burst_end_ns());
     for number in 0..count {
         held.push(natively(victim, number)?);
+        opened += in_time();
         held.push(over_nbd(victim, number)?);
+        opened += in_time();
     }
-    let mut opened = held.len() as u64;
     while clock.now_ns() < clock.burst_end_ns() {
         thread::sleep(PAUSE);
         // Each comes back as what it was.
@@ -52,7 +55,7 @@ pub(super) fn hold(victim: &Victim, count: usize, clock: Clock) -> Result<u64> {
             0 => natively(victim, at / 2)?,
             _ => over_nbd(victim, at / 2)?,
         };
-        opened += 1;
+        opened += in_time();
     }
     Ok(opened)
 }

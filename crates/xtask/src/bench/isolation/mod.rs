@@ -28,6 +28,7 @@ use super::{STOLEN_CORES_MAX, command_line};
 use crate::api::Api;
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
+use beside::Done;
 use load::{Answer, Clock, Ports, Tenant, Uses};
 use report::{Report, Run};
 use scenes::{Policy, Scene, scenes};
@@ -225,7 +226,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         }
     }
     if let Some(beside) = scene.beside {
-        beside.prepare(&node, scene.volume_bytes)?;
+        beside.prepare(&node)?;
     }
     let victim = match scene.hostile {
         0 => None,
@@ -237,7 +238,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         warm_ns: WARM_NS,
         third_ns,
     };
-    let ((answers, beside_bytes), own_work, stolen_cores, bad_connections) =
+    let ((answers, beside_done), own_work, stolen_cores, bad_connections) =
         thread::scope(|scope| {
             let bad = victim.as_ref().map(|victim| {
                 let count = scene.hostile;
@@ -270,7 +271,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
         policy,
         clock,
         answers,
-        beside_bytes,
+        beside_done,
         own_work,
         bad_connections,
         stolen_cores,
@@ -308,8 +309,8 @@ fn hostile_volume<'a>(node: &Node, native_port: u16, size: &str) -> Result<hosti
     })
 }
 
-/// The load, with what the scene has beside it: the answers of each tenant, and to how many bytes that was done.
-fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, u64)> {
+/// The load, with what the scene has beside it: the answers of each tenant, and how much of that was done.
+fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, Done)> {
     let api = Api::of(node)?;
     thread::scope(|scope| {
         let api = &api;
@@ -322,12 +323,12 @@ fn drive(node: &Node, scene: &Scene, clock: Clock) -> Result<(Vec<Vec<Answer>>, 
         };
         let bytes = scene.volume_bytes;
         let answers = load::drive(ports, &scene.tenants, &scene.device, bytes, clock);
-        let bytes = match beside.map(thread::ScopedJoinHandle::join) {
-            None => 0,
-            Some(Ok(bytes)) => bytes.context("keeping the node busy beside the load")?,
+        let done = match beside.map(thread::ScopedJoinHandle::join) {
+            None => Done::default(),
+            Some(Ok(done)) => done.context("keeping the node busy beside the load")?,
             Some(Err(_)) => bail!("what keeps the node busy panicked"),
         };
-        Ok((answers?, bytes))
+        Ok((answers?, done))
     })
 }
 
@@ -345,7 +346,7 @@ mod tests {
                 third_ns: 1,
             },
             answers: Vec::new(),
-            beside_bytes: 0,
+            beside_done: Done::default(),
             own_work: Vec::new(),
             bad_connections: 0,
             stolen_cores,

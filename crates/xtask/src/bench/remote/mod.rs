@@ -26,7 +26,7 @@ use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use placing::Placing;
-use points::{Beside, HALF_PART, PAIRS, Pair, Point, Role, Sample, points};
+use points::{Beside, DEEP, Goal, HALF_PART, PAIRS, Pair, Point, Role, Sample, points};
 use report::Report;
 use targets::Target;
 
@@ -137,14 +137,11 @@ pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
         false => root.join("docs/benchmarks"),
     };
     let page = report.write(&arguments.out.clone().unwrap_or(default_out))?;
-    for goal in points::goals(&report.samples, &report.pairs) {
-        let verdict = if goal.met { "met" } else { "MISSED" };
-        let (ratio, against) = (goal.ratio, &goal.against);
-        println!(
-            "{verdict:<7}{}: {ratio:.2} of {against}, goal {}",
-            goal.what, goal.bound
-        );
+    let goals = points::goals(&report.samples, &report.pairs);
+    for goal in &goals {
+        println!("{}", goal_line(goal));
     }
+    println!("{}", points::count(&goals));
     println!("results: {}", page.display());
     Ok(())
 }
@@ -252,13 +249,14 @@ impl Place<'_> {
         let lasts = Duration::from_secs_f64(seconds) / HALF_PART;
         let echoes = targets.iter().filter(|one| one.role == Role::Echo);
         let echoes = echoes.map(|echo| Beside::Echo(echo.name));
-        let blocks = [false, true].map(|is_write| Beside::Block { is_write });
+        let block = |depth| [false, true].map(|is_write| Beside::Block { is_write, depth });
+        let blocks = [1, DEEP].into_iter().flat_map(block);
         let kinds: Vec<Beside> = echoes.chain(blocks).collect();
         for kind in kinds {
-            let [own, other] = kind.points();
-            if !points.contains(&own) || !points.contains(&other) {
+            if !kind.is_among(points) {
                 continue;
             }
+            let [own, other] = kind.points();
             let beside = match kind {
                 Beside::Block { .. } => Some(native),
                 Beside::Echo(name) => targets.iter().position(|one| one.name == name),
@@ -332,6 +330,17 @@ fn line(sample: &Sample) -> String {
         sample.rate,
         sample.p50_us,
         sample.p99_us
+    )
+}
+
+fn goal_line(goal: &Goal) -> String {
+    let Some(found) = &goal.found else {
+        return format!("{}: not measured, goal {}", goal.what, goal.bound);
+    };
+    let verdict = if goal.met { "met" } else { "MISSED" };
+    format!(
+        "{verdict:<7}{}: {:.2} of {}, goal {}",
+        goal.what, found.ratio, found.against, goal.bound
     )
 }
 

@@ -153,8 +153,8 @@ pub(super) struct Pair {
 /// What is held against what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Beside {
-    /// 512 bytes against 4 KiB of the same.
-    Block { is_write: bool },
+    /// 512 bytes against 4 KiB of the same. Alone a core spins while it waits, so that its CPU is latency once more; with many in flight it is work.
+    Block { is_write: bool, depth: usize },
     /// 4 KiB against a network's server that does nothing.
     Echo(&'static str),
 }
@@ -163,9 +163,18 @@ impl Beside {
     /// What is driven first and second, or second and first.
     pub(super) fn points(self) -> [Point; 2] {
         match self {
-            Beside::Block { is_write } => [SMALL, BLOCK].map(|len| Point::new(is_write, len, 1)),
+            Beside::Block { is_write, depth } => {
+                [SMALL, BLOCK].map(|len| Point::new(is_write, len, depth))
+            }
             Beside::Echo(_) => [Point::new(false, BLOCK, 1); 2],
         }
+    }
+
+    /// Whether it belongs to the chosen points. What no table has, 512 bytes at depth 32, goes with what it is held against.
+    pub(super) fn is_among(self, chosen: &[Point]) -> bool {
+        let all = points();
+        let is_chosen = |point: &Point| chosen.contains(point) || !all.contains(point);
+        self.points().iter().all(is_chosen)
     }
 
     fn of(pair: &Pair) -> Beside {
@@ -173,6 +182,7 @@ impl Beside {
             Role::Echo => Beside::Echo(pair.other.target),
             _ => Beside::Block {
                 is_write: pair.other.point.is_write,
+                depth: pair.other.point.depth,
             },
         }
     }
@@ -233,6 +243,15 @@ pub(super) fn paired(pairs: &[Pair], figure: Figure) -> Vec<Paired> {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Goal {
     pub(super) what: &'static str,
+    pub(super) bound: &'static str,
+    /// Nothing where it was not measured: that it was wanted must be seen all the same.
+    pub(super) found: Option<Found>,
+    pub(super) met: bool,
+}
+
+/// What was measured for a goal.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Found {
     /// With what Flagstone was compared.
     pub(super) against: String,
     /// Flagstone's figure, and the other.
@@ -240,44 +259,117 @@ pub(super) struct Goal {
     pub(super) other: f64,
     /// Ours to the other; of pairs the median of their ratios.
     pub(super) ratio: f64,
-    pub(super) bound: &'static str,
-    pub(super) met: bool,
 }
 
-/// The goals that can be judged with what was measured.
+impl Found {
+    fn of(paired: &Paired, other: &str) -> Found {
+        Found {
+            against: format!("{other} in {} pairs", paired.count),
+            own: paired.own,
+            other: paired.other,
+            ratio: paired.ratio(),
+        }
+    }
+
+    /// Nothing at all meets no goal.
+    fn is_something(&self) -> bool {
+        self.own > 0.0 && self.other > 0.0
+    }
+}
+
+impl Goal {
+    fn new(
+        what: &'static str,
+        bound: &'static str,
+        found: Option<Found>,
+        meets: fn(f64) -> bool,
+    ) -> Goal {
+        let met = found
+            .as_ref()
+            .is_some_and(|found| found.is_something() && meets(found.ratio));
+        Goal {
+            what,
+            bound,
+            found,
+            met,
+        }
+    }
+
+    pub(super) fn verdict(&self) -> &'static str {
+        match (&self.found, self.met) {
+            (None, _) => "not measured",
+            (_, true) => "met",
+            (_, false) => "missed",
+        }
+    }
+}
+
+/// `4 of 10 met, 4 not measured`.
+pub(super) fn count(goals: &[Goal]) -> String {
+    let met = goals.iter().filter(|goal| goal.met).count();
+    let mut text = format!("{met} of {} met", goals.len());
+    match goals.iter().filter(|goal| goal.found.is_none()).count() {
+        0 => {}
+        missing => text.push_str(&format!(", {missing} not measured")),
+    }
+    text
+}
+
+/// All goals, those for which nothing was measured among them.
 pub(super) fn goals(samples: &[Sample], pairs: &[Pair]) -> Vec<Goal> {
     let read = Point::new(false, BLOCK, 1);
-    let mut goals = Vec::new();
-    goals.extend(beside_echo(pairs));
-    goals.extend(judge(
-        samples,
-        "the same",
-        (&read, P50),
-        (&[Role::Peer], f64::min),
-        "below 1",
-        |ratio| ratio < 1.0,
-    ));
+    let mut goals = vec![
+        Goal::new(
+            "latency of a 4 KiB read, depth 1, median",
+            "at most 1.5",
+            beside_echo(pairs),
+            |ratio| ratio <= 1.5,
+        ),
+        Goal::new(
+            "the same",
+            "below 1",
+            beside_peers(samples, &read, P50, f64::min),
+            |ratio| ratio < 1.0,
+        ),
+    ];
     for (what, is_write) in [
         ("4 KiB reads for each second of server CPU, depth 32", false),
         ("4 KiB writes for each second of server CPU, depth 32", true),
     ] {
         let deep = Point::new(is_write, BLOCK, DEEP);
-        goals.extend(judge(
-            samples,
+        goals.push(Goal::new(
             what,
-            (&deep, PER_CORE),
-            (&[Role::Peer], f64::max),
             "at least 1.5",
+            beside_peers(samples, &deep, PER_CORE, f64::max),
             |ratio| ratio >= 1.5,
         ));
     }
-    for (what, is_write, figure) in [
-        ("latency of a 512-byte read, depth 1, median", false, P50),
-        ("latency of a 512-byte write, depth 1, median", true, P50),
-        ("server CPU of a 512-byte read", false, SERVER_US),
-        ("server CPU of a 512-byte write", true, SERVER_US),
+    for (what, is_write, depth, figure) in [
+        ("latency of a 512-byte read, depth 1, median", false, 1, P50),
+        ("latency of a 512-byte write, depth 1, median", true, 1, P50),
+        ("server CPU of a 512-byte read", false, 1, SERVER_US),
+        ("server CPU of a 512-byte write", true, 1, SERVER_US),
+        (
+            "server CPU of a 512-byte read, depth 32",
+            false,
+            DEEP,
+            SERVER_US,
+        ),
+        (
+            "server CPU of a 512-byte write, depth 32",
+            true,
+            DEEP,
+            SERVER_US,
+        ),
     ] {
-        goals.extend(small(pairs, what, is_write, figure));
+        let beside = Beside::Block { is_write, depth };
+        // To a hundredth: halves of a pair that are the same differ by more.
+        goals.push(Goal::new(
+            what,
+            "at most 1.00",
+            beside_blocks(pairs, beside, figure),
+            |ratio| ratio < 1.005,
+        ));
     }
     goals
 }
@@ -285,18 +377,11 @@ pub(super) fn goals(samples: &[Sample], pairs: &[Pair]) -> Vec<Goal> {
 /// The better of two figures.
 type Best = fn(f64, f64) -> f64;
 
-/// Flagstone's native figure at a point against the best of others there.
-fn judge(
-    samples: &[Sample],
-    what: &'static str,
-    (point, figure): (&Point, Figure),
-    (roles, best): (&[Role], Best),
-    bound: &'static str,
-    met: fn(f64) -> bool,
-) -> Option<Goal> {
+/// Flagstone's native figure at a point against the best of the stock servers there.
+fn beside_peers(samples: &[Sample], point: &Point, figure: Figure, best: Best) -> Option<Found> {
     let own = native(samples, point, figure)?;
     let mut found: Option<(f64, &'static str)> = None;
-    for sample in samples.iter().filter(|sample| roles.contains(&sample.role)) {
+    for sample in samples.iter().filter(|sample| sample.role == Role::Peer) {
         let Some(value) = median(values(samples, sample.target, point, figure)) else {
             continue;
         };
@@ -310,20 +395,16 @@ fn judge(
         true => own / other,
         false => 0.0,
     };
-    Some(Goal {
-        what,
+    Some(Found {
         against: against.to_owned(),
         own,
         other,
         ratio,
-        bound,
-        // Nothing at all meets no goal.
-        met: own > 0.0 && other > 0.0 && met(ratio),
     })
 }
 
 /// A read of 4 KiB against the echo beside which it looks longest.
-fn beside_echo(pairs: &[Pair]) -> Option<Goal> {
+fn beside_echo(pairs: &[Pair]) -> Option<Found> {
     let echoes = paired(pairs, P50)
         .into_iter()
         .filter(|paired| matches!(paired.beside, Beside::Echo(_)));
@@ -331,32 +412,14 @@ fn beside_echo(pairs: &[Pair]) -> Option<Goal> {
     let Beside::Echo(name) = found.beside else {
         return None;
     };
-    Some(Goal {
-        what: "latency of a 4 KiB read, depth 1, median",
-        against: format!("{name} in {} pairs", found.count),
-        own: found.own,
-        other: found.other,
-        ratio: found.ratio(),
-        bound: "at most 1.5",
-        met: found.ratio() <= 1.5,
-    })
+    Some(Found::of(&found, name))
 }
 
-/// 512 bytes against 4 KiB. To a hundredth: halves of a pair that are the same differ by more.
-fn small(pairs: &[Pair], what: &'static str, is_write: bool, figure: Figure) -> Option<Goal> {
-    let beside = Beside::Block { is_write };
-    let found = paired(pairs, figure)
-        .into_iter()
-        .find(|paired| paired.beside == beside)?;
-    Some(Goal {
-        what,
-        against: format!("that of 4 KiB in {} pairs", found.count),
-        own: found.own,
-        other: found.other,
-        ratio: found.ratio(),
-        bound: "at most 1.00",
-        met: found.ratio() < 1.005,
-    })
+/// 512 bytes against 4 KiB.
+fn beside_blocks(pairs: &[Pair], beside: Beside, figure: Figure) -> Option<Found> {
+    let all = paired(pairs, figure);
+    let found = all.iter().find(|paired| paired.beside == beside)?;
+    Some(Found::of(found, "that of 4 KiB"))
 }
 
 fn native(samples: &[Sample], point: &Point, figure: Figure) -> Option<f64> {
@@ -393,17 +456,46 @@ mod tests {
         ]
     }
 
+    fn measured(samples: &[Sample], pairs: &[Pair]) -> Vec<Goal> {
+        let mut all = goals(samples, pairs);
+        all.retain(|goal| goal.found.is_some());
+        all
+    }
+
+    fn against(goal: &Goal) -> &str {
+        goal.found.as_ref().map_or("", |found| &found.against)
+    }
+
     #[test]
     fn goals_are_against_the_best_of_the_others() {
-        let met = |run: &[Sample]| goals(run, &[]).iter().map(|g| g.met).collect::<Vec<_>>();
-        let all = goals(&run(15.0, 150.0), &[]);
-        let against: Vec<&str> = all.iter().map(|goal| goal.against.as_str()).collect();
+        let met = |run: &[Sample]| {
+            let all = measured(run, &[]);
+            all.iter().map(|goal| goal.met).collect::<Vec<_>>()
+        };
+        let all = measured(&run(15.0, 150.0), &[]);
+        let against: Vec<&str> = all.iter().map(against).collect();
         assert_eq!(against, ["a", "b"]);
         assert_eq!(met(&run(15.9, 150.0)), [true, true]);
         assert_eq!(met(&run(15.9, 149.0)), [true, false]);
         assert_eq!(met(&run(16.0, 150.0)), [false, true]);
         assert_eq!(met(&run(0.0, 0.0)), [false, false]);
-        assert!(goals(&[], &[]).is_empty());
+    }
+
+    /// Else "4 of 4 met" may be said where ten are wanted.
+    #[test]
+    fn a_goal_that_was_not_measured_is_there_and_not_met() {
+        let none = goals(&[], &[]);
+        assert_eq!(none.len(), 10);
+        assert!(none.iter().all(|goal| goal.verdict() == "not measured"));
+        assert_eq!(count(&none), "0 of 10 met, 10 not measured");
+        let some = goals(&run(15.0, 149.0), &[]);
+        assert_eq!(count(&some), "1 of 10 met, 8 not measured");
+        let verdicts: Vec<&str> = some[..4].iter().map(Goal::verdict).collect();
+        let expected = ["not measured", "met", "missed", "not measured"];
+        assert_eq!(verdicts, expected);
+        let names = |goals: &[Goal]| goals.iter().map(|goal| goal.what).collect::<Vec<_>>();
+        assert_eq!(names(&some), names(&none));
+        assert_eq!(count(&some[1..2]), "1 of 1 met");
     }
 
     #[test]
@@ -418,10 +510,10 @@ mod tests {
             let each = |us| [pair("sleeps", us, us), pair("spins", part * us, us)];
             [20.0, 40.0, 60.0].map(each).concat()
         };
-        let all = goals(&[], &drifts(1.5));
+        let all = measured(&[], &drifts(1.5));
         assert_eq!(all.len(), 1, "and nothing of small ones");
-        assert!(all[0].met && all[0].against == "spins in 3 pairs");
-        assert!(!goals(&[], &drifts(1.51))[0].met);
+        assert!(all[0].met && against(&all[0]) == "spins in 3 pairs");
+        assert!(!measured(&[], &drifts(1.51))[0].met);
     }
 
     #[test]
@@ -453,7 +545,8 @@ mod tests {
         };
         // The machine becomes three times as slow meanwhile, for both.
         let drifts = |small: f64| [9.0, 18.0, 27.0].map(|us| pair(true, small * us, us));
-        let latency = |pairs: &[Pair]| goals(&[], pairs)[0].clone();
+        let latency = |pairs: &[Pair]| measured(&[], pairs)[0].clone();
+        let ratio = |pairs: &[Pair]| latency(pairs).found.map(|found| found.ratio);
         assert!(latency(&drifts(1.0)).met && latency(&drifts(1.004)).met);
         assert!(!latency(&drifts(1.006)).met);
         let pairs = [
@@ -461,12 +554,57 @@ mod tests {
             pair(true, 30.0, 15.0),
             pair(true, 8.0, 10.0),
         ];
-        assert_eq!(latency(&pairs).ratio, 0.8, "not that of the medians");
-        assert_eq!(latency(&pairs[..2]).ratio, 2.0, "the larger of two");
+        assert_eq!(ratio(&pairs), Some(0.8), "not that of the medians");
+        assert_eq!(ratio(&pairs[..2]), Some(2.0), "the larger of two");
         // Each kind by itself.
         let kinds = [pair(false, 9.0, 10.0), pair(true, 12.0, 10.0)];
-        let met: Vec<bool> = goals(&[], &kinds).iter().map(|goal| goal.met).collect();
+        let all = measured(&[], &kinds);
+        let met: Vec<bool> = all.iter().map(|goal| goal.met).collect();
         assert_eq!(met, [true, false, true, true]);
+    }
+
+    #[test]
+    fn small_requests_in_flight_together_are_judged_by_the_servers_work() {
+        let of = |len, depth, rate| {
+            let point = Point::new(false, len, depth);
+            // Latency alone says that it is worse.
+            sample(
+                "n",
+                Role::Native,
+                point,
+                if len == SMALL { 2.0 } else { 1.0 },
+                rate,
+            )
+        };
+        let pair = |depth, small_rate| Pair {
+            own: of(SMALL, depth, small_rate),
+            other: of(BLOCK, depth, 100.0),
+        };
+        let deep = |small_rate| measured(&[], &[pair(DEEP, small_rate)]);
+        assert_eq!(deep(100.0).len(), 1);
+        assert_eq!(
+            deep(100.0)[0].what,
+            "server CPU of a 512-byte read, depth 32"
+        );
+        assert!(deep(100.0)[0].met && !deep(98.0)[0].met);
+        // Each depth by itself: alone, latency and CPU.
+        let both = measured(&[], &[pair(1, 50.0), pair(DEEP, 200.0)]);
+        let met: Vec<bool> = both.iter().map(|goal| goal.met).collect();
+        assert_eq!(met, [false, false, true]);
+    }
+
+    #[test]
+    fn pairs_belong_to_the_points_that_were_chosen() {
+        let block = |depth| Beside::Block {
+            is_write: true,
+            depth,
+        };
+        assert!(block(1).is_among(&points()) && block(DEEP).is_among(&points()));
+        let deep = [Point::new(true, BLOCK, DEEP)];
+        assert!(block(DEEP).is_among(&deep) && !block(1).is_among(&deep));
+        let small = [Point::new(true, SMALL, 1)];
+        assert!(!block(1).is_among(&small) && !block(DEEP).is_among(&small));
+        assert!(!Beside::Echo("spins").is_among(&deep));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::points::{
     BLOCK, Beside, DEEP, Figure, P50, P99, PER_CORE, Pair, Point, RATE, Role, SERVER_US, SIZES,
-    Sample, goals, median, paired, size, values,
+    Sample, count, goals, median, paired, size, values,
 };
 use crate::bench::machine::Setting;
 use crate::bench::plot::{self, OWN_COLOURS, PEER_COLOURS, Panel};
@@ -72,8 +72,15 @@ impl Report {
             .iter()
             .map(|(name, is, how)| json!({ "target": name, "is": role(*is), "how": how }));
         let goals = goals(&self.samples, &self.pairs).into_iter().map(|goal| {
-            json!({ "what": goal.what, "against": goal.against, "own": goal.own, "other": goal.other,
-                "ratio": goal.ratio, "bound": goal.bound, "met": goal.met })
+            let mut value = json!({ "what": goal.what, "bound": goal.bound, "met": goal.met,
+                "verdict": goal.verdict() });
+            if let Some(found) = goal.found {
+                value["against"] = json!(found.against);
+                value["own"] = json!(found.own);
+                value["other"] = json!(found.other);
+                value["ratio"] = json!(found.ratio);
+            }
+            value
         });
         let value = json!({
             "setting": self.setting.to_json(), "command": self.command, "rounds": self.rounds,
@@ -119,24 +126,29 @@ impl Report {
 
     fn goals(&self, page: &mut String) {
         let goals = goals(&self.samples, &self.pairs);
-        let met = goals.iter().filter(|goal| goal.met).count();
-        let _ = writeln!(page, "\n## Goals\n\n{met} of {} met.\n", goals.len());
+        let _ = writeln!(page, "\n## Goals\n\n{}.\n", count(&goals));
         table_head(
             page,
             &["native", "is", "against", "is", "ratio", "goal", ""],
         );
         for goal in goals {
-            let _ = writeln!(
-                page,
-                "| {} | {} | {} | {} | {:.3} | {} | {} |",
-                goal.what,
-                thousands(goal.own),
-                goal.against,
-                thousands(goal.other),
-                goal.ratio,
-                goal.bound,
-                if goal.met { "met" } else { "**missed**" }
-            );
+            let _ = write!(page, "| {} | ", goal.what);
+            let _ = match &goal.found {
+                None => write!(page, "- | - | - | -"),
+                Some(found) => write!(
+                    page,
+                    "{} | {} | {} | {:.3}",
+                    thousands(found.own),
+                    found.against,
+                    thousands(found.other),
+                    found.ratio
+                ),
+            };
+            let verdict = match goal.verdict() {
+                "met" => "met".to_owned(),
+                other => format!("**{other}**"),
+            };
+            let _ = writeln!(page, " | {} | {verdict} |", goal.bound);
         }
     }
 
@@ -146,7 +158,7 @@ impl Report {
             return;
         }
         page.push_str(
-            "\n## In pairs, depth 1\n\nOne right behind the other, a quarter of a point's time each. The ratio is of each pair: its median, and \
+            "\n## In pairs\n\nOne right behind the other, a quarter of a point's time each. The ratio is of each pair: its median, and \
              between what half of the pairs were.\n\n",
         );
         let titles = [
