@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::net::SocketAddr;
 
 use flagstone_platform::IoBuf;
 use flagstone_types::Lsn;
@@ -167,6 +168,17 @@ pub enum OpenError {
     NotFound,
     /// The node is stopping or the device is not available.
     Unavailable,
+    /// It may not be opened by this connection.
+    Forbidden,
+}
+
+/// The two ends of a connection, as far as they are known: of a Unix socket neither is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ends {
+    /// The client's address.
+    pub peer: Option<SocketAddr>,
+    /// The address by which it came in, so which interface.
+    pub local: Option<SocketAddr>,
 }
 
 /// Where a name leads.
@@ -198,6 +210,14 @@ pub trait VolumeDirectory: Clone + 'static {
     /// Names that a client shall find on the node, sorted: the first `count_max` behind `after`.
     /// Fewer only at the end. Snapshots can be left out.
     fn list(&self, after: Option<&str>, count_max: usize) -> impl Future<Output = Vec<ExportInfo>>;
+
+    /// Whether a connection with these ends may open `name`, or be shown it. True of what isn't there.
+    fn may_open(&self, _name: &str, _ends: Ends) -> bool {
+        true
+    }
+
+    /// A connection was refused `name` for its ends: a line of the audit log.
+    fn note_forbidden(&self, _name: &str, _ends: Ends) {}
 
     /// The sentence for people about `name`; empty if there is none.
     fn describe(&self, name: &str) -> impl Future<Output = String>;

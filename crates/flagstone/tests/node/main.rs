@@ -17,6 +17,7 @@ mod metrics;
 mod moves;
 mod moves_resumed;
 mod native;
+mod native_access;
 mod series;
 mod slo;
 mod stop;

@@ -26,12 +26,12 @@ use flagstone_wire::hello::Nonce;
 use flagstone_wire::{InFlight, Operation, Status, VolumeNo};
 
 use super::counters::NativeCounters;
-use super::directory::{Ends, NativeDirectory};
+use super::directory::{Ends, NativeDirectory, RefusedRequest};
 use super::limits::NativeLimits;
 use super::outbox::ReplyBody;
 use super::server::CloseReason;
 use super::sessions::Session;
-use super::volumes::Volumes;
+use super::volumes::{Need, OpenVolume, Volumes, rule_of_refusal};
 use super::work::Work;
 use crate::stall::{Progress, STALL_TICKS, Stall};
 use crate::window::{Charge, SharedMemory, Window};
@@ -146,6 +146,35 @@ pub(crate) struct Connection<P: Platform, D: NativeDirectory> {
 }
 
 impl<P: Platform, D: NativeDirectory> Connection<P, D> {
+    /// The volume of this number, if it may be used for that.
+    pub(crate) fn admit(&self, number: VolumeNo, need: Need) -> Result<Rc<OpenVolume<D>>, Status> {
+        let admitted = self.volumes.admit(number, need);
+        if admitted.is_err() {
+            self.tell_refused(number, need);
+        }
+        admitted
+    }
+
+    /// Puts into the audit log that a token doesn't allow what was asked for, once.
+    #[cold]
+    fn tell_refused(&self, number: VolumeNo, need: Need) {
+        let Some(open) = self.volumes.get(number) else {
+            return;
+        };
+        let Some(rule) = rule_of_refusal(&open.grant, need) else {
+            return;
+        };
+        if self.session.note_refused(open.id, open.token, rule) {
+            self.directory.audit_request(&RefusedRequest {
+                volume: open.id,
+                token: open.token,
+                client: &self.client.name,
+                ends: self.client.ends,
+                rule,
+            });
+        }
+    }
+
     pub(crate) fn new(
         platform: P,
         stream: Transport<P>,

@@ -14,15 +14,7 @@ use flagstone_wire::proof::Claim;
 
 use super::arrivals::Arrivals;
 use super::volume::{NativeError, NativeVolume};
-
-/// The two ends of a connection, as far as they are known: of a Unix socket neither is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ends {
-    /// The client's address.
-    pub peer: Option<SocketAddr>,
-    /// The address by which it came in, so which interface.
-    pub local: Option<SocketAddr>,
-}
+pub use crate::volume::Ends;
 
 /// What a token allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +63,7 @@ pub struct Asked<'a> {
 }
 
 /// Why an `OPEN` is refused. For the audit log: the client learns none of these.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
     /// There is no such volume.
     UnknownVolume,
@@ -129,6 +121,21 @@ pub enum Found<V, G> {
     Failed(NativeError),
 }
 
+/// A request that was refused on a volume that is open. For the audit log.
+#[derive(Clone, Copy, Debug)]
+pub struct RefusedRequest<'a> {
+    /// The volume that is open.
+    pub volume: DvolId,
+    /// The number of the token that it was opened with.
+    pub token: u32,
+    /// Who the client says that it is.
+    pub client: &'a str,
+    /// Where it came from.
+    pub ends: Ends,
+    /// [`Rule::Revoked`] or [`Rule::Kind`].
+    pub rule: Rule,
+}
+
 /// A line of the audit log. It holds no keys and no proofs.
 #[derive(Clone, Copy, Debug)]
 pub struct Audit<'a> {
@@ -172,4 +179,8 @@ pub trait NativeDirectory: Clone + 'static {
     /// Writes a line of the audit log, with the time. Called for each `OPEN` that is refused, and for the first
     /// of each volume and token in a session.
     fn audit(&self, line: &Audit<'_>);
+
+    /// Writes a line of the audit log for the first request of a session that is refused by a rule: a client that
+    /// tries again and again doesn't fill the log.
+    fn audit_request(&self, _line: &RefusedRequest<'_>) {}
 }

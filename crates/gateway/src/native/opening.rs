@@ -79,6 +79,8 @@ async fn open_one<P: Platform, D: NativeDirectory>(
     let lsn = volume.lsn();
     let open = OpenVolume {
         volume,
+        id: found.id,
+        token: request.token,
         grant,
         read_only: for_reading || never_written,
         epoch: epoch.into(),

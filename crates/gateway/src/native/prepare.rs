@@ -328,7 +328,7 @@ fn build_conditions<P: Platform, D: NativeDirectory>(
             }
             Condition::Epoch { volume, epoch } => (volume, ConditionKind::Epoch(epoch)),
         };
-        let open = connection.volumes.admit(number, Need::Read)?;
+        let open = connection.admit(number, Need::Read)?;
         built.push(VolumeCondition {
             volume: open.volume.clone(),
             what,
@@ -379,7 +379,7 @@ fn build_commit<P: Platform, D: NativeDirectory>(
                 (volume, ChangeKind::SetAttributes(attributes))
             }
         };
-        let open = connection.volumes.admit(number, Need::Write)?;
+        let open = connection.admit(number, Need::Write)?;
         changes.push(VolumeChange {
             volume: open.volume.clone(),
             epoch: open.epoch.get(),
@@ -405,7 +405,7 @@ fn build_read_if<P: Platform, D: NativeDirectory>(
     let conditions = build_conditions(connection, read_if.conditions, &payload)?;
     let mut ranges = Vec::with_capacity(read_if.parts.len());
     for (range, _) in read_if.parts {
-        let open = connection.volumes.admit(range.volume, Need::Read)?;
+        let open = connection.admit(range.volume, Need::Read)?;
         ranges.push(VolumeRange {
             volume: open.volume.clone(),
             offset_bytes: range.offset_bytes,
@@ -426,7 +426,7 @@ fn build_snapshot<P: Platform, D: NativeDirectory>(
     let snapshots = decode_snapshots(body)?;
     let mut volumes = Vec::with_capacity(snapshots.len());
     for new in snapshots {
-        let open = connection.volumes.admit(new.volume, Need::Own)?;
+        let open = connection.admit(new.volume, Need::Own)?;
         let epoch = open.epoch.get();
         volumes.push((open.volume.clone(), epoch, new.name.to_owned()));
     }

@@ -178,7 +178,7 @@ impl<P: Platform, D: NativeDirectory> Reader<'_, P, D> {
     async fn run_one(&mut self, header: &RequestHeader, operation: Operation) -> Result<(), Stop> {
         let connection = self.connection;
         if header.volume != VolumeNo::NONE && operation != Operation::Close {
-            let admitted = connection.volumes.admit(header.volume, need_of(operation));
+            let admitted = connection.admit(header.volume, need_of(operation));
             if let Err(status) = admitted {
                 return self.refuse_unread(header, status.into()).await;
             }

@@ -14,6 +14,8 @@ use flagstone_types::{DvolId, Lsn};
 use flagstone_wire::hello::{Outcome, SessionId};
 use flagstone_wire::{Operation, Status};
 
+use super::directory::Rule;
+
 /// Pairs of volume and token that a session remembers for the audit log. Beyond it, a line may come twice.
 const AUDITED_MAX: usize = 16_384;
 
@@ -46,6 +48,8 @@ pub(crate) struct Session {
     disconnected: Signal,
     has_opened: Cell<bool>,
     audited: RefCell<BTreeSet<(DvolId, u32)>>,
+    /// By which rules requests were refused, of which volumes and tokens.
+    refused: RefCell<BTreeSet<(DvolId, u32, Rule)>>,
     /// Its place among those that wait.
     waiting: Cell<Option<(Time, u64)>>,
 }
@@ -66,6 +70,7 @@ impl Session {
             disconnected: Signal::new(),
             has_opened: Cell::new(false),
             audited: RefCell::default(),
+            refused: RefCell::default(),
             waiting: Cell::new(None),
         }
     }
@@ -144,6 +149,13 @@ impl Session {
             return !audited.contains(&(volume, token));
         }
         audited.insert((volume, token))
+    }
+
+    /// A request was refused by a rule. True if it is the first time. Of a session with too many such volumes no more
+    /// is told: their opening was.
+    pub(crate) fn note_refused(&self, volume: DvolId, token: u32, rule: Rule) -> bool {
+        let mut refused = self.refused.borrow_mut();
+        refused.len() < AUDITED_MAX && refused.insert((volume, token, rule))
     }
 }
 

@@ -3,10 +3,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use flagstone_types::Epoch;
+use flagstone_types::{DvolId, Epoch};
 use flagstone_wire::{Operation, Status, VolumeNo};
 
-use super::directory::{Grant, NativeDirectory, TokenKind};
+use super::directory::{Grant, NativeDirectory, Rule, TokenKind};
 
 /// Bits of a number that are its place in the table, plus one; the others count who had the place, so that the
 /// number of a volume that was closed doesn't soon mean another one.
@@ -15,6 +15,9 @@ const PLACE_BITS: u32 = 16;
 /// An open volume.
 pub(crate) struct OpenVolume<D: NativeDirectory> {
     pub(crate) volume: D::Volume,
+    /// Which one, and the number of the token that opened it: for the audit log.
+    pub(crate) id: DvolId,
+    pub(crate) token: u32,
     pub(crate) grant: D::Grant,
     /// Opened for reading, or not to be had otherwise.
     pub(crate) read_only: bool,
@@ -52,6 +55,16 @@ pub(crate) fn check_rights<G: Grant>(grant: &G, read_only: bool, need: Need) -> 
         return Err(Status::ReadOnly);
     }
     Ok(())
+}
+
+/// The rule by which a token is refused that; `None` if it is not the token's fault.
+pub(crate) fn rule_of_refusal<G: Grant>(grant: &G, need: Need) -> Option<Rule> {
+    match (grant.kind(), need) {
+        _ if grant.is_revoked() => Some(Rule::Revoked),
+        (TokenKind::Reader, Need::Write | Need::Own) => Some(Rule::Kind),
+        (TokenKind::Writer, Need::Own) => Some(Rule::Kind),
+        _ => None,
+    }
 }
 
 struct Place<D: NativeDirectory> {

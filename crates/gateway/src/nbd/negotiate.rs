@@ -18,7 +18,7 @@ use super::options::{
     NegotiationLimits, Output, Question, TlsPolicy,
 };
 use super::session::CloseReason;
-use crate::volume::{OpenError, Opened, Volume, VolumeDirectory};
+use crate::volume::{Ends, OpenError, Opened, Volume, VolumeDirectory};
 
 /// Bytes received at once.
 const NEGOTIATION_READ_BYTES: usize = 4096;
@@ -30,6 +30,9 @@ const NEGOTIATION_SEND_BYTES: usize = 64 << 10;
 /// up, names are unstable and the client should come again.
 const HAND_OVERS_MAX: u32 = 8;
 
+/// How often a connection may ask for what it may not open, each of which is a line in the audit log.
+const FORBIDDEN_MAX: u32 = 8;
+
 /// A negotiation on its way to another core: plain data.
 pub struct NegotiatedSession {
     machine: Box<Negotiation>,
@@ -38,6 +41,8 @@ pub struct NegotiatedSession {
     /// How long the negotiation has taken, in nanoseconds.
     age_ns: u64,
     hand_overs: u32,
+    ends: Ends,
+    forbidden: u32,
     /// What the stream's TLS knows, if it has begun.
     pub(crate) tls: Option<TlsSession>,
 }
@@ -53,6 +58,7 @@ impl NegotiatedSession {
         limits: NegotiationLimits,
         tls: Option<&ServerTls>,
         time_left_ns: u64,
+        ends: Ends,
     ) -> NegotiatedSession {
         let policy = match tls {
             None => TlsPolicy::None,
@@ -65,6 +71,8 @@ impl NegotiatedSession {
             time_left_ns,
             age_ns: 0,
             hand_overs: 0,
+            ends,
+            forbidden: 0,
             tls: None,
         }
     }
@@ -96,6 +104,9 @@ pub(crate) struct Negotiator<'a, P: Platform, D: VolumeDirectory> {
     deadline: Time,
     machine: Box<Negotiation>,
     hand_overs: u32,
+    ends: Ends,
+    /// How often it has asked for what it may not open.
+    forbidden: u32,
     /// What the last `Open` question found.
     volume: Option<D::Volume>,
 }
@@ -122,6 +133,8 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             deadline: now.plus_ns(session.time_left_ns),
             machine: session.machine,
             hand_overs: session.hand_overs,
+            ends: session.ends,
+            forbidden: session.forbidden,
             volume: None,
         }
     }
@@ -129,6 +142,10 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
     /// Runs until the negotiation is over, or must go on on another core.
     pub(crate) async fn run(&mut self) -> Negotiated<D::Volume> {
         loop {
+            if self.forbidden >= FORBIDDEN_MAX {
+                let what = "too many exports that it may not open";
+                return Negotiated::Closed(CloseReason::Violation(what));
+            }
             let go_on = match self.machine.poll_output() {
                 Output::Send(bytes) => self.send(&bytes).await,
                 Output::Wait => self.receive().await,
@@ -178,6 +195,8 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             time_left_ns: self.deadline.since(now),
             age_ns: now.since(self.began),
             hand_overs: self.hand_overs,
+            ends: self.ends,
+            forbidden: self.forbidden,
             machine: self.machine,
             tls: None,
         }
@@ -255,13 +274,21 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
             Question::Open { name, describe } => return self.open(&name, describe).await,
             Question::List { after } => {
                 let exports = self.directory.list(after.as_deref(), LIST_PART_EXPORTS);
-                self.machine.handle_list(&exports.await);
+                let mut exports = exports.await;
+                let last = exports.last().map(|last| last.name.clone());
+                let after = last.filter(|_| exports.len() >= LIST_PART_EXPORTS);
+                exports.retain(|export| self.directory.may_open(&export.name, self.ends));
+                if exports.is_empty() {
+                    // Nothing is sent meanwhile, so others have their turn here.
+                    self.platform.yield_now().await;
+                }
+                self.machine.handle_list_part(&exports, after);
             }
             Question::Contexts {
                 export,
                 queries,
                 listing,
-            } => match find_contexts(self.directory, &export, &queries, listing).await {
+            } => match self.find_contexts(&export, &queries, listing).await {
                 Ok(Found::OnCore(core)) => match self.may_move() {
                     true => return Some(core),
                     false => self.machine.handle_contexts(Err(OpenError::Unavailable)),
@@ -273,6 +300,27 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
         None
     }
 
+    /// The name of an export that this connection may open. That it may not is a line in the audit log.
+    async fn permitted(&mut self, name: &str) -> Result<String, OpenError> {
+        let name = resolve(self.directory, name).await?;
+        if !self.directory.may_open(&name, self.ends) {
+            self.forbidden += 1;
+            self.directory.note_forbidden(&name, self.ends);
+            return Err(OpenError::Forbidden);
+        }
+        Ok(name)
+    }
+
+    async fn find_contexts(
+        &mut self,
+        export: &str,
+        queries: &[Query],
+        listing: bool,
+    ) -> Result<Found, OpenError> {
+        let export = self.permitted(export).await?;
+        find_contexts(self.directory, export, queries, listing).await
+    }
+
     /// Counts a move to another core, unless there were too many.
     fn may_move(&mut self) -> bool {
         let may = self.hand_overs < HAND_OVERS_MAX;
@@ -281,7 +329,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
     }
 
     async fn open(&mut self, name: &str, describe: bool) -> Option<usize> {
-        let opened = match resolve(self.directory, name).await {
+        let opened = match self.permitted(name).await {
             Ok(name) => self
                 .directory
                 .open(&name)
@@ -364,11 +412,10 @@ enum Found {
 /// The contexts of an export that the queries find, in their order, each once.
 async fn find_contexts<D: VolumeDirectory>(
     directory: &D,
-    export: &str,
+    export: String,
     queries: &[Query],
     listing: bool,
 ) -> Result<Found, OpenError> {
-    let export = resolve(directory, export).await?;
     if let Opened::OnCore(core) = directory.open(&export).await? {
         return Ok(Found::OnCore(core));
     }

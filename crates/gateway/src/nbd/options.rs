@@ -225,6 +225,13 @@ impl Negotiation {
 
     /// Answers [`Question::List`]. Fewer than [`LIST_PART_EXPORTS`] are the last ones.
     pub fn handle_list(&mut self, exports: &[ExportInfo]) {
+        let last = exports.last().map(|last| last.name.clone());
+        let after = last.filter(|_| exports.len() >= LIST_PART_EXPORTS);
+        self.handle_list_part(exports, after);
+    }
+
+    /// The same, of a part of which not everything is shown. `after`: more are behind this name.
+    pub fn handle_list_part(&mut self, exports: &[ExportInfo], after: Option<String>) {
         if self.take_question() != Some(Then::List) {
             debug_assert!(false, "the question was not List");
             return;
@@ -235,12 +242,9 @@ impl Negotiation {
             let data = [&name_len, name, export.description.as_bytes()];
             self.reply(option::LIST, option_reply::SERVER, &data);
         }
-        match exports.last() {
-            Some(last) if exports.len() >= LIST_PART_EXPORTS => {
-                let after = Some(last.name.clone());
-                self.phase = Phase::Asking(Question::List { after }, Then::List);
-            }
-            _ => self.acknowledge(option::LIST),
+        match after {
+            Some(_) => self.phase = Phase::Asking(Question::List { after }, Then::List),
+            None => self.acknowledge(option::LIST),
         }
     }
 
@@ -610,6 +614,10 @@ impl Negotiation {
             OpenError::Unavailable => {
                 let text = "the volume is not available at the moment";
                 self.refuse(option, option_reply::ERR_SHUTDOWN, text);
+            }
+            OpenError::Forbidden => {
+                let text = "the volume may not be opened from this address, or not on this one of the node";
+                self.refuse(option, option_reply::ERR_POLICY, text);
             }
         }
     }

@@ -23,7 +23,7 @@ use super::options::Agreement;
 use super::receive::read_requests;
 use super::transmit::spawn_writer;
 use crate::sparingly::Sparingly;
-use crate::volume::VolumeDirectory;
+use crate::volume::{Ends, VolumeDirectory};
 use crate::window::SharedMemory;
 
 /// Why a connection is over.
@@ -148,12 +148,18 @@ impl<P: Platform, D: VolumeDirectory> NbdServer<P, D> {
         }
     }
 
-    /// Serves a new connection. Completes when it is over or must move to another core.
+    /// Serves a new connection whose ends nobody knows, as those of a Unix socket. Completes when it is over or must move
+    /// to another core.
     pub async fn serve_connection(&self, stream: P::Stream) -> Outcome<P::Stream> {
+        self.serve_connection_of(stream, Ends::default()).await
+    }
+
+    /// The same, of a connection with these ends.
+    pub async fn serve_connection_of(&self, stream: P::Stream, ends: Ends) -> Outcome<P::Stream> {
         let limits = &self.inner.shared.limits;
         let tls = self.inner.tls.as_ref();
         let time_ns = limits.negotiation_ns();
-        let session = NegotiatedSession::new(limits.negotiation, tls, time_ns);
+        let session = NegotiatedSession::new(limits.negotiation, tls, time_ns, ends);
         self.resume_connection(stream, session).await
     }
 

@@ -112,6 +112,8 @@ pub mod option_reply {
     pub const META_CONTEXT: u32 = 4;
     /// Not a known option.
     pub const ERR_UNSUP: u32 = ERROR | 1;
+    /// Not for this client. [nbd "Option reply types", NBD_REP_ERR_POLICY]
+    pub const ERR_POLICY: u32 = ERROR | 2;
     /// Not a valid request.
     pub const ERR_INVALID: u32 = ERROR | 3;
     /// Only with TLS. [nbd "Option reply types", NBD_REP_ERR_TLS_REQD]

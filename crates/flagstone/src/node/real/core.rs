@@ -11,7 +11,7 @@ use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo};
 use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::{NativeLimits, NativeServer};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
-use flagstone_gateway::volume::{ExportInfo, OpenError, Opened, VolumeDirectory};
+use flagstone_gateway::volume::{Ends, ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform, Time};
 use flagstone_runtime::{CoreRemote, Refused, UringListener, UringPlatform, UringStream};
@@ -19,7 +19,7 @@ use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
 use flagstone_tls::ServerTls;
 use flagstone_types::{DvolId, Lsn};
 
-use super::access::Access;
+use super::access::{Access, Origin};
 use super::attributes::{Receiving, StripePart, VolumeAttributes};
 use super::background;
 use super::between::Between;
@@ -308,8 +308,11 @@ impl CoreNode {
     fn serve(self: &Rc<Self>, stream: UringStream) {
         let Some(server) = self.nbd() else { return };
         let core = self.clone();
+        let (peer, local) = stream.addresses();
         self.platform.spawn(async move {
-            let outcome = server.serve_connection(stream).await;
+            let outcome = server
+                .serve_connection_of(stream, Ends { peer, local })
+                .await;
             core.hand_over(outcome);
         });
     }
@@ -801,6 +804,17 @@ impl VolumeDirectory for Directory {
             description: String::new(),
         };
         names.into_iter().map(|(name, _)| export(name)).collect()
+    }
+
+    fn may_open(&self, name: &str, ends: Ends) -> bool {
+        self.core
+            .access
+            .check_origin(name, Origin::of(ends))
+            .is_ok()
+    }
+
+    fn note_forbidden(&self, name: &str, ends: Ends) {
+        self.core.access.tell_forbidden(name, Origin::of(ends));
     }
 
     /// Volumes have no description yet.

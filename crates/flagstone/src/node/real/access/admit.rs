@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use flagstone_gateway::volume::Ends;
 use flagstone_types::DvolId;
 use flagstone_wire::open::{PROOF_BYTES, Target};
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 
 use super::Access;
-use super::record::Live;
+use super::record::{Live, Record};
 use crate::node::real::between::Elsewhere;
 use crate::node::real::names::Place;
 use crate::node::{TokenKind, TokenState};
@@ -22,6 +23,16 @@ pub(in crate::node::real) struct Origin {
     pub(in crate::node::real) peer: Option<IpAddr>,
     /// The node's address that it has connected to.
     pub(in crate::node::real) local: Option<IpAddr>,
+}
+
+impl Origin {
+    /// What a connection has for ends.
+    pub(in crate::node::real) fn of(ends: Ends) -> Origin {
+        Origin {
+            peer: ends.peer.map(|address| address.ip()),
+            local: ends.local.map(|address| address.ip()),
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -159,17 +170,7 @@ impl Access {
             TokenState::Ended => return Err(Rule::Ended),
             TokenState::Valid => {}
         }
-        let is_within = |peer| record.networks.iter().any(|network| network.contains(peer));
-        if !record.networks.is_empty() && !from.peer.is_some_and(is_within) {
-            return Err(Rule::Peer);
-        }
-        let is_one = |local: IpAddr| {
-            let local = local.to_canonical();
-            record.locals.iter().any(|one| one.to_canonical() == local)
-        };
-        if !record.locals.is_empty() && !from.local.is_some_and(is_one) {
-            return Err(Rule::Local);
-        }
+        record.check_origin(from)?;
         token.live.opens.fetch_add(1, Ordering::Relaxed);
         let grant = Grant {
             place,
@@ -181,6 +182,38 @@ impl Access {
             return Err(Rule::Revoked);
         }
         Ok(grant)
+    }
+
+    /// Whether a volume, or a snapshot of it, may be opened from there: for protocols without tokens. True of a volume
+    /// that isn't here, and of one that has no record.
+    pub(in crate::node::real) fn check_origin(&self, name: &str, from: Origin) -> Result<(), Rule> {
+        let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
+        let record = self.names.find(volume).and_then(|place| self.of(place.id));
+        record.map_or(Ok(()), |record| record.check_origin(from))
+    }
+
+    /// Puts it into the audit log that [`Access::check_origin`] has refused an NBD client.
+    pub(in crate::node::real) fn tell_forbidden(&self, name: &str, from: Origin) {
+        // It may have been lifted since.
+        if let Err(rule) = self.check_origin(name, from) {
+            let volume = Named(Target::Name(name));
+            tracing::info!(target: "audit", %volume, protocol = "nbd", %from, %rule, "open refused");
+        }
+    }
+
+    /// Puts it there that a request on an open volume was refused: to be said of the first time in a session.
+    pub(in crate::node::real) fn tell_request_refused(
+        &self,
+        volume: DvolId,
+        token: u32,
+        client: &str,
+        from: Origin,
+        rule: &dyn fmt::Display,
+    ) {
+        let name = self.names.name_of(volume);
+        let named = name.as_deref().map_or(Target::Id(volume), Target::Name);
+        let (volume, client) = (Named(named), client.escape_debug());
+        tracing::info!(target: "audit", %volume, token, %client, %from, %rule, "request refused");
     }
 
     /// Puts it into the audit log that a volume was opened: to be said of the first time of each volume and token in
@@ -206,6 +239,24 @@ impl Access {
     ) {
         let (volume, token) = (Named(claim.target), claim.token);
         tracing::info!(target: "audit", %volume, token, %from, %rule, "open refused");
+    }
+}
+
+impl Record {
+    /// Whether the volume's restrictions let somebody in from there.
+    fn check_origin(&self, from: Origin) -> Result<(), Rule> {
+        let is_within = |peer| self.networks.iter().any(|network| network.contains(peer));
+        if !self.networks.is_empty() && !from.peer.is_some_and(is_within) {
+            return Err(Rule::Peer);
+        }
+        let is_one = |local: IpAddr| {
+            let local = local.to_canonical();
+            self.locals.iter().any(|one| one.to_canonical() == local)
+        };
+        if !self.locals.is_empty() && !from.local.is_some_and(is_one) {
+            return Err(Rule::Local);
+        }
+        Ok(())
     }
 }
 

@@ -345,3 +345,74 @@ fn the_audit_log_says_who_was_refused_and_why() {
         assert!(!line.contains(&digits) && !line.contains(bytes), "{line}");
     }
 }
+
+/// Each way to be refused, with the text that the log has of it.
+#[test]
+fn every_refusal_is_a_line_with_its_reason() {
+    let access = table(|record| {
+        record.tokens[1].ends_ns = NOW_NS;
+        record.tokens[2].revoked_ns = 5;
+        record.networks = vec!["10.0.0.0/8".parse().expect("a network")];
+        record.locals = vec!["10.0.0.1".parse().expect("an address")];
+    });
+    let key = |number: u32| token(number, TokenKind::Owner).key;
+    let wrong = Key([0xab; KEY_BYTES]);
+    let (inside, vm) = ("10.1.2.3", "vm");
+    let cases = [
+        ("other", 1, key(1), inside, "10.0.0.1", "no such volume"),
+        (vm, 9, key(9), inside, "10.0.0.1", "no such token"),
+        (vm, 1, wrong, inside, "10.0.0.1", "wrong proof"),
+        (vm, 3, key(3), inside, "10.0.0.1", "token revoked"),
+        (vm, 2, key(2), inside, "10.0.0.1", "token ended"),
+        (
+            vm,
+            1,
+            key(1),
+            "192.168.0.1",
+            "10.0.0.1",
+            "address not allowed",
+        ),
+        (vm, 1, key(1), "none", "10.0.0.1", "address not allowed"),
+        (
+            vm,
+            1,
+            key(1),
+            inside,
+            "10.0.0.2",
+            "local address not allowed",
+        ),
+    ];
+    for (name, number, key, peer, local, reason) in cases {
+        let lines = logged(|| {
+            let claim = claim(Target::Name(name), number);
+            let asked = access.admit(&claim, &claim.prove(&key), origin(peer, local), NOW_NS);
+            assert_eq!(refused(asked).to_string(), reason);
+        });
+        let [line] = &lines[..] else {
+            panic!("{reason}: one line expected: {lines:?}");
+        };
+        let peer = if peer == "none" { "no address" } else { peer };
+        let wanted = [
+            " audit: open refused".to_owned(),
+            format!("volume='{name}'"),
+            format!("token={number} "),
+            format!("from={peer} on {local} rule={reason}"),
+        ];
+        for part in &wanted {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+        let byte = key.0[0];
+        let (digits, bytes) = (format!("{byte:02x}").repeat(4), format!("{byte}, {byte}"));
+        assert!(!line.contains(&digits) && !line.contains(&bytes), "{line}");
+    }
+    let lines = logged(|| {
+        let grant = access.admit(
+            &claim(Target::Name(vm), 1),
+            &claim(Target::Name(vm), 1).prove(&key(1)),
+            origin(inside, "10.0.0.1"),
+            NOW_NS,
+        );
+        assert!(grant.is_ok());
+    });
+    assert!(lines.is_empty(), "{lines:?}");
+}

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::DvolInfo;
 use flagstone_gateway::native::directory::{
-    Asked, Audit, Ends, Found, Grant, NativeDirectory, Rule, TokenKind,
+    Asked, Audit, Ends, Found, Grant, NativeDirectory, RefusedRequest, Rule, TokenKind,
 };
 use flagstone_gateway::native::volume::NativeError;
 use flagstone_platform::{Listener, Platform};
@@ -15,7 +15,7 @@ use flagstone_wire::hello::NodeId;
 use flagstone_wire::open::Target;
 use flagstone_wire::operation::flag;
 
-use crate::node::real::access::{self, Where};
+use crate::node::real::access::{self, Origin, Where};
 use crate::node::real::attributes::VolumeAttributes;
 use crate::node::real::between::Elsewhere;
 use crate::node::real::between::arrivals::NodeArrivals;
@@ -65,13 +65,6 @@ impl Grant for access::Grant {
 
     fn is_revoked(&self) -> bool {
         access::Grant::is_revoked(self)
-    }
-}
-
-fn origin_of(ends: Ends) -> access::Origin {
-    access::Origin {
-        peer: ends.peer.map(|address| address.ip()),
-        local: ends.local.map(|address| address.ip()),
     }
 }
 
@@ -139,7 +132,7 @@ impl NativeDirectory for NativeNames {
     async fn open(&self, asked: &Asked<'_>) -> Found<RealVolume, access::Grant> {
         let core = &self.core;
         let now_ns = core.platform.wall_clock_ns();
-        let from = origin_of(asked.ends);
+        let from = Origin::of(asked.ends);
         let grant = match core.access.admit(&asked.claim, asked.proof, from, now_ns) {
             Ok(grant) => grant,
             Err(rule) => return Found::Denied(rule_of(rule)),
@@ -187,7 +180,7 @@ impl NativeDirectory for NativeNames {
 
     fn audit(&self, line: &Audit<'_>) {
         let claim = &line.asked.claim;
-        let from = origin_of(line.asked.ends);
+        let from = Origin::of(line.asked.ends);
         match line.result {
             Ok(_) => self
                 .core
@@ -199,6 +192,12 @@ impl NativeDirectory for NativeNames {
             }
             Err(_) => {}
         }
+    }
+
+    fn audit_request(&self, line: &RefusedRequest<'_>) {
+        let from = Origin::of(line.ends);
+        let access = &self.core.access;
+        access.tell_request_refused(line.volume, line.token, line.client, from, &line.rule);
     }
 }
 
