@@ -120,3 +120,31 @@ fn a_batch_over_dvols_is_flushed_before_either_is_copied_from() {
         }
     }
 }
+
+/// Parts that together are a whole block copy nothing but its metadata, and that from a write which a crash may take back as a whole.
+#[test]
+fn metadata_of_a_block_that_was_put_together_is_copied_once_it_is_flushed() {
+    for (meta, flushes) in [(7, 1), (0, 0)] {
+        let disk = SimDisk::new(DiskConfig::new(64 << 20));
+        let world = World::new(1);
+        let platform = world.platform(0);
+        world.block_on(0, async move {
+            let (engine, dvols) = quiet(&platform, &disk, 1).await;
+            let dvol = dvols[0];
+            let unstable = Stability::Unstable;
+            let both = engine.write_ex(dvol, 0, bytes(2 * BLOCK), meta, unstable);
+            both.await.expect("writes");
+            let before = engine.counters().flushes.get();
+            write(&engine, dvol, 0, BLOCK / 2).await.expect("writes");
+            assert_eq!(
+                engine.counters().flushes.get(),
+                before,
+                "a delta copies nothing"
+            );
+            write(&engine, dvol, BLOCK / 2, BLOCK / 2)
+                .await
+                .expect("writes");
+            assert_eq!(engine.counters().flushes.get(), before + flushes, "{meta}");
+        });
+    }
+}

@@ -432,3 +432,45 @@ fn small_transfers_over_a_delta_read_one_block_at_most() {
         assert_eq!(byte(&engine, dvol, 200, 312).await, Some(1));
     });
 }
+
+/// A move that is begun again makes its copy anew, with the same id, and LSNs begin anew with it. What was written to the one that is gone is
+/// nothing that a write of the new one could go on from.
+#[test]
+fn a_dvol_with_an_id_that_was_there_before_has_nothing_of_the_one_before() {
+    run(
+        &SimDisk::new(DiskConfig::new(64 * MIB)),
+        |platform, disk| async move {
+            let engine = formatted(&platform, &disk).await;
+            let mut lsns = Vec::new();
+            let mut id = None;
+            for byte in [1, 11] {
+                let new = CreateDvol {
+                    name: "copy".into(),
+                    id,
+                    size_bytes: MIB,
+                    reserved_bytes: 0,
+                };
+                let dvol = engine.create(new).await.expect("creates");
+                id = Some(dvol.id);
+                write(&engine, dvol, 0, BLOCK, byte).await;
+                // The first of them a part, the second a whole block with the LSN that the part had.
+                let len = if byte == 1 { 512 } else { BLOCK };
+                let data = bytes(byte + 1, len);
+                let written = engine.write(dvol, 0, data, Stability::Unstable);
+                lsns.push(written.await.expect("writes"));
+                if byte == 1 {
+                    engine.delete(dvol, true).await.expect("deletes");
+                    continue;
+                }
+                write(&engine, dvol, 512, 512, 3).await;
+                let pieces = engine.read(dvol, 0, BLOCK).await.expect("reads");
+                let [Piece::Data(data)] = &pieces[..] else {
+                    panic!("one piece");
+                };
+                let wanted = [vec![12; 512], vec![3; 512], vec![12; 3072]].concat();
+                assert!(data.to_vec() == wanted, "{:?}", &data.to_vec()[..4]);
+            }
+            assert_eq!(lsns[0], lsns[1], "or this shows nothing");
+        },
+    );
+}

@@ -93,6 +93,7 @@ impl<P: Platform> Engine<P> {
         if layer == u32::MAX {
             return Err(DvolError::TooMany);
         }
+        inner.recent_parts.forget(id);
         let record = CatalogueRecord {
             reserved_blocks,
             attributes,

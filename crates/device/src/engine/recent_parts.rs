@@ -4,8 +4,9 @@
 //! to read what the first has just written. So the last few are kept: a write that joins one of them is written together
 //! with it, as a longer delta or as the whole block.
 //!
-//! A part is named by its dvol, block and LSN, which no other write ever has. So what is found is what the mapping with
-//! that LSN stands for, whatever has happened since. It lies in one block, so a crash leaves it or takes it as a whole.
+//! A part is named by its dvol, block and LSN, which no other write of the dvol ever has. So what is found is what the mapping with
+//! that LSN stands for, whatever has happened since. (A dvol that is made anew with an id that was there before, as a move does that is begun again, has its LSNs from
+//! the beginning: then its parts are forgotten.) It lies in one block, so a crash leaves it or takes it as a whole.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -59,6 +60,12 @@ impl RecentParts {
         if let Some((.., part)) = gone {
             self.give_back(part);
         }
+    }
+
+    /// Keeps nothing more of a dvol: its LSNs may come again.
+    pub(super) fn forget(&self, dvol: DvolId) {
+        let mut parts = self.parts.borrow_mut();
+        parts.retain(|(of, ..)| *of != dvol);
     }
 
     /// Keeps the memory of a part that is not needed any more.
@@ -139,6 +146,19 @@ mod tests {
         assert_eq!(joined(5, &[2; 4]), None);
         // What another write has put there is not known.
         assert_eq!(parts.joined(DVOL, BLOCK, Lsn(8), 14, &[2]), None);
+    }
+
+    #[test]
+    fn a_dvol_that_is_forgotten_has_no_parts_and_others_keep_theirs() {
+        let parts = RecentParts::default();
+        let other = DvolId(2);
+        for dvol in [DVOL, other] {
+            parts.keep(dvol, BLOCK, Lsn(7), part(10, &[1; 4]));
+        }
+        parts.forget(DVOL);
+        let joined = |dvol| parts.joined(dvol, BLOCK, Lsn(7), 14, &[2]);
+        assert_eq!(joined(DVOL), None);
+        assert!(joined(other).is_some());
     }
 
     #[test]

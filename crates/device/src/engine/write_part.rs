@@ -38,7 +38,12 @@ impl<P: Platform> Inner<P> {
         drop(data);
         let mut metas = Metas::all(0);
         let whole = if part.is_whole() {
-            metas.keep(true, true, self.meta_of(slot, vblock).await?);
+            let meta = self.meta_of(slot, vblock).await?;
+            if meta != 0 {
+                // It is copied from a write that a crash may take back as a whole.
+                self.settle_loose(slot, vblock).await?;
+            }
+            metas.keep(true, true, meta);
             let mut whole = self.platform.buffers().take(BLOCK_SIZE as usize);
             whole.bytes_mut().copy_from_slice(&part.bytes);
             whole

@@ -21,7 +21,6 @@ use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 use super::between::Elsewhere;
 use super::core::{CoreNode, Unasked, current};
 use super::files::dvol_of;
-use super::names::Names;
 use super::volume::RealVolume;
 
 /// How often a volume is followed that is moved again meanwhile, or asked for of a core that is behind: ten seconds.
@@ -87,7 +86,9 @@ struct Wanted {
     id: DvolId,
     /// One of its snapshots.
     snapshot: Option<Known>,
+    /// In which epoch whoever asks had it, and how often it had been moved before it went from there.
     epoch: Epoch,
+    nth: usize,
 }
 
 /// What was read, on its way from another core.
@@ -123,10 +124,13 @@ impl CoreNode {
             self.volume(place.engine, handle)
         };
         let volume = found().ok_or(VolumeError::Gone)?;
-        Ok(Some(RealVolume {
-            epoch: wanted.epoch,
-            ..volume
-        }))
+        // Found out only here: it may have been moved once more on this core while the question was on its way. Whoever was
+        // locked out on the way stays so.
+        let epoch = self
+            .names
+            .epoch_behind(wanted.id, wanted.nth, wanted.epoch)
+            .unwrap_or(Epoch(0));
+        Ok(Some(RealVolume { epoch, ..volume }))
     }
 }
 
@@ -161,7 +165,7 @@ impl RealVolume {
         error == Some(&VolumeError::Gone) && is_there != was_there
     }
 
-    fn wanted(&self, names: &Names) -> Result<Wanted, VolumeError> {
+    fn wanted(&self) -> Result<Wanted, VolumeError> {
         let gone = self.notes.gone.borrow().clone().ok_or(VolumeError::Gone)?;
         let snapshot = match self.handle.layer {
             None => None,
@@ -170,10 +174,8 @@ impl RealVolume {
         Ok(Wanted {
             id: self.handle.id,
             snapshot,
-            // Whoever was locked out on the way stays so.
-            epoch: names
-                .epoch_behind(self.handle.id, gone.nth, self.epoch)
-                .unwrap_or(Epoch(0)),
+            epoch: self.epoch,
+            nth: gone.nth,
         })
     }
 
@@ -188,7 +190,7 @@ impl RealVolume {
     {
         let core = current().ok_or(VolumeError::Gone)?;
         for _ in 0..TRIES_MAX {
-            let wanted = self.wanted(&core.names)?;
+            let wanted = self.wanted()?;
             let (_, place) = core.names.place_of(wanted.id).ok_or(VolumeError::Gone)?;
             let work = work.clone();
             // `None`: it isn't there any more.

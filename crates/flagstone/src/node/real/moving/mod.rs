@@ -485,8 +485,9 @@ impl CoreNode {
             Err(stayed) if stayed.is_cancelled(&job) => State::Cancelled,
             Err(stayed) => State::Failed(stayed.error),
         };
-        let seen = job.watched.end(state);
+        // In this order: who sees that it is over may have it moved again.
         self.names.end_moving(job.from.id);
+        let seen = job.watched.end(state);
         let (volume, bytes) = (&job.name, seen.copied_bytes);
         match state {
             // Nothing is wrong with that.
