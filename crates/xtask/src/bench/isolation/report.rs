@@ -25,8 +25,10 @@ const DEFICIT_P99_MAX: f64 = 1.5;
 const HOSTILE_P99_MAX: f64 = 1.1;
 /// Of the ceiling, under deficit round robin, in each second of the burst.
 const USED_MIN: f64 = 0.95;
-/// What has to be scrubbed, or copied by moves, while the burst lasts: else it shows nothing.
-const BESIDE_MIB_MIN: f64 = 1.0;
+/// What has to be scrubbed, or copied by moves, while the burst lasts: else it shows nothing. A scrub reads one block after the other of a device whose
+/// latency is 9.5 ms, so it can't do more than some 2.5 MiB in six seconds.
+const SCRUBBED_MIB_MIN: f64 = 0.5;
+const COPIED_MIB_MIN: f64 = 1.0;
 /// A whole one, so that all that a move does falls into the burst.
 const MOVES_MIN: f64 = 1.0;
 /// How far each of a hundred may be from its share.
@@ -148,11 +150,11 @@ impl Run {
             None => {}
             Some(Beside::Scrub) => goals.push(Goal::at_least(
                 "MiB scrubbed during the burst",
-                BESIDE_MIB_MIN,
+                SCRUBBED_MIB_MIN,
                 mib,
             )),
             Some(Beside::Moves) => goals.extend([
-                Goal::at_least("MiB copied by moves during the burst", BESIDE_MIB_MIN, mib),
+                Goal::at_least("MiB copied by moves during the burst", COPIED_MIB_MIN, mib),
                 Goal::at_least(
                     "whole moves during the burst",
                     MOVES_MIN,
@@ -624,8 +626,8 @@ mod tests {
             goals.iter().map(|goal| goal.met).collect::<Vec<_>>()
         };
         assert!(met("figure13", 0, 0, 0).is_empty());
-        assert_eq!(met("scrub", MIB, 0, 0), [true]);
-        assert_eq!(met("scrub", MIB - 1, 0, 0), [false]);
+        assert_eq!(met("scrub", MIB / 2, 0, 0), [true]);
+        assert_eq!(met("scrub", MIB / 2 - 1, 0, 0), [false]);
         assert_eq!(met("moves", MIB, 1, 0), [true, true]);
         assert_eq!(met("moves", 9 * MIB, 0, 0), [true, false]);
         assert_eq!(met("moves", 0, 1, 0), [false, true]);
