@@ -36,17 +36,31 @@ impl Bucket {
         i64::try_from(depth).unwrap_or(i64::MAX).max(1)
     }
 
-    /// Another rate from now on. What is owed stays owed.
-    pub(crate) fn set_rate(&mut self, rate: u64, depth_ns: u64, now_ns: u64) {
+    /// Another rate from now on. What is owed stays owed; of what it has beyond its depth, what comes back in `late_ns` stays.
+    pub(crate) fn set_rate(&mut self, rate: u64, depth_ns: u64, late_ns: u64, now_ns: u64) {
         self.fill(now_ns);
         self.rate = rate;
         self.rest = 0;
         self.depth = Self::depth(rate, depth_ns);
-        self.level = self.level.min(self.depth);
+        self.level = self.level.min(self.with_late(late_ns));
+    }
+
+    /// What it may hold if somebody waited for so long.
+    fn with_late(&self, late_ns: u64) -> i64 {
+        match late_ns {
+            0 => self.depth,
+            late_ns => self.depth.saturating_add(Self::depth(self.rate, late_ns)),
+        }
     }
 
     /// Puts in what came back since the last time.
     pub(crate) fn fill(&mut self, now_ns: u64) {
+        self.fill_late(now_ns, 0);
+    }
+
+    /// The same; for so much of the time something was waiting that might have drawn from it, had it been woken. What came back then is not lost
+    /// where there is no room for it: it stays until it is drawn, or [`Bucket::settle`] takes it away.
+    pub(crate) fn fill_late(&mut self, now_ns: u64, late_ns: u64) {
         let passed = now_ns.saturating_sub(self.filled_at_ns);
         if passed == 0 {
             return;
@@ -57,11 +71,18 @@ impl Bucket {
         // Below a second's nanoseconds.
         self.rest = (all % u128::from(SECOND_NS)) as u64;
         let whole = i64::try_from(whole).unwrap_or(i64::MAX);
+        // What is there beyond it, from before, stays; no more comes.
+        let most = self.with_late(late_ns).max(self.level);
         self.level = self.level.saturating_add(whole);
-        if self.level >= self.depth {
-            self.level = self.depth;
+        if self.level >= most {
+            self.level = most;
             self.rest = 0;
         }
+    }
+
+    /// Nobody waits any more: what it has beyond its depth is gone.
+    pub(crate) fn settle(&mut self) {
+        self.level = self.level.min(self.depth);
     }
 
     pub(crate) fn has_some(&self) -> bool {
@@ -76,7 +97,8 @@ impl Bucket {
     /// Gives back what was taken for nothing.
     pub(crate) fn give_back(&mut self, amount: u64) {
         let amount = i64::try_from(amount).unwrap_or(i64::MAX);
-        self.level = self.level.saturating_add(amount).min(self.depth);
+        let most = self.depth.max(self.level);
+        self.level = self.level.saturating_add(amount).min(most);
     }
 
     /// When it is above zero again, if nothing more is taken. `fill` was called for now.
@@ -124,6 +146,44 @@ mod tests {
     }
 
     #[test]
+    fn what_came_back_while_somebody_waited_too_long_is_there_until_it_is_drawn() {
+        // One each microsecond, ten at most.
+        let full = || {
+            let mut bucket = Bucket::new(1_000_000, 10_000, 0);
+            bucket.take(10);
+            bucket
+        };
+        let drawn = |mut bucket: Bucket| {
+            let mut drawn = 0;
+            while bucket.has_some() {
+                bucket.take(1);
+                drawn += 1;
+            }
+            drawn
+        };
+        let mut bucket = full();
+        bucket.fill(100_000);
+        assert_eq!(drawn(bucket), 10, "nobody waited");
+        let mut bucket = full();
+        bucket.fill_late(100_000, 60_000);
+        assert_eq!(drawn(bucket.clone()), 70, "for 60 us");
+        // It stays, and grows no more.
+        bucket.fill(200_000);
+        bucket.give_back(5);
+        assert_eq!(drawn(bucket.clone()), 70);
+        bucket.take(65);
+        bucket.fill(203_000);
+        assert_eq!(drawn(bucket.clone()), 8, "as usual again");
+        let mut bucket = full();
+        bucket.fill_late(100_000, 60_000);
+        let mut slower = bucket.clone();
+        slower.set_rate(500_000, 10_000, 20_000, 100_000);
+        assert_eq!(drawn(slower), 15, "of both");
+        bucket.settle();
+        assert_eq!(drawn(bucket), 10);
+    }
+
+    #[test]
     fn it_says_when_to_come_back() {
         let mut bucket = Bucket::new(1000, 1_000_000, 5);
         assert!(bucket.has_some());
@@ -144,7 +204,7 @@ mod tests {
         bucket.fill(u64::MAX);
         assert!(!bucket.has_some());
         assert_eq!(bucket.ready_at_ns(), u64::MAX);
-        bucket.set_rate(1, SECOND_NS, u64::MAX);
+        bucket.set_rate(1, SECOND_NS, 0, u64::MAX);
         bucket.give_back(1);
         assert!(bucket.has_some());
     }
@@ -153,7 +213,7 @@ mod tests {
     fn what_is_owed_stays_owed_when_the_rate_changes() {
         let mut bucket = Bucket::new(1000, SECOND_NS, 0);
         bucket.take(3000);
-        bucket.set_rate(1_000_000, SECOND_NS, 0);
+        bucket.set_rate(1_000_000, SECOND_NS, 0, 0);
         assert_eq!(bucket.ready_at_ns(), 2_001_000);
     }
 }

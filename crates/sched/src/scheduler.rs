@@ -14,6 +14,10 @@ use crate::volume::{Ask, Limits, Place, Volume, VolumeKey, Waiting};
 /// For how long a core that did nothing may begin more than its rate.
 const BURST_NS: u64 = 500_000;
 
+/// How much of the time by which a core is late, while requests wait for its rate alone, it makes up for. The system runs other programs for some
+/// milliseconds now and then, and the device could have worked meanwhile. What is in flight is bounded by the window all the same.
+const LATE_MAX_NS: u64 = 20_000_000;
+
 /// A request should be cut into parts that take no more than this part of the window: a 16th. Then nobody waits
 /// long for the end of somebody else's.
 const LARGEST_PART: u64 = 16;
@@ -111,6 +115,8 @@ pub struct Scheduler<R> {
     peak_ns: u64,
     /// Something had to wait since the last report.
     was_held: bool,
+    /// Requests waited for the rate alone when it was asked last, until then.
+    held_until_ns: Option<u64>,
 }
 
 impl<R> Scheduler<R> {
@@ -133,6 +139,7 @@ impl<R> Scheduler<R> {
             used_before_ns: 0,
             peak_ns: 0,
             was_held: false,
+            held_until_ns: None,
         }
     }
 
@@ -255,7 +262,9 @@ impl<R> Scheduler<R> {
     /// Another part of the device, from now on.
     pub fn set_budget(&mut self, budget: Budget, now_ns: u64) {
         if self.budget.rate_ns != budget.rate_ns {
-            self.rate.set_rate(budget.rate_ns, BURST_NS, now_ns);
+            self.fill(now_ns);
+            self.rate
+                .set_rate(budget.rate_ns, BURST_NS, LATE_MAX_NS, now_ns);
         }
         self.budget = budget;
     }
@@ -312,14 +321,22 @@ impl<R> Scheduler<R> {
         }
     }
 
+    /// Puts into the rate what came back, also while the core was late.
+    fn fill(&mut self, now_ns: u64) {
+        let held_until_ns = self.held_until_ns.take();
+        let late_ns = held_until_ns.map_or(0, |at_ns| now_ns.saturating_sub(at_ns));
+        self.rate.fill_late(now_ns, late_ns.min(LATE_MAX_NS));
+    }
+
     /// What to do now. To be asked again until it says to wait.
     pub fn next(&mut self, now_ns: u64) -> Decision<R> {
-        self.rate.fill(now_ns);
+        self.fill(now_ns);
         if let Queues::Rounds(rounds) = &mut self.queues {
             rounds.tick(now_ns);
         }
         self.let_limited_go_on(now_ns);
         if self.waiting == 0 {
+            self.rate.settle();
             return Decision::Wait;
         }
         if self.in_flight > 0 && self.in_flight_ns >= self.budget.window_ns {
@@ -328,7 +345,9 @@ impl<R> Scheduler<R> {
         }
         if !self.rate.has_some() {
             self.was_held = true;
-            return wait_until(self.rate.ready_at_ns());
+            let at_ns = self.rate.ready_at_ns();
+            self.held_until_ns = Some(at_ns);
+            return wait_until(at_ns);
         }
         // Whoever has used less than he was promised finds room when he comes, however much others want.
         let kept = self.budget.window_ns / KEPT_PART;

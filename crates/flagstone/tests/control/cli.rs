@@ -599,7 +599,7 @@ fn the_node_is_found_by_its_folder() {
         ("dir = \"/proc/of-the-file\"\n", "/proc/of-the-file"),
         ("", "/proc/of-the-environment"),
     ] {
-        std::fs::write(&config, format!("{named}[[devices]]\npath = \"device\"\n"))
+        std::fs::write(&config, format!("{named}[[device]]\npath = \"device\"\n"))
             .expect("written");
         let mut command = binary();
         command

@@ -354,7 +354,8 @@ fn what_cannot_come_is_refused_and_stays() {
     // Its name is taken meanwhile.
     let (why, _) = kind(other.create("vm", MIB));
     assert_eq!(why, NodeErrorKind::AlreadyExists);
-    // For one that NBD has attached this node has to be a client there.
+    // For one that NBD has attached this node has to be a client there. It was attached before it was restricted.
+    let attached = one.attach("vm");
     let restrictions = Restrictions {
         allow_from: vec!["10.0.0.0/8".parse().expect("a network")],
         ..Restrictions::default()
@@ -362,8 +363,6 @@ fn what_cannot_come_is_refused_and_stays() {
     one.ask(|node| node.restrict_volume("vm".to_owned(), restrictions))
         .expect("is restricted");
     let departure = || one.ask(|node| node.check_departure("vm".to_owned()));
-    departure().expect("nobody has it attached");
-    let attached = one.attach("vm");
     for refused in [kind(begin(&one, arrival.clone(), "vm")), kind(departure())] {
         let (why, words) = refused;
         assert_eq!(why, NodeErrorKind::Busy, "{words}");
@@ -371,6 +370,7 @@ fn what_cannot_come_is_refused_and_stays() {
     }
     drop(attached);
     until_detached(&one);
+    departure().expect("nobody has it attached");
     one.ask(|node| node.restrict_volume("vm".to_owned(), Restrictions::default()))
         .expect("is free again");
     // Somebody without the key.
