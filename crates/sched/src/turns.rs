@@ -208,6 +208,7 @@ impl<P: Platform> Turns<P> {
                 inner: inner.clone(),
                 at,
                 is_limited: Cell::new(limits != Limits::default()),
+                is_slowed: Cell::new(false),
                 stats,
             }),
         }
@@ -509,7 +510,15 @@ struct SeatHandle<P: Platform> {
     inner: Rc<Inner<P>>,
     at: u32,
     is_limited: Cell<bool>,
+    is_slowed: Cell<bool>,
     stats: Rc<RefCell<TenantStats>>,
+}
+
+impl<P: Platform> SeatHandle<P> {
+    /// Whether something of its own may hold its requests, whoever else wants anything.
+    fn is_held_back(&self) -> bool {
+        self.is_limited.get() || self.is_slowed.get()
+    }
 }
 
 impl<P: Platform> Drop for SeatHandle<P> {
@@ -551,6 +560,21 @@ impl<P: Platform> Tenant<P> {
         let promise = state.promise(slo);
         let now_ns = inner.platform.now().0;
         state.scheduler.change(key, promise, &limits, now_ns);
+        inner.pump(&mut state);
+    }
+
+    /// Has it write no more than so many bytes a second from now on, counted in whole blocks, besides its limits; `None`: as much as those allow. For whoever
+    /// has to keep up with what it writes. What it writes meanwhile waits its turn also where nothing is divided.
+    pub fn slow_writes(&self, bytes: Option<u64>) {
+        let inner = &self.seat.inner;
+        let mut state = inner.state.borrow_mut();
+        let Some(seat) = state.seats[self.seat.at as usize].as_ref() else {
+            return;
+        };
+        let key = seat.key;
+        self.seat.is_slowed.set(bytes.is_some());
+        let now_ns = inner.platform.now().0;
+        state.scheduler.slow_writes(key, bytes, now_ns);
         inner.pump(&mut state);
     }
 
@@ -606,10 +630,18 @@ impl<P: Platform> Tenant<P> {
         Some(state.promise(seat.slo).0)
     }
 
+    /// The same as bytes a second, if all that it does are writes of one block.
+    pub fn promised_write_bytes(&self) -> Option<u64> {
+        let promised_ns = self.promised_ns()?;
+        let state = self.seat.inner.state.borrow();
+        let price_ns = state.prices().of(Kind::Write, 0, BLOCK_SIZE).max(1);
+        Some((promised_ns / price_ns).saturating_mul(BLOCK_SIZE))
+    }
+
     /// Waits until it is its turn to do this. The order in which this was called is the one in which calls go on.
     pub async fn turn(&self, want: Want) -> Turn<P> {
         let inner = &self.seat.inner;
-        if !inner.device.is_divided() && !self.seat.is_limited.get() {
+        if !inner.device.is_divided() && !self.seat.is_held_back() {
             return Turn(None);
         }
         let waiting = {
@@ -648,7 +680,7 @@ impl<P: Platform> Tenant<P> {
     /// what the tenant asks for later waits the longer.
     pub fn turn_now(&self, want: Want) -> Turn<P> {
         let inner = &self.seat.inner;
-        if !inner.device.is_divided() && !self.seat.is_limited.get() {
+        if !inner.device.is_divided() && !self.seat.is_held_back() {
             return Turn(None);
         }
         let ask = {

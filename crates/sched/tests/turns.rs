@@ -463,6 +463,70 @@ fn what_a_tenant_uses_and_waits_for_is_known_at_once() {
 }
 
 /// The only tenant of a device with a ceiling.
+/// Whoever follows what a tenant writes has it write more slowly: besides its limits, and without a ceiling, too. Parts of blocks count as blocks, and
+/// reads not at all.
+#[test]
+fn writes_are_made_slower_for_whoever_follows_them() {
+    for settings in [Settings::default(), divided(Policy::Deficit)] {
+        let world = World::new(12);
+        let device = Arc::new(Device::new(settings, 1));
+        let turns = turns(&world, 0, &device);
+        let tenant = turns.tenant(Slo::Share(1), Limits::default());
+        let channels = Channels::new();
+        let end = stop();
+        let written: Rc<Cell<u64>> = Rc::default();
+        for _ in 0..8 {
+            let (tenant, channels, end) = (tenant.clone(), channels.clone(), end.clone());
+            let (platform, written) = (world.platform(0), written.clone());
+            world.spawn(0, async move {
+                while !end.get() {
+                    let turn = tenant.turn(Want::write(0, 512, false)).await;
+                    channels.work(&platform).await;
+                    drop(turn);
+                    written.set(written.get() + 1);
+                }
+            });
+        }
+        let in_a_second = || {
+            // What was under way, or saved up, is over by then.
+            world.run_for(100 * MS);
+            let before = written.get();
+            world.run_for(SECOND_NS);
+            written.get() - before
+        };
+        let free = in_a_second();
+        assert!(free > 5000, "{free}");
+        tenant.slow_writes(Some(1000 * 4096));
+        let slow = in_a_second();
+        assert!((980..1020).contains(&slow), "{slow}");
+        let limits = Limits {
+            writes: Some(500),
+            ..Limits::default()
+        };
+        tenant.change(Slo::Share(2), limits);
+        let limited = in_a_second();
+        assert!((490..510).contains(&limited), "{limited}");
+        tenant.change(Slo::Share(1), Limits::default());
+        let slow = in_a_second();
+        assert!((980..1020).contains(&slow), "{slow}");
+        tenant.slow_writes(Some(2000 * 4096));
+        let quicker = in_a_second();
+        assert!((1960..2040).contains(&quicker), "{quicker}");
+        tenant.slow_writes(None);
+        let again = in_a_second();
+        assert!(again > 5000, "{again}");
+        end.set(true);
+        world.run_until_idle();
+        tenant.slow_writes(Some(4096));
+        let end = stop();
+        let reads = greedy(&world, 0, &tenant, &channels, 8, end.clone());
+        world.run_for(SECOND_NS);
+        assert!(reads.get() > 5000, "{}", reads.get());
+        end.set(true);
+        world.run_until_idle();
+    }
+}
+
 fn alone(world: &World, limits: Limits) -> Tenant<SimPlatform> {
     let device = Arc::new(Device::new(divided(Policy::Deficit), 1));
     turns(world, 0, &device).tenant(Slo::Share(1), limits)

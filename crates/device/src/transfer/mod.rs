@@ -7,7 +7,8 @@
 //! 1. The target makes an empty dvol, marked as *arriving*: a crash from here on undoes it.
 //! 2. Each snapshot is copied, the oldest first: of the others what changed since the one before.
 //! 3. What the dvol is now, and then what changed meanwhile, until that is little. A round begins with a *mark*: an LSN
-//!    up to which every change can be seen, and above which every later one is.
+//!    up to which every change can be seen, and above which every later one is. If rounds don't become smaller, whoever can
+//!    has changes come more slowly ([`Progress::outrun`]); nobody is held for a round that is large.
 //! 4. The origin *holds*: no change is under way and none begins. It is marked as *leaving*. The last round is copied.
 //! 5. The target makes all that durable, and then takes its mark away. **That is the moment of the move.** Before it
 //!    the origin is the dvol, also after a crash, and from then on the target is.
@@ -27,6 +28,8 @@ mod local;
 mod part;
 mod point;
 mod start;
+#[cfg(test)]
+mod tests;
 
 pub use arrival::{Announced, Arrival, Became, Keeper};
 pub use gate::{Entered, Gate, Gone};
@@ -48,8 +51,12 @@ use crate::engine::{Attributes, DvolError};
 /// A round that copied no more than this is the last one before the hold.
 pub const LAST_ROUND_BYTES: u64 = 4 << 20;
 
-/// Rounds after which a dvol is held although it is written as quickly as it is copied: the last round then takes long.
-const ROUNDS_MAX: u32 = 12;
+/// After so many rounds a larger one is little enough, too: [`LATE_ROUND_BYTES`].
+const ROUNDS_MANY: u32 = 12;
+
+/// A round of no more than this is the last one before the hold after many rounds. With more than that nobody is made to wait, however long it takes: a
+/// guest whose disk stands still for minutes has lost it.
+pub const LATE_ROUND_BYTES: u64 = 32 << 20;
 
 /// A snapshot that is to be moved.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -177,6 +184,10 @@ pub trait Progress {
 
     /// It does this from now on.
     fn phase(&self, _phase: Phase) {}
+
+    /// As much is written meanwhile as is copied, or more than half of it: rounds don't become smaller, or hardly. Who can has changes wait from now on, so
+    /// that a third as much is written as is copied; until the move is over. Told once.
+    fn outrun(&self) {}
 
     /// So many bytes were copied before: none if it begins, or begins anew.
     fn resumed(&self, _copied_bytes: u64) {}
@@ -323,6 +334,7 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
     /// Copies what it is now, round after round, until little is left. Returns the mark of the last round.
     async fn rounds(&mut self, content: &Content, mut what: What) -> Result<Lsn, DvolError> {
         let mut round = 0;
+        let (mut before, mut is_outrun) = (u64::MAX, false);
         loop {
             self.progress.phase(match round {
                 0 => Phase::Now,
@@ -347,10 +359,23 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
             };
             round += 1;
             // Much may have changed since the mark of a round that was cut off.
-            let is_little = copied <= LAST_ROUND_BYTES && goes_on.is_none();
-            if is_little || round == ROUNDS_MAX {
+            let little = match round >= ROUNDS_MANY {
+                true => LATE_ROUND_BYTES,
+                false => LAST_ROUND_BYTES,
+            };
+            if copied <= little && goes_on.is_none() {
                 return Ok(mark);
             }
+            // What a round that went on has copied says nothing: some of it was copied before.
+            let is_as_large = copied > before / 2 && goes_on.is_none();
+            if is_as_large && !is_outrun {
+                is_outrun = true;
+                self.progress.outrun();
+            }
+            before = match goes_on {
+                Some(_) => u64::MAX,
+                None => copied,
+            };
             what = What::ChangedSince(mark);
         }
     }

@@ -296,7 +296,7 @@ fn watch(client: &Client, path: &str, mut info: MoveInfo) -> anyhow::Result<Move
     let mut bar = Bar::new("move");
     while info.state == MoveState::Running {
         bar.name(&match info.phase {
-            Some(phase) => format!("move, {phase}"),
+            Some(phase) => format!("move, {phase}{}", slowed(&info)),
             None => "move".to_owned(),
         });
         bar.show(info.copied_bytes, info.expected_bytes);
@@ -342,7 +342,15 @@ pub(super) fn progress(info: &MoveInfo) -> String {
         Some(phase) => phase.to_string(),
         None => "beginning".to_owned(),
     };
-    format!("to {to}, {copied} copied; {phase}")
+    format!("to {to}, {copied} copied; {phase}{}", slowed(info))
+}
+
+/// How quickly it may be written, if that is less than usual.
+fn slowed(info: &MoveInfo) -> String {
+    match info.slowed_to_bytes {
+        Some(bytes) => format!(", its writes slowed to {}/s", rounded(bytes)),
+        None => String::new(),
+    }
 }
 
 fn sentence(info: &MoveInfo) -> String {

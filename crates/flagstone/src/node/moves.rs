@@ -162,6 +162,10 @@ pub struct MoveInfo {
     /// Bytes that it has to copy, about: what the volume had when it began. Snapshots and what is written meanwhile add to
     /// it.
     pub expected_bytes: u64,
+    /// How many bytes a second may be written of the volume, since as much was written as was copied, and the move would have no end; null: as many as its
+    /// SLO allows.
+    #[serde(default)]
+    pub slowed_to_bytes: Option<u64>,
     /// For how long changes of the volume waited at its end, in microseconds; 0 before.
     pub held_us: u64,
     /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it; or it waits for a device.

@@ -317,6 +317,7 @@ impl State {
             started_ns: 1,
             copied_bytes: 0,
             expected_bytes: 3 << 20,
+            slowed_to_bytes: None,
             held_us: 0,
             error: waits.then(|| "it waits for device away: start the node with it".to_owned()),
             error_kind: None,

@@ -558,6 +558,95 @@ fn what_has_no_room_at_its_new_place_is_refused_or_fails_as_that() {
     }
 }
 
+/// It is written as quickly as it can be, and at most 24 MiB a second are copied. As long as its writes aren't made slower, each round copies all
+/// of it, and there is no end.
+#[test]
+fn a_volume_that_is_written_as_quickly_as_it_is_copied_is_written_more_slowly_and_gets_there() {
+    const SIZE: u64 = 48;
+    let other = Folder::new();
+    let scene = scene(&other);
+    let spec = VolumeSpec {
+        name: "vm".to_owned(),
+        size_bytes: SIZE * MIB,
+        reserve: Reservation::None,
+        device: Some("main".to_owned()),
+        core: None,
+        apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
+        slo: Slo::default(),
+        oversubscribe: false,
+    };
+    let created = scene.ask(|node| node.create_volume(spec));
+    created.expect("is created");
+    let stop = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU64::new(0));
+    let mut client = scene.attach("vm");
+    let writer = {
+        let (stop, done) = (stop.clone(), done.clone());
+        thread::spawn(move || {
+            let mut number = 0;
+            while !stop.load(Ordering::Relaxed) || number < SIZE {
+                let data = number.to_le_bytes().repeat(MIB as usize / 8);
+                assert_eq!(client.write(number % SIZE * MIB, &data), 0);
+                number += 1;
+                done.store(number, Ordering::Relaxed);
+            }
+            (client, number)
+        })
+    };
+    while done.load(Ordering::Relaxed) < SIZE {
+        assert!(!writer.is_finished(), "it fails");
+        thread::sleep(Duration::from_millis(2));
+    }
+    let slow = MoveSpec {
+        limit_bytes: Some(24 * MIB),
+        ..to(Some("other"), None)
+    };
+    scene
+        .ask(|node| node.move_volume("vm".to_owned(), slow))
+        .expect("begins");
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut slowed_to = Vec::new();
+    let info = loop {
+        let info = scene.ask(|node| node.show_move("vm".to_owned()));
+        let info = info.expect("is known");
+        if info.state != MoveState::Running {
+            break info;
+        }
+        slowed_to.extend(info.slowed_to_bytes);
+        assert!(Instant::now() < until, "it doesn't end: {info:?}");
+        thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+    assert_eq!(info.slowed_to_bytes, None, "it is over");
+    assert!(!slowed_to.is_empty(), "{info:?}");
+    // A third of what the limit allows, and of what a window has more or less than that.
+    let right = 3 * MIB..=12 * MIB;
+    assert!(
+        slowed_to.iter().all(|bytes| right.contains(bytes)),
+        "{slowed_to:?}"
+    );
+    // All of it three times, before the writes are slower; then each time less than half of the time before.
+    assert!(info.copied_bytes <= 9 * SIZE / 2 * MIB, "{info:?}");
+    stop.store(true, Ordering::Relaxed);
+    let (mut client, written) = writer.join().expect("no write failed");
+    for at in 0..SIZE {
+        let number = (written - 1) / SIZE * SIZE + at;
+        let number = if number < written {
+            number
+        } else {
+            number - SIZE
+        };
+        let (error, found) = client.call(client::READ, at * MIB, MIB as u32);
+        assert_eq!(error, 0, "read");
+        assert!(
+            found == number.to_le_bytes().repeat(MIB as usize / 8),
+            "the MiB {at} is what was written last"
+        );
+    }
+}
+
 /// It becomes free a moment later. The other device has one journal: what is free there is free for whoever moves there.
 #[test]
 fn what_was_deleted_just_before_is_room_for_a_move() {

@@ -592,7 +592,7 @@ impl CoreNode {
     }
 
     /// What gives a volume's operations their turns.
-    fn tenant_of(&self, device: usize, id: DvolId) -> Option<Tenant<UringPlatform>> {
+    pub(super) fn tenant_of(&self, device: usize, id: DvolId) -> Option<Tenant<UringPlatform>> {
         let known = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
         let tenant = match known {
             Some(tenant) => tenant,

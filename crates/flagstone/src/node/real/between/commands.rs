@@ -324,6 +324,7 @@ impl RealNode {
             started_ns: wall_clock_ns(),
             copied_bytes: 0,
             expected_bytes: 0,
+            slowed_to_bytes: None,
             held_us: 0,
             error: None,
             error_kind: None,

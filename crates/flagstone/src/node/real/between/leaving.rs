@@ -313,7 +313,13 @@ impl CoreNode {
         let copier = copier.ok_or(stayed(DvolError::NotFound))?;
         let held_since = Cell::default();
         let here = Here::new(&origin, copier, &job.watched, self, &held_since);
-        let pace = Pace::new(self, &job.watched, job.limit_bytes, &here);
+        let pace = Pace::new(
+            self,
+            &job.watched,
+            job.limit_bytes,
+            &here,
+            (&job.name, &job.from, job.slo),
+        );
         let take_tokens = || {
             target.set_record(
                 self.access

@@ -6,6 +6,7 @@
 //! [decibel 4.4: migration]
 
 pub(super) mod left;
+mod slow;
 mod stay;
 mod there;
 
@@ -33,6 +34,7 @@ use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::receive::quiesce;
 use super::slo::terms_of;
+use slow::Slowing;
 use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
@@ -191,6 +193,8 @@ pub(super) struct Seen {
     pub(super) held_ns: u64,
     /// What it is doing.
     pub(super) phase: Option<Phase>,
+    /// How many bytes a second may be written of it, since as much was written as was copied. `None`: as many as its SLO allows.
+    pub(super) slowed_to: Option<u64>,
 }
 
 impl Watched {
@@ -212,6 +216,7 @@ impl Watched {
                 expected_bytes: 0,
                 held_ns: 0,
                 phase: None,
+                slowed_to: None,
             }),
             trouble: Mutex::new(None),
             cancelled: AtomicBool::new(false),
@@ -244,6 +249,7 @@ impl Watched {
     /// It is over. Returns how far it was.
     pub(super) fn end(&self, state: State) -> Seen {
         let mut seen = self.lock();
+        seen.slowed_to = None;
         seen.state = state;
         *seen
     }
@@ -403,13 +409,18 @@ pub(super) struct Pace<'a> {
     /// Bytes that had been copied by then.
     before_bytes: Cell<u64>,
     here: &'a Here<'a>,
+    name: &'a str,
+    volume: &'a Place,
+    slowing: Slowing,
 }
 
 impl Progress for Pace<'_> {
     async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
+        let slowed_to = self.slowing.copied(bytes, self.core.platform.now());
         let copied_bytes = {
             let mut seen = self.watched.lock();
             seen.copied_bytes += bytes;
+            seen.slowed_to = slowed_to.or(seen.slowed_to);
             seen.copied_bytes
         };
         self.check_wanted()?;
@@ -429,7 +440,28 @@ impl Progress for Pace<'_> {
     }
 
     fn phase(&self, phase: Phase) {
-        self.watched.lock().phase = Some(phase);
+        let mut seen = self.watched.lock();
+        seen.phase = Some(phase);
+        if phase == Phase::Switching {
+            // What waits for it would wait here while it could go on there: no change begins any more.
+            self.slowing.end();
+            seen.slowed_to = None;
+        }
+    }
+
+    fn outrun(&self) {
+        let (core, place) = (self.core, self.volume);
+        let device = core.engines.get(place.engine).map(|owned| owned.device);
+        let Some(tenant) = device.and_then(|device| core.tenant_of(device, place.id)) else {
+            return;
+        };
+        let slowed_to = self.slowing.begin(tenant, core.platform.now());
+        self.watched.lock().slowed_to = slowed_to;
+        tracing::info!(
+            volume = self.name,
+            bytes_per_second = slowed_to.unwrap_or(0),
+            "it is written as quickly as it is copied: its writes are made slower until it is moved"
+        );
     }
 
     fn resumed(&self, copied_bytes: u64) {
@@ -439,20 +471,25 @@ impl Progress for Pace<'_> {
 }
 
 impl<'a> Pace<'a> {
-    /// From now on.
+    /// From now on, of the volume with this name, place and SLO.
     pub(super) fn new(
         core: &'a CoreNode,
         watched: &'a Watched,
         limit_bytes: Option<u64>,
         here: &'a Here<'a>,
+        (name, volume, slo): (&'a str, &'a Place, Slo),
     ) -> Pace<'a> {
+        let began = core.platform.now();
         Pace {
             core,
             watched,
             limit_bytes,
-            began: core.platform.now(),
+            began,
             before_bytes: Cell::new(0),
             here,
+            name,
+            volume,
+            slowing: Slowing::new(slo, began),
         }
     }
 
@@ -605,7 +642,13 @@ impl CoreNode {
             held_since: &held_since,
             tokens: Default::default(),
         };
-        let pace = Pace::new(self, &job.watched, job.limit_bytes, &here);
+        let pace = Pace::new(
+            self,
+            &job.watched,
+            job.limit_bytes,
+            &here,
+            (&job.name, &job.from, job.slo),
+        );
         // What tokens it has doesn't change from here on: it goes with the volume.
         let store = &owned.tokens;
         let moved = async {
