@@ -8,7 +8,7 @@ use crate::forward::SimArguments;
 use crate::programs::Programs;
 use crate::say::Say;
 use crate::steps::{Counts, Steps, Work};
-use crate::{e2e, forward, fuzz, repo, steps, tidy};
+use crate::{e2e, forward, fuzz, instructions, repo, steps, tidy};
 
 /// No single step may hang a CI run for longer. Building the tests takes ten minutes on two cores, and more beside other
 /// builds; what runs in the background may take until the scenarios are over.
@@ -50,7 +50,7 @@ pub(crate) fn ci(root: &Path) -> bool {
     build(root, &mut steps, &programs);
     // Many of them wait for real time, and count on getting a processor when that has passed.
     steps.run_tests("tests", ci_tests(root), STEP_LIMIT);
-    steps.run_beside(AT_ONCE, explorations(&programs), |steps| {
+    steps.run_beside(AT_ONCE, explorations(root, &programs), |steps| {
         e2e::ci_beside(root, steps, &programs);
     });
     steps.run("fuzz", |say| fuzz::ci(root, say));
@@ -109,8 +109,8 @@ fn lint(root: &Path, steps: &mut Steps) {
 }
 
 /// The simulator: seeds that failed once, many seeds with all faults, scenes, the script crashed everywhere. The model finds
-/// nothing. And both notice every planted bug. What takes longest comes first.
-fn explorations<'a>(programs: &'a Programs) -> Vec<(&'static str, Work<'a>)> {
+/// nothing. And both notice every planted bug. Besides that, instructions are counted. What takes longest comes first.
+fn explorations<'a>(root: &'a Path, programs: &'a Programs) -> Vec<(&'static str, Work<'a>)> {
     let sim = |arguments: SimArguments| -> Work<'a> {
         Box::new(move |say| {
             let simulator = programs.simulator()?;
@@ -133,6 +133,10 @@ fn explorations<'a>(programs: &'a Programs) -> Vec<(&'static str, Work<'a>)> {
         ("sim, kept seeds", sim(SimArguments::kept())),
         ("model, every state", model(&["--size", "small"])),
         ("model, planted bugs", model(&["--bugs"])),
+        (
+            "instructions",
+            Box::new(move |say| instructions::ci(root, programs, say).map(Counts::one)),
+        ),
     ]
 }
 

@@ -12,12 +12,16 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 
+use crate::programs::Programs;
 use crate::repo;
+use crate::say::Say;
 
-/// Kept in the repository.
+/// Kept in the repository: of a release.
 const RECORD: &str = "docs/benchmarks/instructions.json";
+/// The same of what CI builds: without optimising across crates, and with planted bugs that could be switched on.
+const RECORD_CI: &str = "docs/benchmarks/instructions-ci.json";
 /// A larger part than this is a change.
 const CHANGE_MAX: f64 = 0.05;
 /// Requests of the two runs. Both are counted at the same time.
@@ -29,25 +33,30 @@ const COUNTED: &str = "*server_turn*";
 const NOT_COUNTED: &str = "*not_the_server*";
 const PACKAGE: &str = "valgrind";
 
-const CASES: [(&str, &str, u64); 18] = [
-    ("native", "read", 1),
-    ("native", "read", 32),
-    ("native", "write", 1),
-    ("native", "write", 32),
-    ("nbd", "read", 1),
-    ("nbd", "read", 32),
-    ("nbd", "write", 1),
-    ("nbd", "write", 32),
-    ("nfs", "getattr", 1),
-    ("nfs", "lookup", 1),
-    ("nfs", "read", 1),
-    ("nfs", "write", 1),
-    ("nfs", "create", 1),
-    ("nfs", "create", 16),
-    ("nfs", "fill", 16),
-    ("nfs", "setattr", 1),
-    ("nfs", "remove", 1),
-    ("nfs", "rename", 1),
+/// Protocol, kind, requests in flight, and whether CI counts it.
+const CASES: [(&str, &str, u64, bool); 22] = [
+    ("native", "read", 1, true),
+    ("native", "read", 32, true),
+    ("native", "write", 1, true),
+    ("native", "write", 32, true),
+    ("native", "read-512", 32, false),
+    ("native", "write-512", 1, false),
+    ("native", "write-512", 32, true),
+    ("native", "rewrite-512", 32, false),
+    ("nbd", "read", 1, false),
+    ("nbd", "read", 32, true),
+    ("nbd", "write", 1, false),
+    ("nbd", "write", 32, true),
+    ("nfs", "getattr", 1, false),
+    ("nfs", "lookup", 1, false),
+    ("nfs", "read", 1, false),
+    ("nfs", "write", 1, false),
+    ("nfs", "create", 1, false),
+    ("nfs", "create", 16, false),
+    ("nfs", "fill", 16, false),
+    ("nfs", "setattr", 1, false),
+    ("nfs", "remove", 1, false),
+    ("nfs", "rename", 1, false),
 ];
 
 #[derive(Args)]
@@ -55,10 +64,21 @@ pub(crate) struct Arguments {
     /// Write what is counted into docs/benchmarks/instructions.json, to be compared with from now on.
     #[arg(long)]
     record: bool,
+    /// Build as CI does, and count what CI counts, beside docs/benchmarks/instructions-ci.json. Builds most of it anew.
+    #[arg(long)]
+    as_ci: bool,
 }
 
 /// Instructions of a request, by case: `native-read-1`.
 type Table = BTreeMap<String, f64>;
+
+/// What was counted once.
+#[derive(PartialEq, Debug, Serialize, Deserialize)]
+struct Record {
+    /// On a processor of another kind libraries take other ways.
+    processor: String,
+    instructions: Table,
+}
 
 /// True if nothing has changed, or it was recorded.
 pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
@@ -66,44 +86,100 @@ pub(crate) fn run(root: &Path, arguments: &Arguments) -> Result<bool> {
         repo::has_program(PACKAGE),
         "valgrind is missing: apt install valgrind"
     );
-    let found = count(root)?;
-    let path = root.join(RECORD);
+    let found = Record {
+        processor: processor().to_owned(),
+        instructions: match arguments.as_ci {
+            true => counting(&Programs::new(root).build_counted()?, root).count(|case| case.3)?,
+            false => counting(&build(root)?, root).count(|_| true)?,
+        },
+    };
+    let record = if arguments.as_ci { RECORD_CI } else { RECORD };
+    let path = root.join(record);
     if arguments.record {
-        let text = serde_json::to_string_pretty(&json!(found)).context("writing JSON")?;
+        let text = serde_json::to_string_pretty(&found).context("writing JSON")?;
         fs::write(&path, format!("{text}\n"))
             .with_context(|| format!("writing {}", path.display()))?;
     }
     let recorded = read(&path)?;
-    let lines = compare(&recorded, &found);
+    let lines = compare(&recorded.instructions, &found.instructions);
     for line in &lines {
         println!("{}", line.text);
     }
     let same = lines.iter().all(|line| line.same);
     if !same {
-        println!(
-            "more than {:.0} % off what was recorded: find out why, or record it with `cargo xtask instructions --record`",
-            CHANGE_MAX * 100.0
+        let (percent, as_ci) = (
+            CHANGE_MAX * 100.0,
+            if arguments.as_ci { " --as-ci" } else { "" },
         );
+        println!(
+            "more than {percent:.0} % off what was recorded: find out why, or record it with `cargo xtask instructions{as_ci} --record`",
+        );
+    }
+    if recorded.processor != found.processor {
+        println!("{}", other_processor(&recorded, &found));
     }
     Ok(same)
 }
 
-fn read(path: &Path) -> Result<Table> {
+fn other_processor(recorded: &Record, found: &Record) -> String {
+    format!(
+        "recorded on a processor of the kind {}, this is one of {}",
+        recorded.processor, found.processor
+    )
+}
+
+/// CI's step, with what it has built: true if nothing has changed. On another kind of processor than was recorded it only says what it finds.
+pub(crate) fn ci(root: &Path, programs: &Programs, say: &Say) -> Result<bool> {
+    ensure!(
+        repo::has_program(PACKAGE),
+        "valgrind is missing: apt install valgrind"
+    );
+    let found = Record {
+        processor: processor().to_owned(),
+        instructions: counting(&programs.counted()?, root).count(|case| case.3)?,
+    };
+    let recorded = read(&root.join(RECORD_CI))?;
+    let lines = compare(&recorded.instructions, &found.instructions);
+    for line in &lines {
+        say.line(&line.text);
+    }
+    if recorded.processor != found.processor {
+        say.line(&format!(
+            "{}: not judged",
+            other_processor(&recorded, &found)
+        ));
+        return Ok(true);
+    }
+    let same = lines.iter().all(|line| line.same);
+    if !same {
+        say.line("find out why, or record it with `cargo xtask instructions --as-ci --record`");
+    }
+    Ok(same)
+}
+
+/// What of processors makes programs take other ways, as far as callgrind has it.
+fn processor() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let is_third = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2");
+        match (is_third, is_x86_feature_detected!("sse4.2")) {
+            (true, _) => "x86-64-v3",
+            (false, true) => "x86-64-v2",
+            (false, false) => "x86-64",
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::env::consts::ARCH
+}
+
+fn read(path: &Path) -> Result<Record> {
     let text = fs::read_to_string(path).with_context(|| {
         format!(
             "reading {}; `cargo xtask instructions --record` writes it",
             path.display()
         )
     })?;
-    let value: Value =
-        serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
-    let entries = value.as_object().context("the record is no object")?;
-    let entry = |(name, value): (&String, &Value)| {
-        let number = value.as_f64();
-        let number = number.with_context(|| format!("`{name}` in the record is no number"))?;
-        Ok((name.clone(), number))
-    };
-    entries.iter().map(entry).collect()
+    serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))
 }
 
 /// A case beside what was recorded of it.
@@ -141,34 +217,21 @@ fn compare(recorded: &Table, found: &Table) -> Vec<Line> {
     names.into_iter().map(line).collect()
 }
 
-fn count(root: &Path) -> Result<Table> {
+/// Builds what is counted as a release is built.
+fn build(root: &Path) -> Result<PathBuf> {
     let mut cargo = repo::cargo(root);
     cargo.args(["build", "--release", "--quiet"]);
     cargo.args(["--package", "flagstone-sim", "--example", "served"]);
     let status = cargo.status().context("starting cargo")?;
     ensure!(status.success(), "the build of what is counted failed");
-    let target = repo::target_dir(root);
-    let place = Place {
-        program: target.join("release/examples/served"),
-        out: target,
-    };
-    let mut table = Table::new();
-    for (protocol, kind, at_once) in CASES {
-        let (few, many) = thread::scope(|scope| {
-            let few = scope.spawn(|| place.instructions(protocol, kind, FEW, at_once));
-            let many = place.instructions(protocol, kind, MANY, at_once)?;
-            let few = few.join().map_err(|_| anyhow!("counting panicked"))??;
-            Ok::<(u64, u64), anyhow::Error>((few, many))
-        })?;
-        let each = many.saturating_sub(few) as f64 / (MANY - FEW) as f64;
-        ensure!(
-            each >= 1.0,
-            "{protocol} {kind}: nothing was counted; is `server_turn` still there?"
-        );
-        // Of a request no part of an instruction is worth keeping.
-        table.insert(format!("{protocol}-{kind}-{at_once}"), each.round());
+    Ok(repo::target_dir(root).join("release/examples/served"))
+}
+
+fn counting(program: &Path, root: &Path) -> Place {
+    Place {
+        program: program.to_path_buf(),
+        out: repo::target_dir(root),
     }
-    Ok(table)
 }
 
 struct Place {
@@ -178,6 +241,27 @@ struct Place {
 }
 
 impl Place {
+    /// Of these cases.
+    fn count(&self, is_wanted: impl Fn(&(&str, &str, u64, bool)) -> bool) -> Result<Table> {
+        let mut table = Table::new();
+        for (protocol, kind, at_once, _) in CASES.into_iter().filter(|case| is_wanted(case)) {
+            let (few, many) = thread::scope(|scope| {
+                let few = scope.spawn(|| self.instructions(protocol, kind, FEW, at_once));
+                let many = self.instructions(protocol, kind, MANY, at_once)?;
+                let few = few.join().map_err(|_| anyhow!("counting panicked"))??;
+                Ok::<(u64, u64), anyhow::Error>((few, many))
+            })?;
+            let each = many.saturating_sub(few) as f64 / (MANY - FEW) as f64;
+            ensure!(
+                each >= 1.0,
+                "{protocol} {kind}: nothing was counted; is `server_turn` still there?"
+            );
+            // Of a request no part of an instruction is worth keeping.
+            table.insert(format!("{protocol}-{kind}-{at_once}"), each.round());
+        }
+        Ok(table)
+    }
+
     /// Of a whole run.
     fn instructions(&self, protocol: &str, kind: &str, count: u64, at_once: u64) -> Result<u64> {
         let out = format!("instructions-{}-{count}.out", std::process::id());
@@ -239,6 +323,21 @@ mod tests {
         let lines = compare(&table(&[("a", 1.0)]), &table(&[("b", 1.0)]));
         assert_eq!(lines.len(), 2);
         assert!(lines.iter().all(|line| !line.same));
+    }
+
+    #[test]
+    fn what_is_recorded_can_be_read_and_has_all_that_is_counted() {
+        let root = repo::root().expect("is a repository");
+        for (record, as_ci) in [(RECORD, false), (RECORD_CI, true)] {
+            let recorded = read(&root.join(record)).expect("can be read");
+            let cases = CASES.into_iter().filter(|case| !as_ci || case.3);
+            let names =
+                cases.map(|(protocol, kind, at_once, _)| format!("{protocol}-{kind}-{at_once}"));
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            let known: Vec<String> = recorded.instructions.into_keys().collect();
+            assert_eq!(known, names, "{record}");
+        }
     }
 
     #[test]

@@ -25,10 +25,13 @@ const NICE: &str = "19";
 const SHIPPED: [&str; 2] = ["flagstone", "flagstone-model"];
 /// Those of the libraries they have in common would have fewer features without the others, and be built again.
 const ALL: [&str; 3] = ["flagstone", "flagstone-sim", "flagstone-model"];
+const PLANTED: [&str; 2] = ["--features", "flagstone-sim/planted-bugs"];
 const SERVER: &str = "flagstone";
 const SIMULATOR: &str = "flagstone-sim";
 const JUDGE: &str = "crash-images";
 const MODEL: &str = "flagstone-model";
+/// What instructions are counted of: an example of the simulator's.
+const COUNTED: &str = "served";
 
 /// Where they are.
 pub(crate) struct Programs {
@@ -54,17 +57,53 @@ impl Programs {
         for name in [SERVER, MODEL] {
             self.keep(name)?;
         }
-        let planted = ["--bin", SIMULATOR, "--bin", JUDGE];
-        let planted = [&planted[..], &["--features", "flagstone-sim/planted-bugs"]].concat();
-        self.cargo(say, &ALL, &planted)?;
+        let planted = ["--bin", SIMULATOR, "--bin", JUDGE, "--example", COUNTED];
+        self.cargo(say, &ALL, &[&planted[..], &PLANTED].concat())?;
         for name in [SIMULATOR, JUDGE] {
             self.keep(name)?;
         }
+        self.keep_counted()
+    }
+
+    /// Builds what instructions are counted of, just as [`Programs::build`] does in CI, and nothing else.
+    pub(crate) fn build_counted(&self) -> Result<PathBuf> {
+        fs::create_dir_all(&self.folder).context("making a folder for the programs")?;
+        let mut cargo = repo::cargo(&self.root);
+        // As `.ci/run` has it.
+        cargo.env("CARGO_PROFILE_RELEASE_LTO", "off");
+        cargo.env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        cargo.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+        let counted = [&["--example", COUNTED][..], &PLANTED].concat();
+        self.run(cargo, &Say::plain(), &ALL, &counted)?;
+        self.keep_counted()?;
+        self.counted()
+    }
+
+    fn keep_counted(&self) -> Result<()> {
+        let from = repo::target_dir(&self.root)
+            .join("release/examples")
+            .join(COUNTED);
+        let copied = fs::copy(&from, self.folder.join(COUNTED));
+        copied.with_context(|| format!("copying {}", from.display()))?;
         Ok(())
     }
 
+    /// What instructions are counted of.
+    pub(crate) fn counted(&self) -> Result<PathBuf> {
+        self.find(COUNTED)
+    }
+
     fn cargo(&self, say: &Say, packages: &[&str], arguments: &[&str]) -> Result<()> {
-        let mut cargo = repo::cargo(&self.root);
+        self.run(repo::cargo(&self.root), say, packages, arguments)
+    }
+
+    fn run(
+        &self,
+        mut cargo: Command,
+        say: &Say,
+        packages: &[&str],
+        arguments: &[&str],
+    ) -> Result<()> {
         cargo.args(["build", "--release"]);
         for package in packages {
             cargo.args(["--package", package]);

@@ -119,7 +119,7 @@ impl RangeLocks {
             false => state.exclusive_count > 0,
         };
         drop(state);
-        (!must_wait).then(|| self.begin(ranges, exclusive).0)
+        (!must_wait).then(|| self.enter(ranges, exclusive, false).0)
     }
 
     fn begin(
@@ -127,10 +127,19 @@ impl RangeLocks {
         ranges: Ranges,
         exclusive: bool,
     ) -> (RangeLock, Option<flagstone_platform::sync::Awaited<()>>) {
+        let must_wait = self.state.borrow().must_wait(&ranges, exclusive);
+        self.enter(ranges, exclusive, must_wait)
+    }
+
+    fn enter(
+        &self,
+        ranges: Ranges,
+        exclusive: bool,
+        must_wait: bool,
+    ) -> (RangeLock, Option<flagstone_platform::sync::Awaited<()>>) {
         let mut state = self.state.borrow_mut();
         let id = state.next_id;
         state.next_id += 1;
-        let must_wait = state.must_wait(&ranges, exclusive);
         state.exclusive_count += usize::from(exclusive);
         let (waiting, granted) = if must_wait {
             let (granting, granted) = promise();

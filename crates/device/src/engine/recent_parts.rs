@@ -9,13 +9,16 @@
 //! the beginning: then its parts are forgotten.) It lies in one block, so a crash leaves it or takes it as a whole.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
 use std::ops::Range;
 
 use flagstone_types::{BLOCK_SIZE, DvolId, Lsn, VBlock};
 
+/// Of the parts that are kept each has its place in one of so many sets, found by its block, and there are so many in a set. So it takes as long to look for one,
+/// however many there are.
+const SETS: usize = 32;
+const IN_SET: usize = 2;
 /// Parts that are kept, for each journal: 256 KiB at most, and as much memory for the next ones.
-const PARTS_MAX: usize = 64;
+const PARTS_MAX: usize = SETS * IN_SET;
 
 /// Some bytes of a block.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,35 +40,70 @@ impl Part {
     }
 }
 
+/// A part with its name.
+struct Kept {
+    dvol: DvolId,
+    vblock: VBlock,
+    lsn: Lsn,
+    part: Part,
+}
+
+impl Kept {
+    fn is_of(&self, dvol: DvolId, vblock: VBlock) -> bool {
+        self.vblock == vblock && self.dvol == dvol
+    }
+}
+
+/// Those of a set, the youngest first.
+type Set = [Option<Kept>; IN_SET];
+
 /// The last parts.
 #[derive(Default)]
 pub(super) struct RecentParts {
-    parts: RefCell<VecDeque<(DvolId, VBlock, Lsn, Part)>>,
+    sets: RefCell<[Set; SETS]>,
     /// Memory of those that are kept no more.
     spare: RefCell<Vec<Vec<u8>>>,
+}
+
+/// The set of a block. Neighbours, and blocks that are a power of two apart, have different ones.
+fn set_of(dvol: DvolId, vblock: VBlock) -> usize {
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let named = vblock.0 ^ dvol.0 as u64;
+    // Of the product the upper bits depend on all of the number.
+    (named.wrapping_mul(SPREAD) >> (u64::BITS - SETS.ilog2())) as usize
 }
 
 impl RecentParts {
     /// Keeps what a write has written, instead of what was kept of the same block.
     pub(super) fn keep(&self, dvol: DvolId, vblock: VBlock, lsn: Lsn, part: Part) {
-        let mut parts = self.parts.borrow_mut();
-        let same = |(of, at, ..): &(DvolId, VBlock, Lsn, Part)| (*of, *at) == (dvol, vblock);
-        let gone = match parts.iter().position(same) {
-            Some(index) => parts.remove(index),
-            None if parts.len() == PARTS_MAX => parts.pop_front(),
-            None => None,
-        };
-        parts.push_back((dvol, vblock, lsn, part));
-        drop(parts);
-        if let Some((.., part)) = gone {
-            self.give_back(part);
+        let mut kept = Some(Kept {
+            dvol,
+            vblock,
+            lsn,
+            part,
+        });
+        {
+            let set = &mut self.sets.borrow_mut()[set_of(dvol, vblock)];
+            // Each goes to the place behind it, up to that of the one that goes.
+            for place in set {
+                let before = std::mem::replace(place, kept);
+                let is_same = before.as_ref().is_none_or(|one| one.is_of(dvol, vblock));
+                kept = before;
+                if is_same {
+                    break;
+                }
+            }
+        }
+        if let Some(gone) = kept {
+            self.give_back(gone.part);
         }
     }
 
     /// Keeps nothing more of a dvol: its LSNs may come again.
     pub(super) fn forget(&self, dvol: DvolId) {
-        let mut parts = self.parts.borrow_mut();
-        parts.retain(|(of, ..)| *of != dvol);
+        for place in self.sets.borrow_mut().iter_mut().flatten() {
+            place.take_if(|one| one.dvol == dvol);
+        }
     }
 
     /// Keeps the memory of a part that is not needed any more.
@@ -99,10 +137,13 @@ impl RecentParts {
         at: usize,
         bytes: &[u8],
     ) -> Option<Part> {
-        let parts = self.parts.borrow();
-        let is_it =
-            |part: &&(DvolId, VBlock, Lsn, Part)| (part.0, part.1, part.2) == (dvol, vblock, lsn);
-        let (.., kept) = parts.iter().find(is_it)?;
+        let sets = self.sets.borrow();
+        let mut set = sets[set_of(dvol, vblock)].iter().flatten();
+        let found = set.find(|one| one.is_of(dvol, vblock))?;
+        if found.lsn != lsn {
+            return None;
+        }
+        let kept = &found.part;
         let (end, kept_end) = (at + bytes.len(), kept.at + kept.bytes.len());
         if at > kept_end || kept.at > end {
             return None;
@@ -180,17 +221,40 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_block_is_kept_and_the_oldest_of_all_goes() {
+    fn the_last_of_a_block_is_kept_and_the_oldest_of_its_set_goes() {
         let parts = RecentParts::default();
-        parts.keep(DVOL, BLOCK, Lsn(1), part(0, &[1]));
-        parts.keep(DVOL, BLOCK, Lsn(2), part(0, &[2]));
-        assert_eq!(parts.joined(DVOL, BLOCK, Lsn(1), 1, &[3]), None);
-        for lsn in 3..=PARTS_MAX as u64 + 2 {
-            assert!(
-                parts.joined(DVOL, BLOCK, Lsn(2), 1, &[3]).is_some() || lsn > PARTS_MAX as u64 + 1
-            );
-            parts.keep(DVOL, VBlock(lsn + 10), Lsn(lsn), part(0, &[2]));
+        let set = set_of(DVOL, BLOCK);
+        let mut others = (100..).map(VBlock);
+        let mut others = others.by_ref().filter(|other| set_of(DVOL, *other) == set);
+        let is_there = |vblock, lsn| parts.joined(DVOL, vblock, Lsn(lsn), 1, &[3]).is_some();
+        let keep = |vblock, lsn| parts.keep(DVOL, vblock, Lsn(lsn), part(0, &[1]));
+        let [first, second, third] = [(); 3].map(|()| others.next().expect("there are many"));
+        keep(BLOCK, 1);
+        keep(BLOCK, 2);
+        assert!(!is_there(BLOCK, 1) && is_there(BLOCK, 2));
+        keep(first, 3);
+        assert!(is_there(BLOCK, 2) && is_there(first, 3));
+        // Written again, it is the younger one.
+        keep(BLOCK, 4);
+        keep(second, 5);
+        assert!(is_there(BLOCK, 4) && !is_there(first, 3) && is_there(second, 5));
+        keep(third, 6);
+        assert!(!is_there(BLOCK, 4) && is_there(second, 5) && is_there(third, 6));
+        // Forgotten, it leaves its place.
+        parts.forget(DVOL);
+        keep(first, 7);
+        keep(BLOCK, 8);
+        assert!(is_there(first, 7) && is_there(BLOCK, 8));
+    }
+
+    #[test]
+    fn neighbours_and_streams_that_are_far_apart_are_kept_beside_each_other() {
+        for apart in [1, 8, 64, 1 << 10, 1 << 20, 1 << 28] {
+            let sets: std::collections::BTreeSet<usize> = (0..16)
+                .map(|number| set_of(DVOL, VBlock(number * apart)))
+                .collect();
+            // Two have room in each.
+            assert!(sets.len() >= 8, "{apart}: {sets:?}");
         }
-        assert_eq!(parts.joined(DVOL, BLOCK, Lsn(2), 1, &[3]), None);
     }
 }

@@ -19,6 +19,7 @@ use super::recent_parts::Part;
 use super::spacing::Over;
 use super::unit::Outcome;
 use super::write::{Given, Metas, Recorded};
+use super::write_part::Fits;
 use crate::planted::{Bug, planted};
 
 /// A write that was begun without waiting for anything, and has to be waited for now.
@@ -93,12 +94,10 @@ impl<P: Platform> Inner<P> {
             return Ok(None);
         }
         let at = (offset_bytes - vblock.offset_bytes()) as usize;
-        let part = self.with_recent(handle, vblock, at, data)?;
-        // With what came just before it may be the whole block, which takes the place of the old one instead of lying over it.
-        let is_delta = !part.is_whole() && self.takes_delta(slot, vblock, part.range())?;
-        let runs = match is_delta {
-            true => self.take_blocks_now(slot, 1, blocks, Over::Delta),
-            false => None,
+        let (part, fits) = self.with_recent(handle, vblock, at, data)?;
+        let runs = match fits {
+            Fits::AsDelta => self.take_blocks_now(slot, 1, blocks, Over::Delta),
+            Fits::Whole | Fits::Read => None,
         };
         let Some(runs) = runs else {
             self.recent_parts.give_back(part);

@@ -21,6 +21,17 @@ use crate::format::record::Record;
 use crate::space::BlockRun;
 use crate::v2p::Entry;
 
+/// As what a part of a block can be kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fits {
+    /// It is the whole block, and takes the place of the one before.
+    Whole,
+    /// It can lie over the block's data.
+    AsDelta,
+    /// It has to be read first what the block is.
+    Read,
+}
+
 impl<P: Platform> Inner<P> {
     /// Writes a part of a block, without metadata, and without reading if that can be.
     pub(super) async fn write_within(
@@ -34,7 +45,7 @@ impl<P: Platform> Inner<P> {
         let slot = handle.slot;
         let blocks = vblock..VBlock(vblock.0 + 1);
         self.load_range(slot, blocks.clone()).await?;
-        let part = self.with_recent(handle, vblock, at, &data)?;
+        let (part, fits) = self.with_recent(handle, vblock, at, &data)?;
         drop(data);
         let mut metas = Metas::all(0);
         let whole = if part.is_whole() {
@@ -50,7 +61,7 @@ impl<P: Platform> Inner<P> {
         } else {
             // A delta takes a block and gives none back: on a full device a reserved dvol does without.
             let has_room = !self.is_reserved(handle) || self.has_room(slot, 1, Over::Delta);
-            if has_room && self.takes_delta(slot, vblock, part.range())? {
+            if has_room && fits == Fits::AsDelta {
                 match self.write_delta(handle, vblock, &part, given).await {
                     // Others have taken what there was.
                     Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
@@ -76,43 +87,36 @@ impl<P: Platform> Inner<P> {
     }
 
     /// A part of a block together with what was written to the same block just before, if that is all that lies over
-    /// the block's data, or is the data. The block's map node is in memory.
+    /// the block's data, or is the data; and as what that can be kept. The block's map node is in memory.
     pub(super) fn with_recent(
         &self,
         handle: Handle,
         vblock: VBlock,
         at: usize,
         data: &[u8],
-    ) -> Result<Part, DvolError> {
+    ) -> Result<(Part, Fits), DvolError> {
         let state = self.state.borrow();
         let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
         let mapping = found.map.get(vblock).unwrap_or_default();
-        let last = mapping.delta.or(mapping.data().copied());
-        let joined = last.and_then(|entry| {
-            let recent = &self.recent_parts;
-            recent.joined(handle.id, vblock, entry.lsn, at, data)
-        });
-        Ok(joined.unwrap_or_else(|| self.recent_parts.part(at, data)))
-    }
-
-    /// True if a write of these bytes of a block can be kept as a delta over what is mapped. It takes the place of one
-    /// that is there and whose bytes it has. The block's map node is in memory.
-    pub(super) fn takes_delta(
-        &self,
-        slot: Slot,
-        vblock: VBlock,
-        part: Range<usize>,
-    ) -> Result<bool, DvolError> {
-        let state = self.state.borrow();
-        let Some(found) = state.slot(slot) else {
-            return Err(DvolError::NotFound);
-        };
-        let mapping = found.map.get(vblock).unwrap_or_default();
+        let data_lsn = mapping.data().map(|entry| entry.lsn);
+        let last = mapping.delta.as_ref().map(|entry| entry.lsn).or(data_lsn);
+        let recent = &self.recent_parts;
+        let joined = last.and_then(|lsn| recent.joined(handle.id, vblock, lsn, at, data));
+        let part = joined.unwrap_or_else(|| recent.part(at, data));
+        let range = part.range();
+        // It takes the place of one whose bytes it has.
         let is_replaced = |delta: &Entry| {
             let changed = delta.changed();
-            part.start as u64 <= changed.start && changed.end <= part.end as u64
+            range.start as u64 <= changed.start && changed.end <= range.end as u64
         };
-        Ok(mapping.data().is_some() && mapping.delta.as_ref().is_none_or(is_replaced))
+        let fits = match part.is_whole() {
+            true => Fits::Whole,
+            false if data_lsn.is_some() && mapping.delta.as_ref().is_none_or(is_replaced) => {
+                Fits::AsDelta
+            }
+            false => Fits::Read,
+        };
+        Ok((part, fits))
     }
 
     async fn write_delta(

@@ -202,7 +202,9 @@ impl Map {
             lsn,
             meta,
         });
-        self.change(edit, one(vblock), &[entry], true);
+        if self.write_quickly(edit, &entry).is_none() {
+            self.change(edit, one(vblock), &[entry], true);
+        }
     }
 
     /// Unmaps a range. If something in it was mapped or unmapped before, one tombstone is left that

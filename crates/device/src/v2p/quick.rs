@@ -1,8 +1,8 @@
 //! The short way to map one block.
 //!
 //! Most writes go to nodes that an earlier write has made dirty since the last checkpoint, and
-//! either replace one data entry or add one where there is room. Nothing has to be copied, retired,
-//! split or merged then, and sums change by what the entry changes. Whatever is not so simple goes
+//! either replace one entry of the same kind or add one where there is room: data where nothing is known of the block, a delta over data. Nothing has to be copied,
+//! retired, split or merged then, and sums change by what the entry changes. Whatever is not so simple goes
 //! the long way ([`Map::change`](super::Map)); `tests::model` goes both.
 
 use std::rc::Rc;
@@ -18,7 +18,7 @@ struct Done {
 }
 
 impl Map {
-    /// Maps a block if that is simple. `None`: it is not, and nothing has changed.
+    /// Maps a block, or a delta over it, if that is simple. `None`: it is not, and nothing has changed.
     pub(super) fn write_quickly(&mut self, edit: &mut Edit, entry: &Packed) -> Option<()> {
         let root = self.root.as_mut()?;
         let node = root.slot.loaded_mut()?;
@@ -69,13 +69,18 @@ fn write_in_leaf(
     let at = node.upper_in_leaf(entry.vblock(), first);
     // There is one: the new entry is not below the first.
     let before = &mut node.entries[at.checked_sub(1)?];
-    if before.key() == entry.key() && before.is(EntryKind::Data) {
+    if before.key() == entry.key() && before.is(entry.kind()) {
         displaced.push(before.entry());
         *before = entry.clone();
         return Some(Done { added: 0 });
     }
-    let is_covered = before.end_vblock() > entry.vblock();
-    if is_covered || node.entries.len() >= node.stats.fanout {
+    let is_data = entry.is(EntryKind::Data);
+    let fits_behind = match is_data {
+        true => before.end_vblock() <= entry.vblock(),
+        // The data stays below it.
+        false => before.key() == Key::block(entry.vblock()) && before.is(EntryKind::Data),
+    };
+    if !fits_behind || node.entries.len() >= node.stats.fanout {
         return None;
     }
     if node.entries.len() == node.entries.capacity() {
@@ -83,5 +88,6 @@ fn write_in_leaf(
         node.settle();
     }
     node.entries.insert(at, entry.clone());
-    Some(Done { added: 1 })
+    let added = u64::from(is_data);
+    Some(Done { added })
 }

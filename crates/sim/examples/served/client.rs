@@ -14,7 +14,7 @@ pub(crate) const DATA: [u8; BLOCK as usize] = [7; BLOCK as usize];
 
 pub(crate) trait Client {
     /// Notes a request for the next [`Client::send`].
-    fn put(&mut self, is_write: bool, offset_bytes: u64);
+    fn put(&mut self, is_write: bool, offset_bytes: u64, len_bytes: u64);
 
     /// Sends what was noted.
     async fn send(&mut self);
@@ -126,10 +126,10 @@ fn decode(head: &[u8]) -> ReplyHeader {
 }
 
 impl Client for Native {
-    fn put(&mut self, is_write: bool, offset_bytes: u64) {
+    fn put(&mut self, is_write: bool, offset_bytes: u64, len_bytes: u64) {
         let (operation, data, len_bytes) = match is_write {
-            true => (Operation::Write, &DATA[..], 0),
-            false => (Operation::Read, &[][..], BLOCK),
+            true => (Operation::Write, &DATA[..len_bytes as usize], 0),
+            false => (Operation::Read, &[][..], len_bytes),
         };
         let oldest = self.in_flight.iter().min().copied();
         let head = RequestHeader {
@@ -171,8 +171,8 @@ impl Client for Native {
 
 pub(crate) struct Nbd {
     line: Line,
-    /// By cookie: whether data comes back.
-    reads: Vec<bool>,
+    /// By cookie: how many bytes come back.
+    reads: Vec<usize>,
 }
 
 impl Nbd {
@@ -210,18 +210,19 @@ pub(crate) fn word(head: &[u8], at: usize) -> u32 {
 }
 
 impl Client for Nbd {
-    fn put(&mut self, is_write: bool, offset_bytes: u64) {
+    fn put(&mut self, is_write: bool, offset_bytes: u64, len_bytes: u64) {
         let out = &mut self.line.out;
         out.extend(0x2560_9513_u32.to_be_bytes());
         out.extend(0_u16.to_be_bytes());
         out.extend(u16::from(is_write).to_be_bytes());
         out.extend((self.reads.len() as u64).to_be_bytes());
         out.extend(offset_bytes.to_be_bytes());
-        out.extend((BLOCK as u32).to_be_bytes());
+        out.extend((len_bytes as u32).to_be_bytes());
         if is_write {
-            out.extend(DATA);
+            out.extend(&DATA[..len_bytes as usize]);
         }
-        self.reads.push(!is_write);
+        let read = if is_write { 0 } else { len_bytes as usize };
+        self.reads.push(read);
     }
 
     async fn send(&mut self) {
@@ -234,8 +235,7 @@ impl Client for Nbd {
         let (mut count, mut at) = (0, 0);
         while let Some(head) = self.line.received.get(at..at + HEAD) {
             assert_eq!((word(head, 0), word(head, 4)), (0x6744_6698, 0));
-            let is_read = self.reads[word(head, 12) as usize];
-            let end = at + HEAD + if is_read { BLOCK as usize } else { 0 };
+            let end = at + HEAD + self.reads[word(head, 12) as usize];
             if self.line.received.len() < end {
                 break;
             }

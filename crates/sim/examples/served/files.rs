@@ -261,7 +261,7 @@ impl Nfs {
 
 impl Client for Nfs {
     /// The place stands for the number of the file or block.
-    fn put(&mut self, _: bool, offset_bytes: u64) {
+    fn put(&mut self, _: bool, offset_bytes: u64, _: u64) {
         let number = offset_bytes / BLOCK;
         match self.doing {
             Procedure::Create => self.create(&name(number, ".made")),

@@ -32,9 +32,12 @@ use files::{Nfs, Procedure};
 use platform::{Pipe, RamDevice, Served, pair};
 use volume::{EngineVolume, OneVolume};
 
-const USAGE: &str = "usage: served native|nbd read|write REQUESTS [AT-ONCE]
+const USAGE: &str =
+    "usage: served native|nbd read|write|read-512|write-512|rewrite-512 REQUESTS [AT-ONCE]
        served nfs getattr|setattr|lookup|read|write|fill|create|remove|rename REQUESTS [AT-ONCE]";
 const BLOCK: u64 = 4096;
+/// A part of a block.
+const PART: u64 = 512;
 const DEVICE_BYTES: u64 = 512 << 20;
 const VOLUME_BYTES: u64 = 2 << 20;
 /// Beyond it a server would close the connection.
@@ -42,21 +45,55 @@ const AT_ONCE_MAX: u64 = 128;
 
 #[derive(Clone, Copy)]
 enum What {
-    Native { is_write: bool },
-    Nbd { is_write: bool },
+    Native(Load),
+    Nbd(Load),
     Nfs(Procedure),
 }
 
 impl What {
     fn of(protocol: &str, kind: &str) -> Option<What> {
-        let is_write = kind == "write";
-        let is_known = is_write || kind == "read";
         match protocol {
-            "native" => is_known.then_some(What::Native { is_write }),
-            "nbd" => is_known.then_some(What::Nbd { is_write }),
+            "native" => Load::of(kind).map(What::Native),
+            "nbd" => Load::of(kind).map(What::Nbd),
             "nfs" => Procedure::of(kind).map(What::Nfs),
             _ => None,
         }
+    }
+}
+
+/// What is asked of a volume.
+#[derive(Clone, Copy)]
+struct Load {
+    is_write: bool,
+    len_bytes: u64,
+    /// Each time that a block is written, another part of it.
+    is_moving: bool,
+}
+
+impl Load {
+    /// Whole blocks.
+    fn blocks(is_write: bool) -> Load {
+        Load {
+            is_write,
+            len_bytes: BLOCK,
+            is_moving: false,
+        }
+    }
+
+    fn of(kind: &str) -> Option<Load> {
+        let part = |is_write, is_moving| Load {
+            is_write,
+            len_bytes: PART,
+            is_moving,
+        };
+        Some(match kind {
+            "read" => Load::blocks(false),
+            "write" => Load::blocks(true),
+            "read-512" => part(false, false),
+            "write-512" => part(true, false),
+            "rewrite-512" => part(true, true),
+            _ => return None,
+        })
     }
 }
 
@@ -101,7 +138,8 @@ async fn measure(sim: SimPlatform, task: Task) {
     if let What::Nfs(procedure) = task.what {
         let all = files::serve(&platform, &engine, far).await;
         let mut client = Nfs::open(near, procedure).await;
-        drive(&mut client, true, 0..task.count, task.at_once).await;
+        let numbers = (0..task.count).map(|number| number * BLOCK);
+        drive(&mut client, Load::blocks(true), numbers, task.at_once).await;
         all.stop().await;
     } else {
         serve_volume(&platform, &engine, task, near, far).await;
@@ -129,19 +167,19 @@ async fn serve_volume(
         handle,
     });
     match task.what {
-        What::Native { is_write } => {
+        What::Native(load) => {
             let server = NativeServer::new(platform.clone(), directory, NativeLimits::default());
             platform.spawn(async move {
                 server.serve_connection(far, Ends::default()).await;
             });
-            work(Native::open(near).await, is_write, task).await;
+            work(Native::open(near).await, load, task).await;
         }
-        What::Nbd { is_write } => {
+        What::Nbd(load) => {
             let server = NbdServer::new(platform.clone(), directory, NbdLimits::default());
             platform.spawn(async move {
                 drop(server.serve_connection(far).await);
             });
-            work(Nbd::open(near).await, is_write, task).await;
+            work(Nbd::open(near).await, load, task).await;
         }
         What::Nfs(_) => unreachable!("has a filesystem"),
     }
@@ -163,18 +201,25 @@ async fn open(platform: &Served) -> Engine<Served> {
 }
 
 /// Fills the volume, and then does what is to be counted.
-async fn work<C: Client>(mut client: C, is_write: bool, task: Task) {
+async fn work<C: Client>(mut client: C, load: Load, task: Task) {
     let blocks = VOLUME_BYTES / BLOCK;
-    drive(&mut client, true, 0..blocks, 32).await;
+    let all = (0..blocks).map(|block| block * BLOCK);
+    drive(&mut client, Load::blocks(true), all, 32).await;
     // Here and there, each block as often as the others.
-    let places = (0..task.count).map(|number| number * 1_103 % blocks);
-    drive(&mut client, is_write, places, task.at_once).await;
+    let places = (0..task.count).map(|number| {
+        let part = match load.is_moving {
+            true => number / blocks % (BLOCK / PART),
+            false => 0,
+        };
+        number * 1_103 % blocks * BLOCK + part * PART
+    });
+    drive(&mut client, load, places, task.at_once).await;
 }
 
 /// Keeps so many requests in flight until each place has had its own.
 async fn drive<C: Client>(
     client: &mut C,
-    is_write: bool,
+    load: Load,
     places: impl Iterator<Item = u64>,
     at_once: u64,
 ) {
@@ -182,8 +227,8 @@ async fn drive<C: Client>(
     let mut in_flight = 0;
     while in_flight > 0 || places.peek().is_some() {
         let room = (at_once - in_flight) as usize;
-        for place in places.by_ref().take(room) {
-            client.put(is_write, place * BLOCK);
+        for offset_bytes in places.by_ref().take(room) {
+            client.put(load.is_write, offset_bytes, load.len_bytes);
             in_flight += 1;
         }
         client.send().await;
