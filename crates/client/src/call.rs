@@ -95,8 +95,8 @@ struct Call<'a, P: Platform, C: Connect> {
     is_doubtful: bool,
     damaged: u32,
     no_volume: u32,
-    /// Its volumes were not on one core when that was looked at first.
-    are_apart: bool,
+    /// Where its volumes were when they were not on one core. Since then each was asked for.
+    apart: Option<Vec<Open<P, C>>>,
     trouble: Option<String>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn call<'a, P: Platform, C: Connect>(
         is_doubtful: false,
         damaged: 0,
         no_volume: 0,
-        are_apart: false,
+        apart: None,
         trouble: None,
     };
     call.run()
@@ -162,13 +162,19 @@ impl<P: Platform, C: Connect> Call<'_, P, C> {
                 None => return Err(self.timed_out(false)),
             };
             let Some(flight) = self.flight(&opened) else {
-                if std::mem::replace(&mut self.are_apart, true) {
+                if self.are_still_apart(&opened) {
                     return Err(self.error(Cause::refused(Status::NotTogether.number(), "")));
                 }
-                // One of them may have moved to the others since it was heard of.
-                for volume in self.volumes {
+                // One of them may have moved to the others since it was heard of; or all move, and the first has gone while the others were asked
+                // for. If it is still there behind them, it has been there all the time.
+                for volume in self.volumes.iter().chain(&self.volumes[..1]) {
                     volume.find(deadline).await;
                 }
+                // Or it may be that one was not asked.
+                if platform.now() >= deadline {
+                    return Err(self.timed_out(false));
+                }
+                self.apart = Some(opened);
                 continue;
             };
             let link = opened[0].link.clone();
@@ -206,6 +212,12 @@ impl<P: Platform, C: Connect> Call<'_, P, C> {
                 return Ok(opened);
             }
         }
+    }
+
+    /// True if its volumes are where they were before each was asked for.
+    fn are_still_apart(&self, opened: &[Open<P, C>]) -> bool {
+        let before = self.apart.as_ref();
+        before.is_some_and(|before| before.iter().zip(opened).all(|(open, now)| open.is(now)))
     }
 
     /// The next attempt; `None` if the volumes are not on one core.

@@ -505,7 +505,8 @@ impl<P: Platform, C: Connect> Inner<P, C> {
 }
 
 impl<P: Platform, C: Connect> Open<P, C> {
-    fn is(&self, other: &Open<P, C>) -> bool {
+    /// True if it is the same opening at the same place.
+    pub(crate) fn is(&self, other: &Open<P, C>) -> bool {
         self.generation == other.generation
             && self.number == other.number
             && Rc::ptr_eq(&self.link, &other.link)

@@ -566,8 +566,7 @@ fn what_is_answered_is_what_happened() {
         );
         assert!(sums.repeated > 0, "{sums:?}");
         let seen = sums.faults;
-        let each = [seen.lost, seen.cut_off, seen.dropped_twice, seen.came_early];
-        assert!(each.iter().all(|count| *count > seeds), "{seen:?}");
+        assert!(seen.rarest() > seeds, "{seen:?}");
     }
 }
 

@@ -1,10 +1,10 @@
 //! The operations that concern several ranges, or what is known of blocks.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use flagstone_client::{Cause, Change, Condition, Durability, Range, Target};
-use flagstone_platform::IoBuf;
+use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::Status;
 
@@ -166,6 +166,49 @@ fn a_commit_happens_wholly_or_not_at_all() {
         client.commit(&[], &changes(40), DURABLE).await.unwrap();
     });
     stage.rules_hold();
+}
+
+/// Both are always on one core, which is another one a moment later: who is asked for one of them and then for the other may have them on two.
+#[test]
+fn volumes_that_move_together_are_together_however_often_they_do() {
+    for seed in 0..60 {
+        let stage = Stage::new(seed);
+        let other_token = stage.server.create("w", 0, 8);
+        let client = stage.client();
+        let (token, server) = (stage.token.clone(), stage.server.clone());
+        let is_over = Rc::new(Cell::new(false));
+        let (over, platform) = (is_over.clone(), stage.world.platform(0));
+        stage.world.spawn(0, async move {
+            let mut core = 0;
+            while !over.get() {
+                let pause_ns = MS + platform.random_u64() % (8 * MS);
+                platform.sleep_ns(pause_ns).await;
+                core = (core + 1) % 3;
+                server.move_volume("v", core);
+                server.move_volume("w", core);
+            }
+        });
+        stage.run(async move {
+            let v = client.open(target(), token, SHARED).await.unwrap();
+            let w = Target::Name("w".to_owned());
+            let w = client.open(w, other_token, SHARED).await.unwrap();
+            for value in 1..30 {
+                let changes = [&v, &w].map(|volume| Change::Write {
+                    volume,
+                    offset_bytes: 0,
+                    bytes: block(value),
+                    metadata: 0,
+                });
+                let committed = client.commit(&[], &changes, DURABLE).await;
+                committed.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                // Only one of them hears of the next move.
+                let one = if value % 2 == 0 { &v } else { &w };
+                one.read(0, 8).await.unwrap();
+            }
+            is_over.set(true);
+        });
+        stage.rules_hold();
+    }
 }
 
 #[test]

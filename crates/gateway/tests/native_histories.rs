@@ -330,14 +330,7 @@ fn nothing_is_done_twice_because_a_connection_broke() {
     assert!(totals.sent_again > 3000, "{}", totals.sent_again);
     assert!(totals.told_by_outcome > 1000, "{}", totals.told_by_outcome);
     let seen = totals.faults;
-    let each = [
-        seen.lost,
-        seen.cut_off,
-        seen.dropped_twice,
-        seen.came_early,
-        seen.timed_out,
-    ];
-    assert!(each.iter().all(|count| *count > 100), "{seen:?}");
+    assert!(seen.rarest() > 100 && seen.timed_out > 100, "{seen:?}");
 }
 
 /// Thousands of seeds: `cargo test --release -p flagstone-gateway -- --ignored native_histories`.

@@ -2,5 +2,6 @@
 
 mod arrivals;
 mod between;
+mod cores;
 mod nobody;
 mod node;

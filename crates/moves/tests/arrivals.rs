@@ -5,6 +5,7 @@ use std::rc::Rc;
 use flagstone_client::{Client, Options};
 use flagstone_device::engine::{DvolError, Piece};
 use flagstone_device::transfer::{Announced, Arrival, Became, NewDvol, Run};
+use flagstone_gateway::native::NativeLimits;
 use flagstone_platform::Platform;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
 use flagstone_types::{DeviceId, Epoch, LayerNo};
@@ -195,7 +196,8 @@ fn who_has_no_key_gets_nothing() {
             incarnation: 1,
         };
         let listener = network.listen(&at().to_string()).expect("listens");
-        platform.spawn(serve(platform.clone(), listener, directory));
+        let limits = NativeLimits::default();
+        platform.spawn(serve(platform.clone(), listener, directory, limits));
         let options = Options::new(vec![at()], "stranger");
         let client = Client::new(platform.clone(), SimConnect(network), options);
         let deadline = platform.now().plus_ns(10_000_000_000);
@@ -242,7 +244,8 @@ fn each_connection_is_another_attempt() {
             incarnation: 1,
         };
         let listener = network.listen(&at().to_string()).expect("listens");
-        platform.spawn(serve(platform.clone(), listener, directory));
+        let limits = NativeLimits::default();
+        platform.spawn(serve(platform.clone(), listener, directory, limits));
         let options = Options::new(vec![at()], "origin");
         let client = Client::new(platform.clone(), SimConnect(network.clone()), options);
         let origin = client.arrival(at(), ARRIVAL, KEY);

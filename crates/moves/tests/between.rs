@@ -547,14 +547,7 @@ fn segments_are_lost_and_the_target_is_cut_off() {
     }
     // Or the test would show nothing.
     assert!(went > 5, "{went} went, {stayed} stayed");
-    let each = [
-        seen.lost,
-        seen.cut_off,
-        seen.dropped_twice,
-        seen.came_early,
-        seen.timed_out,
-    ];
-    assert!(each.iter().all(|count| *count > 20), "{seen:?}");
+    assert!(seen.rarest() > 20 && seen.timed_out > 20, "{seen:?}");
 }
 
 #[test]

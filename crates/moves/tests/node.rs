@@ -18,7 +18,7 @@ use flagstone_device::transfer::{
 };
 use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals};
 use flagstone_gateway::native::volume::NativeError;
-use flagstone_gateway::native::{Ends, NativeLimits, NativeServer};
+use flagstone_gateway::native::{Ends, NativeDirectory, NativeLimits, NativeServer};
 use flagstone_moves::away::{
     Ended, Home, Left, Question, RemoteTarget, Start, Told, ask, ask_of_fork, at_start, confirm,
     epoch_above, move_away,
@@ -116,15 +116,8 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) async fn format(platform: &SimPlatform, disk: &SimDisk) -> Store {
-        let format = FormatOptions {
-            journal_count: 1,
-            ..FormatOptions::for_size(disk.size_bytes())
-        };
-        let device = platform.open(disk);
-        format_device(platform, &device, format)
-            .await
-            .expect("formats");
-        let engine = open_engine(platform, disk).await;
+        format(platform, disk).await;
+        let engine = open_engine(platform, disk, EngineOptions::default()).await;
         let notes = CreateDvol {
             name: NOTES.into(),
             id: None,
@@ -136,7 +129,7 @@ impl Store {
     }
 
     async fn open(platform: &SimPlatform, disk: &SimDisk) -> Store {
-        let engine = open_engine(platform, disk).await;
+        let engine = open_engine(platform, disk, EngineOptions::default()).await;
         let notes = engine.dvol(NOTES).expect("is there").handle;
         Store { engine, notes }
     }
@@ -188,11 +181,26 @@ impl Store {
     }
 }
 
-async fn open_engine(platform: &SimPlatform, disk: &SimDisk) -> Engine<SimPlatform> {
+/// Formats a disk, with one journal.
+pub(crate) async fn format(platform: &SimPlatform, disk: &SimDisk) {
+    let format = FormatOptions {
+        journal_count: 1,
+        ..FormatOptions::for_size(disk.size_bytes())
+    };
+    let device = platform.open(disk);
+    let formatted = format_device(platform, &device, format).await;
+    formatted.expect("formats");
+}
+
+/// Opens the journal of a disk.
+pub(crate) async fn open_engine(
+    platform: &SimPlatform,
+    disk: &SimDisk,
+    options: EngineOptions,
+) -> Engine<SimPlatform> {
     let device = platform.open(disk);
     let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
     let (superblock, shared) = prepared.expect("has a superblock");
-    let options = EngineOptions::default();
     let opened = Engine::open(platform.clone(), device, shared, superblock, 0, options);
     opened.await.expect("opens").0
 }
@@ -377,13 +385,13 @@ impl Connect for SimConnect {
     }
 }
 
-/// Serves arrivals from now on.
+/// Serves what a directory has from now on.
 pub(crate) async fn serve(
     platform: SimPlatform,
     listener: SimListener,
-    directory: Nobody<OneArrival>,
+    directory: impl NativeDirectory,
+    limits: NativeLimits,
 ) {
-    let limits = NativeLimits::default();
     let server = NativeServer::new(platform.clone(), directory, limits);
     while let Ok(stream) = listener.accept().await {
         let server = server.clone();
@@ -432,7 +440,7 @@ pub(crate) async fn run_target(
         incarnation: both.target.lives.get(),
     };
     let listener = network.listen(&at().to_string()).expect("listens");
-    serve(platform, listener, directory).await;
+    serve(platform, listener, directory, NativeLimits::default()).await;
 }
 
 /// A client of the target.

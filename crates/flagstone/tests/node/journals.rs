@@ -23,8 +23,8 @@ use flagstone::node::{
 };
 use flagstone_client::{Durability, Target};
 use flagstone_platform::IoBuf;
-use flagstone_wire::Status;
 use flagstone_wire::operation::flag;
+use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo, batch};
 
 use crate::between::with_client;
 use crate::client;
@@ -276,6 +276,58 @@ fn clients_go_on_while_their_journal_goes_to_and_fro() {
     assert_eq!(native.open("vm", &owner, 0).status(), Status::Ok);
     let mut client = scene.attach("vm");
     assert!(client.call(client::READ, 0, 256 * BLOCK as u32).1 == before);
+}
+
+/// One was opened before the journal went away and came back, and the other one behind that.
+#[test]
+fn what_is_asked_of_two_volumes_is_not_refused_since_one_of_them_was_elsewhere() {
+    let scene = scene_with(|_| {});
+    let owners = ["vm", "beside"].map(|name| volume(&scene, name, Some(0)));
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let before = native.opened("vm", &owners[0], 0);
+    for core in [1, 0] {
+        hand_over(&scene, 0, core).expect("is handed over");
+    }
+    let beside = native.opened("beside", &owners[1], 0);
+    let ask_both = |native: &mut Native, vm: VolumeNo, name: &str| {
+        let both = [vm, beside];
+        let no_conditions: [batch::Condition; 0] = [];
+        let changes = both.map(|volume| batch::Change::Write {
+            volume,
+            offset_bytes: 0,
+            len_bytes: 8,
+            metadata: 0,
+        });
+        let ranges = both.map(|volume| batch::ReadRange {
+            volume,
+            offset_bytes: 0,
+            len_bytes: 8,
+        });
+        let mut bodies = [Vec::new(), Vec::new(), vec![2, 0]];
+        batch::encode(&no_conditions, &changes, &mut bodies[0]).expect("few");
+        batch::encode(&no_conditions, &ranges, &mut bodies[1]).expect("few");
+        for volume in both {
+            bodies[2].extend(volume.0.to_le_bytes());
+            bodies[2].extend((name.len() as u16).to_le_bytes());
+            bodies[2].extend(name.as_bytes());
+        }
+        let [commit, read, snapshot] = bodies;
+        let head = RequestHeader::of;
+        [
+            native.ask(head(Operation::Commit), &commit, &[5; 16]),
+            native.ask(head(Operation::ReadIf), &read, &[]),
+            native.ask(head(Operation::Snapshot), &snapshot, &[]),
+        ]
+    };
+    for answer in ask_both(&mut native, before, "one") {
+        assert_eq!(answer.status(), Status::Moved, "{}", answer.sentence());
+        assert_eq!(answer.moved_to(), addresses(&scene)[0]);
+    }
+    let vm = native.opened("vm", &owners[0], 0);
+    for answer in ask_both(&mut native, vm, "two") {
+        assert_eq!(answer.status(), Status::Ok, "{}", answer.sentence());
+    }
+    assert_eq!(native.read(vm, 0, 8).payload, [5; 8]);
 }
 
 #[test]

@@ -49,11 +49,20 @@ pub(super) fn parts_of(pieces: engine::Pieces) -> Parts {
     pieces.into_iter().map(part).collect()
 }
 
-/// True if all are of one engine, which is what can be done in one instant.
-pub(super) fn are_together<'a>(volumes: impl Iterator<Item = &'a RealVolume>) -> bool {
-    let mut volumes = volumes.map(|volume| &volume.engine);
-    let first = volumes.next();
-    volumes.all(|other| first.is_some_and(|first| first.is_same(other)))
+/// Refuses what can't be done in one instant, since not all are of one engine. If one of them has gone, that is what is answered: where it is now,
+/// they may be together.
+pub(super) fn check_together<'a>(
+    volumes: impl Iterator<Item = &'a RealVolume> + Clone,
+) -> Result<(), NativeError> {
+    for volume in volumes.clone() {
+        volume.check_here()?;
+    }
+    let mut engines = volumes.map(|volume| &volume.engine);
+    let first = engines.next();
+    match engines.all(|other| first.is_some_and(|first| first.is_same(other))) {
+        true => Ok(()),
+        false => Err(NativeError::NotTogether),
+    }
 }
 
 /// What conditions are to the engine.

@@ -16,7 +16,7 @@ use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::query::Run;
 
 use super::convert::{
-    are_together, bytes_compared, check_epochs, conditions_of, native_error, parts_of,
+    bytes_compared, check_epochs, check_together, conditions_of, native_error, parts_of,
 };
 use super::striped::NOT_STRIPED;
 use crate::name::is_of_schedule;
@@ -629,9 +629,7 @@ impl NativeVolume for RealVolume {
         stability: Stability,
     ) -> Result<Vec<Lsn>, NativeError> {
         let volumes = conditions.iter().map(|condition| &condition.volume);
-        if !are_together(volumes.chain(changes.iter().map(|change| &change.volume))) {
-            return Err(NativeError::NotTogether);
-        }
+        check_together(volumes.chain(changes.iter().map(|change| &change.volume)))?;
         for change in &changes {
             change.volume.refuse_if_striped()?;
         }
@@ -770,9 +768,7 @@ impl NativeVolume for RealVolume {
         ranges: Vec<VolumeRange<Self>>,
     ) -> Result<Parts, NativeError> {
         let volumes = conditions.iter().map(|condition| &condition.volume);
-        if !are_together(volumes.chain(ranges.iter().map(|range| &range.volume))) {
-            return Err(NativeError::NotTogether);
-        }
+        check_together(volumes.chain(ranges.iter().map(|range| &range.volume)))?;
         for range in &ranges {
             range.volume.refuse_if_striped()?;
         }
@@ -810,9 +806,7 @@ impl NativeVolume for RealVolume {
         volumes: Vec<(Self, Epoch, String)>,
     ) -> Result<Vec<Lsn>, NativeError> {
         let _ = terms;
-        if !are_together(volumes.iter().map(|(volume, _, _)| volume)) {
-            return Err(NativeError::NotTogether);
-        }
+        check_together(volumes.iter().map(|(volume, _, _)| volume))?;
         let Some((first, _, _)) = volumes.first() else {
             return Err(NativeError::Invalid("a SNAPSHOT of no volume"));
         };
