@@ -234,8 +234,8 @@ impl Place<'_> {
     }
 
     /// What is held against each other, right behind each other, one as often first as the other: in a round of all points there are seconds
-    /// between them, in which the machine becomes slower or quicker by more than they differ. Before each kind the volume is written anew, and reads come
-    /// before writes: over what small writes leave, 4 KiB are two blocks to read.
+    /// between them, in which the machine becomes slower or quicker by more than they differ. Before each kind, and each pair of writes, the volume is written anew, and reads come
+    /// before writes: over what small writes leave, 4 KiB are two blocks to read, and another part of such a block has to read both.
     fn measure_pairs(
         &self,
         points: &[Point],
@@ -265,6 +265,10 @@ impl Place<'_> {
             targets[native].fill(self.size_bytes)?;
             thread::sleep(SETTLE);
             for number in 0..PAIRS {
+                if number > 0 && own.is_write {
+                    targets[native].fill(self.size_bytes)?;
+                    thread::sleep(SETTLE);
+                }
                 let mut half = |target: usize, point: &Point| {
                     targets[target].measure(point, self.size_bytes, lasts, round)
                 };
