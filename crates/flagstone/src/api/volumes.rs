@@ -18,7 +18,8 @@ use crate::node::{
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeRequest {
-    /// The new size in bytes.
+    /// The new size in bytes: at least 1.
+    #[schema(minimum = 1)]
     pub size_bytes: u64,
     /// Confirms that what lies behind a smaller size is lost.
     #[serde(default)]

@@ -88,7 +88,7 @@ pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, NodeError>> +
 /// A running node, as the control side sees it.
 pub trait Node: Send + Sync + 'static {
     /// Creates an empty volume, with a token of its owner that is told only now. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
-    /// device or core named in the spec), `InvalidArgument` (more is reserved than its size).
+    /// device or core named in the spec), `InvalidArgument` (its size is 0, or more is reserved than that).
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume>;
 
     /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `NoSpace` (it has
@@ -138,7 +138,8 @@ pub trait Node: Send + Sync + 'static {
     fn show_volume(&self, name: String) -> NodeFuture<'_, VolumeInfo>;
 
     /// Grows or shrinks a volume. `Refused` if it would shrink and `allow_data_loss` is false;
-    /// `NoSpace` if it is reserved in full and its device can't promise the difference.
+    /// `NoSpace` if it is reserved in full and its device can't promise the difference;
+    /// `InvalidArgument` (to nothing, or to more than clients can use).
     fn resize_volume(
         &self,
         name: String,

@@ -39,8 +39,8 @@ pub struct VolumeSpec {
     /// Its name, unique on the node: 1 to 128 letters, digits, '-', '_', '.'.
     #[schema(example = "vm-1")]
     pub name: String,
-    /// Its size in bytes.
-    #[schema(example = 10737418240u64)]
+    /// Its size in bytes: at least 1.
+    #[schema(minimum = 1, example = 10737418240u64)]
     pub size_bytes: u64,
     /// Space kept free for it.
     #[serde(default)]

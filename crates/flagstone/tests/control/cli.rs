@@ -312,6 +312,11 @@ fn each_failure_has_its_exit_code() {
         Exit::Usage,
         "its size is 0",
     );
+    fails(
+        &run("volume resize a 0 --allow-data-loss"),
+        Exit::Usage,
+        "its size is 0",
+    );
     fails(&run("volume create c --size 1GB"), Exit::Usage, "10G, 512M");
     fails(
         &run("volume create c/d --size 1G"),

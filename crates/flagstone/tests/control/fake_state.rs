@@ -180,6 +180,14 @@ impl State {
         confirmed: bool,
     ) -> Answer<VolumeInfo> {
         let info = self.volume("resizing", name)?.clone();
+        if size_bytes == 0 {
+            let doing = format!("resizing volume '{name}'");
+            return Err(error(
+                NodeErrorKind::InvalidArgument,
+                doing,
+                "its size is 0",
+            ));
+        }
         if size_bytes < info.size_bytes && !confirmed {
             let doing = format!("resizing volume '{name}'");
             return Err(error(NodeErrorKind::Refused, doing, "data would be lost"));
