@@ -133,7 +133,11 @@ fn wrong_lines_are_refused_with_a_hint() {
         ("flagstone volumes list", "volume"),
         ("flagstone explain", "<VOLUME>"),
         ("flagstone explain v@s", "is not a name"),
-        ("flagstone explain v --for 1m", "expected a time such as"),
+        (
+            "flagstone explain v --for 1m",
+            "nothing is kept of what was before",
+        ),
+        ("flagstone explain v --for 5", "expected a time such as"),
         ("flagstone top --interval 1ms", "expected 100ms to 30s"),
         ("flagstone top --sort size", "iops, bytes, latency"),
         ("flagstone top --count 0", "1.."),

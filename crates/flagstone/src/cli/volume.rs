@@ -153,6 +153,7 @@ What is not named stays as it is. Promises need a device with a ceiling (`flagst
 
 Examples:
   flagstone volume slo db --floor reads=5000,writes=1000     so much, whatever others do
+  flagstone volume slo db --floor none                       nothing is promised any more but a share of 1
   flagstone volume slo web --share 3                         three times what one with share 1 gets
   flagstone volume slo batch --limit reads=2000,bytes=100M   never more, also if nobody else wants anything
   flagstone volume slo batch --limit none")]

@@ -473,7 +473,10 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         missed: volume.short_ns as f64 / volume.interval_ns.max(1) as f64,
         limited_ns: since(|look| look.limited_ns),
         policy: facts.map_or_else(SchedulePolicy::default, |facts| facts.schedule.policy),
-        device_used: is_divided.then(|| mine.iter().filter_map(|volume| volume.used()).sum()),
+        device_used: is_divided.then(|| {
+            let used = mine.iter().filter_map(|volume| volume.used());
+            used.fold(0.0, |sum, part| sum + part)
+        }),
         greedy,
         device_read: Took::of(device_read),
         device_write: Took::of(device_write),

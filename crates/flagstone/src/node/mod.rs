@@ -91,12 +91,12 @@ pub trait Node: Send + Sync + 'static {
     /// device or core named in the spec), `InvalidArgument` (its size is 0, or more is reserved than that).
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume>;
 
-    /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `NoSpace` (it has
+    /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `TooMany` (it has
     /// [`TOKENS_MAX`] that are valid or in use).
     fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken>;
 
     /// Sets from where a volume may be opened, instead of what was set before. What is open stays open.
-    /// `NotFound`, `InvalidArgument` (more than [`RESTRICTIONS_MAX`] of either kind).
+    /// `NotFound`, `InvalidArgument` (more than [`RESTRICTIONS_MAX`] of either kind, or an address in a network in the place of the network).
     fn restrict_volume(
         &self,
         name: String,
@@ -111,7 +111,7 @@ pub trait Node: Send + Sync + 'static {
     fn revoke_token(&self, volume: String, number: u32) -> NodeFuture<'_, TokenInfo>;
 
     /// Makes a token like another one of a volume, and has that one end; what was opened with it stays open.
-    /// `NotFound`, `InvalidArgument` (it has ended or was revoked), `NoSpace` as for `create_token`.
+    /// `NotFound`, `InvalidArgument` (it has ended or was revoked), `TooMany` as for `create_token`.
     fn rotate_token(
         &self,
         volume: String,

@@ -208,8 +208,11 @@ impl fmt::Display for DeviceCeiling {
         if *bytes > 0 {
             write!(f, " bytes={bytes}")?;
         }
-        if *latency_us > 0 {
-            write!(f, " latency={latency_us}us")?;
+        match latency_us {
+            0 => {}
+            us if us.is_multiple_of(1_000_000) => write!(f, " latency={}s", us / 1_000_000)?,
+            us if us.is_multiple_of(1000) => write!(f, " latency={}ms", us / 1000)?,
+            us => write!(f, " latency={us}us")?,
         }
         Ok(())
     }

@@ -168,6 +168,24 @@ fn a_session() {
     );
     assert_eq!(created["slo"]["promise"], serde_json::json!({"share": 2}));
     assert_eq!(created["slo"]["limit"]["reads"], 9);
+    let slo = |args: &str| {
+        let info = json(&served, &format!("volume slo vm-7 {args}"));
+        (info["slo"]["promise"].clone(), info["slo"]["limit"].clone())
+    };
+    let (_, limit) = slo("--floor reads=70");
+    // The rest stays; who has none has a share, which stays, too.
+    assert_eq!(
+        slo("--floor none"),
+        (serde_json::json!({"share": 1}), limit)
+    );
+    slo("--share 5 --limit none");
+    let (promise, _) = slo("--floor none");
+    assert_eq!(promise, serde_json::json!({"share": 5}));
+    fails(
+        &run(&served, "volume slo vm-7 --floor nothing"),
+        Exit::Usage,
+        "or 'none'",
+    );
     good(&served, "volume delete vm-7");
     assert_eq!(
         good(&served, "device schedule device"),
@@ -178,7 +196,7 @@ fn a_session() {
             &served,
             "device schedule device --ceiling reads=9000,writes=4000,latency=2ms"
         ),
-        "device device: deficit, up to reads=9000 writes=4000 latency=2000us; its own work is promised 5 %; floors claim 25.0 % of what it can \
+        "device device: deficit, up to reads=9000 writes=4000 latency=2ms; its own work is promised 5 %; floors claim 25.0 % of what it can \
          promise\n"
     );
     let strict = json(&served, "device schedule device --policy strict");
