@@ -148,8 +148,17 @@ pub enum SchedulePolicy {
     Deficit,
     /// Strict time sharing: by promises, each its own and no more.
     Strict,
-    /// First come, first served: for comparison.
+    /// First come, first served: for comparison, since it keeps no ceiling and no promise. Limits hold.
     FirstCome,
+}
+
+impl SchedulePolicy {
+    /// What there is to be known of a device that has a ceiling and this policy, in a clause: the ceiling may not be kept.
+    pub fn warning(self) -> Option<&'static str> {
+        (self == SchedulePolicy::FirstCome).then_some(
+            "first-come keeps no ceiling and no promise, neither floors nor shares: each request begins as it comes, and only volumes' own limits hold any back",
+        )
+    }
 }
 
 impl fmt::Display for SchedulePolicy {

@@ -202,6 +202,23 @@ fn a_session() {
     let strict = json(&served, "device schedule device --policy strict");
     assert_eq!(strict["schedule"]["policy"], "strict");
     assert_eq!(strict["schedule"]["ceiling"]["reads"], 9000, "it stays");
+    // Whoever chooses it reads that it keeps nothing.
+    let first_come = "its ceiling (reads=9000 writes=4000 latency=2ms) IS NOT KEPT: first-come keeps no ceiling and no promise";
+    for command in [
+        "device schedule device --policy first-come",
+        "device show device",
+    ] {
+        let said = good(&served, command);
+        assert!(said.contains(first_come), "{command}: {said}");
+    }
+    for command in ["device schedule --help", "dev --help", "serve --help"] {
+        let help = good(&served, command);
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            help.contains("first-come keeps no ceiling"),
+            "{command}: {help}"
+        );
+    }
     let none = json(&served, "device schedule device --ceiling none");
     assert_eq!(none["schedule"]["ceiling"], serde_json::Value::Null);
     assert_eq!(json(&served, "volume rename vm-5 vm-6")["name"], "vm-6");

@@ -557,6 +557,7 @@ impl RealNode {
                 .notices
                 .iter()
                 .cloned()
+                .chain(self.policy_notices())
                 .chain(self.closed_notices())
                 .chain(self.waiting_notices())
                 .chain(self.names.unwhole().into_iter().map(|name| {

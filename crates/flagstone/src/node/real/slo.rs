@@ -193,6 +193,22 @@ impl RealNode {
         schedules.get(device).copied().unwrap_or_default()
     }
 
+    /// Devices with a ceiling that isn't kept.
+    pub(super) fn policy_notices(&self) -> Vec<String> {
+        let devices = self.devices.iter().enumerate();
+        let notices = devices.filter_map(|(index, device)| {
+            let Schedule {
+                ceiling, policy, ..
+            } = self.schedule_of(index);
+            let (_, warning) = (ceiling?, policy.warning()?);
+            let name = &device.name;
+            Some(format!(
+                "the ceiling of device '{name}' is not kept: {warning} (`flagstone device schedule {name} --policy deficit` keeps it)"
+            ))
+        });
+        notices.collect()
+    }
+
     /// A device's schedule, and what part of what it can promise its floors claim.
     pub(super) async fn schedule_info(&self, device: usize) -> (Schedule, Option<f64>) {
         let schedule = self.schedule_of(device);
