@@ -175,6 +175,10 @@ pub trait Node: Send + Sync + 'static {
     /// with the answer, durably; `Busy` if the volume is being changed otherwise.
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
 
+    /// Has a move that runs copy so many bytes a second at most from now on, or as many as others leave; `NotFound` if none runs,
+    /// `InvalidArgument` (so little that it would hardly end), `Busy` (it waits for a device).
+    fn limit_move(&self, name: String, limit_bytes: Option<u64>) -> NodeFuture<'_, MoveInfo>;
+
     /// Ends by somebody's word what another node would have to end, which can't be asked: a volume that is held stays here, or one that has
     /// come is this node's. `NotFound`, `Busy` (the other node answers, or wasn't asked yet), `Refused` (there is nothing to end).
     fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove>;

@@ -326,6 +326,8 @@ impl State {
             copied_bytes: 0,
             expected_bytes: 3 << 20,
             held_us: 0,
+            limit_bytes: spec.limit_bytes,
+            left_s: None,
             error: waits.then(|| "it waits for device away: start the node with it".to_owned()),
             error_kind: None,
         };
@@ -381,6 +383,7 @@ impl State {
         match info.state {
             MoveState::Running if info.copied_bytes == 0 => {
                 info.copied_bytes = 1 << 20;
+                info.left_s = Some(200);
                 info.phase = Some(MovePhase::Snapshot { number: 2, of: 5 });
             }
             MoveState::Running if info.to.core == 9 => {
@@ -397,13 +400,23 @@ impl State {
                 info.phase = None;
             }
             MoveState::Running => {
-                info.phase = None;
+                (info.phase, info.left_s) = (None, None);
                 info.state = MoveState::Done;
                 info.copied_bytes = 3 << 20;
                 info.held_us = 2500;
             }
             _ => {}
         }
+        Ok(info.clone())
+    }
+
+    pub(crate) fn limit_move(&mut self, name: &str, limit_bytes: Option<u64>) -> Answer<MoveInfo> {
+        let info = self.its_move(name)?;
+        if info.state != MoveState::Running {
+            let doing = format!("changing the limit of the move of volume '{name}'");
+            return Err(error(NodeErrorKind::NotFound, doing, "its move is over"));
+        }
+        info.limit_bytes = limit_bytes;
         Ok(info.clone())
     }
 

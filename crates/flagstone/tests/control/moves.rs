@@ -106,7 +106,7 @@ fn it_can_be_left_alone_looked_at_and_ended() {
     assert_eq!(begun["to"]["device"], "other");
     assert_eq!(
         good(&served, "volume move vm --status"),
-        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied; copying \
+        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied, about 3m 20s left; copying \
          snapshot 2 of 5\n"
     );
     assert_eq!(
@@ -115,6 +115,34 @@ fn it_can_be_left_alone_looked_at_and_ended() {
     );
     let status = json(&served, "volume move vm --status");
     assert_eq!(status["state"], "cancelled");
+}
+
+#[test]
+fn how_fast_it_copies_can_be_changed() {
+    let served = with_volume();
+    let ran = run(&served, "volume move vm --limit 1M");
+    fails(&ran, Exit::NotFound, "it was not moved");
+    let begun = json(
+        &served,
+        "volume move vm --device other --no-wait --limit 1M",
+    );
+    assert_eq!(begun["limit_bytes"], 1 << 20);
+    assert_eq!(begun["left_s"], Value::Null);
+    let limited = good(&served, "volume move vm --limit 400M");
+    assert!(
+        limited.contains("copied, at most 400 MiB a second; beginning"),
+        "{limited}"
+    );
+    let status = json(&served, "volume move vm --status");
+    assert_eq!(
+        (&status["limit_bytes"], &status["left_s"]),
+        (&(400 << 20).into(), &200.into())
+    );
+    let lifted = json(&served, "volume move vm --limit none");
+    assert_eq!(lifted["limit_bytes"], Value::Null);
+    good(&served, "volume move vm --cancel");
+    let ran = run(&served, "volume move vm --limit none");
+    fails(&ran, Exit::NotFound, "its move is over");
 }
 
 #[test]

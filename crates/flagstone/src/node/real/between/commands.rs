@@ -325,15 +325,16 @@ impl RealNode {
             copied_bytes: 0,
             expected_bytes: 0,
             held_us: 0,
+            limit_bytes: spec.limit_bytes,
+            left_s: None,
             error: None,
             error_kind: None,
         };
-        let watched = Watched::new();
+        let watched = Watched::new(spec.limit_bytes);
         let job = Departure {
             name: name.to_owned(),
             from,
             slo,
-            limit_bytes: spec.limit_bytes,
             watched: watched.clone(),
             to,
         };

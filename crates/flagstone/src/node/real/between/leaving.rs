@@ -85,7 +85,6 @@ pub(in crate::node::real) struct Departure {
     pub(super) name: String,
     pub(super) from: Place,
     pub(super) slo: Slo,
-    pub(super) limit_bytes: Option<u64>,
     pub(super) watched: Arc<Watched>,
     pub(super) to: Promised,
 }
@@ -313,7 +312,7 @@ impl CoreNode {
         let copier = copier.ok_or(stayed(DvolError::NotFound))?;
         let held_since = Cell::default();
         let here = Here::new(&origin, copier, &job.watched, self, &held_since);
-        let pace = Pace::new(self, &job.watched, job.limit_bytes, &here);
+        let pace = Pace::new(self, &job.watched, &here);
         let take_tokens = || {
             target.set_record(
                 self.access
