@@ -10,7 +10,7 @@ use super::progress::Bar;
 use super::target::parse_api_address;
 use crate::api::requests::MoveLimitRequest;
 use crate::api_key;
-use crate::client::Client;
+use crate::client::{Client, MOVES_TO};
 use crate::exit::{Exit, Failure};
 use crate::name::parse_name;
 use crate::node::{
@@ -69,7 +69,7 @@ pub(super) struct MoveArgs {
     /// The core to move it to [default: the one it is on, if that can have it]
     #[arg(long, value_name = "N")]
     core: Option<u32>,
-    /// Move it to the node whose API is at this address
+    /// Move it to the node whose API is at this address; its native protocol has another one, which is found by that
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_api_address)]
     to: Option<String>,
     /// The file of that API's key, a copy of api.key in that node's folder
@@ -276,7 +276,7 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
     };
     let volume: VolumeInfo = client.get(&format!("/v1/volumes/{}/departure", args.name))?;
     let key = args.to_api_key_file.as_deref().map(api_key::read_given);
-    let there = Client::new(to, "--to").with_key(key.transpose()?);
+    let there = Client::new(to, MOVES_TO).with_key(key.transpose()?);
     let wanted = ArrivalSpec {
         volume: volume.name.clone(),
         id: volume.id.clone(),

@@ -152,6 +152,7 @@ impl Home for NodeHome<'_> {
             elsewhere: Elsewhere::At(at),
             on: (self.core.index, self.engine),
             at_ns: record.at_ns,
+            unanswered: None,
         };
         let forgotten = self.core.between.put(self.volume, route);
         if let Some((oldest, _)) = forgotten {
@@ -190,6 +191,7 @@ impl Home for NodeHome<'_> {
 
     fn unanswered(&self, why: &str) {
         self.core.asking.in_vain(self.volume, why);
+        self.core.between.asked_in_vain(self.volume, why);
         if let Some(watched) = self.watched {
             let text =
                 format!("it is held, and the node that it was moving to can't be asked: {why}");
