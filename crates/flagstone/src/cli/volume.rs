@@ -321,6 +321,11 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             };
             let info: VolumeInfo = client.send("PUT", &format!("{path}/slo"), &request)?;
             output.outcome(&info, &slo_sentence(&info))?;
+            if let Some(warning) = &info.slo_warning
+                && !output.is_json()
+            {
+                output.sentence(&format!("warning: {warning}"))?;
+            }
             Ok(())
         }
         VolumeCommand::Restrict {
@@ -554,6 +559,10 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         Reservation::Full => format!("full, {}", bytes(info.reserved_bytes)),
         Reservation::Bytes(_) => bytes(info.reserved_bytes),
     };
+    let promised = match &info.slo_warning {
+        Some(warning) => format!("{}; {warning}", info.slo.promise),
+        None => info.slo.promise.to_string(),
+    };
     let mut rows = vec![
         ("name", info.name.clone()),
         ("export", info.export_url.clone()),
@@ -565,7 +574,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     }
     rows.extend([
         ("reserved", reserve),
-        ("promised", info.slo.promise.to_string()),
+        ("promised", promised),
         ("limit", info.slo.limit.to_string()),
         ("restricted", info.restrictions.to_string()),
         ("snapshots", info.snapshot_count.to_string()),

@@ -133,6 +133,7 @@ impl State {
             lsn: Lsn::new(Epoch(1), id),
             epoch: 1,
             slo: spec.slo,
+            slo_warning: None,
             restrictions: Default::default(),
             scheduled: None,
             moving: None,
@@ -444,8 +445,11 @@ impl State {
             let found = "that takes 120.0 % of device 'device', and 96.0 % can still be promised";
             return Err(error(NodeErrorKind::NoSpace, doing, found));
         }
+        let is_floor = matches!(slo.promise, SloPromise::Floor(_));
         let volume = self.volume("changing the SLO of", name)?;
         volume.slo = slo;
+        volume.slo_warning =
+            (is_floor && oversubscribe).then(|| "it may get less than its floor".to_owned());
         Ok(volume.clone())
     }
 

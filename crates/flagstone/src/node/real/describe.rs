@@ -182,6 +182,7 @@ impl RealNode {
             lsn: dvol.lsn,
             epoch: dvol.epoch.0,
             slo,
+            slo_warning: self.why_no_floor(device, slo.promise),
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
             moving: self.moves.not_over(dvol.handle.id),

@@ -251,15 +251,7 @@ impl RealNode {
         let SloPromise::Floor(_) = slo.promise else {
             return Ok(());
         };
-        let name = &self.devices[device].name;
-        let schedule = self.schedule_of(device);
-        let Some(ceiling) = settings_of(&schedule).ceiling else {
-            let found = format!("device '{name}' has no ceiling, so nothing of it can be promised");
-            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
-                "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
-            ));
-        };
-        // What was promised before may stay, also beyond what the device can keep: then a limit can still be set.
+        // What was promised before may stay, also beyond what the device can keep, or where it has lost its ceiling: then a limit can still be set.
         let before = of.and_then(|of| floors.get(&of));
         if let (Some((at, before)), SloPromise::Floor(asked)) = (before, slo.promise)
             && *at == device
@@ -268,6 +260,14 @@ impl RealNode {
         {
             return Ok(());
         }
+        let name = &self.devices[device].name;
+        let schedule = self.schedule_of(device);
+        let Some(ceiling) = settings_of(&schedule).ceiling else {
+            let found = format!("device '{name}' has no ceiling, so nothing of it can be promised");
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
+                "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
+            ));
+        };
         let others = totals_of(floors, device, of, &schedule);
         match admit(&ceiling.prices, WHOLE_NS, others, promise_of(slo.promise)) {
             Admission::Fits => Ok(()),
@@ -334,7 +334,37 @@ impl RealNode {
         .await?;
         note_floor(&mut floors, place.id, device, &slo);
         drop(floors);
-        self.show(&name).await
+        let mut info = self.show(&name).await?;
+        if info.slo_warning.is_none() && matches!(slo.promise, SloPromise::Floor(_)) {
+            let (_, promised) = self.schedule_info(device).await;
+            info.slo_warning = promised.filter(|part| *part > 1.0).map(|part| {
+                format!(
+                    "all floors of device '{}' together claim {:.1} % of what it can promise: when they are claimed at once, all get less",
+                    self.devices[device].name,
+                    part * 100.0
+                )
+            });
+        }
+        Ok(info)
+    }
+
+    /// Why a device doesn't keep a floor that was promised, if it keeps none.
+    pub(super) fn why_no_floor(&self, device: usize, promise: SloPromise) -> Option<String> {
+        let SloPromise::Floor(_) = promise else {
+            return None;
+        };
+        let Schedule {
+            ceiling, policy, ..
+        } = self.schedule_of(device);
+        let name = &self.devices[device].name;
+        match (ceiling, policy.warning()) {
+            (None, _) => Some(format!(
+                "its floor is not kept: device '{name}' has no ceiling (`flagstone device schedule {name} --ceiling RATES` gives it one, `ceiling` in the \
+                 configuration for good)"
+            )),
+            (Some(_), Some(warning)) => Some(format!("its floor is not kept: {warning}")),
+            (Some(_), None) => None,
+        }
     }
 
     pub(super) async fn change_schedule(
