@@ -48,6 +48,9 @@ pub struct Client {
     retries: u32,
 }
 
+/// The option that names the node that a volume is moved to: whoever is asked because of it is another node than the command's own.
+pub const MOVES_TO: &str = "--to";
+
 /// Why a request has no good answer.
 #[derive(Debug)]
 pub enum ClientError {
@@ -55,6 +58,8 @@ pub enum ClientError {
     NotReachable {
         /// The address and where it came from.
         target: String,
+        /// It is the node that a volume is to be moved to.
+        moves_to: bool,
         /// What the system says.
         source: io::Error,
     },
@@ -64,6 +69,8 @@ pub enum ClientError {
     Protocol {
         /// The address and where it came from.
         target: String,
+        /// It is the node that a volume is to be moved to.
+        moves_to: bool,
         /// What was found.
         found: String,
     },
@@ -72,11 +79,11 @@ pub enum ClientError {
 impl fmt::Display for ClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ClientError::NotReachable { target, source } => {
+            ClientError::NotReachable { target, source, .. } => {
                 write!(f, "talking to the node at {target}: {source}")
             }
             ClientError::Problem(problem) => f.write_str(&problem.detail),
-            ClientError::Protocol { target, found } => {
+            ClientError::Protocol { target, found, .. } => {
                 write!(f, "talking to the node at {target}: {found}")
             }
         }
@@ -98,14 +105,29 @@ impl ClientError {
     /// What can be done about it; may be empty.
     pub fn next_step(&self) -> &str {
         match self {
+            ClientError::NotReachable {
+                source,
+                moves_to: true,
+                ..
+            } if is_cut(source.kind()) => {
+                "that node may have ended, or --to isn't where its API listens: `flagstone node info` there says where that is (the native protocol \
+                 and NBD have ports of their own)"
+            }
+            ClientError::NotReachable { moves_to: true, .. } => {
+                "does that node run? --to is where its API listens, which is reached from here (`flagstone node info` there says where that is)"
+            }
             ClientError::NotReachable { source, .. } if is_cut(source.kind()) => {
                 "the node may have ended, or there are more connections to its API than it takes; a \
                  change may have happened all the same: look before you try again"
             }
             ClientError::NotReachable { .. } => {
-                "is it running? `flagstone dev` starts one; --dir or --api says which one is meant, and --to the node that a volume is moved to"
+                "is it running? `flagstone dev` starts one; --dir or --api says which one is meant"
             }
             ClientError::Problem(problem) => &problem.next_step,
+            ClientError::Protocol { moves_to: true, .. } => {
+                "--to is where that node's API listens: `flagstone node info` there says where that is (the native protocol and NBD have ports of \
+                 their own)"
+            }
             ClientError::Protocol { .. } => "check that the address is that of a node's API",
         }
     }
@@ -247,6 +269,7 @@ impl Client {
     fn protocol(&self, found: &str) -> ClientError {
         ClientError::Protocol {
             target: self.target(),
+            moves_to: self.origin == MOVES_TO,
             found: found.to_string(),
         }
     }
@@ -269,6 +292,7 @@ impl Client {
         }
         ClientError::NotReachable {
             target: self.target(),
+            moves_to: self.origin == MOVES_TO,
             source: friendly(error),
         }
     }

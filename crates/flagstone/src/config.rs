@@ -157,7 +157,8 @@ level = "info"
 # What the device may be asked for, so that its volumes can be promised parts of it: reads and writes of 4 KiB, flushes and
 # bytes a second, and how long a request may be in it. Without one nothing is divided. A little below what it can do.
 # ceiling = "reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms"
-# Who goes next: "deficit" (by promises; what one doesn't use, others get), "strict" (by promises only) or "first-come".
+# Who goes next: "deficit" (by promises; what one doesn't use, others get), "strict" (by promises only) or "first-come",
+# which keeps no ceiling and no promise: for comparison.
 # policy = "deficit"
 # What the device's own work (checkpoints, scrub, reaping) is promised, in percent, up to 50; and it takes what nobody else wants.
 # background = 5

@@ -18,7 +18,7 @@ pub enum Exit {
     AlreadyExists = 4,
     /// The device can't hold or promise that much.
     NoSpace = 5,
-    /// It is in use, has snapshots, or another change is under way.
+    /// It is in use, has snapshots or as many of something as it may have, or another change is under way.
     Busy = 6,
     /// No node answers (in time).
     NotReachable = 7,

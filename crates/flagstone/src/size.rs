@@ -151,9 +151,10 @@ pub fn counted(count: u64, thing: &str) -> String {
     format!("{count} {thing}{plural}")
 }
 
-/// A part of a whole: `62%`, `3.1%`, `0%`.
+/// A part of a whole: `62%`, `3.1%`, `0%`. What rounding has left below zero is nothing.
 pub fn percent(part: f64) -> String {
     match part {
+        part if part <= 0.0 => "0%".to_owned(),
         part if part > 0.0 && part < 0.0995 => format!("{:.1}%", part * 100.0),
         part => format!("{:.0}%", part * 100.0),
     }
@@ -174,6 +175,20 @@ pub fn short_time(ns: u64) -> String {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn parts_have_no_sign() {
+        for (part, text) in [
+            (-0.0, "0%"),
+            (0.0, "0%"),
+            (-1e-9, "0%"),
+            (0.031, "3.1%"),
+            (0.62, "62%"),
+            (1.5, "150%"),
+        ] {
+            assert_eq!(percent(part), text, "{part}");
+        }
+    }
 
     #[test]
     fn one_is_singular() {

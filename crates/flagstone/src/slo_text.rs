@@ -11,7 +11,11 @@ impl FromStr for Rates {
     type Err = WordsError;
 
     fn from_str(text: &str) -> Result<Rates, WordsError> {
-        let mut words = Words::of(text, "is not a floor", "'reads=5000,writes=1000'")?;
+        let mut words = Words::of(
+            text,
+            "is not a floor",
+            "'reads=5000,writes=1000', or 'none'",
+        )?;
         let reads = words.take("reads", number)?;
         let writes = words.take("writes", number)?;
         let rates = Rates {
@@ -113,6 +117,19 @@ mod tests {
         let ceiling: DeviceCeiling = text.parse().expect("a ceiling");
         assert_eq!(ceiling.latency_us, 1500);
         assert_eq!(ceiling.to_string(), text);
+        for (given, shown) in [
+            ("2000us", "2ms"),
+            ("2ms", "2ms"),
+            ("1.5ms", "1500us"),
+            ("1000ms", "1s"),
+            ("1m", "60s"),
+        ] {
+            let text = format!("reads=1 writes=2 latency={given}");
+            let ceiling: DeviceCeiling = text.parse().expect("a ceiling");
+            let shown = format!("reads=1 writes=2 latency={shown}");
+            assert_eq!(ceiling.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(ceiling));
+        }
         let short: DeviceCeiling = "reads=1 writes=2".parse().expect("a ceiling");
         assert_eq!(short.to_string(), "reads=1 writes=2");
     }

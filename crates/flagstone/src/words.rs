@@ -115,13 +115,24 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Nanoseconds of `80us`, `1.5ms`, `2s`.
+/// Nanoseconds of `80us`, `1.5ms`, `2s`, `1m`: an hour at most.
 pub(crate) fn duration(text: &str) -> Result<u64, String> {
+    match any_duration(text)? {
+        ns if ns <= HOUR_NS => Ok(ns),
+        _ => Err("more than an hour".to_owned()),
+    }
+}
+
+/// The same, however long.
+pub(crate) fn any_duration(text: &str) -> Result<u64, String> {
     let units = [
         ("ns", 1),
         ("us", 1_000),
         ("ms", 1_000_000),
         ("s", 1_000_000_000),
+        ("m", 60_000_000_000),
+        ("h", HOUR_NS),
+        ("d", 24 * HOUR_NS),
     ];
     let expected = || "expected a time such as 80us, 1.5ms or 2s".to_owned();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -130,11 +141,7 @@ pub(crate) fn duration(text: &str) -> Result<u64, String> {
         .into_iter()
         .find(|(name, _)| *name == unit)
         .ok_or_else(expected)?;
-    let scaled = decimal(digits, factor).ok_or_else(expected)?;
-    match scaled <= HOUR_NS {
-        true => Ok(scaled),
-        false => Err("more than an hour".to_owned()),
-    }
+    decimal(digits, factor).ok_or_else(expected)
 }
 
 const HOUR_NS: u64 = 3600 * 1_000_000_000;

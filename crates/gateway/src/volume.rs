@@ -170,6 +170,8 @@ pub enum OpenError {
     Unavailable,
     /// It may not be opened by this connection.
     Forbidden,
+    /// It was moved to another node.
+    Moved,
 }
 
 /// The two ends of a connection, as far as they are known: of a Unix socket neither is.

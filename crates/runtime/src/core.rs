@@ -48,6 +48,9 @@ const MESSAGES_KEPT_MAX: usize = 64;
 /// A stopping core reports what it still waits for this often, in nanoseconds.
 const STOP_REPORT_NS: u64 = 5_000_000_000;
 
+/// A core that comes to its timers later than this is counted as late, in nanoseconds: less is how precisely the kernel wakes it.
+const LATE_LEAST_NS: u64 = 1_000_000;
+
 /// Random numbers fetched from the kernel at a time.
 const RANDOM_KEPT: usize = 32;
 
@@ -432,11 +435,16 @@ impl Core {
     }
 
     fn fire_timers(&self) {
-        if self.timers.borrow_mut().next_deadline().is_none() {
+        let Some(first) = self.timers.borrow_mut().next_deadline() else {
             return;
-        }
+        };
         let now = Time(self.read_clock());
         self.count_busy(now.0);
+        // Of those that are due the first one alone: so no moment counts twice.
+        let late_ns = now.since(first);
+        if late_ns >= LATE_LEAST_NS {
+            self.counters().late_ns.add(late_ns);
+        }
         loop {
             let due = self.timers.borrow_mut().poll_due(now);
             let Some(waker) = due else {

@@ -85,6 +85,9 @@ counters! {
     /// Nanoseconds spent neither looking for work nor asleep. Brought up to date when the core goes
     /// idle and when it looks at its timers, so it lags behind a little.
     busy_ns,
+    /// Nanoseconds for which a timer was due and the core came to none, where that was a millisecond or more: other programs had
+    /// its processor, or one piece of its own work took so long.
+    late_ns,
     /// Device transfers that were held until the device had answered those before them.
     held,
     /// Devices, one for each journal, whose transfers are held so at present, but for short trials of the

@@ -47,6 +47,31 @@ fn sleeps_end_in_the_order_of_their_deadlines() {
     }
 }
 
+/// However many timers are due meanwhile, no moment is counted twice.
+#[test]
+fn a_core_that_stands_still_is_late_for_its_timers() {
+    run(&common::config(), |platform| async move {
+        let began = platform.now();
+        let late_before_ns = platform.counters().late_ns;
+        for us in [5_000, 5_001, 5_100, 7_000] {
+            let inner = platform.clone();
+            platform.spawn(async move { inner.sleep_ns(us * 1_000).await });
+        }
+        // They are armed with that.
+        platform.yield_now().await;
+        let until = platform.now().plus_ns(60_000_000);
+        while platform.now() < until {
+            std::hint::spin_loop();
+        }
+        // Long enough that it is a timer, and so the end of a round.
+        platform.sleep_ns(1_000_000).await;
+        let late_ns = platform.counters().late_ns - late_before_ns;
+        let passed_ns = platform.now().since(began);
+        assert!(late_ns >= 50_000_000, "{late_ns} of {passed_ns} ns");
+        assert!(late_ns <= passed_ns, "{late_ns} of {passed_ns} ns");
+    });
+}
+
 #[test]
 fn yielding_lets_every_other_ready_task_run_once() {
     run(&common::config(), |platform| async move {

@@ -53,8 +53,8 @@ pub mod requests {
     pub use super::snapshots::{SnapshotGroup, SnapshotRequest};
     pub use super::tokens::RestrictRequest;
     pub use super::volumes::{
-        CloneRequest, RenameRequest, ReserveRequest, ResizeRequest, RollbackRequest,
-        ScheduleRequest, SloRequest,
+        CloneRequest, MoveLimitRequest, RenameRequest, ReserveRequest, ResizeRequest,
+        RollbackRequest, ScheduleRequest, SloRequest,
     };
 }
 
@@ -225,6 +225,7 @@ impl Api {
                 get(volumes::check_departure),
             )
             .route("/v1/volumes/{name}/move/force", post(volumes::force_move))
+            .route("/v1/volumes/{name}/move/limit", put(volumes::limit_move))
             .route("/v1/arrivals", post(volumes::promise_arrival))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/explanation", get(activity::explain))

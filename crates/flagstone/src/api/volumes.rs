@@ -18,7 +18,8 @@ use crate::node::{
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeRequest {
-    /// The new size in bytes.
+    /// The new size in bytes: at least 1.
+    #[schema(minimum = 1)]
     pub size_bytes: u64,
     /// Confirms that what lies behind a smaller size is lost.
     #[serde(default)]
@@ -69,6 +70,16 @@ pub struct SloRequest {
     /// Do it although its device can't keep that promise beside the others it has made.
     #[serde(default)]
     pub oversubscribe: bool,
+}
+
+/// How fast a move may copy.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveLimitRequest {
+    /// Bytes a second from now on, at most: 65,536 or more; null: as many as others leave. Has to be there.
+    #[serde(deserialize_with = "Option::deserialize")]
+    #[schema(required, minimum = 65536)]
+    pub limit_bytes: Option<u64>,
 }
 
 /// When snapshots of a volume are to be taken by themselves.
@@ -353,6 +364,27 @@ pub(super) async fn cancel_move(
 ) -> Result<Json<MoveInfo>, ApiError> {
     let doing = format!("ending the move of volume '{name}'");
     let info = api.call(doing, |node| async move { node.cancel_move(name).await });
+    Ok(Json(info.await?))
+}
+
+/// Changes how fast a move that runs may copy, from the next part on.
+#[utoipa::path(put, path = "/v1/volumes/{name}/move/limit", tag = "volumes",
+    operation_id = "limit_move",
+    params(("name" = String, Path, description = "The volume")),
+    request_body = MoveLimitRequest, responses(
+    (status = 200, description = "The move", body = MoveInfo),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn limit_move(
+    State(api): State<Api>,
+    Names(name): Names<String>,
+    Body(request): Body<MoveLimitRequest>,
+) -> Result<Json<MoveInfo>, ApiError> {
+    let doing = format!("changing the limit of the move of volume '{name}'");
+    let info = api.call(doing, |node| async move {
+        node.limit_move(name, request.limit_bytes).await
+    });
     Ok(Json(info.await?))
 }
 

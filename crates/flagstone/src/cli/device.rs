@@ -88,6 +88,8 @@ Examples:
 A ceiling is what the device may be asked for: a little below what it can do. Without one nothing is divided. To keep
 one, write it into the configuration (`flagstone config example`).
 
+The policy first-come keeps no ceiling, no floor and no share: it is there to be compared with. Limits of volumes hold.
+
 Examples:
   flagstone device schedule fast
   flagstone device schedule fast --ceiling 'reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms'
@@ -100,7 +102,7 @@ Examples:
         /// Reads and writes of 4 KiB, flushes and bytes a second, and how long a request may be in it; or none
         #[arg(long, value_name = "RATES", value_parser = parse_ceiling)]
         ceiling: Option<CeilingArg>,
-        /// Who goes next
+        /// Who goes next. first-come keeps no ceiling and no promise
         #[arg(long)]
         policy: Option<SchedulePolicy>,
         /// What its own work (checkpoints, scrub, reaping) is promised, in percent
@@ -384,6 +386,9 @@ fn schedule_sentence(info: &DeviceInfo) -> String {
         true => ": MORE THAN IT HAS",
         false => "",
     };
+    if let Some(warning) = policy.warning() {
+        return format!("{policy}; its ceiling ({ceiling}) IS NOT KEPT: {warning}");
+    }
     format!(
         "{policy}, up to {ceiling}; its own work is promised {background_percent} %; floors claim {promised:.1} % of what it can promise{over}"
     )

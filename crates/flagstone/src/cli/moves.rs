@@ -8,15 +8,16 @@ use clap::Args;
 
 use super::progress::Bar;
 use super::target::parse_api_address;
+use crate::api::requests::MoveLimitRequest;
 use crate::api_key;
-use crate::client::Client;
+use crate::client::{Client, MOVES_TO};
 use crate::exit::{Exit, Failure};
 use crate::name::parse_name;
 use crate::node::{
     Arrival, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState, MoveInfo,
     MovePlace, MoveSpec, MoveState, MoveWord, NodeErrorKind, VolumeInfo,
 };
-use crate::output::Output;
+use crate::output::{Output, duration};
 use crate::size::{Size, rounded};
 use crate::wait;
 
@@ -33,7 +34,8 @@ snapshots, name and settings can't be changed. A device that has no room for it 
 if it fills up meanwhile, the move ends with the same code and the volume stays where it is.
 
 The move is the node's: ending this command doesn't end it. --status says how far it is: copying (which snapshot,
-which round), switching, waiting, or what came of it; `volume show` says so too. --cancel ends it, for good: what
+which round, how long that will take about), switching, waiting, or what came of it; `volume show` says so too.
+--limit without a place changes how fast a move that runs copies, at once. --cancel ends it, for good: what
 was copied is deleted. If the node is stopped or killed before the end, the volume is where it was, and the next
 start goes on with the move about where it was cut off. If the device that it goes to isn't there at that start,
 the move waits for it: start the node with it, or say --cancel.
@@ -53,6 +55,7 @@ Examples:
   flagstone volume move db --core 1 --limit 100M      copy no more than 100 MiB a second
   flagstone volume move db --device fast --no-wait    return at once, and look later:
   flagstone volume move db --status
+  flagstone volume move db --limit 400M               of the move that runs, from now on; or none
   flagstone volume move db --cancel
   flagstone volume move db --to storage-2:9443 --to-api-key-file storage-2.key
   flagstone volume move db --stay --force             the node that it was moving to never comes back")]
@@ -66,15 +69,15 @@ pub(super) struct MoveArgs {
     /// The core to move it to [default: the one it is on, if that can have it]
     #[arg(long, value_name = "N")]
     core: Option<u32>,
-    /// Move it to the node whose API is at this address
+    /// Move it to the node whose API is at this address; its native protocol has another one, which is found by that
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_api_address)]
     to: Option<String>,
     /// The file of that API's key, a copy of api.key in that node's folder
     #[arg(long, value_name = "FILE", requires = "to")]
     to_api_key_file: Option<PathBuf>,
-    /// Bytes a second to be copied at most
-    #[arg(long, value_name = "SIZE")]
-    limit: Option<Size>,
+    /// Bytes a second to be copied at most, or none. Alone: of the move that runs, from now on
+    #[arg(long, value_name = "SIZE", value_parser = parse_limit)]
+    limit: Option<LimitArg>,
     /// Do it although the device can't keep what the volume is promised beside its other promises
     #[arg(long)]
     oversubscribe: bool,
@@ -98,6 +101,32 @@ pub(super) struct MoveArgs {
     force: bool,
 }
 
+/// A limit, or that there is to be none.
+#[derive(Clone, Copy, Debug)]
+struct LimitArg(Option<Size>);
+
+fn parse_limit(text: &str) -> Result<LimitArg, String> {
+    match text {
+        "none" => Ok(LimitArg(None)),
+        text => match text.parse() {
+            Ok(size) => Ok(LimitArg(Some(size))),
+            Err(error) => Err(format!("expected bytes a second, or none; {error}")),
+        },
+    }
+}
+
+impl MoveArgs {
+    fn limit_bytes(&self) -> Option<u64> {
+        let LimitArg(limit) = self.limit?;
+        limit.map(|limit| limit.0)
+    }
+
+    /// Whether it is said where to.
+    fn names_place(&self) -> bool {
+        self.device.is_some() || self.core.is_some() || self.to.is_some()
+    }
+}
+
 pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> anyhow::Result<()> {
     let word = match (args.stay, args.settled) {
         (true, _) => Some(MoveWord::Stay),
@@ -110,6 +139,13 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
         (word, _) => return Err(half_said(&args.name, word)),
     }
     let path = format!("/v1/volumes/{}/move", args.name);
+    if args.limit.is_some() && !args.names_place() && !args.oversubscribe {
+        let limit_bytes = args.limit_bytes();
+        let request = MoveLimitRequest { limit_bytes };
+        let info: MoveInfo = client.send("PUT", &format!("{path}/limit"), &request)?;
+        output.outcome(&info, &sentence(&info))?;
+        return Ok(());
+    }
     let mut info: MoveInfo = match (args.status, args.cancel) {
         (true, _) => client.get(&path)?,
         (_, true) => {
@@ -231,7 +267,7 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
     let within = MoveSpec {
         device: args.device.clone(),
         core: args.core,
-        limit_bytes: args.limit.map(|limit| limit.0),
+        limit_bytes: args.limit_bytes(),
         oversubscribe: args.oversubscribe,
         arrival: None,
     };
@@ -240,7 +276,7 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
     };
     let volume: VolumeInfo = client.get(&format!("/v1/volumes/{}/departure", args.name))?;
     let key = args.to_api_key_file.as_deref().map(api_key::read_given);
-    let there = Client::new(to, "--to").with_key(key.transpose()?);
+    let there = Client::new(to, MOVES_TO).with_key(key.transpose()?);
     let wanted = ArrivalSpec {
         volume: volume.name.clone(),
         id: volume.id.clone(),
@@ -338,11 +374,22 @@ pub(super) fn progress(info: &MoveInfo) -> String {
         // Once all there was is copied, or what is written meanwhile is much.
         false => copied,
     };
+    let limit = match info.limit_bytes {
+        Some(limit) => format!(", at most {} a second", rounded(limit)),
+        None => String::new(),
+    };
+    let left = match info.left_s {
+        Some(left_s) => format!(", about {} left", duration(left_s)),
+        None => String::new(),
+    };
     let phase = match info.phase {
         Some(phase) => phase.to_string(),
         None => "beginning".to_owned(),
     };
-    format!("to {to}, {copied} copied; {phase}{}", slowed(info))
+    format!(
+        "to {to}, {copied} copied{limit}{left}; {phase}{}",
+        slowed(info)
+    )
 }
 
 /// How quickly it may be written, if that is less than usual.

@@ -113,7 +113,7 @@ struct CommonArgs {
     /// flushes=10000 bytes=1G latency=1ms' (a second; how long a request may be in it)
     #[arg(long, value_name = "RATES")]
     ceiling: Option<CeilingText>,
-    /// Who goes next where there is a ceiling [default: deficit]
+    /// Who goes next where there is a ceiling [default: deficit]. first-come keeps no ceiling and no promise
     #[arg(long)]
     policy: Option<SchedulePolicy>,
 }

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::node::{Rates, Slo, SloLimit, SloPromise};
+use crate::words::WordsError;
 
 /// A service level objective, or parts of one.
 #[derive(Args, Debug)]
@@ -10,9 +11,9 @@ pub(super) struct SloArgs {
     /// What it gets of what floors leave, in proportion to others' shares [default: 1]
     #[arg(long, value_name = "PARTS", conflicts_with = "floor", value_parser = clap::value_parser!(u32).range(1..))]
     share: Option<u32>,
-    /// So many reads and writes of 4 KiB a second, whatever others do: 'reads=5000,writes=1000'
-    #[arg(long, value_name = "RATES")]
-    floor: Option<Rates>,
+    /// So many reads and writes of 4 KiB a second, whatever others do: 'reads=5000,writes=1000', or none: then it has a share of 1
+    #[arg(long, value_name = "RATES", value_parser = parse_floor)]
+    floor: Option<FloorArg>,
     /// What it may not exceed, a second: 'reads=2000,writes=500,bytes=100M', or none
     #[arg(long, value_name = "RATES")]
     limit: Option<SloLimit>,
@@ -21,12 +22,27 @@ pub(super) struct SloArgs {
     pub(super) oversubscribe: bool,
 }
 
+/// A floor, or that there is to be none.
+#[derive(Clone, Copy, Debug)]
+struct FloorArg(Option<Rates>);
+
+fn parse_floor(text: &str) -> Result<FloorArg, WordsError> {
+    match text {
+        "none" => Ok(FloorArg(None)),
+        text => text.parse().map(|rates| FloorArg(Some(rates))),
+    }
+}
+
 impl SloArgs {
     /// `before`, with what was given.
     pub(super) fn over(&self, before: Slo) -> Slo {
         let promise = match (self.floor, self.share) {
-            (Some(rates), _) => SloPromise::Floor(rates),
-            (None, Some(parts)) => SloPromise::Share(parts),
+            (Some(FloorArg(Some(rates))), _) => SloPromise::Floor(rates),
+            (_, Some(parts)) => SloPromise::Share(parts),
+            (Some(FloorArg(None)), None) => match before.promise {
+                SloPromise::Floor(_) => SloPromise::default(),
+                share => share,
+            },
             (None, None) => before.promise,
         };
         Slo {

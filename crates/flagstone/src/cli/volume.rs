@@ -153,6 +153,7 @@ What is not named stays as it is. Promises need a device with a ceiling (`flagst
 
 Examples:
   flagstone volume slo db --floor reads=5000,writes=1000     so much, whatever others do
+  flagstone volume slo db --floor none                       nothing is promised any more but a share of 1
   flagstone volume slo web --share 3                         three times what one with share 1 gets
   flagstone volume slo batch --limit reads=2000,bytes=100M   never more, also if nobody else wants anything
   flagstone volume slo batch --limit none")]
@@ -320,6 +321,11 @@ pub(super) fn run(args: VolumeArgs, output: &mut Output<'_>) -> anyhow::Result<(
             };
             let info: VolumeInfo = client.send("PUT", &format!("{path}/slo"), &request)?;
             output.outcome(&info, &slo_sentence(&info))?;
+            if let Some(warning) = &info.slo_warning
+                && !output.is_json()
+            {
+                output.sentence(&format!("warning: {warning}"))?;
+            }
             Ok(())
         }
         VolumeCommand::Restrict {
@@ -553,6 +559,10 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
         Reservation::Full => format!("full, {}", bytes(info.reserved_bytes)),
         Reservation::Bytes(_) => bytes(info.reserved_bytes),
     };
+    let promised = match &info.slo_warning {
+        Some(warning) => format!("{}; {warning}", info.slo.promise),
+        None => info.slo.promise.to_string(),
+    };
     let mut rows = vec![
         ("name", info.name.clone()),
         ("export", info.export_url.clone()),
@@ -564,7 +574,7 @@ fn show(info: &VolumeInfo, output: &mut Output<'_>) -> anyhow::Result<()> {
     }
     rows.extend([
         ("reserved", reserve),
-        ("promised", info.slo.promise.to_string()),
+        ("promised", promised),
         ("limit", info.slo.limit.to_string()),
         ("restricted", info.restrictions.to_string()),
         ("snapshots", info.snapshot_count.to_string()),

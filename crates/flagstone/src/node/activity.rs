@@ -665,7 +665,9 @@ fn device_activities(before: &Look, after: &Look, spans: &Spans<'_>) -> Vec<Devi
         let waited_ns = mine.iter().map(|volume| volume.waited.sum_ns()).sum();
         let ceiling = facts.schedule.ceiling;
         let sum = |of: fn(&VolumeSpan<'_>) -> Option<f64>| {
-            let sum: f64 = mine.iter().filter_map(|volume| of(volume)).sum();
+            // Of none, the sum that the library makes is -0.
+            let sum = mine.iter().filter_map(|volume| of(volume));
+            let sum: f64 = sum.fold(0.0, |sum, part| sum + part);
             ceiling.map(|_| fine(sum))
         };
         let [read, write, flush, trim] = io.map(|kind| OpActivity::of(&kind, interval_ns));

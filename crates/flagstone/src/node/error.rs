@@ -17,6 +17,8 @@ pub enum NodeErrorKind {
     AlreadyExists,
     /// The device can't hold or promise that much.
     NoSpace,
+    /// There are as many of them as there may be: one has to go first.
+    TooMany,
     /// The request makes no sense, whatever the state.
     InvalidArgument,
     /// Somebody uses it, or another change to it is under way.
@@ -42,10 +44,11 @@ pub enum NodeErrorKind {
 
 impl NodeErrorKind {
     /// All of them, for tables and tests.
-    pub const ALL: [NodeErrorKind; 13] = [
+    pub const ALL: [NodeErrorKind; 14] = [
         NodeErrorKind::NotFound,
         NodeErrorKind::AlreadyExists,
         NodeErrorKind::NoSpace,
+        NodeErrorKind::TooMany,
         NodeErrorKind::InvalidArgument,
         NodeErrorKind::Busy,
         NodeErrorKind::HasSnapshots,
@@ -90,7 +93,7 @@ impl NodeErrorKind {
             NodeErrorKind::AlreadyExists => 409,
             NodeErrorKind::NoSpace => 507,
             NodeErrorKind::InvalidArgument => 400,
-            NodeErrorKind::Busy | NodeErrorKind::HasSnapshots => 409,
+            NodeErrorKind::Busy | NodeErrorKind::HasSnapshots | NodeErrorKind::TooMany => 409,
             NodeErrorKind::ReadOnly | NodeErrorKind::Refused => 403,
             NodeErrorKind::Unauthenticated => 401,
             NodeErrorKind::Fenced | NodeErrorKind::Unavailable => 503,
@@ -105,7 +108,9 @@ impl NodeErrorKind {
             NodeErrorKind::AlreadyExists => Exit::AlreadyExists,
             NodeErrorKind::NoSpace => Exit::NoSpace,
             NodeErrorKind::InvalidArgument => Exit::Usage,
-            NodeErrorKind::Busy | NodeErrorKind::HasSnapshots => Exit::Busy,
+            NodeErrorKind::Busy | NodeErrorKind::HasSnapshots | NodeErrorKind::TooMany => {
+                Exit::Busy
+            }
             NodeErrorKind::ReadOnly | NodeErrorKind::Refused | NodeErrorKind::Unauthenticated => {
                 Exit::Refused
             }
@@ -122,6 +127,7 @@ impl NodeErrorKind {
             NodeErrorKind::NotFound => "not found",
             NodeErrorKind::AlreadyExists => "already exists",
             NodeErrorKind::NoSpace => "no space",
+            NodeErrorKind::TooMany => "too many",
             NodeErrorKind::InvalidArgument => "invalid argument",
             NodeErrorKind::Busy => "busy",
             NodeErrorKind::HasSnapshots => "has snapshots",

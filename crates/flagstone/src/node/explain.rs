@@ -14,7 +14,7 @@ use flagstone_types::DvolId;
 use super::activity::{
     DeviceUser, Spans, VolumeActivity, VolumeSpan, core_activities, device_io, users,
 };
-use super::look::{Look, VolumeLook};
+use super::look::{CoreLook, Look, VolumeLook};
 use super::metrics::{ErrorCount, IoMetrics};
 use super::slo::{SchedulePolicy, Slo};
 use super::types::VolumeInfo;
@@ -29,6 +29,9 @@ const LEAST_PART: f64 = 0.02;
 
 /// A core that is busy for this part of the time has no room for bursts: what comes waits for what is there.
 const BUSY_CORE: f64 = 0.8;
+
+/// A core that comes late for this part of the time leaves its devices idle meanwhile.
+const LATE_CORE: f64 = 0.1;
 
 /// A device of whose ceiling volumes use this part is taken to be at it: some is kept for the background, and what waits
 /// for the next tick is not used.
@@ -125,6 +128,8 @@ pub struct Measured {
     pub checkpoints: u64,
     /// The part of the time that the core worked.
     pub core_busy: f64,
+    /// The part of the time for which something was due and the core didn't come to it.
+    pub core_late: f64,
     /// Commands of NBD that the core answered, of all its volumes, from their arrival until their replies were handed
     /// to the socket.
     pub commands: Took,
@@ -181,7 +186,7 @@ pub enum NoteKind {
     Client,
     /// Time passes between the arrival of a command and its operation, or between that and the answer.
     Gateway,
-    /// The core that owns it has little time left.
+    /// The core that owns it has little time left, or comes late.
     Core,
 }
 
@@ -291,7 +296,7 @@ fn causes(measured: &Measured) -> Vec<Cause> {
 
 /// What matters beside the time of operations, the most serious first.
 fn notes(measured: &Measured) -> Vec<Note> {
-    let found = [stuck, errors, missed, client, gateway, core];
+    let found = [stuck, errors, missed, client, gateway, late, core];
     found.iter().filter_map(|note| note(measured)).collect()
 }
 
@@ -384,8 +389,18 @@ fn gateway(measured: &Measured) -> Option<Note> {
     note(NoteKind::Gateway, says)
 }
 
+/// Whether the core doesn't come to its work in time.
+fn late(measured: &Measured) -> Option<Note> {
+    if measured.core_late < LATE_CORE {
+        return None;
+    }
+    let says = format!("{}: {}", words::late(measured), words::of_late(measured));
+    note(NoteKind::Core, says)
+}
+
 fn core(measured: &Measured) -> Option<Note> {
-    if measured.core_busy < BUSY_CORE {
+    // One that comes late seems busy, while it is other programs that work.
+    if measured.core_busy < BUSY_CORE || measured.core_late >= LATE_CORE {
         return None;
     }
     let says = format!(
@@ -458,7 +473,10 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         missed: volume.short_ns as f64 / volume.interval_ns.max(1) as f64,
         limited_ns: since(|look| look.limited_ns),
         policy: facts.map_or_else(SchedulePolicy::default, |facts| facts.schedule.policy),
-        device_used: is_divided.then(|| mine.iter().filter_map(|volume| volume.used()).sum()),
+        device_used: is_divided.then(|| {
+            let used = mine.iter().filter_map(|volume| volume.used());
+            used.fold(0.0, |sum, part| sum + part)
+        }),
         greedy,
         device_read: Took::of(device_read),
         device_write: Took::of(device_write),
@@ -467,6 +485,7 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         journal_full_ns: since_known(|look| look.journal_full_ns),
         checkpoints: since_known(|look| look.checkpoints),
         core_busy,
+        core_late: late_part(&then, &now),
         commands: Took {
             count: now.commands.saturating_sub(then.commands),
             sum_ns: now.commands_ns.saturating_sub(then.commands_ns),
@@ -474,6 +493,13 @@ fn measure(before: &Look, after: &Look, spans: &Spans<'_>, volume: &VolumeSpan<'
         },
         operations,
     }
+}
+
+/// For which part of the time between two looks a core was late. Counted when it comes: of what began before, no more than there is time.
+fn late_part(then: &CoreLook, now: &CoreLook) -> f64 {
+    let late_ns = now.late_ns.saturating_sub(then.late_ns);
+    let passed_ns = now.at_ns.saturating_sub(then.at_ns);
+    (late_ns as f64 / passed_ns.max(1) as f64).min(1.0)
 }
 
 /// Failures of all kinds of operations together.

@@ -40,6 +40,8 @@ pub struct CoreLook {
     pub busy_ns: u64,
     /// Time spent on looking for work, in nanoseconds.
     pub spin_ns: u64,
+    /// Time for which something was due and it didn't come to it, a millisecond or more at a time, in nanoseconds.
+    pub late_ns: u64,
     /// Commands of NBD answered, failed ones included.
     pub commands: u64,
     /// Time from their arrival until their replies were handed to the socket, all together, in nanoseconds.

@@ -88,15 +88,15 @@ pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, NodeError>> +
 /// A running node, as the control side sees it.
 pub trait Node: Send + Sync + 'static {
     /// Creates an empty volume, with a token of its owner that is told only now. `AlreadyExists`, `NoSpace` (for its reservation), `NotFound` (the
-    /// device or core named in the spec), `InvalidArgument` (more is reserved than its size).
+    /// device or core named in the spec), `InvalidArgument` (its size is 0, or more is reserved than that).
     fn create_volume(&self, spec: VolumeSpec) -> NodeFuture<'_, CreatedVolume>;
 
-    /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `NoSpace` (it has
+    /// Makes a token of a volume; its key is told only now. `NotFound`, `InvalidArgument`, `TooMany` (it has
     /// [`TOKENS_MAX`] that are valid or in use).
     fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken>;
 
     /// Sets from where a volume may be opened, instead of what was set before. What is open stays open.
-    /// `NotFound`, `InvalidArgument` (more than [`RESTRICTIONS_MAX`] of either kind).
+    /// `NotFound`, `InvalidArgument` (more than [`RESTRICTIONS_MAX`] of either kind, or an address in a network in the place of the network).
     fn restrict_volume(
         &self,
         name: String,
@@ -111,7 +111,7 @@ pub trait Node: Send + Sync + 'static {
     fn revoke_token(&self, volume: String, number: u32) -> NodeFuture<'_, TokenInfo>;
 
     /// Makes a token like another one of a volume, and has that one end; what was opened with it stays open.
-    /// `NotFound`, `InvalidArgument` (it has ended or was revoked), `NoSpace` as for `create_token`.
+    /// `NotFound`, `InvalidArgument` (it has ended or was revoked), `TooMany` as for `create_token`.
     fn rotate_token(
         &self,
         volume: String,
@@ -138,7 +138,8 @@ pub trait Node: Send + Sync + 'static {
     fn show_volume(&self, name: String) -> NodeFuture<'_, VolumeInfo>;
 
     /// Grows or shrinks a volume. `Refused` if it would shrink and `allow_data_loss` is false;
-    /// `NoSpace` if it is reserved in full and its device can't promise the difference.
+    /// `NoSpace` if it is reserved in full and its device can't promise the difference;
+    /// `InvalidArgument` (to nothing, or to more than clients can use).
     fn resize_volume(
         &self,
         name: String,
@@ -173,6 +174,10 @@ pub trait Node: Send + Sync + 'static {
     /// Ends a move: the volume stays where it is, unless the move is over by then. `NotFound` if there is none. One that waits for a device is over
     /// with the answer, durably; `Busy` if the volume is being changed otherwise.
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
+
+    /// Has a move that runs copy so many bytes a second at most from now on, or as many as others leave; `NotFound` if none runs,
+    /// `InvalidArgument` (so little that it would hardly end), `Busy` (it waits for a device).
+    fn limit_move(&self, name: String, limit_bytes: Option<u64>) -> NodeFuture<'_, MoveInfo>;
 
     /// Ends by somebody's word what another node would have to end, which can't be asked: a volume that is held stays here, or one that has
     /// come is this node's. `NotFound`, `Busy` (the other node answers, or wasn't asked yet), `Refused` (there is nothing to end).

@@ -168,6 +168,13 @@ pub struct MoveInfo {
     pub slowed_to_bytes: Option<u64>,
     /// For how long changes of the volume waited at its end, in microseconds; 0 before.
     pub held_us: u64,
+    /// Bytes a second that it copies at most; null: as many as others leave.
+    #[serde(default)]
+    pub limit_bytes: Option<u64>,
+    /// Seconds until it has copied what it has to copy, about, as fast as it did in the last ones; null if that isn't known: it has just begun, or
+    /// copies what was written meanwhile.
+    #[serde(default)]
+    pub left_s: Option<u64>,
     /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it; or it waits for a device.
     pub error: Option<String>,
     /// Of what kind that is, if it failed.

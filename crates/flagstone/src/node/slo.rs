@@ -148,8 +148,17 @@ pub enum SchedulePolicy {
     Deficit,
     /// Strict time sharing: by promises, each its own and no more.
     Strict,
-    /// First come, first served: for comparison.
+    /// First come, first served: for comparison, since it keeps no ceiling and no promise. Limits hold.
     FirstCome,
+}
+
+impl SchedulePolicy {
+    /// What there is to be known of a device that has a ceiling and this policy, in a clause: the ceiling may not be kept.
+    pub fn warning(self) -> Option<&'static str> {
+        (self == SchedulePolicy::FirstCome).then_some(
+            "first-come keeps no ceiling and no promise, neither floors nor shares: each request begins as it comes, and only volumes' own limits hold any back",
+        )
+    }
 }
 
 impl fmt::Display for SchedulePolicy {
@@ -208,8 +217,11 @@ impl fmt::Display for DeviceCeiling {
         if *bytes > 0 {
             write!(f, " bytes={bytes}")?;
         }
-        if *latency_us > 0 {
-            write!(f, " latency={latency_us}us")?;
+        match latency_us {
+            0 => {}
+            us if us.is_multiple_of(1_000_000) => write!(f, " latency={}s", us / 1_000_000)?,
+            us if us.is_multiple_of(1000) => write!(f, " latency={}ms", us / 1000)?,
+            us => write!(f, " latency={us}us")?,
         }
         Ok(())
     }

@@ -39,8 +39,8 @@ pub struct VolumeSpec {
     /// Its name, unique on the node: 1 to 128 letters, digits, '-', '_', '.'.
     #[schema(example = "vm-1")]
     pub name: String,
-    /// Its size in bytes.
-    #[schema(example = 10737418240u64)]
+    /// Its size in bytes: at least 1.
+    #[schema(minimum = 1, example = 10737418240u64)]
     pub size_bytes: u64,
     /// Space kept free for it.
     #[serde(default)]
@@ -226,6 +226,10 @@ pub struct VolumeInfo {
     /// What it is promised of its device, and what it may not exceed.
     #[serde(default)]
     pub slo: Slo,
+    /// Why its floor can't be guaranteed; left out if it can, or if it has none. That all floors together are more than the device has is said
+    /// where the SLO is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slo_warning: Option<String>,
     /// From where it may be opened over the native protocol.
     #[serde(default)]
     pub restrictions: Restrictions,

@@ -89,7 +89,7 @@ pub struct CalibrateReport {
     pub size_bytes: u64,
     /// How much of it was used, from its beginning, in bytes.
     pub region_bytes: u64,
-    /// One for each load.
+    /// One for each load during which requests were answered.
     pub points: Vec<CalibratedPoint>,
     /// What follows from them.
     pub prices: CalibratedPrices,
@@ -312,20 +312,29 @@ fn report(path: &Path, size_bytes: u64, region_bytes: u64, points: &[Measured]) 
     CalibrateReport {
         size_bytes,
         region_bytes,
-        points: points.iter().map(shown).collect(),
+        points: points.iter().filter(|p| !is_empty(p)).map(shown).collect(),
         prices,
         ceiling: fitted.and_then(|fitted| fitted.suggested()).map(ceiling),
         notes: notes(path, size_bytes, points),
     }
 }
 
+fn kind(ask: Ask) -> &'static str {
+    match ask {
+        Ask::Reads => "reads",
+        Ask::Writes => "writes",
+        Ask::WritesAndFlushes => "writes and flushes",
+    }
+}
+
+/// Nothing was answered while it was counted: it says nothing but that the load was too short.
+fn is_empty(point: &Measured) -> bool {
+    point.per_second <= 0.0
+}
+
 fn shown(point: &Measured) -> CalibratedPoint {
     CalibratedPoint {
-        kind: match point.load.ask {
-            Ask::Reads => "reads",
-            Ask::Writes => "writes",
-            Ask::WritesAndFlushes => "writes and flushes",
-        },
+        kind: kind(point.load.ask),
         bytes: point.load.len_bytes,
         depth: point.load.depth,
         per_second: point.per_second,
@@ -359,6 +368,24 @@ fn notes(path: &Path, size_bytes: u64, points: &[Measured]) -> Vec<String> {
             "parts of the file were never written: reads of those cost the disk below nothing"
                 .to_owned(),
         );
+    }
+    let empty: Vec<String> = points
+        .iter()
+        .filter(|point| is_empty(point))
+        .map(|Measured { load, .. }| {
+            format!(
+                "{} of {}, {} in flight",
+                kind(load.ask),
+                size::rounded(load.len_bytes),
+                load.depth
+            )
+        })
+        .collect();
+    if !empty.is_empty() {
+        notes.push(format!(
+            "left out, since no request of it was answered in time: {}. Give each load longer (--load-ms)",
+            empty.join("; ")
+        ));
     }
     if !has_writes {
         notes.push(

@@ -168,6 +168,24 @@ fn a_session() {
     );
     assert_eq!(created["slo"]["promise"], serde_json::json!({"share": 2}));
     assert_eq!(created["slo"]["limit"]["reads"], 9);
+    let slo = |args: &str| {
+        let info = json(&served, &format!("volume slo vm-7 {args}"));
+        (info["slo"]["promise"].clone(), info["slo"]["limit"].clone())
+    };
+    let (_, limit) = slo("--floor reads=70");
+    // The rest stays; who has none has a share, which stays, too.
+    assert_eq!(
+        slo("--floor none"),
+        (serde_json::json!({"share": 1}), limit)
+    );
+    slo("--share 5 --limit none");
+    let (promise, _) = slo("--floor none");
+    assert_eq!(promise, serde_json::json!({"share": 5}));
+    fails(
+        &run(&served, "volume slo vm-7 --floor nothing"),
+        Exit::Usage,
+        "or 'none'",
+    );
     good(&served, "volume delete vm-7");
     assert_eq!(
         good(&served, "device schedule device"),
@@ -178,12 +196,29 @@ fn a_session() {
             &served,
             "device schedule device --ceiling reads=9000,writes=4000,latency=2ms"
         ),
-        "device device: deficit, up to reads=9000 writes=4000 latency=2000us; its own work is promised 5 %; floors claim 25.0 % of what it can \
+        "device device: deficit, up to reads=9000 writes=4000 latency=2ms; its own work is promised 5 %; floors claim 25.0 % of what it can \
          promise\n"
     );
     let strict = json(&served, "device schedule device --policy strict");
     assert_eq!(strict["schedule"]["policy"], "strict");
     assert_eq!(strict["schedule"]["ceiling"]["reads"], 9000, "it stays");
+    // Whoever chooses it reads that it keeps nothing.
+    let first_come = "its ceiling (reads=9000 writes=4000 latency=2ms) IS NOT KEPT: first-come keeps no ceiling and no promise";
+    for command in [
+        "device schedule device --policy first-come",
+        "device show device",
+    ] {
+        let said = good(&served, command);
+        assert!(said.contains(first_come), "{command}: {said}");
+    }
+    for command in ["device schedule --help", "dev --help", "serve --help"] {
+        let help = good(&served, command);
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            help.contains("first-come keeps no ceiling"),
+            "{command}: {help}"
+        );
+    }
     let none = json(&served, "device schedule device --ceiling none");
     assert_eq!(none["schedule"]["ceiling"], serde_json::Value::Null);
     assert_eq!(json(&served, "volume rename vm-5 vm-6")["name"], "vm-6");
@@ -309,6 +344,11 @@ fn each_failure_has_its_exit_code() {
     );
     fails(
         &run("volume create c --size 0"),
+        Exit::Usage,
+        "its size is 0",
+    );
+    fails(
+        &run("volume resize a 0 --allow-data-loss"),
         Exit::Usage,
         "its size is 0",
     );

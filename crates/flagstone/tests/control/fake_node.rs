@@ -145,6 +145,10 @@ impl Node for FakeNode {
         self.with(|state| state.cancel_move(&name))
     }
 
+    fn limit_move(&self, name: String, limit_bytes: Option<u64>) -> NodeFuture<'_, MoveInfo> {
+        self.with(|state| state.limit_move(&name, limit_bytes))
+    }
+
     fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove> {
         self.with(|state| state.force_move(&name, word))
     }

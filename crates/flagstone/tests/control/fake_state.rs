@@ -133,6 +133,7 @@ impl State {
             lsn: Lsn::new(Epoch(1), id),
             epoch: 1,
             slo: spec.slo,
+            slo_warning: None,
             restrictions: Default::default(),
             scheduled: None,
             moving: None,
@@ -180,6 +181,14 @@ impl State {
         confirmed: bool,
     ) -> Answer<VolumeInfo> {
         let info = self.volume("resizing", name)?.clone();
+        if size_bytes == 0 {
+            let doing = format!("resizing volume '{name}'");
+            return Err(error(
+                NodeErrorKind::InvalidArgument,
+                doing,
+                "its size is 0",
+            ));
+        }
         if size_bytes < info.size_bytes && !confirmed {
             let doing = format!("resizing volume '{name}'");
             return Err(error(NodeErrorKind::Refused, doing, "data would be lost"));
@@ -319,6 +328,8 @@ impl State {
             expected_bytes: 3 << 20,
             slowed_to_bytes: None,
             held_us: 0,
+            limit_bytes: spec.limit_bytes,
+            left_s: None,
             error: waits.then(|| "it waits for device away: start the node with it".to_owned()),
             error_kind: None,
         };
@@ -374,6 +385,7 @@ impl State {
         match info.state {
             MoveState::Running if info.copied_bytes == 0 => {
                 info.copied_bytes = 1 << 20;
+                info.left_s = Some(200);
                 info.phase = Some(MovePhase::Snapshot { number: 2, of: 5 });
             }
             MoveState::Running if info.to.core == 9 => {
@@ -390,13 +402,23 @@ impl State {
                 info.phase = None;
             }
             MoveState::Running => {
-                info.phase = None;
+                (info.phase, info.left_s) = (None, None);
                 info.state = MoveState::Done;
                 info.copied_bytes = 3 << 20;
                 info.held_us = 2500;
             }
             _ => {}
         }
+        Ok(info.clone())
+    }
+
+    pub(crate) fn limit_move(&mut self, name: &str, limit_bytes: Option<u64>) -> Answer<MoveInfo> {
+        let info = self.its_move(name)?;
+        if info.state != MoveState::Running {
+            let doing = format!("changing the limit of the move of volume '{name}'");
+            return Err(error(NodeErrorKind::NotFound, doing, "its move is over"));
+        }
+        info.limit_bytes = limit_bytes;
         Ok(info.clone())
     }
 
@@ -424,8 +446,11 @@ impl State {
             let found = "that takes 120.0 % of device 'device', and 96.0 % can still be promised";
             return Err(error(NodeErrorKind::NoSpace, doing, found));
         }
+        let is_floor = matches!(slo.promise, SloPromise::Floor(_));
         let volume = self.volume("changing the SLO of", name)?;
         volume.slo = slo;
+        volume.slo_warning =
+            (is_floor && oversubscribe).then(|| "it may get less than its floor".to_owned());
         Ok(volume.clone())
     }
 

@@ -1,9 +1,12 @@
 //! `flagstone volume move` against a node in memory: what it prints, and how it exits.
 
+use std::io::Write;
+use std::net::{Shutdown, TcpListener};
+
 use flagstone::exit::Exit;
 use serde_json::Value;
 
-use crate::cli::{fails, good, json, run};
+use crate::cli::{binary, fails, good, json, ran, run};
 use crate::support::{Served, serve};
 
 fn with_volume() -> Served {
@@ -106,7 +109,7 @@ fn it_can_be_left_alone_looked_at_and_ended() {
     assert_eq!(begun["to"]["device"], "other");
     assert_eq!(
         good(&served, "volume move vm --status"),
-        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied; copying \
+        "volume vm: moving from device device, core 0 to device other, core 0, 1 MiB of about 3 MiB copied, about 3m 20s left; copying \
          snapshot 2 of 5\n"
     );
     assert_eq!(
@@ -115,6 +118,34 @@ fn it_can_be_left_alone_looked_at_and_ended() {
     );
     let status = json(&served, "volume move vm --status");
     assert_eq!(status["state"], "cancelled");
+}
+
+#[test]
+fn how_fast_it_copies_can_be_changed() {
+    let served = with_volume();
+    let ran = run(&served, "volume move vm --limit 1M");
+    fails(&ran, Exit::NotFound, "it was not moved");
+    let begun = json(
+        &served,
+        "volume move vm --device other --no-wait --limit 1M",
+    );
+    assert_eq!(begun["limit_bytes"], 1 << 20);
+    assert_eq!(begun["left_s"], Value::Null);
+    let limited = good(&served, "volume move vm --limit 400M");
+    assert!(
+        limited.contains("copied, at most 400 MiB a second; beginning"),
+        "{limited}"
+    );
+    let status = json(&served, "volume move vm --status");
+    assert_eq!(
+        (&status["limit_bytes"], &status["left_s"]),
+        (&(400 << 20).into(), &200.into())
+    );
+    let lifted = json(&served, "volume move vm --limit none");
+    assert_eq!(lifted["limit_bytes"], Value::Null);
+    good(&served, "volume move vm --cancel");
+    let ran = run(&served, "volume move vm --limit none");
+    fails(&ran, Exit::NotFound, "its move is over");
 }
 
 #[test]
@@ -190,6 +221,50 @@ fn to_another_node_a_place_is_asked_for_there_first() {
             ran.err
         );
     }
+}
+
+/// Somebody who listens there but is no API: he says what NBD servers say first, or nothing.
+fn no_api(says: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("its own");
+    let answer = move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.write_all(says);
+            let _ = stream.shutdown(Shutdown::Write);
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        }
+    };
+    std::thread::Builder::new().spawn(answer).expect("a thread");
+    address.to_string()
+}
+
+#[test]
+fn another_port_than_that_of_the_api_is_told_apart() {
+    let served = with_volume();
+    let other = serve();
+    let key = other.key_file().display().to_string();
+    let port = "`flagstone node info` there says where that is";
+    for (says, exit) in [
+        (&b"NBDMAGICIHAVEOPT\0\x03\r\n\r\n"[..], Exit::Internal),
+        (&b""[..], Exit::NotReachable),
+    ] {
+        let to = no_api(says);
+        let found = run(
+            &served,
+            &format!("volume move vm --to {to} --to-api-key-file {key}"),
+        );
+        fails(&found, exit, port);
+        assert!(found.err.contains("ports of their own"), "{}", found.err);
+    }
+    // Nobody listens there. Of the command's own node nothing is said of an option that it doesn't have.
+    let found = run(&served, "volume move vm --to 127.0.0.1:1");
+    fails(&found, Exit::NotReachable, port);
+    assert!(!found.err.contains("flagstone dev"), "{}", found.err);
+    let mut command = binary();
+    command.args(["volume", "list", "--api", "127.0.0.1:1"]);
+    let own = ran(command.output().expect("the binary starts"));
+    fails(&own, Exit::NotReachable, "--dir or --api");
+    assert!(!own.err.contains("--to"), "{}", own.err);
 }
 
 #[test]

@@ -101,6 +101,7 @@ impl Node for Stuck {
         move_volume(name: String, spec: MoveSpec) -> MoveInfo;
         show_move(name: String) -> MoveInfo;
         cancel_move(name: String) -> MoveInfo;
+        limit_move(name: String, limit_bytes: Option<u64>) -> MoveInfo;
         force_move(name: String, word: MoveWord) -> ForcedMove;
         set_reservation(name: String, reserve: Reservation) -> VolumeInfo;
         set_slo(name: String, slo: Slo, oversubscribe: bool) -> VolumeInfo;

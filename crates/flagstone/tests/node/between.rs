@@ -25,6 +25,7 @@ use flagstone_wire::Status;
 use crate::client;
 use crate::native::client::Native;
 use crate::native::{addresses, listening, token, volume};
+use crate::native_access::why_not_attached;
 use crate::support::Scene;
 use crate::tls::tls;
 
@@ -475,6 +476,41 @@ fn when_the_other_node_goes_down_the_volume_stays() {
             (0, block(at))
         );
     }
+}
+
+/// A client that would attach a volume that went is told so, if it could attach it.
+#[test]
+fn who_attaches_a_volume_that_went_is_told() {
+    let (one, other) = (node(), node());
+    for name in ["vm", "secret"] {
+        volume(&one, name, None);
+    }
+    let restrictions = Restrictions {
+        allow_from: vec!["10.0.0.0/8".parse().expect("a network")],
+        ..Restrictions::default()
+    };
+    one.ask(|node| node.restrict_volume("secret".to_owned(), restrictions))
+        .expect("is restricted");
+    for name in ["vm", "secret"] {
+        moved(&one, &other, name);
+    }
+    for (export, says) in [
+        ("vm", "moved to another node: attach it there"),
+        ("vm@old", "moved to another node"),
+        ("secret", "may not be opened from this address"),
+        ("none", "no such volume"),
+    ] {
+        let told = why_not_attached(one.tcp, export);
+        assert!(told.contains(says), "{export}: {told}");
+    }
+    // Another one of that name is that one.
+    volume(&one, "vm", None);
+    assert_eq!(one.attach("vm").call(client::READ, 0, 4096).0, 0);
+    // Also behind a start, and whoever has it now serves it.
+    let one = restart(one);
+    let told = why_not_attached(one.tcp, "secret");
+    assert!(told.contains("may not be opened"), "{told}");
+    assert_eq!(other.attach("vm").call(client::READ, 0, 4096).0, 0);
 }
 
 /// Writes with NBD again and again, and reads back.

@@ -424,6 +424,11 @@ fn a_volume_that_is_held_since_a_start_stays_by_force() {
     let (why, words) = kind(one.show("vm"));
     assert_eq!(why, NodeErrorKind::Unavailable, "{words}");
     assert!(words.contains("--stay --force"), "{words}");
+    until("it isn't said why that isn't known", || {
+        let (_, words) = kind(one.show("vm"));
+        let is_said = words.contains("asked in vain a moment ago: ");
+        is_said.then_some(())
+    });
     let mut native = Native::connect(at);
     assert_eq!(
         native.open("vm", &owner, 0).status(),

@@ -365,6 +365,71 @@ fn clients_of_the_native_protocol_are_told_the_new_address() {
 }
 
 #[test]
+fn a_move_that_runs_is_told_to_be_faster_or_slower() {
+    let other = Folder::new();
+    let scene = scene(&other);
+    volume(&scene, "vm", Some(0));
+    volume(&scene, "still", Some(0));
+    let mut client = scene.attach("vm");
+    for at in 0..8 {
+        assert_eq!(client.write(at * MIB, &[5; 1 << 20]), 0);
+    }
+    let limit =
+        |name: &str, bytes: Option<u64>| scene.ask(|node| node.limit_move(name.to_owned(), bytes));
+    let kind = |limited: Result<MoveInfo, NodeError>| limited.expect_err("is refused").kind;
+    assert_eq!(kind(limit("vm", None)), NodeErrorKind::NotFound);
+    // Two minutes.
+    let slow = MoveSpec {
+        limit_bytes: Some(64 << 10),
+        ..to(Some("other"), None)
+    };
+    let begun = scene.ask(|node| node.move_volume("vm".to_owned(), slow));
+    let begun = begun.expect("begins");
+    assert_eq!((begun.limit_bytes, begun.left_s), (Some(64 << 10), None));
+    let show = || {
+        let info = scene.ask(|node| node.show_move("vm".to_owned()));
+        info.expect("is known")
+    };
+    let until = Instant::now() + Duration::from_secs(30);
+    let left_s = loop {
+        let info = show();
+        if let Some(left_s) = info.left_s {
+            break left_s;
+        }
+        assert!(Instant::now() < until, "how long isn't known: {info:?}");
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert!((60..200).contains(&left_s), "{left_s}");
+    let least = NodeErrorKind::InvalidArgument;
+    assert_eq!(kind(limit("vm", Some((64 << 10) - 1))), least);
+    assert_eq!(kind(limit("vm", Some(0))), least);
+    assert_eq!(kind(limit("still", None)), NodeErrorKind::NotFound);
+    assert_eq!(show().limit_bytes, Some(64 << 10), "it is as it was");
+    // Eight times as fast, and then as fast as can be.
+    let before = show();
+    let faster = limit("vm", Some(512 << 10)).expect("is limited");
+    assert_eq!(faster.limit_bytes, Some(512 << 10));
+    let began = Instant::now();
+    while show().copied_bytes < before.copied_bytes + 3 * MIB {
+        assert!(began.elapsed() < Duration::from_secs(25), "{:?}", show());
+        thread::sleep(Duration::from_millis(20));
+    }
+    // A part of a MiB may be copied at once, and then two that are waited for.
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(3), "another limit: {took:?}");
+    let lifted = limit("vm", None).expect("is lifted");
+    assert_eq!(lifted.limit_bytes, None);
+    let info = ended(&scene, "vm");
+    assert_eq!(info.state, MoveState::Done, "{info:?}");
+    assert!(
+        began.elapsed() < Duration::from_secs(40),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(kind(limit("vm", None)), NodeErrorKind::NotFound);
+}
+
+#[test]
 fn what_can_not_be_moved_stays_and_says_why() {
     let other = Folder::new();
     let scene = scene(&other);

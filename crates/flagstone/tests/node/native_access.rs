@@ -210,6 +210,17 @@ impl<S: Read + Write> Negotiation<S> {
     }
 }
 
+/// What a client is told that can't attach an export.
+pub(crate) fn why_not_attached(address: SocketAddr, export: &str) -> String {
+    let mut data = (export.len() as u32).to_be_bytes().to_vec();
+    data.extend(export.as_bytes());
+    data.extend([0; 2]);
+    let replies = Negotiation::connect(address).ask(GO, &data);
+    let (kind, text) = replies.last().expect("a reply");
+    assert_ne!(*kind, ACK, "it is attached");
+    String::from_utf8_lossy(text).into_owned()
+}
+
 #[test]
 fn addresses_decide_who_gets_an_export() {
     let scene = everywhere();

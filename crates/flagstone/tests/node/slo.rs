@@ -232,6 +232,67 @@ fn without_a_ceiling_there_is_nothing_to_promise() {
     assert_eq!(kind(unknown), Some(NodeErrorKind::NotFound));
 }
 
+/// What it was promised stays with it, and can't be kept: that is said, and is no reason to let it take whatever it likes.
+#[test]
+fn a_floor_without_a_ceiling_keeps_no_limit_from_being_set() {
+    let scene = Scene::with(slow);
+    create(&scene, "vm", floor(100, 10)).expect("created");
+    assert_eq!(scene.show("vm").expect("there").slo_warning, None);
+    let both = Slo {
+        limit: limited(50).limit,
+        ..floor(100, 10)
+    };
+    set_schedule(&scene, Schedule::default()).expect("set");
+    let is_told = |info: VolumeInfo| {
+        let warning = info.slo_warning.expect("a warning");
+        assert!(
+            warning.contains("device 'main' has no ceiling"),
+            "{warning}"
+        );
+    };
+    is_told(scene.show("vm").expect("there"));
+    is_told(set(&scene, "vm", both, false).expect("a limit"));
+    // Nor may it have more than it has.
+    let refused = set(&scene, "vm", floor(101, 10), true);
+    assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
+    let scene = scene.restart(|_| {});
+    assert_eq!(scene.show("vm").expect("there").slo, both);
+    is_told(set(&scene, "vm", floor(100, 5), false).expect("less"));
+    let info = set(&scene, "vm", limited(50), false).expect("a share");
+    assert_eq!(info.slo_warning, None, "nothing is promised");
+    let refused = set(&scene, "vm", floor(100, 5), false);
+    assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
+    // More than the device has, all floors together.
+    let scene = scene.restart(slow);
+    create(&scene, "other", floor(900, 0)).expect("created");
+    let info = set(&scene, "vm", floor(100, 0), true).expect("as confirmed");
+    let warning = info.slo_warning.expect("a warning");
+    assert!(warning.contains("all get less"), "{warning}");
+}
+
+/// A node says so as long as it is so: what was promised isn't kept.
+#[test]
+fn a_ceiling_that_is_not_kept_is_told() {
+    let scene = Scene::with(slow);
+    let told = |scene: &Scene| {
+        let notices = scene.ask(|node| node.info()).expect("told").notices;
+        let is_about = |notice: &&String| notice.contains("ceiling of device 'main' is not kept");
+        notices.iter().filter(is_about).count()
+    };
+    assert_eq!(told(&scene), 0);
+    let first_come = schedule("reads=1000 writes=500", SchedulePolicy::FirstCome);
+    set_schedule(&scene, first_come).expect("set");
+    assert_eq!(told(&scene), 1);
+    let no_ceiling = Schedule {
+        ceiling: None,
+        ..first_come
+    };
+    set_schedule(&scene, no_ceiling).expect("set");
+    assert_eq!(told(&scene), 0, "nothing is divided");
+    let scene = scene.restart(|options| options.devices[0].schedule = first_come);
+    assert_eq!(told(&scene), 1);
+}
+
 /// How long so many requests take, one after the other.
 fn time(client: &mut Client, command: u16, count: u32) -> Duration {
     let began = Instant::now();

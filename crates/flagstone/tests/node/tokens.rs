@@ -244,7 +244,10 @@ fn those_that_are_over_make_room() {
     for _ in 1..TOKENS_MAX {
         make(&scene, "vm", spec(Reader)).expect("made");
     }
-    let full = NodeErrorKind::NoSpace;
+    let full = NodeErrorKind::TooMany;
+    let error = make(&scene, "vm", spec(Reader)).expect_err("one too many");
+    assert!(error.next_step.contains("token revoke"), "{error}");
+    assert_eq!(error.kind.http_status(), 409);
     refused(make(&scene, "vm", spec(Reader)), full, "32 tokens");
     // The one that ends makes room at once, also for what takes its place.
     let rotated = rotate(&scene, "vm", 5, 0).expect("rotated");
@@ -366,6 +369,28 @@ fn restrictions_stay_and_are_told() {
         NodeErrorKind::InvalidArgument,
         "25 were given",
     );
+    // An address in a network in its place: the right one is named.
+    for (given, right) in [
+        ("10.0.0.5/24", "10.0.0.0/24"),
+        ("2001:db8::7/32", "2001:db8::/32"),
+        ("10.0.0.5/0", "0.0.0.0/0"),
+    ] {
+        let error = restrict(
+            &scene,
+            Restrictions {
+                allow_from: vec![given.parse().expect("a network")],
+                ..Restrictions::default()
+            },
+        )
+        .expect_err(given);
+        assert_eq!(error.kind, NodeErrorKind::InvalidArgument);
+        let says = format!("that network is {right}");
+        assert!(error.found.contains(&says), "{error}");
+        assert!(
+            error.next_step.contains(&format!("write {right}")),
+            "{error}"
+        );
+    }
     assert_eq!(scene.show("vm").expect("shown").restrictions, most);
     // A clone has none of them.
     let source = "vm".parse().expect("a source");

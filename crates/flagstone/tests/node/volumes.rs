@@ -65,6 +65,25 @@ fn a_volume_knows_how_many_are_attached() {
     assert_eq!((back.size_bytes, back.connection_count), (8 << 20, 2));
 }
 
+/// Nobody could read or write anything of such a volume.
+#[test]
+fn a_volume_has_a_size() {
+    let scene = Scene::new();
+    let refused = scene.create("none", 0).expect_err("of no size");
+    assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+    assert!(refused.found.contains("its size is 0"), "{refused}");
+    assert!(refused.next_step.contains("10G"), "{refused}");
+    let shown = scene.show("none").expect_err("it was not made");
+    assert_eq!(shown.kind, NodeErrorKind::NotFound);
+    scene.create("disk", 8192).expect("created");
+    let resize = |size| scene.ask(move |node| node.resize_volume("disk".to_owned(), size, true));
+    let refused = resize(0).expect_err("to no size");
+    assert_eq!(refused.kind, NodeErrorKind::InvalidArgument);
+    assert!(refused.found.contains("its size is 0"), "{refused}");
+    assert_eq!(scene.show("disk").expect("as it was").size_bytes, 8192);
+    assert_eq!(resize(1).expect("a byte").size_bytes, 1);
+}
+
 /// NBD clients keep offsets in signed 64 bits.
 #[test]
 fn sizes_end_where_clients_do() {

@@ -611,8 +611,12 @@ impl Negotiation {
                             exactly one volume)";
                 self.refuse(option, option_reply::ERR_UNKNOWN, text);
             }
+            OpenError::Moved => {
+                let text = "the volume was moved to another node: attach it there (`flagstone volume show NAME` on this one says where)";
+                self.refuse(option, option_reply::ERR_UNKNOWN, text);
+            }
             OpenError::Unavailable => {
-                let text = "the volume is not available at the moment";
+                let text = "the volume is not available at the moment (its node stops, or it is held until another one says whether it has come there)";
                 self.refuse(option, option_reply::ERR_SHUTDOWN, text);
             }
             OpenError::Forbidden => {

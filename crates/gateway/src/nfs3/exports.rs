@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
 use std::str::FromStr;
 
@@ -127,6 +127,24 @@ impl Network {
         self.prefix_bits
     }
 
+    /// The same network, by its first address. Another one than this if `address` has bits set behind those that all have in common.
+    pub fn first(&self) -> Network {
+        let cut = |bits: u128, all: u32| {
+            let dropped = all - u32::from(self.prefix_bits);
+            // A shift by all the bits there are is none.
+            let kept = bits.checked_shr(dropped).unwrap_or(0);
+            kept.checked_shl(dropped).unwrap_or(0)
+        };
+        let address = match self.address {
+            // No more bits than it had.
+            IpAddr::V4(address) => {
+                Ipv4Addr::from_bits(cut(address.to_bits().into(), 32) as u32).into()
+            }
+            IpAddr::V6(address) => Ipv6Addr::from_bits(cut(address.to_bits(), 128)).into(),
+        };
+        Network { address, ..*self }
+    }
+
     /// Whether `peer` is one of them. An IPv4 address is none of IPv6, however it is written.
     pub fn contains(&self, peer: IpAddr) -> bool {
         let (mine, theirs, bits) = match (self.address, peer.to_canonical()) {
@@ -220,6 +238,26 @@ impl<F: Files> Export<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_is_named_by_its_first_address() {
+        for (text, first) in [
+            ("10.0.0.5/24", "10.0.0.0/24"),
+            ("10.0.0.0/24", "10.0.0.0/24"),
+            ("10.1.2.3/32", "10.1.2.3/32"),
+            ("10.1.2.3/31", "10.1.2.2/31"),
+            ("255.255.255.255/1", "128.0.0.0/1"),
+            ("10.1.2.3/0", "0.0.0.0/0"),
+            ("2001:db8::7/32", "2001:db8::/32"),
+            ("2001:db8::7/128", "2001:db8::7/128"),
+            ("ffff::1/0", "::/0"),
+        ] {
+            let network: Network = text.parse().expect(text);
+            assert_eq!(network.first().to_string(), first, "{text}");
+            assert_eq!(network.first().first(), network.first());
+            assert!(network.contains(network.first().address()), "{text}");
+        }
+    }
 
     #[test]
     fn networks_hold_their_addresses() {

@@ -67,10 +67,14 @@ pub(super) struct Interval(pub(super) u64);
 
 /// Reads the length of a look.
 pub(super) fn parse_interval(text: &str) -> Result<Interval, String> {
-    let ms = words::duration(text)? / 1_000_000;
-    match (INTERVAL_LEAST_MS..=INTERVAL_MOST_MS).contains(&ms) {
-        true => Ok(Interval(ms)),
-        false => Err("expected 100ms to 30s".to_owned()),
+    let ms = words::any_duration(text)? / 1_000_000;
+    match ms {
+        INTERVAL_LEAST_MS..=INTERVAL_MOST_MS => Ok(Interval(ms)),
+        ..INTERVAL_LEAST_MS => Err("expected 100ms to 30s".to_owned()),
+        _ => Err(
+            "expected 100ms to 30s: a look begins now, and nothing is kept of what was before. For longer times scrape /metrics"
+                .to_owned(),
+        ),
     }
 }
 

@@ -315,6 +315,20 @@ fn who_uses_more_than_promised_causes_the_load() {
 }
 
 #[test]
+fn nothing_has_no_sign() {
+    let found = activity(
+        &look(SECOND, true, vec![]),
+        &look(2 * SECOND, true, vec![]),
+        &all(),
+    );
+    let device = &found.devices[0];
+    for part in [device.used, device.promised] {
+        let part = part.expect("it is divided");
+        assert!(part == 0.0 && part.is_sign_positive(), "{part:?}");
+    }
+}
+
+#[test]
 fn devices_and_cores_add_up() {
     let core = |number: u32, seconds: u64, writes| CoreLook {
         core: number,

@@ -250,6 +250,17 @@ fn why_turns_are_waited_for() {
         ..limited.clone()
     };
     assert!(said(&undivided).contains("limit (reads=1000)"));
+    // Without a limit of its own it is a move that holds it back.
+    let moved = Measured {
+        slo: Slo::default(),
+        ..limited.clone()
+    };
+    let text = said(&moved);
+    assert!(
+        text.contains("being moved") && text.contains("for 40% of the time"),
+        "{text}"
+    );
+    assert!(text.contains("volume move db --status"), "{text}");
     // A little of the time it was its limit, but most of it something else.
     let seldom = Measured {
         limited_ns: SECOND / 5,
@@ -353,6 +364,83 @@ fn why_turns_are_waited_for() {
         ..waiting
     };
     assert!(said(&undivided).contains("nothing has to any more"));
+}
+
+/// What looks like bursts, or like a ceiling that is too high, is a core that other programs keep from its work.
+#[test]
+fn a_core_that_comes_late() {
+    let bursts = Measured {
+        waited_ns: SECOND / 2,
+        used: Some(0.1),
+        promised: Some(0.25),
+        device_used: Some(0.1),
+        ..sample()
+    };
+    let missed = Measured {
+        missed: 0.3,
+        ..bursts.clone()
+    };
+    // One that keeps many requests waiting gets what there was time for, and wants more.
+    let greedy = Measured {
+        waited_ns: SECOND,
+        used: Some(0.75),
+        promised: Some(0.25),
+        device_used: Some(0.75),
+        ..sample()
+    };
+    for on_time in [bursts.clone(), missed, greedy] {
+        let turn = cause(&on_time, CauseKind::Turn);
+        assert!(!turn.says.contains("core"), "{}", turn.says);
+        let late = Measured {
+            core_late: 0.3,
+            ..on_time
+        };
+        let turn = cause(&late, CauseKind::Turn);
+        let says = "the core that it waits for, not the device: core 1 came late to what was due for 30% of the time";
+        assert!(turn.says.contains(says), "{}", turn.says);
+        let advice = turn.advice.unwrap_or_default();
+        assert!(
+            advice.contains("give core 1 a processor of its own"),
+            "{advice}"
+        );
+        assert!(noted(&late).contains(&NoteKind::Core), "{:?}", notes(&late));
+    }
+    // It was late for a little of the time for which the volume waited.
+    let little = Measured {
+        core_late: 0.05,
+        ..bursts.clone()
+    };
+    let turn = cause(&little, CauseKind::Turn);
+    assert!(turn.says.contains("come in bursts"), "{}", turn.says);
+    assert_eq!(noted(&little), []);
+    let rest = cause(&little, CauseKind::Rest);
+    assert!(
+        rest.says.ends_with("core 1 came late for 5.0% of the time"),
+        "{}",
+        rest.says
+    );
+    // Others want what there is, and have it: the device is at its ceiling all the same.
+    let full = Measured {
+        core_late: 0.3,
+        used: Some(0.25),
+        device_used: Some(0.95),
+        ..bursts
+    };
+    let turn = cause(&full, CauseKind::Turn);
+    assert!(turn.says.contains("close to its ceiling"), "{}", turn.says);
+}
+
+#[test]
+fn a_core_is_late_for_a_part_of_the_time_between_two_looks() {
+    let look = |at_ns, late_ns| CoreLook {
+        at_ns,
+        late_ns,
+        ..CoreLook::default()
+    };
+    let (then, now) = (look(5 * SECOND, 7 * SECOND), look(7 * SECOND, 8 * SECOND));
+    assert_eq!(late_part(&then, &now), 0.5);
+    assert_eq!(late_part(&then, &then), 0.0);
+    assert_eq!(late_part(&then, &look(6 * SECOND, 11 * SECOND)), 1.0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is said of causes: the figures, and what can be done.
 
-use super::{BUSY_CORE, CauseKind, FULL_DEVICE, Measured, Took, USED_UP};
-use crate::node::{SchedulePolicy, SloPromise};
+use super::{BUSY_CORE, CauseKind, FULL_DEVICE, LEAST_PART, Measured, Took, USED_UP};
+use crate::node::{SchedulePolicy, SloLimit, SloPromise};
 use crate::size::{counted, percent, short_time as time};
 
 pub(super) fn said(kind: CauseKind, measured: &Measured) -> (String, Option<String>) {
@@ -76,8 +76,16 @@ fn of_rest(measured: &Measured) -> String {
     format!(
         "nothing that is counted. It may be the slowest of several operations of device '{}' where one needs several \
          (large ones; pages of maps), changes before its own in the journal, or other programs that use the machine's \
-         processors",
-        measured.device
+         processors{}",
+        measured.device,
+        match measured.core_late >= LEAST_PART {
+            true => format!(
+                ": core {} came late for {} of the time",
+                measured.core,
+                percent(measured.core_late)
+            ),
+            false => String::new(),
+        }
     )
 }
 
@@ -88,9 +96,53 @@ fn is_held_by_limit(measured: &Measured) -> bool {
     measured.limited_ns > 0 && measured.limited_ns as f64 >= waited_ns / 2.0
 }
 
+/// Whether it waits for its core: that was late for half of the time for which it waited for turns, or for half of what all volumes together left of
+/// the device.
+fn is_held_by_core(measured: &Measured) -> bool {
+    let waited = measured.waited_ns as f64 / measured.took_ns().max(1) as f64;
+    let occupied = measured.occupied_ns as f64 / measured.interval_ns.max(1) as f64;
+    let waited = occupied.min(1.0) * waited.min(1.0);
+    let unused = (1.0 - measured.device_used.unwrap_or(0.0)).max(0.0);
+    let late = measured.core_late;
+    late >= LEAST_PART && (late >= waited / 2.0 || late >= unused / 2.0)
+}
+
+/// That the core was late, and for how long.
+pub(super) fn late(measured: &Measured) -> String {
+    format!(
+        "core {} came late to what was due for {} of the time, a millisecond or more each time: other programs had its processor, or its own \
+         work took long (it is busy {} of the time, such waiting included)",
+        measured.core,
+        percent(measured.core_late),
+        percent(measured.core_busy)
+    )
+}
+
+/// What to do about that.
+pub(super) fn of_late(measured: &Measured) -> String {
+    format!(
+        "give core {} a processor of its own (end or move what else runs on this machine, or give the node fewer --cores than there are processors), \
+         or put volumes on another core",
+        measured.core
+    )
+}
+
 /// Why it waits for its turns.
 fn of_turns(measured: &Measured) -> (String, Option<String>) {
     let (volume, device) = (&measured.volume, &measured.device);
+    if is_held_by_limit(measured) && measured.slo.limit == SloLimit::default() {
+        return (
+            format!(
+                "it is being moved, and written as quickly as it is copied: its writes are made slower until it is there, which held it back for \
+                 {} of the time",
+                percent((measured.limited_ns as f64 / measured.interval_ns.max(1) as f64).min(1.0))
+            ),
+            Some(format!(
+                "`flagstone volume move {volume} --status` says how far that is; a higher `--limit` there, or more of the device for moves, has it \
+                 end sooner"
+            )),
+        );
+    }
     if is_held_by_limit(measured) {
         return (
             format!(
@@ -117,6 +169,18 @@ fn of_turns(measured: &Measured) -> (String, Option<String>) {
         measured.slo.promise
     );
     let is_used_up = used >= promised * USED_UP;
+    let is_full = measured.device_used.is_some_and(|part| part >= FULL_DEVICE);
+    let is_strict = measured.policy == SchedulePolicy::Strict;
+    let is_out = is_full || (is_used_up && is_strict);
+    if !is_out && is_held_by_core(measured) {
+        return (
+            format!(
+                "{figures}. It is the core that it waits for, not the device: {}",
+                late(measured)
+            ),
+            Some(of_late(measured)),
+        );
+    }
     if measured.missed > 0.0 && !is_used_up {
         return (
             format!(
@@ -127,9 +191,7 @@ fn of_turns(measured: &Measured) -> (String, Option<String>) {
         );
     }
     // What others don't use it gets beyond its promise, too, unless each has its own and no more.
-    let is_full = measured.device_used.is_some_and(|part| part >= FULL_DEVICE);
-    let is_strict = measured.policy == SchedulePolicy::Strict;
-    let is_used_up = is_used_up && (is_full || is_strict);
+    let is_used_up = is_used_up && is_out;
     if is_used_up && !is_strict && !measured.greedy.is_empty() {
         let others: Vec<String> = measured
             .greedy

@@ -22,10 +22,10 @@ use flagstone_types::{DvolId, Lsn};
 use super::access::{Access, Origin};
 use super::attributes::{Receiving, StripePart, VolumeAttributes};
 use super::background;
-use super::between::Between;
 use super::between::arrivals::CoreArrivals;
 use super::between::found::LeftOver;
 use super::between::word::Asking;
+use super::between::{Between, Elsewhere};
 use super::engines::{Engines, OwnedEngine};
 use super::files::CoreFiles;
 use super::journals::Homes;
@@ -768,6 +768,15 @@ impl Directory {
         place.is_some_and(|place| self.core.homes.closed(place.engine).is_some())
     }
 
+    /// The volume that had this name and went to another node, or may have.
+    fn gone(&self, name: &str) -> Option<(DvolId, Elsewhere)> {
+        let volume = name.split('@').next().unwrap_or(name);
+        match self.core.names.find(volume) {
+            Some(_) => None,
+            None => self.core.between.named(volume),
+        }
+    }
+
     fn layer(&self, volume: &str, snapshot: &str) -> Option<LayerInfo> {
         let place = self.core.names.find(volume)?;
         let engine = self.core.engine(place.engine)?;
@@ -783,9 +792,10 @@ impl VolumeDirectory for Directory {
             return Err(OpenError::Unavailable);
         }
         let Some((core, engine, handle)) = self.find(name) else {
-            return Err(match self.is_closed(name) {
-                true => OpenError::Unavailable,
-                false => OpenError::NotFound,
+            return Err(match (self.is_closed(name), self.gone(name)) {
+                (true, _) | (_, Some((_, Elsewhere::Asked(_)))) => OpenError::Unavailable,
+                (false, Some((_, Elsewhere::At(_)))) => OpenError::Moved,
+                (false, None) => OpenError::NotFound,
             });
         };
         if core != self.core.index {
@@ -807,10 +817,10 @@ impl VolumeDirectory for Directory {
     }
 
     fn may_open(&self, name: &str, ends: Ends) -> bool {
-        self.core
-            .access
-            .check_origin(name, Origin::of(ends))
-            .is_ok()
+        let (access, from) = (&self.core.access, Origin::of(ends));
+        // That one went isn't told to those who could not open it.
+        let may_know = |(id, _)| access.check_origin_of(id, from).is_ok();
+        access.check_origin(name, from).is_ok() && self.gone(name).is_none_or(may_know)
     }
 
     fn note_forbidden(&self, name: &str, ends: Ends) {

@@ -182,6 +182,7 @@ impl RealNode {
             lsn: dvol.lsn,
             epoch: dvol.epoch.0,
             slo,
+            slo_warning: self.why_no_floor(device, slo.promise),
             restrictions: self.access.restrictions(dvol.handle.id),
             scheduled,
             moving: self.moves.not_over(dvol.handle.id),
@@ -557,6 +558,7 @@ impl RealNode {
                 .notices
                 .iter()
                 .cloned()
+                .chain(self.policy_notices())
                 .chain(self.closed_notices())
                 .chain(self.waiting_notices())
                 .chain(self.names.unwhole().into_iter().map(|name| {

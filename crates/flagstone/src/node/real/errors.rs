@@ -196,15 +196,22 @@ pub(super) fn no_room_there(
     )
 }
 
-/// Refuses what no client could use to its end.
+/// Refuses what no client could use, or not to its end.
 pub(super) fn check_size(size_bytes: u64, doing: &str) -> Result<(), NodeError> {
-    if size_bytes <= SIZE_MAX_BYTES {
-        return Ok(());
-    }
-    let found = format!(
-        "{size_bytes} bytes were asked for; a volume has at most {SIZE_MAX_BYTES} (2^63 - 4096)"
-    );
-    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next("ask for less"))
+    let (found, next) = match size_bytes {
+        0 => (
+            "its size is 0; a volume has at least one byte".to_owned(),
+            "give a size such as 10G",
+        ),
+        1..=SIZE_MAX_BYTES => return Ok(()),
+        _ => (
+            format!(
+                "{size_bytes} bytes were asked for; a volume has at most {SIZE_MAX_BYTES} (2^63 - 4096)"
+            ),
+            "ask for less",
+        ),
+    };
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(next))
 }
 
 /// Refuses to keep more free for a volume than it can ever hold: one of the two sizes is not what was

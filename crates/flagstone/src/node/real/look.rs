@@ -34,6 +34,7 @@ impl RealNode {
             let counters = remote.counters();
             look.core = index as u32;
             (look.busy_ns, look.spin_ns) = (counters.busy_ns, counters.spin_ns);
+            look.late_ns = counters.late_ns;
             cores.push(look);
         }
         Ok(Look {

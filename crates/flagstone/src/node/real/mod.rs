@@ -389,6 +389,10 @@ impl Node for RealNode {
         Box::pin(async move { self.end_move(&name).await })
     }
 
+    fn limit_move(&self, name: String, limit_bytes: Option<u64>) -> NodeFuture<'_, MoveInfo> {
+        Box::pin(async move { self.change_move_limit(&name, limit_bytes) })
+    }
+
     fn force_move(&self, name: String, word: MoveWord) -> NodeFuture<'_, ForcedMove> {
         Box::pin(self.force(name, word))
     }

@@ -117,6 +117,23 @@ impl Ended {
 /// The least that a move may be told to copy in a second: one part. Less is a unit that was forgotten.
 const LIMIT_LEAST_BYTES: u64 = 64 << 10;
 
+/// What to do where no move is to be looked at or ended.
+const WHERE_IT_IS: &str = "`flagstone volume show` says where it is";
+
+/// What to do where no move is to be made faster or slower.
+const HOW_IT_BEGINS: &str = "this changes a move that runs; to begin one, say where to: `flagstone volume move NAME --device D`, `--core N` or `--to ADDR:PORT`";
+
+fn check_limit(limit_bytes: Option<u64>, doing: &str) -> Result<(), NodeError> {
+    let Some(bytes) = limit_bytes.filter(|bytes| *bytes < LIMIT_LEAST_BYTES) else {
+        return Ok(());
+    };
+    let found = format!(
+        "a limit of {bytes} bytes a second, with which it would hardly ever end; expected {LIMIT_LEAST_BYTES} or more"
+    );
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+        .next("give a number with its unit, such as 100M, or leave it out"))
+}
+
 /// Between two looks whether moves have ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
@@ -282,6 +299,8 @@ impl OneMove {
             expected_bytes: seen.expected_bytes,
             slowed_to_bytes: seen.slowed_to,
             held_us: seen.held_ns / 1000,
+            limit_bytes: self.watched.limit_bytes(),
+            left_s: seen.left_s(),
             error,
             error_kind,
             ..self.info.clone()
@@ -342,13 +361,7 @@ impl RealNode {
         spec: MoveSpec,
     ) -> Result<MoveInfo, NodeError> {
         let doing = format!("moving volume '{name}'");
-        if let Some(bytes) = spec.limit_bytes.filter(|bytes| *bytes < LIMIT_LEAST_BYTES) {
-            let found = format!(
-                "a limit of {bytes} bytes a second, with which it would hardly ever end; expected {LIMIT_LEAST_BYTES} or more"
-            );
-            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
-                .next("give a number with its unit, such as 100M, or leave it out"));
-        }
+        check_limit(spec.limit_bytes, &doing)?;
         let target = self.target_to_change(&name, &doing)?;
         self.refuse_striped(&target, &doing)?;
         self.refuse_fork(target.place.id, &doing)?;
@@ -529,15 +542,17 @@ impl RealNode {
             self.admit(&floors, device, None, &now.slo, spec.oversubscribe, doing)?;
             note_floor(&mut floors, from.id, device, &now.slo);
         }
-        let info = self.info(name, (now.device, from), (device, to));
-        let watched = Watched::new();
+        let info = MoveInfo {
+            limit_bytes: spec.limit_bytes,
+            ..self.info(name, (now.device, from), (device, to))
+        };
+        let watched = Watched::new(spec.limit_bytes);
         let job = Job {
             name: name.to_owned(),
             from,
             to,
             to_device,
             slo: now.slo,
-            limit_bytes: spec.limit_bytes,
             left: None,
             watched: watched.clone(),
         };
@@ -600,7 +615,7 @@ impl RealNode {
             self.names.end_moving(one.from.id);
             return;
         };
-        let watched = Watched::new();
+        let watched = Watched::new(one.limit_bytes);
         watched.had(one.copied_bytes);
         let info = self.info(&one.name, (was_on, one.from), (device, one.to));
         let (id, core) = (one.from.id, one.from.core);
@@ -610,7 +625,6 @@ impl RealNode {
             to: one.to,
             to_device: one.to_device,
             slo: one.slo,
-            limit_bytes: one.limit_bytes,
             left: Some(one.left),
             watched: watched.clone(),
         };
@@ -671,6 +685,8 @@ impl RealNode {
             expected_bytes: 0,
             slowed_to_bytes: None,
             held_us: 0,
+            limit_bytes: None,
+            left_s: None,
             error: None,
             error_kind: None,
         }
@@ -701,11 +717,8 @@ impl RealNode {
     }
 
     pub(super) fn move_of(&self, name: &str) -> Result<MoveInfo, NodeError> {
-        self.with_move(
-            name,
-            &format!("looking at the move of volume '{name}'"),
-            OneMove::now,
-        )
+        let doing = format!("looking at the move of volume '{name}'");
+        self.with_move(name, &doing, WHERE_IT_IS, OneMove::now)
     }
 
     pub(super) async fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {
@@ -715,16 +728,44 @@ impl RealNode {
         {
             self.end_waiting(name, &doing).await?;
         }
-        self.with_move(name, &doing, |one| {
+        self.with_move(name, &doing, WHERE_IT_IS, |one| {
             one.watched.cancel();
             one.now()
         })
+    }
+
+    /// Has a move that runs keep to another limit.
+    pub(super) fn change_move_limit(
+        &self,
+        name: &str,
+        limit_bytes: Option<u64>,
+    ) -> Result<MoveInfo, NodeError> {
+        let doing = format!("changing the limit of the move of volume '{name}'");
+        check_limit(limit_bytes, &doing)?;
+        self.with_move(name, &doing, HOW_IT_BEGINS, |one| {
+            match one.watched.seen().state {
+                State::Running => {
+                    one.watched.limit(limit_bytes);
+                    Ok(one.now())
+                }
+                State::Waiting(device) => {
+                    let found = waiting::words(device);
+                    Err(NodeError::new(NodeErrorKind::Busy, &doing, found)
+                        .next("give it a limit once it goes on"))
+                }
+                _ => {
+                    let found = "its move is over";
+                    Err(NodeError::new(NodeErrorKind::NotFound, &doing, found).next(HOW_IT_BEGINS))
+                }
+            }
+        })?
     }
 
     fn with_move<R>(
         &self,
         name: &str,
         doing: &str,
+        next: &str,
         look: impl FnOnce(&OneMove) -> R,
     ) -> Result<R, NodeError> {
         let id = match self.target(name, doing) {
@@ -734,8 +775,7 @@ impl RealNode {
         let moves = self.moves.lock();
         moves.get(&id).map(look).ok_or_else(|| {
             let found = "it was not moved since the node was started";
-            NodeError::new(NodeErrorKind::NotFound, doing, found)
-                .next("`flagstone volume show` says where it is")
+            NodeError::new(NodeErrorKind::NotFound, doing, found).next(next)
         })
     }
 }

@@ -193,6 +193,22 @@ impl RealNode {
         schedules.get(device).copied().unwrap_or_default()
     }
 
+    /// Devices with a ceiling that isn't kept.
+    pub(super) fn policy_notices(&self) -> Vec<String> {
+        let devices = self.devices.iter().enumerate();
+        let notices = devices.filter_map(|(index, device)| {
+            let Schedule {
+                ceiling, policy, ..
+            } = self.schedule_of(index);
+            let (_, warning) = (ceiling?, policy.warning()?);
+            let name = &device.name;
+            Some(format!(
+                "the ceiling of device '{name}' is not kept: {warning} (`flagstone device schedule {name} --policy deficit` keeps it)"
+            ))
+        });
+        notices.collect()
+    }
+
     /// A device's schedule, and what part of what it can promise its floors claim.
     pub(super) async fn schedule_info(&self, device: usize) -> (Schedule, Option<f64>) {
         let schedule = self.schedule_of(device);
@@ -235,15 +251,7 @@ impl RealNode {
         let SloPromise::Floor(_) = slo.promise else {
             return Ok(());
         };
-        let name = &self.devices[device].name;
-        let schedule = self.schedule_of(device);
-        let Some(ceiling) = settings_of(&schedule).ceiling else {
-            let found = format!("device '{name}' has no ceiling, so nothing of it can be promised");
-            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
-                "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
-            ));
-        };
-        // What was promised before may stay, also beyond what the device can keep: then a limit can still be set.
+        // What was promised before may stay, also beyond what the device can keep, or where it has lost its ceiling: then a limit can still be set.
         let before = of.and_then(|of| floors.get(&of));
         if let (Some((at, before)), SloPromise::Floor(asked)) = (before, slo.promise)
             && *at == device
@@ -252,6 +260,14 @@ impl RealNode {
         {
             return Ok(());
         }
+        let name = &self.devices[device].name;
+        let schedule = self.schedule_of(device);
+        let Some(ceiling) = settings_of(&schedule).ceiling else {
+            let found = format!("device '{name}' has no ceiling, so nothing of it can be promised");
+            return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(
+                "say what it may be asked for: `flagstone device schedule`, or `ceiling` in the configuration",
+            ));
+        };
         let others = totals_of(floors, device, of, &schedule);
         match admit(&ceiling.prices, WHOLE_NS, others, promise_of(slo.promise)) {
             Admission::Fits => Ok(()),
@@ -318,7 +334,37 @@ impl RealNode {
         .await?;
         note_floor(&mut floors, place.id, device, &slo);
         drop(floors);
-        self.show(&name).await
+        let mut info = self.show(&name).await?;
+        if info.slo_warning.is_none() && matches!(slo.promise, SloPromise::Floor(_)) {
+            let (_, promised) = self.schedule_info(device).await;
+            info.slo_warning = promised.filter(|part| *part > 1.0).map(|part| {
+                format!(
+                    "all floors of device '{}' together claim {:.1} % of what it can promise: when they are claimed at once, all get less",
+                    self.devices[device].name,
+                    part * 100.0
+                )
+            });
+        }
+        Ok(info)
+    }
+
+    /// Why a device doesn't keep a floor that was promised, if it keeps none.
+    pub(super) fn why_no_floor(&self, device: usize, promise: SloPromise) -> Option<String> {
+        let SloPromise::Floor(_) = promise else {
+            return None;
+        };
+        let Schedule {
+            ceiling, policy, ..
+        } = self.schedule_of(device);
+        let name = &self.devices[device].name;
+        match (ceiling, policy.warning()) {
+            (None, _) => Some(format!(
+                "its floor is not kept: device '{name}' has no ceiling (`flagstone device schedule {name} --ceiling RATES` gives it one, `ceiling` in the \
+                 configuration for good)"
+            )),
+            (Some(_), Some(warning)) => Some(format!("its floor is not kept: {warning}")),
+            (Some(_), None) => None,
+        }
     }
 
     pub(super) async fn change_schedule(

@@ -96,6 +96,35 @@ pub(super) fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
+fn a_look_tells_for_how_long_a_core_was_late() {
+    let path = formatted("late");
+    let node = start_node(options(path.clone())).unwrap();
+    runtime().block_on(async {
+        let late_ns = async || node.look_at_all().await.unwrap().cores[0].late_ns;
+        let before_ns = late_ns().await;
+        let stand_still = |core: Rc<CoreNode>| async move {
+            let due = core.platform.clone();
+            core.platform
+                .spawn(async move { due.sleep_ns(2_000_000).await });
+            core.platform.yield_now().await;
+            let until = core.platform.now().plus_ns(40_000_000);
+            while core.platform.now() < until {
+                std::hint::spin_loop();
+            }
+            core.platform.sleep_ns(1_000_000).await;
+        };
+        node.on_core(0, "standing still", stand_still)
+            .await
+            .unwrap();
+        let late_ns = late_ns().await - before_ns;
+        assert!(late_ns >= 30_000_000, "{late_ns}");
+        node.shutdown().await.unwrap();
+    });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn counters_go_with_the_volume_and_its_last_client() {
     let path = formatted("counters");
     let node = start_node(options(path.clone())).unwrap();

@@ -71,6 +71,42 @@ fn reads_change_nothing_and_promise_no_ceiling() {
     );
 }
 
+/// A device that answers one request in a second, and loads of 20 ms.
+#[test]
+fn loads_without_an_answer_are_named_and_not_shown() {
+    let image = Image::new("slow", SIZE_BYTES);
+    let point = |len_bytes, depth, per_second| Measured {
+        load: Load {
+            ask: Ask::Reads,
+            len_bytes,
+            depth,
+            run_ns: 20_000_000,
+        },
+        per_second,
+        flushes_per_second: 0.0,
+        p50_ns: 0,
+        p99_ns: 0,
+    };
+    let points = [
+        point(4096, 1, 50.0),
+        point(65536, 16, 0.0),
+        point(262_144, 128, 0.0),
+    ];
+    let found = report(&image.0, SIZE_BYTES, SIZE_BYTES, &points);
+    let shown: Vec<u64> = found.points.iter().map(|point| point.bytes).collect();
+    assert_eq!(shown, [4096]);
+    let note = found.notes.iter().find(|note| note.contains("left out"));
+    let note = note.expect("it is said");
+    for part in [
+        "reads of 64 KiB, 16 in flight; reads of 256 KiB, 128 in flight",
+        "--load-ms",
+    ] {
+        assert!(note.contains(part), "{part}: {note}");
+    }
+    let full = report(&image.0, SIZE_BYTES, SIZE_BYTES, &points[..1]);
+    assert!(full.notes.iter().all(|note| !note.contains("left out")));
+}
+
 #[test]
 fn what_is_not_blank_is_written_only_if_it_may_be_lost() {
     let image = Image::new("contents", SIZE_BYTES);
@@ -83,7 +119,10 @@ fn what_is_not_blank_is_written_only_if_it_may_be_lost() {
     let kept = fs::read(&image.0).expect("read");
     assert_eq!(&kept[512..520], b"EFI PART");
     let report = image.run(&quick(true, true)).expect("may be lost");
-    assert_eq!(report.points.len(), 35);
+    // On a busy machine 20 ms may be too short for some.
+    let left_out = report.notes.iter().find(|note| note.contains("left out"));
+    let left_out = left_out.map_or(0, |note| note.matches("in flight").count());
+    assert_eq!(report.points.len() + left_out, 35, "{:?}", report.notes);
     assert!(
         report
             .ceiling

@@ -192,6 +192,16 @@ impl Access {
         record.map_or(Ok(()), |record| record.check_origin(from))
     }
 
+    /// The same of a volume that need not be here any more.
+    pub(in crate::node::real) fn check_origin_of(
+        &self,
+        id: DvolId,
+        from: Origin,
+    ) -> Result<(), Rule> {
+        let record = self.of(id);
+        record.map_or(Ok(()), |record| record.check_origin(from))
+    }
+
     /// Puts it into the audit log that [`Access::check_origin`] has refused an NBD client.
     pub(in crate::node::real) fn tell_forbidden(&self, name: &str, from: Origin) {
         // It may have been lifted since.

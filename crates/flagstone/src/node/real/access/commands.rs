@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use flagstone_device::engine::{Attributes, CreateDvol, DvolError, Handle, Stability};
+use flagstone_gateway::nfs3::Network;
 use flagstone_platform::Platform;
 use flagstone_types::DvolId;
 use flagstone_wire::proof::{KEY_BYTES, Key};
@@ -159,10 +160,11 @@ fn make_room(record: &mut Record, now_ns: u64, doing: &str) -> Result<(), NodeEr
     while record.tokens.len() >= TOKENS_MAX {
         let Some(oldest) = record.tokens.iter().position(is_over) else {
             let found = format!(
-                "it has {TOKENS_MAX} tokens that are valid or in use, and may have no more"
+                "it has {TOKENS_MAX} tokens that are valid or in use, as many as a volume may have"
             );
-            return Err(NodeError::new(NodeErrorKind::NoSpace, doing, found)
-                .next("revoke one: `flagstone volume token list` shows them"));
+            return Err(NodeError::new(NodeErrorKind::TooMany, doing, found).next(
+                "revoke one that isn't needed: `flagstone volume token list VOLUME` shows them, `flagstone volume token revoke VOLUME NUMBER` makes room at once",
+            ));
         };
         record.tokens.remove(oldest);
     }
@@ -179,6 +181,25 @@ fn check(label: &str, ends_in_s: Option<u64>, doing: &str) -> Result<(), NodeErr
     };
     Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
         .next("give another one, or leave it out"))
+}
+
+/// Refuses what is an address in a network rather than a network: one of the two is not what was meant.
+fn network_named(network: &Network, doing: &str) -> Result<(), NodeError> {
+    let first = network.first();
+    if first == *network {
+        return Ok(());
+    }
+    let found = format!(
+        "{network} is no network: {} has bits set behind its first {}; that network is {first}",
+        network.address(),
+        network.prefix_bits()
+    );
+    Err(
+        NodeError::new(NodeErrorKind::InvalidArgument, doing, found).next(format!(
+            "write {first}, or {} for that address alone",
+            network.address()
+        )),
+    )
 }
 
 fn no_such_token(number: u32, doing: &str) -> NodeError {
@@ -239,6 +260,9 @@ impl RealNode {
             );
             return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
                 .next("name larger networks"));
+        }
+        for network in &restrictions.allow_from {
+            network_named(network, &doing)?;
         }
         let target = self.target(&name, &doing)?;
         let words = restrictions.to_string();

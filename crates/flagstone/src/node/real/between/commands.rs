@@ -63,10 +63,14 @@ impl RealNode {
                 );
                 NodeError::new(NodeErrorKind::NotFound, doing, found).next("ask that node")
             }
-            Some((_, Elsewhere::Asked(address))) => {
+            Some((id, Elsewhere::Asked(address))) => {
+                let last = match self.between.why_unanswered(id) {
+                    Some(why) => format!("; it was asked in vain a moment ago: {why}"),
+                    None => String::new(),
+                };
                 let found = format!(
                     "volume '{name}' was being moved to another node when this one ended, and that node ({address}) has not said yet \
-                     whether it has come"
+                     whether it has come{last}"
                 );
                 NodeError::new(NodeErrorKind::Unavailable, doing, found)
                     .next("bring that node back: until it answers, the volume is served nowhere. If it never comes back: `flagstone volume move NAME --stay --force`")
@@ -326,15 +330,16 @@ impl RealNode {
             expected_bytes: 0,
             slowed_to_bytes: None,
             held_us: 0,
+            limit_bytes: spec.limit_bytes,
+            left_s: None,
             error: None,
             error_kind: None,
         };
-        let watched = Watched::new();
+        let watched = Watched::new(spec.limit_bytes);
         let job = Departure {
             name: name.to_owned(),
             from,
             slo,
-            limit_bytes: spec.limit_bytes,
             watched: watched.clone(),
             to,
         };

@@ -138,6 +138,7 @@ impl FoundMoves {
             },
             on: self.on,
             at_ns: record.at_ns,
+            unanswered: None,
         };
         // Of more than there may be none was written down.
         let _ = self.between.put(record.volume, route);

@@ -85,7 +85,6 @@ pub(in crate::node::real) struct Departure {
     pub(super) name: String,
     pub(super) from: Place,
     pub(super) slo: Slo,
-    pub(super) limit_bytes: Option<u64>,
     pub(super) watched: Arc<Watched>,
     pub(super) to: Promised,
 }
@@ -153,6 +152,7 @@ impl Home for NodeHome<'_> {
             elsewhere: Elsewhere::At(at),
             on: (self.core.index, self.engine),
             at_ns: record.at_ns,
+            unanswered: None,
         };
         let forgotten = self.core.between.put(self.volume, route);
         if let Some((oldest, _)) = forgotten {
@@ -191,6 +191,7 @@ impl Home for NodeHome<'_> {
 
     fn unanswered(&self, why: &str) {
         self.core.asking.in_vain(self.volume, why);
+        self.core.between.asked_in_vain(self.volume, why);
         if let Some(watched) = self.watched {
             let text =
                 format!("it is held, and the node that it was moving to can't be asked: {why}");
@@ -313,13 +314,7 @@ impl CoreNode {
         let copier = copier.ok_or(stayed(DvolError::NotFound))?;
         let held_since = Cell::default();
         let here = Here::new(&origin, copier, &job.watched, self, &held_since);
-        let pace = Pace::new(
-            self,
-            &job.watched,
-            job.limit_bytes,
-            &here,
-            (&job.name, &job.from, job.slo),
-        );
+        let pace = Pace::new(self, &job.watched, &here, (&job.name, &job.from, job.slo));
         let take_tokens = || {
             target.set_record(
                 self.access

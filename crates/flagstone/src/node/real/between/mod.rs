@@ -61,6 +61,8 @@ struct Route {
     /// Core and journal that have it written down.
     on: (usize, usize),
     at_ns: u64,
+    /// Why the node there could not be asked when it was asked last, if it is being asked.
+    unanswered: Option<String>,
 }
 
 #[derive(Default)]
@@ -161,6 +163,24 @@ impl Between {
             let volume = *t.by_name.get(name)?;
             Some((volume, t.routes.get(&volume)?.elsewhere))
         })
+    }
+
+    /// The node that a volume may have gone to was asked in vain.
+    fn asked_in_vain(&self, volume: DvolId, why: &str) {
+        let is_known = self.why_unanswered(volume).as_deref() == Some(why);
+        // It is asked several times a second.
+        if !is_known {
+            self.write(|t| {
+                if let Some(route) = t.routes.get_mut(&volume) {
+                    route.unanswered = Some(why.to_owned());
+                }
+            });
+        }
+    }
+
+    /// Why it could not be asked whose a volume is when it was asked last; `None` if that is not known.
+    fn why_unanswered(&self, volume: DvolId) -> Option<String> {
+        self.read(|t| t.routes.get(&volume)?.unanswered.clone())
     }
 
     /// A volume is elsewhere, or may be. Returns one that is forgotten for it, with who has it written down.
@@ -336,6 +356,7 @@ mod tests {
             elsewhere,
             on: (0, 0),
             at_ns,
+            unanswered: None,
         }
     }
 

@@ -7,14 +7,15 @@
 
 pub(super) mod left;
 mod slow;
+mod speed;
 mod stay;
 mod there;
 
 use flagstone_platform::locks::Mutex;
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle};
@@ -35,6 +36,7 @@ use super::onward::Gone;
 use super::receive::quiesce;
 use super::slo::terms_of;
 use slow::Slowing;
+use speed::Speed;
 use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
@@ -92,7 +94,7 @@ impl Marks for VolumeMarks {
     }
 
     fn arriving_at(&self, point: &Point) -> Attributes {
-        MoveMarks { limit_bytes: None }.arriving_at(point)
+        arriving_at(point, None)
     }
 
     fn point_of(&self, attributes: &Attributes) -> Option<Point> {
@@ -119,11 +121,21 @@ impl Marks for VolumeMarks {
     }
 }
 
-/// The same of a volume that is copied with such a limit, in bytes a second.
-#[derive(Clone, Copy)]
-pub(super) struct MoveMarks {
-    limit_bytes: Option<u64>,
+fn arriving_at(point: &Point, limit_bytes: Option<u64>) -> Attributes {
+    // What else it has is its origin's to say, when it has arrived.
+    let attributes = VolumeAttributes {
+        receiving: Some(Receiving::Moved {
+            point: *point,
+            limit_bytes,
+        }),
+        ..VolumeAttributes::default()
+    };
+    attributes.encode()
 }
+
+/// The same of a volume whose move is seen there: with the limit that it has by then.
+#[derive(Clone)]
+pub(super) struct MoveMarks(Arc<Watched>);
 
 impl Marks for MoveMarks {
     fn arriving(&self, attributes: &Attributes) -> Attributes {
@@ -131,15 +143,7 @@ impl Marks for MoveMarks {
     }
 
     fn arriving_at(&self, point: &Point) -> Attributes {
-        // What else it has is its origin's to say, when it has arrived.
-        let attributes = VolumeAttributes {
-            receiving: Some(Receiving::Moved {
-                point: *point,
-                limit_bytes: self.limit_bytes,
-            }),
-            ..VolumeAttributes::default()
-        };
-        attributes.encode()
+        arriving_at(point, self.0.limit_bytes())
     }
 
     fn point_of(&self, attributes: &Attributes) -> Option<Point> {
@@ -181,6 +185,8 @@ pub(super) struct Watched {
     progress: Mutex<Seen>,
     trouble: Mutex<Option<String>>,
     cancelled: AtomicBool,
+    /// Bytes to be copied in a second, at most; 0: as many as others leave.
+    limit_bytes: AtomicU64,
 }
 
 /// How far a move is, in numbers.
@@ -195,20 +201,34 @@ pub(super) struct Seen {
     pub(super) phase: Option<Phase>,
     /// How many bytes a second may be written of it, since as much was written as was copied. `None`: as many as its SLO allows.
     pub(super) slowed_to: Option<u64>,
+    /// Bytes that it copies in a second, as far as is known.
+    per_s: Option<u64>,
+}
+
+impl Seen {
+    /// In how many seconds it will have copied what it had to when it began, as fast as lately. `None` if that isn't known: it hasn't copied for
+    /// long enough, or has copied all that, and what is left is what others write.
+    pub(super) fn left_s(&self) -> Option<u64> {
+        let left_bytes = self.expected_bytes.checked_sub(self.copied_bytes)?;
+        let per_s = self.per_s.filter(|per_s| *per_s > 0)?;
+        let copies = matches!(self.phase, Some(Phase::Snapshot { .. } | Phase::Now));
+        let is_known = self.state == State::Running && copies && left_bytes > 0;
+        is_known.then(|| left_bytes.div_ceil(per_s))
+    }
 }
 
 impl Watched {
-    /// One that has begun.
-    pub(super) fn new() -> Arc<Watched> {
-        Watched::that_is(State::Running)
+    /// One that has begun, and copies so many bytes a second at most.
+    pub(super) fn new(limit_bytes: Option<u64>) -> Arc<Watched> {
+        Watched::that_is(State::Running, limit_bytes)
     }
 
     /// One that waits for this device.
     pub(super) fn waiting(device: u128) -> Arc<Watched> {
-        Watched::that_is(State::Waiting(device))
+        Watched::that_is(State::Waiting(device), None)
     }
 
-    fn that_is(state: State) -> Arc<Watched> {
+    fn that_is(state: State, limit_bytes: Option<u64>) -> Arc<Watched> {
         Arc::new(Watched {
             progress: Mutex::new(Seen {
                 state,
@@ -217,10 +237,26 @@ impl Watched {
                 held_ns: 0,
                 phase: None,
                 slowed_to: None,
+                per_s: None,
             }),
             trouble: Mutex::new(None),
             cancelled: AtomicBool::new(false),
+            limit_bytes: AtomicU64::new(limit_bytes.unwrap_or(0)),
         })
+    }
+
+    /// Bytes to be copied in a second, at most; `None`: as many as others leave.
+    pub(super) fn limit_bytes(&self) -> Option<u64> {
+        let limit = self.limit_bytes.load(Ordering::Relaxed);
+        (limit > 0).then_some(limit)
+    }
+
+    /// Has it keep to another limit, from the next part on.
+    pub(super) fn limit(&self, limit_bytes: Option<u64>) {
+        let limit = limit_bytes.unwrap_or(0);
+        self.limit_bytes.store(limit, Ordering::Relaxed);
+        // What it copied by the other one says nothing of what it will.
+        self.lock().per_s = None;
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
@@ -281,8 +317,6 @@ pub(super) struct Job {
     /// The id of the device there.
     pub(super) to_device: u128,
     pub(super) slo: Slo,
-    /// Bytes to be copied in a second, at most.
-    pub(super) limit_bytes: Option<u64>,
     /// A copy of it that was cut off, at that place.
     pub(super) left: Option<Handle>,
     pub(super) watched: Arc<Watched>,
@@ -404,10 +438,13 @@ impl Origin for Here<'_> {
 pub(super) struct Pace<'a> {
     core: &'a CoreNode,
     watched: &'a Watched,
-    limit_bytes: Option<u64>,
-    began: Time,
+    /// The limit that it keeps to.
+    limit_bytes: Cell<Option<u64>>,
+    /// Since when.
+    began: Cell<Time>,
     /// Bytes that had been copied by then.
     before_bytes: Cell<u64>,
+    speed: RefCell<Speed>,
     here: &'a Here<'a>,
     name: &'a str,
     volume: &'a Place,
@@ -426,15 +463,11 @@ impl Progress for Pace<'_> {
         self.check_wanted()?;
         // Nobody is to wait for the limit.
         let is_held = self.here.held_since.get().is_some();
-        if let Some(limit) = self.limit_bytes.filter(|_| !is_held) {
-            let copied_bytes = copied_bytes.saturating_sub(self.before_bytes.get());
-            let ns = u128::from(copied_bytes) * 1_000_000_000 / u128::from(limit.max(1));
-            let due = self.began.plus_ns(u64::try_from(ns).unwrap_or(u64::MAX));
-            while self.core.platform.now() < due {
-                let look = self.core.platform.now().plus_ns(LOOK_NS);
-                self.core.platform.sleep_until(due.min(look)).await;
-                self.check_wanted()?;
-            }
+        let has_waited = !is_held && self.keep_to_limit(copied_bytes).await?;
+        let now = self.core.platform.now();
+        let per_s = self.speed.borrow_mut().copied(now, copied_bytes);
+        if !has_waited {
+            self.watched.lock().per_s = per_s;
         }
         Ok(())
     }
@@ -475,7 +508,6 @@ impl<'a> Pace<'a> {
     pub(super) fn new(
         core: &'a CoreNode,
         watched: &'a Watched,
-        limit_bytes: Option<u64>,
         here: &'a Here<'a>,
         (name, volume, slo): (&'a str, &'a Place, Slo),
     ) -> Pace<'a> {
@@ -483,13 +515,46 @@ impl<'a> Pace<'a> {
         Pace {
             core,
             watched,
-            limit_bytes,
-            began,
+            limit_bytes: Cell::new(watched.limit_bytes()),
+            began: Cell::new(began),
             before_bytes: Cell::new(0),
+            speed: RefCell::default(),
             here,
             name,
             volume,
             slowing: Slowing::new(slo, began),
+        }
+    }
+
+    /// Waits until so many bytes may have been copied, and returns whether it had to: then it copies as fast as the limit says. Somebody may change
+    /// or lift that meanwhile.
+    async fn keep_to_limit(&self, copied_bytes: u64) -> Result<bool, DvolError> {
+        let mut has_waited = false;
+        loop {
+            let now = self.core.platform.now();
+            let limit = self.watched.limit_bytes();
+            if self.limit_bytes.replace(limit) != limit {
+                // What was copied by another one doesn't count against this one.
+                self.began.set(now);
+                self.before_bytes.set(copied_bytes);
+                self.speed.borrow_mut().forget();
+                has_waited = false;
+            }
+            let Some(limit) = limit else {
+                return Ok(false);
+            };
+            let copied_bytes = copied_bytes.saturating_sub(self.before_bytes.get());
+            let ns = u128::from(copied_bytes) * 1_000_000_000 / u128::from(limit);
+            let due = self.began.get();
+            let due = due.plus_ns(u64::try_from(ns).unwrap_or(u64::MAX));
+            if now >= due {
+                return Ok(has_waited);
+            }
+            has_waited = true;
+            self.watched.lock().per_s = Some(limit);
+            let look = now.plus_ns(LOOK_NS);
+            self.core.platform.sleep_until(due.min(look)).await;
+            self.check_wanted()?;
         }
     }
 
@@ -642,13 +707,7 @@ impl CoreNode {
             held_since: &held_since,
             tokens: Default::default(),
         };
-        let pace = Pace::new(
-            self,
-            &job.watched,
-            job.limit_bytes,
-            &here,
-            (&job.name, &job.from, job.slo),
-        );
+        let pace = Pace::new(self, &job.watched, &here, (&job.name, &job.from, job.slo));
         // What tokens it has doesn't change from here on: it goes with the volume.
         let store = &owned.tokens;
         let moved = async {
@@ -720,6 +779,39 @@ impl CoreNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_left_is_known_while_it_copies_what_there_was() {
+        let copies = Seen {
+            state: State::Running,
+            copied_bytes: 30,
+            expected_bytes: 100,
+            held_ns: 0,
+            phase: Some(Phase::Now),
+            per_s: Some(8),
+            slowed_to: None,
+        };
+        assert_eq!(copies.left_s(), Some(9));
+        let unknown = |change: fn(&mut Seen)| {
+            let mut seen = copies;
+            change(&mut seen);
+            assert_eq!(seen.left_s(), None);
+        };
+        unknown(|seen| seen.per_s = None);
+        unknown(|seen| seen.per_s = Some(0));
+        unknown(|seen| seen.phase = None);
+        unknown(|seen| seen.phase = Some(Phase::CatchingUp { round: 1 }));
+        unknown(|seen| seen.phase = Some(Phase::Switching));
+        unknown(|seen| seen.copied_bytes = 100);
+        unknown(|seen| seen.copied_bytes = 101);
+        unknown(|seen| seen.state = State::Done);
+        let watched = Watched::new(Some(7));
+        *watched.lock() = copies;
+        assert_eq!(watched.limit_bytes(), Some(7));
+        watched.limit(None);
+        assert_eq!(watched.limit_bytes(), None);
+        assert_eq!(watched.seen().left_s(), None, "that was with the limit");
+    }
 
     #[test]
     fn a_volume_of_which_a_copy_may_be_left_is_not_moved() {

@@ -151,7 +151,7 @@ mod tests {
                 engine: 0,
                 id: flagstone_types::DvolId(1),
             };
-            let watched = Watched::new();
+            let watched = Watched::new(None);
             watched.cancel();
             Job {
                 name: "vm".to_owned(),
@@ -159,7 +159,6 @@ mod tests {
                 to: place,
                 to_device: 2,
                 slo: Slo::default(),
-                limit_bytes: None,
                 left: None,
                 watched,
             }

@@ -153,9 +153,10 @@ impl There<'_> {
             reserved_bytes: self.reserved_bytes,
             attributes: self.attributes,
         };
-        let (at, slo, limit_bytes) = (self.job.to.engine, self.job.slo, self.job.limit_bytes);
+        let (at, slo) = (self.job.to.engine, self.job.slo);
+        let marks = MoveMarks(self.job.watched.clone());
         self.ask(move |core| {
-            let (new, work) = (new.clone(), work.clone());
+            let (new, work, marks) = (new.clone(), work.clone(), marks.clone());
             async move {
                 let owned = core.engines.get(at).ok_or(DvolError::NotFound)?;
                 let id = new.id;
@@ -165,7 +166,6 @@ impl There<'_> {
                     .await
                     .map_err(|_| DvolError::Stopping)?;
                 let copier = core.copier(at, slo).ok_or(DvolError::NotFound)?;
-                let marks = MoveMarks { limit_bytes };
                 let target = DvolTarget::new(owned.engine.clone(), marks, new);
                 let target = match left {
                     Some(left) => target.left_at(left),

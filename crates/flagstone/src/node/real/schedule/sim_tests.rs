@@ -17,6 +17,9 @@ use crate::node::real::attributes::ContentId;
 const MIB: u64 = 1 << 20;
 const HOUR_NS: u64 = 3600 * 1_000_000_000;
 
+/// After this time an hourly snapshot is due, whatever the volume's turn is, and one alone.
+const DUE_NS: u64 = HOUR_NS + HOUR_NS / 8;
+
 type SimEngine = flagstone_device::engine::Engine<SimPlatform>;
 
 fn new_disk() -> SimDisk {
@@ -154,7 +157,7 @@ fn the_newest_stay_and_only_what_is_its_own_goes() {
             let again = look(&platform, &engine, dvol, &schedule, &alone).await;
             assert_eq!((again.taken_ns, again.deleted), (None, 0));
             let now_ns = platform.wall_clock_ns();
-            assert!(looked.next_ns > now_ns && looked.next_ns <= now_ns + HOUR_NS);
+            assert!(looked.next_ns > now_ns && looked.next_ns <= now_ns + DUE_NS);
             platform.sleep_ns(looked.next_ns - now_ns).await;
             if taken.len() == 2 {
                 // Kept for good.
@@ -181,7 +184,7 @@ fn what_is_being_sent_stays_until_the_next_look() {
         let first = engine.layers(dvol.id).remove(0);
         let number = first.handle.layer.expect("a layer");
         alone.sent.borrow_mut().insert(number);
-        platform.sleep_ns(HOUR_NS).await;
+        platform.sleep_ns(DUE_NS).await;
         let looked = look(&platform, &engine, dvol, &schedule, &alone).await;
         assert!(looked.taken_ns.is_some());
         assert_eq!((looked.held, looked.deleted), (1, 0));
@@ -199,7 +202,7 @@ fn nothing_is_done_to_a_volume_that_is_received_into() {
         let alone = Alone::default();
         for _ in 0..3 {
             look(&platform, &engine, dvol, &hourly(3), &alone).await;
-            platform.sleep_ns(HOUR_NS).await;
+            platform.sleep_ns(DUE_NS).await;
         }
         let before = names(&engine, dvol);
         alone.is_closed.set(true);
@@ -225,7 +228,7 @@ fn clones_of_what_goes_stay() {
         };
         let clone = engine.clone_of(layer.handle, new).await.expect("cloned");
         write(&engine, dvol, 3, 8).await.expect("written");
-        platform.sleep_ns(HOUR_NS).await;
+        platform.sleep_ns(DUE_NS).await;
         let looked = look(&platform, &engine, dvol, &hourly(1), &alone).await;
         assert_eq!(looked.deleted, 1);
         assert_eq!(engine.layers(clone.id), []);
@@ -252,7 +255,7 @@ fn a_full_device_goes_on_deleting() {
                 write(&engine, dvol, block, round).await.expect("written");
             }
             look(&platform, &engine, dvol, &hourly(3), &alone).await;
-            platform.sleep_ns(HOUR_NS).await;
+            platform.sleep_ns(DUE_NS).await;
         }
         // With a reservation a snapshot needs room for all that is shared from then on.
         engine.set_reserved(dvol, 8 * MIB).await.expect("reserved");
@@ -304,7 +307,7 @@ fn a_power_loss_at_any_moment_leaves_what_the_next_look_puts_right() {
                     for hour in 0..4 {
                         write(&engine, dvol, hour, 1).await.expect("written");
                         look(&platform, &engine, dvol, &hourly(4), &alone).await;
-                        platform.sleep_ns(HOUR_NS).await;
+                        platform.sleep_ns(DUE_NS).await;
                     }
                     *kept.borrow_mut() = names(&engine, dvol);
                     engine.stop().await.expect("stops");
