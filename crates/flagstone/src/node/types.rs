@@ -226,7 +226,7 @@ pub struct VolumeInfo {
     /// What it is promised of its device, and what it may not exceed.
     #[serde(default)]
     pub slo: Slo,
-    /// From where it may be opened over the native protocol.
+    /// From where it may be used. `0.0.0.0/32` alone, nobody's address: what it was restricted to can't be read.
     #[serde(default)]
     pub restrictions: Restrictions,
     /// Snapshots that are taken by themselves; null if none are.
