@@ -172,6 +172,8 @@ pub enum OpenError {
     Forbidden,
     /// It was moved to another node.
     Moved,
+    /// Who may open it can't be read, so nobody may until somebody has said it anew.
+    Unruled,
 }
 
 /// The two ends of a connection, as far as they are known: of a Unix socket neither is.
@@ -213,9 +215,9 @@ pub trait VolumeDirectory: Clone + 'static {
     /// Fewer only at the end. Snapshots can be left out.
     fn list(&self, after: Option<&str>, count_max: usize) -> impl Future<Output = Vec<ExportInfo>>;
 
-    /// Whether a connection with these ends may open `name`, or be shown it. True of what isn't there.
-    fn may_open(&self, _name: &str, _ends: Ends) -> bool {
-        true
+    /// Whether a connection with these ends may open `name`, or be shown it, and why not. Nothing is said of what isn't there.
+    fn check_open(&self, _name: &str, _ends: Ends) -> Result<(), OpenError> {
+        Ok(())
     }
 
     /// A connection was refused `name` for its ends: a line of the audit log.

@@ -1,13 +1,17 @@
 //! What the engine does or looks at in parts, because it is large: no part is left out, none is done
 //! in the wrong place or order. And what is left when it is done: each block is in use or open.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use flagstone_device::engine::{
     CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece, Stability,
     format_device, join_all,
 };
 use flagstone_platform::{IoBuf, Platform};
+use flagstone_sim::record::IoEvent;
 use flagstone_sim::{
-    DiskConfig, Fault, Injection, Rng, SimDisk, SimPlatform, World, WriteErrorLeaves,
+    DiskConfig, Fault, Injection, IoKind, Rng, SimDisk, SimPlatform, World, WriteErrorLeaves,
 };
 use flagstone_types::{Epoch, Lsn};
 
@@ -473,4 +477,112 @@ fn a_dvol_with_an_id_that_was_there_before_has_nothing_of_the_one_before() {
             assert_eq!(lsns[0], lsns[1], "or this shows nothing");
         },
     );
+}
+
+/// Where on the disk the data of a write is. What lies behind it is data as well.
+async fn begin_of_data(engine: &Engine<SimPlatform>, dvol: Handle, disk: &SimDisk) -> u64 {
+    disk.start_recording();
+    write(engine, dvol, 0, BLOCK, 0xd5).await;
+    let events = disk.take_recording();
+    let place = |event: &IoEvent| match event {
+        IoEvent::WriteSubmitted {
+            offset_bytes,
+            bytes,
+            ..
+        } if bytes.iter().all(|&byte| byte == 0xd5) => Some(*offset_bytes),
+        _ => None,
+    };
+    events.iter().find_map(place).expect("was written")
+}
+
+/// Small writes to a file whose filesystem is full, or to a thin device whose pool is: that is told, and over with the next one that finds
+/// room.
+#[test]
+fn small_writes_say_whether_what_holds_the_device_is_full() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        let data = begin_of_data(&engine, dvol, &disk).await..disk.size_bytes();
+        let no_space = Injection::next(Fault::NoSpace);
+        let no_space = no_space.only(IoKind::Write).within(data);
+        let several = |count: u64, byte| {
+            let writes = (0..count).map(|block| {
+                let data = bytes(byte, BLOCK);
+                engine.write(dvol, block * BLOCK, data, Stability::Unstable)
+            });
+            join_all(writes.collect::<Vec<_>>())
+        };
+        // Alone, and together in one transfer.
+        for count in [1, 3] {
+            disk.inject(no_space.clone().times(u64::MAX));
+            for written in several(count, 2).await {
+                assert_eq!(written, Err(DvolError::NoSpace), "{count}");
+            }
+            assert!(engine.space().host_full, "{count}");
+            disk.clear_injections();
+            for written in several(count, 3).await {
+                written.expect("there is room");
+            }
+            assert!(!engine.space().host_full, "{count}");
+            assert_eq!(byte(&engine, dvol, 0, count * BLOCK).await, Some(3));
+        }
+        // Of a transfer of several that fails nobody can say which has.
+        disk.inject(no_space);
+        for written in several(3, 4).await {
+            written.expect("by itself");
+        }
+        assert!(!engine.space().host_full);
+        assert_eq!(byte(&engine, dvol, 0, 3 * BLOCK).await, Some(4));
+        platform.sleep_ns(2_000_000_000).await;
+        assert_eq!(missing(&engine), 0, "{:?}", engine.space());
+    });
+}
+
+/// What a small write has to itself is free when it was answered, whatever else is under way in its dvol by then.
+#[test]
+fn a_small_write_that_was_answered_is_in_nobodys_way() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        let data = begin_of_data(&engine, dvol, &disk).await..disk.size_bytes();
+        write(&engine, dvol, 9 * BLOCK, BLOCK, 1).await;
+        let begin = |at: u64, len: u64, byte: u8| {
+            let over = Rc::new(Cell::new(false));
+            let (engine, done) = (engine.clone(), over.clone());
+            platform.spawn(async move {
+                write(&engine, dvol, at, len, byte).await;
+                done.set(true);
+            });
+            over
+        };
+        let first = begin(0, BLOCK, 2);
+        platform.sleep_ns(1_000).await;
+        // The device takes its time for the second, not for the first, which it has already.
+        let long = Injection::next(Fault::Delay { ns: 1_000_000_000 });
+        disk.inject(long.only(IoKind::Write).within(data));
+        let second = begin(9 * BLOCK, BLOCK, 3);
+        while !first.get() {
+            platform.sleep_ns(10_000).await;
+        }
+        assert!(!second.get());
+        disk.start_recording();
+        let third = begin(512, 512, 4);
+        platform.sleep_ns(100_000_000).await;
+        let is_third = |event: &IoEvent| match event {
+            IoEvent::WriteSubmitted { bytes, .. } => {
+                bytes.len() as u64 == BLOCK && bytes[512..1024].iter().all(|&byte| byte == 4)
+            }
+            _ => false,
+        };
+        let began = disk.take_recording().iter().any(is_third);
+        assert!(!second.get() && began, "it needs nothing of the second");
+        while !(second.get() && third.get()) {
+            platform.sleep_ns(10_000_000).await;
+        }
+        assert_eq!(byte(&engine, dvol, 0, 512).await, Some(2));
+        assert_eq!(byte(&engine, dvol, 512, 512).await, Some(4));
+        assert_eq!(byte(&engine, dvol, 9 * BLOCK, BLOCK).await, Some(3));
+    });
 }

@@ -209,6 +209,32 @@ fn a_reservation_is_no_right_to_what_is_kept_for_overwrites() {
     });
 }
 
+/// What is kept for overwrites is taken in turn, also by those which could take a block of it at once. Or else they would take bit by bit
+/// what a larger one waits for.
+#[test]
+fn a_small_overwrite_waits_behind_larger_ones_for_what_is_kept() {
+    for blocks in [40, 45, 50, 55, 60] {
+        in_world(blocks, move |_, engine| async move {
+            let dvol = engine.create(named("reserved", 16 * MIB)).await;
+            let dvol = dvol.expect("creates");
+            write(&engine, dvol, 0, 16 * MIB).await.expect("writes");
+            let greedy = engine.create(named("greedy", 0)).await.expect("creates");
+            fill(&engine, greedy, 0).await;
+            engine.flush().await.expect("flushes");
+            let overwrite = |at: u64, blocks: u64| {
+                let data = bytes(blocks * BLOCK);
+                engine.write(dvol, at * BLOCK, data, Stability::Unstable)
+            };
+            let large = (0..12).map(|index| overwrite(index * blocks, blocks));
+            let small = (0..3).map(|index| overwrite(4000 + index, 1));
+            let written = join_all(large.chain(small)).await;
+            let lsns: Result<Vec<_>, _> = written.into_iter().collect();
+            let lsns = lsns.expect("all are written");
+            assert!(lsns.is_sorted(), "{blocks} blocks: {lsns:?}");
+        });
+    }
+}
+
 /// A sparse file whose filesystem is full takes no new volume and promises nothing. It did, and then
 /// a write that was promised failed, or the checkpoint, which fenced the device.
 #[test]
@@ -253,6 +279,36 @@ fn nothing_is_promised_of_a_file_that_cannot_grow() {
         // What is asked for beyond the device is refused by the device.
         let huge = engine.create(named("huge", 1 << 40)).await;
         assert_eq!(huge, Err(DvolError::NoSpace));
+        assert!(!engine.space().host_full);
+    });
+}
+
+/// Where segments are written ahead, a write finds room in one that was, and says nothing of the next.
+#[test]
+fn a_write_to_what_was_written_ahead_does_not_say_that_there_is_room() {
+    let disk = SimDisk::new(DiskConfig::new(300 * MIB));
+    let world = World::new(1);
+    let platform = world.platform(0);
+    world.block_on(0, async move {
+        let options = EngineOptions {
+            prewrite_segments: true,
+            ..EngineOptions::default()
+        };
+        let engine = begin(&platform, &disk, options).await;
+        disk.set_stored_max_bytes(Some(150 * MIB));
+        let small = engine.create(named("small", 0)).await.expect("creates");
+        let large = engine.create(named("large", 140 * MIB)).await;
+        assert_eq!(large, Err(DvolError::NoSpace));
+        assert!(engine.space().host_full);
+        // Room for the journal, and for no segment.
+        disk.set_stored_max_bytes(Some(160 * MIB));
+        for len in [512, BLOCK, MIB] {
+            write(&engine, small, 0, len).await.expect("is there");
+            assert!(engine.space().host_full, "{len}: the next segment isn't");
+        }
+        disk.set_stored_max_bytes(None);
+        let large = engine.create(named("large", 140 * MIB)).await;
+        large.expect("has grown");
         assert!(!engine.space().host_full);
     });
 }

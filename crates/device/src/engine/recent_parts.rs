@@ -9,7 +9,8 @@
 //! the beginning: then its parts are forgotten.) It lies in one block, so a crash leaves it or takes it as a whole.
 
 use std::cell::RefCell;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::rc::Rc;
 
 use flagstone_types::{BLOCK_SIZE, DvolId, Lsn, VBlock};
 
@@ -21,7 +22,7 @@ const IN_SET: usize = 2;
 const PARTS_MAX: usize = SETS * IN_SET;
 
 /// Some bytes of a block.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Part {
     /// Where they begin in their block.
     pub at: usize,
@@ -37,6 +38,34 @@ impl Part {
     /// True if it is all of its block.
     pub(super) fn is_whole(&self) -> bool {
         self.bytes.len() as u64 == BLOCK_SIZE
+    }
+}
+
+/// A part that is about to be written. Unless it is kept then, its memory is there for the next one, however the write ends.
+pub(super) struct Lent {
+    parts: Rc<RecentParts>,
+    part: Part,
+}
+
+impl Deref for Lent {
+    type Target = Part;
+
+    fn deref(&self) -> &Part {
+        &self.part
+    }
+}
+
+impl Lent {
+    /// Keeps what a write has written, instead of what was kept of the same block.
+    pub(super) fn keep(mut self, dvol: DvolId, vblock: VBlock, lsn: Lsn) {
+        let part = std::mem::take(&mut self.part);
+        self.parts.keep(dvol, vblock, lsn, part);
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.parts.give_back(std::mem::take(&mut self.part));
     }
 }
 
@@ -74,8 +103,7 @@ fn set_of(dvol: DvolId, vblock: VBlock) -> usize {
 }
 
 impl RecentParts {
-    /// Keeps what a write has written, instead of what was kept of the same block.
-    pub(super) fn keep(&self, dvol: DvolId, vblock: VBlock, lsn: Lsn, part: Part) {
+    fn keep(&self, dvol: DvolId, vblock: VBlock, lsn: Lsn, part: Part) {
         let mut kept = Some(Kept {
             dvol,
             vblock,
@@ -106,11 +134,11 @@ impl RecentParts {
         }
     }
 
-    /// Keeps the memory of a part that is not needed any more.
-    pub(super) fn give_back(&self, part: Part) {
+    /// Keeps the memory of a part that is not needed any more, if it has any.
+    fn give_back(&self, part: Part) {
         let mut bytes = part.bytes;
         let mut spare = self.spare.borrow_mut();
-        if spare.len() < PARTS_MAX {
+        if spare.len() < PARTS_MAX && bytes.capacity() > 0 {
             bytes.clear();
             spare.push(bytes);
         }
@@ -122,21 +150,26 @@ impl RecentParts {
     }
 
     /// These bytes, in memory that was used before if there is some.
-    pub(super) fn part(&self, at: usize, bytes: &[u8]) -> Part {
+    pub(super) fn part(self: &Rc<Self>, at: usize, bytes: &[u8]) -> Lent {
         let mut copy = self.empty();
         copy.extend_from_slice(bytes);
-        Part { at, bytes: copy }
+        self.lent(Part { at, bytes: copy })
+    }
+
+    fn lent(self: &Rc<Self>, part: Part) -> Lent {
+        let parts = self.clone();
+        Lent { parts, part }
     }
 
     /// What is kept of a block together with new bytes, if both are one piece.
     pub(super) fn joined(
-        &self,
+        self: &Rc<Self>,
         dvol: DvolId,
         vblock: VBlock,
         lsn: Lsn,
         at: usize,
         bytes: &[u8],
-    ) -> Option<Part> {
+    ) -> Option<Lent> {
         let sets = self.sets.borrow();
         let mut set = sets[set_of(dvol, vblock)].iter().flatten();
         let found = set.find(|one| one.is_of(dvol, vblock))?;
@@ -153,10 +186,10 @@ impl RecentParts {
         joined.resize(end.max(kept_end) - start, 0);
         joined[kept.at - start..kept_end - start].copy_from_slice(&kept.bytes);
         joined[at - start..end - start].copy_from_slice(bytes);
-        Some(Part {
+        Some(self.lent(Part {
             at: start,
             bytes: joined,
-        })
+        }))
     }
 }
 
@@ -174,11 +207,19 @@ mod tests {
         }
     }
 
+    fn new() -> Rc<RecentParts> {
+        Rc::default()
+    }
+
+    fn told(lent: Option<Lent>) -> Option<Part> {
+        lent.map(|lent| Part::clone(&lent))
+    }
+
     #[test]
     fn new_bytes_win_and_a_gap_joins_nothing() {
-        let parts = RecentParts::default();
+        let parts = new();
         parts.keep(DVOL, BLOCK, Lsn(7), part(10, &[1; 4]));
-        let joined = |at, bytes: &[u8]| parts.joined(DVOL, BLOCK, Lsn(7), at, bytes);
+        let joined = |at, bytes: &[u8]| told(parts.joined(DVOL, BLOCK, Lsn(7), at, bytes));
         assert_eq!(joined(14, &[2; 2]), Some(part(10, &[1, 1, 1, 1, 2, 2])));
         assert_eq!(joined(8, &[2; 3]), Some(part(8, &[2, 2, 2, 1, 1, 1])));
         assert_eq!(joined(11, &[2; 1]), Some(part(10, &[1, 2, 1, 1])));
@@ -186,43 +227,53 @@ mod tests {
         assert_eq!(joined(15, &[2; 2]), None);
         assert_eq!(joined(5, &[2; 4]), None);
         // What another write has put there is not known.
-        assert_eq!(parts.joined(DVOL, BLOCK, Lsn(8), 14, &[2]), None);
+        assert!(parts.joined(DVOL, BLOCK, Lsn(8), 14, &[2]).is_none());
     }
 
     #[test]
     fn a_dvol_that_is_forgotten_has_no_parts_and_others_keep_theirs() {
-        let parts = RecentParts::default();
+        let parts = new();
         let other = DvolId(2);
         for dvol in [DVOL, other] {
             parts.keep(dvol, BLOCK, Lsn(7), part(10, &[1; 4]));
         }
         parts.forget(DVOL);
         let joined = |dvol| parts.joined(dvol, BLOCK, Lsn(7), 14, &[2]);
-        assert_eq!(joined(DVOL), None);
+        assert!(joined(DVOL).is_none());
         assert!(joined(other).is_some());
     }
 
     #[test]
     fn memory_of_what_is_kept_no_more_is_used_again() {
-        let parts = RecentParts::default();
+        let parts = new();
         let keep = |block, bytes: &[u8]| {
             let part = parts.part(0, bytes);
             let at = part.bytes.as_ptr();
-            parts.keep(DVOL, VBlock(block), Lsn(7), part);
+            part.keep(DVOL, VBlock(block), Lsn(7));
             at
         };
         let first = keep(1, &[1; 9]);
-        keep(1, &[2; 9]);
+        let second = keep(1, &[2; 9]);
         assert_eq!(keep(2, &[3; 4]), first, "of a part that another replaced");
-        assert_eq!(
-            parts.joined(DVOL, VBlock(2), Lsn(7), 4, &[5]),
-            Some(part(0, &[3, 3, 3, 3, 5]))
-        );
+        // Of a write that failed, or that nobody waited for.
+        let given_up = parts
+            .joined(DVOL, VBlock(2), Lsn(7), 4, &[5])
+            .expect("joins");
+        assert_eq!(*given_up, part(0, &[3, 3, 3, 3, 5]));
+        let third = given_up.bytes.as_ptr();
+        drop(given_up);
+        let again = parts.part(1, &[6]);
+        assert_eq!(again.bytes.as_ptr(), third);
+        drop(again);
+        assert_eq!(keep(2, &[7; 4]), third);
+        assert_eq!(keep(3, &[8]), first);
+        assert_eq!(parts.spare.borrow().len(), 0, "what is kept isn't lent");
+        assert_ne!(second, first);
     }
 
     #[test]
     fn the_last_of_a_block_is_kept_and_the_oldest_of_its_set_goes() {
-        let parts = RecentParts::default();
+        let parts = new();
         let set = set_of(DVOL, BLOCK);
         let mut others = (100..).map(VBlock);
         let mut others = others.by_ref().filter(|other| set_of(DVOL, *other) == set);

@@ -213,7 +213,7 @@ impl<P: Platform> Engine<P> {
         };
         if let Some(begun) = begun {
             drop(data);
-            return begun.end(inner).await;
+            return begun.end().await;
         }
         // Its own place in memory: the others shall not be as large as this one.
         let waiting = inner.clone();

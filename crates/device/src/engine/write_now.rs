@@ -15,7 +15,7 @@ use super::data::GATHERED_MAX_BYTES;
 use super::error::DvolError;
 use super::info::Handle;
 use super::locks::{Held, RangeLock};
-use super::recent_parts::Part;
+use super::recent_parts::Lent;
 use super::spacing::Over;
 use super::unit::Outcome;
 use super::write::{Given, Metas, Recorded};
@@ -28,17 +28,17 @@ pub(super) struct Begun<P: Platform> {
     answer: Awaited<Outcome>,
     held: Held<P>,
     /// What is kept of it once it is made, if it is a part of a block.
-    part: Option<(DvolId, VBlock, Part)>,
+    part: Option<(DvolId, VBlock, Lent)>,
 }
 
 impl<P: Platform> Begun<P> {
     /// Waits for its end.
-    pub(super) async fn end(self, inner: &Inner<P>) -> Result<Lsn, DvolError> {
+    pub(super) async fn end(self) -> Result<Lsn, DvolError> {
         let result = self.answer.await.unwrap_or(Err(DvolError::Fenced));
         if result.is_ok()
             && let Some((dvol, vblock, part)) = self.part
         {
-            inner.recent_parts.keep(dvol, vblock, self.lsn, part);
+            part.keep(dvol, vblock, self.lsn);
         }
         self.held.answered();
         result.map(|()| self.lsn)
@@ -100,7 +100,6 @@ impl<P: Platform> Inner<P> {
             Fits::Whole | Fits::Read => None,
         };
         let Some(runs) = runs else {
-            self.recent_parts.give_back(part);
             return Ok(None);
         };
         let recorded = self.record_delta(handle, vblock, &part, runs, given)?;
@@ -114,7 +113,7 @@ impl<P: Platform> Inner<P> {
         handle: Handle,
         lock: RangeLock,
         recorded: Recorded<'_, P>,
-        part: Option<(DvolId, VBlock, Part)>,
+        part: Option<(DvolId, VBlock, Lent)>,
     ) -> Begun<P> {
         let Submitted { unit, answer } = recorded.submitted;
         self.gather(&unit, recorded.writes, recorded.under_way);

@@ -14,7 +14,7 @@ use super::Inner;
 use super::error::DvolError;
 use super::info::Handle;
 use super::read::gather;
-use super::recent_parts::Part;
+use super::recent_parts::{Lent, Part};
 use super::spacing::Over;
 use super::write::{DataWrite, Given, Metas, Recorded};
 use crate::format::record::Record;
@@ -67,7 +67,7 @@ impl<P: Platform> Inner<P> {
                     Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
                     Err(error) => return Err(error),
                     Ok(lsn) => {
-                        self.recent_parts.keep(handle.id, vblock, lsn, part);
+                        part.keep(handle.id, vblock, lsn);
                         return Ok(lsn);
                     }
                 }
@@ -78,11 +78,11 @@ impl<P: Platform> Inner<P> {
             metas = its_metas;
             whole
         };
-        self.recent_parts.give_back(part);
+        drop(part);
         let part = self.recent_parts.part(0, &whole);
         let written = self.write_blocks(handle, vblock, whole, metas, given);
         let lsn = written.await?;
-        self.recent_parts.keep(handle.id, vblock, lsn, part);
+        part.keep(handle.id, vblock, lsn);
         Ok(lsn)
     }
 
@@ -94,7 +94,7 @@ impl<P: Platform> Inner<P> {
         vblock: VBlock,
         at: usize,
         data: &[u8],
-    ) -> Result<(Part, Fits), DvolError> {
+    ) -> Result<(Lent, Fits), DvolError> {
         let state = self.state.borrow();
         let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
         let mapping = found.map.get(vblock).unwrap_or_default();

@@ -26,7 +26,7 @@ pub struct RestrictRequest {
     pub allow_on: Vec<String>,
 }
 
-/// Restricts from where a volume may be opened over the native protocol, instead of what was set before.
+/// Restricts from where a volume may be used, instead of what was set before.
 #[utoipa::path(put, path = "/v1/volumes/{name}/restrictions", tag = "tokens",
     operation_id = "restrict_volume",
     params(("name" = String, Path, description = "The volume")),

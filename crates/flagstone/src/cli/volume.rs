@@ -167,9 +167,9 @@ Examples:
     Schedule(ScheduleArgs),
     /// Make, list, revoke and rotate tokens, with which a volume is opened over the native protocol
     Token(TokenArgs),
-    /// Restrict from where a volume may be opened over the native protocol
+    /// Restrict from where a volume may be used, over the native protocol, NBD and NFS
     #[command(after_help = "\
-Clients need a token all the same. What is open stays open. What is not named stays as it is; `any` lifts it.
+Clients of the native protocol need a token all the same. What is open stays open; NFS opens nothing. What is not named stays as it is; `any` lifts it.
 
 Examples:
   flagstone volume restrict db --allow-from 10.1.0.0/16 10.2.0.7      clients in these networks

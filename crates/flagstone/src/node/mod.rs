@@ -95,7 +95,7 @@ pub trait Node: Send + Sync + 'static {
     /// [`TOKENS_MAX`] that are valid or in use).
     fn create_token(&self, volume: String, spec: TokenSpec) -> NodeFuture<'_, NewToken>;
 
-    /// Sets from where a volume may be opened, instead of what was set before. What is open stays open.
+    /// Sets from where a volume may be used, instead of what was set before. What is open stays open; NFS opens nothing.
     /// `NotFound`, `InvalidArgument` (more than [`RESTRICTIONS_MAX`] of either kind, or an address in a network in the place of the network).
     fn restrict_volume(
         &self,

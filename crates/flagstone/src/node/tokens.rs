@@ -21,7 +21,7 @@ pub const TOKEN_LABEL_BYTES_MAX: usize = 32;
 /// Networks, and addresses of the node, that a volume may be restricted to at most.
 pub const RESTRICTIONS_MAX: usize = 24;
 
-/// From where, and on which addresses of the node, a volume may be opened over the native protocol.
+/// From where, and on which addresses of the node, a volume may be used: over the native protocol, NBD and NFS.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Restrictions {
     /// The networks that clients have to be in one of; none: they may be anywhere.

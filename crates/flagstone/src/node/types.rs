@@ -230,7 +230,7 @@ pub struct VolumeInfo {
     /// where the SLO is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo_warning: Option<String>,
-    /// From where it may be opened over the native protocol.
+    /// From where it may be used. `0.0.0.0/32` alone, nobody's address: what it was restricted to can't be read.
     #[serde(default)]
     pub restrictions: Restrictions,
     /// Snapshots that are taken by themselves; null if none are.

@@ -102,6 +102,7 @@ fn alerts_are_about_series_that_there_are() {
     for series in [
         "flagstone_device_fenced",
         "flagstone_device_closed_journals",
+        "flagstone_volumes_unruled",
     ] {
         assert!(series_in(RULES).contains(series), "{series}");
     }

@@ -8,6 +8,7 @@ mod damage;
 mod dashboards;
 mod deaths;
 mod errors;
+mod file_access;
 mod file_slos;
 mod filesystems;
 mod hostile;

@@ -7,13 +7,14 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
-use flagstone::node::{Restrictions, TokenKind};
+use flagstone::node::{NodeOptions, Restrictions, TokenKind};
 use flagstone_wire::Status;
 use flagstone_wire::operation::flag;
 
 use crate::native::client::Native;
 use crate::native::{token, volume};
 use crate::support::Scene;
+use crate::volume_files::exporting;
 
 /// The audit log of all nodes of this process. Tests know their lines by their volumes' names.
 static AUDIT: Mutex<String> = Mutex::new(String::new());
@@ -35,7 +36,7 @@ impl Write for Audit {
 }
 
 /// To be called before a node is started.
-fn watch_audit() {
+pub(crate) fn watch_audit() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let subscriber = tracing_subscriber::fmt()
@@ -48,7 +49,7 @@ fn watch_audit() {
 }
 
 /// Lines about a volume that say this.
-fn told(volume: &str, what: &str) -> Vec<String> {
+pub(crate) fn told(volume: &str, what: &str) -> Vec<String> {
     let named = format!("volume='{volume}");
     let lines = AUDIT.lock().expect("nobody panics");
     let found = lines.lines();
@@ -56,17 +57,22 @@ fn told(volume: &str, what: &str) -> Vec<String> {
     found.map(str::to_owned).collect()
 }
 
-/// A node that listens on all addresses.
-fn everywhere() -> Scene {
+/// A node that listens on all addresses, and exports its volumes as files.
+pub(crate) fn everywhere() -> Scene {
     watch_audit();
     Scene::with(|options| {
-        let all = Some("0.0.0.0:0".parse().expect("an address"));
-        (options.native, options.nbd) = (all, all);
+        everywhere_of(options);
         options.nbd_unix = Some(options.devices[0].path.with_extension("nbd"));
     })
 }
 
-fn restrict(scene: &Scene, volume: &str, from: &[&str], on: &[&str]) {
+pub(crate) fn everywhere_of(options: &mut NodeOptions) {
+    exporting(options);
+    let all = Some("0.0.0.0:0".parse().expect("an address"));
+    (options.native, options.nbd, options.nfs) = (all, all, all);
+}
+
+pub(crate) fn restrict(scene: &Scene, volume: &str, from: &[&str], on: &[&str]) {
     let restrictions = Restrictions {
         allow_from: from.iter().map(|text| text.parse().expect(text)).collect(),
         allow_on: on.iter().map(|text| text.parse().expect(text)).collect(),
@@ -77,7 +83,7 @@ fn restrict(scene: &Scene, volume: &str, from: &[&str], on: &[&str]) {
 
 /// What is allowed from where, on which address of the node that is connected to, and the rule if not. A client of
 /// another loopback address than the first is itself the first one: the two ends differ.
-type Case = (
+pub(crate) type Case = (
     &'static [&'static str],
     &'static [&'static str],
     &'static str,
@@ -87,7 +93,7 @@ type Case = (
 const PEER: Option<&str> = Some("rule=address not allowed");
 const LOCAL: Option<&str> = Some("rule=local address not allowed");
 
-const CASES: [Case; 8] = [
+pub(crate) const CASES: [Case; 8] = [
     (&[], &[], "127.0.0.1", None),
     (&["10.0.0.0/8"], &[], "127.0.0.1", PEER),
     (&["127.0.0.0/8"], &[], "127.0.0.1", None),
@@ -98,11 +104,11 @@ const CASES: [Case; 8] = [
     (&["127.0.0.1"], &["127.0.0.2"], "127.0.0.2", None),
 ];
 
-fn port_of(text: &str) -> u16 {
+pub(crate) fn port_of(text: &str) -> u16 {
     text.parse::<SocketAddr>().expect("an address").port()
 }
 
-fn at(ip: &str, port: u16) -> SocketAddr {
+pub(crate) fn at(ip: &str, port: u16) -> SocketAddr {
     SocketAddr::new(ip.parse().expect("an address"), port)
 }
 
@@ -144,18 +150,18 @@ const EXPORT_NAME: u32 = 1;
 const LIST: u32 = 3;
 const STRUCTURED_REPLY: u32 = 8;
 const INFO: u32 = 6;
-const GO: u32 = 7;
+pub(crate) const GO: u32 = 7;
 const LIST_META_CONTEXT: u32 = 9;
 
-const ACK: u32 = 1;
+pub(crate) const ACK: u32 = 1;
 const SERVER: u32 = 2;
-const POLICY: u32 = 1 << 31 | 2;
+pub(crate) const POLICY: u32 = 1 << 31 | 2;
 
 /// A negotiation of NBD, option by option.
-struct Negotiation<S>(S);
+pub(crate) struct Negotiation<S>(S);
 
 impl Negotiation<TcpStream> {
-    fn connect(address: SocketAddr) -> Negotiation<TcpStream> {
+    pub(crate) fn connect(address: SocketAddr) -> Negotiation<TcpStream> {
         let stream = TcpStream::connect(address).expect("it listens");
         let limit = Some(Duration::from_secs(60));
         stream.set_read_timeout(limit).expect("a time limit");
@@ -194,7 +200,7 @@ impl<S: Read + Write> Negotiation<S> {
     }
 
     /// The last reply to an option about an export.
-    fn of(&mut self, option: u32, export: &str) -> u32 {
+    pub(crate) fn of(&mut self, option: u32, export: &str) -> u32 {
         let mut data = (export.len() as u32).to_be_bytes().to_vec();
         data.extend(export.as_bytes());
         let counts = [0; 4];
@@ -202,7 +208,7 @@ impl<S: Read + Write> Negotiation<S> {
         self.ask(option, &data).last().expect("a reply").0
     }
 
-    fn list(&mut self) -> Vec<String> {
+    pub(crate) fn list(&mut self) -> Vec<String> {
         let replies = self.ask(LIST, &[]).into_iter();
         let servers = replies.filter(|(kind, _)| *kind == SERVER);
         let name = |data: Vec<u8>| String::from_utf8_lossy(&data[4..]).into_owned();

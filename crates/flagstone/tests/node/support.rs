@@ -236,9 +236,14 @@ pub(crate) struct Down(Rc<Folder>);
 impl Down {
     /// Has it start with what its device had when an image of it was put there.
     pub(crate) fn with_image(self, image: &str) -> Down {
-        let device = self.0.path.join("device.img");
+        let device = self.device_path();
         std::fs::rename(self.0.path.join(image), device).expect("an image");
         self
+    }
+
+    /// The file of its device.
+    pub(crate) fn device_path(&self) -> PathBuf {
+        self.0.path.join("device.img")
     }
 
     /// Starts it, with some options changed.

@@ -32,7 +32,7 @@ const STALE: u32 = 70;
 const NOT_SYNC: u32 = 10002;
 const BAD_COOKIE: u32 = 10003;
 
-fn exporting(options: &mut NodeOptions) {
+pub(crate) fn exporting(options: &mut NodeOptions) {
     options.nfs = Some("127.0.0.1:0".parse().expect("an address"));
     options.exports.push(ExportOptions {
         filesystem: VOLUMES_EXPORT.to_owned(),

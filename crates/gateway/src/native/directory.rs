@@ -79,6 +79,8 @@ pub enum Rule {
     Address,
     /// The address by which the client came in is not among those allowed.
     LocalAddress,
+    /// The volume's tokens, and what it is restricted to, can't be read.
+    Lost,
     /// The token is a reader's, and more was asked for.
     Kind,
     /// Too many of its `OPEN`s were refused before.
@@ -96,6 +98,7 @@ impl Rule {
             Rule::Revoked => "token-revoked",
             Rule::Address => "address",
             Rule::LocalAddress => "local-address",
+            Rule::Lost => "tokens-unreadable",
             Rule::Kind => "kind-of-token",
             Rule::TooMany => "too-many-refused",
         }

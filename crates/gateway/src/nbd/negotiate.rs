@@ -277,7 +277,7 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
                 let mut exports = exports.await;
                 let last = exports.last().map(|last| last.name.clone());
                 let after = last.filter(|_| exports.len() >= LIST_PART_EXPORTS);
-                exports.retain(|export| self.directory.may_open(&export.name, self.ends));
+                exports.retain(|export| self.directory.check_open(&export.name, self.ends).is_ok());
                 if exports.is_empty() {
                     // Nothing is sent meanwhile, so others have their turn here.
                     self.platform.yield_now().await;
@@ -303,10 +303,10 @@ impl<'a, P: Platform, D: VolumeDirectory> Negotiator<'a, P, D> {
     /// The name of an export that this connection may open. That it may not is a line in the audit log.
     async fn permitted(&mut self, name: &str) -> Result<String, OpenError> {
         let name = resolve(self.directory, name).await?;
-        if !self.directory.may_open(&name, self.ends) {
+        if let Err(error) = self.directory.check_open(&name, self.ends) {
             self.forbidden += 1;
             self.directory.note_forbidden(&name, self.ends);
-            return Err(OpenError::Forbidden);
+            return Err(error);
         }
         Ok(name)
     }

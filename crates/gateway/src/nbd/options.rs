@@ -623,6 +623,11 @@ impl Negotiation {
                 let text = "the volume may not be opened from this address, or not on this one of the node";
                 self.refuse(option, option_reply::ERR_POLICY, text);
             }
+            OpenError::Unruled => {
+                let text = "it can't be read who may open the volume, so nobody may; the node's log says how \
+                            that is mended";
+                self.refuse(option, option_reply::ERR_POLICY, text);
+            }
         }
     }
 

@@ -75,6 +75,8 @@ impl Client {
             "" | "disk" => Ok("disk".to_owned()),
             "disk@mon" => Ok(name.to_owned()),
             "busy" => Err(OpenError::Unavailable),
+            "closed" => Err(OpenError::Forbidden),
+            "unruled" => Err(OpenError::Unruled),
             _ => Err(OpenError::NotFound),
         };
         match question {
@@ -373,6 +375,51 @@ fn a_long_list_is_made_part_by_part() {
             assert_eq!(found.data[4..], *export.name.as_bytes());
         }
     }
+}
+
+/// A client may not be shown all of a part, or nothing of it: what is behind it is asked for from its end all the same, and the client is told
+/// the end once, when it has come.
+#[test]
+fn a_list_goes_on_behind_what_is_not_shown() {
+    let mut machine = Negotiation::new(LIMITS, TlsPolicy::None);
+    machine.poll_output();
+    machine.handle_bytes(&FIXED.to_be_bytes());
+    machine.handle_bytes(&message(option::LIST, b""));
+    let export = |name: &str| ExportInfo {
+        name: name.to_owned(),
+        description: "told".to_owned(),
+    };
+    let parts = [
+        (None, vec![export("a"), export("b")], Some("c")),
+        (Some("c"), vec![], Some("f")),
+        (Some("f"), vec![export("g")], None),
+    ];
+    let mut replies = Vec::new();
+    for (asked, shown, after) in parts {
+        let after = after.map(str::to_owned);
+        // Behind what was sent of the part before.
+        let question = loop {
+            match machine.poll_output() {
+                Output::Send(bytes) => replies.extend(parse_replies(&bytes)),
+                Output::Ask(question) => break question,
+                other => panic!("{other:?} before {asked:?}"),
+            }
+        };
+        let expected = asked.map(str::to_owned);
+        assert_eq!(question, Question::List { after: expected });
+        machine.handle_list_part(&shown, after);
+    }
+    while let Output::Send(bytes) = machine.poll_output() {
+        replies.extend(parse_replies(&bytes));
+    }
+    let shown = |name: &str| {
+        let len = (name.len() as u32).to_be_bytes();
+        let data = [&len, name.as_bytes(), b"told"].concat();
+        reply(option::LIST, option_reply::SERVER, &data)
+    };
+    let end = reply(option::LIST, option_reply::ACK, b"");
+    assert_eq!(replies, [shown("a"), shown("b"), shown("g"), end]);
+    assert_eq!(machine.poll_output(), Output::Wait);
 }
 
 #[test]
@@ -694,4 +741,17 @@ fn a_question_survives_a_move() {
     let replies = parse_replies(&moved.exchange(b"early"));
     assert_eq!(kinds(&replies), [option_reply::INFO, option_reply::ACK]);
     assert_eq!(moved.agreement().unread, b"early");
+}
+
+/// Both by the same code; the sentence says which it is.
+#[test]
+fn who_may_not_open_an_export_is_told_why() {
+    let mut client = Client::new(FIXED);
+    let mut told = |name| {
+        let replies = client.option(option::GO, &go_data(name, &[]));
+        assert_eq!(kinds(&replies), [option_reply::ERR_POLICY]);
+        String::from_utf8(replies[0].data.clone()).expect("a sentence")
+    };
+    assert!(told("closed").contains("from this address"));
+    assert!(told("unruled").contains("can't be read who may open"));
 }

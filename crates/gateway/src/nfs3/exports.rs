@@ -10,6 +10,7 @@ use flagstone_fs::{Caller, FileError, Files, FilesystemId, Node};
 use smallvec::SmallVec;
 
 use crate::rpc::call::Credential;
+use crate::rpc::server::Visitor;
 
 /// Where exports come from. A cheap handle, used by one core.
 ///
@@ -31,6 +32,15 @@ pub trait Exports: 'static {
         &self,
         path: &[u8],
     ) -> impl Future<Output = Result<Option<Rc<Export<Self::Files>>>, FileError>>;
+
+    /// The files of an export as this client may see them; `None`: as the export has them. Asked with every call.
+    fn seen_by(
+        &self,
+        _export: &Export<Self::Files>,
+        _visitor: &Rc<Visitor>,
+    ) -> Option<Self::Files> {
+        None
+    }
 
     /// All of them, for people.
     fn list(&self) -> impl Future<Output = Vec<Listed>>;

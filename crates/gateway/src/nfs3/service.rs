@@ -4,6 +4,7 @@
 //! its answer. No state is kept but what is under way.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use flagstone_fs::Pieces;
 use flagstone_platform::Platform;
@@ -21,7 +22,7 @@ use crate::rpc::call::{BadCall, Call, decode_call};
 use crate::rpc::program;
 use crate::rpc::reply::{Accepted, put_accepted, put_denied};
 use crate::rpc::server::limits::PAYLOAD_BYTES_MAX;
-use crate::rpc::server::{Answer, PayloadPlace, Plan, Request, Service};
+use crate::rpc::server::{Answer, PayloadPlace, Plan, Request, Service, Visitor};
 use crate::sparingly::Sparingly;
 use crate::xdr::{Reader, Writer};
 
@@ -100,7 +101,7 @@ impl<P: Platform, E: Exports> NfsService<P, E> {
         // A WRITE's payload lies behind the head.
         let end = arguments.position().min(request.head.len());
         let identity = Identity {
-            peer: request.peer,
+            peer: request.visitor.peer,
             call,
             arguments: &request.head[begin..end],
         };
@@ -118,7 +119,7 @@ impl<P: Platform, E: Exports> NfsService<P, E> {
             None
         };
         put_accepted(&mut Writer::new(out), call.xid, Accepted::Success);
-        let asker = Asker::new(self, procedure, identity);
+        let asker = Asker::new(self, procedure, identity, request.visitor);
         let (done, error) = asker.carry_out(&decoded, request.payload, out).await;
         if let Some(under) = under {
             under.finish(&out[start..], error);
@@ -139,7 +140,7 @@ impl<P: Platform, E: Exports> NfsService<P, E> {
             Some(Ok(decoded)) => decoded,
         };
         put_accepted(&mut Writer::new(out), call.xid, Accepted::Success);
-        let is_answered = mounting::carry_out(self, request.peer, &decoded, out).await;
+        let is_answered = mounting::carry_out(self, request.visitor, &decoded, out).await;
         nothing_behind(Note::Mount { is_answered })
     }
 }
@@ -148,7 +149,7 @@ impl<P: Platform, E: Exports> NfsService<P, E> {
 struct Received<'a> {
     head: &'a [u8],
     payload: Option<flagstone_platform::IoBuf>,
-    peer: Option<std::net::IpAddr>,
+    visitor: &'a Rc<Visitor>,
 }
 
 fn answer(
@@ -259,7 +260,7 @@ impl<P: Platform, E: Exports> Service for NfsService<P, E> {
         let received = Received {
             head: &request.head,
             payload,
-            peer: request.peer,
+            visitor: &request.visitor,
         };
         match (call.program, call.version) {
             (program::NFS, wire::VERSION) => self.nfs(&call, record, received, out).await,

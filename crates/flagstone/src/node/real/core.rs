@@ -1,5 +1,8 @@
 //! What lives on one core: engines, the NBD server, counters. Reached through thread-local
-//! storage by messages from the control side.
+//! storage by messages from the control side. Beside it `nbd` (connections and names of NBD) and `tenants` (turns of volumes).
+
+mod nbd;
+mod tenants;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -7,25 +10,24 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_device::engine::{DvolError, Engine, Handle, LayerInfo};
+use flagstone_device::engine::{DvolError, Engine, Handle};
 use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::{NativeLimits, NativeServer};
-use flagstone_gateway::nbd::{NbdLimits, NbdServer, Outcome};
-use flagstone_gateway::volume::{Ends, ExportInfo, OpenError, Opened, VolumeDirectory};
+use flagstone_gateway::nbd::{NbdLimits, NbdServer};
 use flagstone_platform::sync::Budget;
-use flagstone_platform::{Listener, Platform, Time};
-use flagstone_runtime::{CoreRemote, Refused, UringListener, UringPlatform, UringStream};
+use flagstone_platform::{Platform, Time};
+use flagstone_runtime::{CoreRemote, Refused, UringListener, UringPlatform};
 use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
 use flagstone_tls::ServerTls;
-use flagstone_types::{DvolId, Lsn};
+use flagstone_types::DvolId;
 
-use super::access::{Access, Origin};
-use super::attributes::{Receiving, StripePart, VolumeAttributes};
+use super::access::Access;
+use super::attributes::{StripePart, VolumeAttributes};
 use super::background;
+use super::between::Between;
 use super::between::arrivals::CoreArrivals;
 use super::between::found::LeftOver;
 use super::between::word::Asking;
-use super::between::{Between, Elsewhere};
 use super::engines::{Engines, OwnedEngine};
 use super::files::CoreFiles;
 use super::journals::Homes;
@@ -36,11 +38,12 @@ use super::notes::VolumeNotes;
 use super::opening::{OpenedEngine, Opener};
 use super::recording::Recording;
 use super::schedule::{self, Schedules};
-use super::slo::{Floors, note_floor, terms_of};
 use super::start::Share;
 use super::stripes::notes_as_member;
 use super::volume::{RealVolume, VolumeCounters};
-use crate::node::{MoveHooks, MovePoint, Slo, VolumeLook, VolumeMetrics};
+use crate::node::{MoveHooks, MovePoint, Slo};
+
+pub(super) use self::nbd::Directory;
 
 thread_local! {
     static CORE: RefCell<Option<Rc<CoreNode>>> = const { RefCell::new(None) };
@@ -85,9 +88,6 @@ pub(super) struct Known {
     /// For tests of moves to other nodes.
     pub(super) move_hooks: MoveHooks,
 }
-
-/// How long a tenant is kept that nobody uses.
-const LINGER_NS: u64 = 10_000_000_000;
 
 /// A core's part of the node.
 pub(super) struct CoreNode {
@@ -286,70 +286,6 @@ impl CoreNode {
         self.stopping.get()
     }
 
-    /// Accepts connections until the node stops.
-    pub(super) fn accept_from(self: &Rc<Self>, listener: UringListener) {
-        let core = self.clone();
-        self.platform.spawn(async move {
-            while !core.stopping.get() {
-                match listener.accept().await {
-                    Ok(stream) => core.serve(stream),
-                    Err(error) => {
-                        if core.stopping.get() {
-                            return;
-                        }
-                        tracing::warn!("accepting an NBD connection failed: {error}");
-                        core.platform.sleep_ns(100_000_000).await;
-                    }
-                }
-            }
-        });
-    }
-
-    fn serve(self: &Rc<Self>, stream: UringStream) {
-        let Some(server) = self.nbd() else { return };
-        let core = self.clone();
-        let (peer, local) = stream.addresses();
-        self.platform.spawn(async move {
-            let outcome = server
-                .serve_connection_of(stream, Ends { peer, local })
-                .await;
-            core.hand_over(outcome);
-        });
-    }
-
-    /// Moves a connection to the core that owns its volume.
-    fn hand_over(self: &Rc<Self>, outcome: Outcome<UringStream>) {
-        let Outcome::HandOver {
-            core: target,
-            stream,
-            session,
-        } = outcome
-        else {
-            return;
-        };
-        let Some(remote) = self.remotes.borrow().get(target).cloned() else {
-            return;
-        };
-        let Ok(fd) = stream.into_fd() else {
-            tracing::error!("a connection could not move to core {target}: it is still in use");
-            return;
-        };
-        let sent = remote.try_send(Box::new(move |platform| {
-            let Some(there) = current() else { return };
-            let Some(server) = there.nbd() else { return };
-            match UringStream::from_fd(platform, fd) {
-                Ok(stream) => platform.spawn(async move {
-                    let outcome = server.resume_connection(stream, session).await;
-                    there.hand_over(outcome);
-                }),
-                Err(error) => tracing::warn!("a connection was lost on its way: {error}"),
-            }
-        }));
-        if sent.is_err() {
-            tracing::warn!("core {target} is too busy to take a connection; it is closed");
-        }
-    }
-
     /// Counters of a volume, kept until it is deleted.
     fn counters_of(&self, id: DvolId) -> Rc<VolumeCounters> {
         self.counters.borrow_mut().entry(id).or_default().clone()
@@ -383,27 +319,6 @@ impl CoreNode {
         self.counters.borrow().keys().copied().collect()
     }
 
-    /// Puts what was counted of a volume into a look at it.
-    pub(super) fn fill_look(&self, look: VolumeLook) -> Option<VolumeLook> {
-        let id = look.id;
-        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
-        let filled = self
-            .counters
-            .borrow()
-            .get(&id)?
-            .fill_look(look, self.platform.now());
-        Some(match tenant {
-            None => filled,
-            Some(tenant) => VolumeLook {
-                waiting: tenant.waiting(),
-                used_ns: tenant.used_ns(),
-                limited_ns: tenant.limited_ns(),
-                promised_ns: tenant.promised_ns(),
-                ..filled
-            },
-        })
-    }
-
     /// Volumes of which there are counters.
     #[cfg(test)]
     pub(super) fn counted_volumes(&self) -> usize {
@@ -427,17 +342,6 @@ impl CoreNode {
         counts
     }
 
-    /// How many connections of NBD have a volume attached here, or a snapshot of it.
-    pub(super) fn attached_by_nbd(&self, id: DvolId) -> u64 {
-        let mut connections = 0;
-        if let Some(server) = self.nbd() {
-            server.for_each_attached(&mut |volume: &RealVolume| {
-                connections += u64::from(volume.handle.id == id);
-            });
-        }
-        connections
-    }
-
     /// Says in the log what happens to the clients of a volume that is changed under them.
     pub(super) fn tell_of_attached(&self, id: DvolId, volume: &str, what: &str) {
         let connections = self.attached().get(&id).copied().unwrap_or(0);
@@ -455,17 +359,6 @@ impl CoreNode {
         self.notes.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&notes_as_member(id));
         self.schedules.forget(id);
-    }
-
-    /// Copies of all volumes' counters.
-    pub(super) fn volume_metrics(&self) -> Vec<VolumeMetrics> {
-        let counters = self.counters.borrow();
-        let named = counters
-            .iter()
-            .filter_map(|(id, c)| Some((self.names.shown_name_of(*id)?, *id, c)));
-        named
-            .map(|(name, id, c)| self.metrics_of(name, id, c))
-            .collect()
     }
 
     /// The engine that has a volume.
@@ -536,11 +429,6 @@ impl CoreNode {
         }
     }
 
-    /// Whose turns moves take that copy from or to an engine.
-    pub(super) fn mover_of(&self, engine: usize) -> Option<Tenant<UringPlatform>> {
-        self.engines.get(engine).map(|owned| owned.mover.clone())
-    }
-
     /// A volume that is being moved to this core.
     pub(super) fn arriving_of(&self, id: DvolId) -> Option<Rc<Arriving>> {
         self.arriving.borrow().get(&id).cloned()
@@ -589,75 +477,6 @@ impl CoreNode {
             stripe: None,
             recording: self.recording.clone(),
         })
-    }
-
-    /// What gives a volume's operations their turns.
-    pub(super) fn tenant_of(&self, device: usize, id: DvolId) -> Option<Tenant<UringPlatform>> {
-        let known = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
-        let tenant = match known {
-            Some(tenant) => tenant,
-            None => {
-                let (slo, limits) = terms_of(&self.slo_of(id));
-                let stats = self.counters_of(id).turns.clone();
-                let tenant = self.turns.get(device)?.tenant_counted(slo, limits, stats);
-                self.tenants.borrow_mut().insert(id, tenant.downgrade());
-                self.linger(&tenant);
-                tenant
-            }
-        };
-        Some(tenant)
-    }
-
-    /// Keeps a tenant for a while, also if nobody else does.
-    fn linger(&self, tenant: &Tenant<UringPlatform>) {
-        let now = self.platform.now();
-        let mut lingering = self.lingering.borrow_mut();
-        while lingering
-            .front()
-            .is_some_and(|(since, _)| now.since(*since) > LINGER_NS)
-        {
-            lingering.pop_front();
-        }
-        lingering.push_back((now, tenant.clone()));
-    }
-
-    /// What a volume is promised and may not exceed.
-    pub(super) fn slo_of(&self, id: DvolId) -> Slo {
-        self.slos.borrow().get(&id).copied().unwrap_or_default()
-    }
-
-    /// What volumes of this core were promised, whatever others do.
-    pub(super) fn floors(&self) -> Floors {
-        let mut floors = Floors::new();
-        for (_, owned) in self.engines.all() {
-            owned.engine.visit_dvols(|handle, attributes| {
-                let attributes = VolumeAttributes::decode(attributes);
-                // A copy has its volume's id, and says nothing of what that is promised.
-                if !matches!(attributes.receiving, Some(Receiving::Moved { .. })) {
-                    note_floor(&mut floors, handle.id, owned.device, &attributes.slo);
-                }
-            });
-        }
-        floors
-    }
-
-    /// Has a volume go by another SLO from now on.
-    pub(super) fn set_slo(&self, id: DvolId, slo: &Slo) {
-        match *slo == Slo::default() {
-            true => self.slos.borrow_mut().remove(&id),
-            false => self.slos.borrow_mut().insert(id, *slo),
-        };
-        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
-        if let Some(tenant) = tenant {
-            let (slo, limits) = terms_of(slo);
-            tenant.change(slo, limits);
-        }
-    }
-
-    fn metrics_of(&self, name: String, id: DvolId, counters: &VolumeCounters) -> VolumeMetrics {
-        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
-        let promised_ns = tenant.and_then(|tenant| tenant.promised_ns());
-        counters.snapshot(name, promised_ns.unwrap_or(0))
     }
 
     /// How many cores the node has.
@@ -729,128 +548,5 @@ impl CoreNode {
             Some(error) => Err(error),
             None => Ok(()),
         }
-    }
-}
-
-/// The names of the node as one core's gateway sees them.
-#[derive(Clone)]
-pub(super) struct Directory {
-    pub(super) core: Rc<CoreNode>,
-}
-
-impl Directory {
-    fn find(&self, name: &str) -> Option<(usize, usize, Handle)> {
-        let (volume, snapshot) = match name.split_once('@') {
-            Some((volume, snapshot)) => (volume, Some(snapshot)),
-            None => (name, None),
-        };
-        let place = self.core.names.find(volume)?;
-        if place.core != self.core.index {
-            let nowhere = Handle {
-                slot: flagstone_types::Slot(0),
-                id: place.id,
-                layer: None,
-            };
-            return Some((place.core, 0, nowhere));
-        }
-        let engine = self.core.engine(place.engine)?;
-        let handle = match snapshot {
-            None => engine.dvol_with(place.id, volume)?.handle,
-            Some(snapshot) => engine.layer(place.id, snapshot)?.handle,
-        };
-        Some((place.core, place.engine, handle))
-    }
-
-    /// Whether nobody serves it, though it is there.
-    fn is_closed(&self, name: &str) -> bool {
-        let volume = name.split('@').next().unwrap_or(name);
-        let place = self.core.names.find(volume);
-        place.is_some_and(|place| self.core.homes.closed(place.engine).is_some())
-    }
-
-    /// The volume that had this name and went to another node, or may have.
-    fn gone(&self, name: &str) -> Option<(DvolId, Elsewhere)> {
-        let volume = name.split('@').next().unwrap_or(name);
-        match self.core.names.find(volume) {
-            Some(_) => None,
-            None => self.core.between.named(volume),
-        }
-    }
-
-    fn layer(&self, volume: &str, snapshot: &str) -> Option<LayerInfo> {
-        let place = self.core.names.find(volume)?;
-        let engine = self.core.engine(place.engine)?;
-        engine.layer(place.id, snapshot)
-    }
-}
-
-impl VolumeDirectory for Directory {
-    type Volume = RealVolume;
-
-    async fn open(&self, name: &str) -> Result<Opened<RealVolume>, OpenError> {
-        if self.core.stopping.get() {
-            return Err(OpenError::Unavailable);
-        }
-        let Some((core, engine, handle)) = self.find(name) else {
-            return Err(match (self.is_closed(name), self.gone(name)) {
-                (true, _) | (_, Some((_, Elsewhere::Asked(_)))) => OpenError::Unavailable,
-                (false, Some((_, Elsewhere::At(_)))) => OpenError::Moved,
-                (false, None) => OpenError::NotFound,
-            });
-        };
-        if core != self.core.index {
-            return Ok(Opened::OnCore(core));
-        }
-        match self.core.volume(engine, handle) {
-            Some(volume) => Ok(Opened::Here(volume)),
-            None => Err(OpenError::Unavailable),
-        }
-    }
-
-    async fn list(&self, after: Option<&str>, count_max: usize) -> Vec<ExportInfo> {
-        let names = self.core.names.page("", after, count_max);
-        let export = |name| ExportInfo {
-            name,
-            description: String::new(),
-        };
-        names.into_iter().map(|(name, _)| export(name)).collect()
-    }
-
-    fn may_open(&self, name: &str, ends: Ends) -> bool {
-        let (access, from) = (&self.core.access, Origin::of(ends));
-        // That one went isn't told to those who could not open it.
-        let may_know = |(id, _)| access.check_origin_of(id, from).is_ok();
-        access.check_origin(name, from).is_ok() && self.gone(name).is_none_or(may_know)
-    }
-
-    fn note_forbidden(&self, name: &str, ends: Ends) {
-        self.core.access.tell_forbidden(name, Origin::of(ends));
-    }
-
-    /// Volumes have no description yet.
-    async fn describe(&self, _: &str) -> String {
-        String::new()
-    }
-
-    async fn snapshots(&self, volume: &str) -> Vec<String> {
-        let Some(place) = self.core.names.find(volume) else {
-            return Vec::new();
-        };
-        if self.core.names.stripe_of(place.id).is_some() {
-            // Nothing can be compared with them.
-            return Vec::new();
-        }
-        let layers = self.core.engine(place.engine).map(|e| e.layers(place.id));
-        let layers = layers.unwrap_or_default().into_iter();
-        layers.map(|layer| layer.name).collect()
-    }
-
-    async fn snapshot_lsn(&self, volume: &str, snapshot: &str) -> Option<Lsn> {
-        let place = self.core.names.find(volume)?;
-        if self.core.names.stripe_of(place.id).is_some() {
-            // Each member has LSNs of its own.
-            return None;
-        }
-        self.layer(volume, snapshot).map(|layer| layer.lsn)
     }
 }

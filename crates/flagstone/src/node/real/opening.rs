@@ -21,7 +21,7 @@ use flagstone_sched::Device as DividedDevice;
 use flagstone_tls::ServerTls;
 
 use super::access::{Access, TokenStore};
-use super::attributes::{Receiving, VolumeAttributes};
+use super::attributes::{Receiving, StripePart, VolumeAttributes};
 use super::between::found::{FoundDvol, FoundMoves, forget_stale};
 use super::between::{Between, MoveStore, with_routes};
 use super::core::{CoreNode, Divided, Known, current};
@@ -457,7 +457,9 @@ async fn open_core(
         recovered.add(&report);
         let moves_store = MoveStore::new(engine.clone());
         let records = between.load(&moves_store, device, journal).await;
-        let routed = with_routes(&records);
+        let mut others = with_routes(&records);
+        // Those who may have a record of their own.
+        let mut with_records = BTreeMap::new();
         let number = number_of(&opener.devices, device, journal);
         let on = (core, number);
         let mut found_moves = FoundMoves::new(on, &between, &names, records);
@@ -514,6 +516,11 @@ async fn open_core(
             if may_be_served {
                 scheduled.extend(snapshots.map(|schedule| (number, dvol.handle, schedule)));
             }
+            if mark == Mark::ArrivingAt {
+                others.insert(dvol.handle.id);
+            } else if !matches!(stripe, Some(StripePart::Member { .. })) {
+                with_records.insert(dvol.handle.id, dvol.name.clone());
+            }
             volumes.push(FoundVolume {
                 name: dvol.name,
                 handle: dvol.handle,
@@ -535,7 +542,8 @@ async fn open_core(
             });
         }
         let store = TokenStore::new(engine.clone());
-        access.load(&store, device, journal, &routed).await;
+        let loading = access.load(&store, device, journal, &with_records, &others);
+        loading.await;
         left_over.extend(found_moves.end(&engine, &moves_store).await);
         engines.push(OpenedEngine {
             number,

@@ -37,6 +37,10 @@ pub(super) trait Kept: Sized {
     fn encode(&self) -> [u8; RECORD_BYTES];
     /// What a block stands for.
     fn decode(block: &[u8]) -> Result<Self, Self::Bad>;
+    /// Whether a newer program can read a block that this one can't. Such a block is never removed.
+    fn is_newer(_bad: &Self::Bad) -> bool {
+        false
+    }
 }
 
 /// More records than a journal can have volumes.
@@ -99,10 +103,12 @@ impl<K> Places<K> {
 }
 
 /// What was found at a start.
-pub(super) struct Loaded<R> {
+pub(super) struct Loaded<R: Kept> {
     pub(super) records: Vec<R>,
     /// What can't be read, in words.
     pub(super) unreadable: Vec<String>,
+    /// Keys that had more than one record. The first is among the records.
+    pub(super) doubled: Vec<R::Key>,
 }
 
 /// Records of one journal, on the device. Whoever changes something holds the turn.
@@ -110,6 +116,8 @@ pub(super) struct RecordStore<P: Platform, R: Kept> {
     engine: Engine<P>,
     turn: Budget,
     places: RefCell<Places<R::Key>>,
+    /// Places of what can't be read, and whether a newer program could.
+    unreadable: RefCell<BTreeMap<u64, bool>>,
     /// Why what is there isn't known. Nothing is written then: it might be over something.
     broken: Cell<Option<DvolError>>,
 }
@@ -121,6 +129,7 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
             engine,
             turn: Budget::new(1),
             places: RefCell::default(),
+            unreadable: RefCell::default(),
             broken: Cell::new(None),
         }
     }
@@ -147,6 +156,7 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
         let mut loaded = Loaded {
             records: Vec::new(),
             unreadable: Vec::new(),
+            doubled: Vec::new(),
         };
         let Some(dvol) = self.engine.dvol(R::DVOL_NAME) else {
             return Ok(loaded);
@@ -215,6 +225,7 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
             Err(error @ (DvolError::Corrupt | DvolError::Device)) => {
                 for place in run {
                     self.places.borrow_mut().take(place);
+                    self.unreadable.borrow_mut().insert(place, false);
                     loaded.unreadable.push(unreadable::<R>(place, &error));
                 }
                 return Ok(());
@@ -224,7 +235,11 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
         for (place, block) in run.zip(bytes.chunks(BLOCK_SIZE as usize)) {
             self.places.borrow_mut().take(place);
             match R::decode(block) {
-                Err(bad) => loaded.unreadable.push(unreadable::<R>(place, &bad)),
+                Err(bad) => {
+                    let mut all = self.unreadable.borrow_mut();
+                    all.insert(place, R::is_newer(&bad));
+                    loaded.unreadable.push(unreadable::<R>(place, &bad));
+                }
                 Ok(record) if !keep(&record) => {
                     match self.remove(handle, place).await {
                         // It stays until a start finds more room.
@@ -237,7 +252,9 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
                     let key = record.key();
                     if places.by_key.contains_key(&key) {
                         let found = format!("{key} has another one");
+                        self.unreadable.borrow_mut().insert(place, false);
                         loaded.unreadable.push(unreadable::<R>(place, &found));
+                        loaded.doubled.push(key);
                         continue;
                     }
                     places.by_key.insert(key, place);
@@ -276,6 +293,29 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
         };
         let block = self.read(handle, place..place + 1).await?;
         R::decode(&block).map(Some).map_err(|_| DvolError::Corrupt)
+    }
+
+    /// Whether there are, or may be, records that can't be read.
+    pub(super) fn has_unreadable(&self) -> bool {
+        self.broken.get().is_some() || !self.unreadable.borrow().is_empty()
+    }
+
+    /// Removes records that can't be read, but for those of newer programs: nobody is in need of them any more. Returns how many. The caller
+    /// has the turn.
+    pub(super) async fn discard_unreadable(&self) -> Result<usize, DvolError> {
+        let handle = self.places.borrow().handle;
+        let Some(handle) = handle.filter(|_| self.broken.get().is_none()) else {
+            return Ok(0);
+        };
+        let all = self.unreadable.borrow().clone().into_iter();
+        let places: Vec<u64> = all
+            .filter_map(|(place, newer)| (!newer).then_some(place))
+            .collect();
+        for place in &places {
+            self.remove(handle, *place).await?;
+            self.unreadable.borrow_mut().remove(place);
+        }
+        Ok(places.len())
     }
 
     /// The turn of whoever changes a record. Who looks at one in order to change it takes it before.

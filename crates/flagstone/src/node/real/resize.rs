@@ -1,6 +1,7 @@
 //! Changing a volume's size, and what is reserved for the volume.
 
 use flagstone_device::engine::{DvolError, DvolInfo, Engine, Handle};
+use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
 use flagstone_types::BLOCK_SIZE;
 
@@ -53,8 +54,8 @@ pub(super) async fn resize_alone(
 
 /// Changes a size, and what is reserved with it: if all of the volume is to be, `reserved` is how much that is now. What is missing for a
 /// larger size is set aside first, and given back if the size stays as it was.
-pub(super) async fn resize_reserved(
-    engine: &Engine<UringPlatform>,
+pub(super) async fn resize_reserved<P: Platform>(
+    engine: &Engine<P>,
     dvol: Handle,
     (was, is): (u64, u64),
     reserved: Option<u64>,
@@ -76,8 +77,8 @@ pub(super) async fn resize_reserved(
 }
 
 /// Gives back what is reserved for a volume beyond its size, which nobody could ever use.
-pub(super) async fn reserve_no_more(
-    engine: &Engine<UringPlatform>,
+pub(super) async fn reserve_no_more<P: Platform>(
+    engine: &Engine<P>,
     dvol: Handle,
 ) -> Result<(), DvolError> {
     let size_bytes = engine.size_of(dvol)?;
@@ -190,3 +191,7 @@ impl RealNode {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "resize_tests.rs"]
+mod tests;

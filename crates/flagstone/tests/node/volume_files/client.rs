@@ -1,6 +1,6 @@
 //! An NFS client that has mounted `/.volumes`. [rfc1813 3.3]
 
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
 pub(crate) use How::{FileSync, Unstable};
 
@@ -127,6 +127,15 @@ impl Files {
         }
     }
 
+    /// By this address of the node.
+    pub(crate) fn mount_by(address: SocketAddr) -> Files {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        let (status, root) = mount(&mut stream, "/.volumes");
+        assert_eq!(status, 0);
+        let uid = 0;
+        Files { stream, root, uid }
+    }
+
     /// Of who has a handle from before.
     pub(crate) fn of(scene: &Scene, root: Handle) -> Files {
         Files {
@@ -169,6 +178,16 @@ impl Files {
 
     pub(crate) fn find(&mut self, name: &str) -> Handle {
         self.lookup(name).expect("found")
+    }
+
+    /// Status of ACCESS.
+    pub(crate) fn access(&mut self, file: &Handle) -> u32 {
+        self.status(4, &[opaque(file), word(0x3f)])
+    }
+
+    /// Statuses of FSSTAT, FSINFO and PATHCONF.
+    pub(crate) fn facts(&mut self, file: &Handle) -> [u32; 3] {
+        [18, 19, 20].map(|procedure| self.status(procedure, &[opaque(file)]))
     }
 
     pub(crate) fn read_link(&mut self, file: &Handle) -> u32 {
@@ -306,7 +325,17 @@ impl Files {
 
     /// With attributes.
     pub(crate) fn list_behind(&mut self, directory: &Handle, cookie: u64) -> Result<Part, u32> {
-        let limits = [word(16 << 10), word(32 << 10)].concat();
+        self.list_within(directory, cookie, 32 << 10)
+    }
+
+    /// The same, in an answer of at most so many bytes.
+    pub(crate) fn list_within(
+        &mut self,
+        directory: &Handle,
+        cookie: u64,
+        most_bytes: u32,
+    ) -> Result<Part, u32> {
+        let limits = [word(most_bytes / 2), word(most_bytes)].concat();
         let arguments = [opaque(directory), long(cookie), long(0), limits];
         let mut answer = self.ask(17, &arguments)?;
         answer.attributes_after().expect("attributes");

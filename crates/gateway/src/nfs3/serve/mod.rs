@@ -34,6 +34,7 @@ use super::wire::args::Arguments;
 use super::wire::attributes::{self as wire, RawHandle, RawName};
 use super::wire::errors::Nfs3Error;
 use super::wire::results::{Failure, put_failed};
+use crate::rpc::server::Visitor;
 use crate::xdr::Writer;
 
 /// What a procedure has done besides writing its result.
@@ -50,13 +51,16 @@ pub(crate) struct Done {
 /// A file that a client has shown a handle of.
 pub(super) struct Target<F> {
     pub(super) export: Rc<Export<F>>,
+    /// The export's files, if this client sees them in another way than others.
+    seen: Option<F>,
     pub(super) node: Node,
 }
 
-impl<F> Clone for Target<F> {
+impl<F: Clone> Clone for Target<F> {
     fn clone(&self) -> Self {
         Target {
             export: self.export.clone(),
+            seen: self.seen.clone(),
             node: self.node,
         }
     }
@@ -77,7 +81,7 @@ impl<F> From<Nfs3Error> for Failed<F> {
     }
 }
 
-impl<F> Failed<F> {
+impl<F: Clone> Failed<F> {
     /// The same, and `first` is known, too: it comes before what is.
     fn behind(mut self, first: &Target<F>) -> Failed<F> {
         self.known.insert(0, first.clone());
@@ -88,8 +92,22 @@ impl<F> Failed<F> {
 pub(super) type Outcome<T, F> = Result<T, Failed<F>>;
 
 impl<F: Files> Target<F> {
+    /// The topmost directory of an export, for a client.
+    pub(super) fn of_export<E: Exports<Files = F>>(
+        exports: &E,
+        export: Rc<Export<F>>,
+        visitor: &Rc<Visitor>,
+    ) -> Target<F> {
+        Target {
+            seen: exports.seen_by(&export, visitor),
+            node: export.root,
+            export,
+        }
+    }
+
+    /// What is asked for anything: by no other way does a client come to files.
     pub(super) fn files(&self) -> &F {
-        &self.export.files
+        self.seen.as_ref().unwrap_or(&self.export.files)
     }
 
     /// A procedure on this file failed.
@@ -113,8 +131,8 @@ impl<F: Files> Target<F> {
     /// Another file of the same export.
     pub(super) fn other(&self, node: Node) -> Target<F> {
         Target {
-            export: self.export.clone(),
             node,
+            ..self.clone()
         }
     }
 
@@ -140,6 +158,7 @@ pub(crate) struct Asker<'a, P: Platform, E: Exports> {
     service: &'a NfsService<P, E>,
     procedure: Procedure,
     identity: Identity<'a>,
+    visitor: &'a Rc<Visitor>,
 }
 
 impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
@@ -147,11 +166,13 @@ impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
         service: &'a NfsService<P, E>,
         procedure: Procedure,
         identity: Identity<'a>,
+        visitor: &'a Rc<Visitor>,
     ) -> Asker<'a, P, E> {
         Asker {
             service,
             procedure,
             identity,
+            visitor,
         }
     }
 
@@ -271,7 +292,10 @@ impl<'a, P: Platform, E: Exports> Asker<'a, P, E> {
         if !export.clients.allow(self.identity.peer) {
             return Err(Nfs3Error::Access.into());
         }
-        Ok(Target { export, node })
+        Ok(Target {
+            node,
+            ..Target::of_export(exports, export, self.visitor)
+        })
     }
 
     /// The file of a handle that is to be changed.

@@ -18,6 +18,7 @@ use crate::nfs3::retry::retry;
 use crate::nfs3::service::NfsService;
 use crate::nfs3::status::mount_status_of;
 use crate::nfs3::wire::attributes::RawHandle;
+use crate::rpc::server::Visitor;
 use crate::xdr::Writer;
 
 /// The longest list of exports, in bytes. What doesn't fit is left out.
@@ -26,7 +27,7 @@ pub(crate) const EXPORTS_BYTES_MAX: usize = 1 << 20;
 /// Carries a call out and writes its result. False if it failed.
 pub(crate) async fn carry_out<P: Platform, E: Exports>(
     service: &NfsService<P, E>,
-    peer: Option<IpAddr>,
+    visitor: &Rc<Visitor>,
     arguments: &Arguments<'_>,
     out: &mut Vec<u8>,
 ) -> bool {
@@ -40,7 +41,7 @@ pub(crate) async fn carry_out<P: Platform, E: Exports>(
             put_list(service, out).await;
             true
         }
-        Arguments::Mount(path) => match mount(service, peer, path).await {
+        Arguments::Mount(path) => match mount(service, visitor, path).await {
             Ok(target) => {
                 put_mounted(&mut Writer::new(out), RawHandle(&target.handle()));
                 true
@@ -75,19 +76,16 @@ async fn put_list<P: Platform, E: Exports>(service: &NfsService<P, E>, out: &mut
 /// are not followed: they are the client's.
 async fn mount<P: Platform, E: Exports>(
     service: &NfsService<P, E>,
-    peer: Option<IpAddr>,
+    visitor: &Rc<Visitor>,
     path: &[u8],
 ) -> Result<Target<E::Files>, MountError> {
     let names = names_of(path)?;
     let (export, below) = find_export(service, &names).await?;
-    if !export.clients.allow(peer) {
-        warn_refused(service, peer, path);
+    if !export.clients.allow(visitor.peer) {
+        warn_refused(service, visitor.peer, path);
         return Err(MountError::Access);
     }
-    let mut target = Target {
-        node: export.root,
-        export,
-    };
+    let mut target = Target::of_export(&service.exports, export, visitor);
     let attributes = later(service, || target.files().attributes(target.node)).await?;
     let mut kind = attributes.kind;
     // Who may mount is said by the export. What may be seen is asked when it is looked at.

@@ -11,7 +11,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
@@ -19,7 +18,7 @@ use flagstone_platform::sync::Signal;
 use flagstone_platform::{Platform, Stream, Time};
 
 use super::limits::RpcLimits;
-use super::service::{Answer, Service};
+use super::service::{Answer, Service, Visitor};
 use super::session::{CloseReason, RpcCounters};
 use crate::stall::{Progress, STALL_TICKS, Stall};
 use crate::window::{Charge, SharedMemory, Window};
@@ -53,7 +52,7 @@ pub(crate) struct Connection<P: Platform, S: Service> {
     pub(crate) stream: P::Stream,
     pub(crate) service: Rc<S>,
     pub(crate) shared: Rc<Shared>,
-    pub(crate) peer: Option<IpAddr>,
+    pub(crate) visitor: Rc<Visitor>,
     window: Window,
     replies: RefCell<VecDeque<Reply<S::Note>>>,
     writer: Cell<Option<Waker>>,
@@ -79,10 +78,11 @@ impl<P: Platform, S: Service> Connection<P, S> {
         stream: P::Stream,
         service: Rc<S>,
         shared: Rc<Shared>,
+        visitor: Visitor,
     ) -> Connection<P, S> {
         Connection {
             window: Window::new(&shared.limits.window()),
-            peer: peer_address(&stream.peer()),
+            visitor: Rc::new(visitor),
             platform,
             stream,
             service,
@@ -215,13 +215,6 @@ impl<P: Platform, S: Service> Connection<P, S> {
     }
 }
 
-/// The address in what a stream says of its peer. An IPv4 address that comes in an IPv6 one is meant
-/// as such.
-fn peer_address(peer: &str) -> Option<IpAddr> {
-    let address: SocketAddr = peer.parse().ok()?;
-    Some(address.ip().to_canonical())
-}
-
 /// Counts a task of a connection for as long as it lives.
 pub(crate) struct TaskGuard<P: Platform, S: Service>(pub(crate) Rc<Connection<P, S>>);
 
@@ -269,18 +262,4 @@ pub(crate) fn ensure_watched<P: Platform, S: Service>(connection: &Rc<Connection
             }
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_of_peers() {
-        let of = |peer: &str| peer_address(peer).map(|address| address.to_string());
-        assert_eq!(of("192.0.2.7:4711").as_deref(), Some("192.0.2.7"));
-        assert_eq!(of("[2001:db8::7]:4711").as_deref(), Some("2001:db8::7"));
-        assert_eq!(of("[::ffff:192.0.2.7]:4711").as_deref(), Some("192.0.2.7"));
-        assert_eq!(of("unix"), None);
-    }
 }

@@ -19,5 +19,5 @@ mod session;
 mod transmit;
 
 pub use limits::RpcLimits;
-pub use service::{Answer, PayloadPlace, Plan, Request, Service};
+pub use service::{Answer, PayloadPlace, Plan, Request, Service, Visitor};
 pub use session::{CloseReason, RpcCounters, RpcServer};

@@ -325,7 +325,7 @@ impl<P: Platform, S: Service> Reader<'_, P, S> {
             head,
             record_bytes,
             payload,
-            peer: connection.peer,
+            visitor: connection.visitor.clone(),
             arrived,
         };
         let guard = TaskGuard::new(connection);

@@ -13,10 +13,11 @@ use flagstone_platform::{Platform, Stream};
 use super::connection::{Connection, Shared};
 use super::limits::RpcLimits;
 use super::receive::read_calls;
-use super::service::Service;
+use super::service::{Service, Visitor};
 use super::transmit::spawn_writer;
 use crate::rpc::record::RecordError;
 use crate::sparingly::Sparingly;
+use crate::volume::Ends;
 use crate::window::SharedMemory;
 use crate::xdr::XdrError;
 
@@ -139,8 +140,17 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
         counters
     }
 
-    /// Serves a connection until it is over.
+    /// Serves a connection until it is over. Of its ends that is known which the stream says of its peer.
     pub async fn serve_connection(&self, stream: P::Stream) -> CloseReason {
+        let ends = Ends {
+            peer: stream.peer().parse().ok(),
+            local: None,
+        };
+        self.serve_connection_of(stream, ends).await
+    }
+
+    /// The same, of a connection with these ends.
+    pub async fn serve_connection_of(&self, stream: P::Stream, ends: Ends) -> CloseReason {
         let inner = &self.inner;
         let refused = if inner.stopping.get() {
             Some(CloseReason::Stopping)
@@ -161,6 +171,7 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
             stream.clone(),
             inner.service.clone(),
             inner.shared.clone(),
+            Visitor::of(ends),
         ));
         let place = self.enter(connection.clone());
         spawn_writer(&connection);

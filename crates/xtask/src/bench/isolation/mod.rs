@@ -338,19 +338,8 @@ mod tests {
 
     fn run(stolen_cores: f64) -> Run {
         Run {
-            scene: scenes()[0].clone(),
-            policy: Policy::Strict,
-            clock: Clock {
-                start: Instant::now(),
-                warm_ns: 0,
-                third_ns: 1,
-            },
-            answers: Vec::new(),
-            beside_done: Done::default(),
-            own_work: Vec::new(),
-            bad_connections: 0,
             stolen_cores,
-            stolen_each_time: Vec::new(),
+            ..Run::without_answers(&scenes()[0])
         }
     }
 

@@ -591,28 +591,38 @@ fn shares(page: &mut String, run: &Run) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Instant;
+impl Run {
+    /// Of a scene in which nothing has happened, for tests.
+    pub(super) fn without_answers(scene: &Scene) -> Run {
+        Run {
+            scene: scene.clone(),
+            policy: Policy::Strict,
+            clock: Clock {
+                start: std::time::Instant::now(),
+                warm_ns: 0,
+                third_ns: 1,
+            },
+            answers: Vec::new(),
+            beside_done: Done::default(),
+            own_work: Vec::new(),
+            bad_connections: 0,
+            stolen_cores: 0.0,
+            stolen_each_time: Vec::new(),
+        }
+    }
+}
 
+#[cfg(test)]
+mod tests {
     use super::*;
 
     fn run(name: &str, done: Done, bad_connections: u64) -> Run {
         let all = scenes();
         let scene = all.iter().find(|scene| scene.name == name);
         Run {
-            scene: scene.expect("there is such a scene").clone(),
-            policy: Policy::Strict,
-            clock: Clock {
-                start: Instant::now(),
-                warm_ns: 0,
-                third_ns: 1,
-            },
-            answers: Vec::new(),
             beside_done: done,
-            own_work: Vec::new(),
             bad_connections,
-            stolen_cores: 0.0,
-            stolen_each_time: Vec::new(),
+            ..Run::without_answers(scene.expect("there is such a scene"))
         }
     }
 

@@ -61,6 +61,8 @@ pub(in crate::node::real) enum Rule {
     Peer,
     /// The volume is restricted to addresses of the node, and the client came by another.
     Local,
+    /// Its tokens, and what it is restricted to, can't be read.
+    Lost,
 }
 
 impl fmt::Display for Rule {
@@ -73,6 +75,7 @@ impl fmt::Display for Rule {
             Rule::Ended => "token ended",
             Rule::Peer => "address not allowed",
             Rule::Local => "local address not allowed",
+            Rule::Lost => "tokens and restrictions can't be read",
         })
     }
 }
@@ -161,6 +164,9 @@ impl Access {
         let key = token.map_or(&nobodys, |token| &token.key);
         let is_proven = std::hint::black_box(claim.is_proven(key, proof));
         let (_, place) = place.ok_or(Rule::NoVolume)?;
+        if record.as_ref().is_some_and(|record| record.is_lost) {
+            return Err(Rule::Lost);
+        }
         let (record, token) = record.as_ref().zip(token).ok_or(Rule::NoToken)?;
         if !is_proven {
             return Err(Rule::WrongProof);
@@ -184,28 +190,41 @@ impl Access {
         Ok(grant)
     }
 
-    /// Whether a volume, or a snapshot of it, may be opened from there: for protocols without tokens. True of a volume
+    /// Whether a volume, or a snapshot of it, may be used from there: for protocols without tokens. True of a volume
     /// that isn't here, and of one that has no record.
-    pub(in crate::node::real) fn check_origin(&self, name: &str, from: Origin) -> Result<(), Rule> {
-        let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
-        let record = self.names.find(volume).and_then(|place| self.of(place.id));
-        record.map_or(Ok(()), |record| record.check_origin(from))
-    }
-
-    /// The same of a volume that need not be here any more.
-    pub(in crate::node::real) fn check_origin_of(
+    pub(in crate::node::real) fn check_volume(
         &self,
-        id: DvolId,
+        volume: DvolId,
         from: Origin,
     ) -> Result<(), Rule> {
-        let record = self.of(id);
+        let record = self.of(volume);
         record.map_or(Ok(()), |record| record.check_origin(from))
     }
 
-    /// Puts it into the audit log that [`Access::check_origin`] has refused an NBD client.
+    /// The same of a volume, or a snapshot, with this name.
+    pub(in crate::node::real) fn check_name(&self, name: &str, from: Origin) -> Result<(), Rule> {
+        let volume = name.split_once('@').map_or(name, |(volume, _)| volume);
+        let place = self.names.find(volume);
+        place.map_or(Ok(()), |place| self.check_volume(place.id, from))
+    }
+
+    /// Puts it into the audit log that [`Access::check_volume`] has refused an NFS client: to be said of the first time of each volume in
+    /// a connection.
+    pub(in crate::node::real) fn tell_file_refused(
+        &self,
+        volume: DvolId,
+        from: Origin,
+        rule: Rule,
+    ) {
+        let name = self.names.name_of(volume);
+        let volume = Named(name.as_deref().map_or(Target::Id(volume), Target::Name));
+        tracing::info!(target: "audit", %volume, protocol = "nfs", %from, %rule, "request refused");
+    }
+
+    /// Puts it into the audit log that [`Access::check_name`] has refused an NBD client.
     pub(in crate::node::real) fn tell_forbidden(&self, name: &str, from: Origin) {
         // It may have been lifted since.
-        if let Err(rule) = self.check_origin(name, from) {
+        if let Err(rule) = self.check_name(name, from) {
             let volume = Named(Target::Name(name));
             tracing::info!(target: "audit", %volume, protocol = "nbd", %from, %rule, "open refused");
         }
@@ -255,6 +274,9 @@ impl Access {
 impl Record {
     /// Whether the volume's restrictions let somebody in from there.
     fn check_origin(&self, from: Origin) -> Result<(), Rule> {
+        if self.is_lost {
+            return Err(Rule::Lost);
+        }
         let is_within = |peer| self.networks.iter().any(|network| network.contains(peer));
         if !self.networks.is_empty() && !from.peer.is_some_and(is_within) {
             return Err(Rule::Peer);

@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 use flagstone_device::engine::{Attributes, CreateDvol, DvolError, Handle, Stability};
 use flagstone_gateway::nfs3::Network;
 use flagstone_platform::Platform;
+use flagstone_runtime::UringPlatform;
 use flagstone_types::DvolId;
 use flagstone_wire::proof::{KEY_BYTES, Key};
 
 use super::record::{Record, Token, is_label};
-use super::revoke;
+use super::{TokenStore, revoke};
 use crate::node::real::core::CoreNode;
 use crate::node::real::{RealNode, Target, describe};
 use crate::node::{
@@ -69,6 +70,25 @@ impl CoreNode {
         if let Err(error) = store.forget(volume).await {
             tracing::debug!(%volume, "tokens of a deleted volume stay until the next start: {error}");
         }
+        self.discard_unreadable(engine, store).await;
+    }
+
+    /// Removes records of a journal that can't be read, once each volume that one of them may be about has another one, or is gone. The caller
+    /// has the turn.
+    async fn discard_unreadable(&self, engine: usize, store: &TokenStore<UringPlatform>) {
+        if !store.has_unreadable() || self.access.has_lost_at(engine) {
+            return;
+        }
+        match store.discard_unreadable().await {
+            Ok(0) => {}
+            Ok(records) => tracing::info!(
+                records,
+                "records of tokens that can't be read were removed: no volume is in need of them any more"
+            ),
+            Err(error) => {
+                tracing::debug!("records of tokens that can't be read stay: {error}");
+            }
+        }
     }
 
     /// Draws a key. There is room for one more token.
@@ -118,12 +138,15 @@ impl CoreNode {
         if self.between.is_handed_over(dvol.id) {
             return Err(DvolError::Busy);
         }
+        let engine_number = engine;
         let engine = self.engine(engine).ok_or(DvolError::NotFound)?;
         engine.size_of(dvol)?;
         let mut record = match self.access.of(dvol.id) {
             Some(before) => Record::clone(&before),
             None => Record::new(dvol.id),
         };
+        // From here on it is known, by what is said now.
+        record.is_lost = false;
         let answer = match change(&self, &mut record) {
             Ok(answer) => answer,
             Err(refusal) => return Ok(Err(refusal)),
@@ -135,6 +158,7 @@ impl CoreNode {
             .filter(|token| token.revoked_ns > 0)
             .for_each(revoke);
         self.access.set(record);
+        self.discard_unreadable(engine_number, store).await;
         Ok(Ok(answer))
     }
 }

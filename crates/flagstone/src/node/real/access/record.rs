@@ -96,6 +96,8 @@ pub(in crate::node::real) struct Record {
     pub(super) networks: Vec<Network>,
     /// Addresses of the node that it may be opened on; none: on all.
     pub(super) locals: Vec<IpAddr>,
+    /// It stands for one that can't be read: see [`Record::lost`]. Not on the device.
+    pub(super) is_lost: bool,
 }
 
 /// Why a block is no record.
@@ -134,7 +136,24 @@ impl Record {
             tokens: Vec::new(),
             networks: Vec::new(),
             locals: Vec::new(),
+            is_lost: false,
         }
+    }
+
+    /// That of a volume whose record can't be read. It has no tokens, and is restricted to an address that nobody has: also when a
+    /// token is made for it, or it is moved, and the record is written as it is. So it stays closed until it is restricted anew.
+    pub(super) fn lost(volume: DvolId) -> Record {
+        let nobody = Network::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 32);
+        Record {
+            networks: nobody.into_iter().collect(),
+            is_lost: true,
+            ..Record::new(volume)
+        }
+    }
+
+    /// Whether it lets the same addresses in.
+    pub(super) fn is_restricted_as(&self, other: &Record) -> bool {
+        (&self.networks, &self.locals) == (&other.networks, &other.locals)
     }
 
     /// A token by which it can be opened and written now.
@@ -342,6 +361,7 @@ mod tests {
             locals: ["10.1.2.3", "::1"]
                 .map(|text| text.parse().expect(text))
                 .to_vec(),
+            is_lost: false,
         }
     }
 

@@ -37,10 +37,14 @@ impl Kept for Record {
     fn decode(block: &[u8]) -> Result<Record, BadRecord> {
         Record::decode(block)
     }
+
+    fn is_newer(bad: &BadRecord) -> bool {
+        matches!(bad, BadRecord::Version(_))
+    }
 }
 
 impl<P: Platform> TokenStore<P> {
-    /// Reads the records of volumes that are there, or are among `others`; removes the rest.
+    /// Reads the records of volumes that are there, or are among `others`; removes the rest. Of two records of a volume neither counts.
     pub(super) async fn load_of_volumes(
         &self,
         others: &BTreeSet<DvolId>,
@@ -51,7 +55,10 @@ impl<P: Platform> TokenStore<P> {
                 volumes.insert(handle.id);
             }
         });
-        self.load(|record| volumes.contains(&record.volume)).await
+        let mut loaded = self.load(|record| volumes.contains(&record.volume)).await?;
+        let doubled = std::mem::take(&mut loaded.doubled);
+        loaded.records.retain(|r| !doubled.contains(&r.volume));
+        Ok(loaded)
     }
 
     /// Creates a volume that has a record from the beginning: both or neither.

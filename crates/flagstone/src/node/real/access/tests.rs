@@ -416,3 +416,43 @@ fn every_refusal_is_a_line_with_its_reason() {
     });
     assert!(lines.is_empty(), "{lines:?}");
 }
+
+/// It isn't known who may: so nobody may, by whichever way, until it is said anew.
+#[test]
+fn nobody_uses_a_volume_whose_record_is_lost() {
+    let access = table(|_| {});
+    let (vm, from) = (Target::Name("vm"), origin("10.1.2.3", "10.0.0.1"));
+    let before = access.changes();
+    access.set(Record::lost(VOLUME));
+    assert_ne!(access.changes(), before);
+    assert_eq!(access.lost_count(), 1);
+    assert!(access.has_lost_at(2) && !access.has_lost_at(1));
+    let nowhere = origin("", "");
+    let origins = [
+        from,
+        nowhere,
+        origin("0.0.0.1", "0.0.0.0"),
+        origin("::1", "::1"),
+    ];
+    let kept_out = |rule: Rule| {
+        for from in origins {
+            for name in ["vm", "vm@any"] {
+                assert_eq!(access.check_name(name, from), Err(rule), "{from}");
+            }
+            assert_eq!(access.check_volume(VOLUME, from), Err(rule), "{from}");
+        }
+    };
+    kept_out(Rule::Lost);
+    assert_eq!(refused(ask(&access, vm, 1)), Rule::Lost);
+    // With a token it is one that is restricted, as it lies on the device.
+    let mut made = Record::clone(&access.of(VOLUME).expect("one"));
+    made.is_lost = false;
+    made.tokens.push(token(1, TokenKind::Owner));
+    made.next_number = 2;
+    access.set(Record::decode(&made.encode()).expect("a record"));
+    kept_out(Rule::Peer);
+    assert_eq!(refused(ask(&access, vm, 1)), Rule::Peer);
+    assert_eq!(access.lost_count(), 0);
+    access.forget(VOLUME);
+    assert_eq!(access.check_name("vm", from), Ok(()));
+}

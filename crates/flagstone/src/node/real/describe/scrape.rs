@@ -103,6 +103,12 @@ impl RealNode {
         }
         snapshot.more.extend(scheduled.named());
         snapshot.more.extend(self.move_metrics());
+        snapshot.more.push(NamedValue {
+            name: "volumes_unruled",
+            help: "Volumes that nobody can use, since it can't be read who may.",
+            kind: MetricKind::Gauge,
+            value: self.access.lost_count() as f64,
+        });
         if !self.native_tcp.is_empty() {
             snapshot.more.extend(native::named(&counted_native));
         }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use flagstone_fs::{FileError, Files, FilesystemId, HasSnapshots, Node, WithSnapshots};
 use flagstone_gateway::nfs3::{Clients, Exports, Listed, Network, Squash};
+use flagstone_gateway::rpc::server::Visitor;
 use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::Tenant;
@@ -240,6 +241,13 @@ impl Exports for CoreExports {
                 ..CoreExport::clone(&export)
             })
         }))
+    }
+
+    fn seen_by(&self, export: &CoreExport, visitor: &Rc<Visitor>) -> Option<Shown> {
+        match &export.files {
+            Shown::Filesystem(_) => None,
+            Shown::Volumes(volumes) => Some(Shown::Volumes(volumes.seen_by(visitor))),
+        }
     }
 
     async fn list(&self) -> Vec<Listed> {

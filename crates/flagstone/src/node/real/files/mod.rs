@@ -30,6 +30,7 @@ use flagstone_fs::{
 };
 use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService, Portmapper};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer, Service};
+use flagstone_gateway::volume::Ends;
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{IoStats, UringListener, UringPlatform};
@@ -266,8 +267,10 @@ impl CoreNode {
                 match listener.accept().await {
                     Ok(stream) => {
                         let server = server.clone();
+                        let (peer, local) = stream.addresses();
                         platform.spawn(async move {
-                            server.serve_connection(stream).await;
+                            let ends = Ends { peer, local };
+                            server.serve_connection_of(stream, ends).await;
                         });
                     }
                     Err(_) if core.files.stopping.get() => return,

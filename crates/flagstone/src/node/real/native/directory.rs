@@ -77,6 +77,7 @@ fn rule_of(rule: access::Rule) -> Rule {
         access::Rule::Ended => Rule::Ended,
         access::Rule::Peer => Rule::Address,
         access::Rule::Local => Rule::LocalAddress,
+        access::Rule::Lost => Rule::Lost,
     }
 }
 

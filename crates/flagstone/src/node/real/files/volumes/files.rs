@@ -15,7 +15,7 @@ use flagstone_types::DvolId;
 use super::owner::{self, Key, Room};
 use super::{
     COOKIE_SHIFT, FIRST, KEY, PARENT, Part, ROOT, SELF, VOLUME_MODE, VolumeFiles, What,
-    attributes_of, changes_of, check_settable, cookie_of, file_of, require_root, unasked, what,
+    attributes_of, changes_of, check_settable, cookie_of, file_of, require_root, unasked,
 };
 use crate::node::real::core::CoreNode;
 
@@ -37,7 +37,7 @@ impl Files for VolumeFiles {
     }
 
     async fn attributes(&self, node: Node) -> Result<Attributes, FileError> {
-        match what(node)? {
+        match self.asked(node)? {
             What::Directory => Ok(self.directory()),
             What::Volume(key) => Ok(attributes_of(key, &self.look(key).await?)),
         }
@@ -84,7 +84,7 @@ impl Files for VolumeFiles {
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<FileRead, FileError> {
-        let key = VolumeFiles::volume(node)?;
+        let key = self.volume(node)?;
         let elsewhere = self.core_of(key)?;
         require_root(caller)?;
         let (pieces, look) = match elsewhere {
@@ -122,7 +122,7 @@ impl Files for VolumeFiles {
         data: IoBuf,
         stability: Stability,
     ) -> Result<Written, FileError> {
-        let key = VolumeFiles::changed_volume(node)?;
+        let key = self.changed_volume(node)?;
         let elsewhere = self.core_of(key)?;
         require_root(caller)?;
         let (changed, verifier) = match elsewhere {
@@ -151,7 +151,7 @@ impl Files for VolumeFiles {
     }
 
     async fn commit(&self, caller: &Caller, node: Node) -> Result<Written, FileError> {
-        let key = VolumeFiles::changed_volume(node)?;
+        let key = self.changed_volume(node)?;
         self.core_of(key)?;
         require_root(caller)?;
         let work = move |core: Rc<CoreNode>| async move {
@@ -177,10 +177,11 @@ impl Files for VolumeFiles {
         set: SetAttributes,
         guard: Option<Timestamp>,
     ) -> Result<Changes, FileError> {
+        let asked = self.asked(node)?;
         if node.at != SnapshotNumber::LIVE {
             return Err(FileError::ReadOnly);
         }
-        match what(node)? {
+        match asked {
             What::Volume(key) => self.set_volume(caller, key, set, guard).await,
             What::Directory => {
                 let now = self.directory();
@@ -306,11 +307,7 @@ impl Files for VolumeFiles {
             behind => u128::from(behind + 1).saturating_mul(1 << COOKIE_SHIFT),
         };
         let room = count - entries.len();
-        // With one more it is known whether there is one.
-        let mut page = self.core.names.page_by_id(DvolId(from), room + 1);
-        let is_end = page.len() <= room;
-        page.truncate(room);
-        page.retain(|(_, place)| file_of(place.id).is_some());
+        let (page, is_end) = self.page(DvolId(from), room);
         let keys: Vec<Key> = page
             .iter()
             .map(|(_, place)| Key {

@@ -17,12 +17,15 @@ use flagstone_fs::{
     Attributes, Before, Caller, Changes, Cookie, FileError, FileId, FileKind, FilesystemId, Found,
     NAME_SIZE_BYTES, Node, SetAttributes, SetTime, SnapshotNumber, Timestamp,
 };
+use flagstone_gateway::rpc::server::Visitor;
 use flagstone_platform::Platform;
 use flagstone_types::{DvolId, LayerNo};
 
 pub(in crate::node::real) use self::owner::dvol_of;
 use self::owner::{Changed, Key, Look, Set};
+use crate::node::real::access::{Origin, Rule};
 use crate::node::real::core::{CoreNode, Unasked};
+use crate::node::real::names::Place;
 
 /// The only directory.
 const ROOT: FileId = FileId {
@@ -45,10 +48,11 @@ const DIRECTORY_MODE: u32 = 0o555;
 const VOLUME_MODE: u32 = 0o600;
 const READ_ONLY_MODE: u32 = 0o400;
 
-/// The node's volumes, as a filesystem.
+/// The node's volumes, as a filesystem: those that a client may use from where it is. Others aren't there for it.
 #[derive(Clone)]
 pub(in crate::node::real) struct VolumeFiles {
     core: Rc<CoreNode>,
+    visitor: Rc<Visitor>,
 }
 
 /// What was read, on its way to another core.
@@ -149,8 +153,51 @@ impl VolumeFiles {
     /// In handles. Filesystems count theirs from 1 on.
     pub(super) const ID: FilesystemId = FilesystemId(u64::MAX);
 
+    /// As somebody sees them who comes from nowhere.
     pub(super) fn new(core: Rc<CoreNode>) -> VolumeFiles {
-        VolumeFiles { core }
+        let visitor = Rc::default();
+        VolumeFiles { core, visitor }
+    }
+
+    /// As this client sees them.
+    pub(super) fn seen_by(&self, visitor: &Rc<Visitor>) -> VolumeFiles {
+        VolumeFiles {
+            core: self.core.clone(),
+            visitor: visitor.clone(),
+        }
+    }
+
+    /// Whether this client may use a volume now. NFS opens nothing, so it is asked with every call.
+    fn check(&self, id: DvolId) -> Result<(), Rule> {
+        self.core.access.check_volume(id, self.origin())
+    }
+
+    fn origin(&self) -> Origin {
+        Origin {
+            peer: self.visitor.peer,
+            local: self.visitor.local,
+        }
+    }
+
+    /// The same of a volume that it has asked for. If not, that is a line in the audit log, the first time in a connection.
+    fn permits(&self, id: DvolId) -> bool {
+        let checked = self.check(id);
+        if let Err(rule) = checked
+            && self.visitor.is_first(id.0)
+        {
+            let from = self.origin();
+            self.core.access.tell_file_refused(id, from, rule);
+        }
+        checked.is_ok()
+    }
+
+    /// What a client asks for. A volume that it may not use is as one that was deleted, or else a client would go on with what it has
+    /// cached of it. [rfc1813 2.6, NFS3ERR_STALE] or access to it has been revoked.
+    fn asked(&self, node: Node) -> Result<What, FileError> {
+        match what(node)? {
+            What::Volume(key) if !self.permits(key.id) => Err(FileError::Stale),
+            asked => Ok(asked),
+        }
     }
 
     /// Has the core that has a volume do something with it.
@@ -211,10 +258,9 @@ impl VolumeFiles {
         let core = &self.core;
         let (count, names) = core.names.count();
         let now_ns = core.platform.wall_clock_ns();
-        let changed_ns = core
-            .files
-            .volume_names
-            .look((names, 0), core.started_ns, now_ns);
+        // Which names a client sees depends on both.
+        let mark = (names, core.access.changes());
+        let changed_ns = core.files.volume_names.look(mark, core.started_ns, now_ns);
         let changed = Timestamp::from_ns(changed_ns);
         Attributes {
             kind: FileKind::Directory,
@@ -240,7 +286,7 @@ impl VolumeFiles {
 
     /// That it is the directory.
     async fn require_directory(&self, node: Node) -> Result<(), FileError> {
-        match what(node)? {
+        match self.asked(node)? {
             What::Directory => Ok(()),
             What::Volume(key) => {
                 self.look(key).await?;
@@ -250,18 +296,40 @@ impl VolumeFiles {
     }
 
     /// A volume whose content is asked for.
-    fn volume(node: Node) -> Result<Key, FileError> {
-        match what(node)? {
+    fn volume(&self, node: Node) -> Result<Key, FileError> {
+        match self.asked(node)? {
             What::Directory => Err(FileError::IsDirectory),
             What::Volume(key) => Ok(key),
         }
     }
 
     /// A volume, or a snapshot of one, that is to be changed.
-    fn changed_volume(node: Node) -> Result<Key, FileError> {
+    fn changed_volume(&self, node: Node) -> Result<Key, FileError> {
+        self.asked(node)?;
         match node.at {
-            SnapshotNumber::LIVE => VolumeFiles::volume(node),
+            SnapshotNumber::LIVE => self.volume(node),
             _ => Err(FileError::ReadOnly),
+        }
+    }
+
+    /// Up to `room` volumes from this id on that the client may use, and whether there are no others behind them.
+    fn page(&self, from: DvolId, room: usize) -> (Vec<(String, Place)>, bool) {
+        let (mut shown, mut from) = (Vec::new(), from);
+        loop {
+            let room = room - shown.len();
+            // With one more it is known whether there is one.
+            let mut page = self.core.names.page_by_id(from, room + 1);
+            let is_end = page.len() <= room;
+            page.truncate(room);
+            let behind = page.last().and_then(|(_, place)| place.id.0.checked_add(1));
+            page.retain(|(_, place)| file_of(place.id).is_some() && self.check(place.id).is_ok());
+            let is_full = page.len() == room;
+            shown.append(&mut page);
+            match behind {
+                // Those that it isn't shown leave room. A list without any that isn't the last would be asked for again and again.
+                Some(behind) if !is_end && !is_full => from = DvolId(behind),
+                _ => return (shown, is_end),
+            }
         }
     }
 
@@ -274,6 +342,9 @@ impl VolumeFiles {
         };
         let place = self.core.names.find(volume).ok_or(FileError::NotFound)?;
         let file = file_of(place.id).ok_or(FileError::NotFound)?;
+        if !self.permits(place.id) {
+            return Err(FileError::NotFound);
+        }
         let mut key = Key {
             id: place.id,
             layer: None,

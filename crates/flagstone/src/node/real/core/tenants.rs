@@ -1,0 +1,127 @@
+//! What volumes of one core are promised, whose turns their operations take, and what was counted of them.
+
+use flagstone_platform::Platform;
+use flagstone_runtime::UringPlatform;
+use flagstone_sched::{Tenant, WeakTenant};
+use flagstone_types::DvolId;
+
+use super::CoreNode;
+use crate::node::real::attributes::{Receiving, VolumeAttributes};
+use crate::node::real::slo::{Floors, note_floor, terms_of};
+use crate::node::real::volume::VolumeCounters;
+use crate::node::{Slo, VolumeLook, VolumeMetrics};
+
+/// How long a tenant is kept that nobody uses.
+const LINGER_NS: u64 = 10_000_000_000;
+
+impl CoreNode {
+    /// Puts what was counted of a volume into a look at it.
+    pub(in crate::node::real) fn fill_look(&self, look: VolumeLook) -> Option<VolumeLook> {
+        let id = look.id;
+        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        let filled = self
+            .counters
+            .borrow()
+            .get(&id)?
+            .fill_look(look, self.platform.now());
+        Some(match tenant {
+            None => filled,
+            Some(tenant) => VolumeLook {
+                waiting: tenant.waiting(),
+                used_ns: tenant.used_ns(),
+                limited_ns: tenant.limited_ns(),
+                promised_ns: tenant.promised_ns(),
+                ..filled
+            },
+        })
+    }
+
+    /// Copies of all volumes' counters.
+    pub(in crate::node::real) fn volume_metrics(&self) -> Vec<VolumeMetrics> {
+        let counters = self.counters.borrow();
+        let named = counters
+            .iter()
+            .filter_map(|(id, c)| Some((self.names.shown_name_of(*id)?, *id, c)));
+        named
+            .map(|(name, id, c)| self.metrics_of(name, id, c))
+            .collect()
+    }
+
+    /// Whose turns moves take that copy from or to an engine.
+    pub(in crate::node::real) fn mover_of(&self, engine: usize) -> Option<Tenant<UringPlatform>> {
+        self.engines.get(engine).map(|owned| owned.mover.clone())
+    }
+
+    /// What gives a volume's operations their turns.
+    pub(in crate::node::real) fn tenant_of(
+        &self,
+        device: usize,
+        id: DvolId,
+    ) -> Option<Tenant<UringPlatform>> {
+        let known = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        let tenant = match known {
+            Some(tenant) => tenant,
+            None => {
+                let (slo, limits) = terms_of(&self.slo_of(id));
+                let stats = self.counters_of(id).turns.clone();
+                let tenant = self.turns.get(device)?.tenant_counted(slo, limits, stats);
+                self.tenants.borrow_mut().insert(id, tenant.downgrade());
+                self.linger(&tenant);
+                tenant
+            }
+        };
+        Some(tenant)
+    }
+
+    /// Keeps a tenant for a while, also if nobody else does.
+    fn linger(&self, tenant: &Tenant<UringPlatform>) {
+        let now = self.platform.now();
+        let mut lingering = self.lingering.borrow_mut();
+        while lingering
+            .front()
+            .is_some_and(|(since, _)| now.since(*since) > LINGER_NS)
+        {
+            lingering.pop_front();
+        }
+        lingering.push_back((now, tenant.clone()));
+    }
+
+    /// What a volume is promised and may not exceed.
+    pub(in crate::node::real) fn slo_of(&self, id: DvolId) -> Slo {
+        self.slos.borrow().get(&id).copied().unwrap_or_default()
+    }
+
+    /// What volumes of this core were promised, whatever others do.
+    pub(in crate::node::real) fn floors(&self) -> Floors {
+        let mut floors = Floors::new();
+        for (_, owned) in self.engines.all() {
+            owned.engine.visit_dvols(|handle, attributes| {
+                let attributes = VolumeAttributes::decode(attributes);
+                // A copy has its volume's id, and says nothing of what that is promised.
+                if !matches!(attributes.receiving, Some(Receiving::Moved { .. })) {
+                    note_floor(&mut floors, handle.id, owned.device, &attributes.slo);
+                }
+            });
+        }
+        floors
+    }
+
+    /// Has a volume go by another SLO from now on.
+    pub(in crate::node::real) fn set_slo(&self, id: DvolId, slo: &Slo) {
+        match *slo == Slo::default() {
+            true => self.slos.borrow_mut().remove(&id),
+            false => self.slos.borrow_mut().insert(id, *slo),
+        };
+        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        if let Some(tenant) = tenant {
+            let (slo, limits) = terms_of(slo);
+            tenant.change(slo, limits);
+        }
+    }
+
+    fn metrics_of(&self, name: String, id: DvolId, counters: &VolumeCounters) -> VolumeMetrics {
+        let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
+        let promised_ns = tenant.and_then(|tenant| tenant.promised_ns());
+        counters.snapshot(name, promised_ns.unwrap_or(0))
+    }
+}
