@@ -198,15 +198,6 @@ impl<R> Scheduler<R> {
         self.put(key.index);
     }
 
-    /// Has a volume write no more than so many bytes a second from now on, in whole blocks, besides its limits; `None`: as much as those allow.
-    pub fn slow_writes(&mut self, key: VolumeKey, bytes: Option<u64>, now_ns: u64) {
-        if let Some(volume) = self.volume(key) {
-            volume.slow_writes(bytes, now_ns);
-            // It may be held by what is none any more.
-            self.put(key.index);
-        }
-    }
-
     /// Another promise, from now on.
     pub fn promise(&mut self, key: VolumeKey, promise: Promise) {
         let Some(volume) = self.volume(key) else {
@@ -485,8 +476,9 @@ impl<R> Scheduler<R> {
 
     /// A request that began is not made after all. No limit counts it: those who gave up would hold up those who wait.
     pub fn give_back(&mut self, key: VolumeKey, ask: &Ask) {
-        if let Some(volume) = self.volume(key) {
-            volume.give_back(ask);
+        let limits = self.volume(key).and_then(|volume| volume.limits.as_mut());
+        if let Some(limits) = limits {
+            limits.give_back(ask.kind, ask.operations, ask.bytes);
         }
         self.complete(key, ask, 0);
     }

@@ -10,13 +10,16 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use flagstone_platform::sync::{Budget, Signal};
 use flagstone_platform::{Platform, Time};
 use flagstone_types::{BLOCK_SIZE, LatencyHistogram};
 
+use crate::bucket::Bucket;
 use crate::cores::{Line, PERIOD_NS, divide};
 use crate::device::{Device, Settings};
 use crate::price::Price;
@@ -87,6 +90,8 @@ struct Seat {
     judged_used_ns: u64,
     /// Something waited when it was judged last.
     was_waiting: bool,
+    /// Somebody has it write more slowly.
+    is_slowed: bool,
 }
 
 struct State {
@@ -194,6 +199,7 @@ impl<P: Platform> Turns<P> {
             stats: stats.clone(),
             judged_used_ns: 0,
             was_waiting: false,
+            is_slowed: false,
         };
         let at = match state.free_seats.pop() {
             Some(at) => at,
@@ -208,7 +214,7 @@ impl<P: Platform> Turns<P> {
                 inner: inner.clone(),
                 at,
                 is_limited: Cell::new(limits != Limits::default()),
-                is_slowed: Cell::new(false),
+                slowing: Slowing::default(),
                 stats,
             }),
         }
@@ -469,8 +475,8 @@ fn judge(state: &mut State, passed_ns: u64) {
         let due = u128::from(promise.0) * u128::from(passed_ns) / u128::from(WHOLE_NS);
         // A twentieth is what measuring at a moment can be wrong by.
         let is_short = u128::from(got) < due * 19 / 20;
-        // Its own limits are not a broken promise.
-        let is_limited = seat.limits != Limits::default();
+        // Its own limits are not a broken promise; nor is what is done to have a move of it come to its end.
+        let is_limited = seat.limits != Limits::default() || seat.is_slowed;
         let mut stats = seat.stats.borrow_mut();
         if is_waiting && seat.was_waiting && is_short && !is_limited {
             stats.short_ns += passed_ns;
@@ -510,15 +516,8 @@ struct SeatHandle<P: Platform> {
     inner: Rc<Inner<P>>,
     at: u32,
     is_limited: Cell<bool>,
-    is_slowed: Cell<bool>,
+    slowing: Slowing,
     stats: Rc<RefCell<TenantStats>>,
-}
-
-impl<P: Platform> SeatHandle<P> {
-    /// Whether something of its own may hold its requests, whoever else wants anything.
-    fn is_held_back(&self) -> bool {
-        self.is_limited.get() || self.is_slowed.get()
-    }
 }
 
 impl<P: Platform> Drop for SeatHandle<P> {
@@ -564,18 +563,34 @@ impl<P: Platform> Tenant<P> {
     }
 
     /// Has it write no more than so many bytes a second from now on, counted in whole blocks, besides its limits; `None`: as much as those allow. For whoever
-    /// has to keep up with what it writes. What it writes meanwhile waits its turn also where nothing is divided.
+    /// has to keep up with what it writes. Writes wait for that before they ask for a turn, in their order: reads and flushes go by.
     pub fn slow_writes(&self, bytes: Option<u64>) {
         let inner = &self.seat.inner;
-        let mut state = inner.state.borrow_mut();
-        let Some(seat) = state.seats[self.seat.at as usize].as_ref() else {
-            return;
-        };
-        let key = seat.key;
-        self.seat.is_slowed.set(bytes.is_some());
         let now_ns = inner.platform.now().0;
-        state.scheduler.slow_writes(key, bytes, now_ns);
-        inner.pump(&mut state);
+        if let Some(seat) = inner.state.borrow_mut().seats[self.seat.at as usize].as_mut() {
+            seat.is_slowed = bytes.is_some();
+        }
+        self.seat.slowing.set(bytes, now_ns);
+    }
+
+    /// Waits until it may write this, and says for how long, in nanoseconds.
+    async fn slowed(&self, want: Want) -> u64 {
+        let (slowing, platform) = (&self.seat.slowing, &self.seat.inner.platform);
+        let began = platform.now();
+        let _counted = SlowWait::begin(slowing, platform);
+        let _first = slowing.first.take(1).await;
+        while let Some(ready_at) = slowing.take(blocks_of(want), platform.now()) {
+            let (mut ready, mut changed) = (
+                pin!(platform.sleep_until(ready_at)),
+                pin!(slowing.changed.wait()),
+            );
+            poll_fn(|cx| match ready.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(()),
+                Poll::Pending => changed.as_mut().poll(cx),
+            })
+            .await;
+        }
+        platform.now().since(began)
     }
 
     /// What it got until now.
@@ -595,12 +610,13 @@ impl<P: Platform> Tenant<P> {
         self.seat.stats.borrow().used_ns.saturating_add(unjudged_ns)
     }
 
-    /// For how long its own limit held it back since it is a tenant, in nanoseconds.
+    /// For how long its own limit held it back since it is a tenant, or writes waited since they are to be slower, in nanoseconds.
     pub fn limited_ns(&self) -> u64 {
         let state = self.seat.inner.state.borrow();
         let seat = state.seats[self.seat.at as usize].as_ref();
-        seat.and_then(|seat| state.scheduler.limited_ns(seat.key))
-            .unwrap_or(0)
+        let limited_ns = seat.and_then(|seat| state.scheduler.limited_ns(seat.key));
+        let now = self.seat.inner.platform.now();
+        limited_ns.unwrap_or(0) + self.seat.slowing.waited_ns(now)
     }
 
     /// Requests of it that wait for their turn now.
@@ -641,7 +657,14 @@ impl<P: Platform> Tenant<P> {
     /// Waits until it is its turn to do this. The order in which this was called is the one in which calls go on.
     pub async fn turn(&self, want: Want) -> Turn<P> {
         let inner = &self.seat.inner;
-        if !inner.device.is_divided() && !self.seat.is_held_back() {
+        let slowed_ns = match want.kind == Kind::Write && self.seat.slowing.is_wanted() {
+            true => self.slowed(want).await,
+            false => 0,
+        };
+        if !inner.device.is_divided() && !self.seat.is_limited.get() {
+            if slowed_ns > 0 && want.of == OfRequest::Whole {
+                self.note_waited(slowed_ns);
+            }
             return Turn(None);
         }
         let waiting = {
@@ -664,6 +687,7 @@ impl<P: Platform> Tenant<P> {
             }
         };
         let (ask, waited_ns) = waiting.wait().await;
+        let waited_ns = waited_ns.saturating_add(slowed_ns);
         if want.of == OfRequest::Whole {
             self.note_waited(waited_ns);
         }
@@ -680,7 +704,7 @@ impl<P: Platform> Tenant<P> {
     /// what the tenant asks for later waits the longer.
     pub fn turn_now(&self, want: Want) -> Turn<P> {
         let inner = &self.seat.inner;
-        if !inner.device.is_divided() && !self.seat.is_held_back() {
+        if !inner.device.is_divided() && !self.seat.is_limited.get() {
             return Turn(None);
         }
         let ask = {
@@ -704,6 +728,111 @@ impl<P: Platform> Tenant<P> {
             waited_ns,
             is_durable: want.is_durable,
         }))
+    }
+}
+
+/// How long a tenant whose writes are to be slower may exceed that by as much as it had not used.
+const SLOW_DEPTH_NS: u64 = 20_000_000;
+
+/// Bytes of the blocks that a write changes: who follows it copies those, however little of them was written.
+fn blocks_of(want: Want) -> u64 {
+    let first = want.offset_bytes / BLOCK_SIZE;
+    let end = want.offset_bytes.saturating_add(want.len_bytes);
+    (end.div_ceil(BLOCK_SIZE) - first).saturating_mul(BLOCK_SIZE)
+}
+
+/// What makes a tenant's writes slower, while somebody wants that.
+struct Slowing {
+    /// A second's bytes, and what is left of them.
+    rate: RefCell<Option<(u64, Bucket)>>,
+    /// Another rate, or none any more.
+    changed: Signal,
+    /// Of those that wait the first one has this.
+    first: Budget,
+    waiting: Cell<u64>,
+    since: Cell<Time>,
+    waited_ns: Cell<u64>,
+}
+
+impl Default for Slowing {
+    fn default() -> Slowing {
+        Slowing {
+            rate: RefCell::default(),
+            changed: Signal::new(),
+            first: Budget::new(1),
+            waiting: Cell::new(0),
+            since: Cell::new(Time(0)),
+            waited_ns: Cell::new(0),
+        }
+    }
+}
+
+impl Slowing {
+    fn is_wanted(&self) -> bool {
+        self.rate.borrow().is_some()
+    }
+
+    fn set(&self, bytes: Option<u64>, now_ns: u64) {
+        let mut rate = self.rate.borrow_mut();
+        match (&mut *rate, bytes) {
+            (Some((before, bucket)), Some(bytes)) => {
+                bucket.set_rate(bytes, SLOW_DEPTH_NS, 0, now_ns);
+                *before = bytes;
+            }
+            (rate, bytes) => {
+                *rate = bytes.map(|bytes| (bytes, Bucket::new(bytes, SLOW_DEPTH_NS, now_ns)));
+            }
+        }
+        drop(rate);
+        self.changed.notify();
+    }
+
+    /// Takes so many bytes, of a large request as many as come in a second. Otherwise says when there will be some.
+    fn take(&self, bytes: u64, now: Time) -> Option<Time> {
+        let mut rate = self.rate.borrow_mut();
+        let (second, bucket) = rate.as_mut()?;
+        bucket.fill(now.0);
+        if !bucket.has_some() {
+            return Some(Time(bucket.ready_at_ns()));
+        }
+        bucket.take(bytes.min(*second));
+        None
+    }
+
+    /// For how long something waited, in nanoseconds.
+    fn waited_ns(&self, now: Time) -> u64 {
+        let waits_ns = match self.waiting.get() {
+            0 => 0,
+            _ => now.since(self.since.get()),
+        };
+        self.waited_ns.get() + waits_ns
+    }
+}
+
+/// A write that waits since it is to be slower.
+struct SlowWait<'a, P: Platform> {
+    slowing: &'a Slowing,
+    platform: &'a P,
+}
+
+impl<'a, P: Platform> SlowWait<'a, P> {
+    fn begin(slowing: &'a Slowing, platform: &'a P) -> SlowWait<'a, P> {
+        if slowing.waiting.get() == 0 {
+            slowing.since.set(platform.now());
+        }
+        slowing.waiting.set(slowing.waiting.get() + 1);
+        SlowWait { slowing, platform }
+    }
+}
+
+impl<P: Platform> Drop for SlowWait<'_, P> {
+    fn drop(&mut self) {
+        let slowing = self.slowing;
+        slowing
+            .waited_ns
+            .set(slowing.waited_ns(self.platform.now()));
+        slowing.since.set(self.platform.now());
+        slowing.waiting.set(slowing.waiting.get() - 1);
     }
 }
 

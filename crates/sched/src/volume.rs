@@ -2,8 +2,6 @@
 
 use std::collections::VecDeque;
 
-use flagstone_types::BLOCK_SIZE;
-
 use crate::SECOND_NS;
 use crate::bucket::Bucket;
 use crate::price::{Kind, Prices};
@@ -160,8 +158,6 @@ pub(crate) struct Volume<R> {
     pub(crate) queue: VecDeque<Waiting<R>>,
     pub(crate) promise: Promise,
     pub(crate) limits: Option<LimitBuckets>,
-    /// Bytes of whole blocks that it may write, while somebody wants it to be slower.
-    pub(crate) slowed: Option<Bucket>,
     /// What it may still begin, in nanoseconds of device time. Below zero: what it owes.
     pub(crate) credit_ns: i64,
     /// The round up to which its credit has been brought.
@@ -190,7 +186,6 @@ impl<R> Volume<R> {
             queue: VecDeque::new(),
             promise,
             limits: LimitBuckets::new(limits, now_ns),
-            slowed: None,
             credit_ns: quota_ns(promise),
             round: 0,
             in_flight_ns: 0,
@@ -212,35 +207,7 @@ impl<R> Volume<R> {
     /// Until when a limit holds the request at the head of the queue. `None`: it doesn't.
     pub(crate) fn limited_until_ns(&mut self, now_ns: u64) -> Option<u64> {
         let kind = self.queue.front()?.ask.kind;
-        let limits = self.limits.as_mut();
-        let limited_ns = limits.and_then(|limits| limits.until_ns(kind, now_ns));
-        let slowed = self.slowed.as_mut().filter(|_| kind == Kind::Write);
-        let slowed_ns = slowed.and_then(|bucket| {
-            bucket.fill(now_ns);
-            (!bucket.has_some()).then(|| bucket.ready_at_ns())
-        });
-        limited_ns.max(slowed_ns)
-    }
-
-    /// Has it write no more than so many bytes a second, besides its limits; `None`: as much as those allow.
-    pub(crate) fn slow_writes(&mut self, bytes: Option<u64>, now_ns: u64) {
-        match (&mut self.slowed, bytes) {
-            // What it owes stays owed.
-            (Some(bucket), Some(rate)) => bucket.set_rate(rate, LIMIT_DEPTH_NS, 0, now_ns),
-            (slowed, rate) => {
-                *slowed = rate.map(|rate| Bucket::new(rate, LIMIT_DEPTH_NS, now_ns));
-            }
-        }
-    }
-
-    /// Gives back what a request was charged that came to nothing, as far as that counts for limits.
-    pub(crate) fn give_back(&mut self, ask: &Ask) {
-        if let Some(limits) = &mut self.limits {
-            limits.give_back(ask.kind, ask.operations, ask.bytes);
-        }
-        if let Some(bucket) = self.slowed.as_mut().filter(|_| ask.kind == Kind::Write) {
-            bucket.give_back(in_blocks(ask.bytes));
-        }
+        self.limits.as_mut()?.until_ns(kind, now_ns)
     }
 
     /// Takes the request at the head of the queue and charges for it.
@@ -254,9 +221,6 @@ impl<R> Volume<R> {
     pub(crate) fn charge(&mut self, ask: &Ask) {
         if let Some(limits) = &mut self.limits {
             limits.take(ask.kind, ask.operations, ask.bytes);
-        }
-        if let Some(bucket) = self.slowed.as_mut().filter(|_| ask.kind == Kind::Write) {
-            bucket.take(in_blocks(ask.bytes));
         }
         let price = i64::try_from(ask.price_ns).unwrap_or(i64::MAX);
         self.credit_ns = self.credit_ns.saturating_sub(price);
@@ -302,13 +266,6 @@ impl<R> Volume<R> {
         let quota = quota_ns(self.promise).unsigned_abs();
         self.round.saturating_add(lacking.div_ceil(quota))
     }
-}
-
-/// Bytes of the blocks that a write changes: who follows it copies those, however little of them was written.
-fn in_blocks(bytes: u64) -> u64 {
-    bytes
-        .checked_next_multiple_of(BLOCK_SIZE)
-        .unwrap_or(u64::MAX)
 }
 
 /// What a promise is for one round.

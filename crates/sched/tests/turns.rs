@@ -515,13 +515,48 @@ fn writes_are_made_slower_for_whoever_follows_them() {
         tenant.slow_writes(None);
         let again = in_a_second();
         assert!(again > 5000, "{again}");
-        end.set(true);
-        world.run_until_idle();
-        tenant.slow_writes(Some(4096));
-        let end = stop();
-        let reads = greedy(&world, 0, &tenant, &channels, 8, end.clone());
-        world.run_for(SECOND_NS);
+        // Reads go by the writes that wait, which are few enough; and nobody has broken a promise.
+        tenant.slow_writes(Some(10 * 4096));
+        let (short_ns, limited_ns) = (tenant.stats().short_ns, tenant.limited_ns());
+        let stopped = stop();
+        let reads = greedy(&world, 0, &tenant, &channels, 8, stopped.clone());
+        let slow = in_a_second();
+        assert!((9..=11).contains(&slow), "{slow}");
         assert!(reads.get() > 5000, "{}", reads.get());
+        assert_eq!(tenant.stats().short_ns, short_ns);
+        // Something waits nearly all of the time, and no moment counts twice.
+        let limited_ns = tenant.limited_ns() - limited_ns;
+        assert!(
+            (SECOND_NS..=1100 * MS).contains(&limited_ns),
+            "{limited_ns}"
+        );
+        // However large a request, the next one waits for a second.
+        tenant.slow_writes(Some(1000 * 4096));
+        let (large, clock) = (tenant.clone(), world.platform(0));
+        let took_ns = world.block_on(0, async move {
+            drop(large.turn(Want::write(0, 16 << 20, false)).await);
+            let before = clock.now();
+            drop(large.turn(Want::write(0, 4096, false)).await);
+            clock.now().since(before)
+        });
+        assert!((900 * MS..1500 * MS).contains(&took_ns), "{took_ns}");
+        // Who waits when it ends goes on at once.
+        let (waits, clock) = (tenant.clone(), world.platform(0));
+        let ended_at: Rc<Cell<u64>> = Rc::default();
+        let told = ended_at.clone();
+        tenant.slow_writes(Some(1));
+        world.spawn(0, async move {
+            drop(waits.turn(Want::write(0, 4096, false)).await);
+            drop(waits.turn(Want::write(0, 4096, false)).await);
+            told.set(clock.now().0);
+        });
+        world.run_for(SECOND_NS / 2);
+        assert_eq!(ended_at.get(), 0);
+        let now = world.now();
+        tenant.slow_writes(None);
+        world.run_for(MS);
+        assert!((now.0..now.0 + MS).contains(&ended_at.get()));
+        stopped.set(true);
         end.set(true);
         world.run_until_idle();
     }

@@ -189,6 +189,9 @@ pub trait Progress {
     /// that a third as much is written as is copied; until the move is over. Told once.
     fn outrun(&self) {}
 
+    /// It is over, whatever came of it.
+    fn over(&self) {}
+
     /// So many bytes were copied before: none if it begins, or begins anew.
     fn resumed(&self, _copied_bytes: u64) {}
 }
@@ -205,6 +208,16 @@ pub enum Failed {
 
 /// Moves a dvol, up to the moment of the move. The origin is left held, whether this fails or not.
 pub async fn move_dvol(
+    origin: &impl Origin,
+    target: &impl Target,
+    progress: &impl Progress,
+) -> Result<(), Failed> {
+    let moved = move_to_the_end(origin, target, progress).await;
+    progress.over();
+    moved
+}
+
+async fn move_to_the_end(
     origin: &impl Origin,
     target: &impl Target,
     progress: &impl Progress,

@@ -104,6 +104,7 @@ impl Target for Nowhere {
 /// Counts how often it is told, and ends a move that has copied too much.
 struct Told {
     outrun: Rc<Cell<u32>>,
+    over: Cell<u32>,
     rest_bytes: Cell<u64>,
 }
 
@@ -115,7 +116,12 @@ impl Progress for Told {
     }
 
     fn outrun(&self) {
+        assert_eq!(self.over.get(), 0, "it is over");
         self.outrun.set(self.outrun.get() + 1);
+    }
+
+    fn over(&self) {
+        self.over.set(self.over.get() + 1);
     }
 }
 
@@ -134,12 +140,14 @@ fn moved(
     };
     let told = Told {
         outrun: outrun.clone(),
+        over: Cell::new(0),
         rest_bytes: Cell::new(rest_bytes),
     };
     let moving = pin!(move_dvol(&origin, &Nowhere, &told));
     let Poll::Ready(result) = moving.poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("nothing waits");
     };
+    assert_eq!(told.over.get(), 1, "whatever came of it");
     let held = origin.held_behind.get();
     let copied = origin.copied.borrow().clone();
     (result, copied, held, outrun.get())

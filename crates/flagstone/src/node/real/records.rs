@@ -300,6 +300,11 @@ impl<P: Platform, R: Kept> RecordStore<P, R> {
         self.broken.get().is_some() || !self.unreadable.borrow().is_empty()
     }
 
+    /// Whether there is a record with this key.
+    pub(super) fn has(&self, key: R::Key) -> bool {
+        self.places.borrow().by_key.contains_key(&key)
+    }
+
     /// Removes records that can't be read, but for those of newer programs: nobody is in need of them any more. Returns how many. The caller
     /// has the turn.
     pub(super) async fn discard_unreadable(&self) -> Result<usize, DvolError> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use flagstone_device::engine::{Attributes, CreateDvol, DvolError, Handle, Stability};
+use flagstone_fs::DvolRole;
 use flagstone_gateway::nfs3::Network;
 use flagstone_platform::Platform;
 use flagstone_runtime::UringPlatform;
@@ -15,6 +16,7 @@ use flagstone_wire::proof::{KEY_BYTES, Key};
 
 use super::record::{Record, Token, is_label};
 use super::{TokenStore, revoke};
+use crate::node::real::attributes::{StripePart, VolumeAttributes};
 use crate::node::real::core::CoreNode;
 use crate::node::real::{RealNode, Target, describe};
 use crate::node::{
@@ -73,10 +75,20 @@ impl CoreNode {
         self.discard_unreadable(engine, store).await;
     }
 
-    /// Removes records of a journal that can't be read, once each volume that one of them may be about has another one, or is gone. The caller
-    /// has the turn.
+    /// Removes records of a journal that can't be read, once each volume that one of them may be about has another one, or is gone. Also those count
+    /// that nobody can see just now: in doubt between two nodes, or closed since another device is missing. The caller has the turn.
     async fn discard_unreadable(&self, engine: usize, store: &TokenStore<UringPlatform>) {
         if !store.has_unreadable() || self.access.has_lost_at(engine) {
+            return;
+        }
+        let mut is_needed = false;
+        store.engine().visit_dvols(|handle, attributes| {
+            let stripe = VolumeAttributes::decode(attributes).stripe;
+            let is_member = matches!(stripe, Some(StripePart::Member { .. }));
+            let is_volume = DvolRole::of(attributes).is_none() && !is_member;
+            is_needed |= is_volume && !store.has(handle.id);
+        });
+        if is_needed {
             return;
         }
         match store.discard_unreadable().await {
@@ -285,10 +297,13 @@ impl RealNode {
             return Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
                 .next("name larger networks"));
         }
-        for network in &restrictions.allow_from {
+        let target = self.target(&name, &doing)?;
+        // Earlier versions took what is no network, and whoever changes something else says that once more.
+        let known = self.access.restrictions(target.place.id).allow_from;
+        let new = restrictions.allow_from.iter();
+        for network in new.filter(|network| !known.contains(network)) {
             network_named(network, &doing)?;
         }
-        let target = self.target(&name, &doing)?;
         let words = restrictions.to_string();
         self.change_tokens(&target, &doing, move |_, record| {
             record.networks = restrictions.allow_from;

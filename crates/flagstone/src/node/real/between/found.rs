@@ -346,7 +346,7 @@ impl CoreNode {
         match carried_out.await {
             Ok(epoch) => {
                 self.between.take(volume);
-                self.is_served(one);
+                self.is_served(one).await;
                 self.go_on_forced(engine, name, volume, &home.to, epoch);
                 self.asking.is_known(volume, Came::Forced(epoch));
             }
@@ -406,7 +406,7 @@ impl CoreNode {
             );
             self.between.take(handle.id);
         }
-        self.is_served(one);
+        self.is_served(one).await;
         tracing::info!(
             volume = home.name,
             "it was being moved to another node when this one ended, and has not come there: it goes on here"
@@ -414,10 +414,14 @@ impl CoreNode {
     }
 
     /// From now on it is found here.
-    fn is_served(&self, one: LeftOver) {
+    async fn is_served(&self, one: LeftOver) {
         let Some(handle) = one.handle else {
             return;
         };
+        // While it was in doubt nobody asked for it. If its record may be one that can't be read, nobody may use it.
+        if let Some(owned) = self.engines.get(one.engine) {
+            self.access.reload(&owned.tokens, handle.id).await;
+        }
         let name = &one.record.name;
         self.set_slo(handle.id, &one.slo);
         self.schedules.set(one.engine, handle, one.snapshots);

@@ -313,8 +313,8 @@ impl CoreNode {
         let copier = self.copier(job.from.engine, job.slo);
         let copier = copier.ok_or(stayed(DvolError::NotFound))?;
         let held_since = Cell::default();
-        let here = Here::new(&origin, copier, &job.watched, self, &held_since);
-        let pace = Pace::new(self, &job.watched, &here, (&job.name, &job.from, job.slo));
+        let here = Here::new(&origin, copier, &job.watched, self, &held_since, job.slo);
+        let pace = Pace::new(self, &job.watched, &here, (&job.name, &job.from));
         let take_tokens = || {
             target.set_record(
                 self.access

@@ -442,8 +442,18 @@ impl CoreNode {
         let told = |what: &str, error: DvolError| {
             tracing::error!(device = passing.device, journal, "reading {what}: {error}");
         };
-        if let Err(error) = tokens.load(|_| true).await {
-            told("the tokens of volumes", error);
+        match tokens.load(|_| true).await {
+            Ok(loaded) => loaded.unreadable.iter().for_each(|what| {
+                let device = passing.device;
+                tracing::error!(
+                    device,
+                    journal,
+                    "reading the tokens of volumes: {what}; what they were is known until the next start, which closes \
+                     volumes that have no other: see with `flagstone volume restrict` and `token list` what each has, and \
+                     say it anew"
+                );
+            }),
+            Err(error) => told("the tokens of volumes", error),
         }
         if let Err(error) = moves.load(|_| true).await {
             told("what moves of volumes between nodes have left", error);

@@ -364,16 +364,18 @@ pub(super) struct Here<'a> {
     held_since: &'a Cell<Option<Time>>,
     /// The epoch that the volume has at its new place.
     epoch: Cell<Epoch>,
+    slowing: Slowing,
 }
 
 impl<'a> Here<'a> {
-    /// With such turns.
+    /// With such turns, of a volume with this SLO.
     pub(super) fn new(
         origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
         copier: Copier,
         watched: &'a Watched,
         core: &'a CoreNode,
         held_since: &'a Cell<Option<Time>>,
+        slo: Slo,
     ) -> Here<'a> {
         Here {
             origin,
@@ -382,6 +384,7 @@ impl<'a> Here<'a> {
             core,
             held_since,
             epoch: Cell::new(Epoch(0)),
+            slowing: Slowing::new(slo, core.platform.now()),
         }
     }
 }
@@ -429,6 +432,9 @@ impl Origin for Here<'_> {
     async fn hold(&self) -> Result<Epoch, DvolError> {
         self.held_since.set(Some(self.core.platform.now()));
         let epoch = self.origin.hold().await?;
+        // What waits for that would wait here while it could go on there. Not before: all that waits would begin in the last moment.
+        self.slowing.end();
+        self.watched.lock().slowed_to = None;
         self.core.at(MovePoint::Held).await;
         Ok(epoch)
     }
@@ -448,12 +454,11 @@ pub(super) struct Pace<'a> {
     here: &'a Here<'a>,
     name: &'a str,
     volume: &'a Place,
-    slowing: Slowing,
 }
 
 impl Progress for Pace<'_> {
     async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
-        let slowed_to = self.slowing.copied(bytes, self.core.platform.now());
+        let slowed_to = self.here.slowing.copied(bytes, self.core.platform.now());
         let copied_bytes = {
             let mut seen = self.watched.lock();
             seen.copied_bytes += bytes;
@@ -475,11 +480,11 @@ impl Progress for Pace<'_> {
     fn phase(&self, phase: Phase) {
         let mut seen = self.watched.lock();
         seen.phase = Some(phase);
-        if phase == Phase::Switching {
-            // What waits for it would wait here while it could go on there: no change begins any more.
-            self.slowing.end();
-            seen.slowed_to = None;
-        }
+    }
+
+    fn over(&self) {
+        // It may have come to nothing: what is to be done about that takes its time.
+        self.here.slowing.end();
     }
 
     fn outrun(&self) {
@@ -488,7 +493,7 @@ impl Progress for Pace<'_> {
         let Some(tenant) = device.and_then(|device| core.tenant_of(device, place.id)) else {
             return;
         };
-        let slowed_to = self.slowing.begin(tenant, core.platform.now());
+        let slowed_to = self.here.slowing.begin(tenant, core.platform.now());
         self.watched.lock().slowed_to = slowed_to;
         tracing::info!(
             volume = self.name,
@@ -504,12 +509,12 @@ impl Progress for Pace<'_> {
 }
 
 impl<'a> Pace<'a> {
-    /// From now on, of the volume with this name, place and SLO.
+    /// From now on, of the volume with this name and place.
     pub(super) fn new(
         core: &'a CoreNode,
         watched: &'a Watched,
         here: &'a Here<'a>,
-        (name, volume, slo): (&'a str, &'a Place, Slo),
+        (name, volume): (&'a str, &'a Place),
     ) -> Pace<'a> {
         let began = core.platform.now();
         Pace {
@@ -522,7 +527,6 @@ impl<'a> Pace<'a> {
             here,
             name,
             volume,
-            slowing: Slowing::new(slo, began),
         }
     }
 
@@ -698,7 +702,7 @@ impl CoreNode {
         let held_since = Cell::default();
         let copier = self.copier(job.from.engine, job.slo);
         let copier = copier.ok_or(DvolError::NotFound)?;
-        let here = Here::new(&origin, copier, &job.watched, self, &held_since);
+        let here = Here::new(&origin, copier, &job.watched, self, &held_since, job.slo);
         let there = There {
             core: self,
             job,
@@ -707,7 +711,7 @@ impl CoreNode {
             held_since: &held_since,
             tokens: Default::default(),
         };
-        let pace = Pace::new(self, &job.watched, &here, (&job.name, &job.from, job.slo));
+        let pace = Pace::new(self, &job.watched, &here, (&job.name, &job.from));
         // What tokens it has doesn't change from here on: it goes with the volume.
         let store = &owned.tokens;
         let moved = async {

@@ -13,8 +13,8 @@ use flagstone_types::BLOCK_SIZE;
 
 use crate::node::{Slo, SloPromise};
 
-/// However little is copied, so many bytes a second may be written: 1 MiB.
-const SLOWEST_BYTES: u64 = 1 << 20;
+/// However little is copied, so many bytes a second may be written: 4 MiB. Nothing forces a move to its end, and guests give up disks that are too slow.
+const SLOWEST_BYTES: u64 = 4 << 20;
 
 /// Of what is copied this part may be written: a third.
 const PART_WRITTEN: u64 = 3;
