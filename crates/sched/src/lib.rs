@@ -19,6 +19,7 @@ pub mod price;
 pub mod promise;
 mod rounds;
 pub mod scheduler;
+mod slowing;
 pub mod turns;
 mod volume;
 pub mod want;
