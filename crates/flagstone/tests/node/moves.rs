@@ -61,6 +61,22 @@ fn to(device: Option<&str>, core: Option<u32>) -> MoveSpec {
     }
 }
 
+/// A volume of so many MiB.
+fn sized(name: &str, device: &str, mib: u64) -> VolumeSpec {
+    VolumeSpec {
+        name: name.to_owned(),
+        size_bytes: mib * MIB,
+        reserve: Reservation::None,
+        device: Some(device.to_owned()),
+        core: None,
+        apart: false,
+        stripes: None,
+        stripe_unit_bytes: None,
+        slo: Slo::default(),
+        oversubscribe: false,
+    }
+}
+
 /// Moves a volume and waits for the end of that.
 fn moved(scene: &Scene, name: &str, spec: MoveSpec) -> MoveInfo {
     let begun = scene.ask(|node| node.move_volume(name.to_owned(), spec));
@@ -630,19 +646,7 @@ fn a_volume_that_is_written_as_quickly_as_it_is_copied_is_written_more_slowly_an
     const SIZE: u64 = 48;
     let other = Folder::new();
     let scene = scene(&other);
-    let spec = VolumeSpec {
-        name: "vm".to_owned(),
-        size_bytes: SIZE * MIB,
-        reserve: Reservation::None,
-        device: Some("main".to_owned()),
-        core: None,
-        apart: false,
-        stripes: None,
-        stripe_unit_bytes: None,
-        slo: Slo::default(),
-        oversubscribe: false,
-    };
-    let created = scene.ask(|node| node.create_volume(spec));
+    let created = scene.ask(|node| node.create_volume(sized("vm", "main", SIZE)));
     created.expect("is created");
     let stop = Arc::new(AtomicBool::new(false));
     let done = Arc::new(AtomicU64::new(0));
@@ -723,20 +727,8 @@ fn what_was_deleted_just_before_is_room_for_a_move() {
     };
     flagstone::offline::format(&other.path.join("other.img"), &format).expect("formatted");
     let scene = Scene::with(|options| change(options, &other));
-    let spec = |name: &str, device: &str| VolumeSpec {
-        name: name.to_owned(),
-        size_bytes: 64 * MIB,
-        reserve: Reservation::None,
-        device: Some(device.to_owned()),
-        core: None,
-        apart: false,
-        stripes: None,
-        stripe_unit_bytes: None,
-        slo: Slo::default(),
-        oversubscribe: false,
-    };
     for (name, device) in [("vm", "main"), ("old", "other")] {
-        let created = scene.ask(|node| node.create_volume(spec(name, device)));
+        let created = scene.ask(|node| node.create_volume(sized(name, device, 64)));
         created.expect("is created");
         let mut client = scene.attach(name);
         for at in 0..60 {

@@ -61,8 +61,8 @@ const BACKGROUND_ALLOCATIONS_MAX: u64 = 400;
 const SEGMENT_ALLOCATIONS: u64 = 2 * 512;
 const BACKGROUND_LOCKS_MAX: u64 = 40;
 
-/// In most runs writes have windows without any allocation. In some, each window has one for some hundred writes: lists of freed blocks, which go
-/// round and have each to become as large as what was freed between two flushes.
+/// In most runs writes have windows without any allocation. In some, each window has one for some hundred or thousand writes: the task that looks for quiet moments
+/// collects the segments that could be given away, by the clock, and a large write opens segments.
 const RARELY: f64 = 0.01;
 
 /// Judges what was counted in each window of so many requests, and says what is too much.
@@ -212,7 +212,7 @@ fn cases() -> Vec<Case> {
         case("4 KiB writes, 32 at a time", Write(4096), 32, 8_000, RARELY),
         case("durable writes, 1 at a time", Durable, 1, 200, RARELY),
         case("durable writes, 32 at a time", Durable, 32, 1_600, RARELY),
-        // A delta comes and goes with each, so nodes of the map become larger and smaller.
+        // A delta comes and goes with each, so nodes of the map become larger (`Node::make_room`) and smaller (`Node::settle`).
         case("512 B writes, 32 at a time", Write(512), 32, 1_600, 0.1),
         Case {
             // 200 MiB.
