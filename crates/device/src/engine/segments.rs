@@ -97,14 +97,16 @@ impl<P: Platform> Inner<P> {
         self.open_segment(Needed::ByCommand).await
     }
 
-    /// Empty segments that this journal can do without, the highest first.
+    /// Empty segments that this journal can do without, the highest first, and no more than `most`.
     ///
     /// None whose record of being taken is in a group that is still open: the root leaves the segment
     /// out, but the chain behind that root would begin by taking it.
-    fn spare_segments(&self) -> Vec<SegmentNo> {
+    ///
+    /// Takes no memory to look for one: that is done whenever things are quiet.
+    fn spare_segments(&self, most: usize) -> SmallVec<[SegmentNo; 1]> {
         // There may be nobody else to have them.
         if self.geometry.journal_count == 1 {
-            return Vec::new();
+            return SmallVec::new();
         }
         let (open, unloaded) = self.own_open_blocks();
         // What was taken for a pledge is not given back before the rest of it is there.
@@ -117,26 +119,27 @@ impl<P: Platform> Inner<P> {
         let mut taking = self.segments_taking.borrow_mut();
         taking.retain(|_, unit| unit.seq.get() == 0);
         let state = self.state.borrow();
-        let empty = state.pool.segments().filter(|(no, s)| {
-            let is_recorded = !taking.contains_key(no);
-            s.is_untouched() && is_recorded
-        });
-        let mut empty: Vec<(SegmentNo, u64)> = empty.map(|(no, s)| (no, s.capacity())).collect();
-        let in_empty: u64 = empty.iter().map(|(_, capacity)| capacity).sum();
-        if (open + unloaded).saturating_sub(in_empty) < needed {
-            empty.drain(..EMPTY_KEPT.min(empty.len()));
-        }
-        let spare = empty.into_iter().rev().filter(|&(_, capacity)| {
-            let is_spare = capacity <= left;
-            left -= if is_spare { capacity } else { 0 };
+        let empty = || {
+            let segments = state.pool.segments();
+            segments.filter(|(no, s)| s.is_untouched() && !taking.contains_key(no))
+        };
+        let in_empty: u64 = empty().map(|(_, s)| s.capacity()).sum();
+        let kept = match (open + unloaded).saturating_sub(in_empty) < needed {
+            true => EMPTY_KEPT,
+            false => 0,
+        };
+        let offered = empty().count().saturating_sub(kept);
+        let spare = empty().rev().take(offered).filter(|(_, s)| {
+            let is_spare = s.capacity() <= left;
+            left -= if is_spare { s.capacity() } else { 0 };
             is_spare
         });
-        spare.map(|(no, _)| no).take(GIVEN_BACK_MAX).collect()
+        spare.map(|(no, _)| no).take(most).collect()
     }
 
     /// Has a checkpoint made if there is something to give back.
     pub(super) fn offer_segments(&self) {
-        if !self.spare_segments().is_empty() {
+        if !self.spare_segments(1).is_empty() {
             self.request_checkpoint();
         }
     }
@@ -146,7 +149,7 @@ impl<P: Platform> Inner<P> {
     /// Nothing that is under way speaks of their blocks, since those count as taken until the record
     /// that freed them is durable and nobody reads them. So in a replay the record finds them empty.
     pub(super) fn give_segments_back(self: &Rc<Self>) -> Result<(), DvolError> {
-        let spare = self.spare_segments();
+        let spare = self.spare_segments(GIVEN_BACK_MAX);
         if spare.is_empty() {
             return Ok(());
         }

@@ -169,7 +169,7 @@ impl Pool {
     }
 
     /// Owned segments in order.
-    pub fn segments(&self) -> impl Iterator<Item = (SegmentNo, &SegmentState)> {
+    pub fn segments(&self) -> impl DoubleEndedIterator<Item = (SegmentNo, &SegmentState)> {
         self.segments.iter().map(|(&no, state)| (no, state))
     }
 

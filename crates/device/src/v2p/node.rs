@@ -371,9 +371,22 @@ impl Node {
     }
 
     /// After a change: brings the counters up to date and gives back much too large vectors.
+    ///
+    /// Much later than [`Node::make_room`] makes them larger: deltas come and go, and so would memory with each.
     pub(super) fn settle(&mut self) {
         let fit = room_for(self.entries.len(), self.stats.fanout);
-        if self.entries.capacity() > fit + fit / 4 {
+        self.settle_in(fit, fit + fit * 3 / 4);
+    }
+
+    /// The same for a node that was cut: what is gone doesn't come back.
+    pub(super) fn settle_cut(&mut self) {
+        let fit = room_for(self.entries.len(), self.stats.fanout);
+        self.settle_in(fit, fit);
+    }
+
+    /// Gives back what is more than `fit`, if there is more than `allowed`.
+    fn settle_in(&mut self, fit: usize, allowed: usize) {
+        if self.entries.capacity() > allowed {
             self.entries.shrink_to(fit);
         }
         let bytes = self.bytes();

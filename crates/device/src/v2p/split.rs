@@ -93,7 +93,7 @@ pub(super) fn split(node: &mut Node, pack: Pack, edit: &mut Edit) -> Vec<Rc<Node
     }
     right.reverse();
     node.sum = Sum::of(&node.entries);
-    node.settle();
+    node.settle_cut();
     right
 }
 
