@@ -98,6 +98,10 @@ pub enum Bug {
     CachedUnchecked,
     /// Writes to parts of one block don't wait for each other.
     PartsNotLocked,
+    /// The holes in a delta are read as if it had bytes there.
+    HolesTaken,
+    /// What is kept of a block's parts is used whatever has been written to the block since.
+    StalePartUsed,
     /// Conditions are checked before the batch has its ranges for itself.
     ConditionsNotLocked,
     /// A part of a block is copied though a crash may still take back the write it is of.
@@ -110,7 +114,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 49] = [
+    pub const ALL: [Bug; 51] = [
         Bug::AckBeforeFlush,
         Bug::AckBeforeData,
         Bug::FailureNotJournaled,
@@ -156,6 +160,8 @@ impl Bug {
         Bug::CacheKeepsFreed,
         Bug::CachedUnchecked,
         Bug::PartsNotLocked,
+        Bug::HolesTaken,
+        Bug::StalePartUsed,
         Bug::ConditionsNotLocked,
         Bug::CopyBeforeFlush,
         Bug::PartOutlivesBlock,

@@ -370,6 +370,95 @@ fn pieces_in_order_read_nothing_and_end_as_whole_blocks() {
     });
 }
 
+/// Sectors of blocks in any order, which come together from memory: as deltas of several pieces, and as whole blocks in the end.
+#[test]
+fn sectors_in_any_order_read_nothing_and_end_as_whole_blocks() {
+    const BLOCKS: u64 = 60;
+    const SECTOR: u64 = 512;
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let mut engine = formatted(&platform, &disk).await;
+        let mut dvol = create(&engine, "disk", 0).await;
+        let reads = || disk.counts().reads;
+        write(&engine, dvol, 0, BLOCKS * BLOCK, 1).await;
+        // Each block has its sectors in another order, and other blocks are written in between.
+        let order = [5, 0, 3, 7, 1, 6, 2, 4];
+        let sector_of = |block: u64, turn: usize| order[(turn + block as usize) % 8];
+        let byte_of = |block: u64, sector: u64| (2 + (block + sector) % 250) as u8;
+        for turn in 0..8 {
+            let before = reads();
+            for block in 0..BLOCKS {
+                let sector = sector_of(block, turn);
+                let at = block * BLOCK + sector * SECTOR;
+                write(&engine, dvol, at, SECTOR, byte_of(block, sector)).await;
+            }
+            assert_eq!(reads(), before, "turn {turn}");
+            if turn == 3 {
+                // What is on the device is enough.
+                engine.stop().await.expect("stops");
+                drop(engine);
+                engine = open(&platform, &disk).await;
+                dvol = engine.dvol("disk").expect("is there").handle;
+            }
+            for block in 0..BLOCKS {
+                for at in 0..8 {
+                    let sector = sector_of(block, at);
+                    let expected = if at <= turn {
+                        byte_of(block, sector)
+                    } else {
+                        1
+                    };
+                    let begin = block * BLOCK + sector * SECTOR;
+                    let before = reads();
+                    let found = byte(&engine, dvol, begin, SECTOR).await;
+                    assert_eq!(found, Some(expected), "sector {sector} of {block}");
+                    assert!(turn == 3 || reads() - before == 1, "one has all of it");
+                }
+            }
+            if turn == 3 {
+                // Nothing is kept any more: the next part reads the block, and it is whole from then on.
+                for block in 0..BLOCKS {
+                    let sector = sector_of(block, 0);
+                    let before = reads();
+                    let at = block * BLOCK + sector * SECTOR;
+                    write(&engine, dvol, at, 1, byte_of(block, sector)).await;
+                    assert_eq!(reads() - before, 2);
+                }
+            }
+        }
+        engine.flush().await.expect("flushes");
+        platform.sleep_ns(2_000_000_000).await;
+        assert_eq!(missing(&engine), 0, "{:?}", engine.space());
+        let before = reads();
+        for block in 0..BLOCKS {
+            engine
+                .read(dvol, block * BLOCK, BLOCK)
+                .await
+                .expect("reads");
+        }
+        assert_eq!(reads() - before, BLOCKS, "no block has a delta");
+
+        // What lies between two parts has to be a few whole sectors, or it is read.
+        let part = async |at: u64, len: u64| {
+            let before = reads();
+            write(&engine, dvol, at, len, 3).await;
+            reads() - before
+        };
+        write(&engine, dvol, 0, 2 * BLOCK, 1).await;
+        assert_eq!(part(0, 512).await, 0);
+        assert_eq!(part(1000, 24).await, 2);
+        assert_eq!(part(BLOCK + 100, 28).await, 0);
+        assert_eq!(part(BLOCK + 256, 1).await, 0);
+        for (at, expected) in [(0, 3), (512, 1), (1000, 3), (1024, 1)] {
+            assert_eq!(byte(&engine, dvol, at, 24).await, Some(expected), "{at}");
+        }
+        for (at, expected) in [(0, 1), (100, 3), (127, 3), (128, 1), (256, 3), (257, 1)] {
+            let found = byte(&engine, dvol, BLOCK + at, 1).await;
+            assert_eq!(found, Some(expected), "{at}");
+        }
+    });
+}
+
 /// Reads and writes of parts of a block with a delta, which read no more of the device than they must.
 #[test]
 fn small_transfers_over_a_delta_read_one_block_at_most() {
@@ -405,8 +494,11 @@ fn small_transfers_over_a_delta_read_one_block_at_most() {
         assert_eq!(reads() - before, 4, "over a border both are needed");
 
         // One that leaves some of the bytes, of a delta that was written long ago: the block is completed.
-        for other in 1..=100 {
-            stable(other * BLOCK, 512, 9).await.expect("another block");
+        for other in 0..1100 {
+            let at = (1 + other % 100) * BLOCK;
+            stable(at + other % 2, BLOCK - 1, 9)
+                .await
+                .expect("another block");
         }
         let before = reads();
         stable(600, 1024, 5).await.expect("a block again");

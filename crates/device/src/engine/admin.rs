@@ -93,7 +93,10 @@ impl<P: Platform> Engine<P> {
         if layer == u32::MAX {
             return Err(DvolError::TooMany);
         }
-        inner.recent_parts.forget(id);
+        if new.id.is_some() {
+            // One that was drawn was never there before.
+            inner.recent_parts.forget(id);
+        }
         let record = CatalogueRecord {
             reserved_blocks,
             attributes,

@@ -155,6 +155,7 @@ mod tests {
     use smallvec::smallvec;
 
     use crate::format::record::{MapRun, MappedBlock};
+    use crate::v2p::Changed;
 
     const DVOL: Slot = Slot(1);
     const OTHER: Slot = Slot(2);
@@ -185,8 +186,7 @@ mod tests {
             slot,
             lsn: Lsn(1),
             vblock: VBlock(vblock),
-            offset_bytes: 0,
-            len_bytes: 1,
+            changed: Changed::of(0..1).unwrap(),
             block: BlockNo(block),
             checksum: checksum(),
         }

@@ -169,7 +169,7 @@ struct Inner<P: Platform> {
     /// Units of several blocks that a crash may still take back.
     loose: loose::LooseUnits,
     /// What parts of blocks were written last.
-    recent_parts: Rc<recent_parts::RecentParts>,
+    recent_parts: recent_parts::RecentParts,
     /// Where the futures of writes that had to wait lie: of `write_waiting` and of nothing else, since a pool is for one type.
     waiting_writes: Rc<FuturePool>,
     /// The same of the pieces of reads: of `take_step_alone`.

@@ -430,9 +430,16 @@ impl<P: Platform> Inner<P> {
                 whole
             }
         };
+        let bytes = whole.bytes_mut();
         let changed = delta.changed();
-        let changed = changed.start as usize..changed.end as usize;
-        whole.bytes_mut()[changed.clone()].copy_from_slice(&patch[changed]);
+        if planted(Bug::HolesTaken) {
+            let all = changed.range();
+            bytes[all.clone()].copy_from_slice(&patch[all]);
+            return Ok((whole, took));
+        }
+        for piece in changed.pieces() {
+            bytes[piece.clone()].copy_from_slice(&patch[piece]);
+        }
         Ok((whole, took))
     }
 }
@@ -502,9 +509,10 @@ fn only_wanted(steps: &mut Steps, wanted: &Range<u64>) {
         return;
     };
     let changed = delta.changed();
-    let from = if changed.start <= wanted.start && wanted.end <= changed.end {
+    let wanted = wanted.start as usize..wanted.end as usize;
+    let from = if changed.covers(&wanted) {
         Some(*delta)
-    } else if wanted.end <= changed.start || changed.end <= wanted.start {
+    } else if !changed.touches(&wanted) {
         *base
     } else {
         return;

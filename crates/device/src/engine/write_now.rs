@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_platform::sync::Awaited;
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_types::{DvolId, Lsn, VBlock};
+use flagstone_types::{Lsn, VBlock};
 use smallvec::smallvec;
 
 use super::Inner;
@@ -15,7 +15,6 @@ use super::data::GATHERED_MAX_BYTES;
 use super::error::DvolError;
 use super::info::Handle;
 use super::locks::{Held, RangeLock};
-use super::recent_parts::Lent;
 use super::spacing::Over;
 use super::unit::Outcome;
 use super::write::{Given, Metas, Recorded};
@@ -27,19 +26,12 @@ pub(super) struct Begun<P: Platform> {
     lsn: Lsn,
     answer: Awaited<Outcome>,
     held: Held<P>,
-    /// What is kept of it once it is made, if it is a part of a block.
-    part: Option<(DvolId, VBlock, Lent)>,
 }
 
 impl<P: Platform> Begun<P> {
     /// Waits for its end.
     pub(super) async fn end(self) -> Result<Lsn, DvolError> {
         let result = self.answer.await.unwrap_or(Err(DvolError::Fenced));
-        if result.is_ok()
-            && let Some((dvol, vblock, part)) = self.part
-        {
-            part.keep(dvol, vblock, self.lsn);
-        }
         self.held.answered();
         result.map(|()| self.lsn)
     }
@@ -70,7 +62,7 @@ impl<P: Platform> Inner<P> {
         };
         let metas = Metas::all(given.meta);
         let recorded = self.record_whole(handle, blocks.start, runs, data, metas, given)?;
-        Ok(Some(self.begun(handle, lock, recorded, None)))
+        Ok(Some(self.begun(handle, lock, recorded)))
     }
 
     /// Begins a write of a part of a block, if it becomes a delta.
@@ -94,17 +86,17 @@ impl<P: Platform> Inner<P> {
             return Ok(None);
         }
         let at = (offset_bytes - vblock.offset_bytes()) as usize;
-        let (part, fits) = self.with_recent(handle, vblock, at, data)?;
-        let runs = match fits {
+        let patch = self.patch(handle, vblock, at..at + data.len())?;
+        let runs = match patch.fits {
             Fits::AsDelta => self.take_blocks_now(slot, 1, blocks, Over::Delta),
             Fits::Whole | Fits::Read => None,
         };
         let Some(runs) = runs else {
             return Ok(None);
         };
-        let recorded = self.record_delta(handle, vblock, &part, runs, given)?;
-        let part = (handle.id, vblock, part);
-        Ok(Some(self.begun(handle, lock, recorded, Some(part))))
+        let buf = self.patched(&patch, at, data);
+        let recorded = self.record_delta(handle, vblock, patch.changed, buf, runs, given)?;
+        Ok(Some(self.begun(handle, lock, recorded)))
     }
 
     /// Has the data of what was recorded gathered.
@@ -113,7 +105,6 @@ impl<P: Platform> Inner<P> {
         handle: Handle,
         lock: RangeLock,
         recorded: Recorded<'_, P>,
-        part: Option<(DvolId, VBlock, Lent)>,
     ) -> Begun<P> {
         let Submitted { unit, answer } = recorded.submitted;
         self.gather(&unit, recorded.writes, recorded.under_way);
@@ -121,7 +112,6 @@ impl<P: Platform> Inner<P> {
             lsn: recorded.lsn,
             answer,
             held: self.holding(smallvec![(handle.slot, lock)]),
-            part,
         }
     }
 }

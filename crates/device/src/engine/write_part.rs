@@ -1,7 +1,7 @@
 //! Writing parts of blocks.
 //!
 //! A write within one block that is mapped becomes a delta and needs no read, unless there is one already with bytes that the
-//! write leaves and that were not written just before. With what was written just before it may be the whole block, and is written as that. Other parts of blocks are read, changed and written as whole blocks.
+//! write leaves and that are not kept any more. With what is kept it may be the whole block, and is written as that. Other parts of blocks are read, changed and written as whole blocks.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -14,12 +14,12 @@ use super::Inner;
 use super::error::DvolError;
 use super::info::Handle;
 use super::read::gather;
-use super::recent_parts::{Lent, Part};
+use super::recent_parts::Kept;
 use super::spacing::Over;
 use super::write::{DataWrite, Given, Metas, Recorded};
 use crate::format::record::Record;
 use crate::space::BlockRun;
-use crate::v2p::Entry;
+use crate::v2p::{Changed, Entry};
 
 /// As what a part of a block can be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,6 +30,15 @@ pub(super) enum Fits {
     AsDelta,
     /// It has to be read first what the block is.
     Read,
+}
+
+/// What a write to a part of a block makes of it.
+pub(super) struct Patch {
+    pub(super) fits: Fits,
+    /// Which bytes it writes, with those that were written just before.
+    pub(super) changed: Changed,
+    /// Those that were written just before, unless their place is taken anyway.
+    before: Option<Kept>,
 }
 
 impl<P: Platform> Inner<P> {
@@ -45,123 +54,134 @@ impl<P: Platform> Inner<P> {
         let slot = handle.slot;
         let blocks = vblock..VBlock(vblock.0 + 1);
         self.load_range(slot, blocks.clone()).await?;
-        let (part, fits) = self.with_recent(handle, vblock, at, &data)?;
-        drop(data);
-        let mut metas = Metas::all(0);
-        let whole = if part.is_whole() {
+        let patch = self.patch(handle, vblock, at..at + data.len())?;
+        let (whole, metas) = if patch.fits == Fits::Whole {
+            let whole = self.patched(&patch, at, &data);
+            drop(data);
+            let mut metas = Metas::all(0);
             let meta = self.meta_of(slot, vblock).await?;
             if meta != 0 {
                 // It is copied from a write that a crash may take back as a whole.
                 self.settle_loose(slot, vblock).await?;
             }
             metas.keep(true, true, meta);
-            let mut whole = self.platform.buffers().take(BLOCK_SIZE as usize);
-            whole.bytes_mut().copy_from_slice(&part.bytes);
-            whole
+            (whole, metas)
         } else {
             // A delta takes a block and gives none back: on a full device a reserved dvol does without.
             let has_room = !self.is_reserved(handle) || self.has_room(slot, 1, Over::Delta);
-            if has_room && fits == Fits::AsDelta {
-                match self.write_delta(handle, vblock, &part, given).await {
+            if has_room && patch.fits == Fits::AsDelta {
+                let buf = self.patched(&patch, at, &data);
+                let written = self.write_delta(handle, vblock, patch.changed, buf, given);
+                match written.await {
                     // Others have taken what there was.
                     Err(DvolError::NoSpace) if self.is_reserved(handle) => {}
-                    Err(error) => return Err(error),
-                    Ok(lsn) => {
-                        part.keep(handle.id, vblock, lsn);
-                        return Ok(lsn);
-                    }
+                    written => return written,
                 }
             }
-            let offset_bytes = vblock.offset_bytes() + part.at as u64;
-            let widened = self.widen(slot, blocks, offset_bytes, &part.bytes, 0);
-            let (whole, its_metas) = widened.await?;
-            metas = its_metas;
-            whole
+            let offset_bytes = vblock.offset_bytes() + at as u64;
+            self.widen(slot, blocks, offset_bytes, &data, 0).await?
         };
-        drop(part);
-        let part = self.recent_parts.part(0, &whole);
+        let kept = self.recent_parts.push(Changed::WHOLE, &whole);
         let written = self.write_blocks(handle, vblock, whole, metas, given);
         let lsn = written.await?;
-        part.keep(handle.id, vblock, lsn);
+        let name = (handle.id, vblock, lsn);
+        self.recent_parts.name(kept, name, Changed::WHOLE);
         Ok(lsn)
     }
 
-    /// A part of a block together with what was written to the same block just before, if that is all that lies over
-    /// the block's data, or is the data; and as what that can be kept. The block's map node is in memory.
-    pub(super) fn with_recent(
+    /// What a write to these bytes of a block makes of it, together with what was written to the same block just before, if that is all that
+    /// lies over the block's data, or is the data. The block's map node is in memory.
+    pub(super) fn patch(
         &self,
         handle: Handle,
         vblock: VBlock,
-        at: usize,
-        data: &[u8],
-    ) -> Result<(Lent, Fits), DvolError> {
+        range: Range<usize>,
+    ) -> Result<Patch, DvolError> {
+        let Some(alone) = Changed::of(range.clone()) else {
+            unreachable!("a part of a block lies within it");
+        };
         let state = self.state.borrow();
         let found = state.slot(handle.slot).ok_or(DvolError::NotFound)?;
         let mapping = found.map.get(vblock).unwrap_or_default();
         let data_lsn = mapping.data().map(|entry| entry.lsn);
         let last = mapping.delta.as_ref().map(|entry| entry.lsn).or(data_lsn);
-        let recent = &self.recent_parts;
-        let joined = last.and_then(|lsn| recent.joined(handle.id, vblock, lsn, at, data));
-        let part = joined.unwrap_or_else(|| recent.part(at, data));
-        let range = part.range();
+        let before = last.and_then(|lsn| self.recent_parts.find(handle.id, vblock, lsn));
+        let joined = before.and_then(|before| Some((before, before.changed().and(&range)?)));
+        let is_over_data = data_lsn.is_some();
         // It takes the place of one whose bytes it has.
-        let is_replaced = |delta: &Entry| {
-            let changed = delta.changed();
-            range.start as u64 <= changed.start && changed.end <= range.end as u64
+        let is_replaced = |delta: &Entry| alone.covers(&delta.changed().range());
+        let (fits, changed, before) = match (&mapping.delta, joined) {
+            (Some(delta), _) if is_over_data && is_replaced(delta) => (Fits::AsDelta, alone, None),
+            (_, Some((before, both))) if both.is_whole() => (Fits::Whole, both, Some(before)),
+            (_, Some((before, both))) if is_over_data => (Fits::AsDelta, both, Some(before)),
+            (None, None) if is_over_data => (Fits::AsDelta, alone, None),
+            _ => (Fits::Read, alone, None),
         };
-        let fits = match part.is_whole() {
-            true => Fits::Whole,
-            false if data_lsn.is_some() && mapping.delta.as_ref().is_none_or(is_replaced) => {
-                Fits::AsDelta
-            }
-            false => Fits::Read,
-        };
-        Ok((part, fits))
+        Ok(Patch {
+            fits,
+            changed,
+            before,
+        })
+    }
+
+    /// The block that is written for a patch, whose own bytes are `data` and begin at `at`. Nothing was kept of other parts since the patch was made.
+    pub(super) fn patched(&self, patch: &Patch, at: usize, data: &[u8]) -> IoBuf {
+        let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
+        let bytes = buf.bytes_mut();
+        // What others had in this memory is not to get to the device.
+        let mut behind = 0;
+        for piece in patch.changed.pieces() {
+            bytes[behind..piece.start].fill(0);
+            behind = piece.end;
+        }
+        bytes[behind..].fill(0);
+        if let Some(before) = &patch.before {
+            self.recent_parts.copy(before, bytes);
+        }
+        bytes[at..at + data.len()].copy_from_slice(data);
+        buf
     }
 
     async fn write_delta(
         self: &Rc<Self>,
         handle: Handle,
         vblock: VBlock,
-        part: &Part,
+        changed: Changed,
+        buf: IoBuf,
         given: Given<'_>,
     ) -> Result<Lsn, DvolError> {
         let runs = self
             .take_blocks(handle.slot, 1, Over::Delta, &mut None)
             .await?;
-        let recorded = self.record_delta(handle, vblock, part, runs, given)?;
+        let recorded = self.record_delta(handle, vblock, changed, buf, runs, given)?;
         self.finish_submitted(recorded.submitted, recorded.writes, None)
             .await?;
         Ok(recorded.lsn)
     }
 
-    /// Submits the record of a delta for which a block was taken.
+    /// Submits the record of a delta for which a block was taken, and keeps its bytes.
     pub(super) fn record_delta(
         self: &Rc<Self>,
         handle: Handle,
         vblock: VBlock,
-        part: &Part,
+        changed: Changed,
+        buf: IoBuf,
         runs: SmallVec<[BlockRun; 2]>,
         given: Given<'_>,
     ) -> Result<Recorded<'_, P>, DvolError> {
-        debug_assert!(!part.is_whole(), "a whole block is written as one");
-        let mut buf = self.platform.buffers().take(BLOCK_SIZE as usize);
-        let bytes = buf.bytes_mut();
-        // What others had in this memory is not to get to the device.
-        let range = part.range();
-        bytes[..range.start].fill(0);
-        bytes[range.end..].fill(0);
-        bytes[range].copy_from_slice(&part.bytes);
+        debug_assert!(!changed.is_whole(), "a whole block is written as one");
         let lsn = self.lsn_or_return(handle, &runs)?;
         let record = Record::Delta {
             slot: handle.slot,
             lsn,
             vblock,
-            offset_bytes: part.at as u16,
-            len_bytes: part.bytes.len() as u16,
+            changed,
             block: runs[0].start,
             checksum: BlockChecksum::of(&buf),
         };
+        let kept = self.recent_parts.push(changed, &buf);
+        let name = (handle.id, vblock, lsn);
+        self.recent_parts.name(kept, name, changed);
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
         let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;

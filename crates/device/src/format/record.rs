@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::FormatError;
 use super::bytes::{Reader, Writer};
 use super::catalogue::{self, ATTRIBUTE_BYTES, CatalogueRecord};
-use crate::v2p::Key;
+use crate::v2p::{Changed, Key};
 
 /// What a record maps. Nearly all have one run, and those of small writes one block: that lies in the record itself.
 pub type MapRuns = SmallVec<[MapRun; 1]>;
@@ -58,10 +58,8 @@ pub enum Record {
         lsn: Lsn,
         /// Which block.
         vblock: VBlock,
-        /// First byte within the block.
-        offset_bytes: u16,
-        /// Number of bytes, at least one; the end lies within the block.
-        len_bytes: u16,
+        /// Which bytes of the block.
+        changed: Changed,
         /// Where the bytes lie, at the same offset.
         block: BlockNo,
         /// Checksum of that whole block.
@@ -179,6 +177,7 @@ const TYPE_RESERVE_SEGMENT: u8 = 11;
 const TYPE_RELEASE_SEGMENT: u8 = 12;
 const TYPE_ABORT: u8 = 13;
 const TYPE_ATTRIBUTES: u8 = 14;
+const TYPE_DELTA_PIECES: u8 = 15;
 
 /// The next record belongs to the same atomic unit.
 const FLAG_MORE: u8 = 1;
@@ -217,6 +216,7 @@ impl Record {
     fn type_code(&self) -> u8 {
         match self {
             Record::Map { .. } => TYPE_MAP,
+            Record::Delta { changed, .. } if changed.holes() != 0 => TYPE_DELTA_PIECES,
             Record::Delta { .. } => TYPE_DELTA,
             Record::Unmap { .. } => TYPE_UNMAP,
             Record::CreateDvol { .. } => TYPE_CREATE_DVOL,
@@ -261,18 +261,21 @@ impl Record {
                 slot,
                 lsn,
                 vblock,
-                offset_bytes,
-                len_bytes,
+                changed,
                 block,
                 checksum,
             } => {
+                let range = changed.range();
                 writer
                     .u32(slot.0)
                     .u64(lsn.0)
                     .u64(vblock.0)
-                    .u16(*offset_bytes)
-                    .u16(*len_bytes);
+                    .u16(range.start as u16)
+                    .u16(range.len() as u16);
                 writer.u40(block.0).u32(checksum.0);
+                if changed.holes() != 0 {
+                    writer.u32(changed.holes());
+                }
             }
             Record::Unmap { slot, lsn, ranges } => {
                 writer.u32(slot.0).u64(lsn.0).u16(ranges.len() as u16);
@@ -356,7 +359,8 @@ impl Record {
     fn decode_body(code: u8, body: &mut Reader<'_>) -> Result<Record, FormatError> {
         Ok(match code {
             TYPE_MAP => decode_map(body)?,
-            TYPE_DELTA => decode_delta(body)?,
+            TYPE_DELTA => decode_delta(body, false)?,
+            TYPE_DELTA_PIECES => decode_delta(body, true)?,
             TYPE_UNMAP => decode_unmap(body)?,
             TYPE_CREATE_DVOL => Record::CreateDvol {
                 slot: slot(body)?,
@@ -491,26 +495,39 @@ fn decode_map(body: &mut Reader<'_>) -> Result<Record, FormatError> {
     Ok(Record::Map { slot, lsn, runs })
 }
 
-fn decode_delta(body: &mut Reader<'_>) -> Result<Record, FormatError> {
+fn decode_delta(body: &mut Reader<'_>, has_holes: bool) -> Result<Record, FormatError> {
     let slot = slot(body)?;
     let lsn = Lsn(body.u64()?);
     let vblock = body.u64()?;
     check_range(vblock, 1, 0)?;
-    let offset_bytes = body.u16()?;
-    let len_bytes = body.u16()?;
-    if len_bytes == 0 || u64::from(offset_bytes) + u64::from(len_bytes) > 4096 {
+    let offset_bytes = usize::from(body.u16()?);
+    let len_bytes = usize::from(body.u16()?);
+    let range = offset_bytes..offset_bytes + len_bytes;
+    let Some(without_holes) = Changed::of(range.clone()) else {
         return Err(FormatError::new(format!(
             "delta record: {len_bytes} bytes at {offset_bytes} leave the block"
         )));
-    }
+    };
+    let block = BlockNo(body.u40()?);
+    let checksum = BlockChecksum(body.u32()?);
+    let changed = if has_holes {
+        let holes = body.u32()?;
+        let changed = Changed::with_holes(range, holes).filter(|_| holes != 0);
+        changed.ok_or_else(|| {
+            FormatError::new(format!(
+                "delta record: {holes:#x} are no holes in {len_bytes} bytes at {offset_bytes}"
+            ))
+        })?
+    } else {
+        without_holes
+    };
     Ok(Record::Delta {
         slot,
         lsn,
         vblock: VBlock(vblock),
-        offset_bytes,
-        len_bytes,
-        block: BlockNo(body.u40()?),
-        checksum: BlockChecksum(body.u32()?),
+        changed,
+        block,
+        checksum,
     })
 }
 
@@ -642,8 +659,15 @@ mod tests {
                 slot: Slot(1),
                 lsn: Lsn(3),
                 vblock: VBlock((1 << 52) - 1),
-                offset_bytes: 512,
-                len_bytes: 3584,
+                changed: Changed::of(512..4096).unwrap(),
+                block: BlockNo(4),
+                checksum: BlockChecksum(5),
+            },
+            Record::Delta {
+                slot: Slot(1),
+                lsn: Lsn(3),
+                vblock: VBlock(0),
+                changed: Changed::with_holes(0..4096, 0x7fff_fffe).unwrap(),
                 block: BlockNo(4),
                 checksum: BlockChecksum(5),
             },

@@ -60,14 +60,12 @@ impl State {
                 slot,
                 lsn,
                 vblock,
-                offset_bytes,
-                len_bytes,
+                changed,
                 block,
                 checksum,
             } => {
-                let meta = u64::from(*offset_bytes) | u64::from(*len_bytes) << 16;
                 self.edit(*slot, *lsn, effects, |map, edit| {
-                    map.write_delta(edit, *vblock, *block, *checksum, meta, *lsn);
+                    map.write_delta(edit, *vblock, *block, *checksum, *changed, *lsn);
                 });
                 self.pool.commit(*block);
             }
@@ -161,7 +159,14 @@ impl State {
                 map.write_run(edit, run.start, &run.blocks, lsn);
                 for (vblock, delta) in deltas {
                     edit.displaced.retain(|entry| entry.block != delta.block);
-                    map.write_delta(edit, vblock, delta.block, delta.checksum, delta.meta, lsn);
+                    map.write_delta(
+                        edit,
+                        vblock,
+                        delta.block,
+                        delta.checksum,
+                        delta.changed(),
+                        lsn,
+                    );
                 }
             }
         });

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use super::node::{ENTRIES_MAX, HEADER_BYTES, LEVEL_MAX, NODE_BYTES, Node, Sum};
 use super::packed::{ENTRY_BYTES, Packed};
-use super::{Entry, EntryKind, Key, MapStats, NodePtr};
+use super::{Changed, Entry, EntryKind, Key, MapStats, NodePtr};
 use crate::format::FormatError;
 use crate::format::bytes::Reader;
 
@@ -248,10 +248,7 @@ fn is_sound(entry: &Packed, level: u8, birth: LayerNo) -> bool {
     match entry.kind() {
         EntryKind::Child => level > 0 && entry.meta <= VBLOCKS_MAX,
         EntryKind::Data => level == 0 && on_block,
-        EntryKind::Delta => {
-            let (offset, len) = (entry.meta & 0xffff, entry.meta >> 16);
-            level == 0 && !on_block && len > 0 && len <= 4096 && offset + len <= 4096
-        }
+        EntryKind::Delta => level == 0 && !on_block && Changed::from_meta(entry.meta).is_some(),
         EntryKind::Tombstone => {
             let end = entry.vblock().0.checked_add(entry.meta);
             level == 0

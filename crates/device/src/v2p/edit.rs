@@ -19,7 +19,7 @@ use super::node::{LEVEL_MAX, Node, Place, Sum};
 use super::packed::Packed;
 use super::slot::Slot;
 use super::split::{Pack, split};
-use super::{Entry, EntryKind, Key, Map, MapStats, Missing};
+use super::{Changed, Entry, EntryKind, Key, Map, MapStats, Missing};
 use crate::format::record::MappedBlock;
 
 pub(super) const NOT_LOADED: &str = "whoever changes a map asks for missing nodes first";
@@ -175,22 +175,18 @@ impl Map {
     }
 
     /// Maps a delta over a block. Data below it stays; an older delta is displaced, and of a
-    /// tombstone the block is taken out. `meta` says which bytes ([`EntryKind::Delta`]).
+    /// tombstone the block is taken out.
     pub fn write_delta(
         &mut self,
         edit: &mut Edit,
         vblock: VBlock,
         block: BlockNo,
         checksum: BlockChecksum,
-        meta: u64,
+        changed: Changed,
         lsn: Lsn,
     ) {
-        let (offset, len) = (meta & 0xffff, meta >> 16);
-        assert!(
-            len > 0 && len <= 4096 && offset + len <= 4096,
-            "a delta lies within its block"
-        );
         let key = Key::delta(vblock);
+        let meta = changed.meta();
         let birth = edit.layer;
         let kind = EntryKind::Delta;
         let entry = Packed::new(&Entry {

@@ -4,9 +4,9 @@
 //! inner node points to a child. Both have the same 40-byte form on disk
 //! (`docs/formats/device.md`, "Map").
 
-use std::ops::Range;
+use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
+use super::Changed;
 
 /// A position in a map: a virtual block, and whether the entry is the block itself or a delta over
 /// it. A delta sorts right behind its block.
@@ -47,9 +47,9 @@ pub enum EntryKind {
     /// A run of deallocated blocks, kept so that "changed since" knows of them. `meta` is the
     /// number of blocks, `block` and `checksum` are zero.
     Tombstone = 2,
-    /// A part of a block that replaces the same part of the block below it (or of zeros). The
-    /// bytes lie in `block` at their own offset. `meta` is offset (low 16 bits) and length (next
-    /// 16 bits), both in bytes; `checksum` covers the whole of `block`.
+    /// Parts of a block that replace the same parts of the block below it (or of zeros). The
+    /// bytes lie in `block` at their own offset. `meta` says which they are ([`Changed::meta`]); `checksum` covers the
+    /// whole of `block`.
     Delta = 3,
     /// A child of an inner node: `key` is the first key of its range, `lsn` the highest LSN below
     /// it, `meta` the number of data entries below it.
@@ -87,10 +87,9 @@ impl Entry {
     }
 
     /// Of a delta, the bytes of its block that it replaces.
-    pub fn changed(&self) -> Range<u64> {
-        let start = self.meta & 0xffff;
-        let end = start + (self.meta >> 16 & 0xffff);
-        start..end.min(BLOCK_SIZE)
+    pub fn changed(&self) -> Changed {
+        // Nodes that come from a device have been looked at.
+        Changed::from_meta(self.meta).expect("a delta replaces bytes of its block")
     }
 }
 

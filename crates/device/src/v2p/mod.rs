@@ -54,6 +54,7 @@
 //! not), `codec` (bytes), `map` (reads), `edit`, `split` and `quick` (changes), `walk`
 //! (checkpoint), `evict`, `reap`, `check`.
 
+mod changed;
 mod check;
 mod codec;
 mod edit;
@@ -72,6 +73,7 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
+pub use changed::Changed;
 pub use codec::NodeImage;
 pub use edit::{Edit, Retired};
 pub use entry::{Entry, EntryKind, Key, NodePtr};

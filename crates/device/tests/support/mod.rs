@@ -31,7 +31,7 @@ use flagstone_device::format::table::{
 use flagstone_device::offline::{Overlay, ReadBlocks, Zeros};
 use flagstone_device::space::{BlockRun, Pool};
 use flagstone_device::state::{Effects, Frozen, State, TableLocations};
-use flagstone_device::v2p::{DirtyWalk, Key};
+use flagstone_device::v2p::{Changed, DirtyWalk, Key};
 use flagstone_types::{
     BLOCK_SIZE, BlockChecksum, BlockNo, ChainHash, DeviceId, DvolId, Epoch, LayerNo, Lsn,
     SegmentNo, Slot, VBlock,
@@ -244,8 +244,8 @@ impl Builder {
             slot,
             lsn: self.next_lsn(journal, slot),
             vblock: VBlock(vblock),
-            offset_bytes: at.0,
-            len_bytes: at.1,
+            changed: Changed::of(usize::from(at.0)..usize::from(at.0 + at.1))
+                .expect("within a block"),
             block,
             checksum,
         }

@@ -4,7 +4,7 @@
 use flagstone_device::format::bytes::Reader;
 use flagstone_device::format::catalogue::{CatalogueRecord, RecordKind};
 use flagstone_device::format::record::{MapRun, MappedBlock, MappedBlocks, Record};
-use flagstone_device::v2p::Key;
+use flagstone_device::v2p::{Changed, Key};
 use flagstone_types::{
     BlockChecksum, BlockNo, DvolId, Epoch, LayerNo, Lsn, SegmentNo, Slot, VBlock,
 };
@@ -16,6 +16,17 @@ pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;
 
 fn pick<T: Copy>(choose: Choose<'_>, items: &[T]) -> T {
     items[choose(items.len() as u64) as usize]
+}
+
+/// One piece or two.
+fn changed(choose: Choose<'_>) -> Changed {
+    let (start, end) = pick(
+        choose,
+        &[(0, 1), (9, 10), (0, 512), (4095, 4096), (0, 4096)],
+    );
+    let one = Changed::of(start..end).expect("within a block");
+    let (start, end) = pick(choose, &[(1024, 1536), (2048, 2049)]);
+    one.and(&(start..end)).unwrap_or(one)
 }
 
 fn slot(choose: Choose<'_>) -> Slot {
@@ -167,8 +178,7 @@ pub fn record(builder: &Builder, choose: Choose<'_>) -> Record {
             slot: at,
             lsn: lsn(builder, at, choose),
             vblock: VBlock(pick(choose, &[3, 40, (1 << 52) - 1, 1 << 52])),
-            offset_bytes: pick(choose, &[0, 9, 4095, 4096]),
-            len_bytes: pick(choose, &[0, 1, 4096]),
+            changed: changed(choose),
             block: block(builder, choose),
             checksum: BlockChecksum(7),
         },

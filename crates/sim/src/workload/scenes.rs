@@ -56,11 +56,14 @@ pub enum Scene {
     /// Writes that bring new attributes along, stable and not, with snapshots between, and the power fails
     /// after a few groups: attributes and data of one write are there together or not at all.
     Attributes,
+    /// Sectors of a few blocks are written and read, some of them again and again: parts of a block are put together from what is kept
+    /// of the last ones, or read once that is gone, and the power fails after a few groups.
+    Sectors,
 }
 
 impl Scene {
     /// All of them.
-    pub const ALL: [Scene; 10] = [
+    pub const ALL: [Scene; 11] = [
         Scene::Barrier,
         Scene::Reuse,
         Scene::Overwrites,
@@ -71,6 +74,7 @@ impl Scene {
         Scene::Floor,
         Scene::Copies,
         Scene::Attributes,
+        Scene::Sectors,
     ];
 
     /// Its name on the command line.
@@ -110,6 +114,7 @@ impl Scene {
             Scene::Slots => (12, 1, 12),
             Scene::Copies => (30, 2, 6),
             Scene::Attributes => (20, 3, 8),
+            Scene::Sectors => (16, 2, 24),
             Scene::Fences => {
                 class = FaultClass::Fencing;
                 faults.flush_error = 0.1;
@@ -154,9 +159,11 @@ impl Scene {
             Scene::Barrier => (quick, 1_000..=50_000, 1_000..=50_000),
             // Much happens during a flush.
             Scene::Reuse => (quick, 1_000..=20_000, 200_000..=1_000_000),
-            Scene::Overwrites | Scene::Tails | Scene::Copies | Scene::Attributes => {
-                (quick, 1_000..=200_000, 100_000..=5_000_000)
-            }
+            Scene::Overwrites
+            | Scene::Tails
+            | Scene::Copies
+            | Scene::Attributes
+            | Scene::Sectors => (quick, 1_000..=200_000, 100_000..=5_000_000),
             Scene::Ring => (quick, 1_000..=5_000, 20_000_000..=50_000_000),
             Scene::Slots | Scene::Fences => (quick, 1_000..=100_000, 1_000..=500_000),
             // Either a question waits long for nodes, or the record of the floor for its flush.
@@ -190,6 +197,7 @@ impl Scene {
             Scene::Tails | Scene::Copies | Scene::Attributes => 16,
             Scene::Ring => 1200,
             Scene::Slots => 40,
+            Scene::Sectors => 60,
             Scene::Fences => 80,
             Scene::Floor => 300,
         };
@@ -241,6 +249,10 @@ impl Scene {
             }
             Scene::Floor => first.scatter(dvol).await,
             Scene::Copies => first.a_second_dvol().await,
+            Scene::Sectors => {
+                let all = blocks(0, SECTOR_BLOCKS);
+                first.write_extent(dvol, all, 0, Unstable).await;
+            }
             Scene::Barrier => return barrier(clients, dvol).await,
             _ => {}
         }
@@ -270,6 +282,7 @@ impl Scene {
                 Scene::Floor => client.ask_above_floor(dvol).await,
                 Scene::Copies => client.overlap().await,
                 Scene::Attributes => client.describe(dvol).await,
+                Scene::Sectors => client.sectors(dvol).await,
             }
         }
     }
@@ -300,6 +313,12 @@ const REUSED_BLOCKS: u64 = 24;
 
 /// Blocks of each dvol that changes of [`Scene::Copies`] begin in.
 const COPIED_BLOCKS: u64 = 4;
+
+/// Blocks whose parts [`Scene::Sectors`] writes.
+const SECTOR_BLOCKS: u64 = 3;
+
+/// Bytes of a sector.
+const SECTOR_BYTES: u64 = 512;
 
 /// Blocks of [`Scene::Floor`], every third of which is mapped: enough for a map of several leaves.
 const SCATTERED_BLOCKS: u64 = 900;
@@ -352,6 +371,36 @@ impl Client {
                 self.batch_on(&places, Vec::new(), Unstable).await;
             }
             _ => self.deallocate_extent(dvol, extent, Unstable).await,
+        }
+    }
+
+    /// Writes sectors of a block, or reads some; now and then other bytes of it or all, and whatever keeps or frees what was there.
+    async fn sectors(&mut self, dvol: ObjectKey) {
+        let in_block = BLOCK_SIZE / SECTOR_BYTES;
+        let block = self.rng.below(SECTOR_BLOCKS);
+        let sector = self.rng.below(in_block);
+        let count = (1 + self.rng.below(2)).min(in_block - sector);
+        let sectors = Extent {
+            offset: block * BLOCK_SIZE + sector * SECTOR_BYTES,
+            len: count * SECTOR_BYTES,
+        };
+        let stability = self.stability();
+        match self.rng.below(24) {
+            0..14 => self.write_extent(dvol, sectors, 0, stability).await,
+            14..18 => self.read_extent(dvol, sectors).await,
+            18 => {
+                let skip = self.rng.below(BLOCK_SIZE);
+                let any = Extent {
+                    offset: block * BLOCK_SIZE + skip,
+                    len: 1 + self.rng.below(BLOCK_SIZE - skip),
+                };
+                self.write_extent(dvol, any, 0, stability).await;
+            }
+            19 => self.read_extent(dvol, blocks(block, 1)).await,
+            20 => self.overwrite(dvol, SECTOR_BLOCKS).await,
+            21 => self.snapshot_soon(dvol).await,
+            22 => self.checkpoint().await,
+            _ => self.flush().await,
         }
     }
 

@@ -330,9 +330,8 @@ pub(super) fn entry_words(entry: &Entry) -> String {
             format!("v{vblock}: {} blocks deallocated, {written}", entry.meta)
         }
         EntryKind::Delta => format!(
-            "v{vblock}: delta of {} bytes at {} in {}, checksum {:?}, {written}",
-            entry.meta >> 16 & 0xffff,
-            entry.meta & 0xffff,
+            "v{vblock}: delta of {} in {}, checksum {:?}, {written}",
+            entry.changed(),
             entry.block,
             entry.checksum
         ),

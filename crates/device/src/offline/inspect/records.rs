@@ -23,13 +23,11 @@ pub fn record_words(record: &Record) -> String {
             slot,
             lsn,
             vblock,
-            offset_bytes,
-            len_bytes,
+            changed,
             block,
             ..
         } => format!(
-            "delta slot {}, LSN {lsn}: {len_bytes} bytes at {offset_bytes} of virtual block {}, in \
-             {block}",
+            "delta slot {}, LSN {lsn}: {changed} of virtual block {}, in {block}",
             slot.0, vblock.0
         ),
         Record::Unmap { slot, lsn, ranges } => {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
 
-use crate::v2p::{DirtyWalk, Edit, Entry, EntryKind, Key, Map, Missing};
+use crate::v2p::{Changed, DirtyWalk, Edit, Entry, EntryKind, Key, Map, Missing};
 
 /// Blocks of all dvols lie below this vblock, except where a test says otherwise.
 pub(super) const ALL: Range<VBlock> = VBlock(0)..VBlock(1 << 52);
@@ -219,7 +219,11 @@ pub(super) fn data(vblock: u64, block: u64, birth: LayerNo, lsn: Lsn) -> Entry {
 /// An entry for a delta at `vblock`.
 pub(super) fn delta(vblock: u64, block: u64, birth: LayerNo, lsn: Lsn) -> Entry {
     let key = Key::delta(VBlock(vblock));
-    let meta = (block % 1000) | (1 + block % 3000) << 16;
+    let start = (block % 1000) as usize;
+    let one = Changed::of(start..start + 1 + (block % 3000) as usize);
+    let several = Changed::of(0..start / 128 * 128 + 128).and_then(|one| one.and(&(2048..2560)));
+    let changed = if block % 4 == 0 { several } else { one };
+    let meta = changed.expect("within a block").meta();
     Entry {
         key,
         kind: EntryKind::Delta,
@@ -248,7 +252,7 @@ pub(super) fn put(map: &mut Map, edit: &mut Edit, entry: &Entry) {
             vblock,
             entry.block,
             entry.checksum,
-            entry.meta,
+            entry.changed(),
             entry.lsn,
         ),
     }
