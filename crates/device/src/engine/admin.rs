@@ -95,7 +95,7 @@ impl<P: Platform> Engine<P> {
         }
         if new.id.is_some() {
             // One that was drawn was never there before.
-            inner.recent_parts.forget(id);
+            inner.recent_parts.forget();
         }
         let record = CatalogueRecord {
             reserved_blocks,

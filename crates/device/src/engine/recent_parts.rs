@@ -6,12 +6,13 @@
 //!
 //! A part is named by its dvol, block and LSN, which no other write of the dvol ever has. So what is found is what the mapping with
 //! that LSN stands for, whatever has happened since; a write that fails leaves a name that no mapping has. (A dvol that is made anew with an id
-//! that was there before, as a move does that is begun again, has its LSNs from the beginning: then its parts are forgotten.) It lies in one
+//! that was there before, as a move does that is begun again, has its LSNs from the beginning: then all parts are forgotten.) It lies in one
 //! block, so a crash leaves it or takes it as a whole.
 //!
-//! Bytes lie in a ring in which the oldest make room for the newest. A name has its place by its block: of two blocks with the same place the
-//! later one is found. So keeping and finding take as long however many there are, and no memory but that of the ring, which is taken when
-//! the journal's first part is written.
+//! Bytes lie in a ring in which the oldest make room for the newest, each behind a head that says what they are. A name has its place by its block: of
+//! two blocks with the same place the later one is found. So keeping and finding take as long however many there are, and no memory but that which is
+//! taken when the journal's first part is written. What is looked at for each write is small, so that it stays near the processor: 16 bytes for a name, and the ring only
+//! once the LSN is right; names of whole blocks, which are asked for by each part that is the first over its block, have a few places of their own.
 
 use std::cell::RefCell;
 
@@ -20,18 +21,18 @@ use flagstone_types::{BLOCK_SIZE, DvolId, Lsn, VBlock};
 use crate::planted::{Bug, planted};
 use crate::v2p::Changed;
 
-/// Bytes of parts that are kept, for each journal: some eight thousand of 512 bytes.
+/// Bytes of parts and their heads that are kept, for each journal: some eight thousand parts of 512 bytes.
 const RING_BYTES: usize = 4 << 20;
 
-/// Places for their names, for each journal: twice as many, so that most have one for themselves.
-const NAMES: usize = 16 << 10;
+/// Places for names of deltas, for each journal: twice as many, so that most have one for themselves.
+const DELTA_NAMES: usize = 16 << 10;
 
-/// A part with its name.
+/// The same for whole blocks, which are mostly asked for while they are filled.
+const WHOLE_NAMES: usize = 64;
+
+/// A part that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Kept {
-    dvol: DvolId,
-    vblock: VBlock,
-    lsn: Lsn,
     /// Which bytes of the block.
     changed: Changed,
     bytes: Pushed,
@@ -44,28 +45,75 @@ impl Kept {
     }
 }
 
-/// Where bytes begin, counted from the first that were ever put into the ring.
+/// Bytes in the ring: where their head begins, counted from the first byte that was ever put into it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pushed(u64);
+
+/// What is said of bytes in the ring, in front of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Head {
+    dvol: DvolId,
+    vblock: VBlock,
+    changed: Changed,
+}
+
+const HEAD_BYTES: usize = 32;
+
+impl Head {
+    fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..16].copy_from_slice(&self.dvol.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.vblock.0.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.changed.meta().to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Head> {
+        let (dvol, rest) = bytes.split_first_chunk::<16>()?;
+        let (vblock, rest) = rest.split_first_chunk::<8>()?;
+        let (changed, _) = rest.split_first_chunk::<8>()?;
+        Some(Head {
+            dvol: DvolId(u128::from_le_bytes(*dvol)),
+            vblock: VBlock(u64::from_le_bytes(*vblock)),
+            changed: Changed::from_meta(u64::from_le_bytes(*changed))?,
+        })
+    }
+}
+
+/// The LSN that bytes have.
+#[derive(Clone, Copy)]
+struct Name {
+    lsn: Lsn,
+    of: Pushed,
+}
+
+/// Of nothing: no bytes begin there.
+const NO_NAME: Name = Name {
+    lsn: Lsn::ZERO,
+    of: Pushed(u64::MAX),
+};
 
 struct Parts {
     /// Bytes number `n` lie at `n % RING_BYTES`.
     ring: Vec<u8>,
     /// How many have been put into it, with those that were left out at its end.
     next: u64,
-    names: Vec<Option<Kept>>,
+    /// What was put into it before that is not kept any more.
+    since: u64,
+    of_deltas: Vec<Name>,
+    of_wholes: Vec<Name>,
 }
 
 /// The last parts.
 #[derive(Default)]
 pub(super) struct RecentParts(RefCell<Option<Parts>>);
 
-/// Where the name of a block is. Neighbours, and blocks that are a power of two apart, have different places.
-fn place_of(dvol: DvolId, vblock: VBlock) -> usize {
+/// Which of so many places the name of a block has, a power of two. Neighbours, and blocks that are a power of two apart, have different ones.
+fn place_of(dvol: DvolId, vblock: VBlock, places: usize) -> usize {
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
     let named = vblock.0 ^ dvol.0 as u64;
     // Of the product the upper bits depend on all of the number.
-    (named.wrapping_mul(SPREAD) >> (u64::BITS - NAMES.ilog2())) as usize
+    (named.wrapping_mul(SPREAD) >> (u64::BITS - places.ilog2())) as usize
 }
 
 impl Parts {
@@ -73,84 +121,113 @@ impl Parts {
         Parts {
             ring: vec![0; RING_BYTES],
             next: 0,
-            names: vec![None; NAMES],
+            since: 0,
+            of_deltas: vec![NO_NAME; DELTA_NAMES],
+            of_wholes: vec![NO_NAME; WHOLE_NAMES],
         }
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Pushed {
+    fn push(&mut self, head: &Head, bytes: &[u8]) -> Pushed {
+        let whole = HEAD_BYTES + bytes.len();
         let left = RING_BYTES - (self.next % RING_BYTES as u64) as usize;
-        if left < bytes.len() {
+        if left < whole {
             self.next += left as u64;
         }
         let pushed = Pushed(self.next);
-        let at = (self.next % RING_BYTES as u64) as usize;
-        self.ring[at..at + bytes.len()].copy_from_slice(bytes);
-        self.next += bytes.len() as u64;
+        let place = &mut self.ring[(self.next % RING_BYTES as u64) as usize..][..whole];
+        place[..HEAD_BYTES].copy_from_slice(&head.encode());
+        place[HEAD_BYTES..].copy_from_slice(bytes);
+        self.next += whole as u64;
         pushed
     }
 
-    /// Whether the bytes that begin there have not made room for others.
-    fn has(&self, pushed: Pushed) -> bool {
-        self.next - pushed.0 <= RING_BYTES as u64
+    /// What begins there, if it is kept.
+    fn at(&self, pushed: Pushed) -> Option<&[u8]> {
+        let is_kept = (self.since..self.next).contains(&pushed.0)
+            && self.next - pushed.0 <= RING_BYTES as u64;
+        is_kept.then(|| &self.ring[(pushed.0 % RING_BYTES as u64) as usize..])
+    }
+
+    fn name(&mut self, dvol: DvolId, vblock: VBlock, is_whole: bool) -> &mut Name {
+        let names = match is_whole {
+            true => &mut self.of_wholes,
+            false => &mut self.of_deltas,
+        };
+        let place = place_of(dvol, vblock, names.len());
+        &mut names[place]
     }
 }
 
 impl RecentParts {
-    /// Keeps what a block has from `changed` on to its end, holes included, until it is said what that is; see [`RecentParts::name`].
-    pub(super) fn push(&self, changed: Changed, block: &[u8]) -> Pushed {
-        let mut parts = self.0.borrow_mut();
-        let parts = parts.get_or_insert_with(Parts::new);
-        parts.push(&block[changed.range()])
-    }
-
-    /// Says what the bytes are that were kept, instead of what was kept of the same block.
-    pub(super) fn name(
+    /// Keeps what a block has from the first of `changed` to the last, holes included, until it is said with which LSN; see [`RecentParts::name`].
+    pub(super) fn push(
         &self,
-        pushed: Pushed,
-        (dvol, vblock, lsn): (DvolId, VBlock, Lsn),
+        dvol: DvolId,
+        vblock: VBlock,
         changed: Changed,
-    ) {
+        block: &[u8],
+    ) -> Pushed {
         let mut parts = self.0.borrow_mut();
         let parts = parts.get_or_insert_with(Parts::new);
-        parts.names[place_of(dvol, vblock)] = Some(Kept {
+        let head = Head {
             dvol,
             vblock,
-            lsn,
             changed,
-            bytes: pushed,
-        });
+        };
+        parts.push(&head, &block[changed.range()])
     }
 
-    /// What was written to a block with this LSN, if that is kept.
-    pub(super) fn find(&self, dvol: DvolId, vblock: VBlock, lsn: Lsn) -> Option<Kept> {
-        let parts = self.0.borrow();
-        let parts = parts.as_ref()?;
-        let kept = parts.names[place_of(dvol, vblock)]?;
-        let is_current = kept.lsn == lsn || planted(Bug::StalePartUsed);
-        let is_it = is_current && kept.vblock == vblock && kept.dvol == dvol;
-        (is_it && parts.has(kept.bytes)).then_some(kept)
+    /// Says with which LSN bytes were written that were kept.
+    pub(super) fn name(&self, pushed: Pushed, lsn: Lsn) {
+        let mut parts = self.0.borrow_mut();
+        let Some(parts) = parts.as_mut() else {
+            return;
+        };
+        if let Some(head) = parts.at(pushed).and_then(Head::decode) {
+            let name = parts.name(head.dvol, head.vblock, head.changed.is_whole());
+            *name = Name { lsn, of: pushed };
+        }
+    }
+
+    /// What was written to a block with this LSN, as a whole block or as a delta, if that is kept.
+    pub(super) fn find(
+        &self,
+        dvol: DvolId,
+        vblock: VBlock,
+        lsn: Lsn,
+        is_whole: bool,
+    ) -> Option<Kept> {
+        let mut parts = self.0.borrow_mut();
+        let parts = parts.as_mut()?;
+        let name = *parts.name(dvol, vblock, is_whole);
+        if name.lsn != lsn && !planted(Bug::StalePartUsed) {
+            return None;
+        }
+        let head = Head::decode(parts.at(name.of)?)?;
+        (head.vblock == vblock && head.dvol == dvol).then_some(Kept {
+            changed: head.changed,
+            bytes: name.of,
+        })
     }
 
     /// Copies what was found to its place in a block. Nothing was kept since it was found.
     pub(super) fn copy(&self, kept: &Kept, block: &mut [u8]) {
         let parts = self.0.borrow();
-        let Some(parts) = parts.as_ref().filter(|parts| parts.has(kept.bytes)) else {
+        let Some(bytes) = parts.as_ref().and_then(|parts| parts.at(kept.bytes)) else {
             unreachable!("it was just found");
         };
-        let at = (kept.bytes.0 % RING_BYTES as u64) as usize;
         let first = kept.changed.range().start;
         for piece in kept.changed.pieces() {
-            let from = at + piece.start - first;
-            let bytes = &parts.ring[from..from + piece.len()];
+            let from = HEAD_BYTES + piece.start - first;
+            let bytes = &bytes[from..from + piece.len()];
             block[piece].copy_from_slice(bytes);
         }
     }
 
-    /// Keeps nothing more of a dvol: its LSNs may come again.
-    pub(super) fn forget(&self, dvol: DvolId) {
-        let mut parts = self.0.borrow_mut();
-        for place in parts.iter_mut().flat_map(|parts| &mut parts.names) {
-            place.take_if(|one| one.dvol == dvol);
+    /// Keeps nothing of all that was written so far: LSNs of a dvol may come again.
+    pub(super) fn forget(&self) {
+        if let Some(parts) = self.0.borrow_mut().as_mut() {
+            parts.since = parts.next;
         }
     }
 }
@@ -172,14 +249,15 @@ mod tests {
     }
 
     fn keep(parts: &RecentParts, vblock: VBlock, lsn: u64, changed: Changed) -> Pushed {
-        let pushed = parts.push(changed, &block(lsn));
-        parts.name(pushed, (DVOL, vblock, Lsn(lsn)), changed);
+        let pushed = parts.push(DVOL, vblock, changed, &block(lsn));
+        parts.name(pushed, Lsn(lsn));
         pushed
     }
 
     /// What is kept of a block with an LSN, or nothing.
     fn kept(parts: &RecentParts, vblock: VBlock, lsn: u64) -> Option<Vec<u8>> {
-        let found = parts.find(DVOL, vblock, Lsn(lsn))?;
+        let of = |is_whole| parts.find(DVOL, vblock, Lsn(lsn), is_whole);
+        let found = of(false).or(of(true))?;
         let mut bytes = vec![0; BYTES];
         parts.copy(&found, &mut bytes);
         for piece in found.changed().pieces() {
@@ -209,23 +287,47 @@ mod tests {
         // What another write has put there is not known.
         assert_eq!(kept(&parts, BLOCK, 8), None);
         assert_eq!(kept(&parts, VBlock(6), 7), None);
-        assert_eq!(parts.find(DvolId(2), BLOCK, Lsn(7)), None);
+        assert_eq!(parts.find(DvolId(2), BLOCK, Lsn(7), false), None);
         keep(&parts, BLOCK, 8, part(0..1));
         assert!(kept(&parts, BLOCK, 7).is_none() && kept(&parts, BLOCK, 8).is_some());
+        // Whole blocks have names of their own.
+        keep(&parts, BLOCK, 9, Changed::WHOLE);
+        assert!(kept(&parts, BLOCK, 8).is_some() && kept(&parts, BLOCK, 9).is_some());
+        assert_eq!(parts.find(DVOL, BLOCK, Lsn(9), false), None);
+    }
+
+    /// Two blocks with the same LSN and the same place for their names.
+    #[test]
+    fn the_bytes_say_whose_they_are() {
+        let parts = RecentParts::default();
+        let place = |vblock| place_of(DVOL, vblock, DELTA_NAMES);
+        let other = (6..)
+            .map(VBlock)
+            .find(|&other| place(other) == place(BLOCK));
+        let other = other.expect("there are many");
+        keep(&parts, BLOCK, 7, part(0..9));
+        assert_eq!(kept(&parts, other, 7), None);
+        keep(&parts, other, 7, part(0..9));
+        assert_eq!(kept(&parts, BLOCK, 7), None);
+        // Of two dvols as well.
+        let elsewhere = (2..)
+            .map(DvolId)
+            .find(|&dvol| place_of(dvol, other, DELTA_NAMES) == place(other));
+        let elsewhere = elsewhere.expect("there are many");
+        assert_eq!(parts.find(elsewhere, other, Lsn(7), false), None);
     }
 
     #[test]
-    fn a_dvol_that_is_forgotten_has_no_parts_and_others_keep_theirs() {
+    fn nothing_is_kept_of_what_was_forgotten() {
         let parts = RecentParts::default();
-        parts.forget(DVOL);
-        let other = DvolId(2);
-        for dvol in [DVOL, other] {
-            let pushed = parts.push(part(0..9), &block(7));
-            parts.name(pushed, (dvol, BLOCK, Lsn(7)), part(0..9));
-        }
-        parts.forget(DVOL);
-        assert!(parts.find(DVOL, BLOCK, Lsn(7)).is_none());
-        assert!(parts.find(other, BLOCK, Lsn(7)).is_some());
+        parts.forget();
+        keep(&parts, BLOCK, 7, part(0..9));
+        let late = parts.push(DVOL, VBlock(6), part(0..9), &block(8));
+        parts.forget();
+        parts.name(late, Lsn(8));
+        assert!(kept(&parts, BLOCK, 7).is_none() && kept(&parts, VBlock(6), 8).is_none());
+        keep(&parts, BLOCK, 7, part(0..9));
+        assert!(kept(&parts, BLOCK, 7).is_some());
     }
 
     /// Of all sizes, several times around: what is found is what was kept, and what is as young as the ring is large is found.
@@ -264,21 +366,28 @@ mod tests {
     #[test]
     fn what_is_named_late_may_be_gone() {
         let parts = RecentParts::default();
-        let pushed = parts.push(Changed::WHOLE, &block(7));
-        for lsn in 0..(RING_BYTES / BYTES) as u64 - 1 {
-            keep(&parts, VBlock(lsn), 100 + lsn, Changed::WHOLE);
+        let push = |number| parts.push(DVOL, VBlock(number), Changed::WHOLE, &block(number));
+        let first = push(0);
+        let second = push(1);
+        for number in 2..(RING_BYTES / (BYTES + HEAD_BYTES)) as u64 {
+            push(number);
         }
-        parts.name(pushed, (DVOL, VBlock(9), Lsn(7)), Changed::WHOLE);
-        assert!(kept(&parts, VBlock(9), 7).is_some());
-        keep(&parts, VBlock(8), 8, part(0..1));
-        assert!(kept(&parts, VBlock(9), 7).is_none());
+        parts.name(first, Lsn(0));
+        assert!(kept(&parts, VBlock(0), 0).is_some());
+        // It has the place of the first, up to the second.
+        push(100);
+        parts.name(first, Lsn(0));
+        parts.name(second, Lsn(1));
+        assert!(kept(&parts, VBlock(0), 0).is_none() && kept(&parts, VBlock(1), 1).is_some());
+        parts.push(DVOL, VBlock(101), part(0..1), &block(101));
+        assert!(kept(&parts, VBlock(1), 1).is_none());
     }
 
     #[test]
     fn neighbours_and_streams_that_are_far_apart_have_different_places() {
         for apart in [1, 8, 64, 1 << 10, 1 << 20, 1 << 28] {
             let places: std::collections::BTreeSet<usize> = (0..1000)
-                .map(|number| place_of(DVOL, VBlock(number * apart)))
+                .map(|number| place_of(DVOL, VBlock(number * apart), DELTA_NAMES))
                 .collect();
             assert!(places.len() >= 900, "{apart}: {}", places.len());
         }

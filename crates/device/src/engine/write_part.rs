@@ -81,11 +81,11 @@ impl<P: Platform> Inner<P> {
             let offset_bytes = vblock.offset_bytes() + at as u64;
             self.widen(slot, blocks, offset_bytes, &data, 0).await?
         };
-        let kept = self.recent_parts.push(Changed::WHOLE, &whole);
+        let recent = &self.recent_parts;
+        let kept = recent.push(handle.id, vblock, Changed::WHOLE, &whole);
         let written = self.write_blocks(handle, vblock, whole, metas, given);
         let lsn = written.await?;
-        let name = (handle.id, vblock, lsn);
-        self.recent_parts.name(kept, name, Changed::WHOLE);
+        recent.name(kept, lsn);
         Ok(lsn)
     }
 
@@ -105,7 +105,9 @@ impl<P: Platform> Inner<P> {
         let mapping = found.map.get(vblock).unwrap_or_default();
         let data_lsn = mapping.data().map(|entry| entry.lsn);
         let last = mapping.delta.as_ref().map(|entry| entry.lsn).or(data_lsn);
-        let before = last.and_then(|lsn| self.recent_parts.find(handle.id, vblock, lsn));
+        let is_whole = mapping.delta.is_none();
+        let find = |lsn| self.recent_parts.find(handle.id, vblock, lsn, is_whole);
+        let before = last.and_then(find);
         let joined = before.and_then(|before| Some((before, before.changed().and(&range)?)));
         let is_over_data = data_lsn.is_some();
         // It takes the place of one whose bytes it has.
@@ -179,9 +181,8 @@ impl<P: Platform> Inner<P> {
             block: runs[0].start,
             checksum: BlockChecksum::of(&buf),
         };
-        let kept = self.recent_parts.push(changed, &buf);
-        let name = (handle.id, vblock, lsn);
-        self.recent_parts.name(kept, name, changed);
+        let kept = self.recent_parts.push(handle.id, vblock, changed, &buf);
+        self.recent_parts.name(kept, lsn);
         let mut writes = SmallVec::new();
         writes.push(DataWrite { run: runs[0], buf });
         let submitted = self.submit_with_data(record, handle, lsn, &writes, given)?;
