@@ -437,8 +437,17 @@ fn sectors_in_any_order_read_nothing_and_end_as_whole_blocks() {
                 .expect("reads");
         }
         assert_eq!(reads() - before, BLOCKS, "no block has a delta");
+    });
+}
 
-        // What lies between two parts has to be a few whole sectors, or it is read.
+/// What lies between two parts has to be whole granules of 128 bytes, or it is read.
+#[test]
+fn parts_with_less_between_them_than_can_be_a_hole_are_read() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        let reads = || disk.counts().reads;
         let part = async |at: u64, len: u64| {
             let before = reads();
             write(&engine, dvol, at, len, 3).await;
@@ -494,7 +503,7 @@ fn small_transfers_over_a_delta_read_one_block_at_most() {
         assert_eq!(reads() - before, 4, "over a border both are needed");
 
         // One that leaves some of the bytes, of a delta that was written long ago: the block is completed.
-        for other in 0..1100 {
+        for other in 0..4200 {
             let at = (1 + other % 100) * BLOCK;
             stable(at + other % 2, BLOCK - 1, 9)
                 .await

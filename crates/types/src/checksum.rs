@@ -5,6 +5,7 @@
 //! another pass over the data.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::unit::BLOCK_SIZE;
 
@@ -17,6 +18,23 @@ impl BlockChecksum {
     /// The checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> BlockChecksum {
         BlockChecksum(crc32c(bytes))
+    }
+
+    /// The checksum of a block that has nothing but zeros outside `part`. Of whole sectors of 512 bytes only these are looked at.
+    pub fn of_part(block: &[u8], part: Range<usize>) -> BlockChecksum {
+        let is_of_sectors = block.len() as u64 == BLOCK_SIZE
+            && part.start.is_multiple_of(SECTOR_BYTES)
+            && part.end.is_multiple_of(SECTOR_BYTES)
+            && part.start < part.end
+            && part.end <= block.len();
+        if !is_of_sectors {
+            return BlockChecksum::of(block);
+        }
+        let len = part.len() / SECTOR_BYTES;
+        let behind = block.len() / SECTOR_BYTES - part.end / SECTOR_BYTES;
+        // What the part has that zeros would not have.
+        let differs = crc32c(&block[part]) ^ ZERO_SECTORS[len];
+        BlockChecksum(shifted(&SECTOR_SHIFTS[behind], differs) ^ ZERO_SECTORS[SECTORS])
     }
 }
 
@@ -76,14 +94,19 @@ pub const fn crc32c_combine(first: u32, second: u32, second_bytes: u64) -> u32 {
 
 /// The same if the second piece is a block of [`BLOCK_SIZE`] bytes, by a table of 512 bytes.
 /// 45 instructions, and 8 ns where the CRC of the block took 190: cheap enough to be called for each.
-pub const fn crc32c_combine_block(first: u32, block: BlockChecksum) -> u32 {
-    let mut combined = block.0;
+pub fn crc32c_combine_block(first: u32, block: BlockChecksum) -> u32 {
+    shifted(&SECTOR_SHIFTS[SECTORS], first) ^ block.0
+}
+
+/// What a CRC becomes behind as many bytes as the table is for.
+const fn shifted(table: &Shifts, crc: u32) -> u32 {
+    let mut shifted = 0;
     let mut digit = 0;
     while digit < 8 {
-        combined ^= BLOCK_SHIFTS[digit][(first >> (4 * digit) & 15) as usize];
+        shifted ^= table[digit][(crc >> (4 * digit) & 15) as usize];
         digit += 1;
     }
-    combined
+    shifted
 }
 
 /// CRC32C of so many zeros, without looking at any.
@@ -113,23 +136,51 @@ const POWERS: [u32; 64] = {
     powers
 };
 
-/// For each hexadecimal digit of a CRC, what each of its values becomes a block later.
-const BLOCK_SHIFTS: [[u32; 16]; 8] = {
-    let mut shifts = [[0; 16]; 8];
-    let block = POWERS[BLOCK_SIZE.trailing_zeros() as usize];
-    let mut digit = 0;
-    while digit < 8 {
-        let mut value = 0;
-        while value < 16 {
-            shifts[digit][value] = multiply(block, (value as u32) << (4 * digit));
-            value += 1;
+/// For each hexadecimal digit of a CRC, what each of its values becomes some bytes later.
+type Shifts = [[u32; 16]; 8];
+
+/// The parts of a block that clients write, as a rule.
+const SECTOR_BYTES: usize = 512;
+
+/// How many of them a block has.
+const SECTORS: usize = BLOCK_SIZE as usize / SECTOR_BYTES;
+
+/// The same so many sectors later, up to a block.
+static SECTOR_SHIFTS: [Shifts; SECTORS + 1] = {
+    let mut shifts = [[[0; 16]; 8]; SECTORS + 1];
+    let sector = POWERS[SECTOR_BYTES.trailing_zeros() as usize];
+    // x^0: as it is.
+    let mut power = 1 << 31;
+    let mut sectors = 0;
+    while sectors <= SECTORS {
+        let mut digit = 0;
+        while digit < 8 {
+            let mut value = 0;
+            while value < 16 {
+                shifts[sectors][digit][value] = multiply(power, (value as u32) << (4 * digit));
+                value += 1;
+            }
+            digit += 1;
         }
-        digit += 1;
+        power = multiply(power, sector);
+        sectors += 1;
     }
     shifts
 };
 
-const _: () = assert!(BLOCK_SIZE.is_power_of_two());
+/// CRC32C of so many sectors of zeros.
+static ZERO_SECTORS: [u32; SECTORS + 1] = {
+    let mut zeros = [0; SECTORS + 1];
+    let mut sectors = 0;
+    while sectors <= SECTORS {
+        zeros[sectors] = crc32c_of_zeros((sectors * SECTOR_BYTES) as u64);
+        sectors += 1;
+    }
+    zeros
+};
+
+const _: () =
+    assert!(SECTOR_BYTES.is_power_of_two() && SECTORS * SECTOR_BYTES == BLOCK_SIZE as usize);
 
 /// The product of two polynomials modulo [`POLYNOMIAL`].
 const fn multiply(a: u32, b: u32) -> u32 {
@@ -233,6 +284,19 @@ mod tests {
                 bytes.extend(block);
             }
             prop_assert_eq!(combined, crc32c(&bytes));
+        }
+
+        #[test]
+        fn a_part_of_a_block_tells_its_checksum(
+            bytes in proptest::collection::vec(any::<u8>(), 4096),
+            ends in (0_usize..9, 0_usize..9),
+            skew in prop_oneof![8 => Just(0_usize), 1 => 1_usize..512],
+        ) {
+            let mut block = vec![0; 4096];
+            let end = (ends.0.max(ends.1) * 512 + skew).min(4096);
+            let part = (ends.0.min(ends.1) * 512)..end;
+            block[part.clone()].copy_from_slice(&bytes[part.clone()]);
+            prop_assert_eq!(BlockChecksum::of_part(&block, part), BlockChecksum::of(&block));
         }
 
         #[test]

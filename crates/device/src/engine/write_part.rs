@@ -179,7 +179,7 @@ impl<P: Platform> Inner<P> {
             vblock,
             changed,
             block: runs[0].start,
-            checksum: BlockChecksum::of(&buf),
+            checksum: BlockChecksum::of_part(&buf, changed.range()),
         };
         let kept = self.recent_parts.push(handle.id, vblock, changed, &buf);
         self.recent_parts.name(kept, lsn);

@@ -222,7 +222,11 @@ pub(super) fn delta(vblock: u64, block: u64, birth: LayerNo, lsn: Lsn) -> Entry 
     let start = (block % 1000) as usize;
     let one = Changed::of(start..start + 1 + (block % 3000) as usize);
     let several = Changed::of(0..start / 128 * 128 + 128).and_then(|one| one.and(&(2048..2560)));
-    let changed = if block % 4 == 0 { several } else { one };
+    let changed = if block.is_multiple_of(4) {
+        several
+    } else {
+        one
+    };
     let meta = changed.expect("within a block").meta();
     Entry {
         key,
