@@ -434,6 +434,7 @@ impl UringListener {
         address: impl ToSocketAddrs,
     ) -> io::Result<UringListener> {
         let listener = TcpListener::bind(address)?;
+        sys::queue_more(&listener)?;
         let address = listener.local_addr()?;
         let socket = Socket::TcpListener(listener);
         Ok(UringListener::new(

@@ -9,14 +9,16 @@
 use std::ffi::OsStr;
 use std::io;
 use std::mem;
+use std::net::TcpListener;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::ptr;
 
-/// Connections the kernel queues on a listening Unix socket before it refuses more.
-const UNIX_BACKLOG: libc::c_int = 1024;
+/// Connections the kernel queues on a listening socket before it refuses more, or leaves them to try again a second later. It doesn't queue more than
+/// `net.core.somaxconn`, 4,096 as a rule.
+const BACKLOG: libc::c_int = 4096;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -268,6 +270,13 @@ pub(crate) fn empty_message_header() -> libc::msghdr {
     unsafe { mem::zeroed() }
 }
 
+/// Has the kernel queue as many connections on a socket that listens already as on those of [`listen_unix`]: the standard library's queue
+/// 128, and of a thousand clients that come back at once most would wait for a second and longer.
+pub(crate) fn queue_more(socket: &TcpListener) -> io::Result<()> {
+    // SAFETY: no pointers are involved.
+    check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) }).map(drop)
+}
+
 /// Binds a Unix socket at `path` and listens on it. The file gets `mode` from its first moment,
 /// so there is no instant at which others could connect.
 pub(crate) fn listen_unix(path: &Path, mode: libc::mode_t) -> io::Result<UnixListener> {
@@ -289,7 +298,7 @@ pub(crate) fn listen_unix(path: &Path, mode: libc::mode_t) -> io::Result<UnixLis
         )
     })?;
     // SAFETY: no pointers are involved.
-    check(unsafe { libc::listen(socket.as_raw_fd(), UNIX_BACKLOG) })?;
+    check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) })?;
     Ok(UnixListener::from(socket))
 }
 

@@ -12,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use common::{TempDir, all, kernels, pattern, poll_once, run};
 use flagstone_platform::{IoBuf, Listener, Platform, Stream};
@@ -306,6 +307,33 @@ fn shutdown_and_the_last_drop_end_pending_reads() {
             assert_eq!(read.await.1.unwrap(), 0);
         });
     }
+}
+
+/// Of clients that come at once, and sooner than the core accepts them, none has to try again, which takes a second.
+#[test]
+fn many_connections_wait_to_be_accepted() {
+    const CLIENTS: usize = 400;
+    let most = fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    if most.trim().parse::<usize>().unwrap() < CLIENTS {
+        eprintln!("the kernel queues no more than {most}");
+        return;
+    }
+    run(&RuntimeConfig::default(), move |platform| async move {
+        let listener = UringListener::bind_tcp(&platform, "127.0.0.1:0").unwrap();
+        let address = listener.tcp_address().unwrap();
+        // The core is busy with this.
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(900));
+        let clients: Vec<TcpStream> = (0..CLIENTS).map(|_| connect().unwrap()).collect();
+        for mut client in &clients {
+            client.write_all(b"a").unwrap();
+        }
+        for _ in 0..CLIENTS {
+            let stream = listener.accept().await.unwrap();
+            let (buf, result) = stream.read_exact(IoBuf::zeroed(1)).await;
+            result.unwrap();
+            assert_eq!(&buf[..], b"a");
+        }
+    });
 }
 
 #[test]

@@ -733,6 +733,52 @@ mod tests {
     }
 
     #[test]
+    fn a_delta_with_holes_is_a_record_of_its_own() {
+        let bytes_of = |changed| {
+            let delta = Record::Delta {
+                slot: Slot(1),
+                lsn: Lsn(2),
+                vblock: VBlock(3),
+                changed,
+                block: BlockNo(4),
+                checksum: BlockChecksum(5),
+            };
+            let mut bytes = Vec::new();
+            delta.encode(false, &mut bytes);
+            bytes
+        };
+        let one = Changed::of(0..512).unwrap();
+        let both = one.and(&(1024..2048)).unwrap();
+        let start = [
+            [1, 0, 0, 0].as_slice(),
+            &[2, 0, 0, 0, 0, 0, 0, 0],
+            &[3, 0, 0, 0, 0, 0, 0, 0],
+            &[0, 0],
+        ];
+        let end = [[4, 0, 0, 0, 0].as_slice(), &[5, 0, 0, 0]].concat();
+        let body = [&start.concat()[..], &[0, 2], &end].concat();
+        let expected = [&[2, 0, 0, 0, 33, 0, 0, 0], &body[..]].concat();
+        assert_eq!(bytes_of(one), expected);
+        let body = [&start.concat()[..], &[0, 8], &end, &[0xf0, 0, 0, 0]].concat();
+        let expected = [&[15, 0, 0, 0, 37, 0, 0, 0], &body[..]].concat();
+        assert_eq!(bytes_of(both), expected);
+
+        // None at all, and none where there can be one: at either end, and behind.
+        for holes in [0_u32, 1, 1 << 15, 1 << 16, 1 << 31] {
+            let mut wrong = expected.clone();
+            wrong[41..].copy_from_slice(&holes.to_le_bytes());
+            let refused = decode_units(&wrong).unwrap_err().to_string();
+            assert!(
+                refused.contains("are no holes in 2048 bytes at 0"),
+                "{refused}"
+            );
+        }
+        let mut without = expected.clone();
+        without[0] = TYPE_DELTA;
+        assert!(decode_units(&without).is_err(), "bytes are left over");
+    }
+
+    #[test]
     fn sizes_are_as_computed() {
         let mut body = Vec::new();
         let runs = smallvec![MapRun {

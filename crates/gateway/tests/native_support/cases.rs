@@ -47,7 +47,11 @@ fn frames(bytes: &[u8], volume: VolumeNo, first: u64) -> Vec<u8> {
             header.offset_bytes %= 2 << 20;
             header.len_bytes %= 64 << 10;
         }
-        let body_bytes = usize::from(rest.get(1).copied().unwrap_or(0)) % 15;
+        // Most requests have a short body. Those of COMMIT, READ_IF and OPEN are longer.
+        let body_bytes = match rest.get(1).copied().unwrap_or(0) {
+            short @ 0..128 => usize::from(short) % 15,
+            long => usize::from(long) - 128,
+        };
         let (body, payload) = rest.split_at(body_bytes.min(rest.len()));
         let payload: Vec<u8> = match knobs & 48 {
             0 => Vec::new(),

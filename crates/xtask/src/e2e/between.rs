@@ -1,7 +1,7 @@
 //! Volumes that go to and fro between two nodes: under fio, and under `kill -9` of either.
 //!
 //! First fio, attached to one node by NBD, overwrites a volume and checks what it wrote, while the volume is moved to the other node and back, again
-//! and again. It may see no error and no wrong byte. How long changes waited is printed, not judged. Then one node after the other is
+//! and again. It may see no error and no wrong byte, and the middle one of the pauses is judged (`pauses`). Then one node after the other is
 //! killed at random moments while a volume is moved and written: behind each death both devices are verified, the volume has to be served by
 //! one node and no other, and the writers (`load`) are held to what they were told.
 
