@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use flagstone_device::v2p::{NodeImage, NodePtr};
+use flagstone_device::v2p::{EntryKind, NodeImage, NodePtr};
 use flagstone_types::{BlockChecksum, BlockNo, LayerNo};
 use libfuzzer_sys::fuzz_target;
 
@@ -12,9 +12,9 @@ fuzz_target!(|data: &[u8]| {
     };
     let mut bytes = rest.to_vec();
     bytes.resize(4096, 0);
-    // "FSND", version 1, and the level its parent claims.
+    // "FSND", one of both versions, and the level its parent claims.
     bytes[..4].copy_from_slice(b"FSND");
-    bytes[4] = 1;
+    bytes[4] = 1 + (bytes[4] & 1);
     bytes[5] = level;
     let birth = LayerNo(u32::from_le_bytes([
         bytes[8], bytes[9], bytes[10], bytes[11],
@@ -25,5 +25,9 @@ fuzz_target!(|data: &[u8]| {
         birth,
         level,
     };
-    let _ = NodeImage::decode(&bytes, &ptr);
+    if let Ok(image) = NodeImage::decode(&bytes, &ptr) {
+        for entry in image.entries().filter(|e| e.kind == EntryKind::Delta) {
+            assert!(entry.changed().pieces().all(|piece| piece.end <= 4096));
+        }
+    }
 });

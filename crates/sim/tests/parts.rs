@@ -377,8 +377,8 @@ fn sectors_in_any_order_read_nothing_and_end_as_whole_blocks() {
     const SECTOR: u64 = 512;
     let disk = SimDisk::new(DiskConfig::new(64 * MIB));
     run(&disk, |platform, disk| async move {
-        let mut engine = formatted(&platform, &disk).await;
-        let mut dvol = create(&engine, "disk", 0).await;
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
         let reads = || disk.counts().reads;
         write(&engine, dvol, 0, BLOCKS * BLOCK, 1).await;
         // Each block has its sectors in another order, and other blocks are written in between.
@@ -393,40 +393,33 @@ fn sectors_in_any_order_read_nothing_and_end_as_whole_blocks() {
                 write(&engine, dvol, at, SECTOR, byte_of(block, sector)).await;
             }
             assert_eq!(reads(), before, "turn {turn}");
-            if turn == 3 {
-                // What is on the device is enough.
-                engine.stop().await.expect("stops");
-                drop(engine);
-                engine = open(&platform, &disk).await;
-                dvol = engine.dvol("disk").expect("is there").handle;
-            }
+            let expected = |block: u64, at: usize| match at <= turn {
+                true => byte_of(block, sector_of(block, at)),
+                false => 1,
+            };
             for block in 0..BLOCKS {
                 for at in 0..8 {
                     let sector = sector_of(block, at);
-                    let expected = if at <= turn {
-                        byte_of(block, sector)
-                    } else {
-                        1
-                    };
                     let begin = block * BLOCK + sector * SECTOR;
                     let before = reads();
                     let found = byte(&engine, dvol, begin, SECTOR).await;
-                    assert_eq!(found, Some(expected), "sector {sector} of {block}");
-                    assert!(turn == 3 || reads() - before == 1, "one has all of it");
+                    assert_eq!(found, Some(expected(block, at)), "{sector} of {block}");
+                    assert_eq!(reads() - before, 1, "one has all of it");
                 }
             }
-            if turn == 3 {
-                // Nothing is kept any more: the next part reads the block, and it is whole from then on.
-                for block in 0..BLOCKS {
-                    let sector = sector_of(block, 0);
-                    let before = reads();
-                    let at = block * BLOCK + sector * SECTOR;
-                    write(&engine, dvol, at, 1, byte_of(block, sector)).await;
-                    assert_eq!(reads() - before, 2);
+            // What is on the device is enough: so somebody else would find it.
+            engine.flush().await.expect("flushes");
+            let other = open(&platform, &disk.fork()).await;
+            let copy = other.dvol("disk").expect("is there").handle;
+            for block in 0..BLOCKS {
+                for at in 0..8 {
+                    let begin = block * BLOCK + sector_of(block, at) * SECTOR;
+                    let found = byte(&other, copy, begin, SECTOR).await;
+                    assert_eq!(found, Some(expected(block, at)), "{at} of {block}");
                 }
             }
+            other.stop().await.expect("stops");
         }
-        engine.flush().await.expect("flushes");
         platform.sleep_ns(2_000_000_000).await;
         assert_eq!(missing(&engine), 0, "{:?}", engine.space());
         let before = reads();
@@ -437,6 +430,47 @@ fn sectors_in_any_order_read_nothing_and_end_as_whole_blocks() {
                 .expect("reads");
         }
         assert_eq!(reads() - before, BLOCKS, "no block has a delta");
+    });
+}
+
+/// What is written of a block for its parts has nothing of what was in that memory before: not around them, and not between them.
+#[test]
+fn what_lies_around_parts_on_the_device_is_zeros() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let dvol = create(&engine, "disk", 0).await;
+        write(&engine, dvol, 0, 64 * BLOCK, 0xee).await;
+        disk.start_recording();
+        for block in 0..64 {
+            // Memory that somebody else's bytes were in.
+            let mut others = platform.buffers().take(BLOCK as usize);
+            others.bytes_mut().fill(0xee);
+            drop(others);
+            write(&engine, dvol, block * BLOCK + 512, 512, 0xd5).await;
+            let mut others = platform.buffers().take(BLOCK as usize);
+            others.bytes_mut().fill(0xee);
+            drop(others);
+            write(&engine, dvol, block * BLOCK + 2048, 512, 0xd5).await;
+        }
+        let mut seen = [0; 2];
+        for event in disk.take_recording() {
+            let IoEvent::WriteSubmitted { bytes, .. } = event else {
+                continue;
+            };
+            for found in bytes.chunks(BLOCK as usize) {
+                if found[512..1024] != [0xd5; 512] {
+                    continue;
+                }
+                let has_both = found[2048..2560] == [0xd5; 512];
+                let parts = if has_both { 2 } else { 1 };
+                seen[parts - 1] += 1;
+                let others = found.iter().filter(|&&byte| byte != 0xd5);
+                assert!(others.clone().all(|&byte| byte == 0), "{parts} parts");
+                assert_eq!(others.count(), 4096 - parts * 512);
+            }
+        }
+        assert_eq!(seen, [64, 64]);
     });
 }
 
@@ -535,6 +569,12 @@ fn small_transfers_over_a_delta_read_one_block_at_most() {
         let dvol = engine.dvol("disk").expect("is there").handle;
         assert_eq!(byte(&engine, dvol, 0, 200).await, Some(7));
         assert_eq!(byte(&engine, dvol, 200, 312).await, Some(1));
+        // One that has all of a delta's bytes takes its place, though nothing is kept any more.
+        let before = reads();
+        write(&engine, dvol, 0, 200, 8).await;
+        assert_eq!(reads(), before);
+        assert_eq!(byte(&engine, dvol, 0, 200).await, Some(8));
+        assert_eq!(byte(&engine, dvol, 200, 312).await, Some(1));
     });
 }
 
@@ -558,17 +598,18 @@ fn a_dvol_with_an_id_that_was_there_before_has_nothing_of_the_one_before() {
                 let dvol = engine.create(new).await.expect("creates");
                 id = Some(dvol.id);
                 write(&engine, dvol, 0, BLOCK, byte).await;
-                // The first of them a part, the second a whole block with the LSN that the part had.
+                // The first of them a part of a block that is not mapped, so that all of it is written and kept; the second a whole block with the
+                // LSN that the part had.
                 let len = if byte == 1 { 512 } else { BLOCK };
                 let data = bytes(byte + 1, len);
-                let written = engine.write(dvol, 0, data, Stability::Unstable);
+                let written = engine.write(dvol, BLOCK, data, Stability::Unstable);
                 lsns.push(written.await.expect("writes"));
                 if byte == 1 {
                     engine.delete(dvol, true).await.expect("deletes");
                     continue;
                 }
-                write(&engine, dvol, 512, 512, 3).await;
-                let pieces = engine.read(dvol, 0, BLOCK).await.expect("reads");
+                write(&engine, dvol, BLOCK + 512, 512, 3).await;
+                let pieces = engine.read(dvol, BLOCK, BLOCK).await.expect("reads");
                 let [Piece::Data(data)] = &pieces[..] else {
                     panic!("one piece");
                 };

@@ -93,10 +93,7 @@ impl<P: Platform> Engine<P> {
         if layer == u32::MAX {
             return Err(DvolError::TooMany);
         }
-        if new.id.is_some() {
-            // One that was drawn was never there before.
-            inner.recent_parts.forget();
-        }
+        inner.recent_parts.forget();
         let record = CatalogueRecord {
             reserved_blocks,
             attributes,
@@ -360,6 +357,7 @@ impl<P: Platform> Engine<P> {
         ];
         let _pledge = inner.pledge(wanted).await?;
         inner.clear_way(NO_SLOT, 3, Purpose::Changing).await?;
+        inner.recent_parts.forget();
         let size = source_record.size_bytes.max(new.size_bytes);
         let mut records = Vec::new();
         let mut slots = vec![source.slot];
@@ -495,7 +493,7 @@ impl<P: Platform> Engine<P> {
             result = inner.commit_admin(vec![record], vec![dvol.slot]).await;
         }
         drop(lock);
-        inner.forget(&closing);
+        inner.forget(&closing, result.is_ok());
         result
     }
 
@@ -515,7 +513,7 @@ impl<P: Platform> Engine<P> {
         if result.is_ok() {
             result = inner.commit_admin(vec![record], vec![layer.slot]).await;
         }
-        inner.forget(&[layer.slot]);
+        inner.forget(&[layer.slot], result.is_ok());
         result
     }
 
@@ -720,13 +718,16 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Lets go of what is kept per slot once it has been deleted (or could not be).
-    fn forget(&self, slots: &[Slot]) {
+    /// Lets go of what is kept per slot once it has been deleted, or could not be: then those who wait for its locks have to meet those who
+    /// come later.
+    fn forget(&self, slots: &[Slot], is_deleted: bool) {
         let mut closing = self.closing.borrow_mut();
         let mut locks = self.locks.borrow_mut();
         for slot in slots {
             closing.remove(slot);
-            locks.remove(slot);
+            if is_deleted {
+                locks.remove(slot);
+            }
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! A part is named by its dvol, block and LSN, which no other write of the dvol ever has. So what is found is what the mapping with
 //! that LSN stands for, whatever has happened since; a write that fails leaves a name that no mapping has. (A dvol that is made anew with an id
-//! that was there before, as a move does that is begun again, has its LSNs from the beginning: then all parts are forgotten.) It lies in one
+//! that was there before, as a move does that is begun again, has its LSNs from the beginning: see [`RecentParts::forget`].) It lies in one
 //! block, so a crash leaves it or takes it as a whole.
 //!
 //! Bytes lie in a ring in which the oldest make room for the newest, each behind a head that says what they are. A name has its place by its block: of
@@ -21,7 +21,8 @@ use flagstone_types::{DvolId, Lsn, VBlock};
 use crate::planted::{Bug, planted};
 use crate::v2p::Changed;
 
-/// Bytes of parts and their heads that are kept, for each journal: some thirty thousand parts of 512 bytes.
+/// Bytes of parts and their heads that are kept, for each journal: some thirty thousand parts of 512 bytes,
+/// or four thousand that have become whole blocks' worth with the holes in them.
 const RING_BYTES: usize = 16 << 20;
 
 /// Places for names of deltas, for each journal: twice as many, so that most have one for themselves.
@@ -98,8 +99,8 @@ struct Parts {
     ring: Vec<u8>,
     /// How many have been put into it, with those that were left out at its end.
     next: u64,
-    /// What was put into it before that is not kept any more.
-    since: u64,
+    /// Whole blocks that were put into it before that are not kept any more.
+    wholes_since: u64,
     of_deltas: Vec<Name>,
     of_wholes: Vec<Name>,
 }
@@ -121,7 +122,7 @@ impl Parts {
         Parts {
             ring: vec![0; RING_BYTES],
             next: 0,
-            since: 0,
+            wholes_since: 0,
             of_deltas: vec![NO_NAME; DELTA_NAMES],
             of_wholes: vec![NO_NAME; WHOLE_NAMES],
         }
@@ -143,9 +144,15 @@ impl Parts {
 
     /// What begins there, if it is kept.
     fn at(&self, pushed: Pushed) -> Option<&[u8]> {
-        let is_kept = (self.since..self.next).contains(&pushed.0)
-            && self.next - pushed.0 <= RING_BYTES as u64;
+        let is_kept = pushed.0 < self.next && self.next - pushed.0 <= RING_BYTES as u64;
         is_kept.then(|| &self.ring[(pushed.0 % RING_BYTES as u64) as usize..])
+    }
+
+    /// What is said of the bytes that begin there.
+    fn head(&self, pushed: Pushed) -> Option<Head> {
+        let head = Head::decode(self.at(pushed)?)?;
+        let is_forgotten = head.changed.is_whole() && pushed.0 < self.wholes_since;
+        (!is_forgotten).then_some(head)
     }
 
     fn name(&mut self, dvol: DvolId, vblock: VBlock, is_whole: bool) -> &mut Name {
@@ -183,7 +190,7 @@ impl RecentParts {
         let Some(parts) = parts.as_mut() else {
             return;
         };
-        if let Some(head) = parts.at(pushed).and_then(Head::decode) {
+        if let Some(head) = parts.head(pushed) {
             let name = parts.name(head.dvol, head.vblock, head.changed.is_whole());
             *name = Name { lsn, of: pushed };
         }
@@ -203,7 +210,7 @@ impl RecentParts {
         if name.lsn != lsn && !planted(Bug::StalePartUsed) {
             return None;
         }
-        let head = Head::decode(parts.at(name.of)?)?;
+        let head = parts.head(name.of)?;
         (head.vblock == vblock && head.dvol == dvol).then_some(Kept {
             changed: head.changed,
             bytes: name.of,
@@ -224,10 +231,13 @@ impl RecentParts {
         }
     }
 
-    /// Keeps nothing of all that was written so far: LSNs of a dvol may come again.
+    /// To be called when a dvol is made, before it is written to: if there was one with its id before, LSNs come again.
+    ///
+    /// Keeps no whole block that was written so far. One could be taken for what a write of whole blocks, which keeps nothing, has mapped with the same
+    /// LSN. A delta can't: each names itself, in the place where one with the same name would be.
     pub(super) fn forget(&self) {
         if let Some(parts) = self.0.borrow_mut().as_mut() {
-            parts.since = parts.next;
+            parts.wholes_since = parts.next;
         }
     }
 }
@@ -317,16 +327,19 @@ mod tests {
         assert_eq!(parts.find(elsewhere, other, Lsn(7), false), None);
     }
 
+    /// Deltas are: see there.
     #[test]
-    fn nothing_is_kept_of_what_was_forgotten() {
+    fn whole_blocks_that_were_forgotten_are_not_found() {
         let parts = RecentParts::default();
         parts.forget();
-        keep(&parts, BLOCK, 7, part(0..9));
-        let late = parts.push(DVOL, VBlock(6), part(0..9), &block(8));
+        keep(&parts, BLOCK, 7, Changed::WHOLE);
+        keep(&parts, VBlock(9), 6, part(0..9));
+        let late = parts.push(DVOL, VBlock(6), Changed::WHOLE, &block(8));
         parts.forget();
         parts.name(late, Lsn(8));
         assert!(kept(&parts, BLOCK, 7).is_none() && kept(&parts, VBlock(6), 8).is_none());
-        keep(&parts, BLOCK, 7, part(0..9));
+        assert!(kept(&parts, VBlock(9), 6).is_some());
+        keep(&parts, BLOCK, 7, Changed::WHOLE);
         assert!(kept(&parts, BLOCK, 7).is_some());
     }
 

@@ -19,6 +19,9 @@ use crate::format::bytes::Reader;
 const MAGIC: u32 = 0x444e_5346;
 const VERSION: u8 = 1;
 
+/// That of a leaf with a delta that has holes: those who know no holes must not take it for one without.
+const VERSION_WITH_HOLES: u8 = 2;
+
 const AT_MAGIC: usize = 0;
 const AT_VERSION: usize = AT_MAGIC + 4;
 const AT_LEVEL: usize = AT_VERSION + 1;
@@ -54,7 +57,7 @@ impl NodeImage {
             let what = format!("expected checksum {expected:?}, found {checksum:?}");
             return Err(wrong(ptr, what));
         }
-        let (first, end, count) = decode_header(bytes, ptr)?;
+        let (version, first, end, count) = decode_header(bytes, ptr)?;
         let body = &bytes[HEADER_BYTES..];
         let entries: Vec<Packed> = body
             .as_chunks::<ENTRY_BYTES>()
@@ -73,6 +76,10 @@ impl NodeImage {
             entries,
         };
         image.check_entries()?;
+        if version != VERSION_WITH_HOLES && image.has_holes() {
+            let what = format!("a delta has holes, which version {version} doesn't have");
+            return Err(wrong(ptr, what));
+        }
         Ok(image)
     }
 
@@ -103,6 +110,10 @@ impl NodeImage {
             ));
         }
         Ok(())
+    }
+
+    fn has_holes(&self) -> bool {
+        self.entries.iter().any(has_holes)
     }
 
     /// Whether the entry is a delta over the data before it.
@@ -203,13 +214,18 @@ fn wrong(ptr: &NodePtr, what: String) -> FormatError {
     ))
 }
 
-/// First key, end and number of entries.
-fn decode_header(bytes: &[u8], ptr: &NodePtr) -> Result<(Key, Key, usize), FormatError> {
+/// Whether it is a delta with holes.
+fn has_holes(entry: &Packed) -> bool {
+    entry.is(EntryKind::Delta) && entry.entry().changed().holes() != 0
+}
+
+/// Version, first key, end and number of entries.
+fn decode_header(bytes: &[u8], ptr: &NodePtr) -> Result<(u8, Key, Key, usize), FormatError> {
     let mut reader = Reader::new(&bytes[..HEADER_BYTES], "map node");
     let (magic, version) = (reader.u32()?, reader.u8()?);
-    if magic != MAGIC || version != VERSION {
+    if magic != MAGIC || ![VERSION, VERSION_WITH_HOLES].contains(&version) {
         let what = format!(
-            "expected magic {MAGIC:#x} and version {VERSION}, found {magic:#x} and {version}"
+            "expected magic {MAGIC:#x} and version {VERSION} or {VERSION_WITH_HOLES}, found {magic:#x} and {version}"
         );
         return Err(wrong(ptr, what));
     }
@@ -236,7 +252,7 @@ fn decode_header(bytes: &[u8], ptr: &NodePtr) -> Result<(Key, Key, usize), Forma
             format!("reserved bytes are set, or end {end:?} is out of range"),
         ));
     }
-    Ok((first, end, count))
+    Ok((version, first, end, count))
 }
 
 /// Whether an entry can stand in a node of this level and birth.
@@ -275,7 +291,10 @@ impl Node {
         }
         bytes.fill(0);
         bytes[AT_MAGIC..AT_VERSION].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[AT_VERSION] = VERSION;
+        bytes[AT_VERSION] = match self.is_leaf() && self.entries.iter().any(has_holes) {
+            true => VERSION_WITH_HOLES,
+            false => VERSION,
+        };
         bytes[AT_LEVEL] = self.level;
         bytes[AT_COUNT..AT_BIRTH].copy_from_slice(&(self.entries.len() as u16).to_le_bytes());
         bytes[AT_BIRTH..AT_RESERVED].copy_from_slice(&self.birth.0.to_le_bytes());

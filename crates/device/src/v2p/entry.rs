@@ -88,7 +88,7 @@ impl Entry {
 
     /// Of a delta, the bytes of its block that it replaces.
     pub fn changed(&self) -> Changed {
-        // Nodes that come from a device have been looked at.
+        // `is_sound` (codec.rs) lets no other entry in that comes from a device.
         Changed::from_meta(self.meta).expect("a delta replaces bytes of its block")
     }
 }

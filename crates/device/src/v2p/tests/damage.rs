@@ -50,6 +50,9 @@ fn exercise(bytes: &[u8], random: &mut Random) -> bool {
         EntryKind::Child => e.meta,
         _ => 0,
     };
+    for entry in image.entries().filter(|e| e.kind == EntryKind::Delta) {
+        assert!(entry.changed().pieces().all(|piece| piece.end <= 4096));
+    }
     let count = image.entries().map(mapped).sum();
     let lsn = image.entries().map(|e| e.lsn).max().expect("not empty");
     let last = image.end_key();
@@ -88,6 +91,81 @@ fn exercise(bytes: &[u8], random: &mut Random) -> bool {
         map.check_invariants();
     }
     true
+}
+
+/// A leaf with one delta, whose bytes are `changed` as a number, byte by byte. [docs/formats/device.md "Map"]
+fn leaf_with_delta(version: u8, changed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    bytes[..4].copy_from_slice(b"FSND");
+    bytes[4] = version;
+    // One entry, of birth 3; the key of the delta over block 7, and what lies behind.
+    bytes[6] = 1;
+    bytes[8] = 3;
+    bytes[16] = 15;
+    bytes[24] = 16;
+    let entry = &mut bytes[96..136];
+    entry[0] = 15;
+    entry[7] = 3;
+    entry[8] = 9;
+    entry[16] = 0xab;
+    entry[20] = 3;
+    entry[24] = 5;
+    entry[32..].copy_from_slice(&changed.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_delta_says_which_bytes_it_has() {
+    let decode = |version, changed| {
+        let bytes = leaf_with_delta(version, changed);
+        NodeImage::decode(&bytes, &ptr_for(&bytes))
+    };
+    // Offset, length, holes.
+    let meta = |offset: u64, len: u64, holes: u64| offset | len << 16 | holes << 32;
+    let pieces = |image: &NodeImage| {
+        let entry = image.entries().next().expect("one");
+        entry.changed().pieces().collect::<Vec<_>>()
+    };
+    let plain = decode(1, meta(512, 1024, 0)).expect("as ever");
+    assert_eq!(pieces(&plain), [512..1536]);
+    let holed = decode(2, meta(0, 2048, 0xf0)).expect("with holes");
+    assert_eq!(pieces(&holed), [0..512, 1024..2048]);
+
+    // Those who know no holes must not come across any.
+    let early = decode(1, meta(0, 2048, 0xf0)).err().expect("refused");
+    assert!(
+        early.to_string().contains("version 1 doesn't have"),
+        "{early}"
+    );
+    for wrong in [
+        meta(0, 0, 0),
+        meta(0, 4097, 0),
+        meta(4095, 2, 0),
+        meta(0, 2048, 1),
+        meta(0, 2048, 1 << 15),
+        meta(128, 1920, 1 << 1),
+        meta(0, 2048, 1 << 31),
+    ] {
+        assert!(decode(2, wrong).is_err(), "{wrong:#x}");
+        assert!(decode(1, wrong & 0xffff_ffff).is_err() || wrong >> 32 != 0);
+    }
+    assert!(decode(3, meta(0, 1, 0)).is_err() && decode(0, meta(0, 1, 0)).is_err());
+
+    // Written, it is the same again.
+    let mut map = Map::empty(full_size_stats());
+    let mut edit = Edit::new(LayerNo(3));
+    let entry = holed.entries().next().expect("one");
+    put(&mut map, &mut edit, &entry);
+    let mut store = Store::default();
+    drop(reopen(&map, &mut store));
+    let [written] = store.nodes.values().collect::<Vec<_>>()[..] else {
+        panic!("one node");
+    };
+    assert_eq!(written[..], leaf_with_delta(2, meta(0, 2048, 0xf0))[..]);
+}
+
+fn full_size_stats() -> Rc<MapStats> {
+    Rc::default()
 }
 
 #[test]

@@ -60,6 +60,31 @@ fn memory_of_a_mapped_tebibyte() {
     assert!((11.0..12.0).contains(&scattered), "{scattered}");
 }
 
+/// Nodes that lost half of their entries give memory back, and those of which one comes and goes keep it.
+#[test]
+fn nodes_give_back_much_and_not_little() {
+    const BLOCKS: u64 = 100_000;
+    let mut map = run_map(BLOCKS);
+    let mut edit = Edit::new(LayerNo(1));
+    let full = map.stats().loaded_bytes();
+    let mut change = |map: &mut Map, from: u64, count: u64| {
+        for leaf in (0..BLOCKS).step_by(100) {
+            let start = leaf + from;
+            map.deallocate(&mut edit, VBlock(start)..VBlock(start + count), Lsn(0));
+            edit.clear();
+        }
+    };
+    change(&mut map, 10, 10);
+    assert_eq!(map.stats().loaded_bytes(), full, "a tenth less");
+    // Two neighbours with so many can't be merged.
+    change(&mut map, 20, 42);
+    let entries = map.mapped_count() as usize;
+    let kept = map.stats().loaded_bytes();
+    assert_eq!(entries, 48_000);
+    assert!(kept < full * 2 / 3, "{kept} of {full}");
+    map.check_invariants();
+}
+
 #[test]
 fn a_million_ascending_writes_fill_the_leaves() {
     let mut map = Map::empty(full_size());
