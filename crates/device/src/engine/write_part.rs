@@ -1,7 +1,7 @@
 //! Writing parts of blocks.
 //!
 //! A write within one block that is mapped becomes a delta and needs no read, unless there is one already with bytes that the
-//! write leaves and that are not kept any more. With what is kept it may be the whole block, and is written as that. Other parts of blocks are read, changed and written as whole blocks.
+//! write leaves and that are not kept any more, or that lie too close to it for a hole. With what is kept it may be the whole block, and is written as that. Other parts of blocks are read, changed and written as whole blocks.
 
 use std::ops::Range;
 use std::rc::Rc;

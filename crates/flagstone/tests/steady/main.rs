@@ -168,7 +168,7 @@ fn fewer_cases() -> Vec<Case> {
         .collect()
 }
 
-/// 4 KiB reads and writes, durable writes, and large ones, several at a time.
+/// 4 KiB reads and writes, durable writes, small ones and large ones, several at a time.
 const FEWER: [usize; 6] = [1, 3, 5, 7, 9, 10];
 
 fn cases() -> Vec<Case> {
