@@ -13,14 +13,18 @@ use crate::support::Scene;
 const MIB: u64 = 1 << 20;
 
 fn volume(scene: &Scene, name: &str) -> TokenText {
+    volume_of(scene, name, None)
+}
+
+fn volume_of(scene: &Scene, name: &str, stripes: Option<u32>) -> TokenText {
     let spec = VolumeSpec {
         name: name.to_owned(),
-        size_bytes: MIB,
+        size_bytes: 8 * MIB,
         reserve: Reservation::None,
         device: None,
         core: None,
         apart: false,
-        stripes: None,
+        stripes,
         stripe_unit_bytes: None,
         slo: Default::default(),
         oversubscribe: false,
@@ -336,6 +340,61 @@ fn keys_are_shown_by_nothing_but_the_answer() {
     }
 }
 
+/// What keeps others from a volume keeps them from its clones, too, and from the clones of its snapshots; striped ones as well. What is said of one
+/// later is that one's.
+#[test]
+fn a_clone_is_restricted_as_its_source() {
+    let scene = Scene::with_two_cores();
+    volume(&scene, "vm");
+    volume_of(&scene, "wide", Some(2));
+    let wanted = Restrictions {
+        allow_from: vec!["10.1.0.0/16".parse().expect("a network")],
+        allow_on: vec!["fd00::1".parse().expect("an address")],
+    };
+    let of = |scene: &Scene, name: &str| scene.show(name).expect("shown").restrictions;
+    let clone = |source: &str, name: &str| {
+        let source = source.parse().expect("a source");
+        scene.ask(|node| node.clone_volume(source, name.to_owned()))
+    };
+    for name in ["vm", "wide"] {
+        let restricted = wanted.clone();
+        scene
+            .ask(|node| node.restrict_volume(name.to_owned(), restricted))
+            .expect("restricted");
+        let snapshots = vec![format!("{name}@kept").parse().expect("a snapshot")];
+        scene
+            .ask(|node| node.create_snapshots(snapshots))
+            .expect("taken");
+        for (source, copy) in [(name.to_owned(), "head"), (format!("{name}@kept"), "old")] {
+            let copy = format!("{name}-{copy}");
+            let made = clone(&source, &copy).expect("cloned");
+            assert_eq!(made.restrictions, wanted, "{copy}");
+            assert_eq!(list(&scene, &copy).len(), 0, "{copy} has no tokens");
+        }
+        // A name that is taken makes nothing.
+        let again = clone(name, &format!("{name}-old"));
+        assert_eq!(again.expect_err("taken").kind, NodeErrorKind::AlreadyExists);
+        let lifted = Restrictions::default();
+        scene
+            .ask(|node| node.restrict_volume(name.to_owned(), lifted))
+            .expect("lifted");
+        let free = clone(&format!("{name}@kept"), &format!("{name}-free"));
+        assert_eq!(free.expect("cloned").restrictions, Restrictions::default());
+    }
+    let scene = scene.restart(|_| {});
+    for name in ["vm", "wide"] {
+        for copy in ["head", "old"] {
+            assert_eq!(
+                of(&scene, &format!("{name}-{copy}")),
+                wanted,
+                "{name}-{copy}"
+            );
+        }
+        assert_eq!(of(&scene, name), Restrictions::default());
+        assert_eq!(of(&scene, &format!("{name}-free")), Restrictions::default());
+    }
+}
+
 #[test]
 fn restrictions_stay_and_are_told() {
     let scene = Scene::new();
@@ -392,13 +451,6 @@ fn restrictions_stay_and_are_told() {
         );
     }
     assert_eq!(scene.show("vm").expect("shown").restrictions, most);
-    // A clone has none of them.
-    let source = "vm".parse().expect("a source");
-    let cloned = scene.ask(|node| node.clone_volume(source, "copy".to_owned()));
-    assert_eq!(
-        cloned.expect("cloned").restrictions,
-        Restrictions::default()
-    );
     restrict(&scene, Restrictions::default()).expect("lifted");
     assert_eq!(
         scene.show("vm").expect("shown").restrictions,

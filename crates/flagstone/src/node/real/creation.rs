@@ -16,8 +16,8 @@ use super::stripes::{NewStriped, Unreserved};
 use super::{RealNode, Target, moves};
 use crate::name::SourceRef;
 use crate::node::{
-    CreatedVolume, NodeError, NodeErrorKind, Reservation, STRIPE_UNIT_DEFAULT_BYTES, SloPromise,
-    TokenKind, VolumeInfo, VolumeSpec,
+    CreatedVolume, NodeError, NodeErrorKind, Reservation, Restrictions, STRIPE_UNIT_DEFAULT_BYTES,
+    SloPromise, TokenKind, VolumeInfo, VolumeSpec,
 };
 
 /// What is to be set aside for a volume of this size, in bytes.
@@ -409,14 +409,30 @@ impl RealNode {
                         .handle
                 }
             };
-            let id = engine.clone_of(source, new).await?.id;
+            let id = core.random_id();
+            core.restrict_clone(place.engine, dvol.id, id).await?;
+            let new = CreateDvol {
+                id: Some(id),
+                ..new
+            };
+            if let Err(error) = engine.clone_of(source, new).await {
+                core.forget_tokens(place.engine, id).await;
+                return Err(error);
+            }
             // Its journal may have come here since it was looked up.
             let core = core.index;
             claim.came_to_be(Place { id, core, ..place });
             Ok(())
         });
         match cloned.await {
-            Ok(()) => self.show(&new_name).await,
+            Ok(()) => {
+                let clone = self.show(&new_name).await?;
+                if clone.restrictions != Restrictions::default() {
+                    let words = clone.restrictions.to_string();
+                    tracing::info!(target: "audit", volume = new_name, restrictions = words, of = %source, "volume restricted");
+                }
+                Ok(clone)
+            }
             Err(error) if error.kind == NodeErrorKind::NotFound && !is_head => {
                 Err(no_such_snapshot(&source.to_string(), &doing))
             }

@@ -55,6 +55,30 @@ impl CoreNode {
         Ok((volume, made.token))
     }
 
+    /// Restricts a volume that is about to be made, a clone of another one, to what that is restricted to: over NBD and NFS nothing else keeps
+    /// anybody out. It has no tokens. If the clone doesn't come to be, [`CoreNode::forget_tokens`] undoes it; and so does the next start.
+    pub(in crate::node::real) async fn restrict_clone(
+        &self,
+        engine: usize,
+        source: DvolId,
+        clone: DvolId,
+    ) -> Result<(), DvolError> {
+        let record = self.access.record_of(source);
+        let Some(record) = record.filter(|record| record.is_restricted()) else {
+            return Ok(());
+        };
+        let owned = self.owned(engine)?;
+        let record = Record {
+            networks: record.networks.clone(),
+            locals: record.locals.clone(),
+            ..Record::new(clone)
+        };
+        let _turn = owned.tokens.turn().await;
+        owned.tokens.put(&record, Stability::Stable).await?;
+        self.access.set(record);
+        Ok(())
+    }
+
     /// An id that nothing else has.
     pub(in crate::node::real) fn random_id(&self) -> DvolId {
         let high = u128::from(self.platform.random_u64());

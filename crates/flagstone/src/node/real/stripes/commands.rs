@@ -634,13 +634,19 @@ impl CoreNode {
         let source = (owned, layer.as_ref().map_or(dvol, |layer| layer.handle));
         let taken_ns = layer.as_ref().map(|layer| layer.created_ns);
         let wanted = (new_name, size_bytes);
-        let cloned = self
-            .clone_members(source, stripe, taken_ns, wanted, &mut made)
-            .await;
+        let restricted = self.restrict_clone(owned.number, dvol.id, made[0]).await;
+        let cloned = match restricted {
+            Ok(()) => {
+                self.clone_members(source, stripe, taken_ns, wanted, &mut made)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
         if layer.is_none() {
             gate.release();
         }
         if let Err(error) = cloned {
+            self.forget_tokens(owned.number, made[0]).await;
             self.delete_members(made.into_iter().skip(1)).await;
             return Err(error);
         }
