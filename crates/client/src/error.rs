@@ -56,6 +56,9 @@ pub enum Cause {
     Invalid(String),
     /// The volume or the client was closed.
     Closed,
+    /// What makes calls in this process could not be started, or has ended: of clients that have a thread of
+    /// their own (`flagstone-blocking`).
+    NotRunning(String),
 }
 
 impl Error {
@@ -174,6 +177,7 @@ impl fmt::Display for Cause {
             Cause::Protocol(what) => write!(f, "the server contradicts the protocol: {what}."),
             Cause::Invalid(what) => write!(f, "{what}."),
             Cause::Closed => f.write_str("the volume, or the client, was closed; open it again."),
+            Cause::NotRunning(what) => write!(f, "{what}."),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod activity;
 mod between;
+mod blocking;
 mod client;
 mod control;
 mod damage;

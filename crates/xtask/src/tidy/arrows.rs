@@ -1,7 +1,8 @@
 //! Which crate may name which. The reasons are in `docs/ARCHITECTURE.md`.
 //!
 //! Normal and build dependencies follow the table. Dev-dependencies may in addition name the
-//! simulator, the model and the runtime: tests run the same code on all of them.
+//! simulator, the model and the runtime, since tests run the same code on all of them, and the blocking
+//! client, which tests of a node use as programs do.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +14,7 @@ use super::Finding;
 use crate::repo;
 
 /// Each crate and the crates of ours that it may depend on, lowest first.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 18] = [
     ("types", &[]),
     ("model", &[]),
     ("wire", &["types"]),
@@ -32,6 +33,10 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ),
     ("runtime", &["types", "platform"]),
     (
+        "blocking",
+        &["types", "wire", "platform", "tls", "client", "runtime"],
+    ),
+    (
         "sim",
         &[
             "types", "model", "wire", "platform", "device", "fs", "gateway",
@@ -48,7 +53,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
 ];
 
 /// What any crate's tests may name besides.
-const ALLOWED_IN_TESTS: [&str; 3] = ["model", "sim", "runtime"];
+const ALLOWED_IN_TESTS: [&str; 4] = ["model", "sim", "runtime", "blocking"];
 
 /// Names that say nothing about what a crate is for.
 const EMPTY_NAMES: [&str; 7] = [
@@ -170,10 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn only_the_binary_names_the_runtime() {
+    fn only_what_runs_in_a_process_names_the_runtime() {
         let crates = ["types", "device", "runtime", "flagstone"];
         assert!(complaints(&crates, &[("flagstone", "runtime", false)]).is_empty());
         assert!(complaints(&crates, &[("device", "runtime", true)]).is_empty());
+        let blocking = [("blocking", "runtime", false)];
+        assert!(complaints(&["blocking", "runtime"], &blocking).is_empty());
+        let shipped = [("flagstone", "blocking", false)];
+        assert_eq!(complaints(&["blocking", "flagstone"], &shipped).len(), 1);
         let bad = complaints(&crates, &[("device", "runtime", false)]);
         assert!(bad[0].contains("`device` may not depend on `runtime`"));
     }
