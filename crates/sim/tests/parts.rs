@@ -570,11 +570,14 @@ fn small_transfers_over_a_delta_read_one_block_at_most() {
         assert_eq!(byte(&engine, dvol, 0, 200).await, Some(7));
         assert_eq!(byte(&engine, dvol, 200, 312).await, Some(1));
         // One that has all of a delta's bytes takes its place, though nothing is kept any more.
+        let at = 11 * BLOCK;
         let before = reads();
-        write(&engine, dvol, 0, 200, 8).await;
+        engine.read(dvol, at, BLOCK).await.expect("reads");
+        assert_eq!(reads() - before, 2, "it has a delta");
+        let before = reads();
+        write(&engine, dvol, at, BLOCK - 1, 8).await;
         assert_eq!(reads(), before);
-        assert_eq!(byte(&engine, dvol, 0, 200).await, Some(8));
-        assert_eq!(byte(&engine, dvol, 200, 312).await, Some(1));
+        assert_eq!(byte(&engine, dvol, at, BLOCK - 1).await, Some(8));
     });
 }
 
