@@ -624,6 +624,44 @@ fn a_dvol_with_an_id_that_was_there_before_has_nothing_of_the_one_before() {
     );
 }
 
+/// A clone has the LSNs of what its source had, and one with the same id before it may have had the same for something else.
+#[test]
+fn a_clone_with_an_id_that_was_there_before_has_nothing_of_the_one_before() {
+    let disk = SimDisk::new(DiskConfig::new(64 * MIB));
+    run(&disk, |platform, disk| async move {
+        let engine = formatted(&platform, &disk).await;
+        let source = create(&engine, "source", 0).await;
+        write(&engine, source, 0, BLOCK, 1).await;
+        let mut id = None;
+        let mut copy = async || {
+            let new = CreateDvol {
+                name: "copy".into(),
+                id,
+                size_bytes: 0,
+                reserved_bytes: 0,
+            };
+            let made = engine.clone_of(source, new).await.expect("cloned");
+            id = Some(made.id);
+            made
+        };
+        let part = async |dvol: Handle, at: u64, byte: u8| {
+            let written = engine.write(dvol, at, bytes(byte, 512), Stability::Unstable);
+            written.await.expect("writes")
+        };
+        let first = copy().await;
+        let old = part(first, 0, 2).await;
+        engine.delete(first, true).await.expect("deletes");
+        // The same place and LSN, and other bytes.
+        assert_eq!(part(source, 0, 3).await, old, "or this shows nothing");
+        let second = copy().await;
+        part(second, 1024, 4).await;
+        for (at, expected) in [(0, 3), (512, 1), (1024, 4), (1536, 1)] {
+            let found = byte(&engine, second, at, 512).await;
+            assert_eq!(found, Some(expected), "{at}");
+        }
+    });
+}
+
 /// Where on the disk the data of a write is. What lies behind it is data as well.
 async fn begin_of_data(engine: &Engine<SimPlatform>, dvol: Handle, disk: &SimDisk) -> u64 {
     disk.start_recording();

@@ -357,7 +357,10 @@ impl<P: Platform> Engine<P> {
         ];
         let _pledge = inner.pledge(wanted).await?;
         inner.clear_way(NO_SLOT, 3, Purpose::Changing).await?;
-        inner.recent_parts.forget();
+        if new.id.is_some() {
+            // One that is drawn was never there before.
+            inner.recent_parts.forget_all();
+        }
         let size = source_record.size_bytes.max(new.size_bytes);
         let mut records = Vec::new();
         let mut slots = vec![source.slot];

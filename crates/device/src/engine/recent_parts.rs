@@ -99,7 +99,8 @@ struct Parts {
     ring: Vec<u8>,
     /// How many have been put into it, with those that were left out at its end.
     next: u64,
-    /// Whole blocks that were put into it before that are not kept any more.
+    /// What was put into it before that is not kept any more, and whole blocks that were put into it before this.
+    since: u64,
     wholes_since: u64,
     of_deltas: Vec<Name>,
     of_wholes: Vec<Name>,
@@ -122,6 +123,7 @@ impl Parts {
         Parts {
             ring: vec![0; RING_BYTES],
             next: 0,
+            since: 0,
             wholes_since: 0,
             of_deltas: vec![NO_NAME; DELTA_NAMES],
             of_wholes: vec![NO_NAME; WHOLE_NAMES],
@@ -144,7 +146,8 @@ impl Parts {
 
     /// What begins there, if it is kept.
     fn at(&self, pushed: Pushed) -> Option<&[u8]> {
-        let is_kept = pushed.0 < self.next && self.next - pushed.0 <= RING_BYTES as u64;
+        let is_kept = (self.since..self.next).contains(&pushed.0)
+            && self.next - pushed.0 <= RING_BYTES as u64;
         is_kept.then(|| &self.ring[(pushed.0 % RING_BYTES as u64) as usize..])
     }
 
@@ -231,7 +234,15 @@ impl RecentParts {
         }
     }
 
-    /// To be called when a dvol is made, before it is written to: if there was one with its id before, LSNs come again.
+    /// Keeps nothing that was written so far. To be called when a clone is made with an id that there may have been before: it has LSNs of its source, which
+    /// that one may have had, too, for something else.
+    pub(super) fn forget_all(&self) {
+        if let Some(parts) = self.0.borrow_mut().as_mut() {
+            parts.since = parts.next;
+        }
+    }
+
+    /// To be called when an empty dvol is made, before it is written to: if there was one with its id before, LSNs come again.
     ///
     /// Keeps no whole block that was written so far. One could be taken for what a write of whole blocks, which keeps nothing, has mapped with the same
     /// LSN. A delta can't: each names itself, in the place where one with the same name would be.
@@ -341,6 +352,8 @@ mod tests {
         assert!(kept(&parts, VBlock(9), 6).is_some());
         keep(&parts, BLOCK, 7, Changed::WHOLE);
         assert!(kept(&parts, BLOCK, 7).is_some());
+        parts.forget_all();
+        assert!(kept(&parts, BLOCK, 7).is_none() && kept(&parts, VBlock(9), 6).is_none());
     }
 
     /// Of all sizes, several times around: what is found is what was kept, and what is as young as the ring is large is found.

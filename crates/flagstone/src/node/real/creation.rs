@@ -410,15 +410,18 @@ impl RealNode {
                 }
             };
             let id = core.random_id();
-            core.restrict_clone(place.engine, dvol.id, id).await?;
+            let is_restricted = core.restrict_clone(place.engine, dvol.id, id).await?;
             let new = CreateDvol {
-                id: Some(id),
+                id: is_restricted.then_some(id),
                 ..new
             };
-            if let Err(error) = engine.clone_of(source, new).await {
-                core.forget_tokens(place.engine, id).await;
-                return Err(error);
-            }
+            let id = match engine.clone_of(source, new).await {
+                Ok(made) => made.id,
+                Err(error) => {
+                    core.forget_tokens(place.engine, id).await;
+                    return Err(error);
+                }
+            };
             // Its journal may have come here since it was looked up.
             let core = core.index;
             claim.came_to_be(Place { id, core, ..place });

@@ -56,16 +56,16 @@ impl CoreNode {
     }
 
     /// Restricts a volume that is about to be made, a clone of another one, to what that is restricted to: over NBD and NFS nothing else keeps
-    /// anybody out. It has no tokens. If the clone doesn't come to be, [`CoreNode::forget_tokens`] undoes it; and so does the next start.
+    /// anybody out. It has no tokens. False: that isn't restricted. If the clone doesn't come to be, [`CoreNode::forget_tokens`] undoes it; and so does the next start.
     pub(in crate::node::real) async fn restrict_clone(
         &self,
         engine: usize,
         source: DvolId,
         clone: DvolId,
-    ) -> Result<(), DvolError> {
+    ) -> Result<bool, DvolError> {
         let record = self.access.record_of(source);
         let Some(record) = record.filter(|record| record.is_restricted()) else {
-            return Ok(());
+            return Ok(false);
         };
         let owned = self.owned(engine)?;
         let record = Record {
@@ -76,7 +76,7 @@ impl CoreNode {
         let _turn = owned.tokens.turn().await;
         owned.tokens.put(&record, Stability::Stable).await?;
         self.access.set(record);
-        Ok(())
+        Ok(true)
     }
 
     /// An id that nothing else has.

@@ -636,7 +636,7 @@ impl CoreNode {
         let wanted = (new_name, size_bytes);
         let restricted = self.restrict_clone(owned.number, dvol.id, made[0]).await;
         let cloned = match restricted {
-            Ok(()) => {
+            Ok(_) => {
                 self.clone_members(source, stripe, taken_ns, wanted, &mut made)
                     .await
             }
