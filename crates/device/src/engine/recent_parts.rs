@@ -245,7 +245,8 @@ impl RecentParts {
     /// To be called when an empty dvol is made, before it is written to: if there was one with its id before, LSNs come again.
     ///
     /// Keeps no whole block that was written so far. One could be taken for what a write of whole blocks, which keeps nothing, has mapped with the same
-    /// LSN. A delta can't: each names itself, in the place where one with the same name would be.
+    /// LSN. A delta can't, as an empty dvol gets none but by a write of its own: that names
+    /// itself, in the place where one with the same name would be.
     pub(super) fn forget(&self) {
         if let Some(parts) = self.0.borrow_mut().as_mut() {
             parts.wholes_since = parts.next;
