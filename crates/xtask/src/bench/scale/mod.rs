@@ -176,12 +176,13 @@ pub(super) fn run(root: &Path, arguments: &ScaleArguments) -> Result<()> {
 
 /// All points in rising order, since volumes are made as they are needed.
 fn measure(node: &Node, plan: &Plan) -> Result<Vec<Sample>> {
-    let mut api = Api::connect(node.api_port, &node.options.dir.join("api.key"))?;
     let address = native_address(node)?;
     let pid = node.pid()?;
     let mut volumes: Vec<(String, String)> = Vec::new();
     let mut samples = Vec::new();
     for &count in &plan.counts {
+        // Another one each time: while a point is measured nothing is asked, and the node closes connections that are idle for some seconds.
+        let mut api = Api::connect(node.api_port, &node.options.dir.join("api.key"))?;
         for index in volumes.len()..count {
             let made = api.create_volume(&name(index), VOLUME_BYTES, None);
             let made = made.with_context(|| format!("creating volume {index}"))?;

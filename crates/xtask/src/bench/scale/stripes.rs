@@ -27,11 +27,12 @@ pub(super) struct Striped {
 
 /// Rounds of both volumes in turn, reads and then writes.
 pub(super) fn measure(node: &Node, plan: &Plan, stripes: u32) -> Result<Vec<Striped>> {
-    let mut api = Api::connect(node.api_port, &node.options.dir.join("api.key"))?;
     let (address, pid) = (native_address(node)?, node.pid()?);
     let mut opened = Vec::new();
     for (members, name) in [(1, "plain"), (stripes, "striped")] {
         let wanted = (members > 1).then_some(members);
+        // Another one for each: the node closes connections that are idle for some seconds, as this is while a volume is filled.
+        let mut api = Api::connect(node.api_port, &node.options.dir.join("api.key"))?;
         let token = api.create_volume(name, VOLUME_BYTES, wanted);
         let token = token.with_context(|| format!("creating the {name} volume"))?;
         let (lines, span_bytes) = filled(address, &[(name.to_owned(), token)])?;
