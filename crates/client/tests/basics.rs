@@ -659,3 +659,37 @@ fn size_reservation_and_epoch_are_changed_by_who_has_it() {
     });
     stage.rules_hold();
 }
+
+/// What it takes to open so many volumes on one connection, one after the other, with all of them open: scheduling decisions and messages.
+fn steps_to_open(count: u64) -> u64 {
+    let stage = Stage::new(1);
+    let client = stage.client();
+    let names: Vec<_> = (0..count)
+        .map(|number| format!("volume-{number}"))
+        .collect();
+    let create = |name: &String| (name.clone(), stage.server.create(name, 0, 8));
+    let volumes: Vec<_> = names.iter().map(create).collect();
+    let before = stage.world.trace_events();
+    let opened = stage.run(async move {
+        let mut opened = Vec::new();
+        for (name, token) in volumes {
+            opened.push(
+                client
+                    .open(Target::Name(name), token, SHARED)
+                    .await
+                    .unwrap(),
+            );
+        }
+        opened
+    });
+    assert_eq!(opened.len() as u64, count);
+    stage.rules_hold();
+    stage.world.trace_events() - before
+}
+
+/// Each volume that was opened woke all that were open: sixteen thousand took minutes.
+#[test]
+fn a_volume_is_opened_as_quickly_however_many_are_open() {
+    let (few, many) = (steps_to_open(50), steps_to_open(800));
+    assert!(many < 20 * few, "{few} steps for 50, {many} for 800");
+}

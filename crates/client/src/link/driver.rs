@@ -97,7 +97,7 @@ impl<P: Platform, C: Connect> Link<P, C> {
     /// Waits until somebody wants a connection; false if none will be wanted any more.
     async fn wanted(&self) -> bool {
         loop {
-            let changed = self.changed.wait();
+            let wanted = self.wanted.wait();
             {
                 let state = self.state.borrow();
                 if state.stopped {
@@ -108,7 +108,7 @@ impl<P: Platform, C: Connect> Link<P, C> {
                     return true;
                 }
             }
-            changed.await;
+            wanted.await;
         }
     }
 

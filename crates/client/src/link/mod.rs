@@ -32,8 +32,10 @@ pub(crate) struct Link<P: Platform, C: Connect> {
     options: Rc<Options>,
     address: SocketAddr,
     state: RefCell<State<C::Stream>>,
-    /// A connection has begun or ended, an attempt has failed, or somebody wants one.
+    /// A connection has begun or ended, or an attempt has failed. All volumes that are open on it wait for this.
     changed: Signal,
+    /// Somebody wants a connection, or none will be wanted any more. Its own task alone waits for this, so that opening a volume wakes none of the others.
+    wanted: Signal,
     /// Something may be sent that could not before, or the connection has ended.
     work: Signal,
     /// When bytes came last, or a request was sent on an idle connection.
@@ -96,6 +98,7 @@ impl<P: Platform, C: Connect> Link<P, C> {
             address,
             state: RefCell::new(state),
             changed: Signal::new(),
+            wanted: Signal::new(),
             work: Signal::new(),
             arrived: Rc::new(Cell::new(platform.now())),
         });
@@ -130,7 +133,7 @@ impl<P: Platform, C: Connect> Link<P, C> {
         connection.is_some_and(|(_, about)| about.generation == generation)
     }
 
-    /// Completes when a connection begins or ends after this call, and at other times.
+    /// Completes when a connection begins or ends after this call, or an attempt to make one fails.
     pub(crate) fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.wait()
     }
@@ -177,6 +180,7 @@ impl<P: Platform, C: Connect> Link<P, C> {
             flight.settle(Answer::Stopped);
         }
         self.changed.notify();
+        self.wanted.notify();
         self.work.notify();
     }
 
@@ -239,7 +243,7 @@ struct Wanted<'a, P: Platform, C: Connect> {
 impl<'a, P: Platform, C: Connect> Wanted<'a, P, C> {
     fn new(link: &'a Link<P, C>) -> Wanted<'a, P, C> {
         link.state.borrow_mut().wanted += 1;
-        link.changed.notify();
+        link.wanted.notify();
         Wanted { link }
     }
 }

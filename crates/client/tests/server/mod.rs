@@ -151,13 +151,13 @@ impl Server {
     /// Makes a volume of so many blocks: its token.
     pub(crate) fn create(&self, name: &str, core: usize, blocks: usize) -> Token {
         let state = &mut *self.shared.state.borrow_mut();
-        let number = state.volumes.len() as u8 + 1;
+        let number = state.volumes.len() as u128 + 1;
         let volume = Volume {
-            id: DvolId(number.into()),
+            id: DvolId(number),
             core,
             epoch: Epoch(1),
             only_moved: vec![Epoch(1)],
-            key: Key([number; 32]),
+            key: Key([number as u8; 32]),
             bytes: vec![0; blocks * BLOCK],
             durable: vec![0; blocks * BLOCK],
             blocks: vec![more::BlockInfo::default(); blocks],
