@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
-use flagstone::node::{NodeOptions, Restrictions, TokenKind};
+use flagstone::node::{NodeOptions, Restrictions, RotateSpec, TokenKind};
 use flagstone_wire::Status;
 use flagstone_wire::operation::flag;
 
 use crate::native::client::Native;
-use crate::native::{token, volume};
+use crate::native::{addresses, listening, token, volume};
 use crate::support::Scene;
 use crate::volume_files::exporting;
 
@@ -336,4 +336,79 @@ fn the_first_refused_request_of_a_session_is_a_line() {
     let written = native.write(reading, 0, &[1; 512], 0);
     assert_eq!(written.status(), Status::ReadOnly);
     assert_eq!(lines(""), 2);
+}
+
+/// Somebody replaces a token that another one uses: who has the volume open with it doesn't lose it, whatever makes him open it again.
+/// Once it is revoked he does, at once.
+#[test]
+fn a_client_goes_on_with_a_token_that_was_rotated() {
+    watch_audit();
+    let two_cores = |options: &mut NodeOptions| {
+        options.cores = Some(2);
+        listening(options);
+    };
+    let scene = Scene::start(2 << 30, two_cores).expect("a node");
+    let old = volume(&scene, "rotating", Some(0));
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let open = native.opened("rotating", &old, 0);
+    let lines = |what: &str| told("rotating", what);
+    let ending = || {
+        let opened = lines("opened").into_iter();
+        opened.filter(|line| line.contains("token_ends_ns=")).count()
+    };
+    assert_eq!((lines("opened").len(), ending()), (1, 0));
+    let rotated = scene.ask(|node| {
+        let spec = RotateSpec::default();
+        node.rotate_token("rotating".to_owned(), 1, spec)
+    });
+    let new = rotated.expect("rotated").token;
+    assert_eq!(native.write(open, 0, &[1; 512], 0).status(), Status::Ok);
+    // In the same session it is told once, since the token has got an end.
+    for _ in 0..2 {
+        native.opened("rotating", &old, 0);
+    }
+    assert_eq!((lines("opened").len(), ending()), (2, 1));
+
+    // The connection broke.
+    drop(native);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let open = native.opened("rotating", &old, 0);
+    assert_eq!(native.read(open, 0, 512).payload, [1; 512]);
+    assert_eq!(ending(), 2);
+    // Its journal went to another core, to which the client is sent.
+    let handed_over = scene.ask(|node| node.hand_over_journal("main".to_owned(), 0, 1));
+    handed_over.expect("is handed over");
+    let there = native.open("rotating", &old, 0).moved_to();
+    let mut native = Native::connect(there);
+    let open = native.opened("rotating", &old, 0);
+    assert_eq!(native.read(open, 0, 512).payload, [1; 512]);
+    // The node was restarted.
+    let scene = scene.restart(two_cores);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let open = native.opened("rotating", &old, 0);
+    assert_eq!(native.read(open, 0, 512).payload, [1; 512]);
+    assert_eq!(ending(), 4);
+    assert!(lines("refused").is_empty());
+
+    let revoked = scene.ask(|node| node.revoke_token("rotating".to_owned(), 1));
+    revoked.expect("revoked");
+    assert_eq!(native.read(open, 0, 512).status(), Status::Denied);
+    assert_eq!(lines("request refused").len(), 1);
+    let mut again = Native::connect(addresses(&scene)[0]);
+    let refused = again.open("rotating", &old, 0);
+    assert_eq!(refused.status(), Status::Denied);
+    assert_eq!(lines("open refused").len(), 1);
+    assert_eq!(again.open("rotating", &new, 0).status(), Status::Ok);
+
+    // Who wants it at once has it: what is open stays open, and is not opened again.
+    let open = again.opened("rotating", &new, 0);
+    let at_once = RotateSpec {
+        old_ends_in_s: 0,
+        ends_in_s: None,
+    };
+    let rotated = scene.ask(|node| node.rotate_token("rotating".to_owned(), 2, at_once));
+    rotated.expect("rotated");
+    assert_eq!(again.read(open, 0, 512).payload, [1; 512]);
+    let mut late = Native::connect(addresses(&scene)[0]);
+    assert_eq!(late.open("rotating", &new, 0).status(), Status::Denied);
 }

@@ -46,6 +46,12 @@ pub trait Grant: 'static {
     /// True once the token was revoked, or the volume's restrictions no longer let this connection in: the next
     /// request is denied. A token that has merely ended leaves those in who are in.
     fn is_revoked(&self) -> bool;
+
+    /// When the token ends, in nanoseconds since 1970, as it was when the volume was opened: `None`: never. One that was replaced by
+    /// another has such an end. For the audit log.
+    fn ends_ns(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// An `OPEN`, as the directory sees it.
@@ -148,6 +154,8 @@ pub struct Audit<'a> {
     pub client: &'a str,
     /// The volume that was opened; or why none was.
     pub result: Result<DvolId, Rule>,
+    /// When the token ends that it was opened with ([`Grant::ends_ns`]).
+    pub ends_ns: Option<u64>,
 }
 
 /// The node as one core's server sees it. A cheap handle.
@@ -180,7 +188,7 @@ pub trait NativeDirectory: Clone + 'static {
     fn incarnation(&self) -> u64;
 
     /// Writes a line of the audit log, with the time. Called for each `OPEN` that is refused, and for the first
-    /// of each volume and token in a session.
+    /// of each volume and token in a session, and once more when that token has got another end.
     fn audit(&self, line: &Audit<'_>);
 
     /// Writes a line of the audit log for the first request of a session that is refused by a rule: a client that

@@ -96,6 +96,8 @@ pub(in crate::node::real) struct Grant {
     pub(in crate::node::real) place: Where,
     /// What is allowed.
     pub(in crate::node::real) kind: TokenKind,
+    /// When the token ends, in nanoseconds since 1970, as it was when this was granted. `None`: never.
+    pub(in crate::node::real) ends_ns: Option<u64>,
     live: Arc<Live>,
 }
 
@@ -181,6 +183,7 @@ impl Access {
         let grant = Grant {
             place,
             kind: token.kind,
+            ends_ns: Some(token.ends_ns).filter(|&ns| ns > 0),
             live: token.live.clone(),
         };
         // It may have been revoked since the table was looked into: then the flag says so.
@@ -245,18 +248,18 @@ impl Access {
         tracing::info!(target: "audit", %volume, token, %client, %from, %rule, "request refused");
     }
 
-    /// Puts it into the audit log that a volume was opened: to be said of the first time of each volume and token in
-    /// a session.
+    /// Puts it into the audit log that a volume was opened, with a token that has that end: to be said of the first time of each
+    /// volume, token and end in a session.
     pub(in crate::node::real) fn tell_opened(
         &self,
         target: Target<'_>,
-        token: u32,
+        (token, token_ends_ns): (u32, Option<u64>),
         client: &str,
         from: Origin,
     ) {
         let volume = Named(target);
         let client = client.escape_debug();
-        tracing::info!(target: "audit", %volume, token, %client, %from, "opened");
+        tracing::info!(target: "audit", %volume, token, token_ends_ns, %client, %from, "opened");
     }
 
     /// Puts it there that somebody was refused who has a right proof, or was not even looked at.

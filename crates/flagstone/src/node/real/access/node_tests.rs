@@ -155,7 +155,11 @@ fn rotating_keeps_what_is_open_and_revoking_does_not() {
     runtime().block_on(async {
         let (_, old) = create(&node, "vm").await;
         let grant = open(&node, Target::Name("vm"), &old).expect("is admitted");
-        let rotated = node.rotate_token("vm".to_owned(), 1, RotateSpec::default());
+        let at_once = RotateSpec {
+            old_ends_in_s: 0,
+            ends_in_s: None,
+        };
+        let rotated = node.rotate_token("vm".to_owned(), 1, at_once);
         let new = rotated.await.expect("rotated").token;
         assert_eq!(rule(&node, "vm", &old), Some(Rule::Ended));
         assert_eq!(rule(&node, "vm", &new), None);

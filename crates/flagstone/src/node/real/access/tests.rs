@@ -309,7 +309,7 @@ fn the_audit_log_says_who_was_refused_and_why() {
         drop(ask(&access, Target::Id(DvolId(0xabc)), 1));
         let _grant = ask(&access, Target::Name("vm"), 1).expect("is admitted");
         let from = origin("::1", "::1");
-        access.tell_opened(Target::Name("vm"), 1, "a\nb", from);
+        access.tell_opened(Target::Name("vm"), (1, None), "a\nb", from);
     });
     assert_eq!(lines.len(), 4, "{lines:?}");
     for (line, parts) in lines.iter().zip([

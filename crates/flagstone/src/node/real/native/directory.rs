@@ -66,6 +66,10 @@ impl Grant for access::Grant {
     fn is_revoked(&self) -> bool {
         access::Grant::is_revoked(self)
     }
+
+    fn ends_ns(&self) -> Option<u64> {
+        self.ends_ns
+    }
 }
 
 fn rule_of(rule: access::Rule) -> Rule {
@@ -183,10 +187,11 @@ impl NativeDirectory for NativeNames {
         let claim = &line.asked.claim;
         let from = Origin::of(line.asked.ends);
         match line.result {
-            Ok(_) => self
-                .core
-                .access
-                .tell_opened(claim.target, claim.token, line.client, from),
+            Ok(_) => {
+                let token = (claim.token, line.ends_ns);
+                let access = &self.core.access;
+                access.tell_opened(claim.target, token, line.client, from);
+            }
             // The others were told when the table was asked.
             Err(rule @ (Rule::Kind | Rule::TooMany)) => {
                 self.core.access.tell_refused(claim, from, &rule);
