@@ -50,7 +50,7 @@ pub(crate) fn watch_audit() {
 
 /// Lines about a volume that say this.
 pub(crate) fn told(volume: &str, what: &str) -> Vec<String> {
-    let named = format!("volume='{volume}");
+    let named = format!("volume=\"{volume}");
     let lines = AUDIT.lock().expect("nobody panics");
     let found = lines.lines();
     let found = found.filter(|line| line.contains(&named) && line.contains(what));
@@ -90,8 +90,8 @@ pub(crate) type Case = (
     Option<&'static str>,
 );
 
-const PEER: Option<&str> = Some("rule=address not allowed");
-const LOCAL: Option<&str> = Some("rule=local address not allowed");
+const PEER: Option<&str> = Some("rule=\"address\"");
+const LOCAL: Option<&str> = Some("rule=\"local-address\"");
 
 pub(crate) const CASES: [Case; 8] = [
     (&[], &[], "127.0.0.1", None),
@@ -132,8 +132,8 @@ fn addresses_decide_who_opens_with_a_right_token() {
         let [line] = &lines[..] else {
             panic!("one line expected: {lines:?}");
         };
-        let ends = format!("from=127.0.0.1 on {to}");
-        for part in [rule, &ends, "token=1"] {
+        let ends = format!("from=\"127.0.0.1\" on=\"{to}\"");
+        for part in [rule, &ends, "token=1", "protocol=\"native\""] {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert!(!line.contains(&key.0[2..10]), "{line}");
@@ -262,7 +262,7 @@ fn addresses_decide_who_gets_an_export() {
         assert!(listed.iter().any(|name| name == "open-to-all"));
         let lines = told("exported", "open refused").split_off(before);
         assert_eq!(lines.len(), if rule.is_some() { 8 } else { 0 }, "{lines:?}");
-        let ends = format!("from=127.0.0.1 on {to}");
+        let ends = format!("from=\"127.0.0.1\" on=\"{to}\"");
         for line in lines {
             for part in [rule.unwrap_or_default(), &ends, "protocol=\"nbd\""] {
                 assert!(line.contains(part), "{part} in {line}");
@@ -308,7 +308,8 @@ fn the_first_refused_request_of_a_session_is_a_line() {
         let found: Vec<String> = found.filter(|line| line.contains(rule)).collect();
         for line in &found {
             let token = format!("token={number} ");
-            for part in [&token, "client=test", "from=127.0.0.1 on 127.0.0.1"] {
+            let ends = "from=\"127.0.0.1\" on=\"127.0.0.1\"";
+            for part in [&token, "client=\"test\"", ends, "protocol=\"native\""] {
                 assert!(line.contains(part), "{part} in {line}");
             }
             for key in [&owner, &reader] {
@@ -321,7 +322,7 @@ fn the_first_refused_request_of_a_session_is_a_line() {
         let written = native.write(open, 0, &[1; 512], 0);
         assert_eq!(written.status(), Status::ReadOnly);
     }
-    assert_eq!(lines("rule=kind-of-token"), 1);
+    assert_eq!(lines("rule=\"kind-of-token\""), 1);
     let revoked = scene.ask(|node| node.revoke_token("refusing".to_owned(), number));
     revoked.expect("revoked");
     for _ in 0..3 {
@@ -329,7 +330,7 @@ fn the_first_refused_request_of_a_session_is_a_line() {
         let written = native.write(open, 0, &[1; 512], 0);
         assert_eq!(written.status(), Status::Denied);
     }
-    assert_eq!((lines("rule=token-revoked"), lines("")), (1, 2));
+    assert_eq!((lines("rule=\"token-revoked\""), lines("")), (1, 2));
     // Who has opened it for reading without need is refused writes, and breaks no rule.
     let mut native = Native::connect(address);
     let reading = native.opened("refusing", &owner, flag::READ_ONLY);

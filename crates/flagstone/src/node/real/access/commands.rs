@@ -262,6 +262,24 @@ fn network_named(network: &Network, doing: &str) -> Result<(), NodeError> {
     )
 }
 
+/// Puts it into the audit log from where a volume may be used now, and of which other one it has that.
+pub(in crate::node::real) fn tell_restricted(
+    volume: &str,
+    source: Option<&str>,
+    restrictions: &Restrictions,
+) {
+    fn list<T: ToString>(all: &[T]) -> String {
+        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+        match all.is_empty() {
+            true => "any".to_owned(),
+            false => all.join(","),
+        }
+    }
+    let allow_from = list(&restrictions.allow_from);
+    let allow_on = list(&restrictions.allow_on);
+    tracing::info!(target: "audit", volume, source, allow_from, allow_on, "volume restricted");
+}
+
 fn no_such_token(number: u32, doing: &str) -> NodeError {
     let found = format!("it has no token {number}");
     NodeError::new(NodeErrorKind::NotFound, doing, found)
@@ -299,7 +317,8 @@ impl RealNode {
             })
             .await?;
         let (token, kind) = (made.info.number, made.info.kind);
-        tracing::info!(target: "audit", volume, token, %kind, "token made");
+        let kind = kind.to_string();
+        tracing::info!(target: "audit", volume, token, kind, "token made");
         Ok(made)
     }
 
@@ -328,14 +347,14 @@ impl RealNode {
         for network in new.filter(|network| !known.contains(network)) {
             network_named(network, &doing)?;
         }
-        let words = restrictions.to_string();
+        let new = restrictions.clone();
         self.change_tokens(&target, &doing, move |_, record| {
-            record.networks = restrictions.allow_from;
-            record.locals = restrictions.allow_on;
+            record.networks = new.allow_from;
+            record.locals = new.allow_on;
             Ok(())
         })
         .await?;
-        tracing::info!(target: "audit", volume = name, restrictions = words, "volume restricted");
+        tell_restricted(&name, None, &restrictions);
         self.show(&name).await
     }
 

@@ -27,6 +27,7 @@ use super::names::Names;
 use crate::node::Restrictions;
 
 pub(super) use self::admit::{Grant, Origin, Rule, Where};
+pub(super) use self::commands::tell_restricted;
 pub(super) use self::record::Record;
 pub(super) use self::store::TokenStore;
 

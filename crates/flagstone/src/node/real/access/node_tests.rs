@@ -230,15 +230,15 @@ fn the_audit_log_says_what_was_done_with_tokens() {
     runtime().block_on(node.shutdown()).expect("stopped");
     let audit: Vec<&String> = lines.iter().filter(|l| l.contains(" audit: ")).collect();
     let expected = [
-        ["token made", "volume=\"vm\"", "token=1", "kind=owner"],
-        ["token made", "volume=\"vm\"", "token=2", "kind=writer"],
+        ["token made", "volume=\"vm\"", "token=1", "kind=\"owner\""],
+        ["token made", "volume=\"vm\"", "token=2", "kind=\"writer\""],
         ["token rotated", "volume=\"vm\"", "token=3", "replaces=2"],
         ["token revoked", "volume=\"vm\"", "token=3", ""],
         [
             "open refused",
-            "volume='vm'",
+            "volume=\"vm\"",
             "token=3",
-            "rule=token revoked",
+            "rule=\"token-revoked\"",
         ],
     ];
     assert_eq!(audit.len(), expected.len(), "{lines:#?}");

@@ -175,7 +175,8 @@ impl RealNode {
             }
         });
         let address = self.native_tcp.get(core).map(SocketAddr::to_string);
-        tracing::info!(target: "audit", volume = spec.volume, %id, arrival = number, core, "arrival promised");
+        let volume_id = id.to_string();
+        tracing::info!(target: "audit", volume = spec.volume, volume_id, arrival = number, core, "arrival promised");
         Ok(Arrival {
             number,
             key: ArrivalKey(key.0.iter().map(|byte| format!("{byte:02x}")).collect()),

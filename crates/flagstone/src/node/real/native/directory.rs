@@ -72,19 +72,6 @@ impl Grant for access::Grant {
     }
 }
 
-fn rule_of(rule: access::Rule) -> Rule {
-    match rule {
-        access::Rule::NoVolume => Rule::UnknownVolume,
-        access::Rule::NoToken => Rule::UnknownToken,
-        access::Rule::WrongProof => Rule::WrongProof,
-        access::Rule::Revoked => Rule::Revoked,
-        access::Rule::Ended => Rule::Ended,
-        access::Rule::Peer => Rule::Address,
-        access::Rule::Local => Rule::LocalAddress,
-        access::Rule::Lost => Rule::Lost,
-    }
-}
-
 /// Refuses whoever had it open for writing until somebody else opened it alone. By moves nobody is locked out.
 fn check_held(asked: &Asked<'_>, dvol: &DvolInfo) -> Result<(), NativeError> {
     let Some(held) = asked.held else {
@@ -140,7 +127,7 @@ impl NativeDirectory for NativeNames {
         let from = Origin::of(asked.ends);
         let grant = match core.access.admit(&asked.claim, asked.proof, from, now_ns) {
             Ok(grant) => grant,
-            Err(rule) => return Found::Denied(rule_of(rule)),
+            Err(rule) => return Found::Denied(rule.into()),
         };
         if core.is_stopping() {
             return Found::Failed(NativeError::Stopping);
@@ -194,7 +181,7 @@ impl NativeDirectory for NativeNames {
             }
             // The others were told when the table was asked.
             Err(rule @ (Rule::Kind | Rule::TooMany)) => {
-                self.core.access.tell_refused(claim, from, &rule);
+                self.core.access.tell_refused(claim, from, rule);
             }
             Err(_) => {}
         }
@@ -203,7 +190,7 @@ impl NativeDirectory for NativeNames {
     fn audit_request(&self, line: &RefusedRequest<'_>) {
         let from = Origin::of(line.ends);
         let access = &self.core.access;
-        access.tell_request_refused(line.volume, line.token, line.client, from, &line.rule);
+        access.tell_request_refused(line.volume, line.token, line.client, from, line.rule);
     }
 }
 
