@@ -11,12 +11,13 @@ use flagstone::node::{NodeOptions, Restrictions, RotateSpec, TokenKind};
 use flagstone_wire::Status;
 use flagstone_wire::operation::flag;
 
+use crate::client;
 use crate::native::client::Native;
 use crate::native::{addresses, listening, token, volume};
 use crate::support::Scene;
 use crate::volume_files::exporting;
 
-/// The audit log of all nodes of this process. Tests know their lines by their volumes' names.
+/// The audit log and the warnings of all nodes of this process. Tests know their lines by their volumes' names.
 static AUDIT: Mutex<String> = Mutex::new(String::new());
 
 struct Audit;
@@ -24,7 +25,7 @@ struct Audit;
 impl Write for Audit {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let line = String::from_utf8_lossy(bytes);
-        if line.contains(" audit: ") {
+        if line.contains(" audit: ") || line.contains(" WARN ") {
             AUDIT.lock().expect("nobody panics").push_str(&line);
         }
         Ok(bytes.len())
@@ -355,7 +356,9 @@ fn a_client_goes_on_with_a_token_that_was_rotated() {
     let lines = |what: &str| told("rotating", what);
     let ending = || {
         let opened = lines("opened").into_iter();
-        opened.filter(|line| line.contains("token_ends_ns=")).count()
+        opened
+            .filter(|line| line.contains("token_ends_ns="))
+            .count()
     };
     assert_eq!((lines("opened").len(), ending()), (1, 0));
     let rotated = scene.ask(|node| {
@@ -412,4 +415,42 @@ fn a_client_goes_on_with_a_token_that_was_rotated() {
     assert_eq!(again.read(open, 0, 512).payload, [1; 512]);
     let mut late = Native::connect(addresses(&scene)[0]);
     assert_eq!(late.open("rotating", &new, 0).status(), Status::Denied);
+}
+
+/// Who reads the log wants to know whose data it is.
+#[test]
+fn damaged_data_is_told_of_with_its_volume() {
+    watch_audit();
+    let scene = Scene::new();
+    volume(&scene, "bitten", None);
+    let data: Vec<u8> = (0..4096_u32).map(|at| (at * 7 % 251) as u8).collect();
+    let mut client = scene.attach("bitten");
+    assert_eq!(client.write_with(client::FUA, 8192, &data), 0);
+    drop(client);
+    let snapshot = "bitten@mon".parse().expect("a snapshot");
+    let taken = scene.ask(|node| node.create_snapshots(vec![snapshot]));
+    taken.expect("taken");
+    let down = scene.down();
+    let mut image = std::fs::read(down.device_path()).expect("read");
+    let mut found = 0;
+    for block in image.chunks_exact_mut(4096) {
+        if *block == data[..] {
+            block[9] ^= 1;
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1);
+    std::fs::write(down.device_path(), image).expect("written");
+    let scene = down.up(|_| {});
+    for (export, snapshot) in [("bitten", false), ("bitten@mon", true)] {
+        let before = told("bitten", "do not match their checksum").len();
+        let (error, _) = scene.attach(export).call(client::READ, 8192, 4096);
+        assert_ne!(error, 0, "{export}");
+        let lines = told("bitten", "do not match their checksum").split_off(before);
+        let [line] = &lines[..] else {
+            panic!("one line expected: {lines:?}");
+        };
+        assert!(line.contains("volume=\"bitten\""), "{line}");
+        assert_eq!(line.contains("snapshot=\"mon\""), snapshot, "{line}");
+    }
 }

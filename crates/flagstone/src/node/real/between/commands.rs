@@ -59,9 +59,11 @@ impl RealNode {
         match self.between.named(name) {
             Some((_, Elsewhere::At(address))) => {
                 let found = format!(
-                    "volume '{name}' was moved to another node, which serves it at {address}"
+                    "volume '{name}' was moved to another node, which serves it with the native protocol at {address}"
                 );
-                NodeError::new(NodeErrorKind::NotFound, doing, found).next("ask that node")
+                NodeError::new(NodeErrorKind::NotFound, doing, found).next(
+                    "ask that node: `flagstone volume show NAME` there has its address for NBD, which has another port",
+                )
             }
             Some((id, Elsewhere::Asked(address))) => {
                 let last = match self.between.why_unanswered(id) {
