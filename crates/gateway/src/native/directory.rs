@@ -85,6 +85,8 @@ pub enum Rule {
     Address,
     /// The address by which the client came in is not among those allowed.
     LocalAddress,
+    /// That address is another interface's than the one by which the client came in.
+    Interface,
     /// The volume's tokens, and what it is restricted to, can't be read.
     Lost,
     /// The token is a reader's, and more was asked for.
@@ -104,6 +106,7 @@ impl Rule {
             Rule::Revoked => "token-revoked",
             Rule::Address => "address",
             Rule::LocalAddress => "local-address",
+            Rule::Interface => "interface",
             Rule::Lost => "tokens-unreadable",
             Rule::Kind => "kind-of-token",
             Rule::TooMany => "too-many-refused",

@@ -12,6 +12,7 @@ use flagstone_wire::open::{PROOF_BYTES, Target};
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 
 use super::Access;
+use super::interfaces::Interfaces;
 use super::record::{Live, Record};
 use crate::node::real::between::Elsewhere;
 use crate::node::real::names::Place;
@@ -24,6 +25,8 @@ pub(in crate::node::real) struct Origin {
     pub(in crate::node::real) peer: Option<IpAddr>,
     /// The node's address that it has connected to.
     pub(in crate::node::real) local: Option<IpAddr>,
+    /// The number of the interface that it has come by.
+    pub(in crate::node::real) interface: Option<u32>,
 }
 
 impl Origin {
@@ -32,6 +35,7 @@ impl Origin {
         Origin {
             peer: ends.peer.map(|address| address.ip()),
             local: ends.local.map(|address| address.ip()),
+            interface: ends.interface,
         }
     }
 
@@ -59,6 +63,8 @@ pub(in crate::node::real) enum Rule {
     Peer,
     /// The volume is restricted to addresses of the node, and the client came by another.
     Local,
+    /// It came by another interface than the one that has the address.
+    Interface,
     /// Its tokens, and what it is restricted to, can't be read.
     Lost,
 }
@@ -73,6 +79,7 @@ impl From<Rule> for directory::Rule {
             Rule::Ended => directory::Rule::Ended,
             Rule::Peer => directory::Rule::Address,
             Rule::Local => directory::Rule::LocalAddress,
+            Rule::Interface => directory::Rule::Interface,
             Rule::Lost => directory::Rule::Lost,
         }
     }
@@ -183,7 +190,7 @@ impl Access {
             TokenState::Ended => return Err(Rule::Ended),
             TokenState::Valid => {}
         }
-        record.check_origin(from)?;
+        record.check_origin(from, &self.interfaces)?;
         token.live.opens.fetch_add(1, Ordering::Relaxed);
         let grant = Grant {
             place,
@@ -206,7 +213,7 @@ impl Access {
         from: Origin,
     ) -> Result<(), Rule> {
         let record = self.of(volume);
-        record.map_or(Ok(()), |record| record.check_origin(from))
+        record.map_or(Ok(()), |record| record.check_origin(from, &self.interfaces))
     }
 
     /// The same of a volume, or a snapshot, with this name.
@@ -357,7 +364,7 @@ impl<'a> Line<'a> {
 
 impl Record {
     /// Whether the volume's restrictions let somebody in from there.
-    fn check_origin(&self, from: Origin) -> Result<(), Rule> {
+    fn check_origin(&self, from: Origin, interfaces: &Interfaces) -> Result<(), Rule> {
         if self.is_lost {
             return Err(Rule::Lost);
         }
@@ -369,9 +376,16 @@ impl Record {
             let local = local.to_canonical();
             self.locals.iter().any(|one| one.to_canonical() == local)
         };
-        if !self.locals.is_empty() && !from.local.is_some_and(is_one) {
-            return Err(Rule::Local);
+        if self.locals.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let Some(local) = from.local.filter(|local| is_one(*local)) else {
+            return Err(Rule::Local);
+        };
+        // Linux takes a packet for an address on whichever interface it comes.
+        match from.interface {
+            Some(interface) if !interfaces.keep(local, interface) => Err(Rule::Interface),
+            _ => Ok(()),
+        }
     }
 }

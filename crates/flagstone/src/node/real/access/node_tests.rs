@@ -63,6 +63,7 @@ fn open(node: &RealNode, target: Target<'_>, token: &TokenText) -> Result<Grant,
     let origin = Origin {
         peer: "10.0.0.2".parse().ok(),
         local: "10.0.0.1".parse().ok(),
+        interface: None,
     };
     let now_ns = describe::wall_clock_ns();
     let proof = claim.prove(&key);

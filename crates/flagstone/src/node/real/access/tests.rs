@@ -69,6 +69,7 @@ fn origin(peer: &str, local: &str) -> Origin {
     Origin {
         peer: peer.parse().ok(),
         local: local.parse().ok(),
+        interface: None,
     }
 }
 

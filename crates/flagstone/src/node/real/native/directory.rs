@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::DvolInfo;
 use flagstone_gateway::native::directory::{
-    Asked, Audit, Ends, Found, Grant, NativeDirectory, RefusedRequest, Rule, TokenKind,
+    Asked, Audit, Found, Grant, NativeDirectory, RefusedRequest, Rule, TokenKind,
 };
 use flagstone_gateway::native::volume::NativeError;
 use flagstone_platform::{Listener, Platform};
@@ -224,9 +224,9 @@ impl CoreNode {
 
     fn serve_native(&self, stream: UringStream) {
         let Some(server) = self.native() else { return };
-        let (peer, local) = stream.addresses();
+        let ends = access::ends_of(&stream);
         self.platform.spawn(async move {
-            server.serve_connection(stream, Ends { peer, local }).await;
+            server.serve_connection(stream, ends).await;
         });
     }
 }
