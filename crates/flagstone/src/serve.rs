@@ -13,7 +13,7 @@ mod sockets;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,8 @@ use crate::exit::{Exit, Failure};
 use crate::layers::LayerText;
 use crate::node::{
     BACKGROUND_DEFAULT_PERCENT, FilesystemSpec, Node, NodeError, NodeErrorKind, NodeInfo,
-    NodeOptions, Reservation, SchedulePolicy, VolumeInfo, VolumeSpec,
+    NodeOptions, Reservation, SchedulePolicy, TokenKind, TokenSpec, TokenText, VolumeInfo,
+    VolumeSpec,
 };
 use crate::node_file::{DirLock, LOCK_SECONDS, NodeFile};
 use crate::offline::{FormatOptions, FormatReport};
@@ -54,6 +55,9 @@ const DEMO_PENDING: &str = "demo.pending";
 /// The volume that `dev` makes on a new device, and its size.
 const DEMO_VOLUME: &str = "demo";
 const DEMO_BYTES: u64 = 1 << 30;
+
+/// Where its owner's token is kept, which is told only when it is made.
+const DEMO_TOKEN: &str = "demo.token";
 
 /// The filesystem that it makes there, if NFS is served.
 const DEMO_FILES: &str = "demo-files";
@@ -237,9 +241,10 @@ async fn announce(
     }
     let demo_pending = dir.join(DEMO_PENDING);
     if plan.dev.is_some() && demo_pending.exists() {
-        create_demo(node)
-            .await
-            .context("creating the first volume")?;
+        let token = create_demo(node).await;
+        let token = token.context("creating the first volume")?;
+        keep_demo_token(dir, token.as_ref())
+            .with_context(|| format!("writing {DEMO_TOKEN} into {}", dir.display()))?;
         if plan.config.nfs.listen.0.is_some() {
             let made = create_demo_files(node, dir).await;
             made.context("creating the first filesystem")?;
@@ -301,7 +306,8 @@ async fn wait_until_ready(api: SocketAddr, stop: &StopSwitch) -> anyhow::Result<
     Err(error.next("see its log").into())
 }
 
-async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
+/// Returns its owner's token, if the node makes any.
+async fn create_demo(node: &dyn Node) -> Result<Option<TokenText>, NodeError> {
     let spec = VolumeSpec {
         name: DEMO_VOLUME.to_string(),
         size_bytes: DEMO_BYTES,
@@ -315,9 +321,35 @@ async fn create_demo(node: &dyn Node) -> Result<(), NodeError> {
         oversubscribe: false,
     };
     match node.create_volume(spec).await {
-        Err(error) if error.kind == NodeErrorKind::AlreadyExists => Ok(()),
-        created => created.map(|_| ()),
+        // What came to its token nobody knows, after a crash.
+        Err(error) if error.kind == NodeErrorKind::AlreadyExists => {
+            let spec = TokenSpec {
+                kind: TokenKind::Owner,
+                ends_in_s: None,
+                label: "demo".to_string(),
+            };
+            let made = node.create_token(DEMO_VOLUME.to_string(), spec).await?;
+            Ok(Some(made.token))
+        }
+        created => Ok(created?.token),
     }
+}
+
+/// Writes the token into the node's folder, for nobody but its owner. One from before is of a device that is gone.
+fn keep_demo_token(dir: &Path, token: Option<&TokenText>) -> io::Result<()> {
+    let path = dir.join(DEMO_TOKEN);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let Some(token) = token else { return Ok(()) };
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    writeln!(file, "{}", token.0)?;
+    file.sync_all()
 }
 
 /// Its topmost directory belongs to whom the node's folder belongs to, who can use it without being root.
@@ -388,6 +420,14 @@ fn write_announcement(
     match volume {
         Some(volume) => {
             write_volume(out, info, volume)?;
+            let token = dir.join(DEMO_TOKEN);
+            if volume.name == DEMO_VOLUME && token.exists() {
+                let token = token.display();
+                writeln!(
+                    out,
+                    "  its owner's token, for the native protocol, is in {token}"
+                )?;
+            }
             writeln!(out, "more volumes: {create}")?;
         }
         // Lines that attach what isn't there would only fail.

@@ -144,12 +144,12 @@ mod tests {
         refused::<Rates>("", "it promises nothing");
         refused::<Rates>("reads=0", "it promises nothing");
         refused::<Rates>("read=5", "there is no read here");
-        refused::<Rates>("reads=5 bytes=3", "there is no bytes here");
+        refused::<Rates>("reads=5 bytes=3", "there are no bytes here");
         refused::<Rates>("reads=-5", "reads=-5: expected a whole number");
         refused::<SloLimit>("", "it limits nothing");
         refused::<SloLimit>("reads=0", "expected more than 0");
         refused::<SloLimit>("bytes=0", "expected more than 0");
-        refused::<SloLimit>("flushes=1", "there is no flushes here");
+        refused::<SloLimit>("flushes=1", "there are no flushes here");
         refused::<DeviceCeiling>("reads=5", "have to be said");
         refused::<DeviceCeiling>("reads=5 writes=0", "expected more than 0");
         refused::<DeviceCeiling>("reads=5 writes=5 latency=2", "expected a time");

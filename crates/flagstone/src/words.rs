@@ -91,7 +91,10 @@ impl<'a> Words<'a> {
     pub(crate) fn end(self) -> Result<(), WordsError> {
         match self.words.first() {
             None => Ok(()),
-            Some((key, _)) => Err(self.wrong(&format!("there is no {key} here"))),
+            Some((key, _)) => {
+                let is = if key.ends_with('s') { "are" } else { "is" };
+                Err(self.wrong(&format!("there {is} no {key} here")))
+            }
         }
     }
 }

@@ -181,8 +181,10 @@ pub enum OpenError {
 pub struct Ends {
     /// The client's address.
     pub peer: Option<SocketAddr>,
-    /// The address by which it came in, so which interface.
+    /// The address by which it came in.
     pub local: Option<SocketAddr>,
+    /// The number of the interface by which it came in, which need not be the one that has the address.
+    pub interface: Option<u32>,
 }
 
 /// Where a name leads.

@@ -171,6 +171,17 @@ impl UringStream {
         }
     }
 
+    /// The number of the interface that a TCP connection came by which was accepted. `None` of others, and if the system doesn't say.
+    pub fn interface(&self) -> Option<u32> {
+        match &*self.inner.socket {
+            Socket::Tcp(stream) => {
+                let local = stream.local_addr().ok()?;
+                sys::interface_of(stream, local.is_ipv6())
+            }
+            _ => None,
+        }
+    }
+
     /// Takes the socket out, to move the stream to another core. Fails, giving the stream back, if
     /// there is another handle or an operation in flight.
     pub fn into_fd(self) -> Result<OwnedFd, UringStream> {

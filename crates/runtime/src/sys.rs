@@ -6,10 +6,10 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::OsStr;
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::mem;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
@@ -221,6 +221,119 @@ pub(crate) fn limit_unsent(fd: impl AsFd, bytes: u32) -> io::Result<()> {
         )
     })
     .map(drop)
+}
+
+/// The number of the interface that a TCP connection came by which was accepted: that of the packet which ended its handshake, which the kernel
+/// keeps with the connection. `None` if it doesn't say.
+pub(crate) fn interface_of(fd: impl AsFd, is_ipv6: bool) -> Option<u32> {
+    let fd = fd.as_fd().as_raw_fd();
+    // [ip 7, IP_PKTINFO], [rfc2292 4.1]: what is told of the last packet, and where in it the interface stands.
+    let (level, wish, told, at) = match is_ipv6 {
+        false => (libc::IPPROTO_IP, libc::IP_PKTINFO, libc::IP_PKTOPTIONS, 0),
+        true => (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_RECVPKTINFO,
+            libc::IPV6_2292PKTOPTIONS,
+            16,
+        ),
+    };
+    let ask = |is_wished: libc::c_int| {
+        let len = mem::size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the option is an integer, and `is_wished` one that is valid for reads.
+        check(unsafe { libc::setsockopt(fd, level, wish, (&raw const is_wished).cast(), len) })
+    };
+    ask(1).ok()?;
+    let mut bytes = [0_u8; 128];
+    let mut len = bytes.len() as libc::socklen_t;
+    // SAFETY: `bytes` is valid for writes of `len`, which the call lessens to what it has written.
+    let got =
+        check(unsafe { libc::getsockopt(fd, level, told, bytes.as_mut_ptr().cast(), &mut len) });
+    // Else the kernel would keep each packet of IPv6 twice from now on.
+    let ended = ask(0);
+    (got.is_ok() && ended.is_ok()).then_some(())?;
+    let told = bytes.get(..len as usize)?;
+    interface_in(told, at + mem::size_of::<libc::cmsghdr>())
+}
+
+/// The interface of the first control message, which is the only one, if the kernel knows it.
+fn interface_in(message: &[u8], at: usize) -> Option<u32> {
+    let bytes = message.get(at..at + mem::size_of::<u32>())?;
+    let interface = u32::from_ne_bytes(bytes.try_into().ok()?);
+    Some(interface).filter(|&interface| interface > 0)
+}
+
+/// An address of this machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InterfaceAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The number of the interface that has it.
+    pub interface: u32,
+    /// Nothing comes by that interface from outside: it is there for addresses that the machine has on all of them.
+    pub is_inner: bool,
+}
+
+/// All addresses of this machine's interfaces. Fails with what the system says.
+pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut first: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: `first` is valid for writes; what it is given is freed below.
+    check(unsafe { libc::getifaddrs(&mut first) })?;
+    let mut found = Vec::new();
+    let mut at: *const libc::ifaddrs = first;
+    // SAFETY: the list ends with a null pointer, and nobody changes it.
+    while let Some(one) = unsafe { at.as_ref() } {
+        at = one.ifa_next;
+        // SAFETY: an address is null or one of the family that it names.
+        let Some(address) = (unsafe { address_in(one.ifa_addr) }) else {
+            continue;
+        };
+        // SAFETY: the name is a terminated string that lives as long as the list.
+        let name = unsafe { CStr::from_ptr(one.ifa_name) };
+        let Some(interface) = interface_named(name) else {
+            continue;
+        };
+        let has = |flag: libc::c_int| one.ifa_flags & flag as libc::c_uint != 0;
+        // Of the second kind are dummies; tunnels have it, too, but are from one point to another.
+        let is_dummy = has(libc::IFF_NOARP) && !has(libc::IFF_POINTOPOINT);
+        found.push(InterfaceAddress {
+            address,
+            interface,
+            is_inner: has(libc::IFF_LOOPBACK) || is_dummy,
+        });
+    }
+    // SAFETY: it came from getifaddrs, and nothing of it is used any more.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(found)
+}
+
+/// # Safety
+/// `address` is null or points to an address of the family that it names.
+unsafe fn address_in(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise.
+    let family = libc::c_int::from(unsafe { address.as_ref() }?.sa_family);
+    match family {
+        libc::AF_INET => {
+            // SAFETY: as the family says. It need not be aligned for it.
+            let address: libc::sockaddr_in = unsafe { ptr::read_unaligned(address.cast()) };
+            let bits = u32::from_be(address.sin_addr.s_addr);
+            Some(Ipv4Addr::from_bits(bits).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let address: libc::sockaddr_in6 = unsafe { ptr::read_unaligned(address.cast()) };
+            Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+/// The number of an interface. What follows a colon is the label of an address.
+fn interface_named(name: &CStr) -> Option<u32> {
+    let name = name.to_bytes().split(|&byte| byte == b':').next()?;
+    let name = CString::new(name).ok()?;
+    // SAFETY: `name` is a terminated string.
+    let interface = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    Some(interface).filter(|&interface| interface > 0)
 }
 
 /// Whether a file lies in memory (tmpfs or ramfs): nothing of it is ever waited for.

@@ -537,3 +537,30 @@ fn a_stream_with_a_read_in_flight_does_not_move() {
         panic!("the read has not ended");
     });
 }
+
+/// A connection over loopback comes by the interface that has the address, whichever of the two families it is of.
+#[test]
+fn a_connection_says_by_which_interface_it_came() {
+    let addresses = flagstone_runtime::interface_addresses().unwrap();
+    let has_ipv6 = addresses
+        .iter()
+        .any(|one| one.address.is_loopback() && one.address.is_ipv6());
+    run(&RuntimeConfig::default(), move |platform| async move {
+        for bound in ["127.0.0.1:0", "[::1]:0"] {
+            if bound.starts_with('[') && !has_ipv6 {
+                continue;
+            }
+            let listener = UringListener::bind_tcp(&platform, bound).unwrap();
+            let at = listener.tcp_address().unwrap();
+            let client = thread(move || TcpStream::connect(at).unwrap());
+            let stream = listener.accept().await.unwrap();
+            let interface = stream.interface().expect("the kernel says it");
+            let mut known = addresses.iter().filter(|one| one.address == at.ip());
+            let known = known.next().unwrap();
+            assert_eq!((known.interface, known.is_inner), (interface, true));
+            client.join().unwrap();
+        }
+        let (near, _far) = pair(&platform);
+        assert_eq!(near.interface(), None);
+    });
+}

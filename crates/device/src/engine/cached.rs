@@ -6,7 +6,7 @@
 //! wanted twice.
 
 use flagstone_platform::{IoBuf, Platform};
-use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo};
+use flagstone_types::{BLOCK_SIZE, BlockChecksum, BlockNo, Slot};
 
 use super::Inner;
 use super::error::DvolError;
@@ -107,11 +107,12 @@ impl<P: Platform> Inner<P> {
     /// Reads consecutive blocks from the device, and keeps them if the read goes through the cache.
     pub(super) async fn read_kept(
         &self,
+        slot: Slot,
         start: BlockNo,
         checksums: &[BlockChecksum],
         path: ReadPath,
     ) -> Result<IoBuf, DvolError> {
-        let buf = self.read_checked(start, checksums).await?;
+        let buf = self.read_checked(slot, start, checksums).await?;
         if path == ReadPath::Through {
             self.keep_cached(start, checksums, &buf);
         }
@@ -121,6 +122,7 @@ impl<P: Platform> Inner<P> {
     /// One block, from the cache or the device, and what that took.
     pub(super) async fn read_entry(
         &self,
+        slot: Slot,
         entry: &Entry,
         path: ReadPath,
     ) -> Result<(IoBuf, DeviceReads), DvolError> {
@@ -131,7 +133,9 @@ impl<P: Platform> Inner<P> {
             }
             count(&self.counters.cache_misses, 1);
         }
-        let read = self.read_kept(entry.block, &[entry.checksum], path).await?;
+        let read = self
+            .read_kept(slot, entry.block, &[entry.checksum], path)
+            .await?;
         Ok((read, DeviceReads::run(1)))
     }
 

@@ -250,13 +250,13 @@ impl<P: Platform> Inner<P> {
         if steps.len() == 1 {
             let mut pieces = Pieces::new();
             for step in steps {
-                pieces.push(self.take_step(step, path).await?);
+                pieces.push(self.take_step(slot, step, path).await?);
             }
             return Ok(pieces);
         }
         let each = steps
             .into_iter()
-            .map(|step| self.clone().take_step_alone(step, path));
+            .map(|step| self.clone().take_step_alone(slot, step, path));
         let all = join_placed(&self.read_steps, each).await;
         all.into_iter().collect()
     }
@@ -326,13 +326,14 @@ impl<P: Platform> Inner<P> {
 
     async fn take_step_alone(
         self: Rc<Self>,
+        slot: Slot,
         step: Step,
         path: ReadPath,
     ) -> Result<Piece, DvolError> {
-        self.take_step(step, path).await
+        self.take_step(slot, step, path).await
     }
 
-    async fn take_step(&self, step: Step, path: ReadPath) -> Result<Piece, DvolError> {
+    async fn take_step(&self, slot: Slot, step: Step, path: ReadPath) -> Result<Piece, DvolError> {
         match step {
             Step::Zeros(len) => Ok(Piece::Zeros(len)),
             Step::Cached(page, checksum) => {
@@ -340,14 +341,14 @@ impl<P: Platform> Inner<P> {
                 Ok(Piece::Data(Data::checked(page, &[checksum], took)))
             }
             Step::Run { start, checksums } => {
-                let read = self.read_kept(start, &checksums, path).await?;
+                let read = self.read_kept(slot, start, &checksums, path).await?;
                 let took = DeviceReads::run(checksums.len());
                 let data = Data::checked(read, &checksums, took);
                 self.keep_checksums(checksums);
                 Ok(Piece::Data(data))
             }
             Step::Patched { base, delta } => {
-                let (buf, took) = self.read_patched(base, delta, path).await?;
+                let (buf, took) = self.read_patched(slot, base, delta, path).await?;
                 Ok(Piece::Data(Data {
                     buf,
                     crc: None,
@@ -357,10 +358,11 @@ impl<P: Platform> Inner<P> {
         }
     }
 
-    /// Reads consecutive blocks and checks each. What does not match is read once more, in case it
+    /// Reads consecutive blocks, which the map of a slot has, and checks each. What does not match is read once more, in case it
     /// was damaged on the way.
     pub(super) async fn read_checked(
         &self,
+        slot: Slot,
         start: BlockNo,
         checksums: &[BlockChecksum],
     ) -> Result<IoBuf, DvolError> {
@@ -376,7 +378,13 @@ impl<P: Platform> Inner<P> {
                 Ok(()) => first_wrong(&buf, checksums),
                 Err(_) if attempt == 0 => continue,
                 Err(error) => {
-                    tracing::warn!(block = start.0, "a read of the device failed: {error}");
+                    let (volume, snapshot) = self.names_of(slot);
+                    tracing::warn!(
+                        volume,
+                        snapshot,
+                        block = start.0,
+                        "a read of the device failed: {error}"
+                    );
                     self.counters
                         .read_errors
                         .set(self.counters.read_errors.get() + 1);
@@ -390,7 +398,10 @@ impl<P: Platform> Inner<P> {
                     self.counters
                         .corrupt_blocks
                         .set(self.counters.corrupt_blocks.get() + 1);
+                    let (volume, snapshot) = self.names_of(slot);
                     tracing::warn!(
+                        volume,
+                        snapshot,
                         block = start.0 + index as u64,
                         expected = ?checksums[index],
                         "stored bytes do not match their checksum"
@@ -403,17 +414,36 @@ impl<P: Platform> Inner<P> {
         Err(DvolError::Corrupt)
     }
 
+    /// The names of what a slot has, for the log: of a dvol, and of the snapshot if it is one. None of what is gone.
+    #[cold]
+    fn names_of(&self, slot: Slot) -> (Option<String>, Option<String>) {
+        let state = self.state.borrow();
+        let Some(found) = state.slot(slot) else {
+            return (None, None);
+        };
+        let record = &found.record;
+        let named = |name: &String| Some(name.clone()).filter(|name| !name.is_empty());
+        if found.is_dvol() {
+            return (named(&record.name), None);
+        }
+        let mut dvols = state.slots().filter(|(_, other)| other.is_dvol());
+        let dvol = dvols.find(|(_, other)| other.record.id == record.id);
+        let dvol = dvol.and_then(|(_, dvol)| named(&dvol.record.name));
+        (dvol, named(&record.name))
+    }
+
     /// A block with a part of it replaced.
     async fn read_patched(
         &self,
+        slot: Slot,
         base: Option<Entry>,
         delta: Entry,
         path: ReadPath,
     ) -> Result<(IoBuf, DeviceReads), DvolError> {
-        let (patch, mut took) = self.read_entry(&delta, path).await?;
+        let (patch, mut took) = self.read_entry(slot, &delta, path).await?;
         let base = match base {
             Some(base) => {
-                let (base, more) = self.read_entry(&base, path).await?;
+                let (base, more) = self.read_entry(slot, &base, path).await?;
                 took = took.and(more);
                 Some(base)
             }

@@ -222,7 +222,7 @@ impl<P: Platform> Inner<P> {
             return;
         }
         let expected: [BlockChecksum; 1] = [entry.checksum];
-        let result = self.read_checked(entry.block, &expected).await;
+        let result = self.read_checked(slot, entry.block, &expected).await;
         self.count_scrubbed(1, u64::from(result.is_err()));
         pass.report(|report| {
             report.checked_blocks += 1;

@@ -133,20 +133,18 @@ impl Door {
         let Some(left_out) = audit.line(Instant::now()) else {
             return;
         };
-        let key = match lack {
-            Lack::Missing => "missing",
-            Lack::Wrong => "wrong",
+        // Named as for the other protocols.
+        let rule = match lack {
+            Lack::Missing => "missing-key",
+            Lack::Wrong => "wrong-key",
         };
-        let from = peer.map_or("unknown".to_owned(), |peer| peer.to_string());
+        let from = peer.map(|peer| peer.ip().to_canonical().to_string());
+        let (protocol, method) = ("api", method.as_str());
         // Whatever is not ASCII is escaped in a path, but the library lets some of it pass.
         let path = String::from_utf8_lossy(&path.as_bytes()[..path.len().min(PATH_SHOWN_BYTES)]);
         let path = path.as_ref();
-        match left_out {
-            0 => tracing::info!(target: "audit", %from, %method, path, key, "request refused"),
-            _ => {
-                tracing::info!(target: "audit", %from, %method, path, key, left_out, "request refused");
-            }
-        }
+        let left_out = Some(left_out).filter(|&lines| lines > 0);
+        tracing::info!(target: "audit", protocol, from, method, path, rule, left_out, "request refused");
     }
 }
 

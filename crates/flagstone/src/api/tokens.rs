@@ -132,7 +132,8 @@ pub(super) async fn revoke(
     Ok(Json(info))
 }
 
-/// Makes a token like another one and has that one end. What was opened with it stays open.
+/// Makes a token like another one and has that one end, a day later unless told otherwise. Until then it opens the volume, again too; what is open then stays
+/// open.
 #[utoipa::path(post, path = "/v1/volumes/{name}/tokens/{number}/rotate", tag = "tokens",
     operation_id = "rotate_token",
     params(

@@ -100,12 +100,12 @@ impl HeldKey {
                 let is_new = !secret.is(&state.secret);
                 if is_new || state.is_bad {
                     let what = if is_new {
-                        "a new one"
+                        "key replaced"
                     } else {
-                        "the one before"
+                        "key read again, the one before"
                     };
-                    let (title, path) = (key_use.title(), path.display());
-                    tracing::info!(target: "audit", "{title}: {path} has {what}, which holds from now on");
+                    let file = path.display().to_string();
+                    tracing::info!(target: "audit", key = key_use.file_name(), file, "{what}");
                 }
                 state.secret = secret;
                 state.is_bad = false;

@@ -6,7 +6,7 @@ use super::token::parse_time;
 use crate::api::requests::ScheduleRequest;
 use crate::client::Client;
 use crate::name::parse_name;
-use crate::node::{SnapshotSchedule, VolumeInfo};
+use crate::node::{ScheduledSnapshots, SnapshotSchedule, VolumeInfo};
 use crate::output::{Output, utc};
 
 #[derive(Args, Debug)]
@@ -70,18 +70,61 @@ pub(super) fn run(
 
 /// A volume's schedule, in words.
 pub(super) fn shown(info: &VolumeInfo) -> String {
-    let Some(scheduled) = &info.scheduled else {
-        return "none".to_owned();
-    };
+    match &info.scheduled {
+        Some(scheduled) => words(scheduled, info.moving.is_some()),
+        None => "none".to_owned(),
+    }
+}
+
+fn words(scheduled: &ScheduledSnapshots, is_moving: bool) -> String {
     let last = match scheduled.last_ns {
         Some(ns) => format!("last {} UTC", utc(ns)),
         None => "none taken yet".to_owned(),
     };
-    let next = utc(scheduled.next_ns);
+    let at = utc(scheduled.next_ns);
+    let next = match (scheduled.is_due, is_moving) {
+        (false, _) => format!("next {at} UTC"),
+        (true, false) => format!("next due since {at} UTC"),
+        (true, true) => format!("next due since {at} UTC, which waits until the volume has moved"),
+    };
     let failure = match &scheduled.failure {
         Some(why) => format!("; the last try failed: {why}"),
         None => String::new(),
     };
     let schedule = scheduled.schedule;
-    format!("{schedule}; {last}, next {next} UTC{failure}")
+    format!("{schedule}; {last}, {next}{failure}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_due_is_said_to_be() {
+        let mut scheduled = ScheduledSnapshots {
+            schedule: SnapshotSchedule {
+                every_s: 3600,
+                keep: 2,
+                daily: 0,
+                weekly: 0,
+                monthly: 0,
+            },
+            last_ns: None,
+            next_ns: 1_795_478_400_000_000_000,
+            is_due: false,
+            failure: None,
+        };
+        let first = "every 1h keep 2; none taken yet, next";
+        let at = "2026-11-24 00:00:00 UTC";
+        assert_eq!(words(&scheduled, true), format!("{first} {at}"));
+        scheduled.is_due = true;
+        assert_eq!(words(&scheduled, false), format!("{first} due since {at}"));
+        scheduled.failure = Some("the volume is being moved".to_owned());
+        assert_eq!(
+            words(&scheduled, true),
+            format!(
+                "{first} due since {at}, which waits until the volume has moved; the last try failed: the volume is being moved"
+            )
+        );
+    }
 }

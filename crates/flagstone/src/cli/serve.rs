@@ -18,7 +18,7 @@ use crate::slo_text::CeilingText;
 
 /// Starts a node in a folder. Creates the folder, a file-backed device in it, a volume called 'demo' and
 /// a filesystem called 'demo-files', if they are missing. Serves in the foreground; prints how to attach the
-/// volume and mount the filesystem, then a line that begins with 'ready'. SIGTERM and Ctrl-C stop it cleanly, a second one at once.
+/// volume (its token is in DIR/demo.token) and mount the filesystem, then a line that begins with 'ready'. SIGTERM and Ctrl-C stop it cleanly, a second one at once.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:

@@ -22,10 +22,16 @@ A token lets whoever has it open the volume over the native protocol: an owner d
 a writer reads and writes, a reader reads. It is told once, when it is made. --to writes it to a file
 that only you can read instead of printing it.
 
+Rotating makes no client lose the volume: the old token opens it for another day, or for as long as
+--old-ends-in says, so give whoever uses it the new one meanwhile. A token that has ended opens nothing,
+and what is open with it stays open until the client has to open it again (after losing its connection,
+when the volume or its journal moves, when the node restarts). Revoking cuts off at once.
+
 Examples:
   flagstone volume token create vm-1 --kind reader --label backup --to backup.token
   flagstone volume token list vm-1
-  flagstone volume token rotate vm-1 1 --old-ends-in 1h --to vm-1.token
+  flagstone volume token rotate vm-1 1 --to vm-1.token
+  flagstone volume token rotate vm-1 1 --old-ends-in 0s --to vm-1.token      it opens nothing from now on
   flagstone volume token revoke vm-1 2")]
 pub(super) struct TokenArgs {
     #[command(subcommand)]
@@ -64,14 +70,14 @@ enum TokenCommand {
         #[arg(required = true, value_name = "NUMBER")]
         numbers: Vec<u32>,
     },
-    /// Make a token like another one, which ends; clients that have the volume open with it keep it
+    /// Make a token like another one, which ends a day later; clients that have the volume open with it keep it
     Rotate {
         #[arg(value_parser = parse_name)]
         volume: String,
         /// The number of the token that ends
         number: u32,
-        /// When the old one ends: 90s, 15m, 12h, 30d
-        #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "0s")]
+        /// When the old one ends: 90s, 15m, 12h, 30d; 0s: at once. Until then those who have it can open the volume, again, too
+        #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1d")]
         old_ends_in: u64,
         /// When the new one ends [default: never]
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
@@ -97,6 +103,14 @@ pub(super) fn parse_time(text: &str) -> Result<u64, String> {
     };
     let number: u64 = number.parse().map_err(|_| expected())?;
     number.checked_mul(seconds).ok_or_else(expected)
+}
+
+/// The same as it is written: in the largest unit that it is a whole number of.
+fn time_text(seconds: u64) -> String {
+    let units = [(24 * 3600, "d"), (3600, "h"), (60, "m")];
+    let whole = units.iter().find(|(unit, _)| seconds.is_multiple_of(*unit));
+    let (unit, name) = whole.copied().unwrap_or((1, "s"));
+    format!("{}{name}", seconds / unit)
 }
 
 /// A file that a token is to be written to. Made before the token is: a token that can't be kept is of no use.
@@ -198,7 +212,11 @@ pub(super) fn run(args: TokenArgs, client: &Client, output: &mut Output<'_>) -> 
             };
             let path = format!("/v1/volumes/{volume}/tokens/{number}/rotate");
             let made: NewToken = client.send("POST", &path, &spec)?;
-            let done = format!("rotated token {number} to");
+            let old = match old_ends_in {
+                0 => "has ended".to_owned(),
+                s => format!("ends in {} at the latest", time_text(s)),
+            };
+            let done = format!("rotated token {number}, which {old}, to");
             told(&volume, &done, made, file, output)
         }
     }
@@ -283,6 +301,7 @@ mod tests {
             ("30d", 2_592_000),
         ] {
             assert_eq!(parse_time(text), Ok(seconds), "{text}");
+            assert_eq!(time_text(seconds), text);
         }
         for text in [
             "",

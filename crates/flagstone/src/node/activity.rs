@@ -178,7 +178,7 @@ pub struct VolumeActivity {
     pub latency: Option<Latency>,
     /// How long operations waited for their turn at the device; part of their latency. Null if none had to ask.
     pub waited: Option<Latency>,
-    /// Operations under way at a time, on average; if none ended, those that were under way at the end.
+    /// Operations under way at a time, on average.
     pub in_flight: f64,
     /// Of these, those that waited for their turn.
     pub waiting: f64,
@@ -218,7 +218,7 @@ pub struct FilesystemActivity {
     pub latency: Option<Latency>,
     /// How long operations waited for their turn at the device; part of their latency. Null if none had to ask.
     pub waited: Option<Latency>,
-    /// Operations under way at a time, on average; if none ended, those that were under way at the end.
+    /// Operations under way at a time, on average.
     pub in_flight: f64,
     /// Of these, those that waited for their turn.
     pub waiting: f64,
@@ -323,6 +323,7 @@ pub(super) struct VolumeSpan<'a> {
     pub(super) used_ns: u64,
     pub(super) short_ns: u64,
     limited_ns: u64,
+    under_way_ns: u64,
 }
 
 impl<'a> VolumeSpan<'a> {
@@ -348,6 +349,7 @@ impl<'a> VolumeSpan<'a> {
             used_ns: now.used_ns.saturating_sub(before.used_ns),
             short_ns: now.short_ns.saturating_sub(before.short_ns),
             limited_ns: now.limited_ns.saturating_sub(before.limited_ns),
+            under_way_ns: now.under_way_ns.saturating_sub(before.under_way_ns),
         }
     }
 
@@ -401,12 +403,9 @@ impl<'a> VolumeSpan<'a> {
         self.operations() > 0 || self.used_ns > 0 || under_way
     }
 
-    /// How many operations were under way at a time. Where none ended it isn't known for how long they are.
+    /// How many operations were under way at a time. Not how long those took that ended: of what began before, that has also the time before.
     fn in_flight(&self) -> f64 {
-        match self.operations() {
-            0 => self.now.in_flight as f64,
-            _ => at_a_time(self.latency_sum_ns(), self.interval_ns),
-        }
+        at_a_time(self.under_way_ns, self.interval_ns)
     }
 
     fn is_filesystem(&self) -> bool {

@@ -100,6 +100,8 @@ pub struct VolumeLook {
     pub in_flight: u64,
     /// Time for which there were any, in nanoseconds.
     pub occupied_ns: u64,
+    /// Time for which each was under way, all added up, in nanoseconds.
+    pub under_way_ns: u64,
     /// For how long its own limit held it back, in nanoseconds, since it was opened.
     pub limited_ns: u64,
     /// Time for which changes waited for room in the ring of its journal, in nanoseconds.
@@ -149,6 +151,7 @@ impl VolumeLook {
             stable: 0,
             in_flight: 0,
             occupied_ns: 0,
+            under_way_ns: 0,
             limited_ns: 0,
             journal_full_ns: 0,
             checkpoints: 0,

@@ -71,8 +71,9 @@ pub use stream::{
     StreamSource,
 };
 pub use tokens::{
-    CreatedVolume, NewToken, RESTRICTIONS_MAX, Restrictions, RotateSpec, TOKEN_LABEL_BYTES_MAX,
-    TOKENS_MAX, TokenInfo, TokenKind, TokenList, TokenSpec, TokenState, TokenText,
+    CreatedVolume, NewToken, RESTRICTIONS_MAX, ROTATION_OVERLAP_S, Restrictions, RotateSpec,
+    TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind, TokenList, TokenSpec, TokenState,
+    TokenText,
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
@@ -110,7 +111,8 @@ pub trait Node: Send + Sync + 'static {
     /// Again changes nothing. `NotFound` (the volume, or the token).
     fn revoke_token(&self, volume: String, number: u32) -> NodeFuture<'_, TokenInfo>;
 
-    /// Makes a token like another one of a volume, and has that one end; what was opened with it stays open.
+    /// Makes a token like another one of a volume, and has that one end, usually a day later: until then it opens the volume, so who has it
+    /// open doesn't lose it when he has to open it again. What is open with it stays open behind that.
     /// `NotFound`, `InvalidArgument` (it has ended or was revoked), `TooMany` as for `create_token`.
     fn rotate_token(
         &self,

@@ -214,6 +214,18 @@ pub enum ForcedOutcome {
     Settled,
 }
 
+impl ForcedOutcome {
+    /// Its name, as answers have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ForcedOutcome::Forced => "forced",
+            ForcedOutcome::Stayed => "stayed",
+            ForcedOutcome::Went => "went",
+            ForcedOutcome::Settled => "settled",
+        }
+    }
+}
+
 /// What somebody's word has ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ForcedMove {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use flagstone_types::BLOCK_SIZE;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -84,6 +85,24 @@ impl Slo {
                 bytes: some(bytes),
             },
         }
+    }
+}
+
+impl SloLimit {
+    /// Whether what is promised could never be had because of it.
+    pub fn is_below(&self, floor: Rates) -> bool {
+        let bytes = floor
+            .reads
+            .saturating_add(floor.writes)
+            .saturating_mul(BLOCK_SIZE);
+        let pairs = [
+            (self.reads, floor.reads),
+            (self.writes, floor.writes),
+            (self.bytes, bytes),
+        ];
+        pairs
+            .iter()
+            .any(|(limit, floor)| limit.is_some_and(|limit| limit < *floor))
     }
 }
 

@@ -91,8 +91,12 @@ pub struct ScheduledSnapshots {
     pub schedule: SnapshotSchedule,
     /// When the last of its snapshots was taken: nanoseconds since 1970-01-01 UTC; null if there is none.
     pub last_ns: Option<u64>,
-    /// When the next is due: nanoseconds since 1970-01-01 UTC. In the past: it is about to be taken.
+    /// When the next is due: nanoseconds since 1970-01-01 UTC.
     pub next_ns: u64,
+    /// That time has come by the node's clock: it is about to be taken, or waits until the volume can be changed again, as during a
+    /// move.
+    #[serde(default)]
+    pub is_due: bool,
     /// Why the last attempt failed; null if it did not. It is tried again after a minute.
     pub failure: Option<String>,
 }

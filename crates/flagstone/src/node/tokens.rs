@@ -15,6 +15,10 @@ use super::VolumeInfo;
 /// Tokens that a volume has at most, those that have ended or were revoked and are still listed included.
 pub const TOKENS_MAX: usize = 32;
 
+/// For how long a token that was rotated still opens its volume unless told otherwise, in seconds: a day, in which whoever uses it
+/// is given the new one. A client that loses its connection meanwhile, or is sent to another core, opens the volume again with it.
+pub const ROTATION_OVERLAP_S: u64 = 24 * 3600;
+
 /// Bytes of a token's label at most.
 pub const TOKEN_LABEL_BYTES_MAX: usize = 32;
 
@@ -158,15 +162,30 @@ pub struct TokenSpec {
 }
 
 /// How a token is to be replaced.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RotateSpec {
-    /// After how many seconds the old one ends; 0: at once. If it would have ended before, it does.
-    #[serde(default)]
+    /// After how many seconds the old one ends; 0: at once. If it would have ended before, it does. Until then clients that have the
+    /// volume open with it can open it again, as they must when they lose their connection. Without it, a day.
+    #[serde(default = "rotation_overlap_s")]
+    #[schema(default = 86_400)]
     pub old_ends_in_s: u64,
     /// After how many seconds the new one ends; without it, never.
     #[serde(default)]
     pub ends_in_s: Option<u64>,
+}
+
+impl Default for RotateSpec {
+    fn default() -> Self {
+        RotateSpec {
+            old_ends_in_s: ROTATION_OVERLAP_S,
+            ends_in_s: None,
+        }
+    }
+}
+
+fn rotation_overlap_s() -> u64 {
+    ROTATION_OVERLAP_S
 }
 
 /// A token, without its key.
@@ -253,6 +272,15 @@ mod tests {
         ] {
             serde_json::from_str::<Restrictions>(bad).expect_err(bad);
         }
+    }
+
+    /// Who says nothing locks out nobody who has the volume open.
+    #[test]
+    fn a_token_that_is_rotated_ends_a_day_later_unless_told_otherwise() {
+        let read = |json: &str| serde_json::from_str::<RotateSpec>(json).expect(json);
+        assert_eq!(read("{}").old_ends_in_s, 86_400);
+        assert_eq!(read("{}"), RotateSpec::default());
+        assert_eq!(read(r#"{"old_ends_in_s":0}"#).old_ends_in_s, 0);
     }
 
     #[test]

@@ -470,6 +470,7 @@ impl State {
             schedule,
             last_ns: None,
             next_ns: 1_795_478_400_000_000_000,
+            is_due: false,
             failure: None,
         });
         Ok(volume.clone())

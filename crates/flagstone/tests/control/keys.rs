@@ -279,16 +279,15 @@ fn refusals_are_logged_and_keys_are_not() {
         .collect();
     let missing = lines.first().expect("a line");
     for part in [
-        "audit: request refused from=127.0.0.1:",
-        "method=GET",
+        "audit: request refused protocol=\"api\" from=\"127.0.0.1\" method=\"GET\" ",
         "path=\"/v1/volumes\"",
-        "key=\"missing\"",
+        "rule=\"missing-key\"",
     ] {
         assert!(missing.contains(part), "{part}: {missing}");
     }
     let wrong: Vec<_> = lines
         .iter()
-        .filter(|line| line.contains("key=\"wrong\""))
+        .filter(|line| line.contains("rule=\"wrong-key\""))
         .collect();
     assert_eq!(wrong.len(), 10, "{lines:#?}");
     let last = lines.last().expect("a line");

@@ -4,6 +4,7 @@
 //! The child is this test binary again, running [`child`] with its command line in the environment.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -265,6 +266,21 @@ fn dev_creates_what_is_missing_once() {
     assert_eq!(demo.size_bytes, 1 << 30);
     let files = client(&dir).get::<FilesystemInfo>("/v1/filesystems/demo-files");
     files.expect("there");
+    // Told once, when it is made: here it is kept, and the output says where.
+    let path = dir.path().join("demo.token");
+    let told = format!(
+        "its owner's token, for the native protocol, is in {}",
+        path.display()
+    );
+    assert!(text.contains(&told), "{text}");
+    let token = std::fs::read_to_string(&path).expect("kept");
+    assert_eq!(token.trim_end(), crate::fake_tokens::text(1).0);
+    assert!(!text.contains(token.trim_end()), "{text}");
+    let mode = std::fs::metadata(&path)
+        .expect("there")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
     node.signal("TERM");
     assert_eq!(node.exit_code(), Some(0));
     assert!(!dir.path().join("node.json").exists());
@@ -309,6 +325,7 @@ fn dev_finishes_what_a_crash_interrupted() {
     let mut node = launch(&format!("dev --dir {} {ANY_PORT}", dir.path().display()));
     node.until_ready();
     let _: VolumeInfo = client(&dir).get("/v1/volumes/demo").expect("there");
+    assert!(dir.path().join("demo.token").exists());
     assert!(!dir.path().join("device.img.new").exists());
 }
 

@@ -37,7 +37,7 @@ fn tokens_are_made_listed_rotated_and_revoked() {
     assert_eq!(
         good(&served, "volume token rotate vm 1 --old-ends-in 15m"),
         format!(
-            "rotated token 1 to token 4 (owner) of volume vm: {}\n",
+            "rotated token 1, which ends in 15m at the latest, to token 4 (owner) of volume vm: {}\n",
             text(4).0
         )
     );
@@ -124,6 +124,12 @@ fn tokens_in_files_are_for_their_owner_alone() {
         (&Value::from(3), &Value::Null)
     );
     holds("third", 3);
+    // Who has the volume open with the old one goes on, and can open it again: for a day, unless told otherwise.
+    let listed = json(&served, "volume token list vm");
+    let ends_ns = listed["items"][1]["ends_ns"].as_u64().expect("a time");
+    let made_ns = listed["items"][1]["created_ns"].as_u64().expect("a time");
+    assert_eq!(ends_ns - made_ns, 86_400_000_000_000);
+    assert_eq!(listed["items"][1]["state"], "valid");
     let created = json(
         &served,
         &format!("volume create other --size 1G --token-to {}", at("fourth")),

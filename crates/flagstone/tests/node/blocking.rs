@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use flagstone::node::{TokenKind, TokenText};
+use flagstone::node::{RotateSpec, TokenKind, TokenText};
 use flagstone_blocking::{
     Cause, Client, ClientTls, Durability, Error, OpenHow, Options, Status, Target, Token, Volume,
 };
@@ -221,6 +221,38 @@ fn a_volume_goes_on_when_its_node_is_back() {
     let error = disk.flush().unwrap_err();
     assert_eq!(error.cause(), &Cause::UnflushedLost);
     disk.flush().expect("was told");
+}
+
+/// Somebody replaces the token that this program has, and the node is restarted behind that.
+#[test]
+fn a_volume_goes_on_when_its_token_was_rotated() {
+    let scene = node();
+    let old = volume(&scene, "disk", None);
+    let disk = opened(&scene, "disk", &old);
+    write_all(&disk, 0, Durability::Durable);
+    let rotate = |scene: &Scene, number: u32| {
+        let spec = RotateSpec::default();
+        let rotated = scene.ask(|node| node.rotate_token("disk".to_owned(), number, spec));
+        rotated.expect("rotated").token
+    };
+    let new = rotate(&scene, 1);
+    let scene = restart(scene);
+    expect_all(&disk, 0);
+    write_all(&disk, 1, Durability::Durable);
+    // It is given the new one, and goes over to it without a gap.
+    let client = Client::start(options(addresses(&scene)[0])).expect("starts");
+    let over = client.open(named("disk"), &parsed(&new), OpenHow::default());
+    let over = over.expect("opens");
+    write_all(&disk, 2, Durability::Durable);
+    drop(disk);
+    let revoked = scene.ask(|node| node.revoke_token("disk".to_owned(), 1));
+    revoked.expect("revoked");
+    for thread in 0..3 {
+        expect_all(&over, thread);
+    }
+    let refused = client.open(named("disk"), &parsed(&old), OpenHow::default());
+    let error = refused.err().expect("is revoked");
+    assert_eq!(error.status(), Some(Status::Denied));
 }
 
 #[test]

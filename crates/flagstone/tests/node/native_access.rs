@@ -7,16 +7,17 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
-use flagstone::node::{NodeOptions, Restrictions, TokenKind};
+use flagstone::node::{NodeOptions, Restrictions, RotateSpec, TokenKind};
 use flagstone_wire::Status;
 use flagstone_wire::operation::flag;
 
+use crate::client;
 use crate::native::client::Native;
-use crate::native::{token, volume};
+use crate::native::{addresses, listening, token, volume};
 use crate::support::Scene;
 use crate::volume_files::exporting;
 
-/// The audit log of all nodes of this process. Tests know their lines by their volumes' names.
+/// The audit log and the warnings of all nodes of this process. Tests know their lines by their volumes' names.
 static AUDIT: Mutex<String> = Mutex::new(String::new());
 
 struct Audit;
@@ -24,7 +25,7 @@ struct Audit;
 impl Write for Audit {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let line = String::from_utf8_lossy(bytes);
-        if line.contains(" audit: ") {
+        if line.contains(" audit: ") || line.contains(" WARN ") {
             AUDIT.lock().expect("nobody panics").push_str(&line);
         }
         Ok(bytes.len())
@@ -50,7 +51,7 @@ pub(crate) fn watch_audit() {
 
 /// Lines about a volume that say this.
 pub(crate) fn told(volume: &str, what: &str) -> Vec<String> {
-    let named = format!("volume='{volume}");
+    let named = format!("volume=\"{volume}");
     let lines = AUDIT.lock().expect("nobody panics");
     let found = lines.lines();
     let found = found.filter(|line| line.contains(&named) && line.contains(what));
@@ -90,8 +91,8 @@ pub(crate) type Case = (
     Option<&'static str>,
 );
 
-const PEER: Option<&str> = Some("rule=address not allowed");
-const LOCAL: Option<&str> = Some("rule=local address not allowed");
+const PEER: Option<&str> = Some("rule=\"address\"");
+const LOCAL: Option<&str> = Some("rule=\"local-address\"");
 
 pub(crate) const CASES: [Case; 8] = [
     (&[], &[], "127.0.0.1", None),
@@ -132,8 +133,8 @@ fn addresses_decide_who_opens_with_a_right_token() {
         let [line] = &lines[..] else {
             panic!("one line expected: {lines:?}");
         };
-        let ends = format!("from=127.0.0.1 on {to}");
-        for part in [rule, &ends, "token=1"] {
+        let ends = format!("from=\"127.0.0.1\" on=\"{to}\"");
+        for part in [rule, &ends, "token=1", "protocol=\"native\""] {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert!(!line.contains(&key.0[2..10]), "{line}");
@@ -262,7 +263,7 @@ fn addresses_decide_who_gets_an_export() {
         assert!(listed.iter().any(|name| name == "open-to-all"));
         let lines = told("exported", "open refused").split_off(before);
         assert_eq!(lines.len(), if rule.is_some() { 8 } else { 0 }, "{lines:?}");
-        let ends = format!("from=127.0.0.1 on {to}");
+        let ends = format!("from=\"127.0.0.1\" on=\"{to}\"");
         for line in lines {
             for part in [rule.unwrap_or_default(), &ends, "protocol=\"nbd\""] {
                 assert!(line.contains(part), "{part} in {line}");
@@ -308,7 +309,8 @@ fn the_first_refused_request_of_a_session_is_a_line() {
         let found: Vec<String> = found.filter(|line| line.contains(rule)).collect();
         for line in &found {
             let token = format!("token={number} ");
-            for part in [&token, "client=test", "from=127.0.0.1 on 127.0.0.1"] {
+            let ends = "from=\"127.0.0.1\" on=\"127.0.0.1\"";
+            for part in [&token, "client=\"test\"", ends, "protocol=\"native\""] {
                 assert!(line.contains(part), "{part} in {line}");
             }
             for key in [&owner, &reader] {
@@ -321,7 +323,7 @@ fn the_first_refused_request_of_a_session_is_a_line() {
         let written = native.write(open, 0, &[1; 512], 0);
         assert_eq!(written.status(), Status::ReadOnly);
     }
-    assert_eq!(lines("rule=kind-of-token"), 1);
+    assert_eq!(lines("rule=\"kind-of-token\""), 1);
     let revoked = scene.ask(|node| node.revoke_token("refusing".to_owned(), number));
     revoked.expect("revoked");
     for _ in 0..3 {
@@ -329,11 +331,126 @@ fn the_first_refused_request_of_a_session_is_a_line() {
         let written = native.write(open, 0, &[1; 512], 0);
         assert_eq!(written.status(), Status::Denied);
     }
-    assert_eq!((lines("rule=token-revoked"), lines("")), (1, 2));
+    assert_eq!((lines("rule=\"token-revoked\""), lines("")), (1, 2));
     // Who has opened it for reading without need is refused writes, and breaks no rule.
     let mut native = Native::connect(address);
     let reading = native.opened("refusing", &owner, flag::READ_ONLY);
     let written = native.write(reading, 0, &[1; 512], 0);
     assert_eq!(written.status(), Status::ReadOnly);
     assert_eq!(lines(""), 2);
+}
+
+/// Somebody replaces a token that another one uses: who has the volume open with it doesn't lose it, whatever makes him open it again.
+/// Once it is revoked he does, at once.
+#[test]
+fn a_client_goes_on_with_a_token_that_was_rotated() {
+    watch_audit();
+    let two_cores = |options: &mut NodeOptions| {
+        options.cores = Some(2);
+        listening(options);
+    };
+    let scene = Scene::start(2 << 30, two_cores).expect("a node");
+    let old = volume(&scene, "rotating", Some(0));
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let open = native.opened("rotating", &old, 0);
+    let lines = |what: &str| told("rotating", what);
+    let ending = || {
+        let opened = lines("opened").into_iter();
+        opened
+            .filter(|line| line.contains("token_ends_ns="))
+            .count()
+    };
+    assert_eq!((lines("opened").len(), ending()), (1, 0));
+    let rotated = scene.ask(|node| {
+        let spec = RotateSpec::default();
+        node.rotate_token("rotating".to_owned(), 1, spec)
+    });
+    let new = rotated.expect("rotated").token;
+    assert_eq!(native.write(open, 0, &[1; 512], 0).status(), Status::Ok);
+    // In the same session it is told once, since the token has got an end.
+    for _ in 0..2 {
+        native.opened("rotating", &old, 0);
+    }
+    assert_eq!((lines("opened").len(), ending()), (2, 1));
+
+    // The connection broke.
+    drop(native);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let open = native.opened("rotating", &old, 0);
+    assert_eq!(native.read(open, 0, 512).payload, [1; 512]);
+    assert_eq!(ending(), 2);
+    // Its journal went to another core, to which the client is sent.
+    let handed_over = scene.ask(|node| node.hand_over_journal("main".to_owned(), 0, 1));
+    handed_over.expect("is handed over");
+    let there = native.open("rotating", &old, 0).moved_to();
+    let mut native = Native::connect(there);
+    let open = native.opened("rotating", &old, 0);
+    assert_eq!(native.read(open, 0, 512).payload, [1; 512]);
+    // The node was restarted.
+    let scene = scene.restart(two_cores);
+    let mut native = Native::connect(addresses(&scene)[0]);
+    let open = native.opened("rotating", &old, 0);
+    assert_eq!(native.read(open, 0, 512).payload, [1; 512]);
+    assert_eq!(ending(), 4);
+    assert!(lines("refused").is_empty());
+
+    let revoked = scene.ask(|node| node.revoke_token("rotating".to_owned(), 1));
+    revoked.expect("revoked");
+    assert_eq!(native.read(open, 0, 512).status(), Status::Denied);
+    assert_eq!(lines("request refused").len(), 1);
+    let mut again = Native::connect(addresses(&scene)[0]);
+    let refused = again.open("rotating", &old, 0);
+    assert_eq!(refused.status(), Status::Denied);
+    assert_eq!(lines("open refused").len(), 1);
+    assert_eq!(again.open("rotating", &new, 0).status(), Status::Ok);
+
+    // Who wants it at once has it: what is open stays open, and is not opened again.
+    let open = again.opened("rotating", &new, 0);
+    let at_once = RotateSpec {
+        old_ends_in_s: 0,
+        ends_in_s: None,
+    };
+    let rotated = scene.ask(|node| node.rotate_token("rotating".to_owned(), 2, at_once));
+    rotated.expect("rotated");
+    assert_eq!(again.read(open, 0, 512).payload, [1; 512]);
+    let mut late = Native::connect(addresses(&scene)[0]);
+    assert_eq!(late.open("rotating", &new, 0).status(), Status::Denied);
+}
+
+/// Who reads the log wants to know whose data it is.
+#[test]
+fn damaged_data_is_told_of_with_its_volume() {
+    watch_audit();
+    let scene = Scene::new();
+    volume(&scene, "bitten", None);
+    let data: Vec<u8> = (0..4096_u32).map(|at| (at * 7 % 251) as u8).collect();
+    let mut client = scene.attach("bitten");
+    assert_eq!(client.write_with(client::FUA, 8192, &data), 0);
+    drop(client);
+    let snapshot = "bitten@mon".parse().expect("a snapshot");
+    let taken = scene.ask(|node| node.create_snapshots(vec![snapshot]));
+    taken.expect("taken");
+    let down = scene.down();
+    let mut image = std::fs::read(down.device_path()).expect("read");
+    let mut found = 0;
+    for block in image.chunks_exact_mut(4096) {
+        if *block == data[..] {
+            block[9] ^= 1;
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1);
+    std::fs::write(down.device_path(), image).expect("written");
+    let scene = down.up(|_| {});
+    for (export, snapshot) in [("bitten", false), ("bitten@mon", true)] {
+        let before = told("bitten", "do not match their checksum").len();
+        let (error, _) = scene.attach(export).call(client::READ, 8192, 4096);
+        assert_ne!(error, 0, "{export}");
+        let lines = told("bitten", "do not match their checksum").split_off(before);
+        let [line] = &lines[..] else {
+            panic!("one line expected: {lines:?}");
+        };
+        assert!(line.contains("volume=\"bitten\""), "{line}");
+        assert_eq!(line.contains("snapshot=\"mon\""), snapshot, "{line}");
+    }
 }

@@ -154,9 +154,9 @@ fn more_is_not_promised_than_there_is() {
     set(&scene, "a", floor(499, 0), false).expect("its own is not in its way");
     set(&scene, "d", floor(1, 0), false).expect("now there is room");
     set(&scene, "d", floor(600, 0), true).expect("as confirmed");
-    // It has more than there is by now: it keeps that without a further word, or less, and is held back where it has to be.
+    // It has more than there is by now: it keeps that without a further word, or less, and gets no more where it needn't.
     let held = Slo {
-        limit: limited(50).limit,
+        limit: limited(600).limit,
         ..floor(600, 0)
     };
     set(&scene, "d", held, false).expect("a limit asks for nothing");
@@ -239,6 +239,10 @@ fn a_floor_without_a_ceiling_keeps_no_limit_from_being_set() {
     create(&scene, "vm", floor(100, 10)).expect("created");
     assert_eq!(scene.show("vm").expect("there").slo_warning, None);
     let both = Slo {
+        limit: limited(150).limit,
+        ..floor(100, 10)
+    };
+    let below = Slo {
         limit: limited(50).limit,
         ..floor(100, 10)
     };
@@ -252,6 +256,8 @@ fn a_floor_without_a_ceiling_keeps_no_limit_from_being_set() {
     };
     is_told(scene.show("vm").expect("there"));
     is_told(set(&scene, "vm", both, false).expect("a limit"));
+    let refused = set(&scene, "vm", below, false);
+    assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));
     // Nor may it have more than it has.
     let refused = set(&scene, "vm", floor(101, 10), true);
     assert_eq!(kind(refused), Some(NodeErrorKind::InvalidArgument));

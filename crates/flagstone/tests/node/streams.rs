@@ -354,6 +354,93 @@ fn what_changed_is_received_only_where_it_fits() {
     assert!(content(&scene, "disk", 4 * MIB) == content(&scene, "copy", 4 * MIB));
 }
 
+/// A backup by the clock, of a volume that nobody writes to for a while: each snapshot arrives, with nothing in its stream, and the next ones go
+/// on from there.
+#[test]
+fn what_has_not_changed_is_received_under_its_new_name() {
+    let scene = Scene::new();
+    let size = 4 * MIB;
+    scene.create("disk", size).expect("created");
+    write(&scene, "disk", 0, &[1; 8192]);
+    snapshot(&scene, "disk@a").expect("taken");
+    receive(&scene, "copy", &sent(&scene, "disk@a", None), false).expect("received");
+    let step = |scene: &Scene, new: &str, old: &str, force: bool| {
+        let stream = sent(scene, &format!("disk@{new}"), Some(old));
+        receive(scene, "copy", &stream, force).map(|info| (info.name, stream.len()))
+    };
+    for (new, old) in [("b", "a"), ("c", "b")] {
+        snapshot(&scene, &format!("disk@{new}")).expect("taken");
+        let (name, len) = step(&scene, new, old, false).expect("received");
+        assert_eq!(name, new);
+        assert!(len < 1024, "nothing is in it: {len} bytes");
+    }
+    // Once more is once too often, as with any stream.
+    let again = step(&scene, "c", "b", false);
+    refused(again, NodeErrorKind::AlreadyExists, "copy@c");
+    let base = content(&scene, "copy@a", size);
+    // Somebody has changed the copy: it is rolled back if that is asked for, though nothing is to be brought.
+    write(&scene, "copy", MIB, &[9; 4096]);
+    snapshot(&scene, "disk@d").expect("taken");
+    refused(
+        step(&scene, "d", "c", false),
+        NodeErrorKind::Refused,
+        "--force",
+    );
+    assert_eq!(content(&scene, "copy", size)[MIB as usize], 9);
+    step(&scene, "d", "c", true).expect("received");
+    for export in ["copy", "copy@d"] {
+        assert!(content(&scene, export, size) == base, "{export}");
+    }
+    // What it was rolled back to was the newest with that content: none of them is of another past.
+    for since in ["a", "b", "c"] {
+        send(&scene, "copy@d", Some(since)).expect(since);
+    }
+    // It goes on from an idle one, also there and back, and what is sent behind a restart fits, too.
+    write(&scene, "disk", 4096, &[2; 4096]);
+    snapshot(&scene, "disk@e").expect("taken");
+    step(&scene, "e", "d", false).expect("received");
+    let scene = scene.restart(|_| {});
+    assert!(content(&scene, "copy", size) == content(&scene, "disk", size));
+    snapshot(&scene, "disk@f").expect("taken");
+    step(&scene, "f", "e", false).expect("received");
+    // Under another name it is there already only if something was to be brought.
+    let de = sent(&scene, "disk@e", Some("d"));
+    scene
+        .ask(|node| node.rename_snapshot(reference("copy@e"), "other".to_owned()))
+        .expect("renamed");
+    let known = receive(&scene, "copy", &de, false);
+    refused(known, NodeErrorKind::AlreadyExists, "has it already");
+}
+
+/// One that brings nothing is undone as well: the volume is what it was, and has no other snapshot.
+#[test]
+fn an_idle_receive_that_is_interrupted_leaves_what_was_there() {
+    let mut scene = Scene::new();
+    let size = 4 * MIB;
+    scene.create("disk", size).expect("created");
+    write(&scene, "disk", 0, &[1; 8192]);
+    snapshot(&scene, "disk@a").expect("taken");
+    receive(&scene, "copy", &sent(&scene, "disk@a", None), false).expect("received");
+    snapshot(&scene, "disk@b").expect("taken");
+    let stream = sent(&scene, "disk@b", Some("a"));
+    for is_restarted in [false, true] {
+        let id = begin(&scene, "copy", &stream, false).expect("begun");
+        if is_restarted {
+            scene = scene.restart(|_| {});
+        } else {
+            let abandoned = scene.ask(|node| node.abandon_receive(id));
+            abandoned.expect("abandoned");
+        }
+        assert_eq!(scene.show("copy").expect("shown").snapshot_count, 1);
+        write(&scene, "copy", MIB, &[3; 512]);
+        scene
+            .ask(|node| node.rollback_volume(reference("copy@a")))
+            .expect("rolled back");
+    }
+    receive(&scene, "copy", &stream, false).expect("received");
+    assert_eq!(scene.show("copy").expect("shown").snapshot_count, 2);
+}
+
 #[test]
 fn what_can_not_be_sent_is_said() {
     let scene = Scene::new();

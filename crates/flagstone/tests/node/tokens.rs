@@ -232,13 +232,27 @@ fn what_makes_no_sense_is_refused() {
     refused(rotate(&scene, "vm", 2, 0), invalid, "revoked already");
     rotate(&scene, "vm", 1, 0).expect("rotated");
     refused(rotate(&scene, "vm", 1, 0), invalid, "ended already");
-    // For longer than there is time: for ever, as good as.
-    let long = TokenSpec {
-        ends_in_s: Some(u64::MAX),
+    // For longer than there is time.
+    let long = |ends_in_s: u64| TokenSpec {
+        ends_in_s: Some(ends_in_s),
         ..spec(Reader)
     };
-    let made = make(&scene, "vm", long).expect("made");
+    let year_s = 365 * 86_400;
+    for in_s in [u64::MAX, 99_999_999 * 86_400, 600 * year_s] {
+        refused(make(&scene, "vm", long(in_s)), invalid, "year 2554");
+        refused(rotate(&scene, "vm", 3, in_s), invalid, "year 2554");
+    }
+    let made = make(&scene, "vm", long(500 * year_s)).expect("made");
     assert_eq!(made.info.state, Valid);
+    // What nobody connects to, so that nobody could use the volume.
+    for nobodys in ["0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1"] {
+        let restrictions = Restrictions {
+            allow_on: vec![nobodys.parse().expect("an address")],
+            ..Restrictions::default()
+        };
+        let asked = scene.ask(|node| node.restrict_volume("vm".to_owned(), restrictions));
+        refused(asked, invalid, "no address of the node");
+    }
 }
 
 #[test]

@@ -46,6 +46,12 @@ pub trait Grant: 'static {
     /// True once the token was revoked, or the volume's restrictions no longer let this connection in: the next
     /// request is denied. A token that has merely ended leaves those in who are in.
     fn is_revoked(&self) -> bool;
+
+    /// When the token ends, in nanoseconds since 1970, as it was when the volume was opened: `None`: never. One that was replaced by
+    /// another has such an end. For the audit log.
+    fn ends_ns(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// An `OPEN`, as the directory sees it.
@@ -79,6 +85,8 @@ pub enum Rule {
     Address,
     /// The address by which the client came in is not among those allowed.
     LocalAddress,
+    /// That address is another interface's than the one by which the client came in.
+    Interface,
     /// The volume's tokens, and what it is restricted to, can't be read.
     Lost,
     /// The token is a reader's, and more was asked for.
@@ -98,6 +106,7 @@ impl Rule {
             Rule::Revoked => "token-revoked",
             Rule::Address => "address",
             Rule::LocalAddress => "local-address",
+            Rule::Interface => "interface",
             Rule::Lost => "tokens-unreadable",
             Rule::Kind => "kind-of-token",
             Rule::TooMany => "too-many-refused",
@@ -148,6 +157,8 @@ pub struct Audit<'a> {
     pub client: &'a str,
     /// The volume that was opened; or why none was.
     pub result: Result<DvolId, Rule>,
+    /// When the token ends that it was opened with ([`Grant::ends_ns`]).
+    pub ends_ns: Option<u64>,
 }
 
 /// The node as one core's server sees it. A cheap handle.
@@ -180,7 +191,7 @@ pub trait NativeDirectory: Clone + 'static {
     fn incarnation(&self) -> u64;
 
     /// Writes a line of the audit log, with the time. Called for each `OPEN` that is refused, and for the first
-    /// of each volume and token in a session.
+    /// of each volume and token in a session, and once more when that token has got another end.
     fn audit(&self, line: &Audit<'_>);
 
     /// Writes a line of the audit log for the first request of a session that is refused by a rule: a client that

@@ -77,6 +77,7 @@ async fn open_one<P: Platform, D: NativeDirectory>(
     };
     let for_reading = flags & flag::READ_ONLY != 0 || grant.kind() == TokenKind::Reader;
     let lsn = volume.lsn();
+    let ends_ns = grant.ends_ns();
     let open = OpenVolume {
         volume,
         id: found.id,
@@ -89,8 +90,11 @@ async fn open_one<P: Platform, D: NativeDirectory>(
     let number = connection.volumes.insert(open);
     let number = number.ok_or_else(|| Answer::from(Refusal::from(Status::Limit)))?;
     connection.without_volume_since.set(None);
-    if connection.session.note_opened(found.id, request.token) {
-        audit(connection, &asked, Ok(found.id));
+    if connection
+        .session
+        .note_opened(found.id, request.token, ends_ns)
+    {
+        audit(connection, &asked, Ok((found.id, ends_ns)));
     }
     Ok((number, Answer::ok(lsn, ReplyBody::Body(body))))
 }
@@ -118,11 +122,12 @@ fn deny<P: Platform, D: NativeDirectory>(
 fn audit<P: Platform, D: NativeDirectory>(
     connection: &Connection<P, D>,
     asked: &Asked<'_>,
-    result: Result<flagstone_types::DvolId, Rule>,
+    result: Result<(flagstone_types::DvolId, Option<u64>), Rule>,
 ) {
     connection.directory.audit(&Audit {
         asked,
         client: &connection.client.name,
-        result,
+        result: result.map(|(id, _)| id),
+        ends_ns: result.ok().and_then(|(_, ends_ns)| ends_ns),
     });
 }

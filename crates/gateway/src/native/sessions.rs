@@ -47,7 +47,8 @@ pub(crate) struct Session {
     end_connection: RefCell<Option<Box<dyn Fn()>>>,
     disconnected: Signal,
     has_opened: Cell<bool>,
-    audited: RefCell<BTreeSet<(DvolId, u32)>>,
+    /// What the audit log was told of: volumes and tokens, and when these end.
+    audited: RefCell<BTreeSet<(DvolId, u32, Option<u64>)>>,
     /// By which rules requests were refused, of which volumes and tokens.
     refused: RefCell<BTreeSet<(DvolId, u32, Rule)>>,
     /// Its place among those that wait.
@@ -141,14 +142,16 @@ impl Session {
         *self.end_connection.borrow_mut() = Some(Box::new(end_connection));
     }
 
-    /// A volume was opened with a token. True if it is the first time.
-    pub(crate) fn note_opened(&self, volume: DvolId, token: u32) -> bool {
+    /// A volume was opened with a token that ends then. True if it is the first time, or the token had another end before: who
+    /// opens a volume again with a token that was replaced meanwhile is told of, once.
+    pub(crate) fn note_opened(&self, volume: DvolId, token: u32, ends_ns: Option<u64>) -> bool {
         self.has_opened.set(true);
+        let opened = (volume, token, ends_ns);
         let mut audited = self.audited.borrow_mut();
         if audited.len() >= AUDITED_MAX {
-            return !audited.contains(&(volume, token));
+            return !audited.contains(&opened);
         }
-        audited.insert((volume, token))
+        audited.insert(opened)
     }
 
     /// A request was refused by a rule. True if it is the first time. Of a session with too many such volumes no more
@@ -366,6 +369,24 @@ mod tests {
         session.remember(6, Operation::Write, Status::NoSpace, Lsn(9));
         assert_eq!(numbers(&session), [6]);
         assert_eq!(session.arrived(), 6);
+    }
+
+    #[test]
+    fn the_first_opening_is_told_and_that_a_token_has_got_an_end() {
+        let session = Session::new(SessionId([1; 16]));
+        let (one, other) = (DvolId(1), DvolId(2));
+        for (volume, token, ends_ns, is_told) in [
+            (one, 1, None, true),
+            (one, 1, None, false),
+            (one, 2, None, true),
+            (other, 1, None, true),
+            (one, 1, Some(9), true),
+            (one, 1, Some(9), false),
+            (one, 1, Some(5), true),
+        ] {
+            let told = session.note_opened(volume, token, ends_ns);
+            assert_eq!(told, is_told, "{volume:?} {token} {ends_ns:?}");
+        }
     }
 
     #[test]

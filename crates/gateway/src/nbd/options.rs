@@ -612,7 +612,8 @@ impl Negotiation {
                 self.refuse(option, option_reply::ERR_UNKNOWN, text);
             }
             OpenError::Moved => {
-                let text = "the volume was moved to another node: attach it there (`flagstone volume show NAME` on this one says where)";
+                let text = "the volume was moved to another node: attach it there, at that node's address for NBD (`flagstone volume show NAME` \
+                            there says it; on this one it says which node that is, by its address for the native protocol)";
                 self.refuse(option, option_reply::ERR_UNKNOWN, text);
             }
             OpenError::Unavailable => {

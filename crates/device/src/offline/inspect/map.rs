@@ -1,5 +1,7 @@
 //! The nodes of one map; of a striped volume those of all its parts.
 
+use std::ops::Range;
+
 use flagstone_types::{BLOCK_SIZE, DvolId};
 
 use super::attributes::{StripedParts, part_of_striped, striped};
@@ -301,11 +303,26 @@ impl Line {
                 ("checksum", Tree::text(format!("{:?}", entry.checksum))),
                 ("layer", entry.birth.0.into()),
                 ("lsn", entry.lsn.0.into()),
-                ("meta", entry.meta.into()),
+                more_of(entry),
             ],
             Line::Fault(fault) => vec![("fault", fault.as_str().into())],
         }
     }
+}
+
+/// What an entry says besides: of a delta the bytes of the block that it replaces.
+fn more_of(entry: &Entry) -> (&'static str, Tree) {
+    match entry.kind {
+        EntryKind::Delta => ("parts", Tree::list(entry.changed().pieces().map(part))),
+        EntryKind::Data | EntryKind::Tombstone | EntryKind::Child => ("meta", entry.meta.into()),
+    }
+}
+
+fn part(bytes: Range<usize>) -> Tree {
+    Tree::Fields(vec![
+        ("offset_bytes", (bytes.start as u64).into()),
+        ("len_bytes", (bytes.len() as u64).into()),
+    ])
 }
 
 fn kind_name(kind: EntryKind) -> &'static str {
@@ -341,7 +358,34 @@ pub(super) fn entry_words(entry: &Entry) -> String {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_types::{BlockChecksum, BlockNo, LayerNo, Lsn, VBlock};
+
     use super::*;
+    use crate::v2p::{Changed, Key};
+
+    #[test]
+    fn a_delta_is_shown_with_its_parts() {
+        let changed = Changed::with_holes(512..2048, 1 << 6).expect("a hole");
+        let entry = Entry {
+            key: Key::delta(VBlock(7)),
+            kind: EntryKind::Delta,
+            block: BlockNo(9),
+            checksum: BlockChecksum(0),
+            birth: LayerNo(1),
+            lsn: Lsn(3),
+            meta: changed.meta(),
+        };
+        let part = |offset: u64, len: u64| {
+            Tree::Fields(vec![
+                ("offset_bytes", offset.into()),
+                ("len_bytes", len.into()),
+            ])
+        };
+        let fields = Line::Entry(entry).fields();
+        let expected = Tree::list([part(512, 256), part(896, 1152)]);
+        assert_eq!(fields.last(), Some(&("parts", expected)));
+        assert!(fields.iter().all(|(name, _)| *name != "meta"));
+    }
 
     /// As `docs/decisions/2026-11-26-local-stripes.md` deals units.
     #[test]

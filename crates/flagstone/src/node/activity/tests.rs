@@ -76,6 +76,7 @@ fn rates_and_percentiles_are_of_the_interval_only() {
         ..volume(1, "a")
     };
     let mut now = before.clone();
+    now.under_way_ns += 400 * MS;
     let mut latency = LatencyHistogram::new();
     (0..100).for_each(|_| latency.record(50 * MS));
     (0..200).for_each(|_| latency.record(MS));
@@ -101,7 +102,10 @@ fn rates_and_percentiles_are_of_the_interval_only() {
     let latency = a.latency.expect("there were some");
     assert!(latency.p99_ns < 2 * MS, "{latency:?}");
     assert_eq!(latency.mean_ns, MS);
-    assert_eq!(a.in_flight, 0.1, "200 ms of reads in 2 s");
+    assert_eq!(
+        a.in_flight, 0.2,
+        "400 ms in 2 s: what the reads took that ended is 200 ms"
+    );
     assert_eq!(a.write, OpActivity::default());
     assert_eq!(a.waited, None);
     assert_eq!((a.used, a.promised), (None, None));
@@ -372,6 +376,7 @@ fn filesystems_are_told_of_beside_volumes() {
         flush: marked(seconds * 3, MS),
         look: marked(seconds * 100, MS / 2),
         change: marked(seconds * 40, 8 * MS),
+        under_way_ns: seconds * 423 * MS,
         waited: waited(seconds * 10, MS),
         used_ns: seconds * SECOND / 10,
         promised_ns: Some(SECOND / 4),
@@ -408,7 +413,6 @@ fn filesystems_are_told_of_beside_volumes() {
     ];
     assert_eq!(rates, [10.0, 20.0, 3.0, 100.0, 40.0]);
     assert_eq!(home.read.bytes_per_second, 40_960.0);
-    // 10, 40, 3, 50 and 320 ms a second.
     assert_eq!(home.in_flight, 0.423);
     // 13 of 1 ms, 20 of 2 ms, 40 of 8 ms; looks are not among them.
     let latency = home.latency.expect("there were some");
@@ -443,6 +447,10 @@ fn what_never_ends_is_shown() {
         ..volume(1, "stuck")
     };
     let at = |seconds: u64, stuck: &VolumeLook| {
+        let stuck = &VolumeLook {
+            under_way_ns: seconds * stuck.in_flight * SECOND,
+            ..stuck.clone()
+        };
         let mut look = look(seconds * SECOND, false, vec![stuck.clone()]);
         let files = VolumeLook {
             name: super::super::filesystem_name("home"),

@@ -314,7 +314,21 @@ fn why_turns_are_waited_for() {
         text.contains("(floor reads=9 writes=8). It has used its promise up, and with strict"),
         "{text}"
     );
-    assert!(text.contains("with a higher --floor"), "{text}");
+    let command = "`flagstone volume slo db --floor reads=18,writes=16`";
+    assert!(text.contains(command), "{text}");
+    // What it may not exceed would keep the node from promising more.
+    let limited = Measured {
+        slo: Slo {
+            limit: SloLimit {
+                reads: Some(12),
+                ..SloLimit::default()
+            },
+            ..strict.slo
+        },
+        ..strict.clone()
+    };
+    let text = said(&limited);
+    assert!(text.contains("reads=18,writes=16 --limit none`"), "{text}");
     // Else it gets what others leave, so a used promise holds nobody back.
     let free = Measured {
         policy: SchedulePolicy::Deficit,

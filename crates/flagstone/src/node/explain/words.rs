@@ -1,7 +1,7 @@
 //! What is said of causes: the figures, and what can be done.
 
 use super::{BUSY_CORE, CauseKind, FULL_DEVICE, LEAST_PART, Measured, Took, USED_UP};
-use crate::node::{SchedulePolicy, SloLimit, SloPromise};
+use crate::node::{Rates, SchedulePolicy, SloLimit, SloPromise};
 use crate::size::{counted, percent, short_time as time};
 
 pub(super) fn said(kind: CauseKind, measured: &Measured) -> (String, Option<String>) {
@@ -247,11 +247,27 @@ fn of_missed(measured: &Measured) -> String {
     }
 }
 
+/// The options for twice a floor. A limit below that would have them refused.
+fn more_floor(rates: Rates, limit: SloLimit) -> String {
+    let twice = Rates {
+        reads: rates.reads.saturating_mul(2),
+        writes: rates.writes.saturating_mul(2),
+    };
+    let rates = [("reads", twice.reads), ("writes", twice.writes)];
+    let given = rates.iter().filter(|(_, rate)| *rate > 0);
+    let given: Vec<String> = given.map(|(name, rate)| format!("{name}={rate}")).collect();
+    let limit = match limit.is_below(twice) {
+        true => " --limit none",
+        false => "",
+    };
+    format!("--floor {}{limit}", given.join(","))
+}
+
 fn more_for(measured: &Measured) -> String {
     let volume = &measured.volume;
     let raise = match measured.slo.promise {
         SloPromise::Share(parts) => format!("--share {}", parts.saturating_mul(2)),
-        SloPromise::Floor(_) => "with a higher --floor".to_owned(),
+        SloPromise::Floor(rates) => more_floor(rates, measured.slo.limit),
     };
     let raise = format!("promise it more (`flagstone volume slo {volume} {raise}`)");
     match measured.greedy.first() {

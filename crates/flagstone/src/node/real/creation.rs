@@ -4,6 +4,7 @@ use flagstone_device::engine::{CreateDvol, DvolError, DvolInfo};
 use flagstone_gateway::striped::Layout;
 use flagstone_types::DvolId;
 
+use super::access::tell_restricted;
 use super::attributes::VolumeAttributes;
 use super::core::CoreNode;
 use super::errors::{
@@ -319,8 +320,8 @@ impl RealNode {
                     note_floor(floors, id, device, &slo);
                 }
                 drop(floors);
-                let kind = TokenKind::Owner;
-                tracing::info!(target: "audit", volume = spec.name, token = 1, %kind, "token made");
+                let kind = TokenKind::Owner.to_string();
+                tracing::info!(target: "audit", volume = spec.name, token = 1, kind, "token made");
                 Ok(CreatedVolume {
                     volume: self.show(&spec.name).await?,
                     token: Some(token),
@@ -431,8 +432,7 @@ impl RealNode {
             Ok(()) => {
                 let clone = self.show(&new_name).await?;
                 if clone.restrictions != Restrictions::default() {
-                    let words = clone.restrictions.to_string();
-                    tracing::info!(target: "audit", volume = new_name, restrictions = words, of = %source, "volume restricted");
+                    tell_restricted(&new_name, Some(&source.to_string()), &clone.restrictions);
                 }
                 Ok(clone)
             }

@@ -74,10 +74,11 @@ pub(super) async fn undo(engine: &Engine<UringPlatform>, dvol: Handle) -> Result
         ) => return Ok(true),
     };
     let layers = engine.layers(dvol.id);
-    let is_whole = attributes.content.is_some()
-        && layers
-            .iter()
-            .any(|layer| content_of(layer) == attributes.content);
+    // The base may have the same content, and those before it, if nothing changed where the stream comes from. What was received is newer.
+    let is_it = |layer: &LayerInfo| {
+        content_of(layer) == attributes.content && layer.handle.layer > Some(base)
+    };
+    let is_whole = attributes.content.is_some() && layers.iter().any(is_it);
     if !is_whole {
         let base = layers.iter().find(|layer| layer.handle.layer == Some(base));
         let base = base.ok_or(DvolError::NotFound)?;
@@ -180,9 +181,14 @@ async fn make_base(
     if layers.iter().any(|layer| layer.name == spec.snapshot) {
         return Ok(Err(Unfit::SnapshotExists));
     }
+    // Nothing changed there since the base, so the volume has the content already, and gets it under another name: whoever sends on
+    // from that one must find it here.
+    let is_idle = header.lsn == stream_base.lsn && header.size_bytes == stream_base.size_bytes;
     let is_it =
         |layer: &&LayerInfo| has_content(layer, content) && layer.size_bytes == header.size_bytes;
-    if let Some(layer) = layers.iter().find(is_it) {
+    if let Some(layer) = layers.iter().find(is_it)
+        && !is_idle
+    {
         return Ok(Err(Unfit::HasIt(layer.name.clone())));
     }
     let wanted = ContentId {
@@ -192,7 +198,9 @@ async fn make_base(
     let is_base = |layer: &&LayerInfo| {
         has_content(layer, wanted) && layer.size_bytes == stream_base.size_bytes
     };
-    let Some(base) = layers.iter().find(is_base) else {
+    // Of several with that content the newest: a rollback to an older one would have others be of a past that the volume has left.
+    let bases = layers.iter().filter(is_base);
+    let Some(base) = bases.max_by_key(|layer| layer.handle.layer) else {
         return Ok(Err(Unfit::NoBase));
     };
     let changed = has_changed(&engine, dvol, base).await?;

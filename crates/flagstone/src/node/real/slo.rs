@@ -125,10 +125,27 @@ fn check(slo: &Slo, doing: &str) -> Result<(), NodeError> {
         (_, limit) if [limit.reads, limit.writes, limit.bytes].contains(&Some(0)) => {
             "a limit of 0, with which nothing would ever be done"
         }
-        (promise, limit) => return check_most(promise, limit, doing),
+        (promise, limit) => {
+            check_most(promise, limit, doing)?;
+            return check_limit(promise, limit, doing);
+        }
     };
     Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
         .next("give a number above 0, or leave it out"))
+}
+
+/// Refuses a limit that keeps what is promised from being had.
+fn check_limit(promise: SloPromise, limit: SloLimit, doing: &str) -> Result<(), NodeError> {
+    match promise {
+        SloPromise::Floor(rates) if limit.is_below(rates) => {
+            let found = format!(
+                "a limit ({limit}) below what is promised ({promise}; each takes {BLOCK_SIZE} bytes): the promise could never be had"
+            );
+            Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+                .next("give a higher limit (--limit) or a lower floor (--floor)"))
+        }
+        SloPromise::Floor(_) | SloPromise::Share(_) => Ok(()),
+    }
 }
 
 /// Refuses numbers that can't be kept.
@@ -420,7 +437,8 @@ mod tests {
             ..SloLimit::default()
         };
         for (promise, limit, is_good) in [
-            (floor(RATE_MAX, RATE_MAX), limit(BANDWIDTH_MAX), true),
+            (floor(RATE_MAX, RATE_MAX), SloLimit::default(), true),
+            (SloPromise::Share(1), limit(BANDWIDTH_MAX), true),
             (floor(RATE_MAX + 1, 1), SloLimit::default(), false),
             (floor(1, RATE_MAX + 1), SloLimit::default(), false),
             (SloPromise::Share(1), limit(BANDWIDTH_MAX + 1), false),
@@ -435,6 +453,39 @@ mod tests {
         ] {
             let slo = Slo { promise, limit };
             assert_eq!(check(&slo, "testing").is_ok(), is_good, "{slo:?}");
+        }
+    }
+
+    #[test]
+    fn a_limit_below_the_floor_is_refused() {
+        let limit = |reads, writes, bytes| SloLimit {
+            reads,
+            writes,
+            bytes,
+        };
+        let floor = SloPromise::Floor(Rates {
+            reads: 100,
+            writes: 10,
+        });
+        for (promise, limit, is_good) in [
+            (floor, limit(None, None, None), true),
+            (
+                floor,
+                limit(Some(100), Some(10), Some(110 * BLOCK_SIZE)),
+                true,
+            ),
+            (floor, limit(Some(99), None, None), false),
+            (floor, limit(None, Some(9), None), false),
+            (floor, limit(None, None, Some(110 * BLOCK_SIZE - 1)), false),
+            (SloPromise::Share(1), limit(Some(1), Some(1), Some(1)), true),
+        ] {
+            let slo = Slo { promise, limit };
+            let checked = check(&slo, "testing");
+            assert_eq!(checked.is_ok(), is_good, "{slo:?}");
+            if let Err(error) = checked {
+                assert_eq!(error.kind, NodeErrorKind::InvalidArgument);
+                assert!(error.found.contains("floor reads=100 writes=10"), "{error}");
+            }
         }
     }
 

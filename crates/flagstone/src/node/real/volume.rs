@@ -113,6 +113,7 @@ impl VolumeCounters {
             stable: self.stable.get(),
             in_flight: self.under_way.count(),
             occupied_ns: self.under_way.occupied_ns(now),
+            under_way_ns: self.under_way.total_ns(now),
             ..look
         }
     }

@@ -42,6 +42,8 @@ pub struct Visitor {
     pub peer: Option<IpAddr>,
     /// The address of this machine that it has connected to, in the same way, if that is known.
     pub local: Option<IpAddr>,
+    /// The number of the interface that it has come by, if that is known.
+    pub interface: Option<u32>,
     told: RefCell<BTreeSet<u128>>,
 }
 
@@ -51,6 +53,7 @@ impl Visitor {
         Visitor {
             peer: ends.peer.map(|address| address.ip().to_canonical()),
             local: ends.local.map(|address| address.ip().to_canonical()),
+            interface: ends.interface,
             told: RefCell::default(),
         }
     }
@@ -135,7 +138,12 @@ mod tests {
     fn addresses_of_ends() {
         let of = |peer: &str| {
             let peer = peer.parse().ok();
-            let visitor = Visitor::of(Ends { peer, local: peer });
+            let visitor = Visitor::of(Ends {
+                peer,
+                local: peer,
+                interface: Some(3),
+            });
+            assert_eq!(visitor.interface, Some(3));
             assert_eq!(visitor.peer, visitor.local);
             visitor.peer.map(|address| address.to_string())
         };

@@ -144,7 +144,7 @@ impl<P: Platform, S: Service> RpcServer<P, S> {
     pub async fn serve_connection(&self, stream: P::Stream) -> CloseReason {
         let ends = Ends {
             peer: stream.peer().parse().ok(),
-            local: None,
+            ..Ends::default()
         };
         self.serve_connection_of(stream, ends).await
     }

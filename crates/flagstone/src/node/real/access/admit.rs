@@ -5,12 +5,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use flagstone_gateway::native::directory;
 use flagstone_gateway::volume::Ends;
 use flagstone_types::DvolId;
 use flagstone_wire::open::{PROOF_BYTES, Target};
 use flagstone_wire::proof::{Claim, KEY_BYTES, Key};
 
 use super::Access;
+use super::interfaces::Interfaces;
 use super::record::{Live, Record};
 use crate::node::real::between::Elsewhere;
 use crate::node::real::names::Place;
@@ -23,6 +25,8 @@ pub(in crate::node::real) struct Origin {
     pub(in crate::node::real) peer: Option<IpAddr>,
     /// The node's address that it has connected to.
     pub(in crate::node::real) local: Option<IpAddr>,
+    /// The number of the interface that it has come by.
+    pub(in crate::node::real) interface: Option<u32>,
 }
 
 impl Origin {
@@ -31,16 +35,14 @@ impl Origin {
         Origin {
             peer: ends.peer.map(|address| address.ip()),
             local: ends.local.map(|address| address.ip()),
+            interface: ends.interface,
         }
     }
-}
 
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |address: Option<IpAddr>| {
-            address.map_or_else(|| "no address".to_owned(), |address| address.to_string())
-        };
-        write!(f, "{} on {}", shown(self.peer), shown(self.local))
+    /// As lines of the audit log have it: the client's address as `from`, the node's as `on`, as restrictions call them; nothing for what has no address.
+    pub(in crate::node::real) fn told(self) -> (Option<String>, Option<String>) {
+        let told = |address: Option<IpAddr>| Some(address?.to_canonical().to_string());
+        (told(self.peer), told(self.local))
     }
 }
 
@@ -61,22 +63,32 @@ pub(in crate::node::real) enum Rule {
     Peer,
     /// The volume is restricted to addresses of the node, and the client came by another.
     Local,
+    /// It came by another interface than the one that has the address.
+    Interface,
     /// Its tokens, and what it is restricted to, can't be read.
     Lost,
 }
 
+impl From<Rule> for directory::Rule {
+    fn from(rule: Rule) -> directory::Rule {
+        match rule {
+            Rule::NoVolume => directory::Rule::UnknownVolume,
+            Rule::NoToken => directory::Rule::UnknownToken,
+            Rule::WrongProof => directory::Rule::WrongProof,
+            Rule::Revoked => directory::Rule::Revoked,
+            Rule::Ended => directory::Rule::Ended,
+            Rule::Peer => directory::Rule::Address,
+            Rule::Local => directory::Rule::LocalAddress,
+            Rule::Interface => directory::Rule::Interface,
+            Rule::Lost => directory::Rule::Lost,
+        }
+    }
+}
+
+/// Its name in the audit log, the same for each protocol.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Rule::NoVolume => "no such volume",
-            Rule::NoToken => "no such token",
-            Rule::WrongProof => "wrong proof",
-            Rule::Revoked => "token revoked",
-            Rule::Ended => "token ended",
-            Rule::Peer => "address not allowed",
-            Rule::Local => "local address not allowed",
-            Rule::Lost => "tokens and restrictions can't be read",
-        })
+        directory::Rule::from(*self).fmt(f)
     }
 }
 
@@ -96,6 +108,8 @@ pub(in crate::node::real) struct Grant {
     pub(in crate::node::real) place: Where,
     /// What is allowed.
     pub(in crate::node::real) kind: TokenKind,
+    /// When the token ends, in nanoseconds since 1970, as it was when this was granted. `None`: never.
+    pub(in crate::node::real) ends_ns: Option<u64>,
     live: Arc<Live>,
 }
 
@@ -144,7 +158,7 @@ impl Access {
     ) -> Result<Grant, Rule> {
         let admitted = self.judge(claim, proof, from, now_ns);
         if let Err(rule) = admitted {
-            self.tell_refused(claim, from, &rule);
+            self.tell_refused(claim, from, rule.into());
         }
         admitted
     }
@@ -176,11 +190,12 @@ impl Access {
             TokenState::Ended => return Err(Rule::Ended),
             TokenState::Valid => {}
         }
-        record.check_origin(from)?;
+        record.check_origin(from, &self.interfaces)?;
         token.live.opens.fetch_add(1, Ordering::Relaxed);
         let grant = Grant {
             place,
             kind: token.kind,
+            ends_ns: Some(token.ends_ns).filter(|&ns| ns > 0),
             live: token.live.clone(),
         };
         // It may have been revoked since the table was looked into: then the flag says so.
@@ -198,7 +213,7 @@ impl Access {
         from: Origin,
     ) -> Result<(), Rule> {
         let record = self.of(volume);
-        record.map_or(Ok(()), |record| record.check_origin(from))
+        record.map_or(Ok(()), |record| record.check_origin(from, &self.interfaces))
     }
 
     /// The same of a volume, or a snapshot, with this name.
@@ -216,17 +231,22 @@ impl Access {
         from: Origin,
         rule: Rule,
     ) {
-        let name = self.names.name_of(volume);
-        let volume = Named(name.as_deref().map_or(Target::Id(volume), Target::Name));
-        tracing::info!(target: "audit", %volume, protocol = "nfs", %from, %rule, "request refused");
+        let line = Line {
+            rule: Some(rule.into()),
+            ..Line::of("nfs", Target::Id(volume), from)
+        };
+        self.tell(&line, "request refused");
     }
 
     /// Puts it into the audit log that [`Access::check_name`] has refused an NBD client.
     pub(in crate::node::real) fn tell_forbidden(&self, name: &str, from: Origin) {
         // It may have been lifted since.
         if let Err(rule) = self.check_name(name, from) {
-            let volume = Named(Target::Name(name));
-            tracing::info!(target: "audit", %volume, protocol = "nbd", %from, %rule, "open refused");
+            let line = Line {
+                rule: Some(rule.into()),
+                ..Line::of("nbd", Target::Name(name), from)
+            };
+            self.tell(&line, "open refused");
         }
     }
 
@@ -237,26 +257,33 @@ impl Access {
         token: u32,
         client: &str,
         from: Origin,
-        rule: &dyn fmt::Display,
+        rule: directory::Rule,
     ) {
-        let name = self.names.name_of(volume);
-        let named = name.as_deref().map_or(Target::Id(volume), Target::Name);
-        let (volume, client) = (Named(named), client.escape_debug());
-        tracing::info!(target: "audit", %volume, token, %client, %from, %rule, "request refused");
+        let line = Line {
+            token: Some(token),
+            client: Some(client),
+            rule: Some(rule),
+            ..Line::of("native", Target::Id(volume), from)
+        };
+        self.tell(&line, "request refused");
     }
 
-    /// Puts it into the audit log that a volume was opened: to be said of the first time of each volume and token in
-    /// a session.
+    /// Puts it into the audit log that a volume was opened, with a token that has that end: to be said of the first time of each
+    /// volume, token and end in a session.
     pub(in crate::node::real) fn tell_opened(
         &self,
         target: Target<'_>,
-        token: u32,
+        (token, token_ends_ns): (u32, Option<u64>),
         client: &str,
         from: Origin,
     ) {
-        let volume = Named(target);
-        let client = client.escape_debug();
-        tracing::info!(target: "audit", %volume, token, %client, %from, "opened");
+        let line = Line {
+            token: Some(token),
+            token_ends_ns,
+            client: Some(client),
+            ..Line::of("native", target, from)
+        };
+        self.tell(&line, "opened");
     }
 
     /// Puts it there that somebody was refused who has a right proof, or was not even looked at.
@@ -264,16 +291,80 @@ impl Access {
         &self,
         claim: &Claim<'_>,
         from: Origin,
-        rule: &dyn fmt::Display,
+        rule: directory::Rule,
     ) {
-        let (volume, token) = (Named(claim.target), claim.token);
-        tracing::info!(target: "audit", %volume, token, %from, %rule, "open refused");
+        let line = Line {
+            token: Some(claim.token),
+            rule: Some(rule),
+            ..Line::of("native", claim.target, from)
+        };
+        self.tell(&line, "open refused");
+    }
+
+    /// Writes a line. What there is nothing to say of isn't in it; what clients have named may be any text, and is escaped.
+    fn tell(&self, line: &Line<'_>, what: &'static str) {
+        let (name, volume_id) = match line.target {
+            Target::Name(name) => (Some(name.to_owned()), None),
+            Target::Id(id) => match self.names.name_of(id) {
+                Some(name) => (Some(name), None),
+                None => (None, Some(id.to_string())),
+            },
+        };
+        let (volume, snapshot) = match name.as_deref() {
+            None => (None, None),
+            Some(name) => match name.split_once('@') {
+                Some((volume, snapshot)) => (Some(volume), Some(snapshot)),
+                None => (Some(name), None),
+            },
+        };
+        let (from, on) = line.from.told();
+        tracing::info!(
+            target: "audit",
+            protocol = line.protocol,
+            volume,
+            snapshot,
+            volume_id,
+            token = line.token,
+            token_ends_ns = line.token_ends_ns,
+            client = line.client,
+            from,
+            on,
+            rule = line.rule.map(directory::Rule::name),
+            "{what}"
+        );
+    }
+}
+
+/// A line of the audit log about a client. Each field has one value, and means the same for each protocol.
+struct Line<'a> {
+    protocol: &'static str,
+    target: Target<'a>,
+    token: Option<u32>,
+    /// When the token ends that a volume was opened with.
+    token_ends_ns: Option<u64>,
+    /// Who it says that it is.
+    client: Option<&'a str>,
+    from: Origin,
+    rule: Option<directory::Rule>,
+}
+
+impl<'a> Line<'a> {
+    fn of(protocol: &'static str, target: Target<'a>, from: Origin) -> Line<'a> {
+        Line {
+            protocol,
+            target,
+            token: None,
+            token_ends_ns: None,
+            client: None,
+            from,
+            rule: None,
+        }
     }
 }
 
 impl Record {
     /// Whether the volume's restrictions let somebody in from there.
-    fn check_origin(&self, from: Origin) -> Result<(), Rule> {
+    fn check_origin(&self, from: Origin, interfaces: &Interfaces) -> Result<(), Rule> {
         if self.is_lost {
             return Err(Rule::Lost);
         }
@@ -285,21 +376,16 @@ impl Record {
             let local = local.to_canonical();
             self.locals.iter().any(|one| one.to_canonical() == local)
         };
-        if !self.locals.is_empty() && !from.local.is_some_and(is_one) {
-            return Err(Rule::Local);
+        if self.locals.is_empty() {
+            return Ok(());
         }
-        Ok(())
-    }
-}
-
-/// What a client has named, which may be any text.
-struct Named<'a>(Target<'a>);
-
-impl fmt::Display for Named<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Target::Name(name) => write!(f, "'{}'", name.escape_debug()),
-            Target::Id(id) => write!(f, "{id}"),
+        let Some(local) = from.local.filter(|local| is_one(*local)) else {
+            return Err(Rule::Local);
+        };
+        // Linux takes a packet for an address on whichever interface it comes.
+        match from.interface {
+            Some(interface) if !interfaces.keep(local, interface) => Err(Rule::Interface),
+            _ => Ok(()),
         }
     }
 }

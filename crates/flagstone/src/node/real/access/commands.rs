@@ -2,6 +2,7 @@
 //!
 //! A change is made on the core that has the volume, one at a time for each journal, and answered when it is durable.
 
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -199,9 +200,15 @@ impl CoreNode {
     }
 }
 
-/// So many seconds from now; never zero, which is never.
+/// So many seconds from now; never zero, which is never. [`check`] has refused what can't be said.
 fn end_of(now_ns: u64, in_s: u64) -> u64 {
     now_ns.saturating_add(in_s.saturating_mul(SECOND_NS)).max(1)
+}
+
+/// Whether a time so many seconds from now can be said in nanoseconds since 1970: until the year 2554.
+fn is_time(now_ns: u64, in_s: u64) -> bool {
+    let in_ns = in_s.checked_mul(SECOND_NS);
+    in_ns.and_then(|ns| now_ns.checked_add(ns)).is_some()
 }
 
 /// Has room for one more token: of those that are of no use any more the oldest go.
@@ -232,6 +239,12 @@ fn make_room(record: &mut Record, now_ns: u64, doing: &str) -> Result<(), NodeEr
 }
 
 fn check(label: &str, ends_in_s: Option<u64>, doing: &str) -> Result<(), NodeError> {
+    let now_ns = describe::wall_clock_ns();
+    if let Some(in_s) = ends_in_s.filter(|in_s| !is_time(now_ns, *in_s)) {
+        return Err(
+            no_time(in_s, doing).next("give a shorter time, or leave it out: then it never ends")
+        );
+    }
     let found = if !is_label(label) {
         format!("a label has at most {TOKEN_LABEL_BYTES_MAX} bytes and no control characters")
     } else if ends_in_s == Some(0) {
@@ -241,6 +254,24 @@ fn check(label: &str, ends_in_s: Option<u64>, doing: &str) -> Result<(), NodeErr
     };
     Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
         .next("give another one, or leave it out"))
+}
+
+fn no_time(in_s: u64, doing: &str) -> NodeError {
+    let found = format!("it would end in {in_s} seconds, and times are known until the year 2554");
+    NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+}
+
+/// Refuses what is no address that a client can connect to.
+fn address_of_one(local: IpAddr, doing: &str) -> Result<(), NodeError> {
+    let canonical = local.to_canonical();
+    if !canonical.is_unspecified() && !canonical.is_multicast() {
+        return Ok(());
+    }
+    let found = format!(
+        "{local} is no address of the node: nobody connects to it, so nobody could use the volume"
+    );
+    Err(NodeError::new(NodeErrorKind::InvalidArgument, doing, found)
+        .next("name addresses that the node has (--allow-on 10.0.0.7), or `--allow-on any` for all of them"))
 }
 
 /// Refuses what is an address in a network rather than a network: one of the two is not what was meant.
@@ -260,6 +291,24 @@ fn network_named(network: &Network, doing: &str) -> Result<(), NodeError> {
             network.address()
         )),
     )
+}
+
+/// Puts it into the audit log from where a volume may be used now, and of which other one it has that.
+pub(in crate::node::real) fn tell_restricted(
+    volume: &str,
+    source: Option<&str>,
+    restrictions: &Restrictions,
+) {
+    fn list<T: ToString>(all: &[T]) -> String {
+        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+        match all.is_empty() {
+            true => "any".to_owned(),
+            false => all.join(","),
+        }
+    }
+    let allow_from = list(&restrictions.allow_from);
+    let allow_on = list(&restrictions.allow_on);
+    tracing::info!(target: "audit", volume, source, allow_from, allow_on, "volume restricted");
 }
 
 fn no_such_token(number: u32, doing: &str) -> NodeError {
@@ -299,7 +348,8 @@ impl RealNode {
             })
             .await?;
         let (token, kind) = (made.info.number, made.info.kind);
-        tracing::info!(target: "audit", volume, token, %kind, "token made");
+        let kind = kind.to_string();
+        tracing::info!(target: "audit", volume, token, kind, "token made");
         Ok(made)
     }
 
@@ -323,19 +373,23 @@ impl RealNode {
         }
         let target = self.target(&name, &doing)?;
         // Earlier versions took what is no network, and whoever changes something else says that once more.
-        let known = self.access.restrictions(target.place.id).allow_from;
+        let known = self.access.restrictions(target.place.id);
         let new = restrictions.allow_from.iter();
-        for network in new.filter(|network| !known.contains(network)) {
+        for network in new.filter(|network| !known.allow_from.contains(network)) {
             network_named(network, &doing)?;
         }
-        let words = restrictions.to_string();
+        let new = restrictions.allow_on.iter();
+        for local in new.filter(|local| !known.allow_on.contains(local)) {
+            address_of_one(*local, &doing)?;
+        }
+        let new = restrictions.clone();
         self.change_tokens(&target, &doing, move |_, record| {
-            record.networks = restrictions.allow_from;
-            record.locals = restrictions.allow_on;
+            record.networks = new.allow_from;
+            record.locals = new.allow_on;
             Ok(())
         })
         .await?;
-        tracing::info!(target: "audit", volume = name, restrictions = words, "volume restricted");
+        tell_restricted(&name, None, &restrictions);
         self.show(&name).await
     }
 
@@ -382,6 +436,10 @@ impl RealNode {
     ) -> Result<NewToken, NodeError> {
         let doing = format!("rotating token {number} of volume '{volume}'");
         check("", spec.ends_in_s, &doing)?;
+        if !is_time(describe::wall_clock_ns(), spec.old_ends_in_s) {
+            let error = no_time(spec.old_ends_in_s, &doing);
+            return Err(error.next("give a shorter time for the old one (--old-ends-in)"));
+        }
         let target = self.target(&volume, &doing)?;
         let words = doing.clone();
         let made = self

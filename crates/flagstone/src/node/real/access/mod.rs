@@ -10,6 +10,7 @@
 
 mod admit;
 mod commands;
+mod interfaces;
 mod record;
 mod store;
 
@@ -21,12 +22,15 @@ use std::sync::{Arc, PoisonError};
 use flagstone_platform::Platform;
 use flagstone_types::DvolId;
 
+use self::interfaces::Interfaces;
 use self::record::Token;
 use super::between::Between;
 use super::names::Names;
 use crate::node::Restrictions;
 
 pub(super) use self::admit::{Grant, Origin, Rule, Where};
+pub(super) use self::commands::tell_restricted;
+pub(super) use self::interfaces::ends_of;
 pub(super) use self::record::Record;
 pub(super) use self::store::TokenStore;
 
@@ -38,6 +42,7 @@ const NAMED_MAX: usize = 16;
 pub(super) struct Access {
     names: Names,
     between: Between,
+    interfaces: Interfaces,
     table: Arc<RwLock<Table>>,
 }
 
@@ -68,6 +73,7 @@ impl Access {
         Access {
             names,
             between,
+            interfaces: Interfaces::default(),
             table: Arc::default(),
         }
     }

@@ -63,6 +63,7 @@ fn open(node: &RealNode, target: Target<'_>, token: &TokenText) -> Result<Grant,
     let origin = Origin {
         peer: "10.0.0.2".parse().ok(),
         local: "10.0.0.1".parse().ok(),
+        interface: None,
     };
     let now_ns = describe::wall_clock_ns();
     let proof = claim.prove(&key);
@@ -155,7 +156,11 @@ fn rotating_keeps_what_is_open_and_revoking_does_not() {
     runtime().block_on(async {
         let (_, old) = create(&node, "vm").await;
         let grant = open(&node, Target::Name("vm"), &old).expect("is admitted");
-        let rotated = node.rotate_token("vm".to_owned(), 1, RotateSpec::default());
+        let at_once = RotateSpec {
+            old_ends_in_s: 0,
+            ends_in_s: None,
+        };
+        let rotated = node.rotate_token("vm".to_owned(), 1, at_once);
         let new = rotated.await.expect("rotated").token;
         assert_eq!(rule(&node, "vm", &old), Some(Rule::Ended));
         assert_eq!(rule(&node, "vm", &new), None);
@@ -226,15 +231,15 @@ fn the_audit_log_says_what_was_done_with_tokens() {
     runtime().block_on(node.shutdown()).expect("stopped");
     let audit: Vec<&String> = lines.iter().filter(|l| l.contains(" audit: ")).collect();
     let expected = [
-        ["token made", "volume=\"vm\"", "token=1", "kind=owner"],
-        ["token made", "volume=\"vm\"", "token=2", "kind=writer"],
+        ["token made", "volume=\"vm\"", "token=1", "kind=\"owner\""],
+        ["token made", "volume=\"vm\"", "token=2", "kind=\"writer\""],
         ["token rotated", "volume=\"vm\"", "token=3", "replaces=2"],
         ["token revoked", "volume=\"vm\"", "token=3", ""],
         [
             "open refused",
-            "volume='vm'",
+            "volume=\"vm\"",
             "token=3",
-            "rule=token revoked",
+            "rule=\"token-revoked\"",
         ],
     ];
     assert_eq!(audit.len(), expected.len(), "{lines:#?}");

@@ -69,6 +69,7 @@ fn origin(peer: &str, local: &str) -> Origin {
     Origin {
         peer: peer.parse().ok(),
         local: local.parse().ok(),
+        interface: None,
     }
 }
 
@@ -300,53 +301,200 @@ pub(super) fn logged(act: impl FnOnce()) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-#[test]
-fn the_audit_log_says_who_was_refused_and_why() {
-    let access = table(|_| {});
-    let lines = logged(|| {
-        drop(ask(&access, Target::Name("vm"), 9));
-        drop(ask(&access, Target::Name("x\n2026 INFO audit: opened"), 1));
-        drop(ask(&access, Target::Id(DvolId(0xabc)), 1));
-        let _grant = ask(&access, Target::Name("vm"), 1).expect("is admitted");
-        let from = origin("::1", "::1");
-        access.tell_opened(Target::Name("vm"), 1, "a\nb", from);
-    });
-    assert_eq!(lines.len(), 4, "{lines:?}");
-    for (line, parts) in lines.iter().zip([
-        [
-            "open refused",
-            "'vm'",
-            "token=9",
-            "no such token",
-            "10.1.2.3 on 10.0.0.1",
-        ],
-        [
-            "open refused",
-            "x\\n2026",
-            "token=1",
-            "no such volume",
-            "10.1.2.3 on 10.0.0.1",
-        ],
-        [
-            "open refused",
-            "0abc",
-            "token=1",
-            "no such volume",
-            "10.1.2.3 on 10.0.0.1",
-        ],
-        ["opened", "'vm'", "token=1", "client=a\\nb", "::1 on ::1"],
-    ]) {
-        assert!(line.contains(" audit: "), "{line}");
-        for part in parts {
-            assert!(line.contains(part), "{part} in {line}");
+/// The fields of the lines that are logged while something is done on this thread.
+fn logged_fields(act: impl FnOnce()) -> Vec<BTreeMap<String, serde_json::Value>> {
+    let subscriber = tracing_subscriber::fmt()
+        .json()
+        .flatten_event(true)
+        .with_max_level(tracing::Level::INFO)
+        .with_writer(|| Lines)
+        .finish();
+    let lines = logged(|| tracing::subscriber::with_default(subscriber, act));
+    let fields = |line: String| {
+        let mut fields: BTreeMap<_, serde_json::Value> = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(fields["target"], "audit");
+        for known in ["timestamp", "level", "target"] {
+            fields.remove(known);
         }
-        // Keys of this test are made of 'e' (101) and 'm' (109).
-        let (digits, bytes) = ("65".repeat(8), "101, 101");
-        assert!(!line.contains(&digits) && !line.contains(bytes), "{line}");
-    }
+        fields
+    };
+    lines.into_iter().map(fields).collect()
 }
 
-/// Each way to be refused, with the text that the log has of it.
+/// What a line has, but for its protocol.
+fn fields(
+    protocol: &str,
+    message: &str,
+    more: &[(&str, serde_json::Value)],
+) -> BTreeMap<String, serde_json::Value> {
+    let first = [("protocol", protocol.into()), ("message", message.into())];
+    let all = first.into_iter().chain(more.iter().cloned());
+    all.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Each kind of line, whatever protocol it is about: a field has one value, that of nothing else, and the same name everywhere. What a client
+/// has named is in it as it is.
+#[test]
+fn every_field_of_the_audit_log_is_one_value() {
+    use flagstone_gateway::native::directory::Rule as Named;
+    let access = table(|record| {
+        record.networks = vec!["10.0.0.0/8".parse().expect("a network")];
+    });
+    let here = origin("10.1.2.3", "10.0.0.1");
+    let mapped = origin("::ffff:192.168.0.1", "::ffff:10.0.0.1");
+    let nowhere = origin("", "");
+    let (vm, odd) = (Target::Name("vm"), "x'\"\n2026 INFO audit: opened");
+    let ends = [("from", "10.1.2.3".into()), ("on", "10.0.0.1".into())];
+    let with = |more: &[(&'static str, serde_json::Value)]| [&ends[..], more].concat();
+    type Case<'a> = (&'a dyn Fn(), BTreeMap<String, serde_json::Value>);
+    let cases: [Case<'_>; 11] = [
+        (
+            &|| access.tell_opened(vm, (1, None), "host a\n", here),
+            fields(
+                "native",
+                "opened",
+                &with(&[
+                    ("volume", "vm".into()),
+                    ("token", 1.into()),
+                    ("client", "host a\n".into()),
+                ]),
+            ),
+        ),
+        (
+            &|| access.tell_opened(Target::Name("vm@mon"), (2, Some(77)), "", nowhere),
+            fields(
+                "native",
+                "opened",
+                &[
+                    ("volume", "vm".into()),
+                    ("snapshot", "mon".into()),
+                    ("token", 2.into()),
+                    ("token_ends_ns", 77.into()),
+                    ("client", "".into()),
+                ],
+            ),
+        ),
+        (
+            &|| drop(ask(&access, Target::Name(odd), 1)),
+            fields(
+                "native",
+                "open refused",
+                &with(&[
+                    ("volume", odd.into()),
+                    ("token", 1.into()),
+                    ("rule", "unknown-volume".into()),
+                ]),
+            ),
+        ),
+        (
+            &|| drop(ask(&access, Target::Id(DvolId(0xabc)), 1)),
+            fields(
+                "native",
+                "open refused",
+                &with(&[
+                    ("volume_id", DvolId(0xabc).to_string().into()),
+                    ("token", 1.into()),
+                    ("rule", "unknown-volume".into()),
+                ]),
+            ),
+        ),
+        (
+            &|| drop(ask(&access, Target::Id(VOLUME), 9)),
+            fields(
+                "native",
+                "open refused",
+                &with(&[
+                    ("volume", "vm".into()),
+                    ("token", 9.into()),
+                    ("rule", "unknown-token".into()),
+                ]),
+            ),
+        ),
+        (
+            &|| access.tell_refused(&claim(vm, 3), here, Named::Kind),
+            fields(
+                "native",
+                "open refused",
+                &with(&[
+                    ("volume", "vm".into()),
+                    ("token", 3.into()),
+                    ("rule", "kind-of-token".into()),
+                ]),
+            ),
+        ),
+        (
+            &|| access.tell_refused(&claim(vm, 3), nowhere, Named::TooMany),
+            fields(
+                "native",
+                "open refused",
+                &[
+                    ("volume", "vm".into()),
+                    ("token", 3.into()),
+                    ("rule", "too-many-refused".into()),
+                ],
+            ),
+        ),
+        (
+            &|| access.tell_request_refused(VOLUME, 2, "host", here, Named::Revoked),
+            fields(
+                "native",
+                "request refused",
+                &with(&[
+                    ("volume", "vm".into()),
+                    ("token", 2.into()),
+                    ("client", "host".into()),
+                    ("rule", "token-revoked".into()),
+                ]),
+            ),
+        ),
+        (
+            &|| access.tell_forbidden("vm@mon", mapped),
+            fields(
+                "nbd",
+                "open refused",
+                &[
+                    ("volume", "vm".into()),
+                    ("snapshot", "mon".into()),
+                    ("from", "192.168.0.1".into()),
+                    ("on", "10.0.0.1".into()),
+                    ("rule", "address".into()),
+                ],
+            ),
+        ),
+        (
+            &|| access.tell_file_refused(VOLUME, here, Rule::Local),
+            fields(
+                "nfs",
+                "request refused",
+                &with(&[("volume", "vm".into()), ("rule", "local-address".into())]),
+            ),
+        ),
+        (
+            // It may be used from there by now.
+            &|| access.tell_forbidden("vm", here),
+            BTreeMap::new(),
+        ),
+    ];
+    for (index, (tell, expected)) in cases.iter().enumerate() {
+        let found = logged_fields(tell);
+        let expected: Vec<_> = Some(expected)
+            .filter(|e| !e.is_empty())
+            .into_iter()
+            .collect();
+        assert_eq!(found.iter().collect::<Vec<_>>(), expected, "case {index}");
+    }
+    // As text, too: nothing that a client has named begins a line, or looks like a field.
+    let lines = logged(|| drop(ask(&access, Target::Name(odd), 1)));
+    let [line] = &lines[..] else {
+        panic!("one line expected: {lines:?}");
+    };
+    assert!(
+        line.contains(r#" volume="x'\"\n2026 INFO audit: opened" "#),
+        "{line}"
+    );
+}
+
+/// Each way to be refused, with the name that the log has of it.
 #[test]
 fn every_refusal_is_a_line_with_its_reason() {
     let access = table(|record| {
@@ -359,28 +507,14 @@ fn every_refusal_is_a_line_with_its_reason() {
     let wrong = Key([0xab; KEY_BYTES]);
     let (inside, vm) = ("10.1.2.3", "vm");
     let cases = [
-        ("other", 1, key(1), inside, "10.0.0.1", "no such volume"),
-        (vm, 9, key(9), inside, "10.0.0.1", "no such token"),
-        (vm, 1, wrong, inside, "10.0.0.1", "wrong proof"),
-        (vm, 3, key(3), inside, "10.0.0.1", "token revoked"),
-        (vm, 2, key(2), inside, "10.0.0.1", "token ended"),
-        (
-            vm,
-            1,
-            key(1),
-            "192.168.0.1",
-            "10.0.0.1",
-            "address not allowed",
-        ),
-        (vm, 1, key(1), "none", "10.0.0.1", "address not allowed"),
-        (
-            vm,
-            1,
-            key(1),
-            inside,
-            "10.0.0.2",
-            "local address not allowed",
-        ),
+        ("other", 1, key(1), inside, "10.0.0.1", "unknown-volume"),
+        (vm, 9, key(9), inside, "10.0.0.1", "unknown-token"),
+        (vm, 1, wrong, inside, "10.0.0.1", "wrong-proof"),
+        (vm, 3, key(3), inside, "10.0.0.1", "token-revoked"),
+        (vm, 2, key(2), inside, "10.0.0.1", "token-ended"),
+        (vm, 1, key(1), "192.168.0.1", "10.0.0.1", "address"),
+        (vm, 1, key(1), "none", "10.0.0.1", "address"),
+        (vm, 1, key(1), inside, "10.0.0.2", "local-address"),
     ];
     for (name, number, key, peer, local, reason) in cases {
         let lines = logged(|| {
@@ -391,12 +525,14 @@ fn every_refusal_is_a_line_with_its_reason() {
         let [line] = &lines[..] else {
             panic!("{reason}: one line expected: {lines:?}");
         };
-        let peer = if peer == "none" { "no address" } else { peer };
+        let from = match peer {
+            "none" => String::new(),
+            peer => format!(" from=\"{peer}\""),
+        };
         let wanted = [
-            " audit: open refused".to_owned(),
-            format!("volume='{name}'"),
-            format!("token={number} "),
-            format!("from={peer} on {local} rule={reason}"),
+            " audit: open refused protocol=\"native\"".to_owned(),
+            format!(" volume=\"{name}\" token={number}"),
+            format!("{number}{from} on=\"{local}\" rule=\"{reason}\""),
         ];
         for part in &wanted {
             assert!(line.contains(part), "{part} in {line}");
@@ -437,9 +573,9 @@ fn nobody_uses_a_volume_whose_record_is_lost() {
     let kept_out = |rule: Rule| {
         for from in origins {
             for name in ["vm", "vm@any"] {
-                assert_eq!(access.check_name(name, from), Err(rule), "{from}");
+                assert_eq!(access.check_name(name, from), Err(rule), "{from:?}");
             }
-            assert_eq!(access.check_volume(VOLUME, from), Err(rule), "{from}");
+            assert_eq!(access.check_volume(VOLUME, from), Err(rule), "{from:?}");
         }
     };
     kept_out(Rule::Lost);

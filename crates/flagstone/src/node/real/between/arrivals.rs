@@ -25,7 +25,7 @@ use flagstone_wire::proof::{KEY_BYTES, Key};
 
 use super::Elsewhere;
 use super::record::{Kind, MoveKey, MoveRecord};
-use crate::node::real::access::Record;
+use crate::node::real::access::{Origin, Record};
 use crate::node::real::attributes::VolumeAttributes;
 use crate::node::real::core::CoreNode;
 use crate::node::real::moving::{Copier, VolumeMarks};
@@ -658,8 +658,9 @@ impl Arrivals for NodeArrivals {
     }
 
     fn audit(&self, arrival: u32, operation: Operation, client: &str, ends: Ends) {
-        let client = client.escape_debug();
-        let (peer, local) = (ends.peer, ends.local);
-        tracing::info!(target: "audit", arrival, ?operation, %client, ?peer, ?local, "arrival refused: wrong proof or no such arrival");
+        let (from, on) = Origin::of(ends).told();
+        // A wrong proof, or one for an arrival that isn't there.
+        let (operation, rule) = (operation.name(), "wrong-warrant");
+        tracing::info!(target: "audit", protocol = "native", arrival, operation, client, from, on, rule, "arrival refused");
     }
 }

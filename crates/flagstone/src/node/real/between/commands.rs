@@ -59,9 +59,11 @@ impl RealNode {
         match self.between.named(name) {
             Some((_, Elsewhere::At(address))) => {
                 let found = format!(
-                    "volume '{name}' was moved to another node, which serves it at {address}"
+                    "volume '{name}' was moved to another node, which serves it with the native protocol at {address}"
                 );
-                NodeError::new(NodeErrorKind::NotFound, doing, found).next("ask that node")
+                NodeError::new(NodeErrorKind::NotFound, doing, found).next(
+                    "ask that node: `flagstone volume show NAME` there has its address for NBD, which has another port",
+                )
             }
             Some((id, Elsewhere::Asked(address))) => {
                 let last = match self.between.why_unanswered(id) {
@@ -175,7 +177,8 @@ impl RealNode {
             }
         });
         let address = self.native_tcp.get(core).map(SocketAddr::to_string);
-        tracing::info!(target: "audit", volume = spec.volume, %id, arrival = number, core, "arrival promised");
+        let volume_id = id.to_string();
+        tracing::info!(target: "audit", volume = spec.volume, volume_id, arrival = number, core, "arrival promised");
         Ok(Arrival {
             number,
             key: ArrivalKey(key.0.iter().map(|byte| format!("{byte:02x}")).collect()),

@@ -266,7 +266,8 @@ impl RealNode {
             ForcedOutcome::Forced => "volume stays by force",
             _ => "volume was to stay by force, and the other node has answered",
         };
-        tracing::info!(target: "audit", volume = name, %id, ?outcome, node, epoch, asked_in_vain = why, "{what}");
+        let (volume_id, outcome_name) = (id.to_string(), outcome.name());
+        tracing::info!(target: "audit", volume = name, volume_id, outcome = outcome_name, node, epoch, asked_in_vain = why, "{what}");
         Ok(ForcedMove {
             volume: name.to_owned(),
             outcome,
@@ -330,7 +331,8 @@ impl RealNode {
             core.settle_arrival(engine, id).await
         });
         settled.await?.map_err(|error| node_error(error, &doing))?;
-        tracing::info!(target: "audit", volume = name, %id, "volume settled by force, though its old node has not confirmed");
+        let (volume_id, outcome) = (id.to_string(), ForcedOutcome::Settled.name());
+        tracing::info!(target: "audit", volume = name, volume_id, outcome, "volume settled by force, though its old node has not confirmed");
         Ok(ForcedMove {
             volume: name.to_owned(),
             outcome: ForcedOutcome::Settled,

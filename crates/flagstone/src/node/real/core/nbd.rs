@@ -10,7 +10,7 @@ use flagstone_runtime::{UringListener, UringStream};
 use flagstone_types::{DvolId, Lsn};
 
 use super::{CoreNode, current};
-use crate::node::real::access::{Origin, Rule};
+use crate::node::real::access::{Origin, Rule, ends_of};
 use crate::node::real::between::Elsewhere;
 use crate::node::real::volume::RealVolume;
 
@@ -37,11 +37,9 @@ impl CoreNode {
     fn serve(self: &Rc<Self>, stream: UringStream) {
         let Some(server) = self.nbd() else { return };
         let core = self.clone();
-        let (peer, local) = stream.addresses();
+        let ends = ends_of(&stream);
         self.platform.spawn(async move {
-            let outcome = server
-                .serve_connection_of(stream, Ends { peer, local })
-                .await;
+            let outcome = server.serve_connection_of(stream, ends).await;
             core.hand_over(outcome);
         });
     }

@@ -51,6 +51,7 @@ impl FileCounters {
             change: self.change.borrow().mark(),
             in_flight: self.under_way.count(),
             occupied_ns: self.under_way.occupied_ns(now),
+            under_way_ns: self.under_way.total_ns(now),
             ..turns
         }
     }

@@ -30,12 +30,12 @@ use flagstone_fs::{
 };
 use flagstone_gateway::nfs3::{Export, NfsOptions, NfsService, Portmapper};
 use flagstone_gateway::rpc::server::{RpcLimits, RpcServer, Service};
-use flagstone_gateway::volume::Ends;
 use flagstone_platform::sync::Budget;
 use flagstone_platform::{Listener, Platform};
 use flagstone_runtime::{IoStats, UringListener, UringPlatform};
 use tokio::sync::OwnedMutexGuard;
 
+use super::access::ends_of;
 use super::core::CoreNode;
 use super::engines::{Engines, OwnedEngine};
 use super::notes::LastChange;
@@ -267,9 +267,8 @@ impl CoreNode {
                 match listener.accept().await {
                     Ok(stream) => {
                         let server = server.clone();
-                        let (peer, local) = stream.addresses();
+                        let ends = ends_of(&stream);
                         platform.spawn(async move {
-                            let ends = Ends { peer, local };
                             server.serve_connection_of(stream, ends).await;
                         });
                     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::DvolInfo;
 use flagstone_gateway::native::directory::{
-    Asked, Audit, Ends, Found, Grant, NativeDirectory, RefusedRequest, Rule, TokenKind,
+    Asked, Audit, Found, Grant, NativeDirectory, RefusedRequest, Rule, TokenKind,
 };
 use flagstone_gateway::native::volume::NativeError;
 use flagstone_platform::{Listener, Platform};
@@ -66,18 +66,9 @@ impl Grant for access::Grant {
     fn is_revoked(&self) -> bool {
         access::Grant::is_revoked(self)
     }
-}
 
-fn rule_of(rule: access::Rule) -> Rule {
-    match rule {
-        access::Rule::NoVolume => Rule::UnknownVolume,
-        access::Rule::NoToken => Rule::UnknownToken,
-        access::Rule::WrongProof => Rule::WrongProof,
-        access::Rule::Revoked => Rule::Revoked,
-        access::Rule::Ended => Rule::Ended,
-        access::Rule::Peer => Rule::Address,
-        access::Rule::Local => Rule::LocalAddress,
-        access::Rule::Lost => Rule::Lost,
+    fn ends_ns(&self) -> Option<u64> {
+        self.ends_ns
     }
 }
 
@@ -136,7 +127,7 @@ impl NativeDirectory for NativeNames {
         let from = Origin::of(asked.ends);
         let grant = match core.access.admit(&asked.claim, asked.proof, from, now_ns) {
             Ok(grant) => grant,
-            Err(rule) => return Found::Denied(rule_of(rule)),
+            Err(rule) => return Found::Denied(rule.into()),
         };
         if core.is_stopping() {
             return Found::Failed(NativeError::Stopping);
@@ -183,13 +174,14 @@ impl NativeDirectory for NativeNames {
         let claim = &line.asked.claim;
         let from = Origin::of(line.asked.ends);
         match line.result {
-            Ok(_) => self
-                .core
-                .access
-                .tell_opened(claim.target, claim.token, line.client, from),
+            Ok(_) => {
+                let token = (claim.token, line.ends_ns);
+                let access = &self.core.access;
+                access.tell_opened(claim.target, token, line.client, from);
+            }
             // The others were told when the table was asked.
             Err(rule @ (Rule::Kind | Rule::TooMany)) => {
-                self.core.access.tell_refused(claim, from, &rule);
+                self.core.access.tell_refused(claim, from, rule);
             }
             Err(_) => {}
         }
@@ -198,7 +190,7 @@ impl NativeDirectory for NativeNames {
     fn audit_request(&self, line: &RefusedRequest<'_>) {
         let from = Origin::of(line.ends);
         let access = &self.core.access;
-        access.tell_request_refused(line.volume, line.token, line.client, from, &line.rule);
+        access.tell_request_refused(line.volume, line.token, line.client, from, line.rule);
     }
 }
 
@@ -232,9 +224,9 @@ impl CoreNode {
 
     fn serve_native(&self, stream: UringStream) {
         let Some(server) = self.native() else { return };
-        let (peer, local) = stream.addresses();
+        let ends = access::ends_of(&stream);
         self.platform.spawn(async move {
-            server.serve_connection(stream, Ends { peer, local }).await;
+            server.serve_connection(stream, ends).await;
         });
     }
 }

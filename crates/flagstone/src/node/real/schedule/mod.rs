@@ -341,11 +341,11 @@ impl CoreNode {
     pub(super) fn scheduled_of(&self, id: DvolId) -> Option<ScheduledSnapshots> {
         let plan = self.schedules.plan.borrow();
         let planned = plan.get(id)?;
+        let now_ns = self.platform.wall_clock_ns();
         let (last_ns, next_ns) = match planned.times {
             Some(times) => times,
             None => {
                 let engine = self.engine(planned.engine)?;
-                let now_ns = self.platform.wall_clock_ns();
                 times(&engine, planned.dvol, &planned.schedule, now_ns)
             }
         };
@@ -353,6 +353,7 @@ impl CoreNode {
             schedule: planned.schedule,
             last_ns,
             next_ns,
+            is_due: next_ns <= now_ns,
             failure: planned.failure.clone(),
         })
     }

@@ -176,6 +176,7 @@ impl VolumeFiles {
         Origin {
             peer: self.visitor.peer,
             local: self.visitor.local,
+            interface: self.visitor.interface,
         }
     }
 
