@@ -2,7 +2,7 @@
 //!
 //! Every request may come twice, so one whose answer was lost is simply sent again. What was sent over an older connection may still arrive behind
 //! it, though, and must not undo what came later: each connection is another *attempt*, whose number goes with every request, and the target
-//! refuses those below the highest it has seen.
+//! refuses those below the highest it has seen. Who goes on with what was cut off gets a number above all that were used before.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -11,7 +11,8 @@ use std::rc::Rc;
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_types::{DeviceId, DvolId};
 use flagstone_wire::arrival::{
-    Arrive, ArrivingRun, RECORD_BYTES, Settle, Settled, Step, Warrant, encode_arrived, encode_runs,
+    Again, Arrive, ArrivingRun, RECORD_BYTES, Settle, Settled, Step, Warrant, encode_arrived,
+    encode_runs,
 };
 use flagstone_wire::operation::flag;
 use flagstone_wire::proof::{ArrivalClaim, Key};
@@ -78,6 +79,26 @@ impl<P: Platform, C: Connect> Arrival<P, C> {
             .map(drop)
     }
 
+    /// Begins once more what was cut off: says how far it is, and what of it has to come again; or that it is to [`begin`](Arrival::begin). Whatever was
+    /// sent before, also by an earlier process, is refused from then on.
+    pub async fn again(&self, new: &Arrive<'_>, deadline: Time) -> Result<Again, Error> {
+        let body = |warrant: &Warrant, out: &mut Vec<u8>| {
+            let new = Arrive {
+                warrant: *warrant,
+                ..*new
+            };
+            new.encode(out);
+        };
+        let doing = format!("asking how far the copy of volume {} is", new.name);
+        let asked = self.ask(Operation::ArriveAgain, &doing, &body, deadline);
+        let again = Again::decode(&asked.await?);
+        let again = again.map_err(|error| self.wrong(&doing, &error.to_string()))?;
+        // Of the connection by which the answer came; later ones count from there.
+        let (generation, _) = self.attempt.get();
+        self.attempt.set((generation, again.attempt));
+        Ok(again)
+    }
+
     /// Brings bytes: those of all runs of data, one after another. In order, at most [`flagstone_wire::arrival::RUNS_MAX`] of them with
     /// [`flagstone_wire::arrival::RUNS_PAYLOAD_MAX_BYTES`].
     pub async fn runs(
@@ -104,6 +125,7 @@ impl<P: Platform, C: Connect> Arrival<P, C> {
         let doing = match step {
             Step::Size(bytes) => format!("setting the size to {bytes} bytes at the new node"),
             Step::Snapshot { name, .. } => format!("taking snapshot {name} at the new node"),
+            Step::Point(_) => "making durable at the new node what was copied".to_owned(),
         };
         self.ask(Operation::ArriveStep, &doing, &body, deadline)
             .await

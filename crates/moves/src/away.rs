@@ -5,17 +5,17 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::ops::Range;
 
-use flagstone_client::{Arrival, Connect, Error};
+use flagstone_client::{Arrival, Cause, Connect, Error};
 use flagstone_device::engine::DvolError;
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Failed, Marks, NewDvol, Origin, Part, Point, Progress, Run, Snapshot,
-    Target, What, move_dvol,
+    Content, DvolOrigin, Failed, Marks, NewDvol, Origin, Part, Point, Progress, Resumed, Run,
+    Snapshot, Target, What, move_dvol,
 };
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
 use flagstone_wire::Status;
 use flagstone_wire::arrival::{
-    Arrive, ArrivingRun, RUNS_MAX, RUNS_PAYLOAD_MAX_BYTES, Settled, Step, Warrant,
+    Arrive, ArrivingRun, LeftCopy, RUNS_MAX, RUNS_PAYLOAD_MAX_BYTES, Settled, Step, Warrant,
 };
 
 use crate::here::RecordBytes;
@@ -36,6 +36,18 @@ const NO_WARRANT: Warrant = Warrant {
 
 /// What the node writes down of a volume that leaves, and whom it keeps waiting.
 pub trait Home {
+    /// Writes down, durably, where the volume is being copied to: before anything of it is there. Asked again for a move that goes on.
+    fn keep_going(&self) -> impl Future<Output = Result<(), DvolError>>;
+
+    /// Somebody has ended the move: it doesn't go on.
+    fn is_unwanted(&self) -> bool;
+
+    /// The move is cut off, for this reason, and goes on once the other node answers. Whoever waited at the end of it goes on here.
+    fn cut_off(&self, why: &str);
+
+    /// The other node has answered: it goes on.
+    fn goes_on(&self);
+
     /// Writes down, durably, where the volume may be: before it is held.
     fn keep_route(&self) -> impl Future<Output = Result<(), DvolError>>;
 
@@ -74,6 +86,11 @@ pub struct RemoteTarget<'a, P: Platform, C: Connect> {
     record: RefCell<Option<RecordBytes>>,
     at: Cell<Option<SocketAddr>>,
     trouble: RefCell<Option<Error>>,
+    point_after_bytes: Option<u64>,
+    /// It has something of the volume, or had.
+    has_begun: Cell<bool>,
+    /// Why the copy was cut off, though it may go on.
+    cut_off: RefCell<Option<String>>,
 }
 
 impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
@@ -92,7 +109,24 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
             record: RefCell::default(),
             at: Cell::new(None),
             trouble: RefCell::default(),
+            point_after_bytes: None,
+            has_begun: Cell::new(false),
+            cut_off: RefCell::default(),
         }
+    }
+
+    /// One that has a [`Point`] written down about every so many bytes. A copy that is cut off then goes on from there.
+    pub fn with_points(self, after_bytes: u64) -> RemoteTarget<'a, P, C> {
+        RemoteTarget {
+            point_after_bytes: Some(after_bytes),
+            ..self
+        }
+    }
+
+    /// One to which an earlier run of this node has begun to copy the volume.
+    pub fn that_has_begun(self) -> RemoteTarget<'a, P, C> {
+        self.has_begun.set(true);
+        self
     }
 
     /// The tokens that go with it. To be said before it finishes.
@@ -111,6 +145,9 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
 
     fn note<T>(&self, result: Result<T, Error>) -> Result<T, DvolError> {
         result.map_err(|error| {
+            if self.has_begun.get() && is_cut_off(&error) {
+                self.cut_off.replace(Some(error.to_string()));
+            }
             let told = match error.status() {
                 Some(Status::NoSpace) => DvolError::NoSpace,
                 Some(Status::Exists) => DvolError::AlreadyExists,
@@ -127,10 +164,28 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
     }
 }
 
-impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
-    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+/// Whether what failed so can go on. The other node wasn't reached for as long as a request may take; or it was started again since, or has heard of another
+/// attempt, and wants to be asked first where the copy goes on.
+fn is_cut_off(error: &Error) -> bool {
+    matches!(error.cause(), Cause::TimedOut(_))
+        || matches!(
+            error.status(),
+            Some(Status::NotFound | Status::StaleEpoch | Status::Stopping)
+        )
+}
+
+/// Whether a copy that is so far can be one of this. Nothing but bytes changes at the origin meanwhile, so this only finds what can't be.
+fn can_be_of(point: &Point, content: &Content) -> bool {
+    let next = point.snapshots as usize;
+    let snapshots = &content.snapshots;
+    next <= snapshots.len() && point.of == snapshots.get(next).map(|snapshot| snapshot.layer)
+}
+
+impl<P: Platform, C: Connect> RemoteTarget<'_, P, C> {
+    /// The volume, as it is announced.
+    fn announced(&self, content: &Content) -> Arrive<'_> {
         let numbers = content.snapshots.iter().map(|snapshot| snapshot.layer);
-        let new = Arrive {
+        Arrive {
             warrant: NO_WARRANT,
             id: self.new.id,
             size_bytes: content.size_bytes,
@@ -140,8 +195,49 @@ impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
             snapshot_count: content.snapshots.len() as u32,
             attributes: self.new.attributes,
             name: &self.new.name,
+        }
+    }
+}
+
+impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
+    async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        let new = self.announced(content);
+        self.note(self.arrival.begin(&new, self.deadline()).await)?;
+        self.has_begun.set(true);
+        Ok(())
+    }
+
+    fn point_after_bytes(&self) -> Option<u64> {
+        self.point_after_bytes
+    }
+
+    async fn resume(&self, content: &Content) -> Result<Option<Resumed>, DvolError> {
+        if !self.has_begun.get() {
+            return Ok(None);
+        }
+        let new = self.announced(content);
+        let asked = self.arrival.again(&new, self.deadline()).await;
+        let is_known = !matches!(&asked, Err(error) if error.status() == Some(Status::NotFound));
+        let asked = self.note(asked).inspect_err(|_| {
+            // It was given up there: asking again is of no use.
+            if !is_known {
+                self.cut_off.take();
+            }
+        });
+        let Some(LeftCopy { point, again }) = asked?.left else {
+            return Ok(None);
         };
-        self.note(self.arrival.begin(&new, self.deadline()).await)
+        let point = Point::decode(&point).filter(|point| can_be_of(point, content));
+        let again = again.into_iter();
+        Ok(Some(Resumed {
+            point: point.ok_or(DvolError::Invalid)?,
+            again: again.map(|(offset, len)| offset..offset + len).collect(),
+        }))
+    }
+
+    async fn save(&self, point: Point) -> Result<(), DvolError> {
+        let step = Step::Point(point.encode());
+        self.note(self.arrival.step(&step, self.deadline()).await)
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<(), DvolError> {
@@ -162,10 +258,11 @@ impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
         }
     }
 
-    async fn snapshot(&self, snapshot: &Snapshot, _: Option<Point>) -> Result<(), DvolError> {
+    async fn snapshot(&self, snapshot: &Snapshot, next: Option<Point>) -> Result<(), DvolError> {
         let step = Step::Snapshot {
             created_ns: snapshot.created_ns,
             attributes: snapshot.attributes,
+            point: next.map(|point| point.encode()),
             name: &snapshot.name,
         };
         self.note(self.arrival.step(&step, self.deadline()).await)
@@ -249,6 +346,8 @@ pub enum Ended {
     Stayed(DvolError),
     /// It goes on here in this epoch, by somebody's word: whatever the other node has is a fork.
     Forced(Epoch),
+    /// Still this one's, and the node stops: the next start goes on with the move.
+    CutOff(DvolError),
     /// Nobody has said, and the node stops, or its device has failed: it stays held, and the next start asks.
     Unknown(DvolError),
 }
@@ -263,14 +362,18 @@ pub struct Question {
 }
 
 /// The origin, which writes its route down before it holds.
-struct Leaving<'a, O, H> {
+struct Leaving<'a, O, T, H> {
     origin: &'a O,
+    target: &'a T,
     home: &'a H,
+    size_bytes: Cell<u64>,
 }
 
-impl<O: Origin, H: Home> Origin for Leaving<'_, O, H> {
+impl<O: Origin, T: Target, H: Home> Origin for Leaving<'_, O, T, H> {
     async fn content(&self) -> Result<Content, DvolError> {
-        self.origin.content().await
+        let content = self.origin.content().await?;
+        self.size_bytes.set(content.size_bytes);
+        Ok(content)
     }
 
     async fn part(
@@ -295,6 +398,9 @@ impl<O: Origin, H: Home> Origin for Leaving<'_, O, H> {
     }
 
     async fn hold(&self) -> Result<Epoch, DvolError> {
+        // It has this size. One that was started again since it was last asked says so now, and the copy goes on; if it said so only when it is asked
+        // to finish, that would end the move.
+        self.target.resize(self.size_bytes.get()).await?;
         self.home.keep_route().await?;
         self.origin.hold().await
     }
@@ -323,6 +429,20 @@ impl<P: Platform, C: Connect, H: Home> Target for Taking<'_, '_, P, C, H> {
         self.target.snapshot(snapshot, next).await
     }
 
+    fn point_after_bytes(&self) -> Option<u64> {
+        self.target.point_after_bytes()
+    }
+
+    async fn resume(&self, content: &Content) -> Result<Option<Resumed>, DvolError> {
+        let resumed = self.target.resume(content).await?;
+        self.home.goes_on();
+        Ok(resumed)
+    }
+
+    async fn save(&self, point: Point) -> Result<(), DvolError> {
+        self.target.save(point).await
+    }
+
     async fn finish(&self) -> Result<(), DvolError> {
         self.home.hold_reads().await;
         self.target.finish().await
@@ -330,6 +450,9 @@ impl<P: Platform, C: Connect, H: Home> Target for Taking<'_, '_, P, C, H> {
 }
 
 /// Moves a volume, and says whose it is. `origin` is `dvol`, with whatever turns its parts are read in. Unless it stayed, `dvol` is left held.
+///
+/// While it is being copied the other node may be away for as long as somebody wants the move: that goes on when it is back. Once it was asked to
+/// finish, its answer is waited for.
 pub async fn move_away<P: Platform, M: Marks, C: Connect>(
     dvol: &DvolOrigin<P, M>,
     origin: &impl Origin,
@@ -338,17 +461,50 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
     progress: &impl Progress,
     home: &impl Home,
 ) -> Ended {
-    let leaving = Leaving { origin, home };
+    let leaving = Leaving {
+        origin,
+        target,
+        home,
+        size_bytes: Cell::new(0),
+    };
     let taking = Taking { target, home };
-    let failed = match move_dvol(&leaving, &taking, progress).await {
-        Ok(()) => {
-            let at = target.at.get();
-            return match at {
-                Some(at) => went(home, at).await,
-                None => Ended::Unknown(DvolError::Device),
-            };
+    let failed = loop {
+        let moved = async {
+            home.keep_going().await.map_err(Failed::Before)?;
+            move_dvol(&leaving, &taking, progress).await
+        };
+        let failed = match moved.await {
+            Ok(()) => {
+                let at = target.at.get();
+                return match at {
+                    Some(at) => went(home, at).await,
+                    None => Ended::Unknown(DvolError::Device),
+                };
+            }
+            Err(failed) => failed,
+        };
+        let Failed::Before(error) = failed else {
+            break failed;
+        };
+        let why = target.cut_off.take();
+        if !dvol.is_going() || home.is_unwanted() {
+            break failed;
         }
-        Err(failed) => failed,
+        // It was not asked to finish, so whatever it has of the copy goes on or is thrown away, as this node says.
+        if home.is_stopping() {
+            // If it can't be marked: one that is held asks at the next start, and others are marked so by now.
+            let _ = dvol.interrupt().await;
+            return Ended::CutOff(error);
+        }
+        let Some(why) = why else {
+            break failed;
+        };
+        if let Err(error) = dvol.interrupt().await {
+            return Ended::Unknown(error);
+        }
+        home.cut_off(&why);
+        tracing::debug!(volume = %question.volume, "its move is cut off, and goes on when the other node answers: {why}");
+        target.platform.sleep_ns(PAUSE_NS).await;
     };
     match failed {
         Failed::Before(error) => {
@@ -509,6 +665,8 @@ pub struct Left {
     pub has_dvol: bool,
     /// It is marked as leaving.
     pub is_leaving: bool,
+    /// It is marked as one that is being copied there.
+    pub is_going: bool,
     /// The route says that the volume is there.
     pub is_gone: bool,
     /// It says that the volume goes on here by somebody's word.
@@ -520,6 +678,9 @@ pub struct Left {
 pub enum Start {
     /// It was not held: it is this node's, and goes on at once. The other node is told to forget it.
     Abandon,
+    /// It was not held, or is not any more: it is this node's, and its move goes on ([`move_away`], to a target that
+    /// [has begun](RemoteTarget::that_has_begun)).
+    GoOn,
     /// Whose it is has to be asked ([`ask`]). Until then nobody is served.
     Ask,
     /// It is the other's: what is here is deleted, clients are sent on, and the other node is told.
@@ -548,6 +709,12 @@ pub fn at_start(left: Left) -> Start {
             is_leaving: true,
             ..
         } => Start::Ask,
+        // What is written down says only where: the mark, which goes first of all when a move is ended, says that it goes on.
+        Left {
+            has_dvol: true,
+            is_going: true,
+            ..
+        } => Start::GoOn,
         _ => Start::Abandon,
     }
 }

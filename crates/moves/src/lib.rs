@@ -7,7 +7,9 @@
 //! - from the moment on in which the target has made the volume its own, durably, the origin serves nothing of it; before, the target doesn't;
 //! - what was answered by one is there at the other;
 //! - after a crash of either side at any moment, and with the network in whatever state, there is one that serves the volume, or none until
-//!   the other can be asked.
+//!   the other can be asked;
+//! - until the target is asked to finish, a crash of either side or a network that is gone only interrupts the copy
+//!   (`docs/decisions/2026-11-28-moves-between-nodes-go-on.md`): what is durable at the target isn't copied again.
 //!
 //! It owns no device and no socket. Called by the node; calls the engine's transfer, the client and the server's trait.
 

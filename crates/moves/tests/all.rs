@@ -5,3 +5,4 @@ mod between;
 mod cores;
 mod nobody;
 mod node;
+mod resumed;

@@ -4,11 +4,11 @@ use std::rc::Rc;
 
 use flagstone_client::{Client, Options};
 use flagstone_device::engine::{DvolError, Piece};
-use flagstone_device::transfer::{Announced, Arrival, Became, NewDvol, Run};
+use flagstone_device::transfer::{Announced, Arrival, Became, NewDvol, Point, Run, What};
 use flagstone_gateway::native::NativeLimits;
 use flagstone_platform::Platform;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
-use flagstone_types::{DeviceId, Epoch, LayerNo};
+use flagstone_types::{DeviceId, Epoch, LayerNo, Lsn};
 use flagstone_wire::Status;
 use flagstone_wire::arrival::{Settled, Step};
 use flagstone_wire::proof::Key;
@@ -35,10 +35,27 @@ fn announced(size_bytes: u64) -> Announced {
     }
 }
 
+/// It is done up to there.
+fn point(offset_bytes: u64) -> Point {
+    Point {
+        snapshots: 0,
+        of: None,
+        what: What::Allocated,
+        offset_bytes,
+        mark: Lsn(5),
+        lsn: Lsn(0),
+        copied_bytes: offset_bytes,
+    }
+}
+
 fn runs(byte: u8) -> Vec<Run> {
+    runs_at(0, byte)
+}
+
+fn runs_at(block: u64, byte: u8) -> Vec<Run> {
     let bytes = vec![byte; BLOCK as usize];
     vec![Run::Data {
-        offset_bytes: 0,
+        offset_bytes: block * BLOCK,
         meta: byte.into(),
         bytes,
     }]
@@ -81,7 +98,9 @@ fn what_comes_late_is_refused() {
         let late = DvolError::StaleEpoch;
         assert_eq!(arrival.take(1, runs(1)).await, Err(late));
         assert_eq!(arrival.resize(1, BLOCK).await, Err(late));
-        assert_eq!(arrival.snapshot(1, "late", 1, &[0; _]).await, Err(late));
+        let snapshot = arrival.snapshot(1, "late", 1, &[0; _], None).await;
+        assert_eq!(snapshot, Err(late));
+        assert_eq!(arrival.save(1, point(0)).await, Err(late));
         assert_eq!(arrival.finish(1, Some(tokens())).await, Err(late));
         assert_eq!(arrival.begin(1, announced(8 * BLOCK)).await, Err(late));
         assert_eq!(first_byte(&store).await, 2);
@@ -106,7 +125,7 @@ fn everything_may_come_twice() {
             arrival.resize(1, 16 * BLOCK).await.expect("resizes");
         }
         for _ in 0..2 {
-            let taken = arrival.snapshot(1, "one", 77, &[0; _]).await;
+            let taken = arrival.snapshot(1, "one", 77, &[0; _], None).await;
             taken.expect("takes a snapshot");
         }
         let layers = store.engine.layers(ID);
@@ -164,6 +183,98 @@ fn what_was_given_up_never_arrives() {
         assert_eq!(begun, Err(DvolError::NotFound));
         assert!(store.volume().is_none());
     });
+}
+
+#[test]
+fn what_was_cut_off_goes_on_from_what_is_durable() {
+    with_arrival(|_, store, arrival, _| async move {
+        let again = |attempt| arrival.again(attempt, announced(8 * BLOCK));
+        let (first, left) = again(3).await.expect("is promised");
+        assert!(first > 3 && left.is_none(), "nothing has come");
+        // Whatever was sent before comes too late, however often its origin had connected.
+        let begun = arrival.begin(1000, announced(8 * BLOCK)).await;
+        assert_eq!(begun, Err(DvolError::StaleEpoch));
+        let begin = |attempt| arrival.begin(attempt, announced(8 * BLOCK));
+        begin(first).await.expect("begins");
+        arrival.take(first, runs(1)).await.expect("takes");
+        let (second, left) = again(first + 2).await.expect("is known");
+        assert!(second > first + 1000 && left.is_none(), "without a point");
+        assert!(store.volume().is_none(), "it is thrown away");
+        assert_eq!(arrival.settle(false).await, Became::Arriving);
+        let taken = arrival.take(second, runs(1)).await;
+        assert_eq!(taken, Err(DvolError::NotFound), "it has not begun");
+        begin(second).await.expect("begins");
+        arrival.take(second, runs(1)).await.expect("takes");
+        arrival.save(second, point(BLOCK)).await.expect("saves");
+        arrival.take(second, runs_at(3, 2)).await.expect("takes");
+        // By an origin that counts from 1 again.
+        let (third, left) = again(1).await.expect("goes on");
+        let left = left.expect("has a point");
+        assert_eq!(left.point.offset_bytes, BLOCK);
+        assert_eq!(left.point.copied_bytes, BLOCK);
+        assert_eq!(left.again, [3 * BLOCK..4 * BLOCK]);
+        let late = arrival.take(second, runs(9)).await;
+        assert_eq!(late, Err(DvolError::StaleEpoch));
+        arrival.take(third, runs_at(3, 4)).await.expect("takes");
+        assert_eq!(first_byte(&store).await, 1);
+        // The volume is another one by now.
+        let mut later = announced(8 * BLOCK);
+        later.epoch = Epoch(17);
+        let (fourth, left) = arrival.again(third, later.clone()).await.expect("is known");
+        assert_eq!(left, None);
+        assert!(store.volume().is_none(), "it is thrown away");
+        arrival.begin(fourth, later).await.expect("begins");
+        assert_eq!(arrival.settle(true).await, Became::Never);
+        assert_eq!(again(fourth).await, Err(DvolError::NotFound));
+    });
+}
+
+/// What a start has found waits for its origin, which says first that it goes on.
+#[test]
+fn what_was_left_is_taken_up_or_given_up() {
+    for (with_copy, goes_on) in [(false, true), (true, true), (true, false), (false, false)] {
+        with_arrival(move |_, store, before, both| async move {
+            let new = announced(8 * BLOCK);
+            if with_copy {
+                before.begin(1, new.clone()).await.expect("begins");
+                before.take(1, runs(1)).await.expect("takes");
+                before.save(1, point(BLOCK)).await.expect("saves");
+                before.take(1, runs_at(1, 7)).await.expect("takes");
+            }
+            let copy = store.volume().map(|(handle, _)| (new.new.clone(), handle));
+            let keeper = TestKeeper::new(&store, &both);
+            let arrival = Arrival::left(store.engine.clone(), TestMarks, keeper, copy);
+            assert!(arrival.has_begun());
+            for refused in [
+                arrival.take(1, runs(9)).await,
+                arrival.resize(1, BLOCK).await,
+                arrival.save(1, point(2 * BLOCK)).await,
+                arrival.finish(1, Some(tokens())).await,
+            ] {
+                assert_eq!(refused, Err(DvolError::NotFound));
+            }
+            assert_eq!(arrival.settle(false).await, Became::Arriving);
+            if !goes_on {
+                assert_eq!(arrival.settle(true).await, Became::Never);
+                assert!(store.volume().is_none());
+                assert_eq!(store.note().await, None);
+                return;
+            }
+            let (attempt, left) = arrival.again(1, new.clone()).await.expect("goes on");
+            let again = left.map(|left| left.again);
+            let block = vec![BLOCK..2 * BLOCK];
+            assert_eq!(again, with_copy.then_some(block));
+            if !with_copy {
+                arrival.begin(attempt, new).await.expect("begins");
+                arrival.take(attempt, runs(1)).await.expect("takes");
+            }
+            arrival.take(attempt, runs_at(1, 2)).await.expect("takes");
+            let finished = arrival.finish(attempt, Some(tokens())).await;
+            finished.expect("arrives");
+            assert_eq!(first_byte(&store).await, 1);
+            assert_eq!(store.volume().expect("is there").1, 0, "plain");
+        });
+    }
 }
 
 /// What doesn't fit leaves nothing.

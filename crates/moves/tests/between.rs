@@ -27,7 +27,7 @@ const WRITERS: u64 = 2;
 
 /// What each block must hold at least: numbers rise, and each block has one writer.
 #[derive(Clone, Default)]
-struct Model {
+pub(crate) struct Model {
     answered: Rc<RefCell<BTreeMap<u64, u64>>>,
     asked: Rc<RefCell<BTreeMap<u64, u64>>>,
     number: Rc<Cell<u64>>,
@@ -38,8 +38,15 @@ struct Model {
     went_over: Rc<Cell<u64>>,
 }
 
+impl Model {
+    /// What each block must hold.
+    pub(crate) fn answered(&self) -> BTreeMap<u64, u64> {
+        self.answered.borrow().clone()
+    }
+}
+
 /// What each block held when each snapshot was taken.
-type Snapshots = BTreeMap<&'static str, BTreeMap<u64, u64>>;
+pub(crate) type Snapshots = BTreeMap<&'static str, BTreeMap<u64, u64>>;
 
 fn content(number: u64) -> IoBuf {
     let mut bytes = vec![0; BLOCK as usize];
@@ -98,7 +105,13 @@ fn place(both: &Both, is_eager: bool) -> Place {
     }
 }
 
-async fn write(platform: &SimPlatform, both: &Both, model: &Model, block: u64, is_eager: bool) {
+pub(crate) async fn write(
+    platform: &SimPlatform,
+    both: &Both,
+    model: &Model,
+    block: u64,
+    is_eager: bool,
+) {
     let number = model.number.get() + 1;
     model.number.set(number);
     model.asked.borrow_mut().insert(block, number);
@@ -206,10 +219,10 @@ fn start_clients(world: &World, both: &Both, model: &Model, left: &Rc<Cell<u64>>
 
 /// Who dies, and when.
 #[derive(Clone, Copy, Debug)]
-struct Death {
-    node: usize,
+pub(crate) struct Death {
+    pub(crate) node: usize,
     /// When its disk has been asked for so many changes since the move began.
-    after_changes: u64,
+    pub(crate) after_changes: u64,
 }
 
 /// What happens in a run.
@@ -237,13 +250,15 @@ impl Plan {
 struct Run {
     went: bool,
     went_over: u64,
+    /// How often the move went on with what had been copied before.
+    resumed: u64,
     changes: [u64; 2],
     /// Flushes of the target's disk from the beginning of the move until the volume has arrived.
     flushes: u64,
     faults: FaultsSeen,
 }
 
-fn changes_of(disk: &SimDisk) -> u64 {
+pub(crate) fn changes_of(disk: &SimDisk) -> u64 {
     let counts = disk.counts();
     counts.writes + counts.flushes + counts.discards
 }
@@ -292,29 +307,30 @@ fn fill(world: &World, both: &Both, model: &Model) -> Snapshots {
 }
 
 /// Both nodes with their disks, and the clients.
-struct Scene {
-    world: World,
-    disks: [SimDisk; 2],
+pub(crate) struct Scene {
+    pub(crate) world: World,
+    pub(crate) disks: [SimDisk; 2],
     /// Changes that each disk had been asked for when the move began.
-    before: [u64; 2],
-    device: DeviceId,
-    both: Both,
-    left: Rc<Cell<u64>>,
+    pub(crate) before: [u64; 2],
+    pub(crate) device: DeviceId,
+    pub(crate) both: Both,
+    /// Writers that haven't come to their end.
+    pub(crate) left: Rc<Cell<u64>>,
 }
 
 impl Scene {
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.left.get() == 0 && self.both.origin.ended.get().is_some()
     }
 
-    fn run_until(&self, condition: impl Fn() -> bool) {
+    pub(crate) fn run_until(&self, condition: impl Fn() -> bool) {
         let begun = self.world.now();
         self.world.run_until(|| {
             self.is_over() || condition() || self.world.now().since(begun) > LIMIT_NS
         });
     }
 
-    fn start_target(&self, is_first: bool) {
+    pub(crate) fn start_target(&self, is_first: bool) {
         let (platform, network) = (self.world.platform(TARGET), self.world.network());
         let (disk, both) = (self.disks[TARGET].clone(), self.both.clone());
         let running = run_target(platform, network, disk, both, is_first);
@@ -342,7 +358,7 @@ impl Scene {
     }
 
     /// Kills a node, and starts it anew some time later.
-    fn kill(&mut self, node: usize) {
+    pub(crate) fn kill(&mut self, node: usize) {
         let mut rng = self.end(node);
         self.world.run_for(rng.next_u64() % 300_000_000);
         if node == TARGET {
@@ -427,6 +443,7 @@ fn run(seed: u64, plan: &Plan) -> Run {
     Run {
         went,
         went_over: model.went_over.get(),
+        resumed: both.origin.resumed.borrow().len() as u64,
         changes,
         flushes: flushes.saturating_sub(flushes_before),
         faults: scene.world.network().faults_seen(),
@@ -434,7 +451,14 @@ fn run(seed: u64, plan: &Plan) -> Run {
 }
 
 /// One node has the volume, with all that was answered.
-fn check(world: &World, what: &str, went: bool, both: &Both, model: &Model, snapshots: Snapshots) {
+pub(crate) fn check(
+    world: &World,
+    what: &str,
+    went: bool,
+    both: &Both,
+    model: &Model,
+    snapshots: Snapshots,
+) {
     let (engine, handle) = match went {
         true => {
             assert!(both.origin.is_gone.get(), "{what}");
@@ -490,15 +514,19 @@ fn each_death_of(node: usize) {
     let seed = 40 + node as u64;
     let whole = run(seed, &Plan::default()).changes[node];
     assert!(whole > 50, "{whole}");
-    let mut went = 0;
+    let (mut went, mut resumed) = (0, 0);
     for after_changes in 0..whole {
         let death = Death {
             node,
             after_changes,
         };
-        went += u64::from(run(seed, &Plan::deaths(&[death])).went);
+        let run = run(seed, &Plan::deaths(&[death]));
+        went += u64::from(run.went);
+        resumed += run.resumed;
     }
-    // Those before the moment of the move leave the volume where it was, the others find it moved.
+    // While it is copied it goes on.
+    assert!(resumed > 20, "{resumed} of {whole} went on");
+    // Those at the end and before the moment of the move leave the volume where it was, the others find it moved.
     assert!(went > 0 && went < whole, "{went} of {whole} went");
 }
 
@@ -531,7 +559,7 @@ fn drawn_deaths(seed: u64, count: u64) -> Vec<Death> {
 #[test]
 fn segments_are_lost_and_the_target_is_cut_off() {
     let mut seen = FaultsSeen::default();
-    let (mut went, mut stayed) = (0, 0);
+    let (mut went, mut stayed, mut resumed) = (0, 0, 0);
     for seed in 2000..2120 {
         let plan = Plan {
             deaths: drawn_deaths(seed, (seed % 4).saturating_sub(1)),
@@ -540,6 +568,7 @@ fn segments_are_lost_and_the_target_is_cut_off() {
         };
         let run = run(seed, &plan);
         seen += run.faults;
+        resumed += run.resumed;
         match run.went {
             true => went += 1,
             false => stayed += 1,
@@ -547,19 +576,23 @@ fn segments_are_lost_and_the_target_is_cut_off() {
     }
     // Or the test would show nothing.
     assert!(went > 5, "{went} went, {stayed} stayed");
+    assert!(resumed > 20, "{resumed} went on");
     assert!(seen.rarest() > 20 && seen.timed_out > 20, "{seen:?}");
 }
 
 #[test]
 fn both_nodes_die_and_connections_break() {
-    let (mut went, mut stayed) = (0, 0);
+    let (mut went, mut stayed, mut resumed) = (0, 0, 0);
     for seed in 0..150 {
-        match run(seed, &Plan::deaths(&drawn_deaths(seed, 3))).went {
+        let run = run(seed, &Plan::deaths(&drawn_deaths(seed, 3)));
+        resumed += run.resumed;
+        match run.went {
             true => went += 1,
             false => stayed += 1,
         }
     }
     assert!(went > 5 && stayed > 5, "{went} went, {stayed} stayed");
+    assert!(resumed > 20, "{resumed} went on");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use flagstone_device::engine::{
     Stability, format_device,
 };
 use flagstone_device::transfer::{
-    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, Point, Progress, go_on_above,
+    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, POINT_BYTES, Point, Progress, go_on_above,
 };
 use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals};
 use flagstone_gateway::native::volume::NativeError;
@@ -50,7 +50,17 @@ pub(crate) fn at() -> SocketAddr {
     "10.0.0.2:4420".parse().expect("an address")
 }
 
-/// Byte 0 says how it is marked, bytes 8 to 24 with which device; byte 1 is the layer's above.
+/// Bytes that are copied at once, and from one point to the next.
+pub(crate) const PART_BYTES: u64 = 4 * BLOCK;
+pub(crate) const POINT_AFTER_BYTES: u64 = 8 * BLOCK;
+
+/// How a dvol is marked.
+const ARRIVING: u8 = 1;
+const LEAVING: u8 = 2;
+const ARRIVING_AT: u8 = 3;
+const GOING: u8 = 4;
+
+/// Byte 0 says how it is marked, bytes 8 to 24 with which device, or bytes 8 to 56 how far a copy is; byte 1 is the layer's above.
 #[derive(Clone, Copy)]
 pub(crate) struct TestMarks;
 
@@ -63,23 +73,28 @@ fn marked(attributes: &Attributes, kind: u8, device: u128) -> Attributes {
 
 impl Marks for TestMarks {
     fn arriving(&self, attributes: &Attributes) -> Attributes {
-        marked(attributes, 1, 0)
+        marked(attributes, ARRIVING, 0)
     }
 
-    fn arriving_at(&self, _: &Point) -> Attributes {
-        panic!("between nodes no points are kept")
+    fn arriving_at(&self, point: &Point) -> Attributes {
+        let mut attributes = [0; _];
+        attributes[0] = ARRIVING_AT;
+        attributes[8..8 + POINT_BYTES].copy_from_slice(&point.encode());
+        attributes
     }
 
-    fn point_of(&self, _: &Attributes) -> Option<Point> {
-        None
+    fn point_of(&self, attributes: &Attributes) -> Option<Point> {
+        let point = attributes[8..8 + POINT_BYTES].try_into();
+        let is_said = attributes[0] == ARRIVING_AT;
+        Point::decode(&point.expect("so many bytes")).filter(|_| is_said)
     }
 
-    fn going(&self, _: &Attributes, _: u128) -> Attributes {
-        panic!("between nodes no points are kept")
+    fn going(&self, attributes: &Attributes, device: u128) -> Attributes {
+        marked(attributes, GOING, device)
     }
 
     fn leaving(&self, attributes: &Attributes, device: u128) -> Attributes {
-        marked(attributes, 2, device)
+        marked(attributes, LEAVING, device)
     }
 
     fn stayed(&self, _: &Attributes, _: u128) -> Attributes {
@@ -102,9 +117,19 @@ pub(crate) enum Note {
     Gone,
     /// It goes on here in this epoch, whatever is there.
     Forced(Epoch),
+    /// It is being copied there.
+    Going,
+    /// It comes.
+    Coming,
 }
 
-const NOTE_KINDS: [Note; 3] = [Note::Arrival, Note::Route, Note::Gone];
+const NOTE_KINDS: [Note; 5] = [
+    Note::Arrival,
+    Note::Route,
+    Note::Gone,
+    Note::Going,
+    Note::Coming,
+];
 const FORCED: u8 = 9;
 
 /// An engine, and the block in which moves are noted.
@@ -224,6 +249,14 @@ pub(crate) struct AtOrigin {
     pub(crate) unanswered: Cell<bool>,
     /// Somebody has said that the volume stays.
     pub(crate) is_forced: Cell<bool>,
+    /// Bytes that it has copied, in all its lives.
+    pub(crate) copied_bytes: Cell<u64>,
+    /// How often a move went on with something that had been copied before, and what that was.
+    pub(crate) resumed: RefCell<Vec<u64>>,
+    /// Its move waits for the target.
+    pub(crate) waits: Cell<bool>,
+    /// How often it has begun to.
+    pub(crate) cut_off: Cell<u64>,
 }
 
 /// And at the target.
@@ -248,6 +281,27 @@ struct TestHome {
 }
 
 impl Home for TestHome {
+    async fn keep_going(&self) -> Result<(), DvolError> {
+        match self.store.note().await {
+            Some(Note::Going | Note::Route) => Ok(()),
+            _ => self.store.put(Note::Going).await,
+        }
+    }
+
+    fn is_unwanted(&self) -> bool {
+        false
+    }
+
+    fn cut_off(&self, _: &str) {
+        assert!(!self.origin.reads_are_held.get(), "nothing was handed over");
+        self.origin.waits.set(true);
+        self.origin.cut_off.set(self.origin.cut_off.get() + 1);
+    }
+
+    fn goes_on(&self) {
+        self.origin.waits.set(false);
+    }
+
     async fn keep_route(&self) -> Result<(), DvolError> {
         self.store.put(Note::Route).await
     }
@@ -304,6 +358,11 @@ impl TestKeeper {
 
 impl Keeper for TestKeeper {
     type Record = RecordBytes;
+
+    async fn comes(&self, new: &NewDvol) -> Result<(), DvolError> {
+        assert_eq!(new.id, ID);
+        self.store.put(Note::Coming).await
+    }
 
     async fn take_record(&self, record: Option<RecordBytes>) -> Result<(), DvolError> {
         assert_eq!(record.expect("comes with the volume")[9], TOKENS);
@@ -415,6 +474,18 @@ pub(crate) async fn run_target(
     let engine = store.engine.clone();
     let arrival = match (is_first, store.volume(), store.note().await) {
         (true, ..) => Some(Arrival::new(engine, TestMarks, keeper)),
+        (false, volume, Some(Note::Coming)) => {
+            let copy = match volume {
+                Some((handle, ARRIVING_AT)) => Some((new_dvol([0; _]), handle)),
+                Some((handle, mark)) => {
+                    assert_eq!(mark, ARRIVING, "it has come, and it isn't said how");
+                    engine.delete(handle, true).await.expect("deletes");
+                    None
+                }
+                None => None,
+            };
+            Some(Arrival::left(engine, TestMarks, keeper, copy))
+        }
         (false, Some((handle, 0)), note) => {
             // It is asked for until it is confirmed.
             let arrived = Arrival::arrived_before(engine.clone(), TestMarks, keeper);
@@ -453,8 +524,17 @@ fn client(platform: &SimPlatform, network: SimNetwork) -> Client<SimPlatform, Si
     Client::new(platform.clone(), SimConnect(network), options)
 }
 
+fn new_dvol(attributes: Attributes) -> NewDvol {
+    NewDvol {
+        id: ID,
+        name: "vm".into(),
+        reserved_bytes: 0,
+        attributes,
+    }
+}
+
 /// Goes a little slower than it could, so that clients come in between, and no further than to so many bytes.
-struct Slowly(SimPlatform, Cell<u64>);
+struct Slowly(SimPlatform, Cell<u64>, Rc<AtOrigin>);
 
 impl Progress for Slowly {
     async fn copied(&self, bytes: u64) -> Result<(), DvolError> {
@@ -462,9 +542,16 @@ impl Progress for Slowly {
         self.0.sleep_ns(drawn_ns).await;
         let left = self.1.get();
         self.1.set(left.saturating_sub(bytes));
+        self.2.copied_bytes.set(self.2.copied_bytes.get() + bytes);
         match left >= bytes {
             true => Ok(()),
             false => Err(DvolError::Busy),
+        }
+    }
+
+    fn resumed(&self, copied_bytes: u64) {
+        if copied_bytes > 0 {
+            self.2.resumed.borrow_mut().push(copied_bytes);
         }
     }
 }
@@ -478,25 +565,52 @@ pub(crate) async fn move_volume(
     both: Both,
     give_up_behind: u64,
 ) {
+    go(
+        platform,
+        network,
+        store,
+        device,
+        both,
+        (give_up_behind, false),
+    )
+    .await;
+}
+
+/// The same, or (`has_begun`) in a later life of the origin.
+async fn go(
+    platform: SimPlatform,
+    network: SimNetwork,
+    store: Store,
+    device: DeviceId,
+    both: Both,
+    (give_up_behind, has_begun): (u64, bool),
+) {
     let here = both.origin.here.borrow().clone();
     let (engine, handle, gate) = here.expect("is here");
     let client = client(&platform, network);
     let arrival = client.arrival(at(), ARRIVAL, KEY);
-    let new = NewDvol {
-        id: ID,
-        name: "vm".into(),
-        reserved_bytes: 0,
-        attributes: engine.attributes_of(handle).expect("is there"),
-    };
+    let attributes = engine.attributes_of(handle).expect("is there");
+    let new = new_dvol(TestMarks.plain(&attributes));
     let target = RemoteTarget::new(platform.clone(), &arrival, new, 3_000_000_000);
+    let target = target.with_points(POINT_AFTER_BYTES);
+    let target = match has_begun {
+        true => target.that_has_begun(),
+        false => target,
+    };
     target.set_record(Some(tokens()));
     let home = TestHome {
         store: store.clone(),
         origin: both.origin.clone(),
     };
     let dvol = DvolOrigin::new(engine.clone(), handle, gate.clone(), TestMarks, device.0);
+    let dvol = match has_begun {
+        true => dvol.that_is_going(),
+        false => dvol,
+    };
+    dvol.set_part_bytes(PART_BYTES);
     let question = Question { device, volume: ID };
-    let slowly = Slowly(platform.clone(), Cell::new(give_up_behind));
+    let origin = both.origin.clone();
+    let slowly = Slowly(platform.clone(), Cell::new(give_up_behind), origin);
     let ended = move_away(&dvol, &dvol, &target, question, &slowly, &home).await;
     match ended {
         Ended::Went(_) => {
@@ -507,6 +621,7 @@ pub(crate) async fn move_volume(
         }
         // Whoever waited at the gate goes on.
         Ended::Stayed(_) | Ended::Forced(_) => {}
+        Ended::CutOff(_) => panic!("nobody stops it"),
         Ended::Unknown(error) => panic!("{error}: {:?}", target.trouble()),
     }
     both.origin.ended.set(Some(matches!(ended, Ended::Went(_))));
@@ -529,7 +644,7 @@ pub(crate) fn tokens() -> RecordBytes {
     tokens
 }
 
-/// A later life of the origin: asks what became of the move, if that has to be asked.
+/// A later life of the origin: goes on with the move, or asks what became of it, if that has to be asked.
 pub(crate) async fn run_origin(
     platform: SimPlatform,
     network: SimNetwork,
@@ -541,10 +656,18 @@ pub(crate) async fn run_origin(
     let (volume, note) = (store.volume(), store.note().await);
     let left = Left {
         has_dvol: volume.is_some(),
-        is_leaving: volume.is_some_and(|(_, mark)| mark == 2),
+        is_leaving: volume.is_some_and(|(_, mark)| mark == LEAVING),
+        is_going: volume.is_some_and(|(_, mark)| mark == GOING),
         is_gone: note == Some(Note::Gone),
         is_forced: matches!(note, Some(Note::Forced(_))),
     };
+    if at_start(left) == Start::GoOn {
+        assert!(matches!(note, Some(Note::Going | Note::Route)), "{note:?}");
+        let (handle, _) = volume.expect("is here");
+        let here = (store.engine.clone(), handle, Rc::default());
+        *both.origin.here.borrow_mut() = Some(here);
+        return go(platform, network, store, device, both, (u64::MAX, true)).await;
+    }
     let client = client(&platform, network);
     let arrival = client.arrival(at(), ARRIVAL, KEY);
     let question = Question { device, volume: ID };
@@ -559,6 +682,7 @@ pub(crate) async fn run_origin(
     let went = match at_start(left) {
         Start::SendOn => true,
         Start::Abandon | Start::Force | Start::Watch => false,
+        Start::GoOn => unreachable!("it has gone on"),
         Start::Ask => {
             assert_eq!(note, Some(Note::Route), "a route before the hold");
             let asked = ask(&platform, &arrival, question, &home).await;

@@ -20,11 +20,16 @@ pub const RUNS_MAX: usize = 512;
 pub const RUNS_PAYLOAD_MAX_BYTES: u64 = 1 << 20;
 /// Bytes of a volume's record of tokens.
 pub const RECORD_BYTES: usize = 4096;
+/// Bytes that say how far a copy is. What they say is for those to know who copy (`docs/formats/device.md`, "Attributes of volumes").
+pub const POINT_BYTES: usize = 48;
+/// Ranges that the reply to one `ARRIVE_AGAIN` may have.
+pub const AGAIN_MAX: usize = 512;
 /// Snapshots that a volume which arrives may have.
 pub const SNAPSHOTS_MAX: u32 = 1 << 20;
 
 const ATTRIBUTES: usize = ATTRIBUTES_BYTES as usize;
 const RUN_BYTES: usize = 24;
+const AGAIN_BYTES: usize = 16;
 /// In the length of a run: nothing is stored there.
 const ZEROS: u64 = 1 << 63;
 
@@ -51,7 +56,7 @@ impl Warrant {
     }
 }
 
-/// Body of an `ARRIVE`: the volume, as it is when its move begins.
+/// Body of an `ARRIVE`, and of an `ARRIVE_AGAIN`: the volume, as it is when its move begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrive<'a> {
     /// Who asks.
@@ -240,9 +245,13 @@ pub enum Step<'a> {
         created_ns: u64,
         /// What the layer above keeps with it.
         attributes: [u8; ATTRIBUTES],
+        /// How far the copy is behind that, written down in the same instant. `None`: that is not written down.
+        point: Option<[u8; POINT_BYTES]>,
         /// Its name, 1 to 128 bytes.
         name: &'a str,
     },
+    /// What has come is made durable, and that the copy is so far.
+    Point([u8; POINT_BYTES]),
 }
 
 impl<'a> Step<'a> {
@@ -257,12 +266,18 @@ impl<'a> Step<'a> {
             Step::Snapshot {
                 created_ns,
                 attributes,
+                point,
                 name,
             } => {
-                out.push(2);
+                out.push(if point.is_some() { 4 } else { 2 });
                 out.extend(created_ns.to_le_bytes());
                 out.extend(attributes);
+                out.extend(point.iter().flatten());
                 put_name(name, out);
+            }
+            Step::Point(point) => {
+                out.push(3);
+                out.extend(point);
             }
         }
     }
@@ -273,11 +288,16 @@ impl<'a> Step<'a> {
         let warrant = Warrant::take(&mut fields)?;
         let step = match fields.u8("the kind of a step")? {
             1 => Step::Size(fields.u64("the size")?),
-            2 => Step::Snapshot {
+            kind @ (2 | 4) => Step::Snapshot {
                 created_ns: fields.u64("when it was taken")?,
                 attributes: fields.array("the attributes")?,
+                point: match kind {
+                    4 => Some(fields.array("the point")?),
+                    _ => None,
+                },
                 name: take_name(&mut fields)?,
             },
+            3 => Step::Point(fields.array("the point")?),
             kind => {
                 return Err(BodyError::Unknown {
                     field: "the kind of a step",
@@ -315,6 +335,72 @@ pub fn decode_arrived(body: &[u8]) -> Result<(Warrant, Option<&[u8; RECORD_BYTES
     match behind.len() {
         0 => Ok((warrant, Some(record))),
         extra_bytes => Err(BodyError::GoesOn { extra_bytes }),
+    }
+}
+
+/// What there is of a copy that was cut off.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LeftCopy {
+    /// How far it is, durably.
+    pub point: [u8; POINT_BYTES],
+    /// What may have come behind that, as offsets and lengths in bytes: it has to come once more. In the order of the offsets.
+    pub again: Vec<(u64, u64)>,
+}
+
+/// The body of the reply to `ARRIVE_AGAIN`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Again {
+    /// The attempt of what follows: whatever was sent before is of a lower one.
+    pub attempt: u64,
+    /// `None`: nothing that could go on. It is to begin, with `ARRIVE`.
+    pub left: Option<LeftCopy>,
+}
+
+impl Again {
+    /// Appends the body.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.attempt.to_le_bytes());
+        let Some(left) = &self.left else { return };
+        out.extend(left.point);
+        for (offset_bytes, len_bytes) in &left.again {
+            out.extend(offset_bytes.to_le_bytes());
+            out.extend(len_bytes.to_le_bytes());
+        }
+    }
+
+    /// A body that came.
+    pub fn decode(body: &[u8]) -> Result<Again, BodyError> {
+        let mut fields = Fields::new(body);
+        let attempt = fields.u64("the attempt")?;
+        if fields.rest().is_empty() {
+            return Ok(Again {
+                attempt,
+                left: None,
+            });
+        }
+        let point = fields.array("the point")?;
+        let count = whole_entries("the ranges", fields.rest(), AGAIN_BYTES)?;
+        bounded("the number of ranges", count as u64, 0, AGAIN_MAX as u64)?;
+        let (mut again, mut end) = (Vec::with_capacity(count), 0);
+        for _ in 0..count {
+            let offset_bytes = fields.u64("the offset of a range")?;
+            let len_bytes = fields.u64("the length of a range")?;
+            bounded("the length of a range", len_bytes, 1, u64::MAX)?;
+            if offset_bytes < end {
+                return Err(BodyError::Order {
+                    field: "the offset of a range",
+                });
+            }
+            let next = offset_bytes.checked_add(len_bytes);
+            end = next.ok_or(BodyError::OutOfRange {
+                offset_bytes,
+                len_bytes,
+            })?;
+            again.push((offset_bytes, len_bytes));
+        }
+        fields.end()?;
+        let left = Some(LeftCopy { point, again });
+        Ok(Again { attempt, left })
     }
 }
 

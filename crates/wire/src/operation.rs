@@ -2,7 +2,7 @@
 //!
 //! One row for each in `Operation::shape`; [`crate::check()`] holds requests to it.
 
-use crate::arrival::{RECORD_BYTES, WARRANT_BYTES};
+use crate::arrival::{POINT_BYTES, RECORD_BYTES, WARRANT_BYTES};
 use crate::hello::{HELLO_BODY_MAX_BYTES, HELLO_BODY_MIN_BYTES};
 use crate::numbered::numbered;
 use crate::open::{NAME_MAX_BYTES, OPEN_NAME_MAX_BYTES, PROOF_BYTES};
@@ -66,6 +66,8 @@ numbered! {
         Arrived = 51 "ARRIVED",
         /// Asks what became of an arrival.
         Settle = 52 "SETTLE",
+        /// Begins once more what was cut off, and asks how far it is.
+        ArriveAgain = 53 "ARRIVE_AGAIN",
     }
 }
 
@@ -211,8 +213,8 @@ const PROOF: u32 = 4 + PROOF_BYTES as u32;
 const WARRANT: u32 = WARRANT_BYTES as u32;
 /// With a name of one byte.
 const ARRIVE_MIN: u32 = WARRANT + 16 + 8 + 8 + 4 + 4 + 4 + 64 + 2 + 1;
-/// Kind, time, attributes and the longest name.
-const STEP_MAX: u32 = 1 + 8 + 64 + 2 + NAME_MAX;
+/// Kind, time, attributes, point and the longest name.
+const STEP_MAX: u32 = 1 + 8 + 64 + POINT_BYTES as u32 + 2 + NAME_MAX;
 
 impl Operation {
     /// True if it changes something of a volume. These are what a session remembers.
@@ -224,7 +226,7 @@ impl Operation {
             Hello | Open | Close | Ping | Read | Flush | ReadMetadata | ReadIf => false,
             Allocation | ChangedSince | ListSnapshots | Describe => false,
             // Of those an arrival takes care itself: each may come twice.
-            Arrive | ArriveRuns | ArriveStep | Arrived | Settle => false,
+            Arrive | ArriveRuns | ArriveStep | Arrived | Settle | ArriveAgain => false,
         }
     }
 
@@ -269,7 +271,9 @@ impl Operation {
             Operation::ListSnapshots => Shape::VOLUME.body(0, NAME_MAX),
             Operation::Resize | Operation::Reserve => Shape::VOLUME.len(LenUse::Size),
             Operation::SetEpoch => Shape::VOLUME.lsn(LsnUse::Epoch),
-            Operation::Arrive => Shape::ARRIVAL.body(ARRIVE_MIN, ARRIVE_MIN + NAME_MAX - 1),
+            Operation::Arrive | Operation::ArriveAgain => {
+                Shape::ARRIVAL.body(ARRIVE_MIN, ARRIVE_MIN + NAME_MAX - 1)
+            }
             Operation::ArriveRuns => Shape::ARRIVAL
                 .payload(PayloadUse::ByBody)
                 .body(WARRANT + 24, ANY_LENGTH),

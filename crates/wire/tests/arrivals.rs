@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo};
 use flagstone_wire::BodyError;
 use flagstone_wire::arrival::{
-    Arrive, ArrivingRun, BODY_MAX_BYTES, RECORD_BYTES, RUNS_MAX, Settle, Settled, Step,
-    WARRANT_BYTES, Warrant, decode_arrived, decode_runs, encode_arrived, encode_runs,
+    AGAIN_MAX, Again, Arrive, ArrivingRun, BODY_MAX_BYTES, LeftCopy, RECORD_BYTES, RUNS_MAX,
+    Settle, Settled, Step, WARRANT_BYTES, Warrant, decode_arrived, decode_runs, encode_arrived,
+    encode_runs,
 };
 use flagstone_wire::hello::{Nonce, SessionId};
 use flagstone_wire::proof::{ArrivalClaim, Key};
@@ -103,13 +104,18 @@ fn what_is_not_whole_is_refused() {
     refused_unless_whole(&body, |body| Arrive::decode(body).map(drop));
     let body = written(|out| Step::Size(5).encode(&WARRANT, out));
     refused_unless_whole(&body, |body| Step::decode(body).map(drop));
-    let snapshot = Step::Snapshot {
+    let snapshot = |point| Step::Snapshot {
         created_ns: 1,
         attributes: rising(2),
+        point,
         name: "monday",
     };
-    let body = written(|out| snapshot.encode(&WARRANT, out));
-    refused_unless_whole(&body, |body| Step::decode(body).map(drop));
+    let point = rising(3);
+    for step in [snapshot(None), snapshot(Some(point)), Step::Point(point)] {
+        let body = written(|out| step.encode(&WARRANT, out));
+        assert_eq!(Step::decode(&body), Ok((WARRANT, step)));
+        refused_unless_whole(&body, |body| Step::decode(body).map(drop));
+    }
     let settle = Settle {
         warrant: WARRANT,
         device: DeviceId(3),
@@ -129,6 +135,45 @@ fn what_is_not_whole_is_refused() {
         refused_unless_whole(&body, |body| Settled::decode(body).map(drop));
     }
     assert!(Settled::decode(&[0]).is_err() && Settled::decode(&[5]).is_err());
+}
+
+#[test]
+fn a_copy_that_goes_on_has_ranges_in_order() {
+    let with = |again: Vec<(u64, u64)>| {
+        let left = Some(LeftCopy {
+            point: rising(3),
+            again,
+        });
+        let again = Again { attempt: 9, left };
+        (written(|out| again.encode(out)), again)
+    };
+    let nothing = Again {
+        attempt: 9,
+        left: None,
+    };
+    let body = written(|out| nothing.encode(out));
+    assert_eq!(Again::decode(&body), Ok(nothing));
+    for good in [
+        vec![],
+        vec![(0, 4096)],
+        vec![(0, 4096), (4096, 1), (1 << 40, u64::MAX - (1 << 40))],
+        (0..AGAIN_MAX as u64).map(|at| (at * 2, 1)).collect(),
+    ] {
+        let (body, again) = with(good);
+        assert_eq!(Again::decode(&body), Ok(again));
+        assert!(Again::decode(&body[..body.len() - 1]).is_err());
+        assert!(Again::decode(&[&body[..], &[0]].concat()).is_err());
+    }
+    for bad in [
+        vec![(0, 0)],
+        vec![(1, u64::MAX)],
+        vec![(0, 4097), (4096, 1)],
+        vec![(4096, 1), (0, 1)],
+        (0..=AGAIN_MAX as u64).map(|at| (at * 2, 1)).collect(),
+    ] {
+        let (body, again) = with(bad);
+        assert!(Again::decode(&body).is_err(), "{again:?}");
+    }
 }
 
 #[test]
@@ -247,6 +292,7 @@ proptest! {
         let step = Step::Snapshot {
             created_ns: size_bytes,
             attributes: arrive.attributes,
+            point: count.is_multiple_of(2).then_some([count as u8; 48]),
             name: &name,
         };
         let body = written(|out| step.encode(&arrive.warrant, out));
@@ -261,6 +307,7 @@ proptest! {
         let _ = Step::decode(&body);
         let _ = Settle::decode(&body);
         let _ = Settled::decode(&body);
+        let _ = Again::decode(&body);
         let _ = decode_arrived(&body);
         if let Ok((_, runs)) = decode_runs(&body, payload_bytes) {
             runs.for_each(drop);

@@ -2,8 +2,8 @@
 
 use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
 use flagstone_wire::arrival::{
-    Arrive, ArrivingRun, Settle, Settled, Step, Warrant, decode_arrived, decode_runs,
-    encode_arrived, encode_runs,
+    Again, Arrive, ArrivingRun, LeftCopy, Settle, Settled, Step, Warrant, decode_arrived,
+    decode_runs, encode_arrived, encode_runs,
 };
 use flagstone_wire::batch::{self, Change, Condition, ReadRange, decode_commit, decode_read_if};
 use flagstone_wire::failure::Failure;
@@ -197,10 +197,37 @@ fn arrivals() {
     let step = Step::Snapshot {
         created_ns: 1_700_000_000_000_000_000,
         attributes: rising(2),
+        point: None,
         name: "monday",
     };
     assert_eq!(written(|out| step.encode(&warrant, out)), stepped.body());
     assert_eq!(Step::decode(stepped.body()), Ok((warrant, step)));
+    let with_point = Step::Snapshot {
+        created_ns: 1_700_000_000_000_000_000,
+        attributes: rising(2),
+        point: Some(rising(0x80)),
+        name: "monday",
+    };
+    for (name, step) in [
+        ("arrive_step_point_request", Step::Point(rising(0x80))),
+        ("arrive_step_snapshot_point_request", with_point),
+    ] {
+        let stepped = frame(name);
+        assert_eq!(written(|out| step.encode(&warrant, out)), stepped.body());
+        assert_eq!(Step::decode(stepped.body()), Ok((warrant, step)));
+    }
+    let begun_again = frame("arrive_again_request");
+    assert_eq!(begun_again.body(), begun.body());
+    let goes_on = frame("arrive_again_reply");
+    let again = Again {
+        attempt: 1 << 32,
+        left: Some(LeftCopy {
+            point: rising(0x80),
+            again: vec![(8192, 4096), (1 << 20, 65536)],
+        }),
+    };
+    assert_eq!(written(|out| again.encode(out)), goes_on.body());
+    assert_eq!(Again::decode(goes_on.body()), Ok(again));
     let arrived = frame("arrived_request");
     assert_eq!(
         written(|out| encode_arrived(&warrant, None, out)),

@@ -81,6 +81,9 @@ fn request_of(name: &str) -> RequestHeader {
         "arrive_step" => with(bare(Operation::ArriveStep, 28), 0, Lsn(2), 0),
         "arrived" => with(bare(Operation::Arrived, 29), 0, Lsn(2), 0),
         "settle" => with(bare(Operation::Settle, 30), flag::ABANDON, none, 0),
+        "arrive_step_point" => with(bare(Operation::ArriveStep, 31), 0, Lsn(2), 0),
+        "arrive_step_snapshot_point" => with(bare(Operation::ArriveStep, 32), 0, Lsn(2), 0),
+        "arrive_again" => with(bare(Operation::ArriveAgain, 33), 0, Lsn(3), 0),
         _ => panic!("no values for the request {name}"),
     }
 }
@@ -92,7 +95,7 @@ fn reply_of(name: &str) -> (&str, Status, Lsn, u32) {
         "open" => (name, Status::Ok, lsn(2, 99), 0),
         "denied" => ("open_id", Status::Denied, Lsn::ZERO, 0),
         "hello" | "close" | "ping" | "resize" | "reserve" | "arrive" | "arrive_runs"
-        | "arrive_step" | "arrived" | "settle" => (name, Status::Ok, Lsn::ZERO, 0),
+        | "arrive_step" | "arrived" | "settle" | "arrive_again" => (name, Status::Ok, Lsn::ZERO, 0),
         "read" => (name, Status::Ok, lsn(2, 99), 1500),
         "moved" => ("read", Status::Moved, Lsn::ZERO, 0),
         "write" => (name, Status::Ok, lsn(2, 100), 0),

@@ -4,14 +4,19 @@
 //! over the next. So requests are carried out one after another, each leaves the same when it comes again, and those of an older attempt
 //! are refused.
 //!
+//! What was cut off goes on ([`Arrival::again`]): the origin is told from where on, which is never further than what is durable here.
+//!
 //! States, and what a crash makes of them:
 //!
 //! | state | durable | after a crash |
 //! | --- | --- | --- |
 //! | promised | nothing | there is no such arrival: *never* |
-//! | arriving | the dvol with its mark; at the end the [`Keeper`]'s record | both are deleted: *never* |
+//! | arriving | the [`Keeper`]'s record that it comes, then the dvol with its mark; later with a [`Point`] | left: with the dvol if that has a point |
+//! | finishing | over that record the one that it has arrived, the dvol with its mark | the dvol is deleted: *never* |
 //! | arrived | the record, the dvol without mark | *arrived*, until the origin has confirmed; then the record goes |
 //! | never | nothing | *never* |
+//!
+//! What is left waits for its origin, which says that it goes on or gives it up. For how long is the caller's to say.
 //!
 //! Once an origin has heard *arrived* or *never*, no later answer is another one: a dvol that has arrived is neither deleted nor moved on before
 //! its origin has confirmed, so that what isn't there has never been.
@@ -24,13 +29,20 @@ use flagstone_platform::Platform;
 use flagstone_platform::sync::Budget;
 use flagstone_types::{Epoch, LayerNo};
 
-use super::{DvolTarget, Marks, NewDvol, Run, Target};
+use super::{DvolTarget, Marks, NewDvol, Point, Resumed, Run, Target};
 use crate::engine::{Attributes, DvolError, Engine, Handle};
+
+/// What was sent before an attempt began anew is of an attempt lower than that, however often its origin has connected since: a number of as many bits
+/// counts connections.
+const CONNECTIONS_BITS: u32 = 32;
 
 /// What the node keeps of an arrival beside the dvol.
 pub trait Keeper {
     /// Something that goes with the dvol from node to node.
     type Record;
+
+    /// Writes down, durably, that this dvol comes: before there is anything of it.
+    fn comes(&self, new: &NewDvol) -> impl Future<Output = Result<(), DvolError>>;
 
     /// Writes down, durably, what goes with the dvol, and that there is this arrival, so that it can be asked about after a crash.
     fn take_record(
@@ -61,6 +73,8 @@ pub enum Became {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Promised,
+    /// It was on its way before the last start, or its origin has begun once more and nothing has come since.
+    Left,
     Arriving,
     /// It is given up, and what there is of it goes.
     Undoing,
@@ -115,6 +129,27 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         arrival
     }
 
+    /// One that was on its way before the last start. `copy`: what has come of it, which has a point.
+    pub fn left(
+        engine: Engine<P>,
+        marks: M,
+        keeper: K,
+        copy: Option<(NewDvol, Handle)>,
+    ) -> Arrival<P, M, K> {
+        let target = copy.map(|(new, handle)| {
+            Rc::new(DvolTarget::new(engine.clone(), marks.clone(), new).left_at(handle))
+        });
+        let arrival = Arrival::new(engine, marks, keeper);
+        arrival.state.set(State::Left);
+        arrival.target.replace(target);
+        arrival
+    }
+
+    /// Whether its origin has begun, and may go on with what has come.
+    pub fn has_begun(&self) -> bool {
+        matches!(self.state.get(), State::Left | State::Arriving)
+    }
+
     /// What the node keeps of it.
     pub fn keeper(&self) -> &K {
         &self.keeper
@@ -142,6 +177,7 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         self.admit(attempt)?;
         match self.state.get() {
             State::Promised => {}
+            State::Left if self.target.borrow().is_none() => {}
             // The answer was lost.
             State::Arriving if self.begun.borrow().as_ref() == Some(&announced) => return Ok(()),
             _ => return Err(DvolError::NotFound),
@@ -149,9 +185,12 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         let new = announced.new.clone();
         let target = DvolTarget::new(self.engine.clone(), self.marks.clone(), new);
         let (size_bytes, epoch) = (announced.size_bytes, announced.epoch);
-        let begun = target.begin_above(size_bytes, epoch, announced.above).await;
-        let target = Rc::new(target);
-        self.target.replace(Some(target));
+        let begun = async {
+            self.keeper.comes(&announced.new).await?;
+            target.begin_above(size_bytes, epoch, announced.above).await
+        };
+        let begun = begun.await;
+        self.target.replace(Some(Rc::new(target)));
         self.state.set(State::Arriving);
         if let Err(error) = begun {
             // Whatever there is of it goes.
@@ -160,6 +199,55 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         }
         self.begun.replace(Some(announced));
         Ok(())
+    }
+
+    /// The origin begins once more, with what is this now. Returns the attempt of what it asks from now on, above that of all that was asked before, and
+    /// where it goes on: `None` if there is nothing to go on with, and it is to [`begin`](Arrival::begin).
+    pub async fn again(
+        &self,
+        attempt: u64,
+        announced: Announced,
+    ) -> Result<(u64, Option<Resumed>), DvolError> {
+        let _turn = self.turn.take(1).await;
+        if !matches!(
+            self.state.get(),
+            State::Promised | State::Left | State::Arriving
+        ) {
+            return Err(DvolError::NotFound);
+        }
+        // What is still on its way from an earlier life of the origin has a number that isn't known here. It must not come behind the answer, which
+        // says what has to be copied once more.
+        let before = self.attempt.get().max(attempt) >> CONNECTIONS_BITS;
+        let attempt = (before + 1).min(u64::MAX >> CONNECTIONS_BITS) << CONNECTIONS_BITS;
+        self.attempt.set(attempt);
+        let Some(target) = self.target.borrow().clone() else {
+            return Ok((attempt, None));
+        };
+        let new = announced.new.clone();
+        let resumed = target.resume_as(&new, announced.epoch).await?;
+        let target = match (&resumed, target.made()) {
+            // With the attributes that it has by now.
+            (Some(_), Some(handle)) => {
+                let target = DvolTarget::new(self.engine.clone(), self.marks.clone(), new);
+                self.begun.replace(Some(announced));
+                self.state.set(State::Arriving);
+                Some(Rc::new(target.left_at(handle)))
+            }
+            _ => {
+                self.begun.replace(None);
+                self.state.set(State::Left);
+                None
+            }
+        };
+        self.target.replace(target);
+        Ok((attempt, resumed))
+    }
+
+    /// What has come is made durable, and that it is so far.
+    pub async fn save(&self, attempt: u64, point: Point) -> Result<(), DvolError> {
+        let _turn = self.turn.take(1).await;
+        self.admit(attempt)?;
+        self.target()?.save(point).await
     }
 
     /// The size changes.
@@ -176,13 +264,14 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         self.target()?.take(runs).await
     }
 
-    /// A snapshot is taken.
+    /// A snapshot is taken, and written down in the same instant how far the copy is behind it.
     pub async fn snapshot(
         &self,
         attempt: u64,
         name: &str,
         created_ns: u64,
         attributes: &Attributes,
+        next: Option<Point>,
     ) -> Result<(), DvolError> {
         let _turn = self.turn.take(1).await;
         self.admit(attempt)?;
@@ -193,7 +282,7 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         if layers.iter().any(|layer| layer.name == name) {
             return Ok(());
         }
-        target.snapshot_as(name, created_ns, attributes).await
+        target.snapshot_as(name, created_ns, attributes, next).await
     }
 
     /// All has come: it is the dvol from now on. If this fails, what became of it is to be asked.
@@ -225,7 +314,7 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         let _turn = self.turn.take(1).await;
         match self.state.get() {
             State::Ended(became) => became,
-            State::Promised | State::Arriving if !abandon => Became::Arriving,
+            State::Promised | State::Left | State::Arriving if !abandon => Became::Arriving,
             _ => match self.undo().await {
                 true => Became::Never,
                 false => Became::Unknown,

@@ -315,20 +315,77 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
         self.engine.begin_history(handle, epoch).await
     }
 
-    /// Takes a snapshot of what there is, as it was taken at the origin.
+    /// Takes a snapshot of what there is, as it was taken at the origin, and writes down in the same instant how far the copy is behind that, if it is told.
     pub async fn snapshot_as(
         &self,
         name: &str,
         created_ns: u64,
         attributes: &Attributes,
+        next: Option<Point>,
     ) -> Result<(), DvolError> {
         let handle = self.handle()?;
-        // It has those of its dvol.
-        let attributes = self.marks.arriving(attributes);
-        self.engine.set_attributes(handle, attributes).await?;
-        let dvols = [(handle, name.to_owned())];
-        let taken = self.engine.snapshot_at(&dvols, created_ns).await;
-        taken.map(drop)
+        let its = self.marks.arriving(attributes);
+        let Some(next) = next else {
+            // It has those of its dvol.
+            self.engine.set_attributes(handle, its).await?;
+            let dvols = [(handle, name.to_owned())];
+            let taken = self.engine.snapshot_at(&dvols, created_ns).await;
+            return taken.map(drop);
+        };
+        let lsn = self.engine.lsn_of(handle)?;
+        // As in `save`: a snapshot may outlive a crash that takes away what was written just before it.
+        self.engine.flush().await?;
+        let then = self.marks.arriving_at(&Point { lsn, ..next });
+        // All or nothing: neither is a stage copied once more that has become a snapshot, nor is there a moment without a point.
+        let taken = self
+            .engine
+            .snapshot_between(handle, name, created_ns, [its, then]);
+        taken.await.map(drop)
+    }
+
+    /// What was copied, if it can go on as this dvol in this epoch. Otherwise it is thrown away. Whether its snapshots are those of the origin is for that to
+    /// look at.
+    pub async fn resume_as(
+        &self,
+        new: &NewDvol,
+        epoch: Epoch,
+    ) -> Result<Option<Resumed>, DvolError> {
+        let is_of = |handle: Handle, point: &Point| {
+            let is_same = (new.id, &new.name, new.reserved_bytes)
+                == (self.new.id, &self.new.name, self.new.reserved_bytes);
+            let count = self.engine.layers(handle.id).len();
+            let info = self.engine.dvol_with(handle.id, &new.name);
+            is_same
+                && count == point.snapshots as usize
+                && info.is_some_and(|info| {
+                    let found = (info.handle, info.epoch, info.reserved_bytes);
+                    found == (handle, epoch, new.reserved_bytes)
+                })
+        };
+        self.resume_if(is_of).await
+    }
+
+    /// What was copied, if it is what was meant; otherwise it is thrown away.
+    async fn resume_if(
+        &self,
+        is_of: impl FnOnce(Handle, &Point) -> bool,
+    ) -> Result<Option<Resumed>, DvolError> {
+        let Some(handle) = self.handle.get() else {
+            return Ok(None);
+        };
+        let point = self.marks.point_of(&self.engine.attributes_of(handle)?);
+        if let Some(point) = point.filter(|point| is_of(handle, point)) {
+            match changed_behind(&self.engine, handle, point.lsn).await {
+                Ok(again) => return Ok(Some(Resumed { point, again })),
+                Err(DvolError::HistoryForgotten) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.engine.delete(handle, true).await?;
+        self.handle.set(None);
+        // There may be no room for two of them. If this fails, what comes next says whether there is enough.
+        let _ = self.engine.wait_until_reaped().await;
+        Ok(None)
     }
 
     /// Throws away what there is, durably.
@@ -391,21 +448,8 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
 
     async fn snapshot(&self, snapshot: &Snapshot, next: Option<Point>) -> Result<(), DvolError> {
         let (name, created_ns) = (&snapshot.name, snapshot.created_ns);
-        let Some(next) = next else {
-            let taken = self.snapshot_as(name, created_ns, &snapshot.attributes);
-            return taken.await;
-        };
-        let handle = self.handle()?;
-        let lsn = self.engine.lsn_of(handle)?;
-        // As in `save`: a snapshot may outlive a crash that takes away what was written just before it.
-        self.engine.flush().await?;
-        let its = self.marks.arriving(&snapshot.attributes);
-        let then = self.marks.arriving_at(&Point { lsn, ..next });
-        // All or nothing: neither is a stage copied once more that has become a snapshot, nor is there a moment without a point.
-        let taken = self
-            .engine
-            .snapshot_between(handle, name, created_ns, [its, then]);
-        taken.await.map(drop)
+        let taken = self.snapshot_as(name, created_ns, &snapshot.attributes, next);
+        taken.await
     }
 
     fn point_after_bytes(&self) -> Option<u64> {
@@ -413,22 +457,8 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     }
 
     async fn resume(&self, content: &Content) -> Result<Option<Resumed>, DvolError> {
-        let Some(handle) = self.handle.get() else {
-            return Ok(None);
-        };
-        let point = self.marks.point_of(&self.engine.attributes_of(handle)?);
-        if let Some(point) = point.filter(|point| self.is_of(handle, point, content)) {
-            match changed_behind(&self.engine, handle, point.lsn).await {
-                Ok(again) => return Ok(Some(Resumed { point, again })),
-                Err(DvolError::HistoryForgotten) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        self.engine.delete(handle, true).await?;
-        self.handle.set(None);
-        // There may be no room for two of them. If this fails, what comes next says whether there is enough.
-        let _ = self.engine.wait_until_reaped().await;
-        Ok(None)
+        let is_of = |handle: Handle, point: &Point| self.is_of(handle, point, content);
+        self.resume_if(is_of).await
     }
 
     async fn save(&self, point: Point) -> Result<(), DvolError> {

@@ -42,8 +42,9 @@ the move waits for it: start the node with it, or say --cancel.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
-node is stopped before the end, ask for the move again. If either node dies at the end, the volume is served by
-neither until the two can talk: it is never at both.
+node is stopped or dies before the end, or they don't reach each other, the move waits (--status says so) and goes
+on when both are back, for a day at the other node; --cancel ends it. If either node dies at the end, the volume is
+served by neither until the two can talk: it is never at both.
 
 If one of them never comes back, say so. --stay --force, where the volume was: it goes on there. What the other
 node has is a fork then; delete it there if that node comes back after all. Whoever had the volume open opens it
@@ -87,7 +88,7 @@ pub(super) struct MoveArgs {
     /// Say how far its last move is, or what came of it
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait", "cancel"])]
     status: bool,
-    /// End its move, also one that waits for a device: it stays where it is
+    /// End its move, also one that waits for a device or a node: it stays where it is
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait"])]
     cancel: bool,
     /// It goes on here, though the node that it was moving to doesn't say whether it has come (with --force)

@@ -175,7 +175,7 @@ pub struct MoveInfo {
     /// copies what was written meanwhile.
     #[serde(default)]
     pub left_s: Option<u64>,
-    /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it; or it waits for a device.
+    /// Why it failed, or why it doesn't come to its end: it is held, and the other node can't be asked whether it has it; or it waits for that node, or for a device.
     pub error: Option<String>,
     /// Of what kind that is, if it failed.
     #[serde(default)]

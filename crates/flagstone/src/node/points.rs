@@ -7,17 +7,19 @@ use std::sync::Arc;
 /// core; or between what the members of a striped volume do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum MovePoint {
+    /// There, it is written down that the volume comes, and there is nothing of it.
+    ComingKept,
     /// There, the volume was announced.
     Begun,
     /// Some of its bytes have come there, and are not answered.
     Taken,
     /// Here, some of it was read to be copied.
     Copied,
-    /// Within the node, it is written down here that it is being copied, and there not yet how far that is.
+    /// It is written down here that it is being copied, and there not yet how far that is.
     GoingKept,
     /// Within the node, it is written down here that its move was ended, and its copy is still there.
     EndKept,
-    /// Within the node, it is written down there how far the copy is.
+    /// It is written down there how far the copy is.
     PointKept,
     /// It is written down here where it goes.
     RouteKept,
@@ -84,7 +86,7 @@ pub struct MoveHooks {
     pub silence_ns: Option<u64>,
     /// For how many volumes of a journal that went clients are sent on.
     pub routes_max: Option<usize>,
-    /// Bytes that a move within the node copies until it writes down how far it is.
+    /// Bytes that a move copies until it writes down how far it is.
     pub point_after_bytes: Option<u64>,
 }
 

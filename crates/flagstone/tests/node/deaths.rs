@@ -224,12 +224,7 @@ fn dies(is_origin: bool, point: MovePoint) -> bool {
     let what = format!("{point:?}");
     let trap = Trap::at(point);
     let (one, other) = match is_origin {
-        // What the origin has not written down ends by silence.
-        true => {
-            let soon =
-                |options: &mut NodeOptions| options.move_hooks.silence_ns = Some(2_000_000_000);
-            (trapped(&trap), small(soon))
-        }
+        true => (trapped(&trap), small(|_| {})),
         false => (small(|_| {}), trapped(&trap)),
     };
     let owner = filled(&one);
@@ -260,8 +255,12 @@ fn dies(is_origin: bool, point: MovePoint) -> bool {
 #[test]
 fn the_origin_dies_at_each_step() {
     use MovePoint::{ConfirmHeard, Copied, Deleted, Finishing, GoneKept, Heard, Held, RouteKept};
-    for point in [Copied, RouteKept, Held, Finishing] {
+    for point in [Held, Finishing] {
         assert!(!dies(true, point), "{point:?}: it went");
+    }
+    // While it is copied the move goes on.
+    for point in [MovePoint::GoingKept, Copied, RouteKept] {
+        assert!(dies(true, point), "{point:?}: it stayed");
     }
     for point in [Heard, GoneKept, Deleted, ConfirmHeard] {
         assert!(dies(true, point), "{point:?}: it stayed");
@@ -271,8 +270,12 @@ fn the_origin_dies_at_each_step() {
 #[test]
 fn the_target_dies_at_each_step() {
     use MovePoint::{ArrivalKept, Arrived, Begun, Confirmed, Confirming, Taken, TokensKept};
-    for point in [Begun, Taken, TokensKept, ArrivalKept] {
+    for point in [TokensKept, ArrivalKept] {
         assert!(!dies(false, point), "{point:?}: it went");
+    }
+    // While it is copied the move goes on.
+    for point in [MovePoint::ComingKept, Begun, Taken, MovePoint::PointKept] {
+        assert!(dies(false, point), "{point:?}: it stayed");
     }
     for point in [Arrived, Confirming, Confirmed] {
         assert!(dies(false, point), "{point:?}: it stayed");
@@ -712,11 +715,15 @@ fn tokens_do_not_change_while_they_are_handed_over() {
     assert_eq!(why, NodeErrorKind::Busy, "{words}");
     let (why, words) = kind(one.ask(|node| node.revoke_token("vm".to_owned(), 2)));
     assert_eq!(why, NodeErrorKind::Busy, "{words}");
-    // Also over its next start, where it isn't held.
+    // Behind its next start it isn't held, and the move waits for the other node.
+    let _other = other.down();
     let one = again(one);
     check(&one, &owner, "it stayed");
     one.ask(|node| node.create_token("vm".to_owned(), spec))
         .expect("is made");
+    one.ask(|node| node.cancel_move("vm".to_owned()))
+        .expect("ends");
+    assert_eq!(ended(&one, "vm").state, MoveState::Cancelled);
 }
 
 #[test]

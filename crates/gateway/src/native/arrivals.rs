@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{DeviceId, DvolId, Epoch, LayerNo, Lsn};
 use flagstone_wire::arrival::{
-    Arrive, ArrivingRun, RECORD_BYTES, Settle, Settled, Step, Warrant, decode_arrived, decode_runs,
+    Again, Arrive, ArrivingRun, POINT_BYTES, RECORD_BYTES, Settle, Settled, Step, Warrant,
+    decode_arrived, decode_runs,
 };
 use flagstone_wire::batch::ATTRIBUTES_BYTES;
 use flagstone_wire::operation::flag;
@@ -59,7 +60,13 @@ pub enum ArrivalRequest {
         created_ns: u64,
         /// What the layer above keeps with it.
         attributes: [u8; ATTRIBUTES_BYTES as usize],
+        /// How far the copy is behind that, to be written down in the same instant.
+        point: Option<[u8; POINT_BYTES]>,
     },
+    /// To make durable what has come, and that the copy is so far.
+    Point([u8; POINT_BYTES]),
+    /// To go on where it was cut off, if that can be.
+    Again(NewArrival),
     /// To be the volume from now on, with these tokens.
     Finish(Option<Box<[u8; RECORD_BYTES]>>),
     /// To say what became of it.
@@ -78,7 +85,7 @@ pub enum ArrivalRequest {
 }
 
 /// What is answered.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ArrivalReply {
     /// It is done.
     Done,
@@ -86,6 +93,8 @@ pub enum ArrivalReply {
     At(SocketAddr),
     /// What became of it.
     Settled(Settled),
+    /// Where it goes on.
+    Again(Again),
 }
 
 /// The arrivals of one core. A cheap handle.
@@ -93,8 +102,8 @@ pub trait Arrivals: Clone + 'static {
     /// The key of an arrival; of a `SETTLE` with the volume that it names, since then it may be long ago. `None`: there is no such arrival.
     fn key(&self, arrival: u32, volume: Option<DvolId>) -> Option<Key>;
 
-    /// Carries out what was asked by somebody who has the key. Requests of an attempt below the highest that has come are refused:
-    /// [`NativeError::StaleEpoch`].
+    /// Carries out what was asked by somebody who has the key. Requests of an attempt below the highest that has come are refused
+    /// ([`NativeError::StaleEpoch`]), but for those that begin another one ([`ArrivalRequest::Again`]).
     fn carry_out(
         &self,
         arrival: u32,
@@ -200,6 +209,7 @@ fn answered(reply: ArrivalReply) -> Answer {
         ArrivalReply::Done => return Answer::ok(Lsn::ZERO, ReplyBody::None),
         ArrivalReply::At(at) => address::encode(at, &mut body),
         ArrivalReply::Settled(settled) => settled.encode(&mut body),
+        ArrivalReply::Again(again) => again.encode(&mut body),
     }
     Answer::ok(Lsn::ZERO, ReplyBody::Body(body))
 }
@@ -224,7 +234,7 @@ fn decode<P: Platform, D: NativeDirectory>(
 ) -> Result<(Warrant, ArrivalRequest), Refusal> {
     let body = &work.body[..];
     Ok(match work.operation {
-        Operation::Arrive => {
+        Operation::Arrive | Operation::ArriveAgain => {
             let arrive = Arrive::decode(body)?;
             let new = NewArrival {
                 id: arrive.id,
@@ -235,7 +245,11 @@ fn decode<P: Platform, D: NativeDirectory>(
                 highest_layer: arrive.highest_layer,
                 attributes: arrive.attributes,
             };
-            (arrive.warrant, ArrivalRequest::Begin(new))
+            let request = match work.operation {
+                Operation::ArriveAgain => ArrivalRequest::Again(new),
+                _ => ArrivalRequest::Begin(new),
+            };
+            (arrive.warrant, request)
         }
         Operation::ArriveRuns => {
             let payload = work.payload;
@@ -252,12 +266,15 @@ fn decode<P: Platform, D: NativeDirectory>(
                 Step::Snapshot {
                     created_ns,
                     attributes,
+                    point,
                     name,
                 } => ArrivalRequest::Snapshot {
                     name: name.to_owned(),
                     created_ns,
                     attributes,
+                    point,
                 },
+                Step::Point(point) => ArrivalRequest::Point(point),
             };
             (warrant, request)
         }

@@ -181,7 +181,8 @@ pub(crate) fn build<P: Platform, D: NativeDirectory>(
         | Operation::ArriveRuns
         | Operation::ArriveStep
         | Operation::Arrived
-        | Operation::Settle => {
+        | Operation::Settle
+        | Operation::ArriveAgain => {
             return Ok(Work::Arrival(ArrivalWork {
                 operation,
                 flags: header.flags,
@@ -268,7 +269,8 @@ pub(crate) fn build<P: Platform, D: NativeDirectory>(
         | Operation::ArriveRuns
         | Operation::ArriveStep
         | Operation::Arrived
-        | Operation::Settle => return Err(Status::Invalid.into()),
+        | Operation::Settle
+        | Operation::ArriveAgain => return Err(Status::Invalid.into()),
     };
     Ok(Work::Volume(open, asking))
 }

@@ -42,7 +42,7 @@ pub(crate) fn need_of(operation: Operation) -> Need {
         Hello | Open | Close | Ping | Read | ReadMetadata | ReadIf => Need::Read,
         Allocation | ChangedSince | ListSnapshots | Describe => Need::Read,
         // They name no volume.
-        Arrive | ArriveRuns | ArriveStep | Arrived | Settle => Need::Read,
+        Arrive | ArriveRuns | ArriveStep | Arrived | Settle | ArriveAgain => Need::Read,
     }
 }
 

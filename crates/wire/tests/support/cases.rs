@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use flagstone_types::checksum::crc32c;
 use flagstone_wire::arrival::{
-    Arrive, Settle, Settled, Step, Warrant, decode_arrived, decode_runs, encode_arrived,
+    Again, Arrive, Settle, Settled, Step, Warrant, decode_arrived, decode_runs, encode_arrived,
     encode_runs,
 };
 use flagstone_wire::batch::{self, decode_commit, decode_read_if};
@@ -171,7 +171,7 @@ fn request_body(operation: Operation, body: &[u8], payload_bytes: u32) {
         Operation::ListSnapshots => {
             let _ = said(snapshots::decode_after(body));
         }
-        Operation::Arrive => {
+        Operation::Arrive | Operation::ArriveAgain => {
             let write = |arrive: Arrive<'_>, out: &mut Vec<u8>| arrive.encode(out);
             is_same(body, Arrive::decode(body), write);
         }
@@ -227,6 +227,13 @@ fn reply_body(operation: Operation, body: &[u8], word: u32) {
         Operation::Open | Operation::Describe => {
             let write = |open: OpenReply<'_>, out: &mut Vec<u8>| open.encode(out);
             is_same(body, OpenReply::decode(body), write);
+        }
+        Operation::ArriveAgain => {
+            if let Ok(again) = said(Again::decode(body)) {
+                let mut out = Vec::new();
+                again.encode(&mut out);
+                assert_eq!(out, body);
+            }
         }
         Operation::Settle => {
             // An address can be written in several ways.

@@ -25,8 +25,9 @@ use super::access::Access;
 use super::attributes::{StripePart, VolumeAttributes};
 use super::background;
 use super::between::Between;
+use super::between::again::ExpectedAgain;
 use super::between::arrivals::CoreArrivals;
-use super::between::found::LeftOver;
+use super::between::found::{ComesAgain, LeftOver};
 use super::between::word::Asking;
 use super::engines::{Engines, OwnedEngine};
 use super::files::CoreFiles;
@@ -77,6 +78,8 @@ pub(super) struct Known {
     pub(super) between: Between,
     /// What takes other nodes to be settled.
     pub(super) left_over: Vec<LeftOver>,
+    /// What was on its way here.
+    pub(super) comes_again: Vec<ComesAgain>,
     /// What clients of the native protocol are told of the node.
     pub(super) identity: Identity,
     /// What fails together with it, as whoever runs it calls it.
@@ -111,6 +114,10 @@ pub(super) struct CoreNode {
     pub(super) move_hooks: MoveHooks,
     /// What takes other nodes to be settled, until that is begun.
     pub(super) left_over: RefCell<Vec<LeftOver>>,
+    /// What was on its way here, until that is waited for.
+    pub(super) comes_again: RefCell<Vec<ComesAgain>>,
+    /// What of that is waited for, until it is counted what it was promised.
+    pub(super) expected_again: RefCell<Vec<ExpectedAgain>>,
     pub(super) recording: Recording,
     pub(super) schedules: Schedules,
     pub(super) files: CoreFiles,
@@ -193,6 +200,8 @@ impl CoreNode {
             asking: Asking::default(),
             move_hooks: known.move_hooks,
             left_over: RefCell::new(known.left_over),
+            comes_again: RefCell::new(known.comes_again),
+            expected_again: RefCell::default(),
             recording,
             schedules: known.schedules,
             files,

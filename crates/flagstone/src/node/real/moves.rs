@@ -221,7 +221,7 @@ impl Moves {
     }
 
     /// One that was cut off goes on.
-    fn resumed(&self) {
+    pub(super) fn resumed(&self) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.resumed += 1;
     }
@@ -544,7 +544,7 @@ impl RealNode {
         }
         let info = MoveInfo {
             limit_bytes: spec.limit_bytes,
-            ..self.info(name, (now.device, from), (device, to))
+            ..self.move_info(name, (now.device, from), (device, to))
         };
         let watched = Watched::new(spec.limit_bytes);
         let job = Job {
@@ -608,6 +608,9 @@ impl RealNode {
         for one in cut_off.interrupted {
             self.go_on(on(one.from_device), on(one.to_device), one);
         }
+        for one in cut_off.departing {
+            self.go_on_departing(on(one.from_device), one);
+        }
     }
 
     fn go_on(&self, was_on: Option<usize>, device: Option<usize>, one: Interrupted) {
@@ -617,7 +620,7 @@ impl RealNode {
         };
         let watched = Watched::new(one.limit_bytes);
         watched.had(one.copied_bytes);
-        let info = self.info(&one.name, (was_on, one.from), (device, one.to));
+        let info = self.move_info(&one.name, (was_on, one.from), (device, one.to));
         let (id, core) = (one.from.id, one.from.core);
         let job = Job {
             name: one.name,
@@ -631,8 +634,19 @@ impl RealNode {
         self.moves.begun(id, &info, &watched);
         self.moves.resumed();
         let run = self.run(job, was_on, device);
+        self.have_go_on(core, id, &info.volume, &watched, run);
+    }
+
+    /// Has a core go on with a move.
+    pub(super) fn have_go_on(
+        &self,
+        core: usize,
+        id: DvolId,
+        volume: &str,
+        watched: &Watched,
+        run: impl FnOnce(&Rc<CoreNode>) + Send + 'static,
+    ) {
         if let Err(refused) = self.send(core, run) {
-            let volume = &info.volume;
             tracing::warn!(
                 volume,
                 "going on with its move: {refused}; the next start tries again"
@@ -641,13 +655,13 @@ impl RealNode {
                 "its core could not be asked to go on with it ({refused}): the next start tries again"
             )));
             watched.end(State::Failed(DvolError::Stopping));
-            count(&self.moves.ended, &watched);
+            count(&self.moves.ended, watched);
             self.names.end_moving(id);
         }
     }
 
     /// Has a core do something, from the thread that starts the node.
-    fn send(
+    pub(super) fn send(
         &self,
         core: usize,
         work: impl FnOnce(&Rc<CoreNode>) + Send + 'static,
@@ -668,7 +682,12 @@ impl RealNode {
     }
 
     /// A move that begins now.
-    fn info(&self, name: &str, from: (usize, Place), to: (usize, Place)) -> MoveInfo {
+    pub(super) fn move_info(
+        &self,
+        name: &str,
+        from: (usize, Place),
+        to: (usize, Place),
+    ) -> MoveInfo {
         let place = |(device, place): (usize, Place)| MovePlace {
             device: self.devices[device].name.clone(),
             core: u32::try_from(place.core).unwrap_or(u32::MAX),

@@ -22,7 +22,7 @@ use flagstone_tls::ServerTls;
 
 use super::access::{Access, TokenStore};
 use super::attributes::{Receiving, StripePart, VolumeAttributes};
-use super::between::found::{FoundDvol, FoundMoves, forget_stale};
+use super::between::found::{CopyOf, FoundDvol, FoundMoves, forget_stale};
 use super::between::{Between, MoveStore, with_routes};
 use super::core::{CoreNode, Divided, Known, current};
 use super::files::{CoreFiles, Rules};
@@ -374,6 +374,20 @@ async fn settled(
     }
 }
 
+/// What has come of a volume whose origin was told, or will be, that it never will. If it can't be deleted, its device doesn't answer for what has come.
+async fn throw_away(engine: &Engine<UringPlatform>, copy: Handle, name: &str) {
+    match engine.delete(copy, true).await {
+        Ok(()) => tracing::info!(
+            volume = name,
+            "it was coming from another node at the end of its move when the node ended; the copy is deleted"
+        ),
+        Err(error) => tracing::warn!(
+            volume = name,
+            "it was coming from another node when the node ended, and the copy can't be deleted: {error}; the next start tries again"
+        ),
+    }
+}
+
 /// Opens this core's journals and puts its part of the node in place, with those that could be
 /// opened.
 async fn open_core(
@@ -438,7 +452,8 @@ async fn open_core(
         }
     }
     let (mut engines, mut recovered) = (Vec::new(), Recovered::default());
-    let (mut volumes, mut scheduled, mut left_over) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut volumes, mut scheduled) = (Vec::new(), Vec::new());
+    let (mut left_over, mut comes_again) = (Vec::new(), Vec::new());
     for (device, journal, handle, io, result) in join_all(opening).await {
         let (engine, report) = match result {
             Ok(opened) => opened,
@@ -498,6 +513,17 @@ async fn open_core(
                 Some(Receiving::Moved { limit_bytes, point }) => (limit_bytes, point.copied_bytes),
                 _ => (None, 0),
             };
+            if mark == Mark::ArrivingAt {
+                match found_moves.copy(dvol.handle) {
+                    CopyOf::None => {}
+                    CopyOf::Coming => continue,
+                    CopyOf::Never => {
+                        throw_away(&engine, dvol.handle, &dvol.name).await;
+                        continue;
+                    }
+                }
+            }
+            let mut goes_on = None;
             let found = FoundDvol {
                 name: &dvol.name,
                 handle: dvol.handle,
@@ -506,9 +532,14 @@ async fn open_core(
                 snapshots,
             };
             // What is said of the volume in other journals, between nodes, isn't said of a copy.
-            if mark != Mark::ArrivingAt && !found_moves.is_ours(&found) {
+            if mark != Mark::ArrivingAt && !found_moves.is_ours(&found, &mut goes_on) {
                 continue;
             }
+            // What that says of a move to another node is known by now.
+            let mark = match goes_on {
+                Some(_) => Mark::Plain,
+                None => mark,
+            };
             let may_be_served = matches!(mark, Mark::Plain | Mark::Going(_));
             if slo != Slo::default() && may_be_served {
                 slos.insert(dvol.handle.id, slo);
@@ -533,6 +564,7 @@ async fn open_core(
                 snapshots,
                 limit_bytes,
                 copied_bytes,
+                goes_on,
                 stripe,
                 found: Found {
                     device: engine.superblock().device_id.0,
@@ -544,7 +576,9 @@ async fn open_core(
         let store = TokenStore::new(engine.clone());
         let loading = access.load(&store, device, journal, &with_records, &others);
         loading.await;
-        left_over.extend(found_moves.end(&engine, &moves_store).await);
+        let (left, coming) = found_moves.end(&engine, &moves_store).await;
+        left_over.extend(left);
+        comes_again.extend(coming);
         engines.push(OpenedEngine {
             number,
             device,
@@ -566,6 +600,7 @@ async fn open_core(
         access,
         between,
         left_over,
+        comes_again,
         identity,
         failure_domain,
         tls,

@@ -213,6 +213,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         stop_grace: Duration::from_millis(options.stop_grace_ms),
     });
     node.go_on_moving(cut_off);
+    node.count_expected_again();
     Ok(node)
 }
 
@@ -360,6 +361,7 @@ fn serve(
             if let Some(core) = current() {
                 core.set_remotes(all);
                 core.begin_schedules();
+                core.begin_expecting_again();
                 core.begin_left_over();
             }
         });

@@ -1,7 +1,8 @@
 //! Volumes that come from other nodes: promises, and what their origins ask.
 //!
 //! A promise is in memory until the origin begins, and takes the volume's name meanwhile. Whoever has its key brings the volume; what each request
-//! does is in `flagstone_device::transfer`. What was not heard of for [`SILENCE_NS`] ends: no volume has come before it was asked to.
+//! does is in `flagstone_device::transfer`. What was not heard of for [`SILENCE_NS`], or [`KEPT_NS`] once something has come, ends: no volume has come before
+//! it was asked to. From the beginning on it is written down that the volume comes, so what has come by then outlives a start (`again.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle, Stability};
-use flagstone_device::transfer::{Arrival, Became, Keeper};
+use flagstone_device::transfer::{Arrival, Became, Keeper, NewDvol};
 use flagstone_fs::DvolRole;
 use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals, NewArrival};
 use flagstone_gateway::native::directory::Ends;
@@ -32,6 +33,9 @@ use crate::node::real::moving::{Copier, VolumeMarks};
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::records::Kept;
 use crate::node::{ForkState, MovePoint, Slo};
+
+/// How long an arrival stays of which something has come, and whose origin isn't heard of, in nanoseconds: a day. A start begins to count anew.
+const KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// How long an arrival stays that nobody asks for, in nanoseconds.
 pub(super) const SILENCE_NS: u64 = 600_000_000_000;
@@ -144,6 +148,14 @@ impl OneArrival {
         self.under_way.get() == 0 && now.since(self.heard.get()) >= for_ns
     }
 
+    /// How long it stays if nobody asks for it, in nanoseconds.
+    fn stays_ns(&self, core: &CoreNode) -> u64 {
+        match (core.move_hooks.silence_ns, self.arrival.has_begun()) {
+            (None, true) => KEPT_NS,
+            _ => core.silence_ns(),
+        }
+    }
+
     /// Whether it may be replaced by a new promise.
     pub(super) fn may_be_replaced(&self, core: &CoreNode) -> bool {
         let replaced_ns = core.silence_ns() / (SILENCE_NS / REPLACED_NS);
@@ -187,10 +199,11 @@ impl OneArrival {
         let _hearing = self.hear(&core.platform);
         let at = core.address().ok_or(NativeError::Stopping)?;
         let _turn = match &request {
-            ArrivalRequest::Begin(new) => {
+            ArrivalRequest::Begin(new) | ArrivalRequest::Again(new) => {
                 self.check(new)?;
                 None
             }
+            ArrivalRequest::Point(_) => Some(self.copier.tenant(false).turn(Want::flush()).await),
             ArrivalRequest::Runs(_, payload) => {
                 let want = Want::write(0, (payload.len() as u64).max(1), false);
                 Some(self.copier.tenant(false).turn(want).await)
@@ -205,6 +218,9 @@ impl OneArrival {
         let point = match &request {
             ArrivalRequest::Begin(_) => Some(MovePoint::Begun),
             ArrivalRequest::Runs(..) => Some(MovePoint::Taken),
+            ArrivalRequest::Point(_) | ArrivalRequest::Snapshot { point: Some(_), .. } => {
+                Some(MovePoint::PointKept)
+            }
             ArrivalRequest::Finish(_) => Some(MovePoint::Arrived),
             _ if confirms => Some(MovePoint::Confirmed),
             _ => None,
@@ -213,7 +229,7 @@ impl OneArrival {
         if let Some(point) = point {
             core.at(point).await;
         }
-        match reply {
+        match &reply {
             ArrivalReply::Settled(Settled::Never) => core.arrivals.remove(self.number),
             ArrivalReply::Settled(Settled::Arrived(_)) if confirms => {
                 core.arrivals.remove(self.number);
@@ -247,10 +263,42 @@ impl NodeKeeper {
     fn move_key(&self) -> MoveKey {
         MoveRecord::arrival_of(self.expected.id)
     }
+
+    fn record(&self, core: &CoreNode, kind: Kind) -> Result<MoveRecord, DvolError> {
+        let owned = core.owned(self.expected.engine)?;
+        Ok(MoveRecord {
+            kind,
+            volume: self.expected.id,
+            device: owned.engine.superblock().device_id,
+            number: self.number,
+            key: self.key.clone(),
+            epoch: Epoch(0),
+            at_ns: core.platform.wall_clock_ns(),
+            address: None,
+            name: String::new(),
+            attributes: [0; _],
+            limit_bytes: 0,
+        })
+    }
 }
 
 impl Keeper for NodeKeeper {
     type Record = RecordBytes;
+
+    async fn comes(&self, new: &NewDvol) -> Result<(), DvolError> {
+        let core = self.core()?;
+        let owned = core.owned(self.expected.engine)?;
+        let store = &owned.moves;
+        let _turn = store.turn().await;
+        let record = MoveRecord {
+            name: new.name.clone(),
+            attributes: new.attributes,
+            ..self.record(&core, Kind::Coming)?
+        };
+        store.put(&record, Stability::Stable).await?;
+        core.at(MovePoint::ComingKept).await;
+        Ok(())
+    }
 
     async fn take_record(&self, record: Option<RecordBytes>) -> Result<(), DvolError> {
         let core = self.core()?;
@@ -277,17 +325,7 @@ impl Keeper for NodeKeeper {
         let owned = core.owned(engine)?;
         let store = &owned.moves;
         let _turn = store.turn().await;
-        let record = MoveRecord {
-            kind: Kind::Arrived,
-            volume: self.expected.id,
-            device: store.engine().superblock().device_id,
-            number: self.number,
-            key: self.key.clone(),
-            epoch: Epoch(0),
-            at_ns: core.platform.wall_clock_ns(),
-            address: None,
-            name: String::new(),
-        };
+        let record = self.record(&core, Kind::Arrived)?;
         store.put(&record, Stability::Stable).await?;
         core.at(MovePoint::ArrivalKept).await;
         Ok(())
@@ -299,6 +337,14 @@ impl Keeper for NodeKeeper {
         if has_arrived {
             return core.confirm_arrival(engine, id).await;
         }
+        {
+            let owned = core.owned(engine)?;
+            let store = &owned.moves;
+            let _turn = store.turn().await;
+            store.forget(self.move_key()).await?;
+            // Before somebody else has its name: a start that found the record would keep that for it.
+            store.engine().flush().await?;
+        }
         // Its name, and what it was promised, are free again.
         self.claim.take();
         self.came.take();
@@ -309,10 +355,7 @@ impl Keeper for NodeKeeper {
             let _turn = store.turn().await;
             store.forget(id).await?;
         }
-        let owned = core.owned(engine)?;
-        let store = &owned.moves;
-        let _turn = store.turn().await;
-        store.forget(self.move_key()).await
+        Ok(())
     }
 
     fn arrived(&self, handle: Handle) {
@@ -370,9 +413,6 @@ impl CoreNode {
         if owned.making.is_shut() {
             return Err(DvolError::Busy);
         }
-        let engine = owned.engine.clone();
-        let copier = self.copier(expected.engine, expected.slo);
-        let copier = copier.ok_or(DvolError::NotFound)?;
         let number = loop {
             // 0 would be like none.
             let number = self.platform.random_u64() as u32;
@@ -386,6 +426,20 @@ impl CoreNode {
             *word = self.platform.random_u64().to_le_bytes();
         }
         let key = Key(key);
+        self.expect_arrival(expected, (number, key.clone()), None)?;
+        Ok((number, key))
+    }
+
+    /// Waits for a volume that may come: one that was promised a place, or (`left`) was on its way before the last start, with what has come of it.
+    pub(super) fn expect_arrival(
+        self: &Rc<Self>,
+        expected: Expected,
+        (number, key): (u32, Key),
+        left: Option<Option<(NewDvol, Handle)>>,
+    ) -> Result<(), DvolError> {
+        let engine = self.owned(expected.engine)?.engine.clone();
+        let copier = self.copier(expected.engine, expected.slo);
+        let copier = copier.ok_or(DvolError::NotFound)?;
         let announced = Rc::new(Announced {
             id: expected.id,
             name: expected.name,
@@ -403,9 +457,12 @@ impl CoreNode {
         };
         let one = Rc::new(OneArrival {
             number,
-            key: key.clone(),
+            key,
             expected: announced,
-            arrival: Arrival::new(engine.clone(), VolumeMarks, keeper),
+            arrival: match left {
+                None => Arrival::new(engine, VolumeMarks, keeper),
+                Some(copy) => Arrival::left(engine, VolumeMarks, keeper, copy),
+            },
             copier,
             heard: Cell::new(self.platform.now()),
             under_way: Cell::new(0),
@@ -417,7 +474,7 @@ impl CoreNode {
         let core = self.clone();
         self.platform
             .spawn(async move { core.end_when_silent(one).await });
-        Ok((number, key))
+        Ok(())
     }
 
     /// How long an arrival stays that nobody asks for, in nanoseconds.
@@ -428,7 +485,7 @@ impl CoreNode {
     /// Ends an arrival that nobody asks for any more.
     async fn end_when_silent(self: Rc<Self>, one: Rc<OneArrival>) {
         loop {
-            let due = one.heard.get().plus_ns(self.silence_ns());
+            let due = one.heard.get().plus_ns(one.stays_ns(&self));
             self.platform
                 .sleep_until(due.max(self.platform.now().plus_ns(1)))
                 .await;
@@ -436,7 +493,7 @@ impl CoreNode {
             if is_over || self.is_stopping() {
                 return;
             }
-            if one.is_silent(self.platform.now(), self.silence_ns()) {
+            if one.is_silent(self.platform.now(), one.stays_ns(&self)) {
                 // One that has come stays until its origin has confirmed that.
                 if one.give_up(&self).await {
                     tracing::info!(

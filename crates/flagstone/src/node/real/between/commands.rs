@@ -1,10 +1,8 @@
 //! What people ask for: a place for a volume of another node, and a move to one.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use flagstone_device::engine::DvolError;
-use flagstone_platform::Platform;
 use flagstone_types::{DeviceId, DvolId};
 use flagstone_wire::proof::{KEY_BYTES, Key};
 
@@ -17,8 +15,8 @@ use crate::node::real::RealNode;
 use crate::node::real::creation::Wants;
 use crate::node::real::describe::wall_clock_ns;
 use crate::node::real::errors::{no_such_volume, node_error, taken};
-use crate::node::real::moves::{count, moving};
-use crate::node::real::moving::{State, Watched};
+use crate::node::real::moves::moving;
+use crate::node::real::moving::Watched;
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::slo::note_floor;
 use crate::node::{
@@ -345,29 +343,12 @@ impl RealNode {
             slo,
             watched: watched.clone(),
             to,
+            has_begun: false,
         };
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        self.on_core(from.core, doing, move |core| async move {
-            let platform = core.platform.clone();
-            platform.spawn(async move {
-                let state = core.send_volume(job).await;
-                // Who asked may be gone.
-                let _ = sender.send(state);
-            });
-        })
-        .await?;
+        let run = self.run_departure(job);
+        self.on_core(from.core, doing, move |core| async move { run(&core) })
+            .await?;
         self.moves.begun(from.id, &info, &watched);
-        let (ended, floors) = (self.moves.ended(), Arc::clone(&self.floors));
-        let between = self.between.clone();
-        tokio::spawn(async move {
-            let state = receiver.await;
-            count(&ended, &watched);
-            let mut floors = floors.lock().await;
-            // It may have been promised a place for its way back.
-            if state == Ok(State::Done) && between.promise_of(from.id).is_none() {
-                floors.remove(&from.id.into());
-            }
-        });
         Ok(info)
     }
 

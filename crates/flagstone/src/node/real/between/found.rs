@@ -1,7 +1,7 @@
 //! What a start finds of moves between nodes, and what is done about it: volumes of which it has to be asked whose they are, those that
-//! went, and those that have come and are not confirmed.
+//! went, those that have come and are not confirmed, and those that were on their way: these go on.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -48,6 +48,27 @@ pub(in crate::node::real) struct LeftOver {
     snapshots: Option<SnapshotSchedule>,
 }
 
+/// A volume that was on its way here. Its origin may go on.
+pub(in crate::node::real) struct ComesAgain {
+    pub(super) record: MoveRecord,
+    pub(super) engine: usize,
+    /// What has come of it, if that has a point.
+    pub(super) copy: Option<Handle>,
+    /// Of its name.
+    pub(super) claim: Claim,
+}
+
+/// What is to become of the copy of a volume, with a point, that a start finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::node::real) enum CopyOf {
+    /// It has not come from another node.
+    None,
+    /// It waits for its origin.
+    Coming,
+    /// Its origin has asked to finish, which came to nothing: it is thrown away.
+    Never,
+}
+
 /// What one journal has written down.
 pub(in crate::node::real) struct FoundMoves {
     /// Core and engine.
@@ -56,6 +77,11 @@ pub(in crate::node::real) struct FoundMoves {
     names: Names,
     routes: BTreeMap<DvolId, MoveRecord>,
     came: BTreeMap<DvolId, MoveRecord>,
+    /// Volumes that come, of which no copy was found yet.
+    coming: BTreeMap<DvolId, MoveRecord>,
+    comes_again: Vec<ComesAgain>,
+    /// Volumes that were on their way and have no place here any more.
+    stale: Vec<DvolId>,
     left: Vec<LeftOver>,
 }
 
@@ -73,9 +99,12 @@ impl FoundMoves {
         for record in settled {
             between.settled(record.volume, record.number, record.key, on);
         }
-        let (came, routes): (Vec<_>, Vec<_>) = records
+        let (coming, records): (Vec<_>, Vec<_>) = records
             .into_iter()
             .map(|record| (record.volume, record))
+            .partition(|(_, record)| record.kind == Kind::Coming);
+        let (came, routes): (Vec<_>, Vec<_>) = records
+            .into_iter()
             .partition(|(_, record)| record.kind == Kind::Arrived);
         FoundMoves {
             on,
@@ -83,12 +112,53 @@ impl FoundMoves {
             names: names.clone(),
             routes: routes.into_iter().collect(),
             came: came.into_iter().collect(),
+            coming: coming.into_iter().collect(),
+            comes_again: Vec::new(),
+            stale: Vec::new(),
             left: Vec::new(),
         }
     }
 
-    /// Whether a dvol is this node's as far as is known; otherwise it is settled later.
-    pub(in crate::node::real) fn is_ours(&mut self, dvol: &FoundDvol<'_>) -> bool {
+    /// What a copy with a point is that was found.
+    pub(in crate::node::real) fn copy(&mut self, copy: Handle) -> CopyOf {
+        if self.came.contains_key(&copy.id) {
+            return CopyOf::Never;
+        }
+        let record = self.coming.remove(&copy.id);
+        match record.is_some_and(|record| self.comes(record, Some(copy))) {
+            true => CopyOf::Coming,
+            false => CopyOf::None,
+        }
+    }
+
+    /// Whether there is a place for a volume that was on its way: not if another one has got its name.
+    fn comes(&mut self, record: MoveRecord, copy: Option<Handle>) -> bool {
+        let (core, engine) = self.on;
+        // It has no place before it has come.
+        let place = Place {
+            core,
+            engine: 0,
+            id: DvolId(0),
+        };
+        let Some(claim) = self.names.claim(&record.name, place) else {
+            self.stale.push(record.volume);
+            return false;
+        };
+        self.comes_again.push(ComesAgain {
+            record,
+            engine,
+            copy,
+            claim,
+        });
+        true
+    }
+
+    /// Whether a dvol is this node's as far as is known; otherwise it is settled later. If its move goes on, what is written down of that is in `goes_on`.
+    pub(in crate::node::real) fn is_ours(
+        &mut self,
+        dvol: &FoundDvol<'_>,
+        goes_on: &mut Option<MoveRecord>,
+    ) -> bool {
         let id = dvol.handle.id;
         if let Some(came) = self.came.remove(&id) {
             self.between.came(id, came.number, came.key);
@@ -100,10 +170,15 @@ impl FoundMoves {
         let what = at_start(Left {
             has_dvol: true,
             is_leaving,
+            is_going: dvol.mark == Mark::Going(record.device.0),
             // A dvol without that mark has come back since.
             is_gone: record.kind.is_gone() && is_leaving,
             is_forced: record.kind == Kind::Forced,
         });
+        if what == Start::GoOn {
+            *goes_on = Some(record);
+            return true;
+        }
         let (core, engine) = self.on;
         let place = Place { core, engine, id };
         let claim = match what {
@@ -144,12 +219,21 @@ impl FoundMoves {
         let _ = self.between.put(record.volume, route);
     }
 
-    /// All dvols of the journal were looked at. Returns what is left to do.
+    /// All dvols of the journal were looked at. Returns what is left to do, and what may go on to come.
     pub(in crate::node::real) async fn end(
         mut self,
         engine: &Engine<UringPlatform>,
         store: &MoveStore<UringPlatform>,
-    ) -> Vec<LeftOver> {
+    ) -> (Vec<LeftOver>, Vec<ComesAgain>) {
+        for record in std::mem::take(&mut self.coming).into_values() {
+            self.comes(record, None);
+        }
+        for volume in std::mem::take(&mut self.stale) {
+            let _turn = store.turn().await;
+            if let Err(error) = store.forget(MoveRecord::arrival_of(volume)).await {
+                tracing::debug!(%volume, "forgetting a volume that was to come: {error}");
+            }
+        }
         for (volume, _) in std::mem::take(&mut self.came) {
             let mut is_there = false;
             engine.visit_dvols(|handle, _| is_there |= handle.id == volume);
@@ -168,6 +252,7 @@ impl FoundMoves {
             let what = at_start(Left {
                 has_dvol: false,
                 is_leaving: false,
+                is_going: false,
                 is_gone: record.kind.is_gone(),
                 is_forced: false,
             });
@@ -187,7 +272,7 @@ impl FoundMoves {
                 snapshots: None,
             });
         }
-        self.left
+        (self.left, self.comes_again)
     }
 }
 
@@ -265,8 +350,12 @@ impl CoreNode {
             notes: None,
             watched: None,
             take_tokens: RefCell::default(),
+            held_since: None,
+            is_kept: Cell::new(true),
         };
         match one.what {
+            // That is the node's to do.
+            Start::GoOn => {}
             Start::SendOn => self.send_on(&one, &arrival, &home).await,
             Start::Abandon => {
                 if let Err(error) = home.forget_route().await {
@@ -462,8 +551,10 @@ mod tests {
             key: Key([1; 32]),
             epoch: Epoch(if kind == Kind::Forced { 70_000 } else { 0 }),
             at_ns: 7,
-            address: (!kind.has_come()).then(at),
+            address: (!kind.comes()).then(at),
             name: "vm".to_owned(),
+            attributes: [0; _],
+            limit_bytes: 0,
         }
     }
 
@@ -476,13 +567,19 @@ mod tests {
             id: ID,
             layer: None,
         };
-        let is_ours = found.is_ours(&FoundDvol {
+        let mut goes_on = None;
+        let dvol = FoundDvol {
             name: "vm",
             handle,
             mark,
             slo: Slo::default(),
             snapshots: None,
-        });
+        };
+        let is_ours = found.is_ours(&dvol, &mut goes_on);
+        if let Some(record) = goes_on {
+            assert!(found.left.is_empty() && record.volume == ID);
+            return (is_ours, Some(Start::GoOn), between.of(ID), false);
+        }
         let left = found.left.first();
         let what = left.map(|left| {
             assert_eq!((left.engine, left.handle), (1, Some(handle)));
@@ -510,6 +607,7 @@ mod tests {
         let sent_on = (false, Some(Start::SendOn), Some(Elsewhere::At(at())), false);
         let asked = (false, Some(Start::Ask), Some(Elsewhere::Asked(at())), false);
         let goes_on = (true, Some(Start::Abandon), None, false);
+        let (going, moves_on) = (Mark::Going(THERE.0), (true, Some(Start::GoOn), None, false));
         let forced = (
             false,
             Some(Start::Force),
@@ -523,6 +621,12 @@ mod tests {
             // It was not held yet, or for another move.
             (Kind::Leaving, Mark::Plain, goes_on),
             (Kind::Leaving, elsewhere, goes_on),
+            // It was copied, or is again behind a hold that came to nothing.
+            (Kind::Going, going, moves_on),
+            (Kind::Leaving, going, moves_on),
+            // It was ended, or had not begun.
+            (Kind::Going, Mark::Plain, goes_on),
+            (Kind::Going, Mark::Going(THERE.0 + 1), goes_on),
             (Kind::Gone, leaving, sent_on),
             (Kind::Confirmed, leaving, sent_on),
             // It has come back.
@@ -556,7 +660,34 @@ mod tests {
             slo: Slo::default(),
             snapshots: None,
         };
-        assert!(found.is_ours(&dvol), "what it says is looked at elsewhere");
-        assert!(found.left.is_empty());
+        let mut goes_on = None;
+        let is_ours = found.is_ours(&dvol, &mut goes_on);
+        assert!(is_ours, "what it says is looked at elsewhere");
+        assert!(found.left.is_empty() && goes_on.is_none());
+    }
+
+    #[test]
+    fn a_copy_waits_for_its_origin_or_is_of_another_move() {
+        let handle = Handle {
+            slot: Slot(2),
+            id: ID,
+            layer: None,
+        };
+        for (kind, is_taken, expected) in [
+            (Kind::Coming, false, CopyOf::Coming),
+            (Kind::Coming, true, CopyOf::None),
+            (Kind::Arrived, false, CopyOf::Never),
+            (Kind::Gone, false, CopyOf::None),
+        ] {
+            let (between, names) = (Between::default(), Names::default());
+            let _other = is_taken.then(|| names.claim("vm", place()));
+            let mut found = FoundMoves::new((0, 1), &between, &names, vec![record(kind)]);
+            assert_eq!(found.copy(handle), expected, "{kind:?}");
+            let copies: Vec<_> = found.comes_again.iter().map(|one| one.copy).collect();
+            let waits = expected == CopyOf::Coming;
+            assert_eq!(copies, if waits { vec![Some(handle)] } else { vec![] });
+            // Nobody else gets its name.
+            assert_eq!(names.claim("vm", place()).is_none(), waits || is_taken);
+        }
     }
 }

@@ -12,7 +12,7 @@ use flagstone_client::{Arrival, Error, Options};
 use flagstone_device::engine::{DvolError, Handle, Stability};
 use flagstone_device::transfer::{DvolOrigin, Marks, NewDvol};
 use flagstone_moves::away::{Ended, Home, Question, RemoteTarget, confirm, move_away};
-use flagstone_platform::Platform;
+use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::Status;
@@ -22,7 +22,7 @@ use super::record::{Kind, MoveRecord};
 use super::{Elsewhere, Route, UringClient, UringConnect, word};
 use crate::node::real::core::CoreNode;
 use crate::node::real::moving::{
-    Here, Pace, State, VolumeMarks, Watched, behind_a_move, refuse_unsettled,
+    Here, POINT_AFTER_BYTES, Pace, State, VolumeMarks, Watched, behind_a_move, refuse_unsettled,
 };
 use crate::node::real::names::Place;
 use crate::node::real::notes::VolumeNotes;
@@ -31,7 +31,7 @@ use crate::node::real::receive::quiesce;
 use crate::node::real::records::Kept;
 use crate::node::{MovePoint, Slo};
 
-/// How long each request of a move may take, with all its repetitions, in nanoseconds. Behind the hold, clients wait for it.
+/// How long each request of a move may take, with all its repetitions, in nanoseconds: then the copy is cut off. Behind the hold, clients wait for it.
 const REQUEST_NS: u64 = 10_000_000_000;
 
 /// Before the other node is told again that it won't be asked any more, in nanoseconds.
@@ -59,6 +59,8 @@ impl Promised {
             at_ns,
             address: Some(self.address),
             name: name.to_owned(),
+            attributes: [0; _],
+            limit_bytes: 0,
         }
     }
 
@@ -87,6 +89,8 @@ pub(in crate::node::real) struct Departure {
     pub(super) slo: Slo,
     pub(super) watched: Arc<Watched>,
     pub(super) to: Promised,
+    /// It goes on: an earlier run of this node has begun it.
+    pub(super) has_begun: bool,
 }
 
 /// What this node writes down of a volume that goes, and whom it keeps waiting.
@@ -102,6 +106,10 @@ pub(super) struct NodeHome<'a> {
     pub(super) watched: Option<&'a Watched>,
     /// Takes its tokens, once they don't change any more.
     pub(super) take_tokens: RefCell<Option<Box<dyn FnOnce() + 'a>>>,
+    /// Since when changes are held, of a move that is under way.
+    pub(super) held_since: Option<&'a Cell<Option<Time>>>,
+    /// It is written down that it goes there.
+    pub(super) is_kept: Cell<bool>,
 }
 
 impl NodeHome<'_> {
@@ -114,7 +122,15 @@ impl NodeHome<'_> {
 
     fn record(&self, kind: Kind) -> MoveRecord {
         let at_ns = self.core.platform.wall_clock_ns();
-        self.to.record(kind, self.volume, &self.name, at_ns)
+        let record = self.to.record(kind, self.volume, &self.name, at_ns);
+        let limit_bytes = match kind {
+            Kind::Going | Kind::Leaving => self.watched.and_then(Watched::limit_bytes),
+            _ => None,
+        };
+        MoveRecord {
+            limit_bytes: limit_bytes.unwrap_or(0),
+            ..record
+        }
     }
 
     /// Where it is for clients: a node that listens on all its addresses is reached by the one that it was reached by.
@@ -127,6 +143,46 @@ impl NodeHome<'_> {
 }
 
 impl Home for NodeHome<'_> {
+    async fn keep_going(&self) -> Result<(), DvolError> {
+        if !self.is_kept.get() {
+            self.put(&self.record(Kind::Going)).await?;
+            self.is_kept.set(true);
+        }
+        Ok(())
+    }
+
+    fn is_unwanted(&self) -> bool {
+        self.watched.is_some_and(Watched::is_cancelled)
+    }
+
+    fn cut_off(&self, why: &str) {
+        // Those of its tokens that were to go with it may change again.
+        self.core.between.stays(self.volume);
+        if let Some(since) = self.held_since {
+            since.set(None);
+        }
+        let Some(watched) = self.watched else { return };
+        let text = format!("it waits for the other node, and goes on when that answers: {why}");
+        let is_known = watched.trouble().is_some();
+        watched.set_trouble(Some(text));
+        // Once: it is asked again and again.
+        if !is_known {
+            tracing::warn!(
+                volume = self.name,
+                to = %self.to.address,
+                "its move is cut off, and goes on when the other node answers; until then it is used here: {why}"
+            );
+        }
+    }
+
+    fn goes_on(&self) {
+        let Some(watched) = self.watched else { return };
+        if watched.trouble().is_some() {
+            watched.set_trouble(None);
+            tracing::info!(volume = self.name, to = %self.to.address, "its move goes on");
+        }
+    }
+
     async fn keep_route(&self) -> Result<(), DvolError> {
         let owned = self.core.owned(self.engine)?;
         let store = &owned.tokens;
@@ -214,11 +270,11 @@ impl Home for NodeHome<'_> {
     }
 }
 
-/// Why a move came to nothing. A node that was restarted has forgotten its promise, and then the key of that opens nothing.
+/// Why a move came to nothing. A node that has heard nothing for too long has thrown away what had come, and then the key of that opens nothing.
 fn in_words(error: &Error, to: &Promised) -> String {
     match error.status() {
         Some(Status::Denied) => format!(
-            "{} doesn't know of this move (DENIED): it was restarted since and has thrown away what had come, or the key is another's; \
+            "{} doesn't know of this move (DENIED): it has heard nothing of it for too long and has thrown away what had come, or the key is another's; \
              ask for the move again",
             to.address
         ),
@@ -244,12 +300,21 @@ impl CoreNode {
         let sent = self.send_it(&job, &came).await;
         let state = match &sent {
             Ok(()) => State::Done,
+            // Whatever it was doing just then.
+            Err((_, true))
+                if job.watched.is_cancelled() && came.get() == Some(word::Came::Stayed) =>
+            {
+                State::Cancelled
+            }
             Err((DvolError::Busy, _)) if job.watched.is_cancelled() => State::Cancelled,
             Err((error, true)) => State::Failed(*error),
             Err((error, false)) => State::Unknown(*error),
         };
+        let goes_on = came.get() == Some(word::Came::CutOff);
         if let Err((_, is_known)) = &sent
             && *is_known
+            // Nothing of it is to change before the next start goes on.
+            && !goes_on
         {
             self.between.stays(id);
             self.names.end_moving(id);
@@ -265,6 +330,10 @@ impl CoreNode {
                 tracing::info!(volume, bytes, held_us, %to, "moved to another node");
             }
             (State::Cancelled, _) => tracing::info!(volume, bytes, %to, "moving it was cancelled"),
+            _ if goes_on => tracing::info!(
+                volume, bytes, %to,
+                "the node stops while it is moved to another one: it is where it was, and the next start goes on"
+            ),
             (_, Err((error, true))) => {
                 let trouble = job.watched.trouble().unwrap_or_else(|| error.to_string());
                 tracing::warn!(volume, bytes, %to, "moving it came to nothing: {trouble}; it is where it was");
@@ -308,8 +377,14 @@ impl CoreNode {
             attributes: VolumeMarks.plain(&behind_a_move(&info.attributes, epoch)),
         };
         let target = RemoteTarget::new(self.platform.clone(), &arrival, new, REQUEST_NS);
+        let after_bytes = self.move_hooks.point_after_bytes;
+        let target = target.with_points(after_bytes.unwrap_or(POINT_AFTER_BYTES));
         let gate = notes.gate.clone();
         let origin = DvolOrigin::new(engine.clone(), handle, gate, VolumeMarks, job.to.device.0);
+        let (target, origin) = match job.has_begun {
+            true => (target.that_has_begun(), origin.that_is_going()),
+            false => (target, origin),
+        };
         let copier = self.copier(job.from.engine, job.slo);
         let copier = copier.ok_or(stayed(DvolError::NotFound))?;
         let held_since = Cell::default();
@@ -331,6 +406,8 @@ impl CoreNode {
             notes: Some(notes.clone()),
             watched: Some(&job.watched),
             take_tokens: RefCell::new(Some(Box::new(take_tokens))),
+            held_since: Some(&held_since),
+            is_kept: Cell::new(job.has_begun),
         };
         let question = job.to.question(handle.id);
         let ended = move_away(&origin, &here, &target, question, &pace, &home).await;
@@ -351,6 +428,7 @@ impl CoreNode {
                 job.watched.set_trouble(trouble);
                 Err((error, true))
             }
+            Ended::CutOff(error) => Err((error, true)),
             Ended::Forced(epoch) => {
                 self.go_on_forced(job.from.engine, job.name.clone(), handle.id, &job.to, epoch);
                 let text = format!(
@@ -463,6 +541,8 @@ impl CoreNode {
             notes: None,
             watched: None,
             take_tokens: RefCell::default(),
+            held_since: None,
+            is_kept: Cell::new(true),
         };
         while !self.is_stopping() && matches!(self.between.of(volume), Some(Elsewhere::At(_))) {
             if confirm(&self.platform, &arrival, to.question(volume)).await {

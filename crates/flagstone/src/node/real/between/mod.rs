@@ -7,6 +7,7 @@
 //! - [`leaving`]: a move away from this node;
 //! - [`there`]: what is passed on to a volume that went, for clients that can't follow it;
 //! - [`found`]: what a start finds of both;
+//! - [`again`]: what goes on then;
 //! - [`commands`]: what people ask for;
 //! - [`word`]: what people say in the place of a node that can't be asked;
 //! - [`record`]: what is written down, beside the journal's tokens.
@@ -14,6 +15,7 @@
 //! [`Between`] is the table of the whole node, which each core looks into: a client that comes to any core is sent on, and an origin that asks
 //! any core is told the truth. Nothing looks into it for a request on a volume that is open.
 
+pub(super) mod again;
 pub(super) mod arrivals;
 mod commands;
 mod connect;
@@ -342,7 +344,7 @@ impl Between {
 
 /// Volumes whose tokens are still needed though they aren't in the journal: those that clients are sent on for.
 pub(super) fn with_routes(records: &[MoveRecord]) -> BTreeSet<DvolId> {
-    let goes = |record: &&MoveRecord| !record.kind.has_come();
+    let goes = |record: &&MoveRecord| !record.kind.comes();
     records.iter().filter(goes).map(|r| r.volume).collect()
 }
 

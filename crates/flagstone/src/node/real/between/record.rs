@@ -1,11 +1,12 @@
-//! What the device holds of moves between nodes: a record of one block for each volume that has come and isn't confirmed, and for each that
-//! has gone, or may have.
+//! What the device holds of moves between nodes: a record of one block for each volume that comes, or has come and isn't confirmed, and for each that
+//! goes, has gone, or may have.
 //!
 //! The bytes are described in `docs/formats/moves.md`. Encoding is canonical: what decodes is what would be encoded.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use flagstone_device::engine::Attributes;
 use flagstone_fs::ATTRIBUTE_KIND_MOVES;
 use flagstone_types::checksum::crc32c;
 use flagstone_types::{DeviceId, DvolId, Epoch};
@@ -31,6 +32,12 @@ const PORT_AT: usize = 98;
 const ADDRESS_AT: usize = 100;
 const NAME_AT: usize = 128;
 const NAME_BYTES_MAX: usize = 128;
+const ATTRIBUTES_AT: usize = 256;
+const LIMIT_AT: usize = 320;
+/// Behind this all is zero.
+const END: usize = 328;
+const _: () = assert!(ATTRIBUTES_AT + size_of::<Attributes>() == LIMIT_AT);
+const _: () = assert!(LIMIT_AT + 8 == END);
 
 /// What is known of a move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,21 +54,32 @@ pub(in crate::node::real) enum Kind {
     Forced,
     /// It has come here, and may be deleted or moved on by somebody's word, though its origin has not confirmed.
     Settled,
+    /// It comes here: what has come of it, if that has a point, waits for its origin.
+    Coming,
+    /// It is being copied there, once its dvol is marked so.
+    Going,
 }
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 8] = [
     Kind::Arrived,
     Kind::Leaving,
     Kind::Gone,
     Kind::Confirmed,
     Kind::Forced,
     Kind::Settled,
+    Kind::Coming,
+    Kind::Going,
 ];
 
 impl Kind {
-    /// Whether it is of a volume that has come here.
-    pub(super) fn has_come(self) -> bool {
-        matches!(self, Kind::Arrived | Kind::Settled)
+    /// Whether it is of a volume that comes here, or has come.
+    pub(super) fn comes(self) -> bool {
+        matches!(self, Kind::Arrived | Kind::Settled | Kind::Coming)
+    }
+
+    /// Whether it says where a volume is being copied to, or may have gone.
+    fn goes(self) -> bool {
+        matches!(self, Kind::Going | Kind::Leaving)
     }
 
     /// Whether it says that the volume is there, and not here.
@@ -84,10 +102,14 @@ pub(in crate::node::real) struct MoveRecord {
     pub(super) epoch: Epoch,
     /// When this was written, in nanoseconds since 1970.
     pub(super) at_ns: u64,
-    /// The core that it goes to. That of a volume which has come is not written down.
+    /// The core that it goes to. That of a volume which comes is not written down.
     pub(super) address: Option<SocketAddr>,
     /// By which clients may ask for it. Of a volume which has come this is empty.
     pub(super) name: String,
+    /// What a volume that comes is to have, as it was announced; otherwise zeros.
+    pub(super) attributes: Attributes,
+    /// How many bytes a second are copied of one that goes, at most; 0: as many as others leave.
+    pub(super) limit_bytes: u64,
 }
 
 impl MoveRecord {
@@ -177,7 +199,7 @@ impl Kept for MoveRecord {
 
     fn key(&self) -> MoveKey {
         match self.kind {
-            Kind::Arrived => MoveRecord::arrival_of(self.volume),
+            Kind::Arrived | Kind::Coming => MoveRecord::arrival_of(self.volume),
             Kind::Settled => MoveRecord::settled_of(self.volume, self.number),
             _ => MoveRecord::route_of(self.volume),
         }
@@ -211,6 +233,8 @@ impl Kept for MoveRecord {
             }
         }
         put(&mut out, NAME_AT, &name[..name.len().min(NAME_BYTES_MAX)]);
+        put(&mut out, ATTRIBUTES_AT, &self.attributes);
+        put(&mut out, LIMIT_AT, &self.limit_bytes.to_le_bytes());
         let crc = crc32c(&out);
         put(&mut out, CRC_AT, &crc.to_le_bytes());
         out
@@ -254,7 +278,13 @@ fn read(block: &[u8; RECORD_BYTES]) -> Option<MoveRecord> {
     };
     let epoch = Epoch(u32::from_le_bytes(array(block, EPOCH_AT)));
     // Whoever goes goes somewhere, and whoever goes on does so in an epoch.
-    if ip.is_some() == kind.has_come() || (epoch == Epoch(0)) == (kind == Kind::Forced) {
+    if ip.is_some() == kind.comes() || (epoch == Epoch(0)) == (kind == Kind::Forced) {
+        return None;
+    }
+    let attributes: Attributes = array(block, ATTRIBUTES_AT);
+    let limit_bytes = u64::from_le_bytes(array(block, LIMIT_AT));
+    let is_bare = attributes == [0; _] || kind == Kind::Coming;
+    if !is_bare || limit_bytes > 0 && !kind.goes() {
         return None;
     }
     if epoch > Epoch::MAX {
@@ -270,6 +300,8 @@ fn read(block: &[u8; RECORD_BYTES]) -> Option<MoveRecord> {
         at_ns: u64::from_le_bytes(array(block, TIME_AT)),
         address: ip.map(|ip| SocketAddr::new(ip, port)),
         name: String::from_utf8(name.to_vec()).ok()?,
+        attributes,
+        limit_bytes,
     })
 }
 
@@ -288,7 +320,8 @@ mod tests {
     use super::*;
 
     pub(in super::super) fn record(kind: Kind) -> MoveRecord {
-        let goes = !kind.has_come();
+        let goes = !kind.comes();
+        let is_named = goes || kind == Kind::Coming;
         MoveRecord {
             kind,
             volume: DvolId(0x0102 << 64 | 3),
@@ -298,7 +331,13 @@ mod tests {
             epoch: Epoch(if kind == Kind::Forced { 0x0008_0009 } else { 0 }),
             at_ns: 8,
             address: goes.then(|| SocketAddr::new([9, 10, 11, 12].into(), 0x0d0e)),
-            name: if goes { "db".to_owned() } else { String::new() },
+            name: if is_named {
+                "db".to_owned()
+            } else {
+                String::new()
+            },
+            attributes: [if kind == Kind::Coming { 11 } else { 0 }; _],
+            limit_bytes: if kind.goes() { 0x0c0d } else { 0 },
         }
     }
 
@@ -322,12 +361,31 @@ mod tests {
         let crc = crc32c(&expected).to_le_bytes();
         expected[60..64].copy_from_slice(&crc);
         assert_eq!(block, expected);
+        let block = record(Kind::Going).encode();
+        expected[5] = 8;
+        (expected[44], expected[46]) = (0, 0);
+        (expected[320], expected[321]) = (13, 12);
+        expected[60..64].fill(0);
+        let crc = crc32c(&expected).to_le_bytes();
+        expected[60..64].copy_from_slice(&crc);
+        assert_eq!(block, expected);
+        let block = record(Kind::Coming).encode();
+        expected[5] = 7;
+        expected[96..104].fill(0);
+        expected[256..320].fill(11);
+        expected[320..322].fill(0);
+        expected[60..64].fill(0);
+        let crc = crc32c(&expected).to_le_bytes();
+        expected[60..64].copy_from_slice(&crc);
+        assert_eq!(block, expected);
     }
 
     #[test]
     fn a_volume_has_one_route_one_arrival_and_one_of_each_that_was_settled() {
         let keys = KINDS.map(|kind| record(kind).key());
         assert_eq!(keys[1..5], [keys[1]; 4], "one route");
+        assert_eq!(keys[7], keys[1], "one route");
+        assert_eq!(keys[6], keys[0], "one arrival");
         assert_ne!(keys[0], keys[1]);
         let mut later = record(Kind::Settled);
         later.number += 1;
@@ -345,7 +403,7 @@ mod tests {
             let found = MoveRecord::decode(&block).expect("is a record");
             assert_eq!(found.encode(), block);
             assert_eq!(format!("{found:?}"), format!("{record:?}"));
-            for at in (0..160).chain([RECORD_BYTES - 1]) {
+            for at in (0..160).chain(256..END + 8).chain([RECORD_BYTES - 1]) {
                 let mut changed = block;
                 changed[at] ^= 0x10;
                 assert!(MoveRecord::decode(&changed).is_err(), "byte {at}");
@@ -367,7 +425,15 @@ mod tests {
         in_an_epoch.epoch = Epoch(7);
         let mut beyond = record(Kind::Forced);
         beyond.epoch = Epoch(Epoch::MAX.0 + 1);
-        for bad in [nowhere, in_no_epoch, in_an_epoch, beyond] {
+        let mut with_attributes = record(Kind::Gone);
+        with_attributes.attributes = [1; _];
+        let mut with_limit = record(Kind::Coming);
+        with_limit.limit_bytes = 1;
+        let others = [with_attributes, with_limit];
+        for bad in [nowhere, in_no_epoch, in_an_epoch, beyond]
+            .into_iter()
+            .chain(others)
+        {
             assert_eq!(
                 MoveRecord::decode(&bad.encode()).err(),
                 Some(BadMove::Damaged),

@@ -37,6 +37,8 @@ pub(super) enum Came {
     Went(SocketAddr),
     /// It can't be written down, or the node stops.
     Failed(DvolError),
+    /// It has not gone, and the node stops: the next start goes on with its move.
+    CutOff,
 }
 
 /// What that is of a move.
@@ -46,6 +48,7 @@ pub(super) fn came_of(ended: &Ended) -> Came {
         Ended::Stayed(_) => Came::Stayed,
         Ended::Went(at) => Came::Went(at),
         Ended::Unknown(error) => Came::Failed(error),
+        Ended::CutOff(_) => Came::CutOff,
     }
 }
 
@@ -247,7 +250,7 @@ impl RealNode {
         let came = came.await.map_err(|_| stops(&doing))?;
         let (outcome, epoch) = match came {
             Came::Forced(epoch) => (ForcedOutcome::Forced, Some(epoch.0)),
-            Came::Stayed => (ForcedOutcome::Stayed, None),
+            Came::Stayed | Came::CutOff => (ForcedOutcome::Stayed, None),
             Came::Went(_) => (ForcedOutcome::Went, None),
             Came::Failed(_) if self.stopping.load(std::sync::atomic::Ordering::Acquire) => {
                 return Err(stops(&doing));

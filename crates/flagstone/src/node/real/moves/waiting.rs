@@ -74,7 +74,7 @@ impl RealNode {
             return;
         };
         let (volume, device) = (&one.name, DeviceId(one.to_device).to_string());
-        let info = self.info(volume, (was_on, one.at), (was_on, one.at));
+        let info = self.move_info(volume, (was_on, one.at), (was_on, one.at));
         let to = MovePlace {
             device,
             core: 0,

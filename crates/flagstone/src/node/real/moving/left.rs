@@ -10,6 +10,7 @@ use flagstone_types::DvolId;
 
 use super::VolumeMarks;
 use crate::node::real::attributes::StripePart;
+use crate::node::real::between::record::MoveRecord;
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::names::Place;
 use crate::node::real::opening::Part;
@@ -26,6 +27,8 @@ pub(in crate::node::real) struct FoundVolume {
     /// Of a copy that a move has left: how many bytes that copies in a second, at most, and how many it has copied.
     pub(in crate::node::real) limit_bytes: Option<u64>,
     pub(in crate::node::real) copied_bytes: u64,
+    /// It is being moved to another node, which is written down like this.
+    pub(in crate::node::real) goes_on: Option<MoveRecord>,
     /// If it is a member of a striped volume: which.
     pub(in crate::node::real) stripe: Option<StripePart>,
     pub(in crate::node::real) found: Found,
@@ -57,12 +60,26 @@ pub(in crate::node::real) struct Waiting {
     pub(in crate::node::real) to_device: u128,
 }
 
+/// A move to another node that goes on.
+pub(in crate::node::real) struct Departing {
+    /// Of this volume.
+    pub(in crate::node::real) name: String,
+    pub(in crate::node::real) slo: Slo,
+    pub(in crate::node::real) from: Place,
+    /// The id of the device that it is on.
+    pub(in crate::node::real) from_device: u128,
+    /// What is written down of it.
+    pub(in crate::node::real) record: MoveRecord,
+}
+
 /// Moves that were cut off when the node ended.
 #[derive(Default)]
 pub(in crate::node::real) struct CutOff {
     /// Those that go on: their volumes are marked as being moved.
     pub(in crate::node::real) interrupted: Vec<Interrupted>,
     pub(in crate::node::real) waiting: Vec<Waiting>,
+    /// Those to other nodes. Their volumes are marked, too.
+    pub(in crate::node::real) departing: Vec<Departing>,
 }
 
 /// Puts the volumes that were found into the node's names, each once. Returns the moves that aren't over.
@@ -85,6 +102,7 @@ pub(in crate::node::real) fn settle_moves(
             && one.found.mark == Mark::Plain
         {
             serve(part, one);
+            depart(part, one, &mut cut_off);
             continue;
         }
         let states: Vec<Found> = found.iter().map(|volume| volume.found).collect();
@@ -118,6 +136,7 @@ fn settle_one(
             Verdict::Close => close(runtime, volume)?,
             Verdict::Serve => {
                 serve(part, volume);
+                depart(part, volume, cut_off);
                 on_its_core(runtime, volume, Marked::AsItIs)?;
             }
             Verdict::Unmark => {
@@ -163,6 +182,20 @@ fn interrupted(origin: &FoundVolume, copy: &FoundVolume) -> Interrupted {
         left: copy.handle,
         limit_bytes: copy.limit_bytes,
         copied_bytes: copy.copied_bytes,
+    }
+}
+
+/// Its move to another node goes on, if one was under way.
+fn depart(part: &Part, volume: &FoundVolume, cut_off: &mut CutOff) {
+    let record = volume.goes_on.clone();
+    if let Some(record) = record.filter(|_| part.names.begin_moving(volume.place.id)) {
+        cut_off.departing.push(Departing {
+            name: volume.name.clone(),
+            slo: volume.slo,
+            from: volume.place,
+            from_device: volume.found.device,
+            record,
+        });
     }
 }
 

@@ -41,7 +41,7 @@ use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
 use crate::node::{MovePoint, Slo};
-pub(super) use there::Arriving;
+pub(super) use there::{Arriving, POINT_AFTER_BYTES};
 
 /// How often another core is asked that is behind, and the pause before it is asked again.
 const TRIES_MAX: u32 = 5000;
@@ -504,6 +504,9 @@ impl Progress for Pace<'_> {
 
     fn resumed(&self, copied_bytes: u64) {
         self.before_bytes.set(copied_bytes);
+        // It may have waited for the other node: that time is not to be made up for.
+        self.began.set(self.core.platform.now());
+        self.speed.borrow_mut().forget();
         self.watched.had(copied_bytes);
     }
 }

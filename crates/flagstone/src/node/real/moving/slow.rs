@@ -76,6 +76,8 @@ impl Slowing {
             self.copied_a_second.set(Some(rate));
         }
         let _ = self.tenant.set(tenant);
+        // A move that was cut off goes on, and may have to once more.
+        self.is_over.set(false);
         self.slow()
     }
 

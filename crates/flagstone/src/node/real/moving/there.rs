@@ -21,7 +21,7 @@ use crate::node::real::attributes::{Receiving, VolumeAttributes};
 use crate::node::real::core::{CoreNode, Unasked};
 
 /// Bytes that are copied from one point to the next: about what a move that was cut off copies once more.
-const POINT_AFTER_BYTES: u64 = 128 << 20;
+pub(in crate::node::real) const POINT_AFTER_BYTES: u64 = 128 << 20;
 
 /// A volume on its way to this core.
 pub(in crate::node::real) struct Arriving {

@@ -1,0 +1,238 @@
+//! A move to another node that is cut off goes on: each of the two nodes is started again in the middle of the copy, or one is away for a while.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "what is waited for takes real time"
+)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flagstone::node::{MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, TokenText};
+
+use crate::between::{ended, kind, promise, until_detached};
+use crate::client;
+use crate::moves::metric;
+use crate::native::client::Native;
+use crate::native::{addresses, listening, volume};
+use crate::support::Scene;
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+/// What is written of the volume, in MiB, and from which of them on behind its snapshot.
+const WRITTEN: u64 = 24;
+const CHANGED: u64 = 16;
+/// All there is to copy, in bytes.
+const ALL_BYTES: u64 = (WRITTEN + WRITTEN - CHANGED) * MIB;
+const POINT_AFTER_BYTES: u64 = 2 * MIB;
+/// What is copied in a second.
+const LIMIT_BYTES: u64 = 8 * MIB;
+
+fn change(options: &mut NodeOptions) {
+    listening(options);
+    options.stop_grace_ms = 2000;
+    options.move_hooks.point_after_bytes = Some(POINT_AFTER_BYTES);
+}
+
+fn node() -> Scene {
+    Scene::with(change)
+}
+
+/// The same again, at the address that it had.
+fn again(scene: Scene) -> Scene {
+    let at = addresses(&scene)[0];
+    scene.restart(|options| {
+        change(options);
+        options.native = Some(at);
+    })
+}
+
+/// A volume with a snapshot, and what changed since.
+fn filled(scene: &Scene) -> TokenText {
+    let owner = volume(scene, "vm", None);
+    let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 64 * MIB, false));
+    resized.expect("grows");
+    let mut client = scene.attach("vm");
+    let mut write = |at: u64, with: u8| {
+        assert_eq!(client.write(at * MIB, &vec![with; MIB as usize]), 0);
+    };
+    for at in 0..WRITTEN {
+        write(at, 1 + at as u8);
+    }
+    let snapshots =
+        scene.ask(|node| node.create_snapshots(vec!["vm@old".parse().expect("a name")]));
+    snapshots.expect("is taken");
+    for at in CHANGED..WRITTEN {
+        write(at, 101 + at as u8);
+    }
+    drop(client);
+    until_detached(scene);
+    owner
+}
+
+/// It has all it had, and can be used. What was written meanwhile is the last block of MiB 3.
+fn check(scene: &Scene, owner: &TokenText, meanwhile: u8) {
+    let mut native = Native::connect(addresses(scene)[0]);
+    for (name, first) in [("vm", 101), ("vm@old", 1)] {
+        let vm = native.opened(name, owner, 0);
+        for at in 0..WRITTEN {
+            let with = at as u8 + if at < CHANGED { 1 } else { first };
+            for part in [0, MIB - BLOCK] {
+                let is_later = name == "vm" && (at, part) == (3, MIB - BLOCK);
+                let with = if is_later { meanwhile } else { with };
+                let found = native.read(vm, at * MIB + part, BLOCK).payload;
+                assert_eq!(found, [with; BLOCK as usize], "{name}, MiB {at}");
+            }
+        }
+    }
+}
+
+fn write_meanwhile(scene: &Scene, with: u8) {
+    let mut client = scene.attach("vm");
+    let at = 4 * MIB - BLOCK;
+    assert_eq!(
+        client.write_with(client::FUA, at, &[with; BLOCK as usize]),
+        0
+    );
+    drop(client);
+    until_detached(scene);
+}
+
+fn info(scene: &Scene) -> MoveInfo {
+    let info = scene.ask(|node| node.show_move("vm".to_owned()));
+    info.expect("is known")
+}
+
+fn until(why: &str, look: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !look() {
+        assert!(Instant::now() < until, "{why}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The volume is on its way to the other node, and so much of it is copied.
+fn on_its_way(one: &Scene, other: &Scene, copied_bytes: u64) {
+    let spec = MoveSpec {
+        arrival: Some(promise(one, other, "vm").expect("promises")),
+        limit_bytes: Some(LIMIT_BYTES),
+        ..MoveSpec::default()
+    };
+    let begun = one.ask(|node| node.move_volume("vm".to_owned(), spec));
+    begun.expect("begins");
+    until("nothing is copied", || {
+        info(one).copied_bytes >= copied_bytes
+    });
+}
+
+/// It goes on from about where it was when so much was copied, and not from nothing.
+fn goes_on(one: &Scene, before_bytes: u64) {
+    let least = before_bytes - POINT_AFTER_BYTES - 2 * MIB;
+    until("it doesn't go on", || {
+        let info = info(one);
+        // Before it has asked the other node it doesn't know.
+        if info.phase.is_some() {
+            assert!(info.copied_bytes >= least, "{least} were copied: {info:?}");
+        }
+        info.copied_bytes > before_bytes + MIB
+    });
+    assert_eq!(info(one).error, None, "it has gone on");
+}
+
+/// It has come, and no more was copied than all of it and what was behind a point.
+fn came(one: &Scene, other: &Scene, owner: &TokenText, interruptions: u64, meanwhile: u8) {
+    let info = ended(one, "vm");
+    assert_eq!((info.state, &info.error), (MoveState::Done, &None));
+    let most = ALL_BYTES + (POINT_AFTER_BYTES + 3 * MIB) * interruptions;
+    assert!(info.copied_bytes <= most, "at most {most}: {info:?}");
+    assert!(
+        info.copied_bytes >= ALL_BYTES,
+        "with what was copied before: {info:?}"
+    );
+    assert_eq!(kind(one.show("vm")).0, NodeErrorKind::NotFound);
+    check(other, owner, meanwhile);
+}
+
+#[test]
+fn a_move_goes_on_behind_a_start_of_each_of_its_nodes() {
+    let (one, other) = (node(), node());
+    let owner = filled(&one);
+    on_its_way(&one, &other, 9 * MIB);
+    // The new node first.
+    let other = again(other);
+    let (refused, _) = kind(other.create("vm", MIB));
+    assert_eq!(refused, NodeErrorKind::AlreadyExists, "its name is kept");
+    goes_on(&one, 9 * MIB);
+    write_meanwhile(&one, 77);
+    let before = info(&one).copied_bytes;
+    // Then the old one.
+    let one = again(one);
+    let at_once = info(&one);
+    assert_eq!(at_once.state, MoveState::Running, "{at_once:?}");
+    let there = addresses(&other)[0].to_string();
+    assert_eq!(at_once.to.node, Some(there));
+    assert_eq!(at_once.limit_bytes, Some(LIMIT_BYTES), "it is written down");
+    assert_eq!(metric(&one, "moves_resumed"), 1.0);
+    // As during each move.
+    let resized = one.ask(|node| node.resize_volume("vm".to_owned(), 128 * MIB, false));
+    assert_eq!(resized.map_err(|e| e.kind), Err(NodeErrorKind::Busy));
+    goes_on(&one, before);
+    came(&one, &other, &owner, 2, 77);
+    let (one, other) = (again(one), again(other));
+    assert_eq!(kind(one.show("vm")).0, NodeErrorKind::NotFound);
+    check(&other, &owner, 77);
+}
+
+#[test]
+fn a_move_waits_for_a_node_that_is_away() {
+    let (one, other) = (node(), node());
+    let owner = filled(&one);
+    on_its_way(&one, &other, 9 * MIB);
+    let (at, before) = (addresses(&other)[0], info(&one).copied_bytes);
+    let other = other.down();
+    until("it isn't said that it waits", || {
+        let error = info(&one).error;
+        error.is_some_and(|error| error.contains("waits for the other node"))
+    });
+    assert_eq!(info(&one).state, MoveState::Running);
+    // It is used where it is, also behind a start of its own node.
+    write_meanwhile(&one, 55);
+    let one = again(one);
+    write_meanwhile(&one, 66);
+    let other = other.up(|options| {
+        change(options);
+        options.native = Some(at);
+    });
+    goes_on(&one, before);
+    came(&one, &other, &owner, 2, 66);
+}
+
+#[test]
+fn a_move_that_waits_can_be_ended_and_never_comes_back() {
+    let (one, other) = (node(), node());
+    let owner = filled(&one);
+    on_its_way(&one, &other, 5 * MIB);
+    let at = addresses(&other)[0];
+    let other = other.down();
+    let one = again(one);
+    let cancelled = one.ask(|node| node.cancel_move("vm".to_owned()));
+    cancelled.expect("ends");
+    assert_eq!(ended(&one, "vm").state, MoveState::Cancelled);
+    let other = other.up(|options| {
+        change(options);
+        options.native = Some(at);
+        // Nobody asks for what it has.
+        options.move_hooks.silence_ns = Some(300_000_000);
+    });
+    let one = again(one);
+    let known = one.ask(|node| node.show_move("vm".to_owned()));
+    assert_eq!(known.map_err(|e| e.kind), Err(NodeErrorKind::NotFound));
+    check(&one, &owner, 4);
+    let resized = one.ask(|node| node.resize_volume("vm".to_owned(), 128 * MIB, false));
+    resized.expect("is settled");
+    until("what has come of it stays", || {
+        let device = other.ask(|node| node.show_device("main".to_owned()));
+        device.expect("is there").volume_count == 0
+    });
+    until("its name isn't free", || other.create("vm", MIB).is_ok());
+}
