@@ -13,6 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use flagstone_platform::layers::Layer;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
@@ -153,7 +154,8 @@ level = "info"
 # size = "20G"
 # For measuring and testing: what the device is asked for passes these first, in order. A ceiling (a second), latency on
 # top of its own, operations that fail without being begun. With a device in memory (on tmpfs) it seems to be any device.
-# layers = ["ceiling reads=20000 writes=10000 flushes=2000 bytes=1G", "latency reads=80us jitter=20%", "errors reads=0.001"]
+# A trace changes nothing, and keeps the last operations to be read (`flagstone device trace`), in 64 bytes of memory each.
+# layers = ["trace operations=65536", "ceiling reads=20000 writes=10000 flushes=2000 bytes=1G", "latency reads=80us jitter=20%", "errors reads=0.001"]
 # What the device may be asked for, so that its volumes can be promised parts of it: reads and writes of 4 KiB, flushes and
 # bytes a second, and how long a request may be in it. Without one nothing is divided. A little below what it can do.
 # ceiling = "reads=80000 writes=50000 flushes=10000 bytes=1G latency=1ms"
@@ -644,6 +646,12 @@ impl Config {
                     device.background
                 )));
             }
+            let is_trace = |text: &&LayerText| matches!(text.layer, Layer::Trace { .. });
+            if device.layers.iter().filter(is_trace).count() > 1 {
+                return Err(ConfigError::new(format!(
+                    "the device {path} has several traces among its layers; expected one at most"
+                )));
+            }
             devices.push(DeviceOptions {
                 name,
                 path: device.path.clone(),
@@ -694,6 +702,7 @@ mod tests {
             name: Some("fast".into()),
             size: Some(Size(20 << 30)),
             layers: [
+                "trace operations=65536",
                 "ceiling reads=20000 writes=10000 flushes=2000 bytes=1G",
                 "latency reads=80us jitter=20%",
                 "errors reads=0.001",
@@ -829,6 +838,10 @@ mod tests {
             (
                 "[[device]]\npath=\"/d/a\"\n[[device]]\npath=\"/d/a\"",
                 "listed twice",
+            ),
+            (
+                "[[device]]\npath=\"/d/a\"\nlayers=[\"trace\", \"errors\", \"trace operations=2000\"]",
+                "the device /d/a has several traces",
             ),
             ("[[device]]\npath=\"/d/a b\"", "set its `name`"),
             (

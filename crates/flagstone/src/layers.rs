@@ -1,14 +1,15 @@
-//! Layers of a device as people write them: `ceiling reads=20000 bytes=1G`, `latency reads=100us jitter=20%`.
+//! Layers of a device as people write them: `ceiling reads=20000 bytes=1G`, `latency reads=100us jitter=20%`, `trace`.
 
 use std::fmt;
 use std::str::FromStr;
 
-use flagstone_platform::layers::{Layer, PerOperation};
+use flagstone_platform::layers::{Layer, PLACE_BYTES, PerOperation};
 use serde::de::{self, Deserialize, Deserializer};
 
 use crate::words::{Words, WordsError, bytes, decimal, duration, number};
 
-/// A layer between a device and the node, for measuring and testing: the device seems slower, or worse, than it is.
+/// A layer between a device and the node. For measuring and testing: the device seems slower, or worse, than it is. Or a trace, which
+/// changes nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayerText {
     /// What it does.
@@ -22,8 +23,15 @@ impl fmt::Display for LayerText {
     }
 }
 
+/// Operations that a trace keeps unless it is said how many: 4 MiB.
+pub const TRACE_OPERATIONS_DEFAULT: u64 = 1 << 16;
+
+/// The fewest and most that it may keep: 64 KiB, 1 GiB.
+const TRACE_OPERATIONS_MIN: u64 = 1 << 10;
+const TRACE_OPERATIONS_MAX: u64 = 1 << 24;
+
 const EXAMPLE: &str = "'ceiling reads=20000 writes=10000 flushes=2000 bytes=1G' (a second), 'latency reads=80us \
-                       writes=20us flushes=1ms jitter=20%' or 'errors reads=0.001 seed=7'";
+                       writes=20us flushes=1ms jitter=20%', 'errors reads=0.001 seed=7' or 'trace operations=65536'";
 
 fn take<T: Default>(
     words: &mut Words<'_>,
@@ -61,6 +69,16 @@ fn part(text: &str) -> Result<u64, String> {
     }
 }
 
+/// How many operations a trace keeps.
+fn operations(text: &str) -> Result<u64, String> {
+    match number(text)? {
+        number @ TRACE_OPERATIONS_MIN..=TRACE_OPERATIONS_MAX => Ok(number),
+        _ => Err(format!(
+            "expected {TRACE_OPERATIONS_MIN} to {TRACE_OPERATIONS_MAX}, of {PLACE_BYTES} bytes of memory each"
+        )),
+    }
+}
+
 impl FromStr for LayerText {
     type Err = WordsError;
 
@@ -83,6 +101,11 @@ impl FromStr for LayerText {
             "errors" => Layer::Errors {
                 per_million: take_four(&mut words, part)?,
                 seed: take(&mut words, "seed", number)?,
+            },
+            "trace" => Layer::Trace {
+                operations: words
+                    .take("operations", operations)?
+                    .unwrap_or(TRACE_OPERATIONS_DEFAULT),
             },
             "" => return Err(words.wrong("it has no name")),
             name => return Err(words.wrong(&format!("there is no '{name}'"))),
@@ -148,6 +171,10 @@ mod tests {
                 seed: 0,
             }
         );
+        let trace = |operations| Layer::Trace { operations };
+        assert_eq!(layer("trace"), trace(65_536));
+        assert_eq!(layer("trace operations=1024"), trace(1024));
+        assert_eq!(layer("trace operations=16777216"), trace(1 << 24));
         let shown: LayerText = " errors   seed=1 ".parse().expect("is one");
         assert_eq!(shown.to_string(), "errors seed=1");
     }
@@ -171,6 +198,9 @@ mod tests {
             ("latency jitter=101%", "from 0% to 100%"),
             ("errors reads=1.1", "from 0 to 1"),
             ("errors reads=1%", "from 0 to 1"),
+            ("trace operations=1023", "expected 1024 to 16777216"),
+            ("trace operations=16777217", "of 64 bytes of memory each"),
+            ("trace reads=5", "there is no reads here"),
         ] {
             let error = text.parse::<LayerText>().expect_err(text).to_string();
             assert!(error.contains(reason), "{error}");

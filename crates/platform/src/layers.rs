@@ -1,9 +1,9 @@
-//! Layers between a device and those who use it: a ceiling, latency, errors. [decibel 6: a device of tomorrow is
+//! Layers between a device and those who use it: a ceiling, latency, errors, a trace. [decibel 6: a device of tomorrow is
 //! emulated today]
 //!
-//! A stack of layers is told of each operation before it is begun, and says until when it has to wait and
-//! whether it fails. It is shared by all cores that have the device, and holds a few atomic numbers; a device
-//! without layers pays one comparison for each operation. Nothing here reads a clock or sleeps: whoever
+//! A stack of layers is told of each operation before it is begun ([`Layers::begin`]), and says until when it has to wait and
+//! whether it fails; and once it has ended ([`Layers::end`]). It is shared by all cores that have the device, and holds a few atomic
+//! numbers; a device without layers pays one comparison for each operation. Nothing here reads a clock or sleeps: whoever
 //! implements a device does, on the real platform as in the simulator.
 //!
 //! Latency of the layers comes on top of the device's own, so they are most use on a device that has next to
@@ -11,25 +11,38 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use self::trace::Begun;
+pub use self::trace::{Ended, Kept, Outcome, PLACE_BYTES, Ticket, Trace, Traced};
 use crate::Time;
+
+mod trace;
 
 /// What a device is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// To read so many bytes.
+    /// To read.
     Read {
-        /// How many.
+        /// From where.
+        offset_bytes: u64,
+        /// How many bytes.
         len_bytes: u64,
     },
-    /// To write so many bytes.
+    /// To write.
     Write {
-        /// How many.
+        /// Where to.
+        offset_bytes: u64,
+        /// How many bytes.
         len_bytes: u64,
     },
     /// To make what was written durable.
     Flush,
     /// To forget a range.
-    Discard,
+    Discard {
+        /// Where it begins.
+        offset_bytes: u64,
+        /// Its length in bytes.
+        len_bytes: u64,
+    },
 }
 
 impl Operation {
@@ -39,14 +52,52 @@ impl Operation {
             Operation::Read { .. } => &four.reads,
             Operation::Write { .. } => &four.writes,
             Operation::Flush => &four.flushes,
-            Operation::Discard => &four.discards,
+            Operation::Discard { .. } => &four.discards,
         }
     }
 
-    fn len_bytes(self) -> u64 {
+    /// Bytes that go to the device or come from it.
+    fn moved_bytes(self) -> u64 {
         match self {
-            Operation::Read { len_bytes } | Operation::Write { len_bytes } => len_bytes,
-            Operation::Flush | Operation::Discard => 0,
+            Operation::Read { len_bytes, .. } | Operation::Write { len_bytes, .. } => len_bytes,
+            Operation::Flush | Operation::Discard { .. } => 0,
+        }
+    }
+
+    /// The number of its kind, offset and length.
+    fn to_numbers(self) -> (u64, u64, u64) {
+        match self {
+            Operation::Read {
+                offset_bytes,
+                len_bytes,
+            } => (0, offset_bytes, len_bytes),
+            Operation::Write {
+                offset_bytes,
+                len_bytes,
+            } => (1, offset_bytes, len_bytes),
+            Operation::Flush => (2, 0, 0),
+            Operation::Discard {
+                offset_bytes,
+                len_bytes,
+            } => (3, offset_bytes, len_bytes),
+        }
+    }
+
+    fn from_numbers(kind: u64, offset_bytes: u64, len_bytes: u64) -> Operation {
+        match kind {
+            0 => Operation::Read {
+                offset_bytes,
+                len_bytes,
+            },
+            1 => Operation::Write {
+                offset_bytes,
+                len_bytes,
+            },
+            2 => Operation::Flush,
+            _ => Operation::Discard {
+                offset_bytes,
+                len_bytes,
+            },
         }
     }
 }
@@ -92,15 +143,24 @@ pub enum Layer {
         /// What chance is drawn from.
         seed: u64,
     },
+    /// The last operations that came this far are kept to be read: when they came, and how they ended. Of those that come to it
+    /// nothing is changed.
+    Trace {
+        /// How many; each takes [`PLACE_BYTES`] of memory, from the beginning.
+        operations: u64,
+    },
 }
 
 /// What becomes of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "whoever begins an operation has to wait, and to say how it ended"]
 pub struct Verdict {
     /// Not before this time.
     pub until: Time,
     /// It fails then, and is never begun.
     pub fails: bool,
+    /// For [`Layers::end`], which is told of those that fail here, too.
+    pub ticket: Ticket,
 }
 
 /// A layer at work.
@@ -115,33 +175,68 @@ struct Working {
 #[derive(Debug)]
 pub struct Layers {
     layers: Vec<Working>,
+    /// That of the layer which is one.
+    trace: Option<Trace>,
 }
 
 impl Layers {
-    /// A stack of layers: the first is passed first.
+    /// A stack of layers: the first is passed first. At most one of them may be a trace.
     pub fn new(layers: &[Layer]) -> Layers {
+        let traces = layers.iter().filter_map(|layer| match layer {
+            Layer::Trace { operations } => Some(Trace::new(*operations)),
+            _ => None,
+        });
+        let mut traces: Vec<Trace> = traces.collect();
+        assert!(traces.len() <= 1, "a device has at most one trace");
         let working = layers.iter().map(|&layer| Working {
             layer,
             number: AtomicU64::new(0),
         });
         Layers {
             layers: working.collect(),
+            trace: traces.pop(),
         }
     }
 
-    /// What becomes of an operation that comes now.
-    pub fn pass(&self, now: Time, operation: Operation) -> Verdict {
+    /// What is kept of the operations, if one of the layers is a trace.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
+    }
+
+    /// What becomes of an operation that comes now, from this core.
+    pub fn begin(&self, now: Time, core: u32, operation: Operation) -> Verdict {
         let mut verdict = Verdict {
             until: now,
             fails: false,
+            ticket: Ticket::NONE,
         };
+        let mut came = None;
         for layer in &self.layers {
+            if let Layer::Trace { .. } = layer.layer {
+                came = Some(verdict.until);
+            }
             layer.pass(operation, &mut verdict);
             if verdict.fails {
                 break;
             }
         }
+        // Only now it is known how long it is held, and so it is written once.
+        if let (Some(trace), Some(came)) = (&self.trace, came) {
+            verdict.ticket = trace.begin(Begun {
+                operation,
+                core,
+                came,
+                until: verdict.until,
+            });
+        }
         verdict
+    }
+
+    /// An operation has ended now: one whose ticket this is.
+    pub fn end(&self, ticket: Ticket, now: Time, outcome: Outcome) {
+        if let Some(trace) = &self.trace {
+            trace.end(ticket, now, outcome);
+        }
     }
 }
 
@@ -154,7 +249,7 @@ impl Working {
             } => {
                 let rate = *operation.pick(per_second);
                 let by_rate = 1_000_000_000u64.checked_div(rate).unwrap_or(0);
-                let by_bytes = bytes_ns(operation.len_bytes(), *bytes_per_second);
+                let by_bytes = bytes_ns(operation.moved_bytes(), *bytes_per_second);
                 verdict.until = self.queue(verdict.until, by_rate.max(by_bytes));
             }
             Layer::Latency {
@@ -176,6 +271,7 @@ impl Working {
                 let chance = *operation.pick(per_million);
                 verdict.fails = chance > 0 && self.draw(*seed) % 1_000_000 < chance;
             }
+            Layer::Trace { .. } => {}
         }
     }
 
@@ -217,8 +313,22 @@ mod tests {
     use super::*;
 
     const SECOND_NS: u64 = 1_000_000_000;
-    const READ: Operation = Operation::Read { len_bytes: 4096 };
-    const WRITE: Operation = Operation::Write { len_bytes: 4096 };
+    const READ: Operation = read_of(4096);
+    const WRITE: Operation = Operation::Write {
+        offset_bytes: 8192,
+        len_bytes: 4096,
+    };
+    const DISCARD: Operation = Operation::Discard {
+        offset_bytes: 0,
+        len_bytes: 1 << 30,
+    };
+
+    const fn read_of(len_bytes: u64) -> Operation {
+        Operation::Read {
+            offset_bytes: 4096,
+            len_bytes,
+        }
+    }
 
     fn ceiling(reads: u64, bytes_per_second: u64) -> Layer {
         Layer::Ceiling {
@@ -234,32 +344,39 @@ mod tests {
     fn a_ceiling_makes_a_queue() {
         let layers = Layers::new(&[ceiling(1000, 0)]);
         for n in 1..=50 {
-            assert_eq!(layers.pass(Time(7), READ).until, Time(7 + n * 1_000_000));
+            assert_eq!(
+                layers.begin(Time(7), 0, READ).until,
+                Time(7 + n * 1_000_000)
+            );
         }
         // Whoever comes when it has nothing to do waits for himself only.
         let late = Time(SECOND_NS);
-        assert_eq!(layers.pass(late, READ).until, late.plus_ns(1_000_000));
+        assert_eq!(layers.begin(late, 0, READ).until, late.plus_ns(1_000_000));
         // What has no rate passes at once, whoever waits.
-        for operation in [WRITE, Operation::Flush, Operation::Discard] {
-            assert_eq!(layers.pass(Time(8), operation).until, Time(8));
+        for operation in [WRITE, Operation::Flush, DISCARD] {
+            assert_eq!(layers.begin(Time(8), 0, operation).until, Time(8));
         }
     }
 
     #[test]
     fn bytes_have_a_ceiling_too() {
         let layers = Layers::new(&[ceiling(1_000_000, 4096 * 1000)]);
-        let two = Operation::Read { len_bytes: 8192 };
-        assert_eq!(layers.pass(Time(0), two).until, Time(2_000_000));
-        assert_eq!(layers.pass(Time(0), WRITE).until, Time(3_000_000));
-        let empty = Operation::Read { len_bytes: 0 };
-        assert_eq!(layers.pass(Time(0), empty).until, Time(3_001_000));
+        let two = read_of(8192);
+        assert_eq!(layers.begin(Time(0), 0, two).until, Time(2_000_000));
+        assert_eq!(layers.begin(Time(0), 0, WRITE).until, Time(3_000_000));
+        let empty = read_of(0);
+        assert_eq!(layers.begin(Time(0), 0, empty).until, Time(3_001_000));
     }
 
     #[test]
     fn several_cores_share_one_ceiling() {
         let layers = Layers::new(&[ceiling(100_000, 0)]);
         let latest: Vec<u64> = std::thread::scope(|scope| {
-            let core = || (0..1000).map(|_| layers.pass(Time(0), READ).until.0).max();
+            let core = || {
+                (0..1000)
+                    .map(|_| layers.begin(Time(0), 0, READ).until.0)
+                    .max()
+            };
             let cores: Vec<_> = (0..4).map(|_| scope.spawn(core)).collect();
             let done = cores.into_iter().map(|core| core.join());
             done.map(|at| at.expect("ran").expect("some")).collect()
@@ -285,16 +402,18 @@ mod tests {
         };
         let exact = latency(0);
         for _ in 0..3 {
-            assert_eq!(exact.pass(Time(5), READ).until, Time(100_005));
-            assert_eq!(exact.pass(Time(5), WRITE).until, Time(20_005));
+            assert_eq!(exact.begin(Time(5), 0, READ).until, Time(100_005));
+            assert_eq!(exact.begin(Time(5), 0, WRITE).until, Time(20_005));
             assert_eq!(
-                exact.pass(Time(5), Operation::Flush).until,
+                exact.begin(Time(5), 0, Operation::Flush).until,
                 Time(SECOND_NS + 5)
             );
-            assert_eq!(exact.pass(Time(5), Operation::Discard).until, Time(5));
+            assert_eq!(exact.begin(Time(5), 0, DISCARD).until, Time(5));
         }
         let (one, same) = (latency(20), latency(20));
-        let times: Vec<u64> = (0..1000).map(|_| one.pass(Time(0), READ).until.0).collect();
+        let times: Vec<u64> = (0..1000)
+            .map(|_| one.begin(Time(0), 0, READ).until.0)
+            .collect();
         assert!(times.iter().all(|ns| (80_000..120_000).contains(ns)));
         let middle = times.iter().sum::<u64>() / 1000;
         assert!((98_000..102_000).contains(&middle), "{middle}");
@@ -302,7 +421,7 @@ mod tests {
         assert!(
             times
                 .iter()
-                .all(|&ns| same.pass(Time(0), READ).until.0 == ns)
+                .all(|&ns| same.begin(Time(0), 0, READ).until.0 == ns)
         );
     }
 
@@ -321,11 +440,11 @@ mod tests {
             ceiling(1, 0),
         ]);
         let failed = (0..10_000)
-            .filter(|_| layers.pass(Time(0), READ).fails)
+            .filter(|_| layers.begin(Time(0), 0, READ).fails)
             .count();
         assert!((900..1100).contains(&failed), "{failed}");
-        assert!(layers.pass(Time(0), WRITE).fails);
-        assert!(!layers.pass(Time(0), Operation::Flush).fails);
+        assert!(layers.begin(Time(0), 0, WRITE).fails);
+        assert!(!layers.begin(Time(0), 0, Operation::Flush).fails);
         // What fails has passed the layers before, and not those behind.
         let always = Layers::new(&[
             ceiling(1000, 0),
@@ -341,8 +460,9 @@ mod tests {
         let failing = Verdict {
             until: Time(1_000_000),
             fails: true,
+            ticket: Ticket::NONE,
         };
-        assert_eq!(always.pass(Time(0), READ), failing);
+        assert_eq!(always.begin(Time(0), 0, READ), failing);
     }
 
     #[test]
@@ -358,12 +478,68 @@ mod tests {
                 seed: 0,
             },
         ]);
-        let huge = Operation::Read {
-            len_bytes: u64::MAX,
-        };
+        let huge = read_of(u64::MAX);
         for _ in 0..3 {
-            let until = layers.pass(Time(u64::MAX - 1), huge).until;
+            let until = layers.begin(Time(u64::MAX - 1), 0, huge).until;
             assert_eq!(until, Time(u64::MAX));
         }
+    }
+
+    /// What stands in front of a trace has happened before, what stands behind it is in the time that is traced.
+    #[test]
+    fn a_trace_tells_what_came_to_it_and_how_it_ended() {
+        let latency = |ns| Layer::Latency {
+            ns: PerOperation {
+                reads: ns,
+                writes: ns,
+                ..PerOperation::default()
+            },
+            jitter_percent: 0,
+            seed: 0,
+        };
+        let errors = |reads, writes| Layer::Errors {
+            per_million: PerOperation {
+                reads,
+                writes,
+                ..PerOperation::default()
+            },
+            seed: 0,
+        };
+        let trace = Layer::Trace { operations: 100 };
+        let layers = Layers::new(&[
+            errors(1_000_000, 0),
+            latency(30),
+            trace,
+            latency(500),
+            errors(0, 1_000_000),
+        ]);
+        let refused = layers.begin(Time(0), 0, READ);
+        assert!(refused.fails && !refused.ticket.is_traced());
+        layers.end(refused.ticket, Time(9), Outcome::Failed);
+        let written = layers.begin(Time(10), 1, WRITE);
+        assert!(written.fails && written.until == Time(540));
+        let flushed = layers.begin(Time(11), 2, Operation::Flush);
+        assert!(!flushed.fails && flushed.until == Time(11));
+        layers.end(flushed.ticket, Time(700), Outcome::Done);
+        layers.end(written.ticket, Time(545), Outcome::Failed);
+        let traced = |number, operation, core, came, held_ns, outcome, took_ns| Traced {
+            number,
+            operation,
+            core,
+            came: Time(came),
+            held_ns,
+            ended: Some(Ended { outcome, took_ns }),
+        };
+        let kept = layers.trace().expect("there is one").read(0, 10);
+        assert_eq!(
+            kept.operations,
+            [
+                traced(0, WRITE, 1, 40, 500, Outcome::Failed, 505),
+                traced(1, Operation::Flush, 2, 11, 0, Outcome::Done, 689),
+            ]
+        );
+        // Without one there is nothing to be read, and nothing to be told.
+        let none = Layers::new(&[latency(1)]);
+        assert!(none.trace().is_none() && !none.begin(Time(0), 0, READ).ticket.is_traced());
     }
 }

@@ -38,7 +38,7 @@ use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use flagstone_platform::layers::{Layers, Operation};
+use flagstone_platform::layers::{Layers, Operation, Outcome, Ticket};
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf, Platform, Time};
 use io_uring::squeue;
@@ -145,6 +145,31 @@ enum Direction {
     Write { durable: bool },
 }
 
+/// An operation that the layers know of. They hear how it ended, also if nobody waits for it any more.
+struct Layered<'a> {
+    device: &'a UringDevice,
+    ticket: Ticket,
+}
+
+impl Layered<'_> {
+    fn end(&mut self, outcome: Outcome) {
+        let ticket = std::mem::replace(&mut self.ticket, Ticket::NONE);
+        if let Some(layers) = &self.device.layers
+            && ticket.is_traced()
+        {
+            // The clock is read: what was transferred at once would otherwise have taken no time.
+            let now = Time(self.device.core.read_clock());
+            layers.end(ticket, now, outcome);
+        }
+    }
+}
+
+impl Drop for Layered<'_> {
+    fn drop(&mut self) {
+        self.end(Outcome::Abandoned);
+    }
+}
+
 impl DeviceFile {
     pub(crate) fn target(&self) -> Target {
         match self.fixed {
@@ -208,23 +233,30 @@ impl UringDevice {
         }
     }
 
-    /// Waits as long as the layers say; fails if they do.
-    async fn pass_layers(&self, operation: Operation) -> io::Result<()> {
+    /// Waits as long as the layers say; fails if they do. Whoever calls this says how the operation ended, with
+    /// [`UringDevice::ended`].
+    async fn pass_layers(&self, operation: Operation) -> (Layered<'_>, io::Result<()>) {
+        let mut layered = Layered {
+            device: self,
+            ticket: Ticket::NONE,
+        };
         let Some(layers) = &self.layers else {
-            return Ok(());
+            return (layered, Ok(()));
         };
         let now = Time(self.core.read_clock());
-        let verdict = layers.pass(now, operation);
+        let verdict = layers.begin(now, self.core.shared.index as u32, operation);
+        layered.ticket = verdict.ticket;
         if verdict.until > now {
             let platform = UringPlatform {
                 core: self.core.clone(),
             };
             platform.sleep_until(verdict.until).await;
         }
-        match verdict.fails {
+        let passed = match verdict.fails {
             false => Ok(()),
             true => Err(io::Error::other("a layer of the device lets it fail")),
-        }
+        };
+        (layered, passed)
     }
 
     /// Whether nothing that was ever asked of this handle, or of a clone of it, is under way at the device: also nothing that
@@ -293,15 +325,37 @@ impl UringDevice {
         }
         let (began_ns, len_bytes) = (self.core.clock_ns(), buf.len() as u64);
         let (kind, operation) = match direction {
-            Direction::Read => (IoKind::Read, Operation::Read { len_bytes }),
-            Direction::Write { .. } => (IoKind::Write, Operation::Write { len_bytes }),
+            Direction::Read => {
+                let operation = Operation::Read {
+                    offset_bytes,
+                    len_bytes,
+                };
+                (IoKind::Read, operation)
+            }
+            Direction::Write { .. } => {
+                let operation = Operation::Write {
+                    offset_bytes,
+                    len_bytes,
+                };
+                (IoKind::Write, operation)
+            }
         };
-        let (buf, result) = match self.pass_layers(operation).await {
+        let (layered, passed) = self.pass_layers(operation).await;
+        let (buf, result) = match passed {
             Ok(()) => self.transfer_any(direction, offset_bytes, buf).await,
             Err(error) => (buf, Err(error)),
         };
+        self.ended(layered, result.is_ok());
         self.count(kind, len_bytes, began_ns, result.is_ok());
         (buf, result)
+    }
+
+    /// Tells the layers that an operation has ended now.
+    fn ended(&self, mut layered: Layered<'_>, ok: bool) {
+        layered.end(match ok {
+            true => Outcome::Done,
+            false => Outcome::Failed,
+        });
     }
 
     /// Counts an operation that has ended now.
@@ -459,10 +513,16 @@ impl UringDevice {
             return Ok(());
         }
         let began_ns = self.core.clock_ns();
-        let result = match self.pass_layers(Operation::Discard).await {
+        let operation = Operation::Discard {
+            offset_bytes,
+            len_bytes,
+        };
+        let (layered, passed) = self.pass_layers(operation).await;
+        let result = match passed {
             Ok(()) => self.discard_uncounted(offset_bytes, len_bytes).await,
             Err(error) => Err(error),
         };
+        self.ended(layered, result.is_ok());
         // That a device can't is an answer, not a failure.
         let unsupported = |e: &io::Error| e.kind() == io::ErrorKind::Unsupported;
         if !result.as_ref().is_err_and(unsupported) {

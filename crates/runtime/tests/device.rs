@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::{Random, TempDir, all, kernels, pattern, run};
-use flagstone_platform::layers::{Layer, Layers, PerOperation};
+use flagstone_platform::layers::{Layer, Layers, Operation, Outcome, PerOperation, Traced};
 use flagstone_platform::record::IoEvent;
 use flagstone_platform::{BlockDevice, IoBuf, Platform};
 use flagstone_runtime::{
@@ -827,5 +827,106 @@ fn operations_pass_the_layers_first() {
         let (back, result) = device.read(0, platform.buffers().take(4096)).await;
         result.unwrap();
         assert_eq!(&back[..], &pattern(4096, 1)[..], "nothing was begun");
+    });
+}
+
+/// A trace has each operation that the device was asked for, what it took, and how it ended: also of one that was given up, and of one
+/// that never got to the device.
+#[test]
+fn a_trace_tells_what_the_device_was_asked_for() {
+    let dir = TempDir::new();
+    let path = device_file(&dir, MIB);
+    run(&RuntimeConfig::default(), move |platform| async move {
+        let no_reads = Layer::Errors {
+            per_million: PerOperation {
+                reads: 1_000_000,
+                ..PerOperation::default()
+            },
+            seed: 0,
+        };
+        let slow_flushes = Layer::Latency {
+            ns: PerOperation {
+                flushes: 20_000_000,
+                ..PerOperation::default()
+            },
+            jitter_percent: 0,
+            seed: 0,
+        };
+        let trace = Layer::Trace { operations: 16 };
+        let layers = Arc::new(Layers::new(&[trace, no_reads, slow_flushes]));
+        let kept = |layers: &Layers| layers.trace().expect("one").read(0, 100).operations;
+        let device = open(&platform, &path).behind(layers.clone());
+        let began = platform.now();
+        device.write(8192, pattern(4096, 1)).await.1.unwrap();
+        let pieces = vec![pattern(512, 5), pattern(1024, 6)];
+        device.write_gathered(512, pieces).await.1.unwrap();
+        device.flush().await.unwrap();
+        let buf = platform.buffers().take(512);
+        device.read(1024, buf).await.1.unwrap_err();
+        let discarded = device.discard(4096, 8192).await.is_ok();
+        // What is no range of the device doesn't get as far as the layers.
+        let buf = platform.buffers().take(512);
+        device.read(MIB, buf).await.1.unwrap_err();
+        // Given up while a layer holds it.
+        let mut flush = Box::pin(device.flush());
+        let begun = std::future::poll_fn(|cx| std::task::Poll::Ready(flush.as_mut().poll(cx)));
+        assert!(begun.await.is_pending());
+        assert_eq!(kept(&layers)[5].ended, None, "it is under way");
+        drop(flush);
+        let took_ns = platform.now().since(began);
+
+        let operations = kept(&layers);
+        let of = |traced: &Traced| traced.operation;
+        let outcome = |traced: &Traced| traced.ended.expect("it has ended").outcome;
+        let (offset_bytes, len_bytes) = (4096, 8192);
+        assert_eq!(
+            operations.iter().map(of).collect::<Vec<_>>(),
+            [
+                Operation::Write {
+                    offset_bytes: 8192,
+                    len_bytes: 4096
+                },
+                Operation::Write {
+                    offset_bytes: 512,
+                    len_bytes: 1536
+                },
+                Operation::Flush,
+                Operation::Read {
+                    offset_bytes: 1024,
+                    len_bytes: 512
+                },
+                Operation::Discard {
+                    offset_bytes,
+                    len_bytes
+                },
+                Operation::Flush,
+            ]
+        );
+        let discard = match discarded {
+            true => Outcome::Done,
+            false => Outcome::Failed,
+        };
+        assert_eq!(
+            operations.iter().map(outcome).collect::<Vec<_>>(),
+            [
+                Outcome::Done,
+                Outcome::Done,
+                Outcome::Done,
+                Outcome::Failed,
+                discard,
+                Outcome::Abandoned,
+            ]
+        );
+        let took = |traced: &Traced| traced.ended.expect("it has ended").took_ns;
+        let (held, flushed) = (operations[2].held_ns, took(&operations[2]));
+        assert_eq!(held, 20_000_000);
+        assert!((held..took_ns).contains(&flushed), "{flushed} ns");
+        assert!(took(&operations[0]) > 0);
+        let came: Vec<_> = operations.iter().map(|traced| traced.came).collect();
+        assert!(came.is_sorted() && came[0] >= began);
+        // One after the other: each has ended before the next one came.
+        for two in operations.windows(2) {
+            assert!(two[0].came.plus_ns(took(&two[0])) <= two[1].came);
+        }
     });
 }

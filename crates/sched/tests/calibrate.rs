@@ -28,7 +28,7 @@ impl Layered {
     }
 
     async fn pass(self, operation: Operation) -> io::Result<()> {
-        let verdict = self.layers.pass(self.platform.now(), operation);
+        let verdict = self.layers.begin(self.platform.now(), 0, operation);
         self.platform.sleep_until(verdict.until).await;
         match verdict.fails {
             false => Ok(()),
@@ -49,7 +49,10 @@ impl BlockDevice for Layered {
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
         let len_bytes = buf.len() as u64;
         assert!(offset_bytes + len_bytes <= SIZE_BYTES, "behind the end");
-        let pass = self.clone().pass(Operation::Read { len_bytes });
+        let pass = self.clone().pass(Operation::Read {
+            offset_bytes,
+            len_bytes,
+        });
         async move { (buf, pass.await) }
     }
 
@@ -60,7 +63,10 @@ impl BlockDevice for Layered {
     ) -> impl Future<Output = (IoBuf, io::Result<()>)> + 'static {
         let len_bytes = buf.len() as u64;
         assert!(offset_bytes + len_bytes <= SIZE_BYTES, "behind the end");
-        let pass = self.clone().pass(Operation::Write { len_bytes });
+        let pass = self.clone().pass(Operation::Write {
+            offset_bytes,
+            len_bytes,
+        });
         async move { (buf, pass.await) }
     }
 
@@ -68,8 +74,15 @@ impl BlockDevice for Layered {
         self.clone().pass(Operation::Flush)
     }
 
-    fn discard(&self, _: u64, _: u64) -> impl Future<Output = io::Result<()>> + 'static {
-        self.clone().pass(Operation::Discard)
+    fn discard(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = io::Result<()>> + 'static {
+        self.clone().pass(Operation::Discard {
+            offset_bytes,
+            len_bytes,
+        })
     }
 
     fn is_allocated(&self, _: u64, _: u64) -> bool {

@@ -5,6 +5,9 @@
 //! read into, an offset, length or address that is no multiple of 512) panics, because the real
 //! device would refuse it. A range that leaves the disk is an error, since damaged metadata could
 //! ask for one.
+//!
+//! Layers can be put in front ([`SimDevice::behind`]), the same as on the real platform. What they hold is in flight meanwhile: the disk may have it
+//! at any moment up to its completion.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -14,7 +17,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use flagstone_platform::{BlockDevice, IoBuf};
+use flagstone_platform::layers::{Layers, Operation as Asked, Outcome, Ticket};
+use flagstone_platform::{BlockDevice, IoBuf, Time};
 
 use crate::disk::{Begun, DiskState, SimDisk};
 use crate::executor::Inner;
@@ -37,7 +41,9 @@ const EOPNOTSUPP: i32 = 95;
 #[derive(Clone)]
 pub struct SimDevice {
     world: Rc<Inner>,
+    core: usize,
     disk: SimDisk,
+    layers: Option<Arc<Layers>>,
 }
 
 /// An operation on its way.
@@ -47,6 +53,15 @@ struct Operation {
     fault: Option<Fault>,
     done_at_ns: u64,
     crash: Option<CrashMoment>,
+    ticket: Ticket,
+}
+
+/// What layers say of an operation, if there are any.
+struct Passed {
+    /// How long they hold it.
+    held_ns: u64,
+    fails: bool,
+    ticket: Ticket,
 }
 
 /// Where an operation's result waits for its future.
@@ -102,9 +117,22 @@ impl<T> Drop for IoFuture<T> {
 }
 
 impl SimDevice {
-    pub(crate) fn open(world: Rc<Inner>, disk: SimDisk) -> SimDevice {
+    pub(crate) fn open(world: Rc<Inner>, core: usize, disk: SimDisk) -> SimDevice {
         disk.state().borrow_mut().join_world(&world);
-        SimDevice { world, disk }
+        SimDevice {
+            world,
+            core,
+            disk,
+            layers: None,
+        }
+    }
+
+    /// The same device behind layers, which other handles may share.
+    pub fn behind(self, layers: Arc<Layers>) -> SimDevice {
+        SimDevice {
+            layers: Some(layers),
+            ..self
+        }
     }
 
     /// The disk behind the handle.
@@ -112,12 +140,42 @@ impl SimDevice {
         &self.disk
     }
 
-    /// Registers an operation. `None` if the node is down or goes down right here.
+    /// Has an operation pass the layers.
+    fn pass_layers(&self, asked: Asked) -> Passed {
+        let layers = self.layers.as_ref();
+        let Some(layers) = layers.filter(|_| !self.world.is_crashed()) else {
+            return Passed {
+                held_ns: 0,
+                fails: false,
+                ticket: Ticket::NONE,
+            };
+        };
+        let now = Time(self.world.now_ns());
+        let verdict = layers.begin(now, self.core as u32, asked);
+        Passed {
+            held_ns: verdict.until.since(now),
+            fails: verdict.fails,
+            ticket: verdict.ticket,
+        }
+    }
+
+    /// Has an operation end with this that a layer lets fail. The disk never hears of it.
+    fn refuse<T: 'static>(&self, passed: &Passed, slot: Rc<Slot<T>>, result: T) {
+        let (layers, ticket) = (self.layers.clone(), passed.ticket);
+        let action = move |world: &Rc<Inner>| {
+            tell(layers.as_deref(), ticket, world, false);
+            slot.fill(result);
+        };
+        let done_at_ns = self.world.now_ns().saturating_add(passed.held_ns);
+        self.world.schedule(done_at_ns, Box::new(action));
+    }
+
+    /// Registers an operation that has passed the layers. `None` if the node is down or goes down right here.
     fn begin(
         &self,
+        passed: &Passed,
         kind: IoKind,
-        offset_bytes: u64,
-        len_bytes: u64,
+        (offset_bytes, len_bytes): (u64, u64),
         content: u64,
     ) -> Option<Operation> {
         if self.world.is_crashed() {
@@ -142,6 +200,7 @@ impl SimDevice {
             len_bytes,
             content,
         });
+        let takes_ns = takes_ns.saturating_add(passed.held_ns);
         let done_at_ns = self.world.now_ns().saturating_add(takes_ns);
         Some(Operation {
             io,
@@ -149,6 +208,7 @@ impl SimDevice {
             fault: plan.fault,
             done_at_ns,
             crash,
+            ticket: passed.ticket,
         })
     }
 
@@ -161,12 +221,13 @@ impl SimDevice {
         slot: Rc<Slot<T>>,
         finish: impl FnOnce(&mut DiskState, &mut Rng, bool) -> (T, bool, u64) + 'static,
     ) {
-        let disk = self.disk.clone();
+        let (disk, layers) = (self.disk.clone(), self.layers.clone());
         let Operation {
             io,
             kind,
             done_at_ns,
             crash,
+            ticket,
             ..
         } = operation;
         let action = move |world: &Rc<Inner>| {
@@ -183,6 +244,7 @@ impl SimDevice {
                 ok,
                 content,
             });
+            tell(layers.as_deref(), ticket, world, ok);
             if crash == Some(CrashMoment::Completed) {
                 world.crash();
             } else {
@@ -210,7 +272,16 @@ impl SimDevice {
         assert_aligned(offset_bytes, &buf);
         let (future, slot) = IoFuture::new();
         let len_bytes = buf.len() as u64;
-        let Some(operation) = self.begin(IoKind::Read, offset_bytes, len_bytes, 0) else {
+        let passed = self.pass_layers(Asked::Read {
+            offset_bytes,
+            len_bytes,
+        });
+        if passed.fails {
+            self.refuse(&passed, slot, (buf, Err(refused())));
+            return future;
+        }
+        let range = (offset_bytes, len_bytes);
+        let Some(operation) = self.begin(&passed, IoKind::Read, range, 0) else {
             return future;
         };
         let fault = operation.fault;
@@ -258,7 +329,16 @@ impl SimDevice {
         let (future, slot) = IoFuture::new();
         let len_bytes = buf.len() as u64;
         let content = content_checksum(&buf);
-        let Some(operation) = self.begin(IoKind::Write, offset_bytes, len_bytes, content) else {
+        let passed = self.pass_layers(Asked::Write {
+            offset_bytes,
+            len_bytes,
+        });
+        if passed.fails {
+            self.refuse(&passed, slot, (buf, Err(refused())));
+            return future;
+        }
+        let range = (offset_bytes, len_bytes);
+        let Some(operation) = self.begin(&passed, IoKind::Write, range, content) else {
             return future;
         };
         let (io, fault) = (operation.io, operation.fault);
@@ -287,7 +367,6 @@ impl SimDevice {
             )
         });
         self.complete_with(operation, slot, move |state, rng, dropped| {
-            let range = (offset_bytes, len_bytes);
             let result = change.map_or(Ok(()), |change| {
                 finish_write(state, rng, change, range, fault, dropped)
             });
@@ -300,7 +379,12 @@ impl SimDevice {
 
     fn start_flush(&self) -> IoFuture<io::Result<()>> {
         let (future, slot) = IoFuture::new();
-        let Some(operation) = self.begin(IoKind::Flush, 0, 0, 0) else {
+        let passed = self.pass_layers(Asked::Flush);
+        if passed.fails {
+            self.refuse(&passed, slot, Err(refused()));
+            return future;
+        }
+        let Some(operation) = self.begin(&passed, IoKind::Flush, (0, 0), 0) else {
             return future;
         };
         let (io, fault) = (operation.io, operation.fault);
@@ -329,7 +413,16 @@ impl SimDevice {
     fn start_discard(&self, offset_bytes: u64, len_bytes: u64) -> IoFuture<io::Result<()>> {
         assert!((offset_bytes | len_bytes).is_multiple_of(SECTOR_BYTES));
         let (future, slot) = IoFuture::new();
-        let Some(operation) = self.begin(IoKind::Discard, offset_bytes, len_bytes, 0) else {
+        let passed = self.pass_layers(Asked::Discard {
+            offset_bytes,
+            len_bytes,
+        });
+        if passed.fails {
+            self.refuse(&passed, slot, Err(refused()));
+            return future;
+        }
+        let range = (offset_bytes, len_bytes);
+        let Some(operation) = self.begin(&passed, IoKind::Discard, range, 0) else {
             return future;
         };
         let (io, fault) = (operation.io, operation.fault);
@@ -356,7 +449,6 @@ impl SimDevice {
                 let Some(change) = change else {
                     return Ok(());
                 };
-                let range = (offset_bytes, len_bytes);
                 let (survival, result) = survival_of(state, rng, range, dropped);
                 state.cache.complete(change, survival, Some(rng));
                 result
@@ -454,6 +546,21 @@ fn assert_aligned(offset_bytes: u64, buf: &IoBuf) {
         (buf.as_ptr() as u64).is_multiple_of(SECTOR_BYTES),
         "the buffer's memory is not aligned to 512 bytes, as direct I/O needs it"
     );
+}
+
+/// Tells the layers how an operation ended.
+fn tell(layers: Option<&Layers>, ticket: Ticket, world: &Inner, ok: bool) {
+    let outcome = match ok {
+        true => Outcome::Done,
+        false => Outcome::Failed,
+    };
+    if let Some(layers) = layers {
+        layers.end(ticket, Time(world.now_ns()), outcome);
+    }
+}
+
+fn refused() -> io::Error {
+    io::Error::other("a layer of the device lets it fail")
 }
 
 fn os_error(number: i32) -> io::Error {

@@ -42,7 +42,7 @@ impl SimPlatform {
     /// A handle on a disk. The disk must have nothing in flight from another world: see
     /// [`SimDisk::power_loss`] and [`SimDisk::process_killed`].
     pub fn open(&self, disk: &SimDisk) -> SimDevice {
-        SimDevice::open(self.inner.clone(), disk.clone())
+        SimDevice::open(self.inner.clone(), self.core, disk.clone())
     }
 
     /// The node's network.

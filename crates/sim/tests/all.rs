@@ -19,6 +19,7 @@ mod gathered;
 mod hand_over;
 mod history;
 mod idle;
+mod layers;
 mod loose;
 mod moves;
 mod nbd;

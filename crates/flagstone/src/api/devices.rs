@@ -5,9 +5,10 @@ use axum::extract::State;
 use axum::http::StatusCode;
 
 use super::Api;
-use super::problem::{ApiError, Body, Names, Problem};
+use super::problem::{ApiError, Body, Names, Params, Problem};
 use crate::node::{
-    DeviceInfo, DevicePage, HandOverSpec, HandedOverJournal, JournalPage, Schedule, ScrubStatus,
+    DeviceInfo, DevicePage, DeviceTrace, HandOverSpec, HandedOverJournal, JournalPage, Schedule,
+    ScrubStatus, TRACE_ROWS_MAX, TraceQuery,
 };
 
 /// Lists devices.
@@ -149,4 +150,35 @@ pub(super) async fn hand_over(
         })
         .await?;
     Ok(Json(moved))
+}
+
+/// Tells what a device was asked for lately: when, what, how long it took and how it ended. For devices behind a layer that
+/// traces (docs/operating.md).
+#[utoipa::path(get, path = "/v1/devices/{device}/trace", tag = "devices", operation_id = "read_trace",
+    params(("device" = String, Path, description = "The device, by name or id"), TraceQuery), responses(
+    (status = 200, description = "Operations, in the order in which they came", body = DeviceTrace),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn trace(
+    State(api): State<Api>,
+    Names(device): Names<String>,
+    Params(query): Params<TraceQuery>,
+) -> Result<Json<DeviceTrace>, ApiError> {
+    let doing = format!("reading the trace of device '{device}'");
+    if query.limit > TRACE_ROWS_MAX {
+        let found = format!("limit is {}; expected 0 to {TRACE_ROWS_MAX}", query.limit);
+        return Err(ApiError::invalid("reading the request's query", found));
+    }
+    if query.from.is_some() && query.last.is_some() {
+        let found = "both from and last are there; expected one of them";
+        return Err(ApiError::invalid("reading the request's query", found));
+    }
+    let trace = api
+        .call(
+            doing,
+            |node| async move { node.read_trace(device, query).await },
+        )
+        .await?;
+    Ok(Json(trace))
 }

@@ -300,6 +300,7 @@ impl Api {
                 get(devices::scrub_status).post(devices::start_scrub),
             )
             .route("/v1/devices/{device}/journals", get(devices::journals))
+            .route("/v1/devices/{device}/trace", get(devices::trace))
             .route(
                 "/v1/devices/{device}/journals/{journal}/hand-over",
                 post(devices::hand_over),

@@ -34,7 +34,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, streams, tokens, v
         filesystems::clone_file, filesystems::roll_back,
         filesystems::snapshots, filesystems::create_snapshot, filesystems::delete_snapshot,
         devices::list, devices::show, devices::set_schedule, devices::start_scrub,
-        devices::scrub_status, devices::journals, devices::hand_over,
+        devices::scrub_status, devices::journals, devices::hand_over, devices::trace,
         activity::show, activity::explain, nodes::info, nodes::stop, nodes::healthz, nodes::readyz, nodes::metrics,
     ),
     tags(

@@ -1,6 +1,7 @@
-//! `flagstone device ...`. Calibration is in `calibrate`.
+//! `flagstone device ...`. Calibration is in `calibrate`, traces are in `trace`.
 
 mod calibrate;
+mod trace;
 
 use std::time::Duration;
 
@@ -109,6 +110,8 @@ Examples:
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=i64::from(BACKGROUND_MAX_PERCENT)))]
         background: Option<u8>,
     },
+    /// Show what a device was asked for lately, operation by operation
+    Trace(trace::TraceArgs),
     /// Find out what a device can do that no node serves, and the ceiling to give it
     Calibrate(calibrate::CalibrateArgs),
     /// Write an empty device to a file, partition or disk that is blank
@@ -197,6 +200,7 @@ pub(super) fn run(
         }
         DeviceCommand::Scrub { device, wait } => return scrub(&client, &device, wait, output),
         DeviceCommand::Journals { device } => journals(&client, &device, output)?,
+        DeviceCommand::Trace(args) => trace::run(&args, &client, output)?,
         DeviceCommand::HandOver {
             device,
             journal,

@@ -106,7 +106,8 @@ struct CommonArgs {
     api_open: bool,
     /// For measuring and testing: what devices are asked for passes this first. 'ceiling reads=20000
     /// writes=10000 flushes=2000 bytes=1G' (a second), 'latency reads=80us writes=20us flushes=1ms
-    /// jitter=20%', 'errors reads=0.001'. Can be given several times
+    /// jitter=20%', 'errors reads=0.001'. Or 'trace', which changes nothing and keeps what passes it
+    /// (`flagstone device trace`). Can be given several times
     #[arg(long = "layer", value_name = "LAYER")]
     layers: Vec<LayerText>,
     /// What devices may be asked for, so that volumes can be promised parts of them: 'reads=80000 writes=50000

@@ -26,6 +26,7 @@ mod slo;
 mod snapshot_schedule;
 mod stream;
 mod tokens;
+mod trace;
 mod types;
 
 use std::future::Future;
@@ -74,6 +75,10 @@ pub use tokens::{
     CreatedVolume, NewToken, RESTRICTIONS_MAX, ROTATION_OVERLAP_S, Restrictions, RotateSpec,
     TOKEN_LABEL_BYTES_MAX, TOKENS_MAX, TokenInfo, TokenKind, TokenList, TokenSpec, TokenState,
     TokenText,
+};
+pub use trace::{
+    DeviceTrace, TRACE_ROWS_DEFAULT, TRACE_ROWS_MAX, TraceQuery, TracedKind, TracedOperation,
+    TracedResult,
 };
 pub use types::{
     CoreInfo, DeviceInfo, DevicePage, NodeInfo, NodeState, PAGE_ROWS_DEFAULT, PAGE_ROWS_MAX,
@@ -334,6 +339,10 @@ pub trait Node: Send + Sync + 'static {
         journal: u16,
         core: u32,
     ) -> NodeFuture<'_, HandedOverJournal>;
+
+    /// What a device was asked for, if it is behind a layer that traces. No core is asked: this says what a device hangs on. `NotFound` (the
+    /// device, or it has no trace).
+    fn read_trace(&self, device: String, query: TraceQuery) -> NodeFuture<'_, DeviceTrace>;
 
     /// Starts a scrub, or answers with the one that runs: every live block is read and checked.
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus>;

@@ -192,6 +192,13 @@ fn check_sizes(size_bytes: u64, options: &CalibrateOptions, doing: &str) -> Resu
             "name a larger region, or leave it out",
         );
     }
+    let is_trace = |layer: &Layer| matches!(layer, Layer::Trace { .. });
+    if options.layers.iter().any(is_trace) {
+        return wrong(
+            "there is a trace among the layers, which nobody could read".to_owned(),
+            "leave it out",
+        );
+    }
     if options.load_ms == 0 {
         return wrong(
             "expected loads of a millisecond or more, found 0".to_owned(),

@@ -325,6 +325,10 @@ impl Node for FakeNode {
         self.with(|state| state.hand_over(&device, journal, core))
     }
 
+    fn read_trace(&self, device: String, query: TraceQuery) -> NodeFuture<'_, DeviceTrace> {
+        self.with(|state| state.trace(&device, &query))
+    }
+
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus> {
         self.with(|state| state.scrub(&device, true))
     }

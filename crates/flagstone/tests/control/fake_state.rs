@@ -5,17 +5,22 @@ use std::collections::BTreeMap;
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, ForcedMove, ForcedOutcome, Fork,
-    ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState,
-    MoveWord, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots,
-    ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery,
-    SnapshotSchedule, StripeInfo, StripeMember, TokenInfo, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, DeviceTrace, ForcedMove,
+    ForcedOutcome, Fork, ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePhase, MovePlace,
+    MoveSpec, MoveState, MoveWord, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule,
+    ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage,
+    SnapshotQuery, SnapshotSchedule, StripeInfo, StripeMember, TokenInfo, TraceQuery, VolumeInfo,
+    VolumePage, VolumeSpec,
 };
+use flagstone_platform::layers::Layers;
 use flagstone_types::{Epoch, Lsn};
 
 use crate::fake_filesystems::Filesystems;
 use crate::fake_streams::Streams;
 use crate::fake_tokens::first_token;
+
+/// The wall clock at the beginning of the device's time.
+const TRACE_CLOCK_NS: u64 = 1_700_000_000_000_000_000;
 
 pub(crate) const DEVICE_BYTES: u64 = 1 << 40;
 pub(crate) const DEVICE_ID: &str = "77f0c3a1b2d94e5f8a6b7c8d9e0f1a2b";
@@ -28,6 +33,8 @@ pub(crate) struct State {
     /// The core that serves each journal.
     pub(crate) homes: [u32; 2],
     pub(crate) closed_journals: Vec<u16>,
+    /// What the device is behind; a trace, or nothing.
+    pub(crate) layers: Option<Layers>,
     pub(crate) schedule: Schedule,
     pub(crate) filesystems: Filesystems,
     pub(crate) streams: Streams,
@@ -636,6 +643,16 @@ impl State {
             writes: 80,
         };
         Ok((0..2).map(journal).collect())
+    }
+
+    pub(crate) fn trace(&self, device: &str, query: &TraceQuery) -> Answer<DeviceTrace> {
+        let device = self.device(device)?.name;
+        let layers = self.layers.as_ref();
+        let trace = layers.and_then(|layers| layers.trace()).ok_or_else(|| {
+            let doing = "reading a trace".to_string();
+            error(NodeErrorKind::NotFound, doing, "it has none")
+        })?;
+        Ok(DeviceTrace::of(&device, trace, query, TRACE_CLOCK_NS))
     }
 
     pub(crate) fn hand_over(

@@ -24,3 +24,4 @@ mod streams;
 mod stripes;
 mod support;
 mod tokens;
+mod traces;

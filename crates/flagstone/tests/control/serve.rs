@@ -135,6 +135,7 @@ impl Node for Stuck {
         show_device(device: String) -> DeviceInfo;
         list_journals(device: String) -> Vec<JournalInfo>;
         hand_over_journal(device: String, journal: u16, core: u32) -> HandedOverJournal;
+        read_trace(device: String, query: TraceQuery) -> DeviceTrace;
         start_scrub(device: String) -> ScrubStatus;
         scrub_status(device: String) -> ScrubStatus;
         info() -> NodeInfo;

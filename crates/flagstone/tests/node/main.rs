@@ -29,5 +29,6 @@ mod stripes;
 mod support;
 mod tls;
 mod tokens;
+mod traces;
 mod volume_files;
 mod volumes;

@@ -75,7 +75,18 @@ pub(crate) struct Load {
 
 impl Served {
     pub(crate) fn start(cores: usize) -> Served {
+        Served::behind(cores, &[])
+    }
+
+    /// With a device that keeps a trace.
+    pub(crate) fn traced(cores: usize) -> Served {
+        Served::behind(cores, &["trace"])
+    }
+
+    fn behind(cores: usize, layers: &[&str]) -> Served {
         let scene = Scene::formatted(DEVICE_BYTES, true, |options| {
+            let layers = layers.iter().map(|layer| layer.parse().expect(layer));
+            options.devices[0].layers = layers.collect();
             options.cores = Some(cores);
             options.native = Some("127.0.0.1:0".parse().expect("an address"));
         })

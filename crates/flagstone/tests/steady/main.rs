@@ -121,11 +121,11 @@ fn requests_take_no_memory_and_no_lock() {
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Both cores work at the same time, each for a client of its own.
+/// Both cores work at the same time, each for a client of its own; and what the device is asked for is traced.
 #[test]
 fn nor_do_they_on_two_cores() {
     let _alone = alone();
-    let node = Served::start(2);
+    let node = Served::traced(2);
     let mut loads = ["here", "there"].into_iter().zip(0..).map(|(name, core)| {
         let token = node.create(name, core);
         assert_eq!(node.core_of(name), core);

@@ -41,10 +41,12 @@ impl UringDevice {
             return Err(read_only_error());
         }
         let began_ns = self.core.clock_ns();
-        let result = match self.pass_layers(Operation::Flush).await {
+        let (layered, passed) = self.pass_layers(Operation::Flush).await;
+        let result = match passed {
             Ok(()) => self.flush_uncounted().await,
             Err(error) => Err(error),
         };
+        self.ended(layered, result.is_ok());
         self.count(IoKind::Flush, 0, began_ns, result.is_ok());
         result
     }

@@ -36,7 +36,12 @@ impl UringDevice {
             return (bufs, Err(error));
         }
         let began_ns = self.core.clock_ns();
-        let (bufs, result) = match self.pass_layers(Operation::Write { len_bytes }).await {
+        let operation = Operation::Write {
+            offset_bytes,
+            len_bytes,
+        };
+        let (layered, passed) = self.pass_layers(operation).await;
+        let (bufs, result) = match passed {
             Ok(()) if self.file.at_once => {
                 let result = self.gathered_now(offset_bytes, &bufs);
                 (bufs, result)
@@ -44,6 +49,7 @@ impl UringDevice {
             Ok(()) => self.gathered_by_ring(offset_bytes, len_bytes, bufs).await,
             Err(error) => (bufs, Err(error)),
         };
+        self.ended(layered, result.is_ok());
         self.count(IoKind::Write, len_bytes, began_ns, result.is_ok());
         (bufs, result)
     }

@@ -5,8 +5,8 @@
 use flagstone_device::engine::{
     CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Stability, format_device,
 };
-use flagstone_platform::IoBuf;
-use flagstone_sim::{SimDisk, SimPlatform};
+use flagstone_platform::{BlockDevice, IoBuf};
+use flagstone_sim::{SimDevice, SimDisk, SimPlatform};
 
 pub(crate) const BLOCK: u64 = 4096;
 /// Of every dvol: more than the devices have.
@@ -18,11 +18,19 @@ pub(crate) async fn begin(
     disk: &SimDisk,
     options: EngineOptions,
 ) -> Engine<SimPlatform> {
+    begin_on(platform, platform.open(disk), options).await
+}
+
+/// The same with this handle of it.
+pub(crate) async fn begin_on(
+    platform: &SimPlatform,
+    device: SimDevice,
+    options: EngineOptions,
+) -> Engine<SimPlatform> {
     let format = FormatOptions {
         journal_count: 1,
-        ..FormatOptions::for_size(disk.size_bytes())
+        ..FormatOptions::for_size(device.size_bytes())
     };
-    let device = platform.open(disk);
     let formatted = format_device(platform, &device, format).await;
     let superblock = formatted.expect("formats");
     let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;

@@ -34,6 +34,7 @@ mod slo;
 mod snapshots;
 mod start;
 mod stripes;
+mod traces;
 mod tuning;
 mod under_way;
 mod volume;
@@ -49,6 +50,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use flagstone_device::engine::{DvolError, Engine, Handle, ScrubReport};
+use flagstone_platform::layers::Layers;
 use flagstone_runtime::{CoreRemote, DeviceLock, Refused, Runtime, UringPlatform};
 use flagstone_sched::Device as DividedDevice;
 
@@ -62,14 +64,14 @@ use self::receive::OneReceive;
 use self::recording::Recording;
 use self::slo::Floors;
 use super::{
-    Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, FileCloneSpec, FilesystemChanges,
-    FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
+    Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, DeviceTrace, FileCloneSpec,
+    FilesystemChanges, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
     FilesystemSnapshotPage, FilesystemSpec, ForcedMove, HandedOverJournal, ImageStoreSpec,
     JournalInfo, Look, MetricsSnapshot, MoveInfo, MoveSpec, MoveWord, NewToken, Node, NodeError,
     NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
     Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SnapshotInfo, SnapshotPage,
     SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo, TokenList,
-    TokenSpec, VolumeInfo, VolumePage, VolumeSpec,
+    TokenSpec, TraceQuery, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -93,6 +95,8 @@ struct Device {
     format_version: u32,
     /// Journals it has; `Homes` says which core serves each.
     journal_count: usize,
+    /// What its cores ask it for passes these.
+    layers: Option<Arc<Layers>>,
     /// Keeps other processes out.
     _lock: DeviceLock,
 }
@@ -120,6 +124,8 @@ struct RealNode {
     /// With that of this machine.
     registered_port: Option<u16>,
     started_ns: u64,
+    /// What the wall clock showed, when the node was started, at the beginning of the cores' time.
+    clock_ns: u64,
     notices: Vec<String>,
     stopping: AtomicBool,
     scrubs: Mutex<Vec<ScrubStatus>>,
@@ -562,6 +568,10 @@ impl Node for RealNode {
         core: u32,
     ) -> NodeFuture<'_, HandedOverJournal> {
         Box::pin(self.hand_over(device, journal, core))
+    }
+
+    fn read_trace(&self, device: String, query: TraceQuery) -> NodeFuture<'_, DeviceTrace> {
+        Box::pin(async move { self.trace_of(&device, &query) })
     }
 
     fn start_scrub(&self, device: String) -> NodeFuture<'_, ScrubStatus> {

@@ -13,7 +13,8 @@ use flagstone_device::engine::Engine;
 use flagstone_device::format::FORMAT_VERSION;
 use flagstone_device::format::geometry::DEVICE_MIN_BYTES;
 use flagstone_gateway::nfs3::portmap::PORT as PORTMAPPER_PORT;
-use flagstone_platform::layers::{Layer, Layers};
+use flagstone_platform::Platform;
+use flagstone_platform::layers::{Layer, Layers, PLACE_BYTES};
 use flagstone_runtime::{
     CoreRemote, FlushMethod, Runtime, UringListener, UringPlatform, lock_device,
 };
@@ -29,6 +30,7 @@ use super::opening::{Part, Prepared, open_all, open_error, open_file, stop_all};
 use super::recording::Recording;
 use super::slo::{self, Floors};
 use super::{Device, RealNode, describe, tuning};
+use crate::layers::LayerText;
 use crate::node::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, MAP_CACHE_DEFAULT_BYTES, Node, NodeError,
     NodeErrorKind, NodeOptions, ScrubStatus,
@@ -115,6 +117,9 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
             error.to_string(),
         )
     })?;
+    let clock_ns = run_on(&runtime, 0, "reading the clock", |platform| async move {
+        platform.wall_clock_ns().saturating_sub(platform.now().0)
+    })?;
     let recording = Recording::start(options.record.as_deref(), options.devices.len())?;
     let mut devices = Vec::new();
     let mut prepared = Vec::new();
@@ -129,6 +134,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
             id: found.superblock.device_id.to_string(),
             format_version: FORMAT_VERSION,
             journal_count: usize::from(found.superblock.journal_count),
+            layers: found.layers.clone(),
             _lock: lock,
         });
         prepared.push(found);
@@ -179,6 +185,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
     notices.extend(files_notice);
     notices.extend(stray_filesystems(&runtime, &devices));
     notices.extend(options.devices.iter().filter_map(layers_notice));
+    notices.extend(options.devices.iter().filter_map(trace_notice));
     notices.extend(
         devices
             .iter()
@@ -201,6 +208,7 @@ pub(super) fn start_node(options: NodeOptions) -> Result<Arc<RealNode>, NodeErro
         portmapper: listening.portmapper,
         registered_port: listening.registered_port,
         started_ns: describe::wall_clock_ns(),
+        clock_ns,
         notices,
         stopping: false.into(),
         scrubs: Mutex::new(scrubs),
@@ -580,10 +588,11 @@ fn one_journal(device: &Device, cores: usize) -> Option<String> {
     })
 }
 
-/// What a person should know of this machine.
 /// A device that isn't what it seems.
 fn layers_notice(device: &DeviceOptions) -> Option<String> {
-    let layers: Vec<String> = device.layers.iter().map(ToString::to_string).collect();
+    let is_trace = |layer: &&LayerText| matches!(layer.layer, Layer::Trace { .. });
+    let layers = device.layers.iter().filter(|layer| !is_trace(layer));
+    let layers: Vec<String> = layers.map(ToString::to_string).collect();
     (!layers.is_empty()).then(|| {
         format!(
             "device '{}' is behind layers, for measuring and testing: {}",
@@ -593,6 +602,20 @@ fn layers_notice(device: &DeviceOptions) -> Option<String> {
     })
 }
 
+/// A device that is as it seems, and remembers what it was asked for.
+fn trace_notice(device: &DeviceOptions) -> Option<String> {
+    let operations = device.layers.iter().find_map(|text| match text.layer {
+        Layer::Trace { operations } => Some(operations),
+        _ => None,
+    })?;
+    let name = &device.name;
+    Some(format!(
+        "device '{name}' keeps a trace of its last {operations} operations, in {} of memory: `flagstone device trace {name}`",
+        size::rounded(operations.saturating_mul(PLACE_BYTES))
+    ))
+}
+
+/// What a person should know of this machine.
 fn notices(runtime: &Runtime) -> Vec<String> {
     let asked = runtime.cores()[0].remote().call(|platform| {
         let support = platform.kernel_support();

@@ -176,6 +176,10 @@ fn what_makes_no_sense_is_refused() {
             load_ms: 0,
             ..quick(true, false)
         },
+        CalibrateOptions {
+            layers: vec![Layer::Trace { operations: 1024 }],
+            ..quick(true, false)
+        },
     ] {
         let error = image.run(&options).expect_err("makes no sense");
         assert_eq!(error.kind, NodeErrorKind::InvalidArgument, "{error}");

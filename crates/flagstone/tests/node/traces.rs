@@ -1,0 +1,89 @@
+//! The trace of a real node's device.
+
+use flagstone::node::{
+    DeviceTrace, NodeErrorKind, TRACE_ROWS_MAX, TraceQuery, TracedKind, TracedOperation,
+    TracedResult,
+};
+
+use crate::client::{FLUSH, READ};
+use crate::support::Scene;
+
+const BLOCK: u64 = 4096;
+
+fn traced(layers: &[&str]) -> Scene {
+    Scene::with(|options| {
+        let layers = layers.iter().map(|layer| layer.parse().expect(layer));
+        options.devices[0].layers = layers.collect();
+    })
+}
+
+fn trace(scene: &Scene, from: Option<u64>) -> DeviceTrace {
+    let query = TraceQuery {
+        from,
+        last: None,
+        limit: TRACE_ROWS_MAX,
+    };
+    let trace = scene.ask(|node| node.read_trace("main".to_owned(), query));
+    trace.expect("there is one")
+}
+
+#[test]
+fn what_a_client_does_is_seen_at_the_device() {
+    let scene = traced(&["trace operations=4096", "latency flushes=3ms"]);
+    scene.create("vm", 64 << 20).expect("created");
+    let mut client = scene.attach("vm");
+    let before = trace(&scene, None);
+    assert_eq!((before.operations_max, before.missed), (4096, 0));
+    assert!(!before.items.is_empty(), "it was opened, and a volume made");
+    for at in 0..16 {
+        let written = client.write(at * BLOCK, &[at as u8; BLOCK as usize]);
+        assert_eq!(written, 0);
+    }
+    assert_eq!(client.call(FLUSH, 0, 0).0, 0);
+    let written = trace(&scene, Some(before.next));
+    let of = |kind| written.items.iter().filter(move |item| item.kind == kind);
+    let bytes: u64 = of(TracedKind::Write).map(|item| item.len_bytes).sum();
+    assert!(bytes >= 16 * BLOCK, "data and journal: {bytes}");
+    assert!(of(TracedKind::Flush).count() >= 1);
+    for flush in of(TracedKind::Flush) {
+        assert_eq!(flush.held_ns, 3_000_000);
+        assert!(flush.took_ns > Some(3_000_000), "{flush:?}");
+    }
+    // What was written last is read: from a place where something was written.
+    let read = client.call(READ, 5 * BLOCK, BLOCK as u32);
+    assert_eq!(read, (0, vec![5; BLOCK as usize]));
+    let after = trace(&scene, Some(written.next));
+    let is_read = |item: &&TracedOperation| item.kind == TracedKind::Read;
+    let read = after.items.iter().find(is_read);
+    let read = read.expect("the device was read");
+    let holds = |write: &TracedOperation| {
+        let end = write.offset_bytes + write.len_bytes;
+        (write.offset_bytes..end).contains(&read.offset_bytes)
+    };
+    assert!(of(TracedKind::Write).any(holds), "{read:?}");
+    for item in written.items.iter().chain(&after.items) {
+        assert_eq!(
+            (item.result, item.core),
+            (TracedResult::Done, 0),
+            "{item:?}"
+        );
+    }
+    let notices = scene.ask(|node| node.info()).expect("told").notices;
+    let has = |words: &str| notices.iter().any(|notice| notice.contains(words));
+    assert!(has(
+        "trace of its last 4096 operations, in 256 KiB of memory"
+    ));
+    assert!(has(
+        "behind layers, for measuring and testing: latency flushes=3ms"
+    ));
+}
+
+#[test]
+fn a_device_without_a_trace_says_how_to_get_one() {
+    let scene = traced(&["latency reads=0s"]);
+    let query = TraceQuery::default();
+    let refused = scene.ask(|node| node.read_trace("main".to_owned(), query));
+    let error = refused.expect_err("it has none");
+    assert_eq!(error.kind, NodeErrorKind::NotFound);
+    assert!(error.next_step.contains("--layer trace"), "{error}");
+}
