@@ -54,5 +54,5 @@ pub use net::{UringListener, UringStream};
 pub use platform::UringPlatform;
 pub use probe::{KernelSupport, RingError};
 pub use runtime::{CoreHandle, Runtime, StartError, block_on};
-pub use sys::fill_random;
+pub use sys::{fill_random, raise_open_files};
 pub use trace::TraceFile;

@@ -13,6 +13,7 @@ mod file_access;
 mod file_slos;
 mod filesystems;
 mod hostile;
+mod incast;
 mod journals;
 mod lineage;
 mod metrics;
