@@ -164,6 +164,7 @@ pub fn run(mut plan: ServePlan, backend: Backend, out: &mut dyn Write) -> anyhow
         warn_of_open_native(&options);
         warn_of_open_nfs(&options);
         warn_of_many_cores(&options);
+        make_room_for_connections(&options);
         let node = tokio::task::spawn_blocking(move || (backend.start)(options));
         let node = tokio::select! {
             started = node => started.context("starting the node")??,
@@ -674,6 +675,24 @@ fn warn_of_many_cores(options: &NodeOptions) {
              give --cores {processors} or less",
             size::counted(processors as u64, "processor")
         );
+    }
+}
+
+/// Beside connections: devices, logs, sockets that listen, rings, and what the API and NFS have.
+const OTHER_FILES: u64 = 512;
+
+/// Each connection is a file of the process. Where there may be fewer than connections the last ones wait unaccepted until others end, so
+/// that is said, though it is nothing wrong with a node that has few clients.
+fn make_room_for_connections(options: &NodeOptions) {
+    let connections = options.nbd_connections_max + options.native_connections_max;
+    let wanted = connections as u64 + OTHER_FILES;
+    match flagstone_runtime::raise_open_files() {
+        Ok(files) if files < wanted => tracing::info!(
+            "{files} files may be open, and {connections} connections may come: raise the limit of open files (ulimit -n, or LimitNOFILE=) \
+             to {wanted}, or lower connections_max"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::info!("the limit of open files stays as it is: {error}"),
     }
 }
 

@@ -54,5 +54,5 @@ pub use net::{UringListener, UringStream};
 pub use platform::UringPlatform;
 pub use probe::{KernelSupport, RingError};
 pub use runtime::{CoreHandle, Runtime, StartError, block_on};
-pub use sys::{InterfaceAddress, fill_random, interface_addresses};
+pub use sys::{InterfaceAddress, fill_random, interface_addresses, raise_open_files};
 pub use trace::TraceFile;

@@ -383,6 +383,23 @@ pub(crate) fn empty_message_header() -> libc::msghdr {
     unsafe { mem::zeroed() }
 }
 
+/// Lets this process have as many files open as the system allows without asking anybody, and says how many that is. Where nobody has set
+/// anything else a process begins with 1,024, as `select` can't tell of more, and each connection is one.
+pub fn raise_open_files() -> io::Result<u64> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is valid for writes.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) })?;
+    if limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is valid for reads.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) })?;
+    }
+    Ok(limit.rlim_cur)
+}
+
 /// Has the kernel queue as many connections on a socket that listens already as on those of [`listen_unix`]: the standard library's queue
 /// 128, and of a thousand clients that come back at once most would wait for a second and longer.
 pub(crate) fn queue_more(socket: &TcpListener) -> io::Result<()> {

@@ -39,15 +39,31 @@ impl Line {
 
 /// What each core may use of a device until the lines are read again.
 pub fn divide(whole: Budget, lines: &[Line]) -> Vec<Budget> {
-    let rates = divide_rate(whole.rate_ns, lines);
-    let budget = |rate_ns: u64| Budget {
-        rate_ns,
-        window_ns: part(whole.window_ns, rate_ns, whole.rate_ns),
-    };
-    rates.into_iter().map(budget).collect()
+    let mut rates = Vec::new();
+    divide_rate(whole.rate_ns, lines, &mut rates);
+    let budgets = rates.iter().map(|&rate_ns| budget(whole, rate_ns));
+    budgets.collect()
 }
 
-fn divide_rate(rate_ns: u64, lines: &[Line]) -> Vec<u64> {
+/// The same of one core, if there is a line of it. `rates` is memory that is used again: whoever divides every few milliseconds takes none then.
+pub fn part_of_core(
+    whole: Budget,
+    lines: &[Line],
+    core: usize,
+    rates: &mut Vec<u64>,
+) -> Option<Budget> {
+    divide_rate(whole.rate_ns, lines, rates);
+    rates.get(core).map(|&rate_ns| budget(whole, rate_ns))
+}
+
+fn budget(whole: Budget, rate_ns: u64) -> Budget {
+    Budget {
+        rate_ns,
+        window_ns: part(whole.window_ns, rate_ns, whole.rate_ns),
+    }
+}
+
+fn divide_rate(rate_ns: u64, lines: &[Line], rates: &mut Vec<u64>) {
     let least = rate_ns / LEAST_PART;
     let promised: u128 = lines.iter().map(|l| u128::from(l.promised_ns)).sum();
     // If more was promised than there is, all promises shrink by the same factor.
@@ -57,34 +73,34 @@ fn divide_rate(rate_ns: u64, lines: &[Line]) -> Vec<u64> {
             false => line.promised_ns,
         }
     };
-    let mut rates: Vec<u64> = lines
-        .iter()
-        .map(|line| own(line).min(line.need_ns()).max(least))
-        .collect();
+    let begin_with = |line: &Line| own(line).min(line.need_ns()).max(least);
+    rates.clear();
+    rates.extend(lines.iter().map(begin_with));
     // Then those that need more than they were promised, until nothing is left or nobody does; one of them is
     // satisfied each time, or all is given out.
     for _ in lines {
-        let left = left_of(rate_ns, &rates);
+        let left = left_of(rate_ns, rates);
         let wants = |(line, rate): (&Line, u64)| line.need_ns() > rate;
         let parts = parts_of(lines, |at| wants((&lines[at], rates[at])));
-        let before = rates.clone();
-        for (line, rate) in lines.iter().zip(&mut rates) {
+        let mut is_changed = false;
+        for (line, rate) in lines.iter().zip(rates.iter_mut()) {
             if wants((line, *rate)) {
                 let more = part(left, weight(line), parts);
-                *rate = rate.saturating_add(more).min(line.need_ns());
+                let new = rate.saturating_add(more).min(line.need_ns());
+                is_changed |= new != *rate;
+                *rate = new;
             }
         }
-        if rates == before {
+        if !is_changed {
             break;
         }
     }
     // What nobody needs is everybody's to grow into.
-    let left = left_of(rate_ns, &rates);
+    let left = left_of(rate_ns, rates);
     let parts = parts_of(lines, |_| true);
-    for (line, rate) in lines.iter().zip(&mut rates) {
+    for (line, rate) in lines.iter().zip(rates) {
         *rate = rate.saturating_add(part(left, weight(line), parts));
     }
-    rates
 }
 
 fn left_of(rate_ns: u64, rates: &[u64]) -> u64 {
@@ -128,9 +144,13 @@ mod tests {
             window_ns: 1_000_000,
         };
         let budgets = divide(whole, lines);
-        for budget in &budgets {
+        let mut memory = vec![7; 3];
+        for (core, budget) in budgets.iter().enumerate() {
             assert_eq!(budget.window_ns, budget.rate_ns / 1000);
+            let alone = part_of_core(whole, lines, core, &mut memory);
+            assert_eq!(alone, Some(*budget));
         }
+        assert_eq!(part_of_core(whole, lines, lines.len(), &mut memory), None);
         budgets.iter().map(|b| b.rate_ns).collect()
     }
 

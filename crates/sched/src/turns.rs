@@ -4,12 +4,14 @@
 //! begin in the order in which they were asked for. A device without a ceiling gives a turn to everybody at once, and
 //! costs a request two comparisons.
 //!
-//! Promises: nothing is allocated for a request once the queues have grown, but where it has to wait for the clock (a
-//! rate or a limit): then there is one timer for all. A request that is given up before its turn gives it back.
+//! Promises: nothing is allocated for a request once the queues have grown, also where it has to wait. For the clock (a rate or a limit) all wait
+//! by one timer, that of the task which looks at the device every few milliseconds as long as anything is asked for. A request that is given up
+//! before its turn gives it back.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -17,7 +19,7 @@ use std::task::{Poll, Waker};
 use flagstone_platform::{Platform, Time};
 use flagstone_types::{BLOCK_SIZE, LatencyHistogram};
 
-use crate::cores::{Line, PERIOD_NS, divide};
+use crate::cores::{Line, PERIOD_NS, part_of_core};
 use crate::device::{Device, Settings};
 use crate::price::Price;
 use crate::promise::{Promise, Totals, WHOLE_NS};
@@ -101,9 +103,15 @@ struct State {
     free_seats: Vec<u32>,
     waiters: Vec<Waiter>,
     free_waiters: Vec<u32>,
-    /// When the clock wakes this core.
+    /// When the clock lets go what it holds back now.
     wakes_at: Option<Time>,
+    /// The task that keeps time is there, as it is whenever something is asked for.
     is_ticking: bool,
+    /// Until when it sleeps, and what wakes it before.
+    sleeps: Option<(Time, Waker)>,
+    /// Of all cores, and what comes of them: memory that is used at each look.
+    lines: Vec<Line>,
+    rates: Vec<u64>,
     /// Something was asked for since the last tick.
     was_busy: bool,
     reported_at: Time,
@@ -154,6 +162,9 @@ impl<P: Platform> Turns<P> {
                     free_waiters: Vec::new(),
                     wakes_at: None,
                     is_ticking: false,
+                    sleeps: None,
+                    lines: Vec::new(),
+                    rates: Vec::new(),
                     was_busy: false,
                     reported_at: now,
                     judged_at: now,
@@ -252,6 +263,20 @@ impl State {
         ask
     }
 
+    /// Has the clock let go what it holds back then, unless it does so before.
+    fn wake_at(&mut self, at: Time) {
+        debug_assert!(self.is_ticking, "somebody keeps time while anything waits");
+        if self.wakes_at.is_some_and(|earlier| earlier <= at) {
+            return;
+        }
+        self.wakes_at = Some(at);
+        if let Some((until, waker)) = &self.sleeps
+            && at < *until
+        {
+            waker.wake_by_ref();
+        }
+    }
+
     fn add_waiter(&mut self, tenant: u32) -> u32 {
         let waiter = Waiter {
             tenant,
@@ -331,28 +356,11 @@ impl<P: Platform> Inner<P> {
                 }
                 Decision::WaitUntil(at_ns) => {
                     let at = Time(at_ns.max(now.0.saturating_add(TIMER_LEAST_NS)));
-                    return self.wake_at(state, at);
+                    return state.wake_at(at);
                 }
                 Decision::Wait => return,
             }
         }
-    }
-
-    fn wake_at(self: &Rc<Self>, state: &mut State, at: Time) {
-        if state.wakes_at.is_some_and(|earlier| earlier <= at) {
-            return;
-        }
-        state.wakes_at = Some(at);
-        let inner = self.clone();
-        self.platform.spawn(async move {
-            inner.platform.sleep_until(at).await;
-            let mut state = inner.state.borrow_mut();
-            // Otherwise an earlier one has taken its place.
-            if state.wakes_at == Some(at) {
-                state.wakes_at = None;
-                inner.pump(&mut state);
-            }
-        });
     }
 
     /// Goes by what the device's settings, promises and lines are now.
@@ -375,9 +383,11 @@ impl<P: Platform> Inner<P> {
                 state.scheduler.promise(key, promise);
             }
         }
-        let mine: Vec<Line> = self.device.lines().collect();
-        let budgets = divide(state.settings.whole(), &mine);
-        if let Some(&budget) = budgets.get(self.core) {
+        state.lines.clear();
+        state.lines.extend(self.device.lines());
+        let whole = state.settings.whole();
+        let budget = part_of_core(whole, &state.lines, self.core, &mut state.rates);
+        if let Some(budget) = budget {
             state.scheduler.set_budget(budget, now.0);
         }
     }
@@ -436,24 +446,63 @@ impl<P: Platform> Inner<P> {
         self.judge_after_rest(state);
         self.tick(state);
         let inner = self.clone();
-        self.platform.spawn(async move {
-            loop {
-                inner.platform.sleep_ns(PERIOD_NS).await;
-                let mut state = inner.state.borrow_mut();
-                let is_idle = state.scheduler.waiting() + state.scheduler.in_flight() == 0;
-                inner.tick(&mut state);
-                if is_idle && !std::mem::take(&mut state.was_busy) {
-                    state.is_ticking = false;
-                    // What it was promised others may use meanwhile.
-                    let promised_ns = state.scheduler.promised_ns();
-                    let line = Line {
-                        promised_ns,
-                        ..Line::default()
-                    };
-                    return inner.device.write_line(inner.core, line);
-                }
+        self.platform.spawn(async move { inner.keep_time().await });
+    }
+
+    /// Ticks, and in between lets go what the clock holds back. A task for each time that the clock is waited for would take memory each time.
+    async fn keep_time(self: Rc<Self>) {
+        let mut tick_at = self.platform.now().plus_ns(PERIOD_NS);
+        loop {
+            self.sleep_until(tick_at).await;
+            let mut state = self.state.borrow_mut();
+            let now = self.platform.now();
+            if state.wakes_at.is_some_and(|at| at <= now) {
+                state.wakes_at = None;
+                self.pump(&mut state);
             }
-        });
+            if now < tick_at {
+                continue;
+            }
+            let is_idle = state.scheduler.waiting() + state.scheduler.in_flight() == 0;
+            self.tick(&mut state);
+            if is_idle && !std::mem::take(&mut state.was_busy) {
+                (state.is_ticking, state.wakes_at) = (false, None);
+                // What it was promised others may use meanwhile.
+                let promised_ns = state.scheduler.promised_ns();
+                let line = Line {
+                    promised_ns,
+                    ..Line::default()
+                };
+                return self.device.write_line(self.core, line);
+            }
+            tick_at = self.platform.now().plus_ns(PERIOD_NS);
+        }
+    }
+
+    /// Sleeps until then, or until the clock is to let something go before, also if that is said meanwhile.
+    async fn sleep_until(&self, tick_at: Time) {
+        loop {
+            let wakes_at = self.state.borrow().wakes_at;
+            let until = wakes_at.map_or(tick_at, |wakes_at| wakes_at.min(tick_at));
+            let mut sleep = pin!(self.platform.sleep_until(until));
+            let is_over = poll_fn(|cx| {
+                let mut state = self.state.borrow_mut();
+                let is_earlier = state.wakes_at.is_some_and(|wakes_at| wakes_at < until);
+                let polled = match is_earlier {
+                    true => Poll::Ready(false),
+                    false => sleep.as_mut().poll(cx).map(|()| true),
+                };
+                state.sleeps = match polled {
+                    Poll::Pending => Some((until, cx.waker().clone())),
+                    Poll::Ready(_) => None,
+                };
+                polled
+            })
+            .await;
+            if is_over {
+                return;
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibrate;
+mod company;
 mod figure13;
 mod properties;
 mod rules;

@@ -5,12 +5,12 @@ use flagstone_sched::{Budget, Limits, Policy, Promise};
 
 use crate::bench::{Answer, Bench, Mix, READS, SECOND_NS, Seen, Tenant, WINDOW_NS, seen};
 
-const PHASE_NS: u64 = SECOND_NS / 2;
-const BURSTING: usize = 2;
+pub(crate) const PHASE_NS: u64 = SECOND_NS / 2;
+pub(crate) const BURSTING: usize = 2;
 
 /// A twentieth more in flight than the device has channels. A request of several blocks keeps its part of the window until the last of them is
 /// done, and the last 32nd of the window is for those who are behind: with a window of just so many channels, those would be 93 % busy.
-const WIDER_NS: u64 = WINDOW_NS / 20 * 21;
+pub(crate) const WIDER_NS: u64 = WINDOW_NS / 20 * 21;
 
 /// A device that may be asked for all it can do, with so much in flight.
 fn whole(window_ns: u64) -> Budget {
@@ -20,7 +20,7 @@ fn whole(window_ns: u64) -> Budget {
     }
 }
 
-fn tenants(cores: usize, mixes: [Mix; 3], burst: usize) -> Vec<Tenant> {
+pub(crate) fn tenants(cores: usize, mixes: [Mix; 3], burst: usize) -> Vec<Tenant> {
     let tenant = |number: usize| {
         let during = if number == BURSTING { burst } else { 30 };
         Tenant {
@@ -41,7 +41,7 @@ fn answers(policy: Policy, cores: usize, tenants: Vec<Tenant>) -> Vec<Vec<Answer
 }
 
 /// The same with so much in flight.
-fn answers_within(
+pub(crate) fn answers_within(
     window_ns: u64,
     policy: Policy,
     cores: usize,
@@ -65,7 +65,7 @@ fn answers_within(
 }
 
 /// What each tenant saw before, during and after the burst.
-fn figure(answers: &[Vec<Answer>]) -> Vec<[Seen; 3]> {
+pub(crate) fn figure(answers: &[Vec<Answer>]) -> Vec<[Seen; 3]> {
     let phase = |answers: &_, number: u64| {
         // Not the first tenth, in which it settles.
         let from = number * PHASE_NS + PHASE_NS / 10;
@@ -91,12 +91,12 @@ fn used_in_tenths(answers: &[Vec<Answer>], phase: u64) -> Vec<f64> {
 }
 
 /// Whoever wants it, what others leave is used, at all times.
-fn assert_busy(answers: &[Vec<Answer>], phase: u64) {
+pub(crate) fn assert_busy(answers: &[Vec<Answer>], phase: u64) {
     let used = used_in_tenths(answers, phase);
     assert!(used.iter().all(|used| *used >= 0.95), "is used: {used:?}");
 }
 
-fn assert_isolated(figure: &[[Seen; 3]], p99_factor: f64) {
+pub(crate) fn assert_isolated(figure: &[[Seen; 3]], p99_factor: f64) {
     for [before, during, after] in &figure[..BURSTING] {
         assert!(during.per_second >= 0.97 * before.per_second, "{figure:#?}");
         assert!(after.per_second >= 0.97 * before.per_second, "{figure:#?}");
@@ -151,7 +151,7 @@ const MIXED: Mix = Mix {
 };
 
 /// Of whom the bursting one sends heavy requests. Before and after that the device is not full.
-fn unlike_tenants(cores: usize) -> Vec<Tenant> {
+pub(crate) fn unlike_tenants(cores: usize) -> Vec<Tenant> {
     let mut tenants = tenants(cores, [MIXED, READS, HEAVY], 90);
     tenants[0].wants = vec![(0, 15)];
     tenants[BURSTING].wants = vec![(0, 2), (PHASE_NS, 90), (2 * PHASE_NS, 2)];
@@ -188,5 +188,27 @@ fn on_several_cores_sizes_and_kinds_keep_the_device_busy_too() {
         let answers = answers_within(WIDER_NS, Policy::Deficit, cores, tenants);
         assert_isolated(&figure(&answers), 1.5);
         assert_busy(&answers, 1);
+    }
+}
+
+/// Each on a core of its own, or two on one: what one core doesn't use is lent, and no tenant has any of it.
+#[test]
+fn on_several_cores_strict_time_sharing_is_as_strict() {
+    for cores in [2, 3] {
+        let answers = answers(Policy::Strict, cores, tenants(cores, [READS; 3], 90));
+        let figure = figure(&answers);
+        assert_isolated(&figure, 1.2);
+        let during = &figure[BURSTING][1];
+        assert!(during.part <= 0.34, "{cores} cores: {figure:#?}");
+    }
+}
+
+#[test]
+fn on_several_cores_sizes_and_kinds_make_no_difference_to_strict_time_sharing() {
+    for cores in [2, 3] {
+        let tenants = unlike_tenants(cores);
+        let answers = answers_within(WIDER_NS, Policy::Strict, cores, tenants);
+        assert_isolated(&figure(&answers), 1.2);
+        assert!(used_in_tenths(&answers, 1).iter().all(|used| *used < 0.95));
     }
 }

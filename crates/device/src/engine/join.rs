@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 const JOINED_MAX: usize = 64;
 
 /// What futures that run together return. Few take no memory of their own.
-pub(super) type Outputs<T> = SmallVec<[T; 4]>;
+pub type Outputs<T> = SmallVec<[T; 4]>;
 
 /// Runs all of `futures`, up to 64 at the same time and in their order, and returns their
 /// outputs in order. They must not wait for each other.
@@ -24,7 +24,7 @@ pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F:
 }
 
 /// The same in memory that is used again.
-pub(super) async fn join_placed<F: Future + 'static>(
+pub async fn join_placed<F: Future + 'static>(
     pool: &Rc<FuturePool>,
     futures: impl IntoIterator<Item = F>,
 ) -> Outputs<F::Output> {

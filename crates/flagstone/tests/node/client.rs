@@ -23,6 +23,16 @@ pub(crate) const ESHUTDOWN: u32 = 108;
 /// Longer than anything takes, shorter than anyone waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Fixed newstyle, no padding; then EXPORT_NAME.
+fn export_name(export: &str) -> Vec<u8> {
+    let mut bytes = 3u32.to_be_bytes().to_vec();
+    bytes.extend(b"IHAVEOPT");
+    bytes.extend(1u32.to_be_bytes());
+    bytes.extend((export.len() as u32).to_be_bytes());
+    bytes.extend(export.as_bytes());
+    bytes
+}
+
 /// A connection in the transmission phase.
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
@@ -37,14 +47,25 @@ impl Client {
             .set_write_timeout(Some(PATIENCE))
             .expect("a time-out");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
-        // Fixed newstyle, no padding; then EXPORT_NAME.
-        let mut bytes = 3u32.to_be_bytes().to_vec();
-        bytes.extend(b"IHAVEOPT");
-        bytes.extend(1u32.to_be_bytes());
-        bytes.extend((export.len() as u32).to_be_bytes());
-        bytes.extend(export.as_bytes());
-        stream.write_all(&bytes).expect("sent");
+        stream.write_all(&export_name(export)).expect("sent");
         stream.read_exact(&mut [0; 10]).expect("size and flags");
+        Client { stream, cookie: 0 }
+    }
+
+    /// Connects and asks for an export, without waiting for a greeting or an answer.
+    pub(crate) fn greet(address: SocketAddr, export: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        stream.write_all(&export_name(export)).expect("sent");
+        stream
+    }
+
+    /// A connection that has asked for an export so.
+    pub(crate) fn greeted(mut stream: TcpStream) -> Client {
+        let mut answer = [0; 18 + 10];
+        stream
+            .read_exact(&mut answer)
+            .expect("greeted and attached");
         Client { stream, cookie: 0 }
     }
 
@@ -93,6 +114,13 @@ impl Client {
         assert_eq!(number(0), 0x6744_6698, "a simple reply");
         let cookie = u64::from_be_bytes(reply[8..].try_into().expect("eight"));
         (number(4), cookie)
+    }
+
+    /// What was read, behind the answer to a read that succeeded.
+    pub(crate) fn data(&mut self, len_bytes: u64) -> Vec<u8> {
+        let mut data = vec![0; len_bytes as usize];
+        self.stream.read_exact(&mut data).expect("the data");
+        data
     }
 
     /// A request's error number, and what was read.

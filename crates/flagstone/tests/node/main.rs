@@ -14,6 +14,7 @@ mod file_access;
 mod file_slos;
 mod filesystems;
 mod hostile;
+mod incast;
 mod journals;
 mod lineage;
 mod metrics;

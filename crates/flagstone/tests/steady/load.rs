@@ -2,8 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
 
-use flagstone::node::{Reservation, TokenText, VolumeSpec};
+use flagstone::metrics::render;
+use flagstone::node::{
+    Reservation, Schedule, SchedulePolicy, Slo, SloLimit, SloPromise, TokenText, VolumeSpec,
+};
 use flagstone_types::checksum::crc32c;
 use flagstone_wire::operation::flag;
 use flagstone_wire::{Operation, REPLY_HEADER_BYTES, RequestHeader, VolumeNo};
@@ -34,7 +39,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn len_bytes(self) -> u64 {
+    pub(crate) fn len_bytes(self) -> u64 {
         match self {
             Kind::Read(len_bytes) | Kind::Write(len_bytes) => len_bytes,
             Kind::WriteDurable => BLOCK,
@@ -73,6 +78,10 @@ pub(crate) struct Load {
     data: Vec<u8>,
 }
 
+/// What a divided device may be asked for: so little that a core is not what holds its clients up, whatever else the machine does.
+pub(crate) const DIVIDED_READS: u64 = 8_000;
+pub(crate) const DIVIDED_WRITES: u64 = 4_000;
+
 impl Served {
     pub(crate) fn start(cores: usize) -> Served {
         Served::behind(cores, &[])
@@ -98,6 +107,55 @@ impl Served {
         Served { scene, addresses }
     }
 
+    /// Has requests wait for their turns at the device from now on, or no longer.
+    pub(crate) fn divide(&self, policy: Option<SchedulePolicy>) {
+        let ceiling = format!("reads={DIVIDED_READS} writes={DIVIDED_WRITES} bytes=80M");
+        let schedule = policy.map_or(Schedule::default(), |policy| Schedule {
+            ceiling: Some(ceiling.parse().expect("a ceiling")),
+            policy,
+            ..Schedule::default()
+        });
+        let set = self
+            .scene
+            .ask(|node| node.set_schedule("main".to_owned(), schedule));
+        set.expect("set");
+    }
+
+    /// Waits until no more segments are laid out.
+    pub(crate) fn settle(&self) {
+        let laid_out = || {
+            let metrics = self.scene.ask(|node| node.metrics()).expect("answered");
+            let text = render(&metrics, "0");
+            let name = "flagstone_device_prewritten_bytes_total";
+            let line = text.lines().find(|line| line.starts_with(name));
+            line.expect("it is told").to_owned()
+        };
+        let mut before = laid_out();
+        loop {
+            thread::sleep(Duration::from_millis(500));
+            let now = laid_out();
+            if now == before {
+                return;
+            }
+            before = now;
+        }
+    }
+
+    /// Has a volume do no more than so many writes a second from now on, or as many as it likes.
+    pub(crate) fn limit(&self, name: &str, writes: Option<u64>) {
+        let slo = Slo {
+            promise: SloPromise::Share(3),
+            limit: SloLimit {
+                writes,
+                ..SloLimit::default()
+            },
+        };
+        let set = self
+            .scene
+            .ask(|node| node.set_slo(name.to_owned(), slo, false));
+        set.expect("set");
+    }
+
     /// Creates a volume on a core.
     pub(crate) fn create(&self, name: &str, core: u32) -> TokenText {
         let spec = VolumeSpec {
@@ -109,7 +167,7 @@ impl Served {
             apart: false,
             stripes: None,
             stripe_unit_bytes: None,
-            slo: Default::default(),
+            slo: Slo::default(),
             oversubscribe: false,
         };
         let created = self.scene.ask(|node| node.create_volume(spec));

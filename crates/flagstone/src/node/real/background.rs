@@ -73,3 +73,6 @@ fn part_of<P: Platform>(engine: &Engine<P>, millionths: u32) -> Slo {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod victims;

@@ -2,14 +2,19 @@
 //! nodes begin with is here, too.
 
 use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::rc::{Rc, Weak};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use flagstone_gateway::native::volume::{
     Change, ChangeKind, NativeError, NativeVolume, Stability, Terms,
 };
 use flagstone_gateway::volume::{Opened, Volume, VolumeDirectory};
 use flagstone_platform::{IoBuf, Platform};
+use flagstone_runtime::Message;
 use flagstone_types::Epoch;
 
 use super::core::Directory;
@@ -120,6 +125,61 @@ fn a_look_tells_for_how_long_a_core_was_late() {
         assert!(late_ns >= 30_000_000, "{late_ns}");
         node.shutdown().await.unwrap();
     });
+    drop(node);
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Its core takes nothing in for a while, and there is no room for more messages to it: who comes meanwhile is served later, not cut off.
+#[test]
+fn a_connection_waits_for_room_in_the_mailbox_of_its_core() {
+    let path = std::env::temp_dir().join(format!("flagstone-room-{}", std::process::id()));
+    let format = FormatOptions {
+        size_bytes: Some(2 << 30),
+        force: true,
+        sparse: true,
+    };
+    crate::offline::format(&path, &format).unwrap();
+    let node = start_node(NodeOptions {
+        cores: Some(2),
+        nbd: Some("127.0.0.1:0".parse().unwrap()),
+        ..options(path.clone())
+    })
+    .unwrap();
+    let runtime = runtime();
+    let address = runtime.block_on(async {
+        let there = VolumeSpec {
+            core: Some(1),
+            ..spec("there")
+        };
+        node.create_volume(there).await.unwrap();
+        node.info().await.unwrap().nbd_addresses[0].clone()
+    });
+    let (stands, is_standing) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    let stand_still: Message = Box::new(move |_| {
+        stands.send(()).unwrap();
+        goes_on.recv().unwrap();
+    });
+    node.remotes[1].try_send(stand_still).unwrap();
+    is_standing.recv().unwrap();
+    while node.remotes[1].try_send(Box::new(|_| ())).is_ok() {}
+    let mut client = TcpStream::connect(address).unwrap();
+    // Fixed newstyle, no padding; then EXPORT_NAME.
+    let mut asked = 3_u32.to_be_bytes().to_vec();
+    asked.extend(b"IHAVEOPT");
+    asked.extend([0, 0, 0, 1, 0, 0, 0, 5]);
+    asked.extend(b"there");
+    client.write_all(&asked).unwrap();
+    client.read_exact(&mut [0; 18]).unwrap();
+    let soon = Some(Duration::from_millis(300));
+    client.set_read_timeout(soon).unwrap();
+    let error = client.read(&mut [0; 10]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "it isn't closed");
+    go_on.send(()).unwrap();
+    client.set_read_timeout(None).unwrap();
+    client.read_exact(&mut [0; 10]).unwrap();
+    drop(client);
+    runtime.block_on(node.shutdown()).unwrap();
     drop(node);
     std::fs::remove_file(path).unwrap();
 }

@@ -8,7 +8,7 @@ use flagstone_device::engine::{self, DvolError, Engine, Handle};
 use flagstone_device::transfer::{Entered, Gate};
 use flagstone_gateway::volume::{AllocationExtent, ChangedExtent, Stability, VolumeError};
 use flagstone_platform::record::NodeMark;
-use flagstone_platform::{IoBuf, Platform, Time};
+use flagstone_platform::{FuturePool, IoBuf, Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::{Tenant, TenantStats, Turn, Want};
 use flagstone_types::{Epoch, LatencyHistogram, Lsn};
@@ -170,6 +170,55 @@ impl DerefMut for TurnHere<'_> {
     fn deref_mut(&mut self) -> &mut Turn<UringPlatform> {
         &mut self.turn
     }
+}
+
+/// How a read waits for its turns.
+pub(super) trait Waiting: Clone + 'static {
+    /// Why it has none, or could not read then.
+    type Error: From<DvolError>;
+
+    /// Waits for a turn, and says for how long that was.
+    async fn turn<'a>(
+        &self,
+        volume: &'a RealVolume,
+        want: Want,
+    ) -> (u64, Result<TurnHere<'a>, Self::Error>);
+
+    /// Memory for parts of reads that wait like this, of this core.
+    fn memory() -> Rc<FuturePool>;
+}
+
+/// Until its turn comes.
+#[derive(Clone, Copy)]
+struct AsLongAsItTakes;
+
+impl Waiting for AsLongAsItTakes {
+    type Error = DvolError;
+
+    async fn turn<'a>(
+        &self,
+        volume: &'a RealVolume,
+        want: Want,
+    ) -> (u64, Result<TurnHere<'a>, DvolError>) {
+        let turn = volume.turn_here(want).await;
+        (turn.as_ref().map_or(0, |turn| turn.waited_ns()), turn)
+    }
+
+    fn memory() -> Rc<FuturePool> {
+        thread_local! {
+            static PARTS: Rc<FuturePool> = Rc::default();
+        }
+        PARTS.with(Rc::clone)
+    }
+}
+
+/// What became of a part of a read.
+struct PartRead<E> {
+    /// How long it waited for its turn at the device.
+    turn_ns: u64,
+    /// For how long it waited in all.
+    waited_ns: u64,
+    read: Result<engine::Pieces, E>,
 }
 
 /// A change that may be made, as long as this is kept.
@@ -356,37 +405,59 @@ impl RealVolume {
         self.notes.change.tell_later(self.platform.wall_clock_ns());
     }
 
-    /// Reads something here, when it is its turn: `turn` waits for one. What is large is read in parts, side by side and each in a turn of its
+    /// Reads something here, when it is its turn, and says for how long it waited. What is large is read in parts, side by side and each in a turn of its
     /// own; what is written meanwhile may be in one of them and not in another.
-    pub(super) async fn read_in_turns<'a, E: From<DvolError>, T>(
-        &'a self,
+    pub(super) async fn read_in_turns<W: Waiting>(
+        &self,
         want: Want,
-        turn: impl Fn(Want) -> T,
-    ) -> Result<engine::Pieces, E>
-    where
-        T: Future<Output = Result<TurnHere<'a>, E>>,
-    {
-        let longest_ns = Cell::new(0);
-        let (turn, longest) = (&turn, &longest_ns);
-        let part = |want: Want| async move {
-            let mut turn = turn(want).await?;
-            longest.set(turn.waited_ns().max(longest.get()));
-            let (at, len) = (want.offset_bytes, want.len_bytes);
-            let pieces = self.engine.read(self.handle, at, len).await?;
-            used_by(&mut turn, &pieces);
-            Ok(pieces)
-        };
+        waiting: W,
+    ) -> (u64, Result<engine::Pieces, W::Error>) {
         let part_bytes = self.tenant.part_bytes();
         if want.len_bytes <= part_bytes {
-            return part(want).await;
+            let part = self.read_part(want, &waiting).await;
+            return (part.waited_ns, part.read);
         }
+        let part = |want: Want| {
+            let (volume, waiting) = (self.clone(), waiting.clone());
+            async move { volume.read_part(want, &waiting).await }
+        };
+        let parts = engine::join_placed(&W::memory(), want.cut(part_bytes).map(part)).await;
+        let turn_ns = parts.iter().map(|part| part.turn_ns).max();
+        self.tenant.note_waited(turn_ns.unwrap_or(0));
+        // Parts wait side by side: it is the longest wait that counts, not their sum.
+        let waited_ns = parts.iter().map(|part| part.waited_ns).max();
         let mut pieces = engine::Pieces::new();
-        let parts = engine::join_all(want.cut(part_bytes).map(part)).await;
-        self.tenant.note_waited(longest_ns.get());
         for part in parts {
-            pieces.extend(part?);
+            match part.read {
+                Ok(read) => pieces.extend(read),
+                Err(error) => return (waited_ns.unwrap_or(0), Err(error)),
+            }
         }
-        Ok(pieces)
+        (waited_ns.unwrap_or(0), Ok(pieces))
+    }
+
+    async fn read_part<W: Waiting>(&self, want: Want, waiting: &W) -> PartRead<W::Error> {
+        let (waited_ns, turn) = waiting.turn(self, want).await;
+        let mut turn = match turn {
+            Ok(turn) => turn,
+            Err(error) => {
+                return PartRead {
+                    turn_ns: 0,
+                    waited_ns,
+                    read: Err(error),
+                };
+            }
+        };
+        let (at, len) = (want.offset_bytes, want.len_bytes);
+        let read = self.engine.read(self.handle, at, len).await;
+        if let Ok(pieces) = &read {
+            used_by(&mut turn, pieces);
+        }
+        PartRead {
+            turn_ns: turn.waited_ns(),
+            waited_ns,
+            read: read.map_err(W::Error::from),
+        }
     }
 
     /// Reads what is in its own dvol.
@@ -397,7 +468,7 @@ impl RealVolume {
     ) -> Result<engine::Pieces, VolumeError> {
         let began = self.begin();
         let want = Want::read(offset_bytes, u64::from(len_bytes));
-        let read = self.read_in_turns(want, |want| self.turn_here(want)).await;
+        let (_, read) = self.read_in_turns(want, AsLongAsItTakes).await;
         self.finish(began, &self.counters.read, u64::from(len_bytes), read)
     }
 

@@ -58,6 +58,11 @@ const NONCE: Nonce = Nonce([7; 16]);
 impl Native {
     /// Connects, and says `HELLO`.
     pub(crate) fn connect(address: SocketAddr) -> Native {
+        Native::greeted(Native::greet(address))
+    }
+
+    /// The same, without waiting for an answer.
+    pub(crate) fn greet(address: SocketAddr) -> TcpStream {
         let stream = TcpStream::connect(address).expect("connects");
         let limit = Some(Duration::from_secs(60));
         stream.set_read_timeout(limit).expect("a time limit");
@@ -78,6 +83,11 @@ impl Native {
         let mut stream = stream;
         let bytes = [&head.encode()[..], &body].concat();
         stream.write_all(&bytes).expect("sent");
+        stream
+    }
+
+    /// A connection whose `HELLO` was sent.
+    pub(crate) fn greeted(mut stream: TcpStream) -> Native {
         let answer = read(&mut stream).expect("an answer");
         assert_eq!(answer.status(), Status::Ok, "{}", answer.sentence());
         let hello = HelloReply::decode(&answer.body).expect("a HELLO");
@@ -127,6 +137,14 @@ impl Native {
         token: &TokenText,
         flags: u8,
     ) -> Answer {
+        let number = self.send_open(target, token, flags);
+        let answer = self.receive().expect("an answer");
+        assert_eq!(answer.head.number, number);
+        answer
+    }
+
+    /// Asks for a volume, without waiting for an answer.
+    pub(crate) fn send_open(&mut self, target: Target<'_>, token: &TokenText, flags: u8) -> u64 {
         let (number, digits) = token.0.split_once('-').expect("NUMBER-KEY");
         let mut key = [0; 32];
         for (at, byte) in key.iter_mut().enumerate() {
@@ -150,12 +168,17 @@ impl Native {
         open.encode(&mut body);
         let mut head = RequestHeader::of(Operation::Open);
         head.flags = flags;
-        self.ask(head, &body, &[])
+        self.send(head, &body, &[])
     }
 
     /// Opens a volume that can be opened here.
     pub(crate) fn opened(&mut self, name: &str, token: &TokenText, flags: u8) -> VolumeNo {
         let answer = self.open(name, token, flags);
+        Native::opened_by(&answer)
+    }
+
+    /// The number of a volume that was opened.
+    pub(crate) fn opened_by(answer: &Answer) -> VolumeNo {
         assert_eq!(answer.status(), Status::Ok, "{}", answer.sentence());
         let reply = OpenReply::decode(&answer.body).expect("a reply");
         assert_eq!(reply.block_bytes, 4096);

@@ -41,15 +41,15 @@ fn settings(background: u32) -> Settings {
     }
 }
 
-struct Scene {
-    platform: SimPlatform,
-    engine: Engine<SimPlatform>,
-    dvol: Handle,
+pub(super) struct Scene {
+    pub(super) platform: SimPlatform,
+    pub(super) engine: Engine<SimPlatform>,
+    pub(super) dvol: Handle,
     turns: Turns<SimPlatform>,
 }
 
 /// Runs something on an engine whose ring is as short as rings are.
-fn in_scene<F: Future<Output = ()> + 'static>(
+pub(super) fn in_scene<F: Future<Output = ()> + 'static>(
     seed: u64,
     background: u32,
     run: impl FnOnce(Scene) -> F + 'static,

@@ -6,13 +6,18 @@ use flagstone_device::engine::{Handle, LayerInfo};
 use flagstone_gateway::nbd::Outcome;
 use flagstone_gateway::volume::{Ends, ExportInfo, OpenError, Opened, VolumeDirectory};
 use flagstone_platform::{Listener, Platform};
-use flagstone_runtime::{UringListener, UringStream};
+use flagstone_runtime::{CoreRemote, Message, Refused, UringListener, UringStream};
 use flagstone_types::{DvolId, Lsn};
 
 use super::{CoreNode, current};
 use crate::node::real::access::{Origin, Rule, ends_of};
 use crate::node::real::between::Elsewhere;
 use crate::node::real::volume::RealVolume;
+
+/// How long a connection waits for room in the mailbox of the core that it goes to: as long as its client has for each question before that.
+const HAND_OVER_PATIENCE_NS: u64 = 10_000_000_000;
+/// Between two looks whether there is room.
+const HAND_OVER_PAUSE_NS: u64 = 1_000_000;
 
 impl CoreNode {
     /// Accepts connections until the node stops.
@@ -61,7 +66,7 @@ impl CoreNode {
             tracing::error!("a connection could not move to core {target}: it is still in use");
             return;
         };
-        let sent = remote.try_send(Box::new(move |platform| {
+        let message: Message = Box::new(move |platform| {
             let Some(there) = current() else { return };
             let Some(server) = there.nbd() else { return };
             match UringStream::from_fd(platform, fd) {
@@ -71,9 +76,30 @@ impl CoreNode {
                 }),
                 Err(error) => tracing::warn!("a connection was lost on its way: {error}"),
             }
-        }));
-        if sent.is_err() {
-            tracing::warn!("core {target} is too busy to take a connection; it is closed");
+        });
+        if let Err(Refused::Full(message)) = remote.try_send(message) {
+            let core = self.clone();
+            self.platform.spawn(async move {
+                core.hand_over_later(&remote, message).await;
+            });
+        }
+    }
+
+    /// Moves a connection to a core whose mailbox is full, once it has room. When many clients come at the same moment the other core has their first
+    /// requests to do while this one takes in the rest; none of them has done anything for which it should be cut off.
+    async fn hand_over_later(&self, remote: &CoreRemote, mut message: Message) {
+        let target = remote.index();
+        let until = self.platform.now().plus_ns(HAND_OVER_PATIENCE_NS);
+        while !self.stopping.get() {
+            self.platform.sleep_ns(HAND_OVER_PAUSE_NS).await;
+            match remote.try_send(message) {
+                Err(Refused::Full(back)) if self.platform.now() < until => message = back,
+                Err(Refused::Full(_)) => {
+                    tracing::warn!("core {target} is too busy to take a connection; it is closed");
+                    return;
+                }
+                Ok(()) | Err(Refused::Stopped(_)) => return,
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! A volume as the native protocol's server sees it: all that the device layer can do, in turns and under epochs.
 
-use std::cell::Cell;
+use std::rc::Rc;
 
 use flagstone_device::engine::{self, DvolError, Handle};
 use flagstone_device::transfer::Gate;
@@ -10,7 +10,7 @@ use flagstone_gateway::native::volume::{
 };
 use flagstone_gateway::volume::{AllocationExtent, Stability};
 use flagstone_platform::record::NodeMark;
-use flagstone_platform::{IoBuf, Platform};
+use flagstone_platform::{FuturePool, IoBuf, Platform, Time};
 use flagstone_sched::Want;
 use flagstone_types::{Epoch, Lsn};
 use flagstone_wire::query::Run;
@@ -26,7 +26,8 @@ use crate::node::real::errors::{check_reservation, check_size};
 use crate::node::real::resize::{Resized, reserve_no_more, resize_here};
 use crate::node::real::stripes::layer_size;
 use crate::node::real::volume::{
-    Began, OpCounters, RealVolume, engine_stability, error_word, used_by, volume_error,
+    Began, OpCounters, RealVolume, TurnHere, Waiting, engine_stability, error_word, used_by,
+    volume_error,
 };
 
 /// Bytes that are made zero or written in one turn: what one engine write may be.
@@ -157,6 +158,34 @@ impl From<DvolError> for Unread {
     }
 }
 
+/// A read waits for its turns as long as its client has patience.
+#[derive(Clone, Copy)]
+struct OnTerms {
+    until: Option<Time>,
+    epoch: Epoch,
+}
+
+impl Waiting for OnTerms {
+    type Error = Unread;
+
+    async fn turn<'a>(
+        &self,
+        volume: &'a RealVolume,
+        want: Want,
+    ) -> (u64, Result<TurnHere<'a>, Unread>) {
+        let own = Terms::new(self.until, self.epoch, 0);
+        let turn = volume.turn_on(want, &own).await;
+        (own.waited_ns(), turn.map_err(Unread::NoTurn))
+    }
+
+    fn memory() -> Rc<FuturePool> {
+        thread_local! {
+            static PARTS: Rc<FuturePool> = Rc::default();
+        }
+        PARTS.with(Rc::clone)
+    }
+}
+
 /// What a change is counted as.
 #[derive(Clone, Copy)]
 enum ChangeOf {
@@ -208,19 +237,12 @@ impl NativeVolume for RealVolume {
         let began = self.begin();
         let len_bytes = u64::from(len_bytes);
         let want = Want::read(offset_bytes, len_bytes);
-        let longest_ns = Cell::new(0);
-        let turn = |want: Want| {
-            let longest_ns = &longest_ns;
-            async move {
-                // Parts wait side by side: the client is told of the longest wait, not of their sum.
-                let own = Terms::new(terms.until, terms.epoch, 0);
-                let turn = self.turn_on(want, &own).await;
-                longest_ns.set(own.waited_ns().max(longest_ns.get()));
-                turn.map_err(Unread::NoTurn)
-            }
+        let on_terms = OnTerms {
+            until: terms.until,
+            epoch: terms.epoch,
         };
-        let read = self.read_in_turns(want, turn).await;
-        terms.note_waited(longest_ns.get());
+        let (waited_ns, read) = self.read_in_turns(want, on_terms).await;
+        terms.note_waited(waited_ns);
         let read = match read {
             Ok(pieces) => Ok(pieces),
             Err(Unread::Failed(error)) => Err(error),
