@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::load::{self, Clock};
+use super::moved::{self, Moved, To};
 use crate::api::Api;
 use crate::daemon::Node;
 
@@ -19,12 +20,14 @@ const MOVED: &str = "moved";
 const MOVED_BYTES: u64 = 1 << 20;
 
 /// What was done while the burst lasted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Done {
     /// Scrubbed or copied.
     pub(super) bytes: u64,
     /// Moves that were over, of what had begun in that time as well.
     pub(super) moves: u64,
+    /// Those of a tenant's own volume.
+    pub(super) own_moves: Vec<Moved>,
 }
 
 /// What.
@@ -34,6 +37,8 @@ pub(super) enum Beside {
     Scrub,
     /// A volume goes from core to core and back.
     Moves,
+    /// The first tenant's own volume goes somewhere and back.
+    Victim(To),
 }
 
 impl Beside {
@@ -41,12 +46,15 @@ impl Beside {
     pub(super) fn done(self) -> &'static str {
         match self {
             Beside::Scrub => "scrubbed",
-            Beside::Moves => "copied by moves",
+            Beside::Moves | Beside::Victim(_) => "copied by moves",
         }
     }
 
     /// What there has to be.
     pub(super) fn prepare(self, node: &Node) -> Result<()> {
+        if let Beside::Victim(to) = self {
+            return to.prepare(node);
+        }
         if self == Beside::Moves {
             let size = MOVED_BYTES.to_string();
             node.run(&["volume", "create", MOVED, "--size", &size, "--core", "0"])?;
@@ -62,6 +70,14 @@ impl Beside {
     /// Does it, again and again. What isn't over when the burst is goes on until the node ends: with strict sharing a whole scrub takes
     /// minutes.
     pub(super) fn keep_busy(self, api: &Api, clock: Clock) -> Result<Done> {
+        if let Beside::Victim(to) = self {
+            let own_moves = moved::keep_moving(api, clock, to)?;
+            return Ok(Done {
+                bytes: own_moves.iter().map(|moved| moved.copied_bytes).sum(),
+                moves: own_moves.len() as u64,
+                own_moves,
+            });
+        }
         let until_burst = Duration::from_nanos(clock.burst_ns());
         thread::sleep(until_burst.saturating_sub(clock.start.elapsed()));
         let of_moved = format!("/v1/volumes/{MOVED}/move");
@@ -71,6 +87,7 @@ impl Beside {
         let mut moves = 0;
         while clock.now_ns() < clock.burst_end_ns() {
             match self {
+                Beside::Victim(_) => bail!("whoever moves it was begun above"),
                 // This answers with the one that runs, if one does.
                 Beside::Scrub => {
                     let status = api.ask("POST", "/v1/devices/device/scrub", None)?;
@@ -104,6 +121,7 @@ impl Beside {
         Ok(Done {
             bytes: rounds.bytes(),
             moves,
+            own_moves: Vec::new(),
         })
     }
 }

@@ -11,6 +11,7 @@ mod figures;
 mod files;
 mod hostile;
 mod load;
+mod moved;
 mod report;
 mod scenes;
 mod stolen;
@@ -30,6 +31,7 @@ use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use beside::Done;
 use load::{Answer, Clock, Ports, Tenant, Uses};
+use moved::To;
 use report::{Report, Run};
 use scenes::{Policy, Scene, scenes};
 
@@ -173,6 +175,10 @@ impl Place<'_> {
         if scene.has_files() {
             arguments.extend(files::ARGUMENTS.map(str::to_owned));
         }
+        let config = match scene.moves_victim() {
+            Some(To::Device) => Some(moved::two_devices(self.binary, &dir)?),
+            _ => None,
+        };
         for layer in scene.device.layers() {
             arguments.extend(["--layer".to_owned(), layer]);
         }
@@ -181,7 +187,7 @@ impl Place<'_> {
             dir,
             size: DEVICE_SIZE.to_owned(),
             cores: scene.cores,
-            config: None,
+            config,
             arguments,
             environment: Vec::new(),
         };
@@ -221,7 +227,7 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
     let size = scene.volume_bytes.to_string();
     for tenant in &scene.tenants {
         match tenant.uses {
-            Uses::Volume => make_volume(&node, tenant, &size)?,
+            Uses::Volume => make_volume(&node, scene, tenant, &size)?,
             Uses::File => files::prepare(&node, tenant, scene.volume_bytes)?,
         }
     }
@@ -279,9 +285,9 @@ fn one(place: &Place, scene: &Scene, policy: Policy, third_ns: u64) -> Result<Ru
     })
 }
 
-fn make_volume(node: &Node, tenant: &Tenant, size: &str) -> Result<()> {
+fn make_volume(node: &Node, scene: &Scene, tenant: &Tenant, size: &str) -> Result<()> {
     let (share, core) = (tenant.share.to_string(), tenant.core.to_string());
-    node.run(&[
+    let mut words = vec![
         "volume",
         "create",
         &tenant.name,
@@ -291,7 +297,11 @@ fn make_volume(node: &Node, tenant: &Tenant, size: &str) -> Result<()> {
         &share,
         "--core",
         &core,
-    ])?;
+    ];
+    if scene.moves_victim() == Some(To::Device) {
+        words.extend(["--device", moved::DEVICES[0]]);
+    }
+    node.run(&words)?;
     load::fill(node.nbd_port, &tenant.name)
 }
 

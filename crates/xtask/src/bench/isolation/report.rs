@@ -11,6 +11,7 @@ use super::background::OwnWork;
 use super::beside::{Beside, Done};
 use super::figures::{Phases, Seen, off_shares, seen, slices, used};
 use super::load::{Answer, Clock, Uses};
+use super::moved::{VICTIM, median_ms, waits_ns};
 use super::scenes::{Policy, Scene, scenes};
 use crate::bench::machine::Setting;
 use crate::bench::plot::{self, Lines, OWN_COLOURS, PEER_COLOURS};
@@ -31,6 +32,8 @@ const SCRUBBED_MIB_MIN: f64 = 0.5;
 const COPIED_MIB_MIN: f64 = 1.0;
 /// A whole one, so that all that a move does falls into the burst.
 const MOVES_MIN: f64 = 1.0;
+/// Of a tenant's own volume: the middle one of fewer says little.
+const OWN_MOVES_MIN: f64 = 3.0;
 /// How far each of a hundred may be from its share.
 const OFF_SHARE_MAX: f64 = 0.05;
 /// Their lines are drawn together by share: these are the shares.
@@ -103,11 +106,20 @@ impl Run {
             .collect()
     }
 
-    /// The figures of those that don't burst.
+    /// The figures of those that are to keep what they have.
     fn victims(&self) -> Vec<Phases> {
         let tenants = self.scene.tenants.iter().zip(self.phases());
-        let victims = tenants.filter(|(tenant, _)| !tenant.bursts());
+        let victims = tenants.filter(|(tenant, _)| self.scene.is_neighbour(tenant));
         victims.map(|(_, phases)| phases).collect()
+    }
+
+    /// The longest that the one whose volume is moved waited in each of its moves, in nanoseconds.
+    fn own_waits_ns(&self) -> Vec<u64> {
+        let mut tenants = self.scene.tenants.iter().zip(&self.answers);
+        let moved = tenants.find(|(tenant, _)| tenant.name == VICTIM);
+        moved.map_or(Vec::new(), |(_, answers)| {
+            waits_ns(answers, &self.beside_done.own_moves)
+        })
     }
 
     /// What each got over all three thirds.
@@ -161,6 +173,18 @@ impl Run {
                     self.beside_done.moves as f64,
                 ),
             ]),
+            Some(Beside::Victim(to)) => goals.extend([
+                Goal::at_least(
+                    "whole moves of the first tenant's volume",
+                    OWN_MOVES_MIN,
+                    self.beside_done.moves as f64,
+                ),
+                Goal::at_most(
+                    "the longest that its client waited for an answer, in ms, in the middle one of these moves",
+                    to.bound_ms(),
+                    median_ms(&self.own_waits_ns()),
+                ),
+            ]),
         }
         if self.scene.hostile > 0 {
             // As many as there are at the same time, of both protocols.
@@ -199,6 +223,14 @@ impl Run {
         if self.scene.hostile > 0 {
             return vec![keeps, p99(HOSTILE_P99_MAX)];
         }
+        if self.scene.moves_victim().is_some() {
+            // Nobody wants all of the device.
+            let bound = match self.policy {
+                Policy::Strict => STRICT_P99_MAX,
+                _ => DEFICIT_P99_MAX,
+            };
+            return vec![keeps, p99(bound)];
+        }
         match self.policy {
             Policy::FirstCome => {
                 // The one that keeps most has lost enough.
@@ -235,6 +267,16 @@ impl Run {
             let _ = write!(
                 line,
                 "  victims keep {kept:.3}, p99 x {grown:.2}, in use {all:.3} (least {least:.3})"
+            );
+        }
+        let waits_ns = self.own_waits_ns();
+        if let Some(longest) = waits_ns.iter().max() {
+            let _ = write!(
+                line,
+                "  moved {} times, waits of {:.1} ms (longest {:.1})",
+                waits_ns.len(),
+                median_ms(&waits_ns),
+                *longest as f64 / 1e6
             );
         }
         for goal in self.goals().iter().filter(|goal| !goal.met) {
@@ -277,11 +319,18 @@ impl Run {
         let goals = self.goals().into_iter().map(|goal| {
             json!({ "what": goal.what, "bound": goal.bound, "found": goal.found, "met": goal.met })
         });
+        let moves = self.beside_done.own_moves.iter().zip(self.own_waits_ns());
+        let moves: Vec<Value> = moves
+            .map(|(moved, wait_ns)| {
+                json!({ "took_ms": (moved.to_ns - moved.from_ns) as f64 / 1e6, "held_us": moved.held_us,
+                    "copied_bytes": moved.copied_bytes, "waited_us": wait_ns as f64 / 1e3 })
+            })
+            .collect();
         let (all, least) = used(&self.answers, &self.own_work, &self.clock);
         json!({ "scene": self.scene.name, "policy": self.policy.name(), "cores": self.scene.cores,
             "layers": self.scene.device.layers(), "ceiling": self.scene.device.ceiling(),
             "used_during": all, "used_least_second": least, "used_by_node": self.used_by_node(),
-            "beside_bytes": self.beside_done.bytes, "moves_over": self.beside_done.moves, "bad_connections": self.bad_connections,
+            "beside_bytes": self.beside_done.bytes, "moves_over": self.beside_done.moves, "own_moves": moves, "bad_connections": self.bad_connections,
             "stolen_cores": self.stolen_cores, "stolen_each_time": self.stolen_each_time,
             "goals": goals.collect::<Vec<Value>>(), "tenants": tenants })
     }
@@ -496,6 +545,7 @@ fn tenants(page: &mut String, run: &Run) {
             let _ = write!(page, " Whole moves: {moves}.");
         }
     }
+    own_waits(page, run);
     if run.scene.hostile > 0 {
         let opened = thousands(run.bad_connections as f64);
         let _ = write!(page, " {opened} bad connections came meanwhile.");
@@ -542,6 +592,22 @@ fn tenants(page: &mut String, run: &Run) {
             ms(phases.during.p99_us),
             ms(phases.after.p99_us),
             phases.p99_grown()
+        );
+    }
+}
+
+/// What the one whose volume is moved waited for.
+fn own_waits(page: &mut String, run: &Run) {
+    let waits_ns = run.own_waits_ns();
+    if !waits_ns.is_empty() {
+        let ms = |ns: &u64| format!("{:.1}", *ns as f64 / 1e6);
+        let held = run.beside_done.own_moves.iter();
+        let held = held.map(|moved| ms(&(moved.held_us * 1000)));
+        let _ = write!(
+            page,
+            " In each move of its volume `{VICTIM}` waited for an answer for at most, in ms: {}. Changes were held for, in ms, as the node says: {}.",
+            waits_ns.iter().map(ms).collect::<Vec<_>>().join(", "),
+            held.collect::<Vec<_>>().join(", ")
         );
     }
 }
@@ -630,7 +696,12 @@ mod tests {
     fn what_a_scene_is_about_must_have_happened() {
         const MIB: u64 = 1 << 20;
         let met = |name, bytes, moves, bad| {
-            let run = run(name, Done { bytes, moves }, bad);
+            let done = Done {
+                bytes,
+                moves,
+                ..Done::default()
+            };
+            let run = run(name, done, bad);
             let goals = run.happened();
             assert!(goals.iter().all(|goal| run.goals().contains(goal)));
             goals.iter().map(|goal| goal.met).collect::<Vec<_>>()
@@ -641,6 +712,9 @@ mod tests {
         assert_eq!(met("moves", MIB, 1, 0), [true, true]);
         assert_eq!(met("moves", 9 * MIB, 0, 0), [true, false]);
         assert_eq!(met("moves", 0, 1, 0), [false, true]);
+        // Without a client that waited nothing is shown.
+        assert_eq!(met("moved-core", 0, 3, 0), [true, false]);
+        assert_eq!(met("moved-device", 0, 2, 0), [false, false]);
         assert_eq!(met("hostile", 0, 0, 200), [true]);
         assert_eq!(met("hostile", 0, 0, 199), [false]);
     }

@@ -1,14 +1,18 @@
 //! The experiments: who shares a device, how, and what disturbs them.
 
 use super::beside::Beside;
-use super::device::{BARE, DOUBLE, Device, QUICK, SLOW, SLOW_FOR_LARGE};
+use super::device::{BARE, DOUBLE, Device, QUICK, ROOMY, SLOW, SLOW_FOR_LARGE};
 use super::load::{Mix, Tenant, Uses};
+use super::moved::{To, VICTIM};
 
 /// Tenants of the large scene.
 const MANY: u32 = 100;
 /// Blocks enough that none is read often; all of it is memory.
 const VOLUME_BYTES: u64 = 256 << 20;
 const SMALL_VOLUME_BYTES: u64 = 16 << 20;
+
+/// So little that several moves fit into a third.
+const MOVED_VOLUME_BYTES: u64 = 4 << 20;
 
 const READS: Mix = Mix {
     writes: 0,
@@ -72,7 +76,20 @@ impl Scene {
 
     /// Whether something happens in the middle third; else all are greedy, and their shares are what counts.
     pub(super) fn has_burst(&self) -> bool {
-        self.hostile > 0 || self.tenants.iter().any(Tenant::bursts)
+        self.hostile > 0 || self.moves_victim().is_some() || self.tenants.iter().any(Tenant::bursts)
+    }
+
+    /// Where a tenant's own volume is moved.
+    pub(super) fn moves_victim(&self) -> Option<To> {
+        match self.beside {
+            Some(Beside::Victim(to)) => Some(to),
+            _ => None,
+        }
+    }
+
+    /// Whether this tenant is to keep what it has whatever the others do, and what the node does besides.
+    pub(super) fn is_neighbour(&self, tenant: &Tenant) -> bool {
+        !tenant.bursts() && (self.moves_victim().is_none() || tenant.name != VICTIM)
     }
 }
 
@@ -83,6 +100,19 @@ const ISOLATING: &[Policy] = &[Policy::Strict, Policy::Deficit];
 pub(super) fn scenes() -> Vec<Scene> {
     let mut all = vec![figure13(), greedy()];
     all.extend(variations());
+    all.extend([
+        moved(
+            "moved-core",
+            To::Core,
+            "three tenants with 4 in flight each, three writes among ten requests, on a device with room for more; in the middle third the first \
+             one's own volume is moved to another core and back, again and again",
+        ),
+        moved(
+            "moved-device",
+            To::Device,
+            "the same, and it is moved to another device of the node and back",
+        ),
+    ]);
     all.push(hostile());
     all.push(hundred());
     all
@@ -172,6 +202,24 @@ fn variations() -> [Scene; 6] {
             )
         },
     ]
+}
+
+fn moved(name: &'static str, to: To, about: &'static str) -> Scene {
+    let mut tenants = three([MIXED; 3], [4; 3]);
+    tenants[2].name = "third".to_owned();
+    tenants[2].burst_depth = tenants[2].depth;
+    Scene {
+        name,
+        about,
+        // With strict time sharing a move has an eightieth of the device, and no scene lasts until it is over.
+        policies: &[Policy::Deficit],
+        device: ROOMY,
+        cores: 2,
+        volume_bytes: MOVED_VOLUME_BYTES,
+        tenants,
+        beside: Some(Beside::Victim(to)),
+        ..figure13()
+    }
 }
 
 fn hostile() -> Scene {
@@ -265,7 +313,8 @@ mod tests {
                 assert!(largest * 4096 < scene.volume_bytes, "{tenant:?}");
             }
             let bursting = scene.tenants.iter().filter(|tenant| tenant.bursts());
-            let expected = usize::from(!["hundred", "hostile"].contains(&scene.name));
+            let without = ["hundred", "hostile", "moved-core", "moved-device"];
+            let expected = usize::from(!without.contains(&scene.name));
             assert_eq!(bursting.count(), expected, "{}", scene.name);
             assert_eq!(scene.has_burst(), scene.name != "hundred", "{}", scene.name);
         }
