@@ -227,7 +227,7 @@ pub(crate) fn limit_unsent(fd: impl AsFd, bytes: u32) -> io::Result<()> {
 /// keeps with the connection. `None` if it doesn't say.
 pub(crate) fn interface_of(fd: impl AsFd, is_ipv6: bool) -> Option<u32> {
     let fd = fd.as_fd().as_raw_fd();
-    // [ip 7, IP_PKTINFO], [rfc2292 4.1]: what is told of the last packet, and where in it the interface stands.
+    // What is to be asked for, what tells it then, and where in that the interface stands: ip(7) and, as it was before RFC 3542, ipv6(7).
     let (level, wish, told, at) = match is_ipv6 {
         false => (libc::IPPROTO_IP, libc::IP_PKTINFO, libc::IP_PKTOPTIONS, 0),
         true => (
