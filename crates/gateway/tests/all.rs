@@ -6,6 +6,7 @@ mod native_golden;
 mod native_histories;
 mod native_limits;
 mod native_operations;
+mod native_seeds;
 mod native_sessions;
 mod native_support;
 mod native_tls;

@@ -1,8 +1,12 @@
 //! Random bytes and mutated requests: nothing may panic, hang, or be left behind. The fuzz target in `fuzz/` runs
 //! the same function with a fuzzer's inputs.
 
-use flagstone_wire::{Operation, RequestHeader, VolumeNo};
+use std::collections::BTreeMap;
 
+use flagstone_gateway::native::CloseReason;
+use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
+
+use crate::native_support::arrivals::arrivals;
 use crate::native_support::cases::requests;
 use crate::native_support::client::hello_frame;
 use crate::support::Rng;
@@ -65,4 +69,45 @@ fn random_bytes_as_a_connection_do_no_harm() {
         // A multiple of seven: the bytes are sent as they are.
         requests(seed * 7, &bytes);
     }
+}
+
+/// Random scripts of volumes that arrive: what reaches the arrivals is what was sent with a proof.
+#[test]
+fn random_arrivals_do_no_harm() {
+    let (mut carried, mut statuses) = (BTreeMap::new(), BTreeMap::new());
+    let mut guessed = 0;
+    for seed in 0..3000 {
+        let mut rng = Rng(seed);
+        let len = rng.below(300);
+        let bytes: Vec<u8> = (0..len).map(|_| rng.below(256) as u8).collect();
+        let came = arrivals(seed, &bytes);
+        for operation in came.carried {
+            *carried.entry(operation.number()).or_insert(0) += 1;
+        }
+        for (_, status) in came.answered {
+            *statuses.entry(format!("{status:?}")).or_insert(0) += 1;
+        }
+        guessed += u64::from(came.reason == CloseReason::Denied);
+    }
+    for operation in [
+        Operation::Arrive,
+        Operation::ArriveRuns,
+        Operation::ArriveStep,
+        Operation::Arrived,
+        Operation::Settle,
+    ] {
+        let count = carried.get(&operation.number()).copied().unwrap_or(0);
+        assert!(count > 300, "{operation:?}: {count}");
+    }
+    for status in [
+        Status::Ok,
+        Status::Denied,
+        Status::Invalid,
+        Status::StaleEpoch,
+        Status::NoSpace,
+    ] {
+        let count = statuses.get(&format!("{status:?}")).copied().unwrap_or(0);
+        assert!(count > 100, "{status:?}: {count}");
+    }
+    assert!(guessed > 10, "{guessed} were cut off for guessing");
 }

@@ -8,5 +8,6 @@ mod golden_bodies;
 mod golden_headers;
 mod headers;
 mod proofs;
+mod seeds;
 mod streams;
 mod support;

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use flagstone_gateway::native::{CloseReason, Ends, NativeLimits, NativeServer};
+use flagstone_gateway::native::{CloseReason, Ends, NativeCounters, NativeLimits, NativeServer};
 use flagstone_platform::{IoBuf, Platform, Stream};
 use flagstone_types::checksum::crc32c;
 use flagstone_wire::hello::SessionId;
@@ -72,8 +72,8 @@ fn frames(bytes: &[u8], volume: VolumeNo, first: u64) -> Vec<u8> {
 }
 
 /// Sends `bytes` as requests of a connection that has a volume open, and closes. The server must end the connection,
-/// leave nothing running and give all memory back.
-pub fn requests(seed: u64, bytes: &[u8]) -> CloseReason {
+/// leave nothing running and give all memory back. Why it has ended, and what was counted.
+pub fn requests(seed: u64, bytes: &[u8]) -> (CloseReason, NativeCounters) {
     let world = World::new(seed);
     // The pool keeps zeros to send, once it has made some.
     drop(world.buffers().zeros(1));
@@ -113,13 +113,14 @@ pub fn requests(seed: u64, bytes: &[u8]) -> CloseReason {
     });
     let memory = node.volume("a").memory;
     assert_eq!(memory.running.get(), 0, "no operation is left");
-    assert_eq!(server.counters().connections, 0);
-    assert_eq!(server.counters().volumes_open, 0);
+    let counters = server.counters();
+    assert_eq!(counters.connections, 0);
+    assert_eq!(counters.volumes_open, 0);
     drop(server);
     // This one, and that of the node.
     assert_eq!(Rc::strong_count(&memory), 2, "no handle is left");
     drop((memory, node));
     let left_bytes = world.buffers().in_use_bytes();
     assert_eq!(left_bytes, kept_bytes, "no buffer is left");
-    reason
+    (reason, counters)
 }
