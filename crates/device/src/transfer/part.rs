@@ -7,7 +7,7 @@ use std::ops::Range;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
-use crate::engine::{DvolError, Engine, Handle, Stability, gathered};
+use crate::engine::{DvolError, Engine, Handle, Stability, gathered, join_all};
 
 /// Bytes of data in a part of a move, at most.
 pub const PART_BYTES: u64 = 1 << 20;
@@ -19,6 +19,10 @@ const MOVED: Most = Most {
     // Whoever writes there waits while it is read with its metadata.
     read_bytes: 256 << 10,
 };
+
+/// Ranges of a part that are read, or written, at the same time. Blocks that lie anywhere would take a device's latency each, and the last round of a move is
+/// one that clients wait for; more would be in the way of those who use the device.
+const TOGETHER_MAX: usize = 32;
 
 /// Extents that are asked for at once.
 const EXTENTS_MAX: usize = 2048;
@@ -94,14 +98,12 @@ pub async fn part_of<P: Platform>(
     };
     let plan = plan_within(engine, handle, what, within, most).await?;
     let mut runs = Vec::new();
-    for range in plan.ranges {
-        let (offset_bytes, len_bytes) = (range.offset_bytes, range.len_bytes);
-        match range.is_data {
-            true => read_into(&mut runs, engine, handle, offset_bytes, len_bytes).await?,
-            false => runs.push(Run::Zeros {
-                offset_bytes,
-                len_bytes,
-            }),
+    for together in plan.ranges.chunks(TOGETHER_MAX) {
+        let read = together
+            .iter()
+            .map(|range| read_range(engine, handle, *range));
+        for range in join_all(read).await {
+            runs.extend(range?);
         }
     }
     Ok(Part {
@@ -184,35 +186,45 @@ async fn plan_within<P: Platform>(
     })
 }
 
-/// Writes runs into a dvol: durable with the next flush.
+/// Writes runs into a dvol, none of which overlap: durable with the next flush. If one fails others may have been written.
 pub async fn take_runs<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     runs: Vec<Run>,
 ) -> Result<(), DvolError> {
-    for run in runs {
-        match run {
-            Run::Data {
-                offset_bytes,
-                meta,
-                bytes,
-            } => {
-                let data = IoBuf::copy_of(&bytes);
-                engine
-                    .write_ex(handle, offset_bytes, data, meta, Stability::Unstable)
-                    .await?;
-            }
-            Run::Zeros {
-                offset_bytes,
-                len_bytes,
-            } => {
-                engine
-                    .deallocate(handle, offset_bytes, len_bytes, Stability::Unstable)
-                    .await?;
-            }
-        }
+    let mut runs = runs.into_iter();
+    while runs.len() > 0 {
+        let together = runs.by_ref().take(TOGETHER_MAX);
+        let taken = join_all(together.map(|run| take_run(engine, handle, run))).await;
+        taken.into_iter().collect::<Result<(), DvolError>>()?;
     }
     Ok(())
+}
+
+async fn take_run<P: Platform>(
+    engine: &Engine<P>,
+    handle: Handle,
+    run: Run,
+) -> Result<(), DvolError> {
+    match run {
+        Run::Data {
+            offset_bytes,
+            meta,
+            bytes,
+        } => {
+            let data = IoBuf::copy_of(&bytes);
+            drop(bytes);
+            let written = engine.write_ex(handle, offset_bytes, data, meta, Stability::Unstable);
+            written.await.map(drop)
+        }
+        Run::Zeros {
+            offset_bytes,
+            len_bytes,
+        } => {
+            let gone = engine.deallocate(handle, offset_bytes, len_bytes, Stability::Unstable);
+            gone.await.map(drop)
+        }
+    }
 }
 
 /// Where a dvol was written or deallocated behind an LSN, in the order of offsets. `HistoryForgotten` if that isn't known.
@@ -335,14 +347,20 @@ impl Plan {
     }
 }
 
-/// Reads a range, as runs of blocks with the same metadata. What was deallocated since it was planned is zeros.
-async fn read_into<P: Platform>(
-    runs: &mut Vec<Run>,
+/// What a range has: data as runs of blocks with the same metadata. What was deallocated since it was planned is zeros.
+async fn read_range<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
-    offset_bytes: u64,
-    len_bytes: u64,
-) -> Result<(), DvolError> {
+    range: PlannedRange,
+) -> Result<Vec<Run>, DvolError> {
+    let (offset_bytes, len_bytes) = (range.offset_bytes, range.len_bytes);
+    if !range.is_data {
+        return Ok(vec![Run::Zeros {
+            offset_bytes,
+            len_bytes,
+        }]);
+    }
+    let mut runs = Vec::new();
     let (pieces, metas) = engine.read_ex(handle, offset_bytes, len_bytes).await?;
     let bytes = gathered(&pieces, len_bytes);
     let mut at = 0;
@@ -360,7 +378,7 @@ async fn read_into<P: Platform>(
         });
         at = end;
     }
-    Ok(())
+    Ok(runs)
 }
 
 /// Bytes from here to the end of the block.
