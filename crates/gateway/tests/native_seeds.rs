@@ -43,6 +43,8 @@ const RESIZE: u8 = 2;
 const SNAPSHOT: u8 = 3;
 const FINISH: u8 = 4;
 const SETTLE: u8 = 5;
+const POINT: u8 = 6;
+const AGAIN: u8 = 7;
 const RIGHT: u8 = 0;
 const WRONG_KEY: u8 = 6;
 const WRONG_NUMBER: u8 = 7;
@@ -62,6 +64,11 @@ fn steps(knobs: u8) -> Vec<Vec<u8>> {
         vec![RUNS, knobs, 3, 0, 110, 2, 113, 1, 2, 0],
         vec![RESIZE, knobs, 200],
         vec![SNAPSHOT, knobs, 5, 77, 2],
+        // With a point.
+        vec![SNAPSHOT, knobs, 6, 78, 3],
+        vec![POINT, knobs, 4],
+        // As the first; with something left.
+        vec![AGAIN, knobs, 81, 9, 3, 64, 0, 4, 1, 8],
         vec![FINISH, knobs, 1],
         // Flags, device, volume.
         vec![SETTLE, knobs, 0, 1, 81],
@@ -88,7 +95,11 @@ fn arrival_seeds() -> Vec<(&'static str, Vec<u8>)> {
             script([steps(RIGHT), steps(RIGHT)].concat()),
         ),
         ("refused", script([steps(STALE), steps(NO_SPACE)].concat())),
-        ("wrong_keys", script(steps(WRONG_KEY))),
+        // One more, and the connection ends.
+        (
+            "wrong_keys",
+            script(steps(WRONG_KEY).into_iter().take(8).collect()),
+        ),
         (
             "guesses",
             script([steps(WRONG_NUMBER), steps(WRONG_KEY)].concat()),
@@ -155,6 +166,9 @@ fn those_of_arrivals_do_what_they_are_kept_for() {
         Operation::ArriveRuns,
         Operation::ArriveStep,
         Operation::ArriveStep,
+        Operation::ArriveStep,
+        Operation::ArriveStep,
+        Operation::ArriveAgain,
         Operation::Arrived,
         Operation::Settle,
     ];
@@ -165,14 +179,20 @@ fn those_of_arrivals_do_what_they_are_kept_for() {
         (came.carried, statuses.collect::<Vec<_>>())
     };
     let all_twice = [all, all].concat();
-    assert_eq!(statuses("a_move"), (all.to_vec(), vec![Status::Ok; 6]));
+    assert_eq!(
+        statuses("a_move"),
+        (all.to_vec(), vec![Status::Ok; all.len()])
+    );
     let out_of_order = statuses("a_move_out_of_order");
-    assert_eq!(out_of_order, (all.to_vec(), vec![Status::Ok; 6]));
+    assert_eq!(out_of_order, (all.to_vec(), vec![Status::Ok; all.len()]));
     let twice = statuses("each_thing_twice");
-    assert_eq!(twice, (all_twice.clone(), vec![Status::Ok; 12]));
-    let errors = [[Status::StaleEpoch; 6], [Status::NoSpace; 6]].concat();
+    assert_eq!(twice, (all_twice.clone(), vec![Status::Ok; 2 * all.len()]));
+    let errors = [[Status::StaleEpoch; 9], [Status::NoSpace; 9]].concat();
     assert_eq!(statuses("refused"), (all_twice, errors));
-    assert_eq!(statuses("wrong_keys"), (vec![], vec![Status::Denied; 6]));
+    assert_eq!(
+        statuses("wrong_keys"),
+        (vec![], vec![Status::Denied; all.len()])
+    );
     let guesses = came("guesses");
     assert_eq!(
         (guesses.reason, guesses.carried.len()),

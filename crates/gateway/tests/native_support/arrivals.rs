@@ -14,8 +14,9 @@ use flagstone_gateway::native::{CloseReason, Ends, NativeLimits, NativeServer};
 use flagstone_platform::{Platform, Stream};
 use flagstone_types::{BLOCK_SIZE, DeviceId, DvolId, Epoch, LayerNo, Lsn};
 use flagstone_wire::arrival::{
-    Arrive, ArrivingRun, RECORD_BYTES, RUNS_MAX, RUNS_PAYLOAD_MAX_BYTES, SNAPSHOTS_MAX, Settle,
-    Settled, Step, WARRANT_BYTES, Warrant, encode_arrived, encode_runs,
+    Again, Arrive, ArrivingRun, LeftCopy, POINT_BYTES, RECORD_BYTES, RUNS_MAX,
+    RUNS_PAYLOAD_MAX_BYTES, SNAPSHOTS_MAX, Settle, Settled, Step, WARRANT_BYTES, Warrant,
+    encode_arrived, encode_runs,
 };
 use flagstone_wire::batch::ATTRIBUTES_BYTES;
 use flagstone_wire::hello::{NodeId, SessionId};
@@ -37,6 +38,7 @@ const HERE: DeviceId = DeviceId(1);
 const STEPS_MAX: u64 = 64;
 
 type Attributes = [u8; ATTRIBUTES_BYTES as usize];
+type Point = [u8; POINT_BYTES];
 
 fn at() -> SocketAddr {
     "10.0.0.9:4420".parse().expect("an address")
@@ -46,9 +48,11 @@ fn at() -> SocketAddr {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Seen {
     Begin(NewArrival),
+    Again(NewArrival),
     Runs(Vec<ArrivingRun>, Vec<u8>),
     Resize(u64),
-    Snapshot(String, u64, Attributes),
+    Snapshot(String, u64, Attributes, Option<Point>),
+    Point(Point),
     Finish(Option<Vec<u8>>),
     /// Flags: abandon, confirm, forked.
     Settle(DeviceId, DvolId, [bool; 3]),
@@ -58,13 +62,16 @@ impl Seen {
     fn of(request: ArrivalRequest) -> Seen {
         match request {
             ArrivalRequest::Begin(new) => Seen::Begin(new),
+            ArrivalRequest::Again(new) => Seen::Again(new),
+            ArrivalRequest::Point(point) => Seen::Point(point),
             ArrivalRequest::Runs(runs, payload) => Seen::Runs(runs, payload.to_vec()),
             ArrivalRequest::Resize(bytes) => Seen::Resize(bytes),
             ArrivalRequest::Snapshot {
                 name,
                 created_ns,
                 attributes,
-            } => Seen::Snapshot(name, created_ns, attributes),
+                point,
+            } => Seen::Snapshot(name, created_ns, attributes, point),
             ArrivalRequest::Finish(record) => Seen::Finish(record.map(|record| record.to_vec())),
             ArrivalRequest::Settle {
                 device,
@@ -79,8 +86,9 @@ impl Seen {
     fn operation(&self) -> Operation {
         match self {
             Seen::Begin(_) => Operation::Arrive,
+            Seen::Again(_) => Operation::ArriveAgain,
             Seen::Runs(..) => Operation::ArriveRuns,
-            Seen::Resize(_) | Seen::Snapshot(..) => Operation::ArriveStep,
+            Seen::Resize(_) | Seen::Snapshot(..) | Seen::Point(_) => Operation::ArriveStep,
             Seen::Finish(_) => Operation::Arrived,
             Seen::Settle(..) => Operation::Settle,
         }
@@ -90,7 +98,9 @@ impl Seen {
     fn is_good(&self) -> bool {
         let is_name = |name: &str| (1..=NAME_MAX_BYTES).contains(&name.len());
         match self {
-            Seen::Begin(new) => new.id.0 != 0 && new.epoch <= Epoch::MAX && is_name(&new.name),
+            Seen::Begin(new) | Seen::Again(new) => {
+                new.id.0 != 0 && new.epoch <= Epoch::MAX && is_name(&new.name)
+            }
             Seen::Runs(runs, payload) => {
                 let mut end = Some(0);
                 let mut sum = 0;
@@ -110,7 +120,7 @@ impl Seen {
             }
             Seen::Snapshot(name, ..) => is_name(name),
             Seen::Finish(Some(record)) => record.len() == RECORD_BYTES,
-            Seen::Resize(_) | Seen::Finish(None) | Seen::Settle(..) => true,
+            Seen::Resize(_) | Seen::Point(_) | Seen::Finish(None) | Seen::Settle(..) => true,
         }
     }
 }
@@ -207,6 +217,13 @@ fn answer(seen: &Seen) -> ArrivalReply {
             1 => Settled::Arrived(at()),
             _ => Settled::Never,
         }),
+        Seen::Again(new) => ArrivalReply::Again(Again {
+            attempt: new.size_bytes,
+            left: new.id.0.is_multiple_of(2).then(|| LeftCopy {
+                point: [3; _],
+                again: vec![(BLOCK_SIZE, 3 * BLOCK_SIZE), (8 * BLOCK_SIZE, 1)],
+            }),
+        }),
         _ => ArrivalReply::Done,
     }
 }
@@ -218,6 +235,7 @@ fn answer_body(reply: ArrivalReply) -> Vec<u8> {
         ArrivalReply::Done => {}
         ArrivalReply::At(at) => address::encode(at, &mut body),
         ArrivalReply::Settled(settled) => settled.encode(&mut body),
+        ArrivalReply::Again(again) => again.encode(&mut body),
     }
     body
 }
@@ -311,15 +329,22 @@ impl Sent {
         let (kind, knobs) = (script.byte(), script.byte());
         let mut snapshot_count = 0;
         let mut flags = 0;
-        let seen = match kind % 6 {
-            0 => {
-                let (begin, count) = begin(script);
+        let seen = match kind % 8 {
+            kind @ (0 | 7) => {
+                let (new, count) = begin(script);
                 snapshot_count = count;
-                Seen::Begin(begin)
+                match kind {
+                    0 => Seen::Begin(new),
+                    _ => Seen::Again(new),
+                }
             }
             1 => runs(script),
             2 => Seen::Resize(u64::from(script.byte()) << 12),
-            3 => Seen::Snapshot(script.name(), script.byte().into(), [script.byte(); _]),
+            3 => {
+                let (name, created, byte) = (script.name(), script.byte(), script.byte());
+                let point = (byte % 2 == 1).then_some([byte; _]);
+                Seen::Snapshot(name, created.into(), [byte; _], point)
+            }
             4 => {
                 let byte = script.byte();
                 let bytes = match byte {
@@ -328,6 +353,7 @@ impl Sent {
                 };
                 Seen::Finish((byte % 2 == 1).then(|| vec![byte; bytes]))
             }
+            6 => Seen::Point([script.byte(); _]),
             _ => {
                 flags = script.byte() % 8;
                 let named = [0, 1, 2].map(|bit| flags >> bit & 1 == 1);
@@ -365,7 +391,9 @@ impl Sent {
             },
         };
         let is_odd = match &seen {
-            Seen::Begin(new) => snapshot_count > new.highest_layer.0.min(SNAPSHOTS_MAX),
+            Seen::Begin(new) | Seen::Again(new) => {
+                snapshot_count > new.highest_layer.0.min(SNAPSHOTS_MAX)
+            }
             _ => false,
         };
         let payload = match &seen {
@@ -534,7 +562,7 @@ fn warrant<S: Stream>(
 fn body(seen: &Seen, warrant: &Warrant, snapshot_count: u32) -> Vec<u8> {
     let mut body = Vec::new();
     match seen {
-        Seen::Begin(new) => {
+        Seen::Begin(new) | Seen::Again(new) => {
             let arrive = Arrive {
                 warrant: *warrant,
                 id: new.id,
@@ -550,10 +578,12 @@ fn body(seen: &Seen, warrant: &Warrant, snapshot_count: u32) -> Vec<u8> {
         }
         Seen::Runs(runs, _) => encode_runs(warrant, runs, &mut body),
         Seen::Resize(bytes) => Step::Size(*bytes).encode(warrant, &mut body),
-        Seen::Snapshot(name, created_ns, attributes) => {
+        Seen::Point(point) => Step::Point(*point).encode(warrant, &mut body),
+        Seen::Snapshot(name, created_ns, attributes, point) => {
             let step = Step::Snapshot {
                 created_ns: *created_ns,
                 attributes: *attributes,
+                point: *point,
                 name,
             };
             step.encode(warrant, &mut body);
