@@ -522,10 +522,11 @@ impl UringDevice {
             Ok(()) => self.discard_uncounted(offset_bytes, len_bytes).await,
             Err(error) => Err(error),
         };
-        self.ended(layered, result.is_ok());
         // That a device can't is an answer, not a failure.
         let unsupported = |e: &io::Error| e.kind() == io::ErrorKind::Unsupported;
-        if !result.as_ref().is_err_and(unsupported) {
+        let is_unsupported = result.as_ref().is_err_and(unsupported);
+        self.ended(layered, result.is_ok() || is_unsupported);
+        if !is_unsupported {
             self.count(IoKind::Discard, len_bytes, began_ns, result.is_ok());
         }
         result

@@ -267,6 +267,8 @@ fn interface_in(message: &[u8], at: usize) -> Option<u32> {
 pub struct InterfaceAddress {
     /// The address.
     pub address: IpAddr,
+    /// How many of its first bits are those of its network; all of them if nothing is said of that.
+    pub network_bits: u32,
     /// The number of the interface that has it.
     pub interface: u32,
     /// Nothing comes by that interface from outside: it is there for addresses that the machine has on all of them.
@@ -292,11 +294,18 @@ pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
         let Some(interface) = interface_named(name) else {
             continue;
         };
+        // SAFETY: as above.
+        let mask = unsafe { address_in(one.ifa_netmask) };
         let has = |flag: libc::c_int| one.ifa_flags & flag as libc::c_uint != 0;
         // Of the second kind are dummies; tunnels have it, too, but are from one point to another.
         let is_dummy = has(libc::IFF_NOARP) && !has(libc::IFF_POINTOPOINT);
         found.push(InterfaceAddress {
             address,
+            network_bits: match mask {
+                Some(IpAddr::V4(mask)) => mask.to_bits().leading_ones(),
+                Some(IpAddr::V6(mask)) => mask.to_bits().leading_ones(),
+                None => u32::from(u8::MAX),
+            },
             interface,
             is_inner: has(libc::IFF_LOOPBACK) || is_dummy,
         });

@@ -119,7 +119,9 @@ impl DeviceTrace {
     pub fn of(device: &str, trace: &Trace, query: &TraceQuery, clock_ns: u64) -> DeviceTrace {
         let seen = trace.seen();
         let back = query.last.unwrap_or(u64::MAX).min(trace.capacity());
-        let from = query.from.unwrap_or(seen.saturating_sub(back));
+        // A number that there was not yet is of a node that ran before: whoever reads on reads this one's from the beginning.
+        let from = query.from.map(|from| if from > seen { 0 } else { from });
+        let from = from.unwrap_or(seen.saturating_sub(back));
         let Kept {
             operations,
             next,

@@ -93,7 +93,9 @@ pub(super) fn run(
         let next = page.items.get(shown).map_or(page.next, |item| item.number);
         if args.follow {
             printer.output.out.flush()?;
-            if !is_all || shown == 0 {
+            // A page that isn't full has all there is: what comes meanwhile is asked for together.
+            let is_full = page.items.len() >= TRACE_ROWS_MAX;
+            if !is_all || !is_full {
                 wait::pause(FOLLOW_PAUSE);
             }
         } else if left == 0 || shown == 0 {

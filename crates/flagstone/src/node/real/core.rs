@@ -154,6 +154,8 @@ pub(super) struct CoreNode {
     /// What fails together with this node, as whoever runs it calls it.
     failure_domain: Rc<str>,
     stopping: Cell<bool>,
+    /// NBD connections for whose hand-over another core has no room yet.
+    hand_overs_waiting: Cell<u32>,
     /// How long a stop waits for what is in flight to be answered, in nanoseconds.
     stop_grace_ns: u64,
 }
@@ -224,6 +226,7 @@ impl CoreNode {
             arriving: RefCell::default(),
             failure_domain: Rc::from(&*known.failure_domain),
             stopping: Cell::new(false),
+            hand_overs_waiting: Cell::new(0),
             stop_grace_ns: share.stop_grace_ns,
         });
         for opened in opened {

@@ -16,6 +16,8 @@ use crate::node::real::volume::RealVolume;
 
 /// How long a connection waits for room in the mailbox of the core that it goes to: as long as its client has for each question before that.
 const HAND_OVER_PATIENCE_NS: u64 = 10_000_000_000;
+/// So many wait at a core at most; each looks again and again, and a core that hangs is not to keep another one busy with that. More are closed.
+const HAND_OVERS_WAITING_MAX: u32 = 1024;
 /// Between two looks whether there is room.
 const HAND_OVER_PAUSE_NS: u64 = 1_000_000;
 
@@ -78,9 +80,17 @@ impl CoreNode {
             }
         });
         if let Err(Refused::Full(message)) = remote.try_send(message) {
+            let waiting = self.hand_overs_waiting.get();
+            if waiting >= HAND_OVERS_WAITING_MAX {
+                tracing::warn!("core {target} is too busy to take a connection; it is closed");
+                return;
+            }
+            self.hand_overs_waiting.set(waiting + 1);
             let core = self.clone();
             self.platform.spawn(async move {
                 core.hand_over_later(&remote, message).await;
+                let waiting = &core.hand_overs_waiting;
+                waiting.set(waiting.get() - 1);
             });
         }
     }
