@@ -24,6 +24,9 @@ use crate::here::RecordBytes;
 const QUESTION_NS: u64 = 5_000_000_000;
 const PAUSE_NS: u64 = 200_000_000;
 
+/// The longest pause before the other node is asked whether a copy can go on: whoever ends the move waits for that.
+const PAUSE_MAX_NS: u64 = 5_000_000_000;
+
 /// By so much a word that a volume stays raises its epoch, if so many are left. The other node may have raised that of its copy, by one each time
 /// that somebody has opened it alone.
 const FORCED_STEP: u32 = 1 << 16;
@@ -91,6 +94,10 @@ pub struct RemoteTarget<'a, P: Platform, C: Connect> {
     has_begun: Cell<bool>,
     /// Why the copy was cut off, though it may go on.
     cut_off: RefCell<Option<String>>,
+    /// The epoch in which it was announced.
+    epoch: Cell<Option<Epoch>>,
+    /// Something of the copy was taken there since this was looked at.
+    has_taken: Cell<bool>,
 }
 
 impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
@@ -112,6 +119,8 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
             point_after_bytes: None,
             has_begun: Cell::new(false),
             cut_off: RefCell::default(),
+            epoch: Cell::new(None),
+            has_taken: Cell::new(false),
         }
     }
 
@@ -182,6 +191,17 @@ fn can_be_of(point: &Point, content: &Content) -> bool {
 }
 
 impl<P: Platform, C: Connect> RemoteTarget<'_, P, C> {
+    /// Fails if somebody has opened it alone since it was announced for the first time: what goes with it says of which epoch it comes, and
+    /// whoever has it open in that of now would be locked out where it goes.
+    fn check_epoch(&self, content: &Content) -> Result<(), DvolError> {
+        let first = self.epoch.get().unwrap_or(content.epoch);
+        self.epoch.set(Some(first));
+        match first == content.epoch {
+            true => Ok(()),
+            false => Err(DvolError::StaleEpoch),
+        }
+    }
+
     /// The volume, as it is announced.
     fn announced(&self, content: &Content) -> Arrive<'_> {
         let numbers = content.snapshots.iter().map(|snapshot| snapshot.layer);
@@ -201,6 +221,7 @@ impl<P: Platform, C: Connect> RemoteTarget<'_, P, C> {
 
 impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
     async fn begin(&self, content: &Content) -> Result<(), DvolError> {
+        self.check_epoch(content)?;
         let new = self.announced(content);
         self.note(self.arrival.begin(&new, self.deadline()).await)?;
         self.has_begun.set(true);
@@ -215,6 +236,7 @@ impl<P: Platform, C: Connect> Target for RemoteTarget<'_, P, C> {
         if !self.has_begun.get() {
             return Ok(None);
         }
+        self.check_epoch(content)?;
         let new = self.announced(content);
         let asked = self.arrival.again(&new, self.deadline()).await;
         let is_known = !matches!(&asked, Err(error) if error.status() == Some(Status::NotFound));
@@ -282,7 +304,9 @@ impl<P: Platform, C: Connect> RemoteTarget<'_, P, C> {
         let sent = self
             .arrival
             .runs(&batch.runs, batch.payload, self.deadline());
-        self.note(sent.await)
+        self.note(sent.await)?;
+        self.has_taken.set(true);
+        Ok(())
     }
 }
 
@@ -468,6 +492,7 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
         size_bytes: Cell::new(0),
     };
     let taking = Taking { target, home };
+    let mut pause_ns = PAUSE_NS;
     let failed = loop {
         let moved = async {
             home.keep_going().await.map_err(Failed::Before)?;
@@ -504,7 +529,12 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
         }
         home.cut_off(&why);
         tracing::debug!(volume = %question.volume, "its move is cut off, and goes on when the other node answers: {why}");
-        target.platform.sleep_ns(PAUSE_NS).await;
+        // Who is asked again and again and takes nothing is asked less often.
+        pause_ns = match target.has_taken.take() {
+            true => PAUSE_NS,
+            false => (2 * pause_ns).min(PAUSE_MAX_NS),
+        };
+        target.platform.sleep_ns(pause_ns).await;
     };
     match failed {
         Failed::Before(error) => {

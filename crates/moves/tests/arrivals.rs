@@ -244,7 +244,7 @@ fn what_was_left_is_taken_up_or_given_up() {
             }
             let copy = store.volume().map(|(handle, _)| (new.new.clone(), handle));
             let keeper = TestKeeper::new(&store, &both);
-            let arrival = Arrival::left(store.engine.clone(), TestMarks, keeper, copy);
+            let arrival = Arrival::left(store.engine.clone(), TestMarks, keeper, copy, 7);
             assert!(arrival.has_begun());
             for refused in [
                 arrival.take(1, runs(9)).await,
@@ -262,6 +262,14 @@ fn what_was_left_is_taken_up_or_given_up() {
                 return;
             }
             let (attempt, left) = arrival.again(1, new.clone()).await.expect("goes on");
+            // What was sent to this node before it was started again, whatever it had told the origin by then.
+            for before in (0..20)
+                .map(|told| (told << 20) + 1)
+                .filter(|&before| before != attempt + 1)
+            {
+                let late = arrival.save(before, point(2 * BLOCK)).await;
+                assert_eq!(late, Err(DvolError::StaleEpoch), "{before}");
+            }
             let again = left.map(|left| (left.again.len(), left.again.into_iter().next()));
             let block = (1, Some(BLOCK..2 * BLOCK));
             assert_eq!(again, with_copy.then_some(block));

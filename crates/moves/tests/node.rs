@@ -484,7 +484,8 @@ pub(crate) async fn run_target(
                 }
                 None => None,
             };
-            Some(Arrival::left(engine, TestMarks, keeper, copy))
+            let now_ms = platform.wall_clock_ns() / 1_000_000;
+            Some(Arrival::left(engine, TestMarks, keeper, copy, now_ms))
         }
         (false, Some((handle, 0)), note) => {
             // It is asked for until it is confirmed.

@@ -34,7 +34,7 @@ use crate::engine::{Attributes, DvolError, Engine, Handle};
 
 /// What was sent before an attempt began anew is of an attempt lower than that, however often its origin has connected since: a number of as many bits
 /// counts connections.
-const CONNECTIONS_BITS: u32 = 32;
+const CONNECTIONS_BITS: u32 = 20;
 
 /// What the node keeps of an arrival beside the dvol.
 pub trait Keeper {
@@ -103,6 +103,10 @@ pub struct Arrival<P: Platform, M, K> {
     turn: Budget,
     state: Cell<State>,
     attempt: Cell<u64>,
+    /// Attempts of an earlier life of this node were all below this one.
+    life: u64,
+    /// It was asked in this life where the copy goes on.
+    was_asked: Cell<bool>,
     target: RefCell<Option<Rc<DvolTarget<P, M>>>>,
     begun: RefCell<Option<Announced>>,
 }
@@ -117,6 +121,8 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
             turn: Budget::new(1),
             state: Cell::new(State::Promised),
             attempt: Cell::new(0),
+            life: 0,
+            was_asked: Cell::new(false),
             target: RefCell::default(),
             begun: RefCell::default(),
         }
@@ -129,17 +135,23 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         arrival
     }
 
-    /// One that was on its way before the last start. `copy`: what has come of it, which has a point.
+    /// One that was on its way before the last start. `copy`: what has come of it, which has a point. `now_ms`: the time of the start in milliseconds since
+    /// 1970, or anything else above which no earlier life of this node has counted how often the origin begun once more. What was sent
+    /// in that life, by whatever life of the origin, must not be taken for what is sent in this one: it may say of bytes that they are here which this node has lost.
     pub fn left(
         engine: Engine<P>,
         marks: M,
         keeper: K,
         copy: Option<(NewDvol, Handle)>,
+        now_ms: u64,
     ) -> Arrival<P, M, K> {
         let target = copy.map(|(new, handle)| {
             Rc::new(DvolTarget::new(engine.clone(), marks.clone(), new).left_at(handle))
         });
-        let arrival = Arrival::new(engine, marks, keeper);
+        let arrival = Arrival {
+            life: now_ms,
+            ..Arrival::new(engine, marks, keeper)
+        };
         arrival.state.set(State::Left);
         arrival.target.replace(target);
         arrival
@@ -155,13 +167,23 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         &self.keeper
     }
 
-    /// Of a request of this attempt: `StaleEpoch`, if a later one has come.
+    /// Of a request of this attempt: `StaleEpoch`, if a later one has come, or it is none of those that were told to the origin last; `NotFound`, if it
+    /// is to ask first where it goes on.
     fn admit(&self, attempt: u64) -> Result<(), DvolError> {
-        if attempt < self.attempt.get() {
+        if self.is_unasked() {
+            return Err(DvolError::NotFound);
+        }
+        let last = self.attempt.get();
+        if attempt < last || attempt >> CONNECTIONS_BITS != last >> CONNECTIONS_BITS {
             return Err(DvolError::StaleEpoch);
         }
         self.attempt.set(attempt);
         Ok(())
+    }
+
+    /// Whether its origin has not been heard of in this life.
+    fn is_unasked(&self) -> bool {
+        self.state.get() == State::Left && !self.was_asked.get()
     }
 
     fn target(&self) -> Result<Rc<DvolTarget<P, M>>, DvolError> {
@@ -174,6 +196,11 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
     /// The origin announces what comes.
     pub async fn begin(&self, attempt: u64, announced: Announced) -> Result<(), DvolError> {
         let _turn = self.turn.take(1).await;
+        if self.is_unasked() && self.target.borrow().is_none() {
+            // Nothing has come of it, so whoever announces it begins with nothing.
+            self.was_asked.set(true);
+            self.attempt.set(attempt);
+        }
         self.admit(attempt)?;
         match self.state.get() {
             State::Promised => {}
@@ -218,8 +245,10 @@ impl<P: Platform, M: Marks + Clone, K: Keeper> Arrival<P, M, K> {
         // What is still on its way from an earlier life of the origin has a number that isn't known here. It must not come behind the answer, which
         // says what has to be copied once more.
         let before = self.attempt.get().max(attempt) >> CONNECTIONS_BITS;
+        let before = before.max(self.life);
         let attempt = (before + 1).min(u64::MAX >> CONNECTIONS_BITS) << CONNECTIONS_BITS;
         self.attempt.set(attempt);
+        self.was_asked.set(true);
         let Some(target) = self.target.borrow().clone() else {
             return Ok((attempt, None));
         };

@@ -218,11 +218,16 @@ pub(super) struct Claim {
     is_settled: bool,
 }
 
+/// In the place of a volume for which a name is kept, and which isn't there yet.
+const NOT_YET: DvolId = DvolId(0);
+
 impl Claim {
-    /// The volume is there.
+    /// The volume is there. If a start has found another one with its name since, one of the two goes by its id.
     pub(super) fn came_to_be(mut self, place: Place) {
         self.is_settled = true;
-        self.names.write(|t| t.put(self.name.clone(), place));
+        if let Some(aside) = self.names.insert_found(&self.name, place) {
+            tracing::warn!(volume = self.name, %aside, "two volumes have this name: one goes by its id until it is renamed");
+        }
     }
 
     /// A volume was renamed: the name is now its own, and the old one free. Unless it was deleted
@@ -243,7 +248,13 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if !self.is_settled {
-            self.names.write(|t| t.by_name.remove(&self.name));
+            self.names.write(|t| {
+                let there = t.by_name.get(&self.name);
+                // Not that of a volume which a start has found since.
+                if there.is_some_and(|place| place.id == NOT_YET) {
+                    t.by_name.remove(&self.name);
+                }
+            });
         }
     }
 }
@@ -463,7 +474,7 @@ impl Names {
             let is_aside = t.aside.values().any(|aside| aside == name);
             let is_free = !is_aside && !t.by_name.contains_key(name);
             if is_free {
-                let id = DvolId(0);
+                let id = NOT_YET;
                 t.by_name.insert(name.to_owned(), Place { id, ..place });
             }
             is_free
@@ -476,12 +487,16 @@ impl Names {
     }
 
     /// Puts in what a device has at start. If another volume has the name, one of the two goes by its
-    /// id until it is renamed: the one with the higher id, at each start. Says which.
+    /// id until it is renamed: the one with the higher id, at each start. Says which. A volume that is there goes before one for which the name is only kept.
     pub(super) fn insert_found(&self, name: &str, place: Place) -> Option<DvolId> {
         self.write(|t| {
             let mut aside = place;
             match t.by_name.get_mut(name) {
                 None => {
+                    t.put(name.to_owned(), place);
+                    return None;
+                }
+                Some(there) if there.id == NOT_YET => {
                     t.put(name.to_owned(), place);
                     return None;
                 }
@@ -831,5 +846,21 @@ mod tests {
         assert_eq!(page("b", None, 2), ["b1", "b2"]);
         assert_eq!(page("b", Some("b2"), 2), ["b3"]);
         assert_eq!(page("b", Some("a"), 1), ["b1"]);
+    }
+
+    #[test]
+    fn a_volume_that_is_found_goes_before_one_for_which_its_name_is_kept() {
+        for comes in [false, true] {
+            let names = Names::default();
+            let claim = names.claim("v", place(0)).expect("is free");
+            assert_eq!(names.insert_found("v", place(7)), None);
+            match comes {
+                false => drop(claim),
+                true => claim.came_to_be(place(9)),
+            }
+            assert_eq!(names.find("v").map(|place| place.id), Some(DvolId(7)));
+            let aside = names.find(&DvolId(9).to_string());
+            assert_eq!(aside.is_some(), comes);
+        }
     }
 }

@@ -37,6 +37,9 @@ use crate::node::{ForkState, MovePoint, Slo};
 /// How long an arrival stays of which something has come, and whose origin isn't heard of, in nanoseconds: a day. A start begins to count anew.
 const KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
 
+/// Between two looks whether what was under way for longer than that has ended, in nanoseconds.
+const LOOK_NS: u64 = 10_000_000;
+
 /// How long an arrival stays that nobody asks for, in nanoseconds.
 pub(super) const SILENCE_NS: u64 = 600_000_000_000;
 
@@ -461,7 +464,10 @@ impl CoreNode {
             expected: announced,
             arrival: match left {
                 None => Arrival::new(engine, VolumeMarks, keeper),
-                Some(copy) => Arrival::left(engine, VolumeMarks, keeper, copy),
+                Some(copy) => {
+                    let now_ms = self.platform.wall_clock_ns() / 1_000_000;
+                    Arrival::left(engine, VolumeMarks, keeper, copy, now_ms)
+                }
             },
             copier,
             heard: Cell::new(self.platform.now()),
@@ -482,12 +488,12 @@ impl CoreNode {
         self.move_hooks.silence_ns.unwrap_or(SILENCE_NS)
     }
 
-    /// Ends an arrival that nobody asks for any more.
+    /// Ends an arrival that nobody asks for any more, and of which nothing is under way.
     async fn end_when_silent(self: Rc<Self>, one: Rc<OneArrival>) {
         loop {
             let due = one.heard.get().plus_ns(one.stays_ns(&self));
             self.platform
-                .sleep_until(due.max(self.platform.now().plus_ns(1)))
+                .sleep_until(due.max(self.platform.now().plus_ns(LOOK_NS)))
                 .await;
             let is_over = self.arrivals.find(one.number).is_none();
             if is_over || self.is_stopping() {

@@ -310,11 +310,15 @@ impl CoreNode {
             Err((error, true)) => State::Failed(*error),
             Err((error, false)) => State::Unknown(*error),
         };
+        // One that goes on since the last start may fail before it was even tried.
+        let failed_at_once = sent.is_err() && came.get().is_none() && job.has_begun;
+        let is_left = failed_at_once && !self.forget_departure(&job).await;
         let goes_on = came.get() == Some(word::Came::CutOff);
         if let Err((_, is_known)) = &sent
             && *is_known
             // Nothing of it is to change before the next start goes on.
             && !goes_on
+            && !is_left
         {
             self.between.stays(id);
             self.names.end_moving(id);
@@ -347,6 +351,28 @@ impl CoreNode {
             }
         }
         state
+    }
+
+    /// Has no start go on with a move. False if it will, since the node stops or that can't be written down: then nothing of the volume is to change before.
+    async fn forget_departure(&self, job: &Departure) -> bool {
+        if self.is_stopping() && !job.watched.is_cancelled() {
+            return false;
+        }
+        let forgotten = async {
+            let device = job.to.device.0;
+            self.end_going(job.from, &job.name, device).await?;
+            let store = &self.owned(job.from.engine)?.moves;
+            let _turn = store.turn().await;
+            store.forget(MoveRecord::route_of(job.from.id)).await
+        };
+        let forgotten = forgotten.await;
+        if let Err(error) = &forgotten {
+            tracing::warn!(
+                volume = job.name,
+                "its move to another node can't go on, and that it is over can't be written down: {error}; the next start tries again, and until then it can't be changed"
+            );
+        }
+        forgotten.is_ok()
     }
 
     /// The error, and whether the volume is known to have stayed; and in `came` what whoever has a word in it is told.
