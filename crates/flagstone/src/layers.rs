@@ -200,7 +200,7 @@ mod tests {
             ("errors reads=1%", "from 0 to 1"),
             ("trace operations=1023", "expected 1024 to 16777216"),
             ("trace operations=16777217", "of 64 bytes of memory each"),
-            ("trace reads=5", "there is no reads here"),
+            ("trace reads=5", "there are no reads here"),
         ] {
             let error = text.parse::<LayerText>().expect_err(text).to_string();
             assert!(error.contains(reason), "{error}");
