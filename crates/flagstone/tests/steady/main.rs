@@ -75,23 +75,38 @@ impl Case {
 
 /// What the background may take in all windows together: a checkpoint, when nothing has been written for a while, lists that
 /// grow, a task that somebody elsewhere wakes.
-const BACKGROUND_ALLOCATIONS_MAX: u64 = 250;
-/// A segment that is laid out is 512 turns at the device, with two each.
+const BACKGROUND_ALLOCATIONS_MAX: u64 = 400;
+/// A segment that is laid out is 512 turns at the device, with two each. Where requests use up segments, that goes on beside them at their own pace on some
+/// machines, and at once on others: then no window may be without it. There are fewer of these than requests.
 const SEGMENT_ALLOCATIONS: u64 = 2 * 512;
 const BACKGROUND_LOCKS_MAX: u64 = 20;
 
+/// How much there may be in windows.
+struct Most {
+    /// So many windows have to be clean,
+    clean_min: usize,
+    /// which are those with no more than this: of less than one for each request.
+    clean_max: u64,
+    /// In all together.
+    all_max: u64,
+}
+
 /// Judges what was counted in each window of so many requests, and says what is too much.
-fn judge(
-    what: &str,
-    requests: u64,
-    counts: &[u64],
-    (clean_min, all_max): (usize, u64),
-) -> Option<String> {
+fn judge(what: &str, requests: u64, counts: &[u64], most: &Most) -> Option<String> {
+    let Most {
+        clean_min,
+        clean_max,
+        all_max,
+    } = *most;
     let line = format!(
-        "{what} in windows of {requests} requests: {counts:?}; {clean_min} must have none, and all together {all_max} at most"
+        "{what} in windows of {requests} requests: {counts:?}; {clean_min} must have {clean_max} at most, and all together {all_max}"
     );
     println!("{line}");
-    let clean = counts.iter().filter(|count| **count == 0).count();
+    assert!(
+        clean_max < requests,
+        "what each request has would be let through"
+    );
+    let clean = counts.iter().filter(|count| **count <= clean_max).count();
     (clean < clean_min || counts.iter().sum::<u64>() > all_max).then_some(line)
 }
 
@@ -131,13 +146,21 @@ fn count_behind(warm_up: u64, loads: &mut [Load], cases: &[Case]) -> Vec<String>
             &format!("{}, {clients} clients, allocations", case.name),
             requests,
             &allocations,
-            (clean_min, rest_max * clients),
+            &Most {
+                clean_min,
+                clean_max: case.segments * SEGMENT_ALLOCATIONS / WINDOWS as u64 * clients,
+                all_max: rest_max * clients,
+            },
         ));
         failures.extend(judge(
             &format!("{}, {clients} clients, locks", case.name),
             requests,
             &taken,
-            (CLEAN_MIN, BACKGROUND_LOCKS_MAX * clients),
+            &Most {
+                clean_min: CLEAN_MIN,
+                clean_max: 0,
+                all_max: BACKGROUND_LOCKS_MAX * clients,
+            },
         ));
     }
     failures
