@@ -75,10 +75,11 @@ fn steps(knobs: u8) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Each step, damaged in this way.
+/// The first eight steps, damaged in this way: of more wrong proofs a connection ends.
 fn damaged(knobs: u8, place: u8, what: u8) -> Vec<u8> {
     let with = |step: Vec<u8>| [step, vec![place, what]].concat();
-    steps(knobs).into_iter().flat_map(with).collect()
+    let first = steps(knobs).into_iter().take(8);
+    first.flat_map(with).collect()
 }
 
 fn arrival_seeds() -> Vec<(&'static str, Vec<u8>)> {
@@ -205,7 +206,7 @@ fn those_of_arrivals_do_what_they_are_kept_for() {
     // Of some another number is as good.
     let (flipped, _) = statuses("flipped");
     assert!(flipped.contains(&Operation::Arrive), "{flipped:?}");
-    assert!(flipped.contains(&Operation::Settle), "{flipped:?}");
+    assert!(flipped.contains(&Operation::ArriveAgain), "{flipped:?}");
     let (carried, statuses) = statuses("as_many_runs_as_may_be");
     assert_eq!(carried, [Operation::ArriveRuns]);
     assert_eq!(statuses, [Status::Ok, Status::Invalid]);
