@@ -35,7 +35,7 @@ if it fills up meanwhile, the move ends with the same code and the volume stays 
 
 The move is the node's: ending this command doesn't end it. --status says how far it is: copying (which snapshot,
 which round, how long that will take about), switching, waiting, or what came of it; `volume show` says so too.
---limit without a place changes how fast a move that runs copies, at once. --cancel ends it, for good: what
+--limit without a place changes how fast a move that runs copies, at once. --cancel ends it for good, some seconds later (--status says when): what
 was copied is deleted. If the node is stopped or killed before the end, the volume is where it was, and the next
 start goes on with the move about where it was cut off. If the device that it goes to isn't there at that start,
 the move waits for it: start the node with it, or say --cancel.
