@@ -35,7 +35,7 @@ if it fills up meanwhile, the move ends with the same code and the volume stays 
 
 The move is the node's: ending this command doesn't end it. --status says how far it is: copying (which snapshot,
 which round, how long that will take about), switching, waiting, or what came of it; `volume show` says so too.
---limit without a place changes how fast a move that runs copies, at once. --cancel ends it for good, some seconds later (--status says when): what
+--limit without a place changes how fast a move that runs copies, at once. --cancel ends it, for good: what
 was copied is deleted. If the node is stopped or killed before the end, the volume is where it was, and the next
 start goes on with the move about where it was cut off. If the device that it goes to isn't there at that start,
 the move waits for it: start the node with it, or say --cancel.
@@ -43,7 +43,8 @@ the move waits for it: start the node with it, or say --cancel.
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
 node is stopped or dies before the end, or they don't reach each other, the move waits (--status says so) and goes
-on when both are back, for a day at the other node; --cancel ends it. If either node dies at the end, the volume is
+on when both are back, for a day at the other node; --cancel ends it, some seconds later (--status says when).
+If either node dies at the end, the volume is
 served by neither until the two can talk: it is never at both.
 
 If one of them never comes back, say so. --stay --force, where the volume was: it goes on there. What the other
