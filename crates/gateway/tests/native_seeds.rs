@@ -137,6 +137,9 @@ fn arrival_seeds() -> Vec<(&'static str, Vec<u8>)> {
                 vec![RUNS, RIGHT, 1, 254, 110, 0],
                 vec![RUNS, RIGHT, 1, 253, 240, 0],
                 vec![RUNS, RIGHT, 1, 0, 252, 0],
+                // Of no bytes in the last block there is, and one behind it.
+                vec![RUNS, RIGHT, 2, 253, 252, 1, 110, 0],
+                vec![RUNS, RIGHT, 2, 253, 252, 254, 110, 0],
                 vec![RUNS, RIGHT, 1, 0, 15, 0],
                 vec![RUNS, RIGHT, 1, 0, 110, 255],
                 vec![SNAPSHOT, RIGHT, 128, 77, 2],

@@ -56,7 +56,8 @@ impl DeviceReads {
         }
     }
 
-    fn and(self, other: DeviceReads) -> DeviceReads {
+    /// Of both.
+    pub fn and(self, other: DeviceReads) -> DeviceReads {
         DeviceReads {
             operations: self.operations.saturating_add(other.operations),
             blocks: self.blocks.saturating_add(other.blocks),

@@ -9,7 +9,7 @@ use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use super::part::changed_behind;
 use super::{Content, Gate, Origin, PART_BYTES, Part, Point, Resumed, Run, Snapshot, Target, What};
-use super::{part_of, take_runs};
+use super::{TOGETHER_MAX, part_of, take_runs};
 use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 
 /// How the layer above marks a dvol in its attributes.
@@ -38,8 +38,8 @@ pub struct DvolOrigin<P: Platform, M> {
     marks: M,
     /// The device that it goes to.
     to: u128,
-    /// Bytes of data in a part, at most.
-    part_bytes: Cell<u64>,
+    /// Bytes of data in a part, at most, and how many of its ranges are read at the same time.
+    parts: Cell<(u64, usize)>,
     /// It says that a copy there goes on.
     is_going: Cell<bool>,
 }
@@ -59,7 +59,7 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
             gate,
             marks,
             to,
-            part_bytes: Cell::new(PART_BYTES),
+            parts: Cell::new((PART_BYTES, TOGETHER_MAX)),
             is_going: Cell::new(false),
         }
     }
@@ -70,9 +70,10 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self
     }
 
-    /// Parts from now on have at most so many bytes of data; they never have more than [`PART_BYTES`].
-    pub fn set_part_bytes(&self, bytes: u64) {
-        self.part_bytes.set(bytes);
+    /// Parts from now on have at most so many bytes of data, of which so many ranges are read at the same time; never more than [`PART_BYTES`] and
+    /// [`TOGETHER_MAX`].
+    pub fn set_parts(&self, bytes: u64, together: usize) {
+        self.parts.set((bytes, together));
     }
 
     /// Lets changes go on here, whatever is marked.
@@ -208,7 +209,7 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
                 found.ok_or(DvolError::NotFound)?.handle
             }
         };
-        part_of(&self.engine, handle, what, within, self.part_bytes.get()).await
+        part_of(&self.engine, handle, what, within, self.parts.get()).await
     }
 
     async fn going(&self) -> Result<(), DvolError> {
@@ -246,6 +247,8 @@ pub struct DvolTarget<P: Platform, M> {
     new: NewDvol,
     handle: Cell<Option<Handle>>,
     point_after_bytes: Option<u64>,
+    /// Runs that are written at the same time.
+    together: Cell<usize>,
 }
 
 /// What a dvol is besides its bytes.
@@ -270,6 +273,7 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
             new,
             handle: Cell::new(None),
             point_after_bytes: None,
+            together: Cell::new(TOGETHER_MAX),
         }
     }
 
@@ -279,6 +283,11 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
             point_after_bytes: Some(after_bytes),
             ..self
         }
+    }
+
+    /// So many runs are written at the same time from now on; never more than [`TOGETHER_MAX`].
+    pub fn set_together(&self, together: usize) {
+        self.together.set(together);
     }
 
     /// One of which a move has left this copy, with a point.
@@ -443,7 +452,7 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     }
 
     async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
-        take_runs(&self.engine, self.handle()?, runs).await
+        take_runs(&self.engine, self.handle()?, runs, self.together.get()).await
     }
 
     async fn snapshot(&self, snapshot: &Snapshot, next: Option<Point>) -> Result<(), DvolError> {

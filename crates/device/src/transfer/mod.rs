@@ -35,7 +35,8 @@ pub use arrival::{Announced, Arrival, Became, Keeper};
 pub use gate::{Entered, Gate, Gone};
 pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol, go_on_above};
 pub use part::{
-    Most, PART_BYTES, Part, PartPlan, PlannedRange, Run, What, part_of, plan_of, take_runs,
+    Most, PART_BYTES, Part, PartPlan, PlannedRange, Run, TOGETHER_MAX, What, part_of, plan_of,
+    take_runs,
 };
 pub use point::{POINT_BYTES, Point, Resumed};
 pub use start::{Found, Mark, Verdict, settle};
@@ -48,8 +49,11 @@ use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use crate::engine::{Attributes, DvolError};
 
-/// A round that copied no more than this is the last one before the hold.
+/// A round that copied no more than this is the last one before the hold, unless one more is worth it.
 pub const LAST_ROUND_BYTES: u64 = 4 << 20;
+
+/// As long as rounds copy less than half of the one before, and more than this, one more is worth it: it spares those who would wait for what it copies.
+const WORTH_BYTES: u64 = 256 << 10;
 
 /// After so many rounds a larger one is little enough, too: [`LATE_ROUND_BYTES`].
 const ROUNDS_MANY: u32 = 12;
@@ -376,11 +380,12 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
                 true => LATE_ROUND_BYTES,
                 false => LAST_ROUND_BYTES,
             };
-            if copied <= little && goes_on.is_none() {
-                return Ok(mark);
-            }
             // What a round that went on has copied says nothing: some of it was copied before.
             let is_as_large = copied > before / 2 && goes_on.is_none();
+            let is_worth = copied > WORTH_BYTES && !is_as_large;
+            if copied <= little && !is_worth && goes_on.is_none() {
+                return Ok(mark);
+            }
             if is_as_large && !is_outrun {
                 is_outrun = true;
                 self.progress.outrun();

@@ -7,7 +7,7 @@ use std::ops::Range;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
-use crate::engine::{DvolError, Engine, Handle, Stability, gathered, join_all};
+use crate::engine::{DeviceReads, DvolError, Engine, Handle, Stability, gathered, join_all};
 
 /// Bytes of data in a part of a move, at most.
 pub const PART_BYTES: u64 = 1 << 20;
@@ -20,9 +20,9 @@ const MOVED: Most = Most {
     read_bytes: 256 << 10,
 };
 
-/// Ranges of a part that are read, or written, at the same time. Blocks that lie anywhere would take a device's latency each, and the last round of a move is
+/// Ranges of a part that are read, or written, at the same time, at most. Blocks that lie anywhere would take a device's latency each, and the last round of a move is
 /// one that clients wait for; more would be in the way of those who use the device.
-const TOGETHER_MAX: usize = 32;
+pub const TOGETHER_MAX: usize = 32;
 
 /// Extents that are asked for at once.
 const EXTENTS_MAX: usize = 2048;
@@ -70,6 +70,8 @@ pub struct Part {
     pub runs: Vec<Run>,
     /// Where the next part begins; `None` behind the last one.
     pub next_bytes: Option<u64>,
+    /// What the device was asked for to read it.
+    pub took: DeviceReads,
 }
 
 impl Part {
@@ -84,32 +86,34 @@ impl Part {
 }
 
 /// The first part of these bytes of a dvol or layer, as far as it has as many: of at most `most_bytes` of data (and [`PART_BYTES`], and no less than a
-/// block). `HistoryForgotten` if it isn't known what changed.
+/// block). `together` ranges of it are read at the same time (1 to [`TOGETHER_MAX`]). `HistoryForgotten` if it isn't known what changed.
 pub async fn part_of<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     what: What,
     within: Range<u64>,
-    most_bytes: u64,
+    (most_bytes, together): (u64, usize),
 ) -> Result<Part, DvolError> {
     let most = Most {
         bytes: most_bytes.clamp(BLOCK_SIZE, PART_BYTES),
         ..MOVED
     };
     let plan = plan_within(engine, handle, what, within, most).await?;
-    let mut runs = Vec::new();
-    for together in plan.ranges.chunks(TOGETHER_MAX) {
-        let read = together
+    let mut part = Part {
+        next_bytes: plan.next_bytes,
+        ..Part::default()
+    };
+    for ranges in plan.ranges.chunks(together.clamp(1, TOGETHER_MAX)) {
+        let read = ranges
             .iter()
             .map(|range| read_range(engine, handle, *range));
         for range in join_all(read).await {
-            runs.extend(range?);
+            let (runs, took) = range?;
+            part.runs.extend(runs);
+            part.took = part.took.and(took);
         }
     }
-    Ok(Part {
-        runs,
-        next_bytes: plan.next_bytes,
-    })
+    Ok(part)
 }
 
 /// What a part may have at most.
@@ -186,16 +190,19 @@ async fn plan_within<P: Platform>(
     })
 }
 
-/// Writes runs into a dvol, none of which overlap: durable with the next flush. If one fails others may have been written.
+/// Writes runs into a dvol, none of which overlap, `together` of them at the same time (1 to [`TOGETHER_MAX`]): durable with the next flush. If one fails others may have
+/// been written.
 pub async fn take_runs<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     runs: Vec<Run>,
+    together: usize,
 ) -> Result<(), DvolError> {
+    let together = together.clamp(1, TOGETHER_MAX);
     let mut runs = runs.into_iter();
     while runs.len() > 0 {
-        let together = runs.by_ref().take(TOGETHER_MAX);
-        let taken = join_all(together.map(|run| take_run(engine, handle, run))).await;
+        let first = runs.by_ref().take(together);
+        let taken = join_all(first.map(|run| take_run(engine, handle, run))).await;
         taken.into_iter().collect::<Result<(), DvolError>>()?;
     }
     Ok(())
@@ -352,16 +359,18 @@ async fn read_range<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     range: PlannedRange,
-) -> Result<Vec<Run>, DvolError> {
+) -> Result<(Vec<Run>, DeviceReads), DvolError> {
     let (offset_bytes, len_bytes) = (range.offset_bytes, range.len_bytes);
     if !range.is_data {
-        return Ok(vec![Run::Zeros {
+        let zeros = Run::Zeros {
             offset_bytes,
             len_bytes,
-        }]);
+        };
+        return Ok((vec![zeros], DeviceReads::default()));
     }
     let mut runs = Vec::new();
     let (pieces, metas) = engine.read_ex(handle, offset_bytes, len_bytes).await?;
+    let took = DeviceReads::of(&pieces);
     let bytes = gathered(&pieces, len_bytes);
     let mut at = 0;
     let mut blocks = metas.iter().peekable();
@@ -378,7 +387,7 @@ async fn read_range<P: Platform>(
         });
         at = end;
     }
-    Ok(runs)
+    Ok((runs, took))
 }
 
 /// Bytes from here to the end of the block.

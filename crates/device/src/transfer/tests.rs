@@ -50,6 +50,7 @@ impl<F: Fn(u64, bool) -> u64> Origin for Written<F> {
         let data = vec![0; part_bytes.min(left) as usize];
         Ok(Part {
             next_bytes: (left > part_bytes).then_some(within.start + part_bytes),
+            took: Default::default(),
             runs: vec![Run::Data {
                 offset_bytes: within.start,
                 meta: 0,
@@ -157,9 +158,27 @@ fn moved(
 fn rounds_that_become_smaller_are_left_alone() {
     let (result, copied, held, outrun) = moved(u64::MAX, |mark, _| (64 * MIB) >> (mark - 1));
     assert_eq!(result, Ok(()));
-    // 64, 32, 16, 8, 4, and what has changed since.
-    assert_eq!(copied.len(), 6, "{copied:?}");
-    assert_eq!((held, outrun), (Some(5), 0));
+    // 64, 32, 16, 8, 4; one more is worth it as long as that is half as much: 2, 1, 1/2, 1/4. And what has changed since.
+    assert_eq!(copied.len(), 10, "{copied:?}");
+    assert_eq!((held, outrun), (Some(9), 0));
+}
+
+#[test]
+fn rounds_end_when_one_more_isnt_worth_it() {
+    // More than half of the one before, and as little as it has to be: those who wait would wait for hardly less.
+    let of_sizes = |sizes: &'static [u64]| {
+        let (result, copied, held, outrun) = moved(u64::MAX, |mark, _| {
+            sizes[(mark as usize - 1).min(sizes.len() - 1)]
+        });
+        assert_eq!((result, outrun), (Ok(()), 0), "{copied:?}");
+        held
+    };
+    assert_eq!(of_sizes(&[8 * MIB, 3 * MIB, 2 * MIB, 1]), Some(3));
+    assert_eq!(of_sizes(&[8 * MIB, 3 * MIB, MIB, MIB / 2 + 1, 1]), Some(4));
+    assert_eq!(of_sizes(&[8 * MIB, WORTH_BYTES, 1]), Some(2));
+    assert_eq!(of_sizes(&[8 * MIB, WORTH_BYTES + 1, 1]), Some(3));
+    assert_eq!(of_sizes(&[WORTH_BYTES, 1]), Some(1));
+    assert_eq!(of_sizes(&[LAST_ROUND_BYTES, 1]), Some(2));
 }
 
 #[test]
@@ -169,10 +188,10 @@ fn a_writer_that_is_as_quick_is_outrun_once_and_then_rounds_become_smaller() {
         true => (48 * MIB) >> (mark - 2),
     });
     assert_eq!(result, Ok(()));
-    // All of it; as much again, so it is outrun; then 24, 12, 6, 3.
-    let mib: Vec<u64> = copied.iter().map(|bytes| bytes / MIB).collect();
-    assert_eq!(mib, [48, 48, 24, 12, 6, 3, 3]);
-    assert_eq!((held, outrun), (Some(6), 1));
+    // All of it; as much again, so it is outrun; then always half.
+    let sizes: Vec<u64> = copied.iter().map(|bytes| bytes / (192 << 10)).collect();
+    assert_eq!(sizes, [256, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1]);
+    assert_eq!((held, outrun), (Some(10), 1));
 }
 
 #[test]
@@ -192,5 +211,5 @@ fn nobody_is_held_for_a_large_round_and_after_many_for_a_smaller_one() {
 
     // Enough before that.
     let (result, copied, held, _) = moved(u64::MAX, |_, _| LAST_ROUND_BYTES);
-    assert_eq!((result, copied.len(), held), (Ok(()), 2, Some(1)));
+    assert_eq!((result, copied.len(), held), (Ok(()), 3, Some(2)));
 }

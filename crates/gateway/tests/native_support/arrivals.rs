@@ -494,14 +494,14 @@ fn runs(script: &mut Script<'_>) -> Seen {
         byte => usize::from(byte) % 6,
     };
     let mut runs: Vec<ArrivingRun> = Vec::new();
-    let (mut next, mut sum) = (0, 0);
+    let (mut next, mut sum) = (0_u64, 0);
     for _ in 0..count {
         let (place, form) = (script.byte(), script.byte());
         let offset_bytes = match (place, runs.last()) {
             (255, Some(last)) => last.offset_bytes,
-            (254, _) => next + 512,
+            (254, _) => next.saturating_add(512),
             (253, _) => u64::MAX - 4095,
-            _ => next + u64::from(place % 4) * BLOCK_SIZE,
+            _ => next.saturating_add(u64::from(place % 4) * BLOCK_SIZE),
         };
         let is_zeros = form % 2 == 1 || count >= RUNS_MAX;
         let len_bytes = match form {

@@ -20,7 +20,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Phase, Point, Progress, What, move_dvol,
+    Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Phase, Point, Progress, TOGETHER_MAX,
+    What, move_dvol,
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
@@ -40,7 +41,7 @@ use speed::Speed;
 use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
-use crate::node::{MovePoint, Slo};
+use crate::node::{MovePoint, Slo, SloLimit};
 pub(super) use there::{Arriving, POINT_AFTER_BYTES};
 
 /// How often another core is asked that is behind, and the pause before it is asked again.
@@ -322,6 +323,10 @@ pub(super) struct Job {
     pub(super) watched: Arc<Watched>,
 }
 
+/// Ranges of a part that are read, or written, at the same time while nobody waits for the move. With as many as [`TOGETHER_MAX`] tenants in other turns found
+/// milliseconds of work before them.
+const TOGETHER_FEW: usize = 4;
+
 /// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
 /// it, such as they would take.
 pub(super) struct Copier {
@@ -346,11 +351,23 @@ impl Copier {
     /// How much is copied in one turn, in bytes. Others wait for the device as long as that takes, so it is little while nobody waits for
     /// the move: what a request costs besides its bytes is the move's own loss.
     fn part_bytes(&self, is_held: bool) -> u64 {
-        let tenant = self.tenant(is_held);
-        match tenant.promised_ns() {
-            Some(_) if !is_held => PART_LEAST_BYTES,
-            _ => tenant.part_bytes().min(PART_BYTES),
+        match self.is_in_the_way(is_held) {
+            true => PART_LEAST_BYTES,
+            false => self.tenant(is_held).part_bytes().min(PART_BYTES),
         }
+    }
+
+    /// How many ranges are read, or written, at the same time. Each is an operation of the device, and others' come behind them.
+    pub(super) fn together(&self, is_held: bool) -> usize {
+        match self.is_in_the_way(is_held) {
+            true => TOGETHER_FEW,
+            false => TOGETHER_MAX,
+        }
+    }
+
+    /// Whether those who share the device are to notice as little of it as can be.
+    fn is_in_the_way(&self, is_held: bool) -> bool {
+        !is_held && self.tenant(is_held).promised_ns().is_some()
     }
 }
 
@@ -365,6 +382,8 @@ pub(super) struct Here<'a> {
     /// The epoch that the volume has at its new place.
     epoch: Cell<Epoch>,
     slowing: Slowing,
+    /// In whose turns it is read once it is written as quickly as it is copied, if those have no limit.
+    own: OnceCell<Tenant<UringPlatform>>,
 }
 
 impl<'a> Here<'a> {
@@ -385,6 +404,7 @@ impl<'a> Here<'a> {
             held_since,
             epoch: Cell::new(Epoch(0)),
             slowing: Slowing::new(slo, core.platform.now()),
+            own: OnceCell::new(),
         }
     }
 }
@@ -404,12 +424,13 @@ impl Origin for Here<'_> {
         within: Range<u64>,
     ) -> Result<Part, DvolError> {
         let is_held = self.held_since.get().is_some();
-        let tenant = self.copier.tenant(is_held);
+        let own = self.own.get().filter(|_| !is_held);
+        let tenant = own.unwrap_or(self.copier.tenant(is_held));
         let bytes = self.copier.part_bytes(is_held);
-        self.origin.set_part_bytes(bytes);
+        self.origin.set_parts(bytes, self.copier.together(is_held));
         let mut turn = tenant.turn(Want::read(0, bytes)).await;
         let part = self.origin.part(of, what, within).await?;
-        turn.used_only(part.data_bytes(), bytes);
+        turn.used_reads(part.took.operations.into(), part.took.blocks.into());
         self.core.at(MovePoint::Copied).await;
         Ok(part)
     }
@@ -493,6 +514,11 @@ impl Progress for Pace<'_> {
         let Some(tenant) = device.and_then(|device| core.tenant_of(device, place.id)) else {
             return;
         };
+        if self.here.copier.slo.limit == SloLimit::default() {
+            // What the volume does itself is in the way of its move, so it is the volume's own part of the device that the copy takes: neither others', nor
+            // the little that moves are promised, with which it may have no end.
+            let _ = self.here.own.set(tenant.clone());
+        }
         let slowed_to = self.here.slowing.begin(tenant, core.platform.now());
         self.watched.lock().slowed_to = slowed_to;
         tracing::info!(

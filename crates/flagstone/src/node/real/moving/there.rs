@@ -239,6 +239,8 @@ impl Target for There<'_> {
         // Whoever is asked in vain gives them back.
         let runs = Arc::new(Mutex::new(runs));
         let is_held = self.held_since.get().is_some();
+        // What the volume is promised there is its move's, as long as it isn't there and its clients are made to wait.
+        let is_waited_for = is_held || self.job.watched.seen().slowed_to.is_some();
         self.with(move |arriving| {
             let runs = runs.clone();
             async move {
@@ -251,8 +253,15 @@ impl Target for There<'_> {
                         Run::Zeros { .. } => 0,
                     })
                     .sum();
-                let tenant = arriving.copier.tenant(is_held);
-                let _turn = tenant.turn(Want::write(0, bytes.max(1), false)).await;
+                let copier = &arriving.copier;
+                arriving.target.set_together(copier.together(is_held));
+                // Each run is an operation of the device.
+                let (count, each) = match runs.len() as u64 {
+                    0 => (1, bytes),
+                    count => (count, bytes / count),
+                };
+                let want = Want::write(0, each.max(1), false).times(count);
+                let _turn = copier.tenant(is_waited_for).turn(want).await;
                 arriving.target.take(runs).await
             }
         })
