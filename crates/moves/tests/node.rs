@@ -608,7 +608,7 @@ async fn go(
         true => dvol.that_is_going(),
         false => dvol,
     };
-    dvol.set_part_bytes(PART_BYTES);
+    dvol.set_parts(PART_BYTES, 3);
     let question = Question { device, volume: ID };
     let origin = both.origin.clone();
     let slowly = Slowly(platform.clone(), Cell::new(give_up_behind), origin);

@@ -20,6 +20,7 @@ mod lineage;
 mod metrics;
 mod moves;
 mod moves_resumed;
+mod moves_shares;
 mod native;
 mod native_access;
 mod series;

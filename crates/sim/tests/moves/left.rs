@@ -48,7 +48,7 @@ async fn origin_of(from: &Engine<SimPlatform>) -> (Handle, DvolOrigin<SimPlatfor
     }
     write(from, dvol, 0..40, 3).await;
     let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
-    origin.set_part_bytes(PART);
+    origin.set_parts(PART, 3);
     (dvol, origin)
 }
 

@@ -117,7 +117,7 @@ impl Scene {
             attributes: TestMarks.plain(&from.attributes_of(handle).expect("is there")),
         };
         let origin = DvolOrigin::new(from.clone(), handle, self.gate.clone(), TestMarks, device);
-        origin.set_part_bytes(PART);
+        origin.set_parts(PART, 3);
         let target = DvolTarget::new(to.clone(), TestMarks, new).with_points(POINT_AFTER);
         let target = match left {
             Some(left) => target.left_at(left),

@@ -62,6 +62,7 @@ struct DeviceShare {
     fenced: bool,
     corrupt_blocks: u64,
     own_work_ns: u64,
+    moves_ns: u64,
     io: DeviceIoStats,
     counters: Vec<(&'static str, u64)>,
 }
@@ -362,6 +363,7 @@ impl RealNode {
                 .on_core(core, "describing a device", move |core| async move {
                     let mut sum = DeviceShare {
                         own_work_ns: core.engines.own_work_ns(device),
+                        moves_ns: core.engines.moves_ns(device),
                         io: core.engines.io(device),
                         ..DeviceShare::default()
                     };
@@ -608,6 +610,7 @@ impl DeviceShare {
         self.fenced |= other.fenced;
         self.corrupt_blocks += other.corrupt_blocks;
         self.own_work_ns += other.own_work_ns;
+        self.moves_ns += other.moves_ns;
         self.io.merge(&other.io);
         add_counters(&mut self.counters, other.counters);
     }

@@ -69,6 +69,7 @@ impl OwnedEngine {
 pub(super) struct Past {
     pub(super) io: DeviceIoStats,
     pub(super) own_work_ns: u64,
+    pub(super) moves_ns: u64,
     pub(super) corrupt_blocks: u64,
     pub(super) counters: Vec<(&'static str, u64)>,
 }
@@ -77,6 +78,7 @@ impl Past {
     fn add(&mut self, owned: &OwnedEngine) {
         self.io.merge(&owned.io.snapshot());
         self.own_work_ns += owned.own_work.stats().used_ns;
+        self.moves_ns += owned.mover.stats().used_ns;
         self.corrupt_blocks += owned.engine.counters().corrupt_blocks.get();
         add_counters(&mut self.counters, owned.engine.counters().list());
     }
@@ -206,5 +208,12 @@ impl Engines {
         let now = self.of(device).into_iter();
         let now: u64 = now.map(|(_, owned)| owned.own_work.stats().used_ns).sum();
         now + self.past(device).own_work_ns
+    }
+
+    /// The same of moves that copied from or to it.
+    pub(super) fn moves_ns(&self, device: usize) -> u64 {
+        let now = self.of(device).into_iter();
+        let now: u64 = now.map(|(_, owned)| owned.mover.stats().used_ns).sum();
+        now + self.past(device).moves_ns
     }
 }

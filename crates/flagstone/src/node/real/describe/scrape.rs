@@ -96,7 +96,10 @@ impl RealNode {
                     .iter()
                     .filter(|(name, _)| !SHOWN_BY_NAME.contains(name))
                     .map(|&(name, value)| counter(name, EngineCounters::help(name), value))
-                    .chain([counter(OWN_WORK.0, OWN_WORK.1, share.own_work_ns)])
+                    .chain([
+                        counter(OWN_WORK.0, OWN_WORK.1, share.own_work_ns),
+                        counter(MOVES.0, MOVES.1, share.moves_ns),
+                    ])
                     .chain(self.journal_metrics(index))
                     .collect(),
             });
@@ -136,6 +139,12 @@ const OWN_WORK: (&str, &str) = (
     "Device time used by checkpoints, scrub, reaping and forgetting, where the device is divided.",
 );
 
+/// The same of moves.
+const MOVES: (&str, &str) = (
+    "moves_used_ns",
+    "Device time used by copies of volumes that are moved to or from it while nobody waits for them, where the device is divided.",
+);
+
 /// The counters of a device's journals are added up, this one too.
 const CHECKPOINT_HELP: &str = "Time that the last checkpoint of each journal took, added up over the \
                                journals of the device.";
@@ -160,6 +169,7 @@ fn counter(name: &'static str, help: &'static str, value: u64) -> NamedValue {
             value / 1e9,
         ),
         "background_used_ns" => ("background_used_seconds", MetricKind::Counter, value / 1e9),
+        "moves_used_ns" => ("moves_used_seconds", MetricKind::Counter, value / 1e9),
         "spin_ns" => ("spin_seconds", MetricKind::Counter, value / 1e9),
         "late_ns" => ("late_seconds", MetricKind::Counter, value / 1e9),
         "holding_devices" => (name, MetricKind::Gauge, value),
