@@ -14,7 +14,8 @@ use flagstone_device::engine::{
     Stability, format_device,
 };
 use flagstone_device::transfer::{
-    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, POINT_BYTES, Point, Progress, go_on_above,
+    Arrival, DvolOrigin, Gate, Keeper, Marks, NewDvol, POINT_BYTES, Parts, Point, Progress,
+    go_on_above,
 };
 use flagstone_gateway::native::arrivals::{ArrivalReply, ArrivalRequest, Arrivals};
 use flagstone_gateway::native::volume::NativeError;
@@ -608,7 +609,10 @@ async fn go(
         true => dvol.that_is_going(),
         false => dvol,
     };
-    dvol.set_parts(PART_BYTES, 3);
+    dvol.set_parts(Parts {
+        bytes: PART_BYTES,
+        ..Parts::QUICK
+    });
     let question = Question { device, volume: ID };
     let origin = both.origin.clone();
     let slowly = Slowly(platform.clone(), Cell::new(give_up_behind), origin);

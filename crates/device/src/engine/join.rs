@@ -20,7 +20,16 @@ pub type Outputs<T> = SmallVec<[T; 4]>;
 /// Runs all of `futures`, up to 64 at the same time and in their order, and returns their
 /// outputs in order. They must not wait for each other.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    join_with(futures, Box::pin).await.into_vec()
+    join_with(futures, JOINED_MAX, Box::pin).await.into_vec()
+}
+
+/// The same, `at_once` at the same time (1 to 64): each begins when one before it has ended, not all of some when all of others have.
+pub async fn join_few<F: Future>(
+    at_once: usize,
+    futures: impl IntoIterator<Item = F>,
+) -> Vec<F::Output> {
+    let at_once = at_once.clamp(1, JOINED_MAX);
+    join_with(futures, at_once, Box::pin).await.into_vec()
 }
 
 /// The same in memory that is used again.
@@ -28,12 +37,13 @@ pub async fn join_placed<F: Future + 'static>(
     pool: &Rc<FuturePool>,
     futures: impl IntoIterator<Item = F>,
 ) -> Outputs<F::Output> {
-    join_with(futures, |future| pool.place(future)).await
+    join_with(futures, JOINED_MAX, |future| pool.place(future)).await
 }
 
 /// The same, each in the place that `place` gives it.
 async fn join_with<F: Future, Placed: Future<Output = F::Output> + Unpin>(
     futures: impl IntoIterator<Item = F>,
+    at_once: usize,
     place: impl Fn(F) -> Placed,
 ) -> Outputs<F::Output> {
     let mut waiting = futures.into_iter();
@@ -52,7 +62,7 @@ async fn join_with<F: Future, Placed: Future<Output = F::Output> + Unpin>(
                     Poll::Pending => index += 1,
                 }
             }
-            while running.len() < JOINED_MAX
+            while running.len() < at_once
                 && let Some(future) = waiting.next()
             {
                 running.push((outputs.len(), place(future)));

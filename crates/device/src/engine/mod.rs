@@ -77,7 +77,7 @@ pub use error::DvolError;
 pub use format::{fixed_areas, format_device, read_superblock};
 pub use hand_over::HandedOver;
 pub use info::{DvolBrief, DvolInfo, EngineCounters, Handle, LayerInfo, SpaceInfo};
-pub use join::{Outputs, join_all, join_placed};
+pub use join::{Outputs, join_all, join_few, join_placed};
 pub use options::{EngineOptions, FormatOptions};
 pub use query::{AllocationExtent, ChangedExtent};
 pub use read::{Data, DeviceReads, Piece, Pieces, READ_MAX_BYTES, gathered};

@@ -8,7 +8,7 @@ use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use super::part::changed_behind;
-use super::{Content, Gate, Origin, PART_BYTES, Part, Point, Resumed, Run, Snapshot, Target, What};
+use super::{Content, Gate, Origin, Part, Parts, Point, Resumed, Run, Snapshot, Target, What};
 use super::{TOGETHER_MAX, part_of, take_runs};
 use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 
@@ -38,8 +38,7 @@ pub struct DvolOrigin<P: Platform, M> {
     marks: M,
     /// The device that it goes to.
     to: u128,
-    /// Bytes of data in a part, at most, and how many of its ranges are read at the same time.
-    parts: Cell<(u64, usize)>,
+    parts: Cell<Parts>,
     /// It says that a copy there goes on.
     is_going: Cell<bool>,
 }
@@ -59,7 +58,7 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
             gate,
             marks,
             to,
-            parts: Cell::new((PART_BYTES, TOGETHER_MAX)),
+            parts: Cell::new(Parts::QUICK),
             is_going: Cell::new(false),
         }
     }
@@ -70,10 +69,9 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self
     }
 
-    /// Parts from now on have at most so many bytes of data, of which so many ranges are read at the same time; never more than [`PART_BYTES`] and
-    /// [`TOGETHER_MAX`].
-    pub fn set_parts(&self, bytes: u64, together: usize) {
-        self.parts.set((bytes, together));
+    /// Is read in such parts from now on.
+    pub fn set_parts(&self, parts: Parts) {
+        self.parts.set(parts);
     }
 
     /// Lets changes go on here, whatever is marked.

@@ -35,8 +35,8 @@ pub use arrival::{Announced, Arrival, Became, Keeper};
 pub use gate::{Entered, Gate, Gone};
 pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol, go_on_above};
 pub use part::{
-    Most, PART_BYTES, Part, PartPlan, PlannedRange, Run, TOGETHER_MAX, What, part_of, plan_of,
-    take_runs,
+    Most, PART_BYTES, Part, PartPlan, Parts, PlannedRange, RANGE_BYTES, Run, TOGETHER_MAX, What,
+    part_of, plan_of, take_runs,
 };
 pub use point::{POINT_BYTES, Point, Resumed};
 pub use start::{Found, Mark, Verdict, settle};
@@ -49,11 +49,14 @@ use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use crate::engine::{Attributes, DvolError};
 
-/// A round that copied no more than this is the last one before the hold, unless one more is worth it.
-pub const LAST_ROUND_BYTES: u64 = 4 << 20;
+/// A round that copied no more than this is the last one before the hold.
+pub const LAST_ROUND_BYTES: u64 = 256 << 10;
 
-/// As long as rounds copy less than half of the one before, and more than this, one more is worth it: it spares those who would wait for what it copies.
-const WORTH_BYTES: u64 = 256 << 10;
+/// A round of no more than this is, too, if rounds don't become smaller, although changes come more slowly ([`OUTRUN_ROUNDS`]).
+const FAIR_ROUND_BYTES: u64 = 4 << 20;
+
+/// In so many rounds it is seen whether that helps.
+const OUTRUN_ROUNDS: u32 = 3;
 
 /// After so many rounds a larger one is little enough, too: [`LATE_ROUND_BYTES`].
 const ROUNDS_MANY: u32 = 12;
@@ -351,7 +354,9 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
     /// Copies what it is now, round after round, until little is left. Returns the mark of the last round.
     async fn rounds(&mut self, content: &Content, mut what: What) -> Result<Lsn, DvolError> {
         let mut round = 0;
-        let (mut before, mut is_outrun) = (u64::MAX, false);
+        let mut before = u64::MAX;
+        // Rounds that didn't become smaller, since changes were to come more slowly.
+        let mut outrun: Option<u32> = None;
         loop {
             self.progress.phase(match round {
                 0 => Phase::Now,
@@ -375,20 +380,25 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
                 copied => copied?,
             };
             round += 1;
-            // Much may have changed since the mark of a round that was cut off.
-            let little = match round >= ROUNDS_MANY {
-                true => LATE_ROUND_BYTES,
-                false => LAST_ROUND_BYTES,
-            };
-            // What a round that went on has copied says nothing: some of it was copied before.
-            let is_as_large = copied > before / 2 && goes_on.is_none();
-            let is_worth = copied > WORTH_BYTES && !is_as_large;
-            if copied <= little && !is_worth && goes_on.is_none() {
-                return Ok(mark);
-            }
-            if is_as_large && !is_outrun {
-                is_outrun = true;
-                self.progress.outrun();
+            // What a round that went on has copied says nothing: some of it was copied before, and much may have changed since its mark.
+            if goes_on.is_none() {
+                let is_as_large = copied > before / 2;
+                let little = match (outrun, round) {
+                    (_, ROUNDS_MANY..) => LATE_ROUND_BYTES,
+                    (Some(OUTRUN_ROUNDS..), _) => FAIR_ROUND_BYTES,
+                    _ => LAST_ROUND_BYTES,
+                };
+                if copied <= LAST_ROUND_BYTES || is_as_large && copied <= little {
+                    return Ok(mark);
+                }
+                match &mut outrun {
+                    Some(rounds) => *rounds += u32::from(is_as_large),
+                    None if is_as_large => {
+                        outrun = Some(0);
+                        self.progress.outrun();
+                    }
+                    None => {}
+                }
             }
             before = match goes_on {
                 Some(_) => u64::MAX,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use flagstone_platform::{IoBuf, Platform};
 use flagstone_types::{BLOCK_SIZE, Lsn};
 
-use crate::engine::{DeviceReads, DvolError, Engine, Handle, Stability, gathered, join_all};
+use crate::engine::{DeviceReads, DvolError, Engine, Handle, Stability, gathered, join_few};
 
 /// Bytes of data in a part of a move, at most.
 pub const PART_BYTES: u64 = 1 << 20;
@@ -16,13 +16,36 @@ pub const PART_BYTES: u64 = 1 << 20;
 const MOVED: Most = Most {
     bytes: PART_BYTES,
     runs: 512,
-    // Whoever writes there waits while it is read with its metadata.
-    read_bytes: 256 << 10,
+    read_bytes: RANGE_BYTES,
 };
 
 /// Ranges of a part that are read, or written, at the same time, at most. Blocks that lie anywhere would take a device's latency each, and the last round of a move is
 /// one that clients wait for; more would be in the way of those who use the device.
 pub const TOGETHER_MAX: usize = 32;
+
+/// Bytes of one range, at most: of what is read at once. Whoever writes there waits while it is read with its metadata.
+pub const RANGE_BYTES: u64 = 256 << 10;
+
+/// How a dvol is read in parts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Parts {
+    /// Bytes of data in a part, at most: a block to [`PART_BYTES`].
+    pub bytes: u64,
+    /// Bytes of a range, at most: a block to [`RANGE_BYTES`]. What lies together in the dvol may lie anywhere on the device, and then a range is as many
+    /// operations as it has blocks, all at once.
+    pub range_bytes: u64,
+    /// Ranges that are read at the same time: 1 to [`TOGETHER_MAX`].
+    pub together: usize,
+}
+
+impl Parts {
+    /// As quickly as can be.
+    pub const QUICK: Parts = Parts {
+        bytes: PART_BYTES,
+        range_bytes: RANGE_BYTES,
+        together: TOGETHER_MAX,
+    };
+}
 
 /// Extents that are asked for at once.
 const EXTENTS_MAX: usize = 2048;
@@ -72,6 +95,8 @@ pub struct Part {
     pub next_bytes: Option<u64>,
     /// What the device was asked for to read it.
     pub took: DeviceReads,
+    /// Ranges of data in which it was read.
+    pub ranges: u32,
 }
 
 impl Part {
@@ -83,34 +108,62 @@ impl Part {
         });
         bytes.sum()
     }
+
+    /// Adds a run behind the last one; to that, if it goes on there with the same metadata.
+    fn push(&mut self, run: Run) {
+        let Some(Run::Data {
+            offset_bytes,
+            meta,
+            bytes,
+        }) = self.runs.last_mut()
+        else {
+            self.runs.push(run);
+            return;
+        };
+        match run {
+            Run::Data {
+                offset_bytes: next,
+                meta: its,
+                bytes: more,
+            } if next == *offset_bytes + bytes.len() as u64
+                && its == *meta
+                && (bytes.len() + more.len()) as u64 <= RANGE_BYTES =>
+            {
+                bytes.extend_from_slice(&more);
+            }
+            run => self.runs.push(run),
+        }
+    }
 }
 
-/// The first part of these bytes of a dvol or layer, as far as it has as many: of at most `most_bytes` of data (and [`PART_BYTES`], and no less than a
-/// block). `together` ranges of it are read at the same time (1 to [`TOGETHER_MAX`]). `HistoryForgotten` if it isn't known what changed.
+/// The first part of these bytes of a dvol or layer, as far as it has as many. `HistoryForgotten` if it isn't known what changed.
 pub async fn part_of<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     what: What,
     within: Range<u64>,
-    (most_bytes, together): (u64, usize),
+    parts: Parts,
 ) -> Result<Part, DvolError> {
     let most = Most {
-        bytes: most_bytes.clamp(BLOCK_SIZE, PART_BYTES),
+        bytes: parts.bytes.clamp(BLOCK_SIZE, PART_BYTES),
+        read_bytes: parts.range_bytes.clamp(BLOCK_SIZE, RANGE_BYTES),
         ..MOVED
     };
     let plan = plan_within(engine, handle, what, within, most).await?;
+    let data = plan.ranges.iter().filter(|range| range.is_data).count();
     let mut part = Part {
         next_bytes: plan.next_bytes,
+        ranges: u32::try_from(data).unwrap_or(u32::MAX),
         ..Part::default()
     };
-    for ranges in plan.ranges.chunks(together.clamp(1, TOGETHER_MAX)) {
-        let read = ranges
-            .iter()
-            .map(|range| read_range(engine, handle, *range));
-        for range in join_all(read).await {
-            let (runs, took) = range?;
-            part.runs.extend(runs);
-            part.took = part.took.and(took);
+    let together = parts.together.min(TOGETHER_MAX);
+    let reads = plan.ranges.into_iter();
+    let reads = reads.map(|range| read_range(engine, handle, range));
+    for read in join_few(together, reads).await {
+        let (runs, took) = read?;
+        part.took = part.took.and(took);
+        for run in runs {
+            part.push(run);
         }
     }
     Ok(part)
@@ -198,14 +251,9 @@ pub async fn take_runs<P: Platform>(
     runs: Vec<Run>,
     together: usize,
 ) -> Result<(), DvolError> {
-    let together = together.clamp(1, TOGETHER_MAX);
-    let mut runs = runs.into_iter();
-    while runs.len() > 0 {
-        let first = runs.by_ref().take(together);
-        let taken = join_all(first.map(|run| take_run(engine, handle, run))).await;
-        taken.into_iter().collect::<Result<(), DvolError>>()?;
-    }
-    Ok(())
+    let takes = runs.into_iter().map(|run| take_run(engine, handle, run));
+    let taken = join_few(together.min(TOGETHER_MAX), takes).await;
+    taken.into_iter().collect()
 }
 
 async fn take_run<P: Platform>(

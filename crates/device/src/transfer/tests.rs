@@ -50,12 +50,12 @@ impl<F: Fn(u64, bool) -> u64> Origin for Written<F> {
         let data = vec![0; part_bytes.min(left) as usize];
         Ok(Part {
             next_bytes: (left > part_bytes).then_some(within.start + part_bytes),
-            took: Default::default(),
             runs: vec![Run::Data {
                 offset_bytes: within.start,
                 meta: 0,
                 bytes: data,
             }],
+            ..Part::default()
         })
     }
 
@@ -158,27 +158,43 @@ fn moved(
 fn rounds_that_become_smaller_are_left_alone() {
     let (result, copied, held, outrun) = moved(u64::MAX, |mark, _| (64 * MIB) >> (mark - 1));
     assert_eq!(result, Ok(()));
-    // 64, 32, 16, 8, 4; one more is worth it as long as that is half as much: 2, 1, 1/2, 1/4. And what has changed since.
+    // 64, 32, 16, 8, 4, 2, 1, 1/2, 1/4. And what has changed since.
     assert_eq!(copied.len(), 10, "{copied:?}");
     assert_eq!((held, outrun), (Some(9), 0));
 }
 
+/// How many rounds there are before the hold if this changes in each (of the last one as much in all others), and how often it is said that it is outrun.
+fn rounds_of(sizes: &[u64]) -> (Option<usize>, u32) {
+    let (result, copied, held, outrun) = moved(u64::MAX, |mark, _| {
+        sizes[(mark as usize - 1).min(sizes.len() - 1)]
+    });
+    assert_eq!(result, Ok(()), "{copied:?}");
+    (held, outrun)
+}
+
 #[test]
-fn rounds_end_when_one_more_isnt_worth_it() {
-    // More than half of the one before, and as little as it has to be: those who wait would wait for hardly less.
-    let of_sizes = |sizes: &'static [u64]| {
-        let (result, copied, held, outrun) = moved(u64::MAX, |mark, _| {
-            sizes[(mark as usize - 1).min(sizes.len() - 1)]
-        });
-        assert_eq!((result, outrun), (Ok(()), 0), "{copied:?}");
-        held
-    };
-    assert_eq!(of_sizes(&[8 * MIB, 3 * MIB, 2 * MIB, 1]), Some(3));
-    assert_eq!(of_sizes(&[8 * MIB, 3 * MIB, MIB, MIB / 2 + 1, 1]), Some(4));
-    assert_eq!(of_sizes(&[8 * MIB, WORTH_BYTES, 1]), Some(2));
-    assert_eq!(of_sizes(&[8 * MIB, WORTH_BYTES + 1, 1]), Some(3));
-    assert_eq!(of_sizes(&[WORTH_BYTES, 1]), Some(1));
-    assert_eq!(of_sizes(&[LAST_ROUND_BYTES, 1]), Some(2));
+fn rounds_end_when_little_is_left() {
+    let little = LAST_ROUND_BYTES;
+    assert_eq!(rounds_of(&[little]), (Some(1), 0));
+    assert_eq!(rounds_of(&[8 * MIB, little]), (Some(2), 0));
+    assert_eq!(rounds_of(&[8 * MIB, little + 1, 1]), (Some(3), 0));
+    assert_eq!(rounds_of(&[8 * MIB, 3 * MIB, MIB, little, 1]), (Some(4), 0));
+    // Half as much isn't outrun, and a byte more is.
+    assert_eq!(rounds_of(&[8 * MIB, 4 * MIB, 1]), (Some(3), 0));
+    assert_eq!(rounds_of(&[8 * MIB, 4 * MIB + 1, 1]), (Some(3), 1));
+}
+
+#[test]
+fn what_stays_as_large_is_held_for_when_slower_changes_havent_helped() {
+    // All, as much again, and three more of which it is said that changes come more slowly; behind the next one they are held.
+    assert_eq!(rounds_of(&[FAIR_ROUND_BYTES]), (Some(6), 1));
+    assert_eq!(rounds_of(&[LAST_ROUND_BYTES + 1]), (Some(6), 1));
+    // Rounds that become smaller don't count.
+    let smaller = &[4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB, MIB, MIB];
+    assert_eq!(rounds_of(smaller), (Some(7), 1));
+    // That would be too much to wait for.
+    let many = ROUNDS_MANY as usize;
+    assert_eq!(rounds_of(&[FAIR_ROUND_BYTES + 1]), (Some(many), 1));
 }
 
 #[test]
@@ -208,8 +224,4 @@ fn nobody_is_held_for_a_large_round_and_after_many_for_a_smaller_one() {
     let many = ROUNDS_MANY as usize;
     assert_eq!(copied.len(), many + 1);
     assert_eq!((held, outrun), (Some(many), 1));
-
-    // Enough before that.
-    let (result, copied, held, _) = moved(u64::MAX, |_, _| LAST_ROUND_BYTES);
-    assert_eq!((result, copied.len(), held), (Ok(()), 3, Some(2)));
 }

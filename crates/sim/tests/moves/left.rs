@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{CreateDvol, DvolError, Engine, EngineOptions, Handle, Stability};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, DvolTarget, Failed, LAST_ROUND_BYTES, Marks, NewDvol, Origin, Part, Phase,
-    Point, Progress, Target, What, move_dvol,
+    Content, DvolOrigin, DvolTarget, Failed, LAST_ROUND_BYTES, Marks, NewDvol, Origin, Part, Parts,
+    Phase, Point, Progress, Target, What, move_dvol,
 };
 use flagstone_platform::Platform;
 use flagstone_sim::{DiskConfig, SimDisk, SimPlatform, World};
@@ -48,7 +48,10 @@ async fn origin_of(from: &Engine<SimPlatform>) -> (Handle, DvolOrigin<SimPlatfor
     }
     write(from, dvol, 0..40, 3).await;
     let origin = DvolOrigin::new(from.clone(), dvol, Rc::default(), TestMarks, 2);
-    origin.set_parts(PART, 3);
+    origin.set_parts(Parts {
+        bytes: PART,
+        ..Parts::QUICK
+    });
     (dvol, origin)
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{DvolError, Engine, EngineOptions, Handle, Piece, Stability};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, DvolTarget, Found, Gate, Gone, Mark, Marks, NewDvol, Origin, Part,
+    Content, DvolOrigin, DvolTarget, Found, Gate, Gone, Mark, Marks, NewDvol, Origin, Part, Parts,
     Progress, Verdict, What, move_dvol, settle,
 };
 use flagstone_platform::Platform;
@@ -117,7 +117,10 @@ impl Scene {
             attributes: TestMarks.plain(&from.attributes_of(handle).expect("is there")),
         };
         let origin = DvolOrigin::new(from.clone(), handle, self.gate.clone(), TestMarks, device);
-        origin.set_parts(PART, 3);
+        origin.set_parts(Parts {
+            bytes: PART,
+            ..Parts::QUICK
+        });
         let target = DvolTarget::new(to.clone(), TestMarks, new).with_points(POINT_AFTER);
         let target = match left {
             Some(left) => target.left_at(left),

@@ -20,14 +20,14 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Phase, Point, Progress, TOGETHER_MAX,
-    What, move_dvol,
+    Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Parts, Phase, Point, Progress,
+    TOGETHER_MAX, What, move_dvol,
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::want::PART_LEAST_BYTES;
 use flagstone_sched::{Limits, Tenant, Turns, Want};
-use flagstone_types::{Epoch, LayerNo, Lsn};
+use flagstone_types::{BLOCK_SIZE, Epoch, LayerNo, Lsn};
 
 use super::attributes::{OnlyMoved, Receiving, VolumeAttributes};
 use super::core::CoreNode;
@@ -202,6 +202,8 @@ pub(super) struct Seen {
     pub(super) phase: Option<Phase>,
     /// How many bytes a second may be written of it, since as much was written as was copied. `None`: as many as its SLO allows.
     pub(super) slowed_to: Option<u64>,
+    /// In how many rounds it was that, the one counted in which this began to be; `None`: in none.
+    outrun: Option<u32>,
     /// Bytes that it copies in a second, as far as is known.
     per_s: Option<u64>,
 }
@@ -238,6 +240,7 @@ impl Watched {
                 held_ns: 0,
                 phase: None,
                 slowed_to: None,
+                outrun: None,
                 per_s: None,
             }),
             trouble: Mutex::new(None),
@@ -286,7 +289,7 @@ impl Watched {
     /// It is over. Returns how far it was.
     pub(super) fn end(&self, state: State) -> Seen {
         let mut seen = self.lock();
-        seen.slowed_to = None;
+        (seen.slowed_to, seen.outrun) = (None, None);
         seen.state = state;
         *seen
     }
@@ -300,6 +303,15 @@ impl Watched {
     pub(super) fn trouble(&self) -> Option<String> {
         let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         trouble.clone()
+    }
+
+    /// Who waits for what it copies, if changes are held or not.
+    fn haste(&self, is_held: bool) -> Haste {
+        match (is_held, self.seen().outrun) {
+            (true, _) => Haste::Held,
+            (false, Some(rounds)) => Haste::Outrun(rounds),
+            (false, None) => Haste::None,
+        }
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -323,9 +335,19 @@ pub(super) struct Job {
     pub(super) watched: Arc<Watched>,
 }
 
-/// Ranges of a part that are read, or written, at the same time while nobody waits for the move. With as many as [`TOGETHER_MAX`] tenants in other turns found
-/// milliseconds of work before them.
-const TOGETHER_FEW: usize = 4;
+/// Who waits for what a move copies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Haste {
+    /// Nobody: those who share a device are to notice as little of it as can be.
+    None,
+    /// Writes of the volume are made slower until it is there, in so many rounds by now.
+    Outrun(u32),
+    /// All changes of it wait.
+    Held,
+}
+
+/// Ranges that are read, or written, at the same time where a device is divided and nobody waits. What is asked at once delays all that others ask behind it.
+const TOGETHER_FEW: usize = 2;
 
 /// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
 /// it, such as they would take.
@@ -334,40 +356,62 @@ pub(super) struct Copier {
     turns: Turns<UringPlatform>,
     slo: Slo,
     held: OnceCell<Tenant<UringPlatform>>,
+    /// Bytes of a range, while others are not to notice: as many as lie together on the device, as far as the last parts say.
+    range_bytes: Cell<u64>,
 }
 
 impl Copier {
-    pub(super) fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
-        match is_held {
-            false => &self.mover,
+    pub(super) fn tenant(&self, haste: Haste) -> &Tenant<UringPlatform> {
+        match haste {
+            Haste::None => &self.mover,
             // Without its limits: those are for its clients, and this is what they wait for.
-            true => self.held.get_or_init(|| {
+            Haste::Outrun(_) | Haste::Held => self.held.get_or_init(|| {
                 let (slo, _) = terms_of(&self.slo);
                 self.turns.tenant(slo, Limits::default())
             }),
         }
     }
 
-    /// How much is copied in one turn, in bytes. Others wait for the device as long as that takes, so it is little while nobody waits for
-    /// the move: what a request costs besides its bytes is the move's own loss.
-    fn part_bytes(&self, is_held: bool) -> u64 {
-        match self.is_in_the_way(is_held) {
-            true => PART_LEAST_BYTES,
-            false => self.tenant(is_held).part_bytes().min(PART_BYTES),
+    /// How it is read. Others wait for the device as long as a part takes, and longer for each operation that comes at once with others; what a request costs
+    /// besides its bytes is the move's own loss.
+    fn parts(&self, haste: Haste) -> Parts {
+        match self.is_in_the_way(haste) {
+            true => Parts {
+                bytes: PART_LEAST_BYTES,
+                range_bytes: self.range_bytes.get(),
+                together: self.together(haste),
+            },
+            false => Parts {
+                bytes: self.tenant(haste).part_bytes().min(PART_BYTES),
+                ..Parts::QUICK
+            },
         }
     }
 
-    /// How many ranges are read, or written, at the same time. Each is an operation of the device, and others' come behind them.
-    pub(super) fn together(&self, is_held: bool) -> usize {
-        match self.is_in_the_way(is_held) {
-            true => TOGETHER_FEW,
-            false => TOGETHER_MAX,
+    /// How many ranges are read, or written, at the same time.
+    pub(super) fn together(&self, haste: Haste) -> usize {
+        match haste {
+            _ if !self.is_in_the_way(haste) => TOGETHER_MAX,
+            // If that isn't enough, twice as many in each round.
+            Haste::Outrun(rounds) => (TOGETHER_FEW << rounds.min(4)).min(TOGETHER_MAX),
+            _ => TOGETHER_FEW,
         }
     }
 
-    /// Whether those who share the device are to notice as little of it as can be.
-    fn is_in_the_way(&self, is_held: bool) -> bool {
-        !is_held && self.tenant(is_held).promised_ns().is_some()
+    /// Whether it is read in small ranges, and few of them at the same time.
+    fn is_in_the_way(&self, haste: Haste) -> bool {
+        haste != Haste::Held && self.tenant(haste).promised_ns().is_some()
+    }
+
+    /// A part was read. If its ranges were more operations of the device than they are, the next one's are smaller, otherwise larger.
+    fn learn(&self, part: &Part) {
+        let bytes = self.range_bytes.get();
+        let bytes = match part.took.operations > part.ranges {
+            true => bytes / 2,
+            false => bytes * 2,
+        };
+        self.range_bytes
+            .set(bytes.clamp(BLOCK_SIZE, PART_LEAST_BYTES));
     }
 }
 
@@ -409,6 +453,12 @@ impl<'a> Here<'a> {
     }
 }
 
+impl Here<'_> {
+    fn haste(&self) -> Haste {
+        self.watched.haste(self.held_since.get().is_some())
+    }
+}
+
 impl Origin for Here<'_> {
     async fn content(&self) -> Result<Content, DvolError> {
         let content = self.origin.content().await?;
@@ -423,14 +473,18 @@ impl Origin for Here<'_> {
         what: What,
         within: Range<u64>,
     ) -> Result<Part, DvolError> {
-        let is_held = self.held_since.get().is_some();
-        let own = self.own.get().filter(|_| !is_held);
-        let tenant = own.unwrap_or(self.copier.tenant(is_held));
-        let bytes = self.copier.part_bytes(is_held);
-        self.origin.set_parts(bytes, self.copier.together(is_held));
-        let mut turn = tenant.turn(Want::read(0, bytes)).await;
+        let haste = self.haste();
+        let tenant = match haste {
+            // Where it has none for that, its limit would be in the way.
+            Haste::Outrun(_) => self.own.get().unwrap_or(self.copier.tenant(Haste::None)),
+            haste => self.copier.tenant(haste),
+        };
+        let parts = self.copier.parts(haste);
+        self.origin.set_parts(parts);
+        let mut turn = tenant.turn(Want::read(0, parts.bytes)).await;
         let part = self.origin.part(of, what, within).await?;
         turn.used_reads(part.took.operations.into(), part.took.blocks.into());
+        self.copier.learn(&part);
         self.core.at(MovePoint::Copied).await;
         Ok(part)
     }
@@ -442,7 +496,7 @@ impl Origin for Here<'_> {
     }
 
     async fn settle(&self) -> Result<(), DvolError> {
-        let _turn = self.copier.tenant(false).turn(Want::flush()).await;
+        let _turn = self.copier.tenant(Haste::None).turn(Want::flush()).await;
         self.origin.settle().await
     }
 
@@ -455,7 +509,9 @@ impl Origin for Here<'_> {
         let epoch = self.origin.hold().await?;
         // What waits for that would wait here while it could go on there. Not before: all that waits would begin in the last moment.
         self.slowing.end();
-        self.watched.lock().slowed_to = None;
+        let mut seen = self.watched.lock();
+        (seen.slowed_to, seen.outrun) = (None, None);
+        drop(seen);
         self.core.at(MovePoint::Held).await;
         Ok(epoch)
     }
@@ -501,6 +557,9 @@ impl Progress for Pace<'_> {
     fn phase(&self, phase: Phase) {
         let mut seen = self.watched.lock();
         seen.phase = Some(phase);
+        if let (Some(rounds), Phase::CatchingUp { .. }) = (&mut seen.outrun, phase) {
+            *rounds += 1;
+        }
     }
 
     fn over(&self) {
@@ -520,7 +579,9 @@ impl Progress for Pace<'_> {
             let _ = self.here.own.set(tenant.clone());
         }
         let slowed_to = self.here.slowing.begin(tenant, core.platform.now());
-        self.watched.lock().slowed_to = slowed_to;
+        let mut seen = self.watched.lock();
+        (seen.slowed_to, seen.outrun) = (slowed_to, Some(0));
+        drop(seen);
         tracing::info!(
             volume = self.name,
             bytes_per_second = slowed_to.unwrap_or(0),
@@ -608,6 +669,7 @@ impl CoreNode {
             turns: self.turns.get(device)?.clone(),
             slo,
             held: OnceCell::new(),
+            range_bytes: Cell::new(PART_LEAST_BYTES),
         })
     }
 
@@ -823,6 +885,7 @@ mod tests {
             phase: Some(Phase::Now),
             per_s: Some(8),
             slowed_to: None,
+            outrun: None,
         };
         assert_eq!(copies.left_s(), Some(9));
         let unknown = |change: fn(&mut Seen)| {

@@ -14,7 +14,7 @@ use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::Want;
 
-use super::{Copier, Job, MoveMarks, PAUSE_NS, TRIES_MAX};
+use super::{Copier, Haste, Job, MoveMarks, PAUSE_NS, TRIES_MAX};
 use crate::node::MovePoint;
 use crate::node::real::access::{Record, TokenStore};
 use crate::node::real::attributes::{Receiving, VolumeAttributes};
@@ -222,7 +222,11 @@ impl Target for There<'_> {
 
     async fn save(&self, point: Point) -> Result<(), DvolError> {
         self.with(move |arriving| async move {
-            let _turn = arriving.copier.tenant(false).turn(Want::flush()).await;
+            let _turn = arriving
+                .copier
+                .tenant(Haste::None)
+                .turn(Want::flush())
+                .await;
             arriving.target.save(point).await
         })
         .await?;
@@ -238,9 +242,8 @@ impl Target for There<'_> {
     async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
         // Whoever is asked in vain gives them back.
         let runs = Arc::new(Mutex::new(runs));
-        let is_held = self.held_since.get().is_some();
         // What the volume is promised there is its move's, as long as it isn't there and its clients are made to wait.
-        let is_waited_for = is_held || self.job.watched.seen().slowed_to.is_some();
+        let haste = self.job.watched.haste(self.held_since.get().is_some());
         self.with(move |arriving| {
             let runs = runs.clone();
             async move {
@@ -254,14 +257,14 @@ impl Target for There<'_> {
                     })
                     .sum();
                 let copier = &arriving.copier;
-                arriving.target.set_together(copier.together(is_held));
+                arriving.target.set_together(copier.together(haste));
                 // Each run is an operation of the device.
                 let (count, each) = match runs.len() as u64 {
                     0 => (1, bytes),
                     count => (count, bytes / count),
                 };
                 let want = Want::write(0, each.max(1), false).times(count);
-                let _turn = copier.tenant(is_waited_for).turn(want).await;
+                let _turn = copier.tenant(haste).turn(want).await;
                 arriving.target.take(runs).await
             }
         })
