@@ -93,6 +93,14 @@ mod tests {
 
     /// Futures that each end when it is their turn; polled until all have ended.
     fn run(count: usize, order: impl Fn(usize) -> usize) -> (Vec<usize>, Vec<usize>, usize) {
+        run_few(JOINED_MAX, count, order)
+    }
+
+    fn run_few(
+        at_once: usize,
+        count: usize,
+        order: impl Fn(usize) -> usize,
+    ) -> (Vec<usize>, Vec<usize>, usize) {
         let begun = RefCell::new(Vec::new());
         let (running, most) = (Cell::new(0), Cell::new(0));
         let polls = Cell::new(0);
@@ -114,14 +122,14 @@ mod tests {
                 Poll::Ready(index)
             })
         };
-        let mut all = pin!(join_all((0..count).map(one)));
+        let mut all = pin!(join_few(at_once, (0..count).map(one)));
         let outputs = loop {
             polls.set(polls.get() + 1);
             if let Poll::Ready(outputs) = all.as_mut().poll(&mut Context::from_waker(Waker::noop()))
             {
                 break outputs;
             }
-            assert!(polls.get() < 10 * count + 100, "it goes on");
+            assert!(polls.get() < 10 * count + 1000, "it goes on");
         };
         assert_eq!(running.get(), 0);
         let begun = begun.borrow().clone();
@@ -172,6 +180,18 @@ mod tests {
             }
             let (_, _, most) = run(count, |_| 3);
             assert_eq!(most, count.min(JOINED_MAX), "and no fewer than may be");
+        }
+    }
+
+    #[test]
+    fn few_are_as_few_as_was_asked_for() {
+        for (at_once, most_expected) in [(1, 1), (3, 3), (0, 1), (usize::MAX, JOINED_MAX)] {
+            let (outputs, begun, most) = run_few(at_once, 100, |_| 3);
+            let in_order: Vec<usize> = (0..100).collect();
+            assert_eq!(
+                (outputs, begun, most),
+                (in_order.clone(), in_order, most_expected)
+            );
         }
     }
 }

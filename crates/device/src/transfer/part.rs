@@ -442,3 +442,69 @@ async fn read_range<P: Platform>(
 fn part_of_block(offset_bytes: u64) -> usize {
     (BLOCK_SIZE - offset_bytes % BLOCK_SIZE) as usize
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(at: u64, blocks: u64, meta: u64) -> Run {
+        Run::Data {
+            offset_bytes: at * BLOCK_SIZE,
+            meta,
+            bytes: (0..blocks * BLOCK_SIZE)
+                .map(|byte| (byte / 7 + at) as u8)
+                .collect(),
+        }
+    }
+
+    /// The target writes each run by itself.
+    #[test]
+    fn what_was_read_in_pieces_is_one_run_where_it_is_one() {
+        let mut part = Part::default();
+        let zeros = Run::Zeros {
+            offset_bytes: 9 * BLOCK_SIZE,
+            len_bytes: BLOCK_SIZE,
+        };
+        let bytes = |run: &Run| match run {
+            Run::Data { bytes, .. } => bytes.clone(),
+            Run::Zeros { .. } => Vec::new(),
+        };
+        let pieces = [
+            data(1, 2, 5),
+            data(3, 1, 5),
+            // Other metadata, and then a gap.
+            data(4, 1, 6),
+            data(6, 3, 6),
+            zeros.clone(),
+            data(10, 1, 6),
+        ];
+        for piece in pieces.clone() {
+            part.push(piece);
+        }
+        let first = Run::Data {
+            offset_bytes: BLOCK_SIZE,
+            meta: 5,
+            bytes: [bytes(&pieces[0]), bytes(&pieces[1])].concat(),
+        };
+        let [_, _, others @ ..] = pieces;
+        assert_eq!(part.runs, [&[first], &others[..]].concat());
+    }
+
+    #[test]
+    fn no_run_becomes_larger_than_a_range_may_be() {
+        let mut part = Part::default();
+        let most = RANGE_BYTES / BLOCK_SIZE;
+        for at in 0..=most {
+            part.push(data(at, 1, 0));
+        }
+        let sizes: Vec<u64> = part
+            .runs
+            .iter()
+            .map(|run| match run {
+                Run::Data { bytes, .. } => bytes.len() as u64,
+                Run::Zeros { .. } => 0,
+            })
+            .collect();
+        assert_eq!(sizes, [RANGE_BYTES, BLOCK_SIZE]);
+    }
+}

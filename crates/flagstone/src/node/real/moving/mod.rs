@@ -403,16 +403,21 @@ impl Copier {
         haste != Haste::Held && self.tenant(haste).promised_ns().is_some()
     }
 
-    /// A part was read. If its ranges were more operations of the device than they are, the next one's are smaller, otherwise larger.
+    /// A part was read.
     fn learn(&self, part: &Part) {
-        let bytes = self.range_bytes.get();
-        let bytes = match part.took.operations > part.ranges {
-            true => bytes / 2,
-            false => bytes * 2,
-        };
-        self.range_bytes
-            .set(bytes.clamp(BLOCK_SIZE, PART_LEAST_BYTES));
+        let bytes = next_range_bytes(self.range_bytes.get(), part);
+        self.range_bytes.set(bytes);
     }
+}
+
+/// How large ranges of the next part are, if those of this one were of `bytes` at most: half if they were more operations of the device than they are, otherwise twice
+/// as large.
+fn next_range_bytes(bytes: u64, part: &Part) -> u64 {
+    let next = match part.took.operations > part.ranges {
+        true => bytes / 2,
+        false => bytes * 2,
+    };
+    next.clamp(BLOCK_SIZE, PART_LEAST_BYTES)
 }
 
 /// The origin, with turns at its device.
@@ -873,7 +878,28 @@ impl CoreNode {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_device::engine::DeviceReads;
+
     use super::*;
+
+    #[test]
+    fn ranges_are_as_large_as_what_lies_together() {
+        let part = |operations, ranges| Part {
+            took: DeviceReads {
+                operations,
+                blocks: 16,
+            },
+            ranges,
+            ..Part::default()
+        };
+        // Each is one operation, or in memory.
+        assert_eq!(next_range_bytes(BLOCK_SIZE, &part(16, 16)), 2 * BLOCK_SIZE);
+        assert_eq!(next_range_bytes(16 << 10, &part(0, 4)), 32 << 10);
+        assert_eq!(next_range_bytes(64 << 10, &part(1, 1)), 64 << 10);
+        // More.
+        assert_eq!(next_range_bytes(64 << 10, &part(2, 1)), 32 << 10);
+        assert_eq!(next_range_bytes(BLOCK_SIZE, &part(17, 16)), BLOCK_SIZE);
+    }
 
     #[test]
     fn the_time_left_is_known_while_it_copies_what_there_was() {
