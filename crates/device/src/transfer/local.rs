@@ -8,8 +8,11 @@ use flagstone_platform::Platform;
 use flagstone_types::{DvolId, Epoch, LayerNo, Lsn};
 
 use super::part::changed_behind;
-use super::{Content, Gate, Origin, Part, Parts, Point, Resumed, Run, Snapshot, Target, What};
-use super::{TOGETHER_MAX, part_of, take_runs};
+use super::{
+    AnyTime, Content, Gate, Origin, Part, Parts, Point, ReadTurns, Resumed, Run, Snapshot, Target,
+    What,
+};
+use super::{part_of, take_runs};
 use crate::engine::{Attributes, CreateDvol, DvolError, Engine, Handle};
 
 /// How the layer above marks a dvol in its attributes.
@@ -69,7 +72,27 @@ impl<P: Platform, M: Marks> DvolOrigin<P, M> {
         self
     }
 
-    /// Is read in such parts from now on.
+    /// The same as [`Origin::part`], read so, each range in a turn of its own.
+    pub async fn part_in_turns(
+        &self,
+        of: Option<LayerNo>,
+        what: What,
+        within: Range<u64>,
+        parts: Parts,
+        turns: &impl ReadTurns,
+    ) -> Result<Part, DvolError> {
+        let handle = match of {
+            None => self.handle,
+            Some(_) => {
+                let mut layers = self.engine.layers(self.handle.id).into_iter();
+                let found = layers.find(|layer| layer.handle.layer == of);
+                found.ok_or(DvolError::NotFound)?.handle
+            }
+        };
+        part_of(&self.engine, handle, what, within, parts, turns).await
+    }
+
+    /// Is read in such parts from now on, by who doesn't say how.
     pub fn set_parts(&self, parts: Parts) {
         self.parts.set(parts);
     }
@@ -199,15 +222,8 @@ impl<P: Platform, M: Marks> Origin for DvolOrigin<P, M> {
         what: What,
         within: Range<u64>,
     ) -> Result<Part, DvolError> {
-        let handle = match of {
-            None => self.handle,
-            Some(_) => {
-                let mut layers = self.engine.layers(self.handle.id).into_iter();
-                let found = layers.find(|layer| layer.handle.layer == of);
-                found.ok_or(DvolError::NotFound)?.handle
-            }
-        };
-        part_of(&self.engine, handle, what, within, self.parts.get()).await
+        let parts = self.parts.get();
+        self.part_in_turns(of, what, within, parts, &AnyTime).await
     }
 
     async fn going(&self) -> Result<(), DvolError> {
@@ -245,8 +261,6 @@ pub struct DvolTarget<P: Platform, M> {
     new: NewDvol,
     handle: Cell<Option<Handle>>,
     point_after_bytes: Option<u64>,
-    /// Runs that are written at the same time.
-    together: Cell<usize>,
 }
 
 /// What a dvol is besides its bytes.
@@ -271,7 +285,6 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
             new,
             handle: Cell::new(None),
             point_after_bytes: None,
-            together: Cell::new(TOGETHER_MAX),
         }
     }
 
@@ -281,11 +294,6 @@ impl<P: Platform, M: Marks> DvolTarget<P, M> {
             point_after_bytes: Some(after_bytes),
             ..self
         }
-    }
-
-    /// So many runs are written at the same time from now on; never more than [`TOGETHER_MAX`].
-    pub fn set_together(&self, together: usize) {
-        self.together.set(together);
     }
 
     /// One of which a move has left this copy, with a point.
@@ -450,7 +458,7 @@ impl<P: Platform, M: Marks> Target for DvolTarget<P, M> {
     }
 
     async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
-        take_runs(&self.engine, self.handle()?, runs, self.together.get()).await
+        take_runs(&self.engine, self.handle()?, runs).await
     }
 
     async fn snapshot(&self, snapshot: &Snapshot, next: Option<Point>) -> Result<(), DvolError> {

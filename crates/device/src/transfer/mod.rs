@@ -35,8 +35,8 @@ pub use arrival::{Announced, Arrival, Became, Keeper};
 pub use gate::{Entered, Gate, Gone};
 pub use local::{DvolOrigin, DvolTarget, Marks, NewDvol, go_on_above};
 pub use part::{
-    Most, PART_BYTES, Part, PartPlan, Parts, PlannedRange, RANGE_BYTES, Run, TOGETHER_MAX, What,
-    part_of, plan_of, take_runs,
+    AnyTime, Most, PART_BYTES, Part, PartPlan, Parts, PlannedRange, RANGE_BYTES, ReadTurns, Run,
+    TOGETHER_MAX, What, part_of, plan_of, take_runs,
 };
 pub use point::{POINT_BYTES, Point, Resumed};
 pub use start::{Found, Mark, Verdict, settle};

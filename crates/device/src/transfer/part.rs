@@ -2,6 +2,7 @@
 //!
 //! A part is bounded in bytes and in work, so neither a large dvol nor a slow target is a burden to the origin's core.
 
+use std::future::Future;
 use std::ops::Range;
 
 use flagstone_platform::{IoBuf, Platform};
@@ -86,6 +87,16 @@ pub enum Run {
     },
 }
 
+impl Run {
+    /// Bytes of data in it: none of zeros.
+    pub fn data_bytes(&self) -> u64 {
+        match self {
+            Run::Data { bytes, .. } => bytes.len() as u64,
+            Run::Zeros { .. } => 0,
+        }
+    }
+}
+
 /// A part of a dvol.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Part {
@@ -102,11 +113,7 @@ pub struct Part {
 impl Part {
     /// Bytes of data in it.
     pub fn data_bytes(&self) -> u64 {
-        let bytes = self.runs.iter().map(|run| match run {
-            Run::Data { bytes, .. } => bytes.len() as u64,
-            Run::Zeros { .. } => 0,
-        });
-        bytes.sum()
+        self.runs.iter().map(Run::data_bytes).sum()
     }
 
     /// Adds a run behind the last one; to that, if it goes on there with the same metadata.
@@ -136,6 +143,30 @@ impl Part {
     }
 }
 
+/// When ranges may be read: each waits for a turn of its own.
+pub trait ReadTurns {
+    /// What is held while a range is read.
+    type Turn;
+
+    /// Waits until a range of so many bytes may be read.
+    fn turn(&self, len_bytes: u64) -> impl Future<Output = Self::Turn>;
+
+    /// It was, and the device was asked for this.
+    fn took(&self, turn: Self::Turn, took: DeviceReads);
+}
+
+/// At any time.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyTime;
+
+impl ReadTurns for AnyTime {
+    type Turn = ();
+
+    async fn turn(&self, _: u64) {}
+
+    fn took(&self, (): (), _: DeviceReads) {}
+}
+
 /// The first part of these bytes of a dvol or layer, as far as it has as many. `HistoryForgotten` if it isn't known what changed.
 pub async fn part_of<P: Platform>(
     engine: &Engine<P>,
@@ -143,6 +174,7 @@ pub async fn part_of<P: Platform>(
     what: What,
     within: Range<u64>,
     parts: Parts,
+    turns: &impl ReadTurns,
 ) -> Result<Part, DvolError> {
     let most = Most {
         bytes: parts.bytes.clamp(BLOCK_SIZE, PART_BYTES),
@@ -158,7 +190,17 @@ pub async fn part_of<P: Platform>(
     };
     let together = parts.together.min(TOGETHER_MAX);
     let reads = plan.ranges.into_iter();
-    let reads = reads.map(|range| read_range(engine, handle, range));
+    let reads = reads.map(|range| async move {
+        if !range.is_data {
+            return read_range(engine, handle, range).await;
+        }
+        let turn = turns.turn(range.len_bytes).await;
+        let read = read_range(engine, handle, range).await;
+        if let Ok((_, took)) = &read {
+            turns.took(turn, *took);
+        }
+        read
+    });
     for read in join_few(together, reads).await {
         let (runs, took) = read?;
         part.took = part.took.and(took);
@@ -243,16 +285,14 @@ async fn plan_within<P: Platform>(
     })
 }
 
-/// Writes runs into a dvol, none of which overlap, `together` of them at the same time (1 to [`TOGETHER_MAX`]): durable with the next flush. If one fails others may have
-/// been written.
+/// Writes runs into a dvol, none of which overlap, up to [`TOGETHER_MAX`] at the same time: durable with the next flush. If one fails others may have been written.
 pub async fn take_runs<P: Platform>(
     engine: &Engine<P>,
     handle: Handle,
     runs: Vec<Run>,
-    together: usize,
 ) -> Result<(), DvolError> {
     let takes = runs.into_iter().map(|run| take_run(engine, handle, run));
-    let taken = join_few(together.min(TOGETHER_MAX), takes).await;
+    let taken = join_few(TOGETHER_MAX, takes).await;
     taken.into_iter().collect()
 }
 
@@ -497,14 +537,7 @@ mod tests {
         for at in 0..=most {
             part.push(data(at, 1, 0));
         }
-        let sizes: Vec<u64> = part
-            .runs
-            .iter()
-            .map(|run| match run {
-                Run::Data { bytes, .. } => bytes.len() as u64,
-                Run::Zeros { .. } => 0,
-            })
-            .collect();
+        let sizes: Vec<u64> = part.runs.iter().map(Run::data_bytes).collect();
         assert_eq!(sizes, [RANGE_BYTES, BLOCK_SIZE]);
     }
 }

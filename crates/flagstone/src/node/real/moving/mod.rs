@@ -18,15 +18,15 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use flagstone_device::engine::{Attributes, DvolError, Handle};
+use flagstone_device::engine::{Attributes, DeviceReads, DvolError, Handle};
 use flagstone_device::transfer::{
     Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Parts, Phase, Point, Progress,
-    TOGETHER_MAX, What, move_dvol,
+    RANGE_BYTES, ReadTurns, TOGETHER_MAX, What, move_dvol,
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::want::PART_LEAST_BYTES;
-use flagstone_sched::{Limits, Tenant, Turns, Want};
+use flagstone_sched::{Limits, Tenant, Turn, Turns, Want};
 use flagstone_types::{BLOCK_SIZE, Epoch, LayerNo, Lsn};
 
 use super::attributes::{OnlyMoved, Receiving, VolumeAttributes};
@@ -381,10 +381,14 @@ impl Copier {
                 range_bytes: self.range_bytes.get(),
                 together: self.together(haste),
             },
-            false => Parts {
-                bytes: self.tenant(haste).part_bytes().min(PART_BYTES),
-                ..Parts::QUICK
-            },
+            false => {
+                let bytes = self.tenant(haste).part_bytes();
+                Parts {
+                    bytes: bytes.min(PART_BYTES),
+                    range_bytes: bytes.min(RANGE_BYTES),
+                    together: TOGETHER_MAX,
+                }
+            }
         }
     }
 
@@ -407,6 +411,21 @@ impl Copier {
     fn learn(&self, part: &Part) {
         let bytes = next_range_bytes(self.range_bytes.get(), part);
         self.range_bytes.set(bytes);
+    }
+}
+
+/// Ranges are read in the turns of this tenant: each in one of its own, as all others' requests, who would else wait for those of a whole part.
+struct InTurns<'a>(&'a Tenant<UringPlatform>);
+
+impl ReadTurns for InTurns<'_> {
+    type Turn = Turn<UringPlatform>;
+
+    async fn turn(&self, len_bytes: u64) -> Self::Turn {
+        self.0.turn(Want::read(0, len_bytes)).await
+    }
+
+    fn took(&self, mut turn: Self::Turn, took: DeviceReads) {
+        turn.used_reads(took.operations.into(), took.blocks.into());
     }
 }
 
@@ -485,10 +504,9 @@ impl Origin for Here<'_> {
             haste => self.copier.tenant(haste),
         };
         let parts = self.copier.parts(haste);
-        self.origin.set_parts(parts);
-        let mut turn = tenant.turn(Want::read(0, parts.bytes)).await;
-        let part = self.origin.part(of, what, within).await?;
-        turn.used_reads(part.took.operations.into(), part.took.blocks.into());
+        let turns = InTurns(tenant);
+        let read = self.origin.part_in_turns(of, what, within, parts, &turns);
+        let part = read.await?;
         self.copier.learn(&part);
         self.core.at(MovePoint::Copied).await;
         Ok(part)
@@ -878,8 +896,6 @@ impl CoreNode {
 
 #[cfg(test)]
 mod tests {
-    use flagstone_device::engine::DeviceReads;
-
     use super::*;
 
     #[test]

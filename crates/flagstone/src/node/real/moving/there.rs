@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 
-use flagstone_device::engine::{Attributes, DvolError, Engine, Handle, Stability};
+use flagstone_device::engine::{Attributes, DvolError, Engine, Handle, Stability, join_few};
 use flagstone_device::transfer::{
     Content, DvolTarget, NewDvol, Point, Resumed, Run, Snapshot, Target,
 };
@@ -249,23 +249,18 @@ impl Target for There<'_> {
             async move {
                 let runs =
                     std::mem::take(&mut *runs.lock().unwrap_or_else(PoisonError::into_inner));
-                let bytes: u64 = runs
-                    .iter()
-                    .map(|run| match run {
-                        Run::Data { bytes, .. } => bytes.len() as u64,
-                        Run::Zeros { .. } => 0,
-                    })
-                    .sum();
                 let copier = &arriving.copier;
-                arriving.target.set_together(copier.together(haste));
-                // Each run is an operation of the device.
-                let (count, each) = match runs.len() as u64 {
-                    0 => (1, bytes),
-                    count => (count, bytes / count),
-                };
-                let want = Want::write(0, each.max(1), false).times(count);
-                let _turn = copier.tenant(haste).turn(want).await;
-                arriving.target.take(runs).await
+                // Each in a turn of its own, as all others' requests, who would else wait for those of a whole part.
+                let writes = runs.into_iter().map(|run| {
+                    let want = Want::write(0, run.data_bytes().max(1), false);
+                    let target = &arriving.target;
+                    async move {
+                        let _turn = copier.tenant(haste).turn(want).await;
+                        target.take(vec![run]).await
+                    }
+                });
+                let taken = join_few(copier.together(haste), writes).await;
+                taken.into_iter().collect()
             }
         })
         .await
