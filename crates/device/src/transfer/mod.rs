@@ -52,11 +52,11 @@ use crate::engine::{Attributes, DvolError};
 /// A round that copied no more than this is the last one before the hold.
 pub const LAST_ROUND_BYTES: u64 = 256 << 10;
 
-/// A round of no more than this is, too, if rounds don't become smaller, although changes come more slowly ([`OUTRUN_ROUNDS`]).
+/// A round of no more than this is, too, if rounds don't become smaller, although they are copied more quickly ([`HURRIED_ROUNDS`]).
 const FAIR_ROUND_BYTES: u64 = 4 << 20;
 
 /// In so many rounds it is seen whether that helps.
-const OUTRUN_ROUNDS: u32 = 3;
+const HURRIED_ROUNDS: u32 = 3;
 
 /// After so many rounds a larger one is little enough, too: [`LATE_ROUND_BYTES`].
 const ROUNDS_MANY: u32 = 12;
@@ -192,8 +192,12 @@ pub trait Progress {
     /// It does this from now on.
     fn phase(&self, _phase: Phase) {}
 
-    /// As much is written meanwhile as is copied, or more than half of it: rounds don't become smaller, or hardly. Who can has changes wait from now on, so
-    /// that a third as much is written as is copied; until the move is over. Told once.
+    /// As much is written meanwhile as is copied, or more than half of it: rounds don't become smaller, or hardly. Who can copies more quickly from now on, and more so in
+    /// each round, until the move is over. Told once.
+    fn hurry(&self) {}
+
+    /// The same, and rounds are so large that nobody can be held for one. Who can has changes wait from now on, so that a third as much is written as is copied; until
+    /// the move is over. Told once, after [`Progress::hurry`].
     fn outrun(&self) {}
 
     /// It is over, whatever came of it.
@@ -354,9 +358,11 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
     /// Copies what it is now, round after round, until little is left. Returns the mark of the last round.
     async fn rounds(&mut self, content: &Content, mut what: What) -> Result<Lsn, DvolError> {
         let mut round = 0;
-        let mut before = u64::MAX;
-        // Rounds that didn't become smaller, since changes were to come more slowly.
-        let mut outrun: Option<u32> = None;
+        // Not that of the round before: where much is written now and then, every other round would look as if they became smaller.
+        let mut smallest = u64::MAX;
+        // Rounds that didn't become smaller, since they are copied more quickly.
+        let mut hurried: Option<u32> = None;
+        let mut is_outrun = false;
         loop {
             self.progress.phase(match round {
                 0 => Phase::Now,
@@ -382,28 +388,31 @@ impl<O: Origin, T: Target, P: Progress> Mover<'_, O, T, P> {
             round += 1;
             // What a round that went on has copied says nothing: some of it was copied before, and much may have changed since its mark.
             if goes_on.is_none() {
-                let is_as_large = copied > before / 2;
-                let little = match (outrun, round) {
+                let is_smaller = copied <= smallest / 2;
+                let little = match (hurried, round) {
                     (_, ROUNDS_MANY..) => LATE_ROUND_BYTES,
-                    (Some(OUTRUN_ROUNDS..), _) => FAIR_ROUND_BYTES,
+                    (Some(HURRIED_ROUNDS..), _) => FAIR_ROUND_BYTES,
                     _ => LAST_ROUND_BYTES,
                 };
-                if copied <= LAST_ROUND_BYTES || is_as_large && copied <= little {
+                if copied <= LAST_ROUND_BYTES || !is_smaller && copied <= little {
                     return Ok(mark);
                 }
-                match &mut outrun {
-                    Some(rounds) => *rounds += u32::from(is_as_large),
-                    None if is_as_large => {
-                        outrun = Some(0);
-                        self.progress.outrun();
+                match &mut hurried {
+                    _ if is_smaller => {}
+                    Some(rounds) => *rounds += 1,
+                    None => {
+                        hurried = Some(0);
+                        self.progress.hurry();
                     }
-                    None => {}
                 }
+                if !is_smaller && copied > FAIR_ROUND_BYTES && !is_outrun {
+                    is_outrun = true;
+                    self.progress.outrun();
+                }
+                smallest = smallest.min(copied);
+            } else {
+                smallest = u64::MAX;
             }
-            before = match goes_on {
-                Some(_) => u64::MAX,
-                None => copied,
-            };
             what = What::ChangedSince(mark);
         }
     }

@@ -347,7 +347,9 @@ mod tests {
                 let a_second = tenant.depth as u64 * 1_000_000 / scene.device.latency_us;
                 let wanted = (a_second * price_ns) as f64 / 1e9;
                 assert!(wanted < 1.0 / 3.0, "{}: {wanted}", scene.name);
-                assert!(wanted > 0.2, "{}: {wanted}", scene.name);
+                // Each has enough to lose; one that leaves room for others' work on two cores has less.
+                let least = if scene.name == "moved-core" { 0.1 } else { 0.2 };
+                assert!(wanted > least, "{}: {wanted}", scene.name);
             }
         }
     }

@@ -29,7 +29,7 @@ use super::record::{Kind, MoveKey, MoveRecord};
 use crate::node::real::access::{Origin, Record};
 use crate::node::real::attributes::VolumeAttributes;
 use crate::node::real::core::CoreNode;
-use crate::node::real::moving::{Copier, Haste, VolumeMarks};
+use crate::node::real::moving::{Copier, VolumeMarks};
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::records::Kept;
 use crate::node::{ForkState, MovePoint, Slo};
@@ -206,12 +206,10 @@ impl OneArrival {
                 self.check(new)?;
                 None
             }
-            ArrivalRequest::Point(_) => {
-                Some(self.copier.tenant(Haste::None).turn(Want::flush()).await)
-            }
+            ArrivalRequest::Point(_) => Some(self.copier.tenant(false).turn(Want::flush()).await),
             ArrivalRequest::Runs(_, payload) => {
                 let want = Want::write(0, (payload.len() as u64).max(1), false);
-                Some(self.copier.tenant(Haste::None).turn(want).await)
+                Some(self.copier.tenant(false).turn(want).await)
             }
             _ => None,
         };

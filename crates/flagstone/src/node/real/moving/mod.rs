@@ -25,7 +25,7 @@ use flagstone_device::transfer::{
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
-use flagstone_sched::want::PART_LEAST_BYTES;
+use flagstone_sched::want::{OfRequest, PART_LEAST_BYTES};
 use flagstone_sched::{Limits, Tenant, Turn, Turns, Want};
 use flagstone_types::{BLOCK_SIZE, Epoch, LayerNo, Lsn};
 
@@ -41,7 +41,7 @@ use speed::Speed;
 use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
-use crate::node::{MovePoint, Slo, SloLimit};
+use crate::node::{MovePoint, Slo, SloLimit, SloPromise};
 pub(super) use there::{Arriving, POINT_AFTER_BYTES};
 
 /// How often another core is asked that is behind, and the pause before it is asked again.
@@ -202,8 +202,8 @@ pub(super) struct Seen {
     pub(super) phase: Option<Phase>,
     /// How many bytes a second may be written of it, since as much was written as was copied. `None`: as many as its SLO allows.
     pub(super) slowed_to: Option<u64>,
-    /// In how many rounds it was that, the one counted in which this began to be; `None`: in none.
-    outrun: Option<u32>,
+    /// In how many rounds it was copied in a hurry, as they didn't become smaller; `None`: it isn't.
+    hurried: Option<u32>,
     /// Bytes that it copies in a second, as far as is known.
     per_s: Option<u64>,
 }
@@ -240,7 +240,7 @@ impl Watched {
                 held_ns: 0,
                 phase: None,
                 slowed_to: None,
-                outrun: None,
+                hurried: None,
                 per_s: None,
             }),
             trouble: Mutex::new(None),
@@ -289,7 +289,7 @@ impl Watched {
     /// It is over. Returns how far it was.
     pub(super) fn end(&self, state: State) -> Seen {
         let mut seen = self.lock();
-        (seen.slowed_to, seen.outrun) = (None, None);
+        (seen.slowed_to, seen.hurried) = (None, None);
         seen.state = state;
         *seen
     }
@@ -307,9 +307,9 @@ impl Watched {
 
     /// Who waits for what it copies, if changes are held or not.
     fn haste(&self, is_held: bool) -> Haste {
-        match (is_held, self.seen().outrun) {
+        match (is_held, self.seen().hurried) {
             (true, _) => Haste::Held,
-            (false, Some(rounds)) => Haste::Outrun(rounds),
+            (false, Some(rounds)) => Haste::Hurry(rounds),
             (false, None) => Haste::None,
         }
     }
@@ -340,8 +340,8 @@ pub(super) struct Job {
 pub(super) enum Haste {
     /// Nobody: those who share a device are to notice as little of it as can be.
     None,
-    /// Writes of the volume are made slower until it is there, in so many rounds by now.
-    Outrun(u32),
+    /// As much is written as is copied, since so many rounds: otherwise it has no end, or the volume's clients wait for long at that.
+    Hurry(u32),
     /// All changes of it wait.
     Held,
 }
@@ -349,68 +349,105 @@ pub(super) enum Haste {
 /// Ranges that are read, or written, at the same time where a device is divided and nobody waits. What is asked at once delays all that others ask behind it.
 const TOGETHER_FEW: usize = 2;
 
+/// The same in the volume's own turns, at most: what its clients ask stands in one queue with it.
+const TOGETHER_OWN: usize = 8;
+
 /// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
 /// it, such as they would take.
 pub(super) struct Copier {
     mover: Tenant<UringPlatform>,
     turns: Turns<UringPlatform>,
     slo: Slo,
-    held: OnceCell<Tenant<UringPlatform>>,
+    /// With what the volume is promised, once it is needed: it counts among those that share the device as long as it is there.
+    promised: OnceCell<Tenant<UringPlatform>>,
     /// Bytes of a range, while others are not to notice: as many as lie together on the device, as far as the last parts say.
     range_bytes: Cell<u64>,
 }
 
 impl Copier {
-    pub(super) fn tenant(&self, haste: Haste) -> &Tenant<UringPlatform> {
-        match haste {
-            Haste::None => &self.mover,
+    /// Whose turns it takes in the background, and behind the hold.
+    pub(super) fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
+        match is_held {
+            false => &self.mover,
             // Without its limits: those are for its clients, and this is what they wait for.
-            Haste::Outrun(_) | Haste::Held => self.held.get_or_init(|| {
+            true => self.promised.get_or_init(|| {
                 let (slo, _) = terms_of(&self.slo);
                 self.turns.tenant(slo, Limits::default())
             }),
         }
     }
 
-    /// How it is read. Others wait for the device as long as a part takes, and longer for each operation that comes at once with others; what a request costs
-    /// besides its bytes is the move's own loss.
-    fn parts(&self, haste: Haste) -> Parts {
-        match self.is_in_the_way(haste) {
-            true => Parts {
-                bytes: PART_LEAST_BYTES,
-                range_bytes: self.range_bytes.get(),
-                together: self.together(haste),
-            },
-            false => {
-                let bytes = self.tenant(haste).part_bytes();
-                Parts {
-                    bytes: bytes.min(PART_BYTES),
-                    range_bytes: bytes.min(RANGE_BYTES),
-                    together: TOGETHER_MAX,
-                }
-            }
+    /// The same where the volume isn't yet: what it is promised there may be used to get it there. Not of a floor on the device where it is, which would be
+    /// claimed twice.
+    pub(super) fn tenant_there(
+        &self,
+        haste: Haste,
+        is_same_device: bool,
+    ) -> &Tenant<UringPlatform> {
+        let is_twice = is_same_device && matches!(self.slo.promise, SloPromise::Floor(_));
+        self.tenant(match haste {
+            Haste::None => false,
+            Haste::Hurry(_) => !is_twice,
+            Haste::Held => true,
+        })
+    }
+
+    /// How it is read, in the volume's own turns or not. Others wait for the device as long as a range takes, and longer for each operation that comes at once with
+    /// others; what a request costs besides its bytes is the move's own loss.
+    fn parts(&self, haste: Haste, is_own: bool) -> Parts {
+        let together = self.together(haste, is_own);
+        if self.spares_others(haste) {
+            let range_bytes = self.range_bytes.get();
+            let bytes = range_bytes * together as u64;
+            return Parts {
+                bytes: bytes.clamp(PART_LEAST_BYTES, PART_BYTES),
+                range_bytes,
+                together,
+            };
+        }
+        let bytes = match haste {
+            Haste::Held => self.tenant(true).part_bytes(),
+            _ => u64::MAX,
+        };
+        Parts {
+            bytes: PART_BYTES,
+            range_bytes: bytes.min(RANGE_BYTES),
+            together,
         }
     }
 
     /// How many ranges are read, or written, at the same time.
-    pub(super) fn together(&self, haste: Haste) -> usize {
-        match haste {
-            _ if !self.is_in_the_way(haste) => TOGETHER_MAX,
-            // If that isn't enough, twice as many in each round.
-            Haste::Outrun(rounds) => (TOGETHER_FEW << rounds.min(4)).min(TOGETHER_MAX),
-            _ => TOGETHER_FEW,
+    pub(super) fn together(&self, haste: Haste, is_own: bool) -> usize {
+        match self.spares_others(haste) {
+            true => together(haste, is_own),
+            false => TOGETHER_MAX,
         }
     }
 
-    /// Whether it is read in small ranges, and few of them at the same time.
-    fn is_in_the_way(&self, haste: Haste) -> bool {
-        haste != Haste::Held && self.tenant(haste).promised_ns().is_some()
+    /// Whether it is read in small ranges, and few of them at the same time: where the device is divided, unless all changes wait.
+    fn spares_others(&self, haste: Haste) -> bool {
+        haste != Haste::Held && self.mover.promised_ns().is_some()
     }
 
-    /// A part was read.
-    fn learn(&self, part: &Part) {
-        let bytes = next_range_bytes(self.range_bytes.get(), part);
-        self.range_bytes.set(bytes);
+    /// A part was read so.
+    fn learn(&self, haste: Haste, part: &Part) {
+        if self.spares_others(haste) && part.ranges > 0 {
+            let bytes = next_range_bytes(self.range_bytes.get(), part);
+            self.range_bytes.set(bytes);
+        }
+    }
+}
+
+/// How many ranges are read, or written, at the same time on a device that is divided: if it isn't enough, twice as many in each round.
+fn together(haste: Haste, is_own: bool) -> usize {
+    let most = match is_own {
+        true => TOGETHER_OWN,
+        false => TOGETHER_MAX,
+    };
+    match haste {
+        Haste::None => TOGETHER_FEW,
+        Haste::Hurry(rounds) => (TOGETHER_FEW << rounds.min(8)).min(most),
+        Haste::Held => TOGETHER_MAX,
     }
 }
 
@@ -421,7 +458,12 @@ impl ReadTurns for InTurns<'_> {
     type Turn = Turn<UringPlatform>;
 
     async fn turn(&self, len_bytes: u64) -> Self::Turn {
-        self.0.turn(Want::read(0, len_bytes)).await
+        // Of the volume's own turns too: for how long it waits is not what its clients wait for.
+        let want = Want {
+            of: OfRequest::Rest,
+            ..Want::read(0, len_bytes)
+        };
+        self.0.turn(want).await
     }
 
     fn took(&self, mut turn: Self::Turn, took: DeviceReads) {
@@ -450,8 +492,8 @@ pub(super) struct Here<'a> {
     /// The epoch that the volume has at its new place.
     epoch: Cell<Epoch>,
     slowing: Slowing,
-    /// In whose turns it is read once it is written as quickly as it is copied, if those have no limit.
-    own: OnceCell<Tenant<UringPlatform>>,
+    /// The volume's own turns, in which it is read in a hurry.
+    own: RefCell<Option<Tenant<UringPlatform>>>,
 }
 
 impl<'a> Here<'a> {
@@ -472,7 +514,7 @@ impl<'a> Here<'a> {
             held_since,
             epoch: Cell::new(Epoch(0)),
             slowing: Slowing::new(slo, core.platform.now()),
-            own: OnceCell::new(),
+            own: RefCell::default(),
         }
     }
 }
@@ -480,6 +522,22 @@ impl<'a> Here<'a> {
 impl Here<'_> {
     fn haste(&self) -> Haste {
         self.watched.haste(self.held_since.get().is_some())
+    }
+
+    /// The volume's own turns, if it is read in those now.
+    fn own(&self) -> Option<Tenant<UringPlatform>> {
+        match self.haste() {
+            Haste::Hurry(_) => self.own.borrow().clone(),
+            _ => None,
+        }
+    }
+
+    /// Nobody has to be slower any more, and it isn't copied in a hurry.
+    fn calm(&self) {
+        self.slowing.end();
+        *self.own.borrow_mut() = None;
+        let mut seen = self.watched.lock();
+        (seen.slowed_to, seen.hurried) = (None, None);
     }
 }
 
@@ -498,16 +556,15 @@ impl Origin for Here<'_> {
         within: Range<u64>,
     ) -> Result<Part, DvolError> {
         let haste = self.haste();
-        let tenant = match haste {
-            // Where it has none for that, its limit would be in the way.
-            Haste::Outrun(_) => self.own.get().unwrap_or(self.copier.tenant(Haste::None)),
-            haste => self.copier.tenant(haste),
-        };
-        let parts = self.copier.parts(haste);
+        let own = self.own();
+        let tenant = own
+            .as_ref()
+            .unwrap_or(self.copier.tenant(haste == Haste::Held));
+        let parts = self.copier.parts(haste, own.is_some());
         let turns = InTurns(tenant);
         let read = self.origin.part_in_turns(of, what, within, parts, &turns);
         let part = read.await?;
-        self.copier.learn(&part);
+        self.copier.learn(haste, &part);
         self.core.at(MovePoint::Copied).await;
         Ok(part)
     }
@@ -519,7 +576,9 @@ impl Origin for Here<'_> {
     }
 
     async fn settle(&self) -> Result<(), DvolError> {
-        let _turn = self.copier.tenant(Haste::None).turn(Want::flush()).await;
+        let own = self.own();
+        let tenant = own.as_ref().unwrap_or(self.copier.tenant(false));
+        let _turn = tenant.turn(Want::flush()).await;
         self.origin.settle().await
     }
 
@@ -531,10 +590,7 @@ impl Origin for Here<'_> {
         self.held_since.set(Some(self.core.platform.now()));
         let epoch = self.origin.hold().await?;
         // What waits for that would wait here while it could go on there. Not before: all that waits would begin in the last moment.
-        self.slowing.end();
-        let mut seen = self.watched.lock();
-        (seen.slowed_to, seen.outrun) = (None, None);
-        drop(seen);
+        self.calm();
         self.core.at(MovePoint::Held).await;
         Ok(epoch)
     }
@@ -580,31 +636,33 @@ impl Progress for Pace<'_> {
     fn phase(&self, phase: Phase) {
         let mut seen = self.watched.lock();
         seen.phase = Some(phase);
-        if let (Some(rounds), Phase::CatchingUp { .. }) = (&mut seen.outrun, phase) {
+        if let (Some(rounds), Phase::CatchingUp { .. }) = (&mut seen.hurried, phase) {
             *rounds += 1;
         }
     }
 
     fn over(&self) {
-        // It may have come to nothing: what is to be done about that takes its time.
-        self.here.slowing.end();
+        // It may have come to nothing, or go on later: what is to be done about that takes its time.
+        self.here.calm();
+    }
+
+    fn hurry(&self) {
+        let slo = &self.here.copier.slo;
+        let has_share = matches!(slo.promise, SloPromise::Share(_));
+        if has_share && slo.limit == SloLimit::default() {
+            // It is what the volume does itself that is in the way of its move. So the copy takes the volume's own part of the device, and neither others' nor the
+            // little that moves are promised, with which it may have no end. Not of a floor, of which nothing is to be taken, and not where a limit counts it.
+            *self.here.own.borrow_mut() = self.tenant();
+        }
+        self.watched.lock().hurried = Some(0);
     }
 
     fn outrun(&self) {
-        let (core, place) = (self.core, self.volume);
-        let device = core.engines.get(place.engine).map(|owned| owned.device);
-        let Some(tenant) = device.and_then(|device| core.tenant_of(device, place.id)) else {
+        let Some(tenant) = self.tenant() else {
             return;
         };
-        if self.here.copier.slo.limit == SloLimit::default() {
-            // What the volume does itself is in the way of its move, so it is the volume's own part of the device that the copy takes: neither others', nor
-            // the little that moves are promised, with which it may have no end.
-            let _ = self.here.own.set(tenant.clone());
-        }
-        let slowed_to = self.here.slowing.begin(tenant, core.platform.now());
-        let mut seen = self.watched.lock();
-        (seen.slowed_to, seen.outrun) = (slowed_to, Some(0));
-        drop(seen);
+        let slowed_to = self.here.slowing.begin(tenant, self.core.platform.now());
+        self.watched.lock().slowed_to = slowed_to;
         tracing::info!(
             volume = self.name,
             bytes_per_second = slowed_to.unwrap_or(0),
@@ -622,6 +680,13 @@ impl Progress for Pace<'_> {
 }
 
 impl<'a> Pace<'a> {
+    /// Whose the volume's requests are.
+    fn tenant(&self) -> Option<Tenant<UringPlatform>> {
+        let (core, place) = (self.core, self.volume);
+        let device = core.engines.get(place.engine)?.device;
+        core.tenant_of(device, place.id)
+    }
+
     /// From now on, of the volume with this name and place.
     pub(super) fn new(
         core: &'a CoreNode,
@@ -691,7 +756,7 @@ impl CoreNode {
             mover: self.mover_of(engine)?,
             turns: self.turns.get(device)?.clone(),
             slo,
-            held: OnceCell::new(),
+            promised: OnceCell::new(),
             range_bytes: Cell::new(PART_LEAST_BYTES),
         })
     }
@@ -899,6 +964,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn few_ranges_at_a_time_unless_somebody_waits() {
+        let in_a_hurry = |is_own| {
+            let rounds = [0, 1, 2, 3, 4, 5, u32::MAX];
+            rounds.map(|rounds| together(Haste::Hurry(rounds), is_own))
+        };
+        assert_eq!(in_a_hurry(true), [2, 4, 8, 8, 8, 8, 8]);
+        assert_eq!(in_a_hurry(false), [2, 4, 8, 16, 32, 32, 32]);
+        for is_own in [false, true] {
+            assert_eq!(together(Haste::None, is_own), 2);
+            assert_eq!(together(Haste::Held, is_own), 32);
+        }
+    }
+
+    #[test]
     fn ranges_are_as_large_as_what_lies_together() {
         let part = |operations, ranges| Part {
             took: DeviceReads {
@@ -927,7 +1006,7 @@ mod tests {
             phase: Some(Phase::Now),
             per_s: Some(8),
             slowed_to: None,
-            outrun: None,
+            hurried: None,
         };
         assert_eq!(copies.left_s(), Some(9));
         let unknown = |change: fn(&mut Seen)| {

@@ -78,6 +78,16 @@ pub(super) struct There<'a> {
 }
 
 impl There<'_> {
+    fn haste(&self) -> Haste {
+        self.job.watched.haste(self.held_since.get().is_some())
+    }
+
+    /// Whether it goes to another core of the device on which it is.
+    fn is_same_device(&self) -> bool {
+        let from = self.core.engines.get(self.job.from.engine);
+        from.is_some_and(|owned| owned.engine.superblock().device_id.0 == self.job.to_device)
+    }
+
     /// Asks the core that it is to be on. What it does has to be the same each time it is asked.
     async fn ask<R, F>(
         &self,
@@ -221,12 +231,10 @@ impl Target for There<'_> {
     }
 
     async fn save(&self, point: Point) -> Result<(), DvolError> {
+        let (haste, is_same_device) = (self.haste(), self.is_same_device());
         self.with(move |arriving| async move {
-            let _turn = arriving
-                .copier
-                .tenant(Haste::None)
-                .turn(Want::flush())
-                .await;
+            let tenant = arriving.copier.tenant_there(haste, is_same_device);
+            let _turn = tenant.turn(Want::flush()).await;
             arriving.target.save(point).await
         })
         .await?;
@@ -242,24 +250,26 @@ impl Target for There<'_> {
     async fn take(&self, runs: Vec<Run>) -> Result<(), DvolError> {
         // Whoever is asked in vain gives them back.
         let runs = Arc::new(Mutex::new(runs));
-        // What the volume is promised there is its move's, as long as it isn't there and its clients are made to wait.
-        let haste = self.job.watched.haste(self.held_since.get().is_some());
+        let (haste, is_same_device) = (self.haste(), self.is_same_device());
         self.with(move |arriving| {
             let runs = runs.clone();
             async move {
                 let runs =
                     std::mem::take(&mut *runs.lock().unwrap_or_else(PoisonError::into_inner));
                 let copier = &arriving.copier;
-                // Each in a turn of its own, as all others' requests, who would else wait for those of a whole part.
+                let tenant = copier.tenant_there(haste, is_same_device);
+                // Each in a turn of its own, as all others' requests, who would else wait for those of a whole part. What becomes zeros takes nothing of the device.
                 let writes = runs.into_iter().map(|run| {
-                    let want = Want::write(0, run.data_bytes().max(1), false);
                     let target = &arriving.target;
                     async move {
-                        let _turn = copier.tenant(haste).turn(want).await;
+                        let _turn = match run.data_bytes() {
+                            0 => None,
+                            bytes => Some(tenant.turn(Want::write(0, bytes, false)).await),
+                        };
                         target.take(vec![run]).await
                     }
                 });
-                let taken = join_few(copier.together(haste), writes).await;
+                let taken = join_few(copier.together(haste, false), writes).await;
                 taken.into_iter().collect()
             }
         })
