@@ -21,6 +21,7 @@ use flagstone_types::{DvolId, Epoch, LayerNo};
 use crate::engine_support::{begin, fill};
 
 mod left;
+mod ranges;
 mod resumed;
 
 const BLOCK: u64 = 4096;
