@@ -24,15 +24,13 @@ impl<W: Write> Write for Lossy<W> {
     }
 }
 
-/// Starts logging. `level` is a level or a list such as `info,flagstone_device=debug`. Fails if it
-/// is not; does nothing if logging has been started before (as in tests).
+/// What of the log says who opened what, or tried to.
+const AUDIT: &str = "audit";
+
+/// Starts logging. `level` is a level or a list such as `info,flagstone_device=debug`. Lines of the audit log come at any level, unless the list says something
+/// of `audit` or all is `off`. Fails if it is not; does nothing if logging has been started before (as in tests).
 pub fn start(format: LogFormat, level: &str) -> Result<(), String> {
-    let filter = EnvFilter::try_new(level).map_err(|error| {
-        format!(
-            "'{level}' is not a log level ({error}); write error, warn, info, debug or trace, or a \
-             list such as info,flagstone_device=debug"
-        )
-    })?;
+    let filter = filter(level)?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Lossy(io::stderr()));
@@ -47,9 +45,45 @@ pub fn start(format: LogFormat, level: &str) -> Result<(), String> {
     Ok(())
 }
 
+fn filter(level: &str) -> Result<EnvFilter, String> {
+    let no_level = |error: &dyn std::fmt::Display| {
+        format!(
+            "'{level}' is not a log level ({error}); write error, warn, info, debug or trace, or a \
+             list such as info,flagstone_device=debug"
+        )
+    };
+    let filter = EnvFilter::try_new(level).map_err(|error| no_level(&error))?;
+    let mut words = level.split(',').map(str::trim);
+    let is_said = words.any(|word| word == "off" || word.split('=').next() == Some(AUDIT));
+    if is_said {
+        return Ok(filter);
+    }
+    let audit = format!("{AUDIT}=info").parse();
+    Ok(filter.add_directive(audit.map_err(|error| no_level(&error))?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_audit_log_is_there_at_any_level() {
+        let of = |level: &str| filter(level).expect("a level").to_string();
+        for level in ["error", "warn", "info", "warn,flagstone_device=debug"] {
+            let found = of(level);
+            assert!(found.contains("audit=info"), "{level}: {found}");
+        }
+        // Unless it is said otherwise.
+        for level in ["off", "warn,audit=off", "info, audit=debug"] {
+            let found = of(level);
+            assert!(!found.contains("audit=info"), "{level}: {found}");
+        }
+        let refused = filter("loud,audit=").expect_err("is none");
+        assert!(
+            refused.starts_with("'loud,audit=' is not a log level ("),
+            "{refused}"
+        );
+    }
 
     struct Gone;
 

@@ -70,7 +70,7 @@ enum TokenCommand {
         #[arg(required = true, value_name = "NUMBER")]
         numbers: Vec<u32>,
     },
-    /// Make a token like another one, which ends a day later; clients that have the volume open with it keep it
+    /// Make a token of the same kind and label as another one, which ends a day later; clients that have the volume open with it keep it
     Rotate {
         #[arg(value_parser = parse_name)]
         volume: String,
@@ -79,7 +79,7 @@ enum TokenCommand {
         /// When the old one ends: 90s, 15m, 12h, 30d; 0s: at once. Until then those who have it can open the volume, again, too
         #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1d")]
         old_ends_in: u64,
-        /// When the new one ends [default: never]
+        /// When the new one ends [default: never, whenever the old one was to end]
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         ends_in: Option<u64>,
         /// Write it to this new file, which only you can read, and don't print it

@@ -189,7 +189,7 @@ Examples:
         #[arg(long, conflicts_with_all = ["allow_from", "allow_on"])]
         none: bool,
     },
-    /// Move a volume to another device or core of the node, with its snapshots, while it is used
+    /// Move a volume to another device or core, or to another node, with its snapshots, while it is used
     Move(MoveArgs),
     /// Change how much space is kept free for a volume
     Reserve {
