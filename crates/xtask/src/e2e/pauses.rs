@@ -18,7 +18,7 @@ use crate::repo;
 pub(super) const VOLUME: &str = "fio";
 pub(super) const VOLUME_BYTES: u64 = 64 << 20;
 /// A run of fio overwrites the volume so often, as fast as this: it takes half a minute, in which a move has to find room on a machine with other work. (With 32 MiB/s and eight seconds
-/// it did not, in CI beside a build.) Without a limit a copy doesn't catch up there, and what is judged is the machine.
+/// it did not, in CI beside a build.) A client without a limit is `flood`.
 const LOAD: [&str; 2] = ["--loops=8", "--rate=16m"];
 /// What the last run of fio said.
 const REPORT: &str = "fio.json";
