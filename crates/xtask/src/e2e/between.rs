@@ -147,8 +147,8 @@ fn under_fio(scene: &Scene, pair: &Pair) -> Result<()> {
     }
     busy.wait()?;
     bring_home()?;
-    busy.end()?;
-    pauses::judge("to another node", pauses::BOUND_ELSEWHERE, &held)
+    let bound = busy.end()?.bound(pauses::BOUND_ELSEWHERE);
+    pauses::judge("to another node", bound, &held)
 }
 
 /// The same under a client that writes as quickly as it is answered. It is attached to the first node, too.
@@ -160,10 +160,10 @@ fn under_a_flood(pair: &Pair) -> Result<()> {
         let moves = || move_it(&reached[at], &reached[1 - at], flood::VOLUME);
         seen.push(client.beside(moves).context("to another node")?);
     }
-    let others = client.end()?;
+    let bound = client.end()?.bound(pauses::BOUND_ELSEWHERE);
     let at = flood::MOVES % 2;
     pair.0[at].run(&["volume", "delete", flood::VOLUME])?;
-    flood::judge("to another node", pauses::BOUND_ELSEWHERE, others, &seen)
+    flood::judge("to another node", bound, &seen)
 }
 
 /// The volume is written, and goes to and fro, until one node is killed, and then the other. Both are verified and started again. Returns how many

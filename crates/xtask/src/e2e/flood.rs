@@ -15,8 +15,8 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::load::Random;
 use super::nbd::{Command, Connection, REPLY_MAGIC, request};
+use super::others::{Others, Work};
 use super::pauses;
-use crate::process;
 
 /// The volume that it has.
 pub(super) const VOLUME: &str = "flood";
@@ -33,11 +33,6 @@ const DEPTH: u64 = 16;
 const AROUND: Duration = Duration::from_millis(100);
 /// A move that takes longer has no end. (One takes a second or two.)
 const MOVE_LIMIT: Duration = Duration::from_secs(60);
-
-/// With this much of the machine for others, in processors, what the client sees says as much of them as of the moves.
-const OTHERS_MAX: f64 = 0.5;
-/// Then a bound is so many times as long: a pause of seconds is still found.
-const WIDER: u32 = 5;
 
 /// An answer to a write, and how long that took.
 #[derive(Clone, Copy)]
@@ -91,19 +86,8 @@ pub(super) struct Moved {
     held_us: u64,
 }
 
-/// What the middle one has to be less than, if others have so many processors. What is promised is promised on a machine that does nothing else: beside programs that only compute,
-/// the client and its node get processors in pieces.
-fn bound_beside(others: f64, bound: Duration) -> Duration {
-    match others < OTHERS_MAX {
-        true => bound,
-        false => bound * WIDER,
-    }
-}
-
-/// Says what a client saw of the moves of one kind, and fails if the middle one of its pauses is not below the bound, or a wider one
-/// if others had much of the machine meanwhile: so many processors.
-pub(super) fn judge(what: &str, bound: Duration, others: f64, moves: &[Moved]) -> Result<()> {
-    let bound = bound_beside(others, bound);
+/// Says what a client saw of the moves of one kind, and fails if the middle one of its pauses is not below the bound.
+pub(super) fn judge(what: &str, bound: Duration, moves: &[Moved]) -> Result<()> {
     let what = format!("{what}, written without a limit");
     let longest = moves.iter().map(|moved| moved.longest).max();
     let held = moves.iter().map(|moved| moved.held_us).max();
@@ -122,32 +106,8 @@ pub(super) fn judge(what: &str, bound: Duration, others: f64, moves: &[Moved]) -
     let pauses: Vec<u64> = pauses
         .map(|us| u64::try_from(us).unwrap_or(u64::MAX))
         .collect();
-    pauses::judge(&what, bound, &pauses)
-}
-
-/// What the machine has done, and of that what this process, its node and its commands have, in seconds of a processor.
-struct Work {
-    at: Instant,
-    all_s: f64,
-    own_s: f64,
-}
-
-impl Work {
-    fn until_now() -> Result<Work> {
-        let (busy_s, stolen_s) = process::machine_busy_seconds()?;
-        Ok(Work {
-            at: Instant::now(),
-            all_s: busy_s + stolen_s,
-            own_s: process::tree_cpu_seconds(std::process::id()) + process::children_cpu_seconds(),
-        })
-    }
-
-    /// How many processors others had since this moment.
-    fn others_until(&self, then: &Work) -> f64 {
-        let passed_s = then.at.duration_since(self.at).as_secs_f64();
-        let others_s = (then.all_s - self.all_s) - (then.own_s - self.own_s);
-        others_s.max(0.0) / passed_s.max(f64::EPSILON)
-    }
+    let waited = format!("{what}: no answer came for");
+    pauses::judge_middle(&waited, bound, &pauses)
 }
 
 /// What is in flight.
@@ -193,17 +153,9 @@ impl Flood {
         Ok(flood)
     }
 
-    /// Lets the volume go. Returns how many processors others had meanwhile, for [`judge`].
-    pub(super) fn end(self) -> Result<f64> {
-        let others = self.before.others_until(&Work::until_now()?);
-        let bounds = match others < OTHERS_MAX {
-            true => "as promised".to_owned(),
-            false => format!("{WIDER} times what is promised"),
-        };
-        println!(
-            "writes without a limit: others had {others:.1} processors meanwhile, so the bounds are {bounds}"
-        );
-        Ok(others)
+    /// Lets the volume go. Returns what others had of the machine meanwhile.
+    pub(super) fn end(self) -> Result<Others> {
+        self.before.others("writes without a limit")
     }
 
     fn fill(&mut self) -> Result<()> {
@@ -426,42 +378,16 @@ mod tests {
             held_us: 0,
         };
         let bound = Duration::from_millis(50);
-        judge("here", bound, 0.1, &[moved(1), moved(49), moved(900)]).expect("one may be long");
-        let error = judge("there", bound, 0.1, &[moved(1), moved(50), moved(900)]);
+        judge("here", bound, &[moved(1), moved(49), moved(900)]).expect("one may be long");
+        let error = judge("there", bound, &[moved(1), moved(50), moved(900)]);
         let text = error.expect_err("too long").to_string();
         for word in [
-            "there, written without a limit",
-            "50.0 ms",
+            "there, written without a limit: no answer came for 50.0 ms",
             "1.0, 50.0, 900.0",
         ] {
             assert!(text.contains(word), "{word} in {text}");
         }
-        judge("nowhere", bound, 0.1, &[]).expect_err("nothing was moved");
-        let beside = |ms| judge("beside others", bound, 1.5, &[moved(ms)]);
-        beside(249).expect("a busy machine");
-        beside(250).expect_err("a busy machine doesn't take that long");
-    }
-
-    #[test]
-    fn what_others_have_is_what_is_not_this_tree_s() {
-        let at = Instant::now();
-        let work = |s, all_s, own_s| Work {
-            at: at + Duration::from_secs(s),
-            all_s,
-            own_s,
-        };
-        let before = work(0, 100.0, 7.0);
-        assert_eq!(before.others_until(&work(10, 118.0, 20.0)), 0.5);
-        // They are not counted in the same instant.
-        assert_eq!(before.others_until(&work(10, 102.0, 9.5)), 0.0);
-        assert_eq!(
-            bound_beside(0.49, Duration::from_millis(50)).as_millis(),
-            50
-        );
-        assert_eq!(
-            bound_beside(0.5, Duration::from_millis(50)).as_millis(),
-            250
-        );
+        judge("nowhere", bound, &[]).expect_err("nothing was moved");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod many;
 mod moves;
 pub(crate) mod nbd;
 mod nfs;
+mod others;
 mod pauses;
 mod portmapper;
 mod readme;

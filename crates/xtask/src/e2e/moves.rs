@@ -168,11 +168,15 @@ fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
             thread::sleep(Duration::from_millis(200));
         }
     }
-    busy.end()?;
+    let others = busy.end()?;
     let mut outcome = Ok(());
     for (kind, held) in KINDS.into_iter().zip(&held) {
         // All are printed, whichever is too long.
-        outcome = outcome.and(pauses::judge(kind.words(), kind.bound(), held));
+        outcome = outcome.and(pauses::judge(
+            kind.words(),
+            others.bound(kind.bound()),
+            held,
+        ));
     }
     outcome
 }
@@ -194,7 +198,7 @@ fn under_a_flood(node: &Node) -> Result<()> {
     node.run(&["volume", "delete", flood::VOLUME])?;
     let mut outcome = Ok(());
     for (kind, seen) in KINDS.into_iter().zip(&seen) {
-        outcome = outcome.and(flood::judge(kind.words(), kind.bound(), others, seen));
+        outcome = outcome.and(flood::judge(kind.words(), others.bound(kind.bound()), seen));
     }
     outcome
 }
