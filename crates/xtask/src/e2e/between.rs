@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
+use super::flood::{self, Flood};
 use super::load::{Random, Writer};
 use super::pauses::{self, Busy};
 use super::scene::{Scene, find_number, find_strings};
@@ -56,6 +57,8 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
     };
     create(&pair.0[0], pauses::VOLUME, pauses::VOLUME_BYTES)?;
     under_fio(scene, &pair)?;
+    create(&pair.0[0], flood::VOLUME, flood::VOLUME_BYTES)?;
+    under_a_flood(&pair)?;
     create(&pair.0[0], "data", WRITERS * REGION_BYTES)?;
     let mut random = Random::new(seed);
     let mut writers: Vec<Writer> = (0..WRITERS)
@@ -144,8 +147,23 @@ fn under_fio(scene: &Scene, pair: &Pair) -> Result<()> {
     }
     busy.wait()?;
     bring_home()?;
-    busy.end()?;
-    pauses::judge("to another node", pauses::BOUND_ELSEWHERE, &held)
+    let bound = busy.end()?.bound(pauses::BOUND_ELSEWHERE);
+    pauses::judge("to another node", bound, &held)
+}
+
+/// The same under a client that writes as quickly as it is answered. It is attached to the first node, too.
+fn under_a_flood(pair: &Pair) -> Result<()> {
+    let reached = [0, 1].map(|index| Reached::of(&pair.0[index]));
+    let mut client = Flood::open(pair.0[0].nbd_port)?;
+    let mut seen = Vec::new();
+    for at in (0..2).cycle().take(flood::MOVES) {
+        let moves = || move_it(&reached[at], &reached[1 - at], flood::VOLUME);
+        seen.push(client.beside(moves).context("to another node")?);
+    }
+    let bound = client.end()?.bound(pauses::BOUND_ELSEWHERE);
+    let at = flood::MOVES % 2;
+    pair.0[at].run(&["volume", "delete", flood::VOLUME])?;
+    flood::judge("to another node", bound, &seen)
 }
 
 /// The volume is written, and goes to and fro, until one node is killed, and then the other. Both are verified and started again. Returns how many

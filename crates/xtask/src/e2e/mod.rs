@@ -9,6 +9,7 @@ mod crash;
 #[cfg(test)]
 mod fake;
 mod files;
+mod flood;
 pub(crate) mod guest;
 mod hostile;
 mod image;
@@ -20,6 +21,7 @@ mod many;
 mod moves;
 pub(crate) mod nbd;
 mod nfs;
+mod others;
 mod pauses;
 mod portmapper;
 mod readme;
@@ -221,7 +223,7 @@ const SCENARIOS: [Scenario; 18] = [
     },
     Scenario {
         name: "moves",
-        about: "volumes go between devices and cores under fio, then under kill -9: no error, no wrong byte, each there once",
+        about: "volumes go between devices and cores under fio and under writes without a limit, then under kill -9: no error, no wrong byte, each there once",
         in_ci: true,
         network: Network::Machines,
         company: Company::Others,
@@ -237,7 +239,7 @@ const SCENARIOS: [Scenario; 18] = [
     },
     Scenario {
         name: "between",
-        about: "volumes go between two nodes under fio, then under kill -9 of either: no error, no wrong byte, each at one node",
+        about: "volumes go between two nodes under fio and under writes without a limit, then under kill -9 of either: no error, no wrong byte, each at one node",
         in_ci: true,
         network: Network::Machines,
         company: Company::Others,

@@ -1,7 +1,8 @@
 //! Volumes that go to and fro between devices and cores, by themselves or with their journals: under fio, and under `kill -9`.
 //!
 //! First fio overwrites a volume and checks what it wrote, round after round, while the volume is moved. It may see no
-//! error and no wrong byte. How long changes waited at the end of each move is printed and, of each kind, judged (`pauses`).
+//! error and no wrong byte. How long changes waited at the end of each move is printed and, of each kind, judged (`pauses`). Then a client that nothing holds
+//! back writes a volume while that is moved, and how long it got no answer is judged by the same bounds (`flood`).
 //! Then the node is killed at random moments while a volume is moved and written: after each kill both devices
 //! are verified, a move that was cut off goes on, the volume has to be there once, and the writers (`load`) are held to what they were told.
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
+use super::flood::{self, Flood};
 use super::load::{Random, Writer};
 use super::pauses::{self, Busy};
 use super::scene::{Scene, find_number, find_strings};
@@ -74,6 +76,7 @@ pub(super) fn run(scene: &Scene, kills: u32, seed: u64) -> Result<()> {
         DEVICES[0],
     ])?;
     under_fio(scene, &node)?;
+    under_a_flood(&node)?;
     let size = (WRITERS * REGION_BYTES).to_string();
     node.run(&[
         "volume", "create", "data", "--size", &size, "--device", DEVICES[0],
@@ -165,11 +168,37 @@ fn under_fio(scene: &Scene, node: &Node) -> Result<()> {
             thread::sleep(Duration::from_millis(200));
         }
     }
-    busy.end()?;
+    let others = busy.end()?;
     let mut outcome = Ok(());
     for (kind, held) in KINDS.into_iter().zip(&held) {
         // All are printed, whichever is too long.
-        outcome = outcome.and(pauses::judge(kind.words(), kind.bound(), held));
+        outcome = outcome.and(pauses::judge(
+            kind.words(),
+            others.bound(kind.bound()),
+            held,
+        ));
+    }
+    outcome
+}
+
+/// The same under a client that writes as quickly as it is answered.
+fn under_a_flood(node: &Node) -> Result<()> {
+    let size = flood::VOLUME_BYTES.to_string();
+    let words = ["volume", "create", flood::VOLUME, "--size", &size];
+    node.run(&[&words[..], &["--device", DEVICES[0]]].concat())?;
+    let mut client = Flood::open(node.nbd_port)?;
+    let mut seen = KINDS.map(|_| Vec::new());
+    for _ in 0..flood::MOVES {
+        for (kind, seen) in KINDS.into_iter().zip(&mut seen) {
+            let moves = || move_it(&node.options, flood::VOLUME, kind, None);
+            seen.push(client.beside(moves).context(kind.words())?);
+        }
+    }
+    let others = client.end()?;
+    node.run(&["volume", "delete", flood::VOLUME])?;
+    let mut outcome = Ok(());
+    for (kind, seen) in KINDS.into_iter().zip(&seen) {
+        outcome = outcome.and(flood::judge(kind.words(), others.bound(kind.bound()), seen));
     }
     outcome
 }
