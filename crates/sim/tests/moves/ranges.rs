@@ -66,7 +66,7 @@ fn a_part_is_read_in_ranges_each_in_a_turn() {
             let read = part_of(&engine, dvol, What::Allocated, 0..u64::MAX, parts, &turns);
             let part = read.await.expect("is read");
             let ranges = BLOCKS.div_ceil(range_blocks);
-            assert_eq!(part.runs, [everything.clone()], "{parts:?}");
+            assert_eq!(part.runs, std::slice::from_ref(&everything), "{parts:?}");
             assert_eq!(part.ranges, ranges as u32, "{parts:?}");
             let asked = turns.asked.borrow();
             assert_eq!(asked.len() as u64, ranges, "{parts:?}");
