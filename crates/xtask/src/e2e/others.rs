@@ -9,7 +9,7 @@ use crate::process;
 /// With this much of the machine for others, in processors, a time says as much of them as of what is timed.
 const OTHERS_MAX: f64 = 0.5;
 /// Then a bound is so many times as long: a pause of seconds is still found.
-const WIDER: u32 = 5;
+const WIDER: u32 = 3;
 
 /// What the machine has done, and of that what this process, its node and its commands have, in seconds of a processor.
 pub(super) struct Work {
@@ -99,8 +99,8 @@ mod tests {
         };
         assert_eq!(bound_ms(0.0), 50);
         assert_eq!(bound_ms(0.49), 50);
-        assert_eq!(bound_ms(0.5), 250);
-        assert_eq!(bound_ms(2.0), 250);
+        assert_eq!(bound_ms(0.5), 150);
+        assert_eq!(bound_ms(2.0), 150);
     }
 
     #[test]
