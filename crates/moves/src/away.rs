@@ -143,7 +143,7 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
         self.record.replace(record);
     }
 
-    /// What went wrong last, in words that an operator can use.
+    /// What went wrong there last, in words that an operator can use. `None`: nothing since the copy went on, so if the move has ended, that was not why.
     pub fn trouble(&self) -> Option<Error> {
         self.trouble.borrow().clone()
     }
@@ -528,6 +528,8 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
             return Ended::Unknown(error);
         }
         home.cut_off(&why);
+        // If the move ends without another word of that node, this isn't why.
+        target.trouble.take();
         tracing::debug!(volume = %question.volume, "its move is cut off, and goes on when the other node answers: {why}");
         // Who is asked again and again and takes nothing is asked less often.
         pause_ns = match target.has_taken.take() {
