@@ -146,6 +146,37 @@ fn a_move_ends_if_somebody_opens_the_volume_alone_while_it_is_copied() {
     });
 }
 
+/// As soon as it is asked for, before anything of it is announced, or just behind that.
+#[test]
+fn whoever_opens_a_volume_alone_when_its_move_begins_is_not_locked_out() {
+    let (mut went, mut stayed) = (0, 0);
+    for delay_ns in (0..5_000_000).step_by(100_000) {
+        let what = format!("{delay_ns} ns behind the beginning");
+        let mut begun = on_its_way(90);
+        let opened = Opened::default();
+        let both = begun.both.clone();
+        begun.scene.world.run_for(delay_ns);
+        let (opening, origin) = (opened.clone(), both.clone());
+        let opening = async move { opening.again(&origin).await };
+        begun.scene.world.block_on(CLIENTS, opening);
+        begun.scene.run_until(|| false);
+        assert!(begun.scene.is_over(), "{what}: no end");
+        let is_there = both.origin.ended.get() == Some(true);
+        opened.check(&what, is_there, &both);
+        let snapshots = std::mem::take(&mut begun.snapshots);
+        let world = &begun.scene.world;
+        check(world, &what, is_there, &both, &begun.model, snapshots);
+        if is_there {
+            went += 1;
+        } else {
+            stayed += 1;
+            assert_eq!(both.origin.error.get(), Some(DvolError::StaleEpoch));
+            begun.nothing_there(&what);
+        }
+    }
+    assert!(stayed > 10, "{went} went, {stayed} stayed");
+}
+
 #[test]
 fn a_move_that_was_cut_off_ends_if_somebody_has_opened_the_volume_alone_meanwhile() {
     for when in [When::CutOff, When::Away, When::StartedAndCutOff] {

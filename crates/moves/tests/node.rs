@@ -625,7 +625,7 @@ async fn go(
     let mut attributes = TestMarks.plain(&attributes);
     attributes[2..6].copy_from_slice(&epoch.0.to_le_bytes());
     let new = new_dvol(attributes);
-    let target = RemoteTarget::new(platform.clone(), &arrival, new, 3_000_000_000);
+    let target = RemoteTarget::new(platform.clone(), &arrival, new, epoch, 3_000_000_000);
     let parts = both.origin.parts.get();
     let (part_bytes, point_after_bytes) = parts.unwrap_or((PART_BYTES, POINT_AFTER_BYTES));
     let target = target.with_points(point_after_bytes);

@@ -402,7 +402,7 @@ impl CoreNode {
             reserved_bytes: info.reserved_bytes,
             attributes: VolumeMarks.plain(&behind_a_move(&info.attributes, epoch)),
         };
-        let target = RemoteTarget::new(self.platform.clone(), &arrival, new, REQUEST_NS);
+        let target = RemoteTarget::new(self.platform.clone(), &arrival, new, epoch, REQUEST_NS);
         let after_bytes = self.move_hooks.point_after_bytes;
         let target = target.with_points(after_bytes.unwrap_or(POINT_AFTER_BYTES));
         let gate = notes.gate.clone();
