@@ -1,5 +1,5 @@
 //! A volume whose blocks lie anywhere, and whose origin dies when more of them have come behind the last point than an answer can name: neighbours are
-//! told as one, and each is copied once more.
+//! told as one, and each is copied once more. The copy has some of which the origin has nothing any more.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -13,13 +13,13 @@ use flagstone_wire::arrival::AGAIN_MAX;
 use crate::between::Scene;
 use crate::node::{BLOCK, Both, CLIENTS, ORIGIN, begin_of, move_volume, read_blocks};
 
-/// Every second one has something.
+/// Every fourth one has something, and the second behind each is written while that is copied.
 const BLOCKS: u64 = 2600;
-const WRITTEN: u64 = BLOCKS / 2;
-/// How far ahead of what is copied somebody writes, in those blocks, and the numbers from which on he writes.
+const WRITTEN: u64 = BLOCKS / 4;
+/// How far ahead of what is copied somebody writes, in blocks that have something, and the numbers from which on he writes.
 const AHEAD: u64 = 8;
 const LATER: u64 = 1_000_000;
-/// Behind so many of them what is written may be lost.
+/// Behind so many that were copied what is written may be lost.
 const LOST_FROM: u64 = 900;
 /// As long as so many weren't copied the origin lives.
 const DIES_BEHIND: u64 = 1200;
@@ -28,23 +28,23 @@ fn content(number: u64) -> IoBuf {
     IoBuf::copy_of(&number.to_le_bytes().repeat(BLOCK as usize / 8))
 }
 
-/// Writes this block, as so many were written before, and doesn't wait for a disk.
-async fn write(both: &Both, nth: u64, first: u64) -> Result<(), DvolError> {
+/// Writes this block, and doesn't wait for a disk.
+async fn write(both: &Both, block: u64, number: u64) -> Result<(), DvolError> {
     let (engine, handle, _) = both.origin.here.borrow().clone().expect("is here");
-    let (at, number) = (2 * nth * BLOCK, first + nth);
-    let data = content(number);
+    let (at, data) = (block * BLOCK, content(number));
     let written = engine.write_ex(handle, at, data, number, Stability::Unstable);
     written.await.map(drop)
 }
 
-/// Writes them all once more, each shortly before it is copied: nothing makes that durable before the next point.
+/// Writes what has nothing yet, each shortly before it is copied: nothing makes that durable before the next point. If it is lost, the rest of the copy passes
+/// by what is there of it.
 async fn write_ahead(platform: SimPlatform, both: Both) {
     for nth in 0..WRITTEN {
-        while nth > both.origin.copied_bytes.get() / BLOCK + AHEAD {
+        while nth > both.origin.copied_bytes.get() / (2 * BLOCK) + AHEAD {
             platform.sleep_ns(50_000).await;
         }
         // One that dies meanwhile never answers.
-        if write(&both, nth, LATER).await.is_err() {
+        if write(&both, 4 * nth + 2, LATER + nth).await.is_err() {
             return;
         }
     }
@@ -67,7 +67,7 @@ fn run(seed: u64) -> (usize, u64, u64) {
     let (writer, engine) = (both.clone(), store.engine.clone());
     scene.world.block_on(CLIENTS, async move {
         for nth in 0..WRITTEN {
-            write(&writer, nth, 1).await.expect("is written");
+            write(&writer, 4 * nth, 1 + nth).await.expect("is written");
         }
         engine.flush().await.expect("is durable");
     });
