@@ -94,18 +94,20 @@ pub struct RemoteTarget<'a, P: Platform, C: Connect> {
     has_begun: Cell<bool>,
     /// Why the copy was cut off, though it may go on.
     cut_off: RefCell<Option<String>>,
-    /// The epoch in which it was announced.
-    epoch: Cell<Option<Epoch>>,
+    /// The epoch that it comes of, as is said with it.
+    of: Epoch,
     /// Something of the copy was taken there since this was looked at.
     has_taken: Cell<bool>,
 }
 
 impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
-    /// With so many nanoseconds for each request, sent again as often as it takes.
+    /// Of a volume in the epoch `of`, which may be said in its attributes: if it has another one when it is announced, the move fails. With so many nanoseconds
+    /// for each request, sent again as often as it takes.
     pub fn new(
         platform: P,
         arrival: &'a Arrival<P, C>,
         new: NewDvol,
+        of: Epoch,
         request_ns: u64,
     ) -> RemoteTarget<'a, P, C> {
         RemoteTarget {
@@ -119,7 +121,7 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
             point_after_bytes: None,
             has_begun: Cell::new(false),
             cut_off: RefCell::default(),
-            epoch: Cell::new(None),
+            of,
             has_taken: Cell::new(false),
         }
     }
@@ -143,7 +145,7 @@ impl<'a, P: Platform, C: Connect> RemoteTarget<'a, P, C> {
         self.record.replace(record);
     }
 
-    /// What went wrong last, in words that an operator can use.
+    /// What went wrong there last, in words that an operator can use. `None`: nothing since the copy went on, so if the move has ended, that was not why.
     pub fn trouble(&self) -> Option<Error> {
         self.trouble.borrow().clone()
     }
@@ -191,12 +193,10 @@ fn can_be_of(point: &Point, content: &Content) -> bool {
 }
 
 impl<P: Platform, C: Connect> RemoteTarget<'_, P, C> {
-    /// Fails if somebody has opened it alone since it was announced for the first time: what goes with it says of which epoch it comes, and
-    /// whoever has it open in that of now would be locked out where it goes.
+    /// Fails if somebody has opened it alone since it was found out what goes with it: that says of which epoch it comes, and whoever has it open in that of
+    /// now would be locked out where it goes.
     fn check_epoch(&self, content: &Content) -> Result<(), DvolError> {
-        let first = self.epoch.get().unwrap_or(content.epoch);
-        self.epoch.set(Some(first));
-        match first == content.epoch {
+        match self.of.0 + Epoch::PER_MOVE == content.epoch.0 {
             true => Ok(()),
             false => Err(DvolError::StaleEpoch),
         }
@@ -528,6 +528,8 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
             return Ended::Unknown(error);
         }
         home.cut_off(&why);
+        // If the move ends without another word of that node, this isn't why.
+        target.trouble.take();
         tracing::debug!(volume = %question.volume, "its move is cut off, and goes on when the other node answers: {why}");
         // Who is asked again and again and takes nothing is asked less often.
         pause_ns = match target.has_taken.take() {

@@ -21,7 +21,7 @@ use crate::node::{
 
 type TestArrival = Rc<Arrival<SimPlatform, TestMarks, TestKeeper>>;
 
-fn announced(size_bytes: u64) -> Announced {
+pub(crate) fn announced(size_bytes: u64) -> Announced {
     Announced {
         new: NewDvol {
             id: ID,
@@ -36,7 +36,7 @@ fn announced(size_bytes: u64) -> Announced {
 }
 
 /// It is done up to there.
-fn point(offset_bytes: u64) -> Point {
+pub(crate) fn point(offset_bytes: u64) -> Point {
     Point {
         snapshots: 0,
         of: None,
@@ -52,7 +52,7 @@ fn runs(byte: u8) -> Vec<Run> {
     runs_at(0, byte)
 }
 
-fn runs_at(block: u64, byte: u8) -> Vec<Run> {
+pub(crate) fn runs_at(block: u64, byte: u8) -> Vec<Run> {
     let bytes = vec![byte; BLOCK as usize];
     vec![Run::Data {
         offset_bytes: block * BLOCK,
@@ -70,7 +70,7 @@ async fn first_byte(store: &Store) -> u8 {
     }
 }
 
-fn with_arrival<F: Future<Output = ()> + 'static>(
+pub(crate) fn with_arrival<F: Future<Output = ()> + 'static>(
     run: impl FnOnce(SimPlatform, Store, TestArrival, Both) -> F + 'static,
 ) {
     let world = World::new(5);

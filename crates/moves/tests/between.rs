@@ -13,11 +13,11 @@ use flagstone_sim::{
     Cut, Fault, FaultsSeen, Injection, IoKind, Rng, SegmentFaults, SimDisk, SimPlatform, World,
     WorldConfig,
 };
-use flagstone_types::DeviceId;
+use flagstone_types::{DeviceId, Epoch};
 
 use crate::node::{
-    BLOCK, BLOCKS, Both, CLIENTS, ID, ORIGIN, TARGET, at, begin, fork_of, move_volume, read_all,
-    run_origin, run_target,
+    BLOCK, BLOCKS, Both, CLIENTS, ID, ORIGIN, TARGET, at, begin, comes_of, fork_of, move_volume,
+    read_all, run_origin, run_target,
 };
 
 /// Virtual time in which a run must come to its end.
@@ -338,7 +338,7 @@ impl Scene {
     }
 
     /// Ends a node, with what its disk has then.
-    fn end(&mut self, node: usize) -> flagstone_sim::Rng {
+    pub(crate) fn end(&mut self, node: usize) -> flagstone_sim::Rng {
         let mut rng = self.world.kill_core(node);
         let disk = self.disks[node].after_power_loss(&mut rng);
         self.disks[node] = disk;
@@ -352,6 +352,9 @@ impl Scene {
         } else {
             both.origin.here.take();
             both.origin.ended.set(None);
+            both.origin.waits.set(false);
+            // Nobody has told the next one.
+            both.origin.is_unwanted.set(false);
             both.origin.lives.set(both.origin.lives.get() + 1);
         }
         rng
@@ -475,11 +478,13 @@ pub(crate) fn check(
     let answered = model.answered.borrow().clone();
     let what = what.to_owned();
     world.block_on(CLIENTS, async move {
-        assert_eq!(
-            engine.attributes_of(handle).expect("is there")[..2],
-            [0, 9],
-            "{what}"
-        );
+        let attributes = engine.attributes_of(handle).expect("is there");
+        assert_eq!(attributes[..2], [0, 9], "{what}");
+        if went {
+            let epoch = engine.epoch_of(handle).expect("is there");
+            let before = comes_of(&attributes).0 + Epoch::PER_MOVE;
+            assert_eq!(epoch.0, before, "{what}: whoever had it is locked out");
+        }
         for (block, number) in read_all(&engine, handle).await {
             let wanted = answered.get(&block).copied().unwrap_or(0);
             assert_eq!(number, wanted, "{what}: block {block}");

@@ -29,7 +29,7 @@ use flagstone_platform::{IoBuf, Listener, Platform};
 use flagstone_sim::{DiskConfig, SimDisk, SimListener, SimNetwork, SimPlatform, SimStream, World};
 use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::Operation;
-use flagstone_wire::arrival::{RECORD_BYTES, Settled};
+use flagstone_wire::arrival::{Again, RECORD_BYTES, Settled};
 use flagstone_wire::proof::Key;
 
 use crate::nobody::Nobody;
@@ -61,7 +61,8 @@ const LEAVING: u8 = 2;
 const ARRIVING_AT: u8 = 3;
 const GOING: u8 = 4;
 
-/// Byte 0 says how it is marked, bytes 8 to 24 with which device, or bytes 8 to 56 how far a copy is; byte 1 is the layer's above.
+/// Byte 0 says how it is marked, bytes 8 to 24 with which device, or bytes 8 to 56 how far a copy is; byte 1 is the layer's above. Bytes 2 to 6: of which
+/// epoch it comes, as that goes with a volume: whoever held it in that one is let in where it goes, and nobody else.
 #[derive(Clone, Copy)]
 pub(crate) struct TestMarks;
 
@@ -105,6 +106,12 @@ impl Marks for TestMarks {
     fn plain(&self, attributes: &Attributes) -> Attributes {
         marked(attributes, 0, 0)
     }
+}
+
+/// The epoch that a volume comes of, as was said with it.
+pub(crate) fn comes_of(attributes: &Attributes) -> Epoch {
+    let epoch = attributes[2..6].try_into();
+    Epoch(u32::from_le_bytes(epoch.expect("four bytes")))
 }
 
 /// What is written down of a move.
@@ -244,6 +251,12 @@ pub(crate) struct AtOrigin {
     pub(crate) is_gone: Cell<bool>,
     /// How the move ended, once it has.
     pub(crate) ended: Cell<Option<bool>>,
+    /// Why the volume stayed.
+    pub(crate) error: Cell<Option<DvolError>>,
+    /// What the target was last found to be wrong with by then, if anything.
+    pub(crate) trouble: RefCell<Option<String>>,
+    /// Somebody has ended the move.
+    pub(crate) is_unwanted: Cell<bool>,
     /// How often it was started.
     pub(crate) lives: Cell<u64>,
     /// It has asked the target in vain.
@@ -258,6 +271,8 @@ pub(crate) struct AtOrigin {
     pub(crate) waits: Cell<bool>,
     /// How often it has begun to.
     pub(crate) cut_off: Cell<u64>,
+    /// Bytes that it copies at once and from one point to the next, if those are others than usual.
+    pub(crate) parts: Cell<Option<(u64, u64)>>,
 }
 
 /// And at the target.
@@ -267,6 +282,8 @@ pub(crate) struct AtTarget {
     pub(crate) store: RefCell<Option<Store>>,
     pub(crate) here: RefCell<Option<(Engine<SimPlatform>, Handle)>>,
     pub(crate) lives: Cell<u64>,
+    /// How many places it has named each time that it has said where a copy goes on.
+    pub(crate) told: Rc<RefCell<Vec<usize>>>,
 }
 
 #[derive(Clone, Default)]
@@ -290,7 +307,7 @@ impl Home for TestHome {
     }
 
     fn is_unwanted(&self) -> bool {
-        false
+        self.origin.is_unwanted.get()
     }
 
     fn cut_off(&self, _: &str) {
@@ -390,6 +407,7 @@ pub(crate) struct OneArrival {
     pub(crate) wrong_proofs: Rc<Cell<u64>>,
     /// The attempt of each request that was carried out.
     pub(crate) attempts: Rc<RefCell<Vec<u64>>>,
+    told: Rc<RefCell<Vec<usize>>>,
 }
 
 impl OneArrival {
@@ -399,6 +417,7 @@ impl OneArrival {
             device: store.device(),
             wrong_proofs: Rc::default(),
             attempts: Rc::default(),
+            told: Rc::default(),
         }
     }
 }
@@ -416,7 +435,14 @@ impl Arrivals for OneArrival {
     ) -> Result<ArrivalReply, NativeError> {
         let arrival = self.arrival.clone().ok_or(NativeError::NotFound)?;
         self.attempts.borrow_mut().push(attempt);
-        carry_out(&arrival, at(), attempt, request).await
+        let reply = carry_out(&arrival, at(), attempt, request).await?;
+        if let ArrivalReply::Again(Again {
+            left: Some(left), ..
+        }) = &reply
+        {
+            self.told.borrow_mut().push(left.again.len());
+        }
+        Ok(reply)
     }
 
     fn unknown(&self, device: DeviceId, _: DvolId) -> Settled {
@@ -508,7 +534,10 @@ pub(crate) async fn run_target(
         }
     };
     let directory = Nobody {
-        arrivals: OneArrival::new(arrival.map(Rc::new), &store),
+        arrivals: OneArrival {
+            told: both.target.told.clone(),
+            ..OneArrival::new(arrival.map(Rc::new), &store)
+        },
         at: at(),
         incarnation: both.target.lives.get(),
     };
@@ -545,7 +574,7 @@ impl Progress for Slowly {
         let left = self.1.get();
         self.1.set(left.saturating_sub(bytes));
         self.2.copied_bytes.set(self.2.copied_bytes.get() + bytes);
-        match left >= bytes {
+        match left >= bytes && !self.2.is_unwanted.get() {
             true => Ok(()),
             false => Err(DvolError::Busy),
         }
@@ -592,9 +621,14 @@ async fn go(
     let client = client(&platform, network);
     let arrival = client.arrival(at(), ARRIVAL, KEY);
     let attributes = engine.attributes_of(handle).expect("is there");
-    let new = new_dvol(TestMarks.plain(&attributes));
-    let target = RemoteTarget::new(platform.clone(), &arrival, new, 3_000_000_000);
-    let target = target.with_points(POINT_AFTER_BYTES);
+    let epoch = engine.epoch_of(handle).expect("is there");
+    let mut attributes = TestMarks.plain(&attributes);
+    attributes[2..6].copy_from_slice(&epoch.0.to_le_bytes());
+    let new = new_dvol(attributes);
+    let target = RemoteTarget::new(platform.clone(), &arrival, new, epoch, 3_000_000_000);
+    let parts = both.origin.parts.get();
+    let (part_bytes, point_after_bytes) = parts.unwrap_or((PART_BYTES, POINT_AFTER_BYTES));
+    let target = target.with_points(point_after_bytes);
     let target = match has_begun {
         true => target.that_has_begun(),
         false => target,
@@ -610,7 +644,7 @@ async fn go(
         false => dvol,
     };
     dvol.set_parts(Parts {
-        bytes: PART_BYTES,
+        bytes: part_bytes,
         ..Parts::QUICK
     });
     let question = Question { device, volume: ID };
@@ -625,7 +659,12 @@ async fn go(
             let _ = confirm(&platform, &arrival, question).await;
         }
         // Whoever waited at the gate goes on.
-        Ended::Stayed(_) | Ended::Forced(_) => {}
+        Ended::Stayed(error) => {
+            let trouble = target.trouble().map(|error| error.to_string());
+            both.origin.error.set(Some(error));
+            both.origin.trouble.replace(trouble);
+        }
+        Ended::Forced(_) => {}
         Ended::CutOff(_) => panic!("nobody stops it"),
         Ended::Unknown(error) => panic!("{error}: {:?}", target.trouble()),
     }
@@ -736,15 +775,22 @@ pub(crate) async fn run_origin(
             }
             return;
         }
-        // What the target still has of it.
-        let deadline = platform.now().plus_ns(5_000_000_000);
-        let _ = arrival.settle(device, ID, (true, false), deadline).await;
+        // What the target still has of it, if it is written down where that is.
+        if note.is_some() {
+            let deadline = platform.now().plus_ns(5_000_000_000);
+            let _ = arrival.settle(device, ID, (true, false), deadline).await;
+        }
     }
     both.origin.ended.set(Some(went));
 }
 
 /// A world of three cores with two formatted disks and the volume on the first.
 pub(crate) fn begin(world: &World) -> ([SimDisk; 2], Store, DeviceId, Both) {
+    begin_of(world, BLOCKS)
+}
+
+/// The same with a volume of so many blocks.
+pub(crate) fn begin_of(world: &World, blocks: u64) -> ([SimDisk; 2], Store, DeviceId, Both) {
     let disks = [64 << 20, 64 << 20].map(|size| SimDisk::new(DiskConfig::new(size)));
     let both = Both::default();
     let (platform, disk) = (world.platform(TARGET), disks[1].clone());
@@ -763,7 +809,7 @@ pub(crate) fn begin(world: &World) -> ([SimDisk; 2], Store, DeviceId, Both) {
         let new = CreateDvol {
             name: "vm".into(),
             id: Some(ID),
-            size_bytes: BLOCKS * BLOCK,
+            size_bytes: blocks * BLOCK,
             reserved_bytes: 0,
         };
         let made = store.engine.create_with(new, attributes).await;
@@ -776,8 +822,17 @@ pub(crate) fn begin(world: &World) -> ([SimDisk; 2], Store, DeviceId, Both) {
 
 /// What each block of a dvol or layer holds: its number, and its metadata.
 pub(crate) async fn read_all(engine: &Engine<SimPlatform>, handle: Handle) -> BTreeMap<u64, u64> {
+    read_blocks(engine, handle, BLOCKS).await
+}
+
+/// The same of one that has so many.
+pub(crate) async fn read_blocks(
+    engine: &Engine<SimPlatform>,
+    handle: Handle,
+    blocks: u64,
+) -> BTreeMap<u64, u64> {
     let mut found = BTreeMap::new();
-    for block in 0..BLOCKS {
+    for block in 0..blocks {
         let read = engine.read_ex(handle, block * BLOCK, BLOCK).await;
         let (pieces, metas) = read.expect("can be read");
         let number = match &pieces[..] {

@@ -4,12 +4,16 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use flagstone_sim::{Cut, World, WorldConfig};
+use flagstone_sim::{Cut, SimNetwork, World, WorldConfig};
 
 use crate::between::{Death, Model, Scene, Snapshots, changes_of, check, write};
 use crate::node::{
-    BLOCK, BLOCKS, CLIENTS, ORIGIN, PART_BYTES, POINT_AFTER_BYTES, TARGET, at, begin, move_volume,
+    BLOCK, BLOCKS, Both, CLIENTS, ORIGIN, PART_BYTES, POINT_AFTER_BYTES, TARGET, at, begin,
+    move_volume,
 };
+
+/// All there is to copy.
+pub(crate) const ALL_BYTES: u64 = (BLOCKS + BLOCKS.div_ceil(3)) * BLOCK;
 
 /// What may be copied twice: what came behind the last point, and the part that was on its way.
 const TWICE_MAX_BYTES: u64 = POINT_AFTER_BYTES + 2 * PART_BYTES;
@@ -36,7 +40,7 @@ struct Ran {
 }
 
 /// A volume that is full, with a snapshot. Nobody changes it while it is moved, so that it is known what there is to copy.
-fn filled(scene: &Scene, model: &Model) -> Snapshots {
+pub(crate) fn filled(scene: &Scene, model: &Model) -> Snapshots {
     let platform = scene.world.platform(CLIENTS);
     let (both, model) = (scene.both.clone(), model.clone());
     scene.world.block_on(CLIENTS, async move {
@@ -54,8 +58,30 @@ fn filled(scene: &Scene, model: &Model) -> Snapshots {
     })
 }
 
-fn run(seed: u64, trouble: Trouble) -> Ran {
-    let what = format!("seed {seed}, {trouble:?}");
+/// A full volume that is on its way.
+pub(crate) struct Begun {
+    pub(crate) scene: Scene,
+    pub(crate) both: Both,
+    pub(crate) model: Model,
+    pub(crate) snapshots: Snapshots,
+    pub(crate) network: SimNetwork,
+}
+
+impl Begun {
+    /// Nothing of the volume is left at the target.
+    pub(crate) fn nothing_there(&self, what: &str) {
+        let store = &self.both.target.store;
+        self.scene.world.run_until(|| store.borrow().is_some());
+        let there = store.borrow().clone().expect("has started");
+        assert_eq!(there.volume(), None, "{what}: a copy is left");
+        let world = &self.scene.world;
+        let noted = world.block_on(TARGET, async move { there.note().await });
+        assert_eq!(noted, None, "{what}: it still waits for the volume");
+    }
+}
+
+/// Begins to move one.
+pub(crate) fn on_its_way(seed: u64) -> Begun {
     let world = World::with_config(WorldConfig::new(seed).cores(3));
     let (disks, store, device, both) = begin(&world);
     let mut scene = Scene {
@@ -81,6 +107,24 @@ fn run(seed: u64, trouble: Trouble) -> Ran {
         u64::MAX,
     );
     scene.world.spawn(ORIGIN, moving);
+    Begun {
+        scene,
+        both,
+        model,
+        snapshots,
+        network,
+    }
+}
+
+fn run(seed: u64, trouble: Trouble) -> Ran {
+    let what = format!("seed {seed}, {trouble:?}");
+    let Begun {
+        mut scene,
+        both,
+        model,
+        snapshots,
+        network,
+    } = on_its_way(seed);
     match trouble {
         Trouble::None => {}
         Trouble::Dies(death) => {
@@ -124,7 +168,7 @@ fn run(seed: u64, trouble: Trouble) -> Ran {
 fn whole(seed: u64) -> Ran {
     let whole = run(seed, Trouble::None);
     assert!(whole.went && whole.resumed.is_empty() && whole.cut_off == 0);
-    assert_eq!(whole.copied_bytes, (BLOCKS + BLOCKS.div_ceil(3)) * BLOCK);
+    assert_eq!(whole.copied_bytes, ALL_BYTES);
     whole
 }
 

@@ -13,6 +13,9 @@ pub enum MovePoint {
     Begun,
     /// Some of its bytes have come there, and are not answered.
     Taken,
+    /// A start goes on with its move, and has done nothing of it. Where this says `false`, what was being changed of the volume before can't be waited for, and
+    /// the move fails.
+    GoesOn,
     /// Here, some of it was read to be copied.
     Copied,
     /// It is written down here that it is being copied, and there not yet how far that is.

@@ -17,7 +17,7 @@ use crate::native::client::Native;
 use crate::native::{addresses, listening, volume};
 use crate::support::Scene;
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
 /// What is written of the volume, in MiB, and from which of them on behind its snapshot.
 const WRITTEN: u64 = 24;
@@ -34,21 +34,27 @@ fn change(options: &mut NodeOptions) {
     options.move_hooks.point_after_bytes = Some(POINT_AFTER_BYTES);
 }
 
-fn node() -> Scene {
+pub(crate) fn node() -> Scene {
     Scene::with(change)
 }
 
 /// The same again, at the address that it had.
 fn again(scene: Scene) -> Scene {
+    again_with(scene, |_| {})
+}
+
+/// The same, with some options changed.
+pub(crate) fn again_with(scene: Scene, more: impl FnOnce(&mut NodeOptions)) -> Scene {
     let at = addresses(&scene)[0];
     scene.restart(|options| {
         change(options);
         options.native = Some(at);
+        more(options);
     })
 }
 
 /// A volume with a snapshot, and what changed since.
-fn filled(scene: &Scene) -> TokenText {
+pub(crate) fn filled(scene: &Scene) -> TokenText {
     let owner = volume(scene, "vm", None);
     let resized = scene.ask(|node| node.resize_volume("vm".to_owned(), 64 * MIB, false));
     resized.expect("grows");
@@ -71,7 +77,7 @@ fn filled(scene: &Scene) -> TokenText {
 }
 
 /// It has all it had, and can be used. What was written meanwhile is the last block of MiB 3.
-fn check(scene: &Scene, owner: &TokenText, meanwhile: u8) {
+pub(crate) fn check(scene: &Scene, owner: &TokenText, meanwhile: u8) {
     let mut native = Native::connect(addresses(scene)[0]);
     for (name, first) in [("vm", 101), ("vm@old", 1)] {
         let vm = native.opened(name, owner, 0);
@@ -98,12 +104,12 @@ fn write_meanwhile(scene: &Scene, with: u8) {
     until_detached(scene);
 }
 
-fn info(scene: &Scene) -> MoveInfo {
+pub(crate) fn info(scene: &Scene) -> MoveInfo {
     let info = scene.ask(|node| node.show_move("vm".to_owned()));
     info.expect("is known")
 }
 
-fn until(why: &str, look: impl Fn() -> bool) {
+pub(crate) fn until(why: &str, look: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !look() {
         assert!(Instant::now() < until, "{why}");
@@ -112,7 +118,7 @@ fn until(why: &str, look: impl Fn() -> bool) {
 }
 
 /// The volume is on its way to the other node, and so much of it is copied.
-fn on_its_way(one: &Scene, other: &Scene, copied_bytes: u64) {
+pub(crate) fn on_its_way(one: &Scene, other: &Scene, copied_bytes: u64) {
     let spec = MoveSpec {
         arrival: Some(promise(one, other, "vm").expect("promises")),
         limit_bytes: Some(LIMIT_BYTES),

@@ -2,6 +2,7 @@
 
 mod activity;
 mod between;
+mod between_kept;
 mod between_resumed;
 mod blocking;
 mod client;

@@ -24,7 +24,7 @@ use crate::node::real::start::wait_for;
 use crate::node::{NodeError, Slo, SnapshotSchedule};
 
 /// How long the other node is asked to forget a move that came to nothing, in nanoseconds.
-const ABANDON_NS: u64 = 5_000_000_000;
+pub(super) const ABANDON_NS: u64 = 5_000_000_000;
 
 /// A dvol of a journal, as a start finds it.
 pub(in crate::node::real) struct FoundDvol<'a> {

@@ -18,6 +18,7 @@ use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::Status;
 use flagstone_wire::proof::Key;
 
+use super::found::ABANDON_NS;
 use super::record::{Kind, MoveRecord};
 use super::{Elsewhere, Route, UringClient, UringConnect, word};
 use crate::node::real::core::CoreNode;
@@ -353,14 +354,23 @@ impl CoreNode {
         state
     }
 
-    /// Has no start go on with a move. False if it will, since the node stops or that can't be written down: then nothing of the volume is to change before.
+    /// Has no start go on with a move, and tells the other node. False if a start will, since the node stops or that can't be written down: then nothing of the
+    /// volume is to change before.
     async fn forget_departure(&self, job: &Departure) -> bool {
         if self.is_stopping() && !job.watched.is_cancelled() {
             return false;
         }
         let forgotten = async {
-            let device = job.to.device.0;
-            self.end_going(job.from, &job.name, device).await?;
+            let device = job.to.device;
+            self.end_going(job.from, &job.name, device.0).await?;
+            // What is written down goes behind that: a start that finds it without the mark tells the other node once more.
+            let client = self.client_of(job.to.address);
+            let arrival = client.arrival(job.to.address, job.to.number, job.to.key.clone());
+            let deadline = self.platform.now().plus_ns(ABANDON_NS);
+            // Otherwise it ends there by itself.
+            let _ = arrival
+                .settle(device, job.from.id, (true, false), deadline)
+                .await;
             let store = &self.owned(job.from.engine)?.moves;
             let _turn = store.turn().await;
             store.forget(MoveRecord::route_of(job.from.id)).await
@@ -391,7 +401,16 @@ impl CoreNode {
         let info = info.ok_or(stayed(DvolError::NotFound))?;
         let handle = info.handle;
         refuse_unsettled(&info.attributes).map_err(stayed)?;
-        quiesce(self, engine, handle).await.map_err(stayed)?;
+        let quiet = match job.has_begun && !self.move_hooks.goes_on(MovePoint::GoesOn) {
+            true => Err(DvolError::NoSpace),
+            false => quiesce(self, engine, handle).await,
+        };
+        quiet.map_err(|error| {
+            // The other node has nothing to do with that.
+            let text = format!("waiting for the changes of it that were under way here: {error}");
+            job.watched.set_trouble(Some(text));
+            stayed(error)
+        })?;
         let notes = self.notes_of(handle.id);
         let client = self.client_of(job.to.address);
         let arrival = client.arrival(job.to.address, job.to.number, job.to.key.clone());
@@ -402,7 +421,7 @@ impl CoreNode {
             reserved_bytes: info.reserved_bytes,
             attributes: VolumeMarks.plain(&behind_a_move(&info.attributes, epoch)),
         };
-        let target = RemoteTarget::new(self.platform.clone(), &arrival, new, REQUEST_NS);
+        let target = RemoteTarget::new(self.platform.clone(), &arrival, new, epoch, REQUEST_NS);
         let after_bytes = self.move_hooks.point_after_bytes;
         let target = target.with_points(after_bytes.unwrap_or(POINT_AFTER_BYTES));
         let gate = notes.gate.clone();
