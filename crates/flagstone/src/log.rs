@@ -74,7 +74,7 @@ mod tests {
             assert!(found.contains("audit=info"), "{level}: {found}");
         }
         // Unless it is said otherwise.
-        for level in ["off", "warn,audit=off", "info, audit=debug"] {
+        for level in ["off", "warn,audit=off", "info,audit=debug"] {
             let found = of(level);
             assert!(!found.contains("audit=info"), "{level}: {found}");
         }
