@@ -146,6 +146,11 @@ fn arrival_seeds() -> Vec<(&'static str, Vec<u8>)> {
                 vec![FINISH, RIGHT, 255],
             ]),
         ),
+        // So many wrong proofs that nothing is looked at any more, in a connection that has ended by then. Found by the fuzzer.
+        (
+            "guesses_as_it_ends",
+            include_bytes!("../../../fuzz/seeds/native_arrivals/guesses_as_it_ends").to_vec(),
+        ),
         (
             "as_many_runs_as_may_be",
             script(vec![
@@ -199,6 +204,13 @@ fn those_of_arrivals_do_what_they_are_kept_for() {
         (guesses.reason, guesses.carried.len()),
         (CloseReason::Denied, 0)
     );
+    let late = came("guesses_as_it_ends");
+    assert_eq!(late.reason, CloseReason::Finished);
+    let denied = late
+        .answered
+        .iter()
+        .filter(|(_, status)| *status == Status::Denied);
+    assert!(denied.count() > 8);
     let settled = statuses("settled");
     assert_eq!(settled, (vec![Operation::Settle; 3], vec![Status::Ok; 5]));
     for name in ["flipped_proof", "cut", "longer", "nonsense"] {
