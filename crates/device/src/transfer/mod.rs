@@ -8,7 +8,7 @@
 //! 2. Each snapshot is copied, the oldest first: of the others what changed since the one before.
 //! 3. What the dvol is now, and then what changed meanwhile, until that is little. A round begins with a *mark*: an LSN
 //!    up to which every change can be seen, and above which every later one is. If rounds don't become smaller, whoever can
-//!    has changes come more slowly ([`Progress::outrun`]); nobody is held for a round that is large.
+//!    copies more quickly ([`Progress::hurry`]) and has changes come more slowly ([`Progress::outrun`]); nobody is held for a round that is large.
 //! 4. The origin *holds*: no change is under way and none begins. It is marked as *leaving*. The last round is copied.
 //! 5. The target makes all that durable, and then takes its mark away. **That is the moment of the move.** Before it
 //!    the origin is the dvol, also after a crash, and from then on the target is.

@@ -5,6 +5,7 @@
 //! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open; a copy that was cut off goes on then.
 //! [decibel 4.4: migration]
 
+mod copier;
 pub(super) mod left;
 mod slow;
 mod speed;
@@ -12,22 +13,20 @@ mod stay;
 mod there;
 
 use flagstone_platform::locks::Mutex;
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use flagstone_device::engine::{Attributes, DeviceReads, DvolError, Handle};
+use flagstone_device::engine::{Attributes, DvolError, Handle};
 use flagstone_device::transfer::{
-    Content, DvolOrigin, Marks, Origin, PART_BYTES, Part, Parts, Phase, Point, Progress,
-    RANGE_BYTES, ReadTurns, TOGETHER_MAX, What, move_dvol,
+    Content, DvolOrigin, Marks, Origin, Part, Phase, Point, Progress, What, move_dvol,
 };
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
-use flagstone_sched::want::{OfRequest, PART_LEAST_BYTES};
-use flagstone_sched::{Limits, Tenant, Turn, Turns, Want};
-use flagstone_types::{BLOCK_SIZE, Epoch, LayerNo, Lsn};
+use flagstone_sched::{Tenant, Want};
+use flagstone_types::{Epoch, LayerNo, Lsn};
 
 use super::attributes::{OnlyMoved, Receiving, VolumeAttributes};
 use super::core::CoreNode;
@@ -35,13 +34,14 @@ use super::names::Place;
 use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::receive::quiesce;
-use super::slo::terms_of;
+use copier::InTurns;
 use slow::Slowing;
 use speed::Speed;
 use stay::Stayed;
 use there::{There, WithTokens, throw_away};
 
 use crate::node::{MovePoint, Slo, SloLimit, SloPromise};
+pub(super) use copier::{Copier, Haste};
 pub(super) use there::{Arriving, POINT_AFTER_BYTES};
 
 /// How often another core is asked that is behind, and the pause before it is asked again.
@@ -335,152 +335,6 @@ pub(super) struct Job {
     pub(super) watched: Arc<Watched>,
 }
 
-/// Who waits for what a move copies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Haste {
-    /// Nobody: those who share a device are to notice as little of it as can be.
-    None,
-    /// As much is written as is copied, since so many rounds: otherwise it has no end, or the volume's clients wait for long at that.
-    Hurry(u32),
-    /// All changes of it wait.
-    Held,
-}
-
-/// Ranges that are read, or written, at the same time where a device is divided and nobody waits. What is asked at once delays all that others ask behind it.
-const TOGETHER_FEW: usize = 2;
-
-/// The same in the volume's own turns, at most: what its clients ask stands in one queue with it.
-const TOGETHER_OWN: usize = 8;
-
-/// Whose turns a move takes at an engine: those of all moves, which are background. Behind the hold, when the volume's clients wait for
-/// it, such as they would take.
-pub(super) struct Copier {
-    mover: Tenant<UringPlatform>,
-    turns: Turns<UringPlatform>,
-    slo: Slo,
-    /// With what the volume is promised, once it is needed: it counts among those that share the device as long as it is there.
-    promised: OnceCell<Tenant<UringPlatform>>,
-    /// Bytes of a range, while others are not to notice: as many as lie together on the device, as far as the last parts say.
-    range_bytes: Cell<u64>,
-}
-
-impl Copier {
-    /// Whose turns it takes in the background, and behind the hold.
-    pub(super) fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
-        match is_held {
-            false => &self.mover,
-            // Without its limits: those are for its clients, and this is what they wait for.
-            true => self.promised.get_or_init(|| {
-                let (slo, _) = terms_of(&self.slo);
-                self.turns.tenant(slo, Limits::default())
-            }),
-        }
-    }
-
-    /// The same where the volume isn't yet: what it is promised there may be used to get it there. Not of a floor on the device where it is, which would be
-    /// claimed twice.
-    pub(super) fn tenant_there(
-        &self,
-        haste: Haste,
-        is_same_device: bool,
-    ) -> &Tenant<UringPlatform> {
-        let is_twice = is_same_device && matches!(self.slo.promise, SloPromise::Floor(_));
-        self.tenant(match haste {
-            Haste::None => false,
-            Haste::Hurry(_) => !is_twice,
-            Haste::Held => true,
-        })
-    }
-
-    /// How it is read, in the volume's own turns or not. Others wait for the device as long as a range takes, and longer for each operation that comes at once with
-    /// others; what a request costs besides its bytes is the move's own loss.
-    fn parts(&self, haste: Haste, is_own: bool) -> Parts {
-        let together = self.together(haste, is_own);
-        if self.spares_others(haste) {
-            let range_bytes = self.range_bytes.get();
-            let bytes = range_bytes * together as u64;
-            return Parts {
-                bytes: bytes.clamp(PART_LEAST_BYTES, PART_BYTES),
-                range_bytes,
-                together,
-            };
-        }
-        let bytes = match haste {
-            Haste::Held => self.tenant(true).part_bytes(),
-            _ => u64::MAX,
-        };
-        Parts {
-            bytes: PART_BYTES,
-            range_bytes: bytes.min(RANGE_BYTES),
-            together,
-        }
-    }
-
-    /// How many ranges are read, or written, at the same time.
-    pub(super) fn together(&self, haste: Haste, is_own: bool) -> usize {
-        match self.spares_others(haste) {
-            true => together(haste, is_own),
-            false => TOGETHER_MAX,
-        }
-    }
-
-    /// Whether it is read in small ranges, and few of them at the same time: where the device is divided, unless all changes wait.
-    fn spares_others(&self, haste: Haste) -> bool {
-        haste != Haste::Held && self.mover.promised_ns().is_some()
-    }
-
-    /// A part was read so.
-    fn learn(&self, haste: Haste, part: &Part) {
-        if self.spares_others(haste) && part.ranges > 0 {
-            let bytes = next_range_bytes(self.range_bytes.get(), part);
-            self.range_bytes.set(bytes);
-        }
-    }
-}
-
-/// How many ranges are read, or written, at the same time on a device that is divided: if it isn't enough, twice as many in each round.
-fn together(haste: Haste, is_own: bool) -> usize {
-    let most = match is_own {
-        true => TOGETHER_OWN,
-        false => TOGETHER_MAX,
-    };
-    match haste {
-        Haste::None => TOGETHER_FEW,
-        Haste::Hurry(rounds) => (TOGETHER_FEW << rounds.min(8)).min(most),
-        Haste::Held => TOGETHER_MAX,
-    }
-}
-
-/// Ranges are read in the turns of this tenant: each in one of its own, as all others' requests, who would else wait for those of a whole part.
-struct InTurns<'a>(&'a Tenant<UringPlatform>);
-
-impl ReadTurns for InTurns<'_> {
-    type Turn = Turn<UringPlatform>;
-
-    async fn turn(&self, len_bytes: u64) -> Self::Turn {
-        // Of the volume's own turns too: for how long it waits is not what its clients wait for.
-        let want = Want {
-            of: OfRequest::Rest,
-            ..Want::read(0, len_bytes)
-        };
-        self.0.turn(want).await
-    }
-
-    fn took(&self, mut turn: Self::Turn, took: DeviceReads) {
-        turn.used_reads(took.operations.into(), took.blocks.into());
-    }
-}
-
-/// How large ranges of the next part are, if those of this one were of `bytes` at most: half if they were more operations of the device than they are, otherwise twice
-/// as large.
-fn next_range_bytes(bytes: u64, part: &Part) -> u64 {
-    let next = match part.took.operations > part.ranges {
-        true => bytes / 2,
-        false => bytes * 2,
-    };
-    next.clamp(BLOCK_SIZE, PART_LEAST_BYTES)
-}
-
 /// The origin, with turns at its device.
 pub(super) struct Here<'a> {
     origin: &'a DvolOrigin<UringPlatform, VolumeMarks>,
@@ -647,7 +501,7 @@ impl Progress for Pace<'_> {
     }
 
     fn hurry(&self) {
-        let slo = &self.here.copier.slo;
+        let slo = &self.here.copier.slo();
         let has_share = matches!(slo.promise, SloPromise::Share(_));
         if has_share && slo.limit == SloLimit::default() {
             // It is what the volume does itself that is in the way of its move. So the copy takes the volume's own part of the device, and neither others' nor the
@@ -752,13 +606,8 @@ impl CoreNode {
     /// Whose turns the move of a volume with this SLO takes at an engine.
     pub(super) fn copier(&self, engine: usize, slo: Slo) -> Option<Copier> {
         let device = self.engines.get(engine)?.device;
-        Some(Copier {
-            mover: self.mover_of(engine)?,
-            turns: self.turns.get(device)?.clone(),
-            slo,
-            promised: OnceCell::new(),
-            range_bytes: Cell::new(PART_LEAST_BYTES),
-        })
+        let (mover, turns) = (self.mover_of(engine)?, self.turns.get(device)?.clone());
+        Some(Copier::new(mover, turns, slo))
     }
 
     /// Moves a volume of this core. Returns what came of it; it is in the job's progress as well.
@@ -962,39 +811,6 @@ impl CoreNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn few_ranges_at_a_time_unless_somebody_waits() {
-        let in_a_hurry = |is_own| {
-            let rounds = [0, 1, 2, 3, 4, 5, u32::MAX];
-            rounds.map(|rounds| together(Haste::Hurry(rounds), is_own))
-        };
-        assert_eq!(in_a_hurry(true), [2, 4, 8, 8, 8, 8, 8]);
-        assert_eq!(in_a_hurry(false), [2, 4, 8, 16, 32, 32, 32]);
-        for is_own in [false, true] {
-            assert_eq!(together(Haste::None, is_own), 2);
-            assert_eq!(together(Haste::Held, is_own), 32);
-        }
-    }
-
-    #[test]
-    fn ranges_are_as_large_as_what_lies_together() {
-        let part = |operations, ranges| Part {
-            took: DeviceReads {
-                operations,
-                blocks: 16,
-            },
-            ranges,
-            ..Part::default()
-        };
-        // Each is one operation, or in memory.
-        assert_eq!(next_range_bytes(BLOCK_SIZE, &part(16, 16)), 2 * BLOCK_SIZE);
-        assert_eq!(next_range_bytes(16 << 10, &part(0, 4)), 32 << 10);
-        assert_eq!(next_range_bytes(64 << 10, &part(1, 1)), 64 << 10);
-        // More.
-        assert_eq!(next_range_bytes(64 << 10, &part(2, 1)), 32 << 10);
-        assert_eq!(next_range_bytes(BLOCK_SIZE, &part(17, 16)), BLOCK_SIZE);
-    }
 
     #[test]
     fn the_time_left_is_known_while_it_copies_what_there_was() {
