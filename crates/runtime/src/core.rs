@@ -28,7 +28,7 @@ use crate::op::{Completion, Flight, Message, OpKey, Owned, Request, Unclaimed};
 use crate::platform::UringPlatform;
 use crate::probe::{KernelSupport, RingError};
 use crate::ring::{Driver, Patience, REAP_MAX, Reaped};
-use crate::spin::{Ending, SpinPolicy, Wait};
+use crate::spin::{Crowd, Ending, SpinPolicy, Wait};
 use crate::sys::{self, monotonic_ns};
 use crate::timer::Timers;
 use crate::waker::TaskId;
@@ -112,6 +112,7 @@ pub(crate) struct Core {
     /// CPUs the helper may use; empty if the core isn't pinned.
     helper_cpus: Vec<usize>,
     spin: RefCell<SpinPolicy>,
+    crowd: RefCell<Crowd>,
     /// Up to when `busy_ns` has been counted.
     busy_since_ns: Cell<u64>,
     /// The clock when it was last looked at.
@@ -160,6 +161,7 @@ impl Core {
             helper_calls: Cell::new(0),
             helper_cpus,
             spin: RefCell::new(SpinPolicy::new(u64::from(config.spin_max_us) * 1_000)),
+            crowd: RefCell::default(),
             busy_since_ns: Cell::new(monotonic_ns()),
             clock_ns: Cell::new(monotonic_ns()),
             random: RefCell::default(),
@@ -274,7 +276,9 @@ impl Core {
         };
         let start_ns = self.read_clock();
         self.count_busy(start_ns);
-        let spin_ns = match self.driver.ops.transfers() <= self.spin_depth {
+        let yields = self.spin_yield && wait != Wait::Others;
+        let is_crowded = yields && self.crowd.borrow().is_there(start_ns);
+        let spin_ns = match self.driver.ops.transfers() <= self.spin_depth && !is_crowded {
             true => self.spin.borrow().plan_ns(wait),
             false => 0,
         };
@@ -287,7 +291,7 @@ impl Core {
                 .map_or(u64::MAX, |d| d.0)
                 .min(start_ns.saturating_add(spin_ns));
             self.counters().spins.add(1);
-            let (found, now_ns) = self.look_for_work(until, wait);
+            let (found, now_ns) = self.look_for_work(until, yields);
             self.clock_ns.set(now_ns);
             self.counters().spin_ns.add(now_ns.saturating_sub(start_ns));
             self.busy_since_ns.set(now_ns);
@@ -324,13 +328,15 @@ impl Core {
 
     /// Looks for completions and for work from other threads. Returns whether there is any, and
     /// the time.
-    fn look_for_work(&self, until_ns: u64, wait: Wait) -> (bool, u64) {
-        // The end of a direct write to a file is posted by a kernel worker on the CPU that took the interrupt. If that is
-        // this one, the worker would wait for us, and we for it.
-        let yields = self.spin_yield && wait != Wait::Others;
+    ///
+    /// `yields`: the end of a direct write to a file is posted by a kernel worker on the CPU that took the interrupt. If
+    /// that is this one, the worker would wait for us, and we for it.
+    fn look_for_work(&self, until_ns: u64, yields: bool) -> (bool, u64) {
+        let is_there = || self.driver.has_completions() || self.shared.has_work();
+        let mut looked_ns = monotonic_ns();
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                if self.driver.has_completions() || self.shared.has_work() {
+                if is_there() {
                     return (true, monotonic_ns());
                 }
                 std::hint::spin_loop();
@@ -339,6 +345,12 @@ impl Core {
                 std::thread::yield_now();
             }
             let now_ns = monotonic_ns();
+            let took_ns = now_ns.saturating_sub(looked_ns);
+            if yields && self.crowd.borrow_mut().yielded(took_ns, now_ns) {
+                self.counters().long_yields.add(1);
+                return (is_there(), now_ns);
+            }
+            looked_ns = now_ns;
             if now_ns >= until_ns {
                 return (false, now_ns);
             }

@@ -80,6 +80,8 @@ counters! {
     spins,
     /// Idle periods in which looking for work found some before the core slept.
     spin_hits,
+    /// Yields while looking for work after which the processor came back late: something else wanted it.
+    long_yields,
     /// Nanoseconds spent looking for work.
     spin_ns,
     /// Nanoseconds spent neither looking for work nor asleep. Brought up to date when the core goes

@@ -20,6 +20,12 @@
 //! work gains is small beside its pauses, and costs the more CPU the more such clients there are. So
 //! after a long wait for others nothing is looked for until others have come quickly again.
 //!
+//! While it looks, a core yields the processor now and then (`core.rs` says why). Where nothing else wants it, that
+//! takes less than a microsecond; where something else does, it takes as long as the kernel lets that run, which is
+//! milliseconds, even if it runs at the lowest priority there is. A core that sleeps is given the processor back when
+//! something happens, and a processor that has something else to run doesn't halt, which is what makes sleeping
+//! dear. So after a yield that took long the core sleeps at once for a while ([`Crowd`]).
+//!
 //! No clock and no I/O here: the caller says how long it waited.
 
 /// What a core waits for.
@@ -132,9 +138,102 @@ impl SpinPolicy {
     }
 }
 
+/// A yield that took longer than this, in nanoseconds, gave the processor to something that doesn't soon give it back:
+/// a kernel worker that ends transfers, or a client that sends a request, takes a few microseconds.
+const YIELD_LONG_NS: u64 = 200_000;
+
+/// After a yield that took long no more are made for so many times as long as it took, and for twice as many after each
+/// further one, unless there was none for [`CALM_TIMES`] as long as the last pause: a hypervisor that took the processor once
+/// costs little, and something that always wants it costs a core a thousandth of its time.
+const CROWDED_LEAST: u64 = 16;
+const CROWDED_MOST: u64 = 1_024;
+const CALM_TIMES: u64 = 16;
+
+/// Longest time without yields, in nanoseconds: whatever a yield took.
+const CROWDED_MAX_NS: u64 = 10_000_000_000;
+
+/// Whether something else wants this core's processor, by how long its yields took.
+#[derive(Default)]
+pub(crate) struct Crowd {
+    /// Nothing is looked for with yields before this, by the core's clock, and how long that was.
+    until_ns: u64,
+    pause_ns: u64,
+    /// How many times as long as the last long yield took that is.
+    times: u64,
+}
+
+impl Crowd {
+    /// Whether to sleep at once rather than to look for work with yields.
+    pub(crate) fn is_there(&self, now_ns: u64) -> bool {
+        now_ns < self.until_ns
+    }
+
+    /// A yield has taken `took_ns` and is over. True if that was long: this look should end.
+    pub(crate) fn yielded(&mut self, took_ns: u64, now_ns: u64) -> bool {
+        if took_ns < YIELD_LONG_NS {
+            return false;
+        }
+        let calm_ns = now_ns.saturating_sub(self.until_ns);
+        self.times = match calm_ns / CALM_TIMES < self.pause_ns {
+            true => (self.times * 2).min(CROWDED_MOST),
+            false => CROWDED_LEAST,
+        };
+        self.pause_ns = took_ns.saturating_mul(self.times).min(CROWDED_MAX_NS);
+        self.until_ns = now_ns.saturating_add(self.pause_ns);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// How much of ten minutes is lost to yields of four milliseconds, a tick of 250 Hz, if each yield takes that long
+    /// which is made so long after the pause behind the last.
+    fn lost(calm_ns: u64) -> f64 {
+        const TOOK_NS: u64 = 4_000_000;
+        let mut crowd = Crowd::default();
+        let (mut now_ns, mut lost_ns) = (0, 0);
+        while now_ns < 600_000_000_000 {
+            assert!(!crowd.is_there(now_ns));
+            now_ns += TOOK_NS;
+            lost_ns += TOOK_NS;
+            assert!(crowd.yielded(TOOK_NS, now_ns));
+            assert!(crowd.is_there(now_ns + TOOK_NS * (CROWDED_LEAST - 1)));
+            while crowd.is_there(now_ns) {
+                now_ns += 1_000_000;
+            }
+            now_ns += calm_ns;
+        }
+        lost_ns as f64 / now_ns as f64
+    }
+
+    #[test]
+    fn a_processor_that_something_else_wants_is_slept_on() {
+        let mut crowd = Crowd::default();
+        assert!(!crowd.yielded(YIELD_LONG_NS - 1, 1_000) && !crowd.is_there(1_000));
+        assert!(crowd.yielded(YIELD_LONG_NS, 1_000) && crowd.is_there(1_000));
+        assert!(lost(0) < 0.001_1, "{}", lost(0));
+        // Whatever else it does: at most this, with quiet between that is just long enough to be one.
+        for calm_ms in [1, 10, 100, 500, 1_000, 1_023, 1_024, 1_025, 2_000] {
+            let lost = lost(calm_ms * 1_000_000);
+            assert!(lost < 0.004, "{lost} with {calm_ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_processor_that_was_taken_once_is_soon_looked_on_again() {
+        let mut crowd = Crowd::default();
+        for round in 0..20 {
+            let now_ns = round * 5_000_000_000;
+            assert!(crowd.yielded(5_000_000, now_ns));
+            assert!(crowd.is_there(now_ns + 79_000_000));
+            assert!(!crowd.is_there(now_ns + 80_000_000));
+        }
+        // However long: ten seconds.
+        assert!(crowd.yielded(u64::MAX / 2, 0));
+        assert!(!crowd.is_there(CROWDED_MAX_NS));
+    }
 
     const MAX_NS: u64 = 50_000;
 
