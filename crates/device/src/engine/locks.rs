@@ -77,6 +77,65 @@ struct LockState {
     entries: VecDeque<Entry>,
     next_id: u64,
     exclusive_count: usize,
+    /// Entries that wait.
+    waiting_count: usize,
+    marks: Marks,
+}
+
+/// Who may have a block, said at once: how many entries have or want any of the blocks whose numbers leave the same rest. With as many in flight as a client has, most blocks
+/// are nobody's, and nobody is looked through for them.
+struct Marks {
+    of_rest: [u32; MARKS],
+    /// Entries with more blocks than are marked one by one.
+    wide: u32,
+}
+
+/// Rests that are told apart.
+const MARKS: usize = 128;
+
+/// Most blocks of a range that are marked one by one.
+const MARKED_MAX: u64 = 4;
+
+impl Default for Marks {
+    fn default() -> Marks {
+        Marks {
+            of_rest: [0; MARKS],
+            wide: 0,
+        }
+    }
+}
+
+impl Marks {
+    /// The marks of a range of few blocks.
+    fn of(range: &Range<VBlock>) -> Option<impl Iterator<Item = usize> + use<>> {
+        let (start, end) = (range.start.0, range.end.0);
+        let is_few = end.saturating_sub(start) <= MARKED_MAX;
+        is_few.then(|| (start..end).map(|block| block as usize % MARKS))
+    }
+
+    fn add(&mut self, ranges: &Ranges) {
+        for range in ranges {
+            match Marks::of(range) {
+                Some(marks) => marks.for_each(|mark| self.of_rest[mark] += 1),
+                None => self.wide += 1,
+            }
+        }
+    }
+
+    fn remove(&mut self, ranges: &Ranges) {
+        for range in ranges {
+            match Marks::of(range) {
+                Some(marks) => marks.for_each(|mark| self.of_rest[mark] -= 1),
+                None => self.wide -= 1,
+            }
+        }
+    }
+
+    /// True if certainly nobody has or wants any of it.
+    fn is_free(&self, range: &Range<VBlock>) -> bool {
+        self.wide == 0
+            && Marks::of(range).is_some_and(|mut marks| marks.all(|mark| self.of_rest[mark] == 0))
+    }
 }
 
 struct Entry {
@@ -109,17 +168,14 @@ impl RangeLocks {
         lock
     }
 
-    /// Takes `range` if that takes no waiting. Together with others not as long as anybody has or wants any range alone, whichever it is: that is
-    /// quicker to see.
+    /// Takes `range` if that takes no waiting. Together with others not if it may be one that somebody has or wants alone: that is quicker to see.
     pub(super) fn take_now(&self, range: Range<VBlock>, exclusive: bool) -> Option<RangeLock> {
-        let ranges: Ranges = smallvec![range];
         let state = self.state.borrow();
-        let must_wait = match exclusive {
-            true => state.must_wait(&ranges, true),
-            false => state.exclusive_count > 0,
-        };
+        let is_free = (!exclusive && state.exclusive_count == 0) || state.marks.is_free(&range);
+        let ranges: Ranges = smallvec![range];
+        let may_have = is_free || (exclusive && !state.must_wait(&ranges, true));
         drop(state);
-        (!must_wait).then(|| self.enter(ranges, exclusive, false).0)
+        may_have.then(|| self.enter(ranges, exclusive, false).0)
     }
 
     fn begin(
@@ -141,6 +197,8 @@ impl RangeLocks {
         let id = state.next_id;
         state.next_id += 1;
         state.exclusive_count += usize::from(exclusive);
+        state.waiting_count += usize::from(must_wait);
+        state.marks.add(&ranges);
         let (waiting, granted) = if must_wait {
             let (granting, granted) = promise();
             (Some(granting), Some(granted))
@@ -194,6 +252,7 @@ fn overlap(mut some: &[Range<VBlock>], mut others: &[Range<VBlock>]) -> bool {
 impl Drop for RangeLock {
     fn drop(&mut self) {
         let mut state = self.state.borrow_mut();
+        let state = &mut *state;
         let Some(at) = state.entries.iter().position(|e| e.id == self.id) else {
             return;
         };
@@ -201,7 +260,9 @@ impl Drop for RangeLock {
             return;
         };
         state.exclusive_count -= usize::from(gone.exclusive);
-        if !gone.exclusive && state.exclusive_count == 0 {
+        state.waiting_count -= usize::from(gone.waiting.is_some());
+        state.marks.remove(&gone.ranges);
+        if state.waiting_count == 0 || (!gone.exclusive && state.exclusive_count == 0) {
             return;
         }
         for index in at..state.entries.len() {
@@ -214,6 +275,7 @@ impl Drop for RangeLock {
                 .range(..index)
                 .any(|e| e.conflicts(&entry.ranges, entry.exclusive));
             if !blocked && let Some(waiting) = state.entries[index].waiting.take() {
+                state.waiting_count -= 1;
                 waiting.fulfil(());
             }
         }
@@ -269,8 +331,35 @@ mod tests {
         assert!(locks.take_now(block(2), true).is_none());
         assert!(
             locks.take_now(block(1), false).is_none(),
-            "somebody has one alone"
+            "somebody may have it alone"
         );
+        drop(locks.take_now(block(3), false).expect("that nobody has"));
+        drop(
+            locks
+                .take_now(VBlock(3)..VBlock(7), false)
+                .expect("nobody has any"),
+        );
+        // Not looked through, since they leave the rest of one that somebody has, or are many.
+        assert!(locks.take_now(block(2 + MARKS as u64), false).is_none());
+        assert!(locks.take_now(VBlock(3)..VBlock(9), false).is_none());
+        // Whoever wants them alone looks.
+        drop(
+            locks
+                .take_now(block(2 + MARKS as u64), true)
+                .expect("it is another"),
+        );
+        drop(
+            locks
+                .take_now(VBlock(3)..VBlock(9), true)
+                .expect("nobody has any"),
+        );
+        let wide = locks.take_now(VBlock(10)..VBlock(20), true);
+        assert!(
+            locks.take_now(block(15), true).is_none() && locks.take_now(block(15), false).is_none()
+        );
+        drop(locks.take_now(block(20), true).expect("behind it"));
+        drop(wide);
+        drop(locks.take_now(block(15), false).expect("again nobody's"));
         drop(shared);
         let (waiting, waits) = locks.begin(range(1, 3), true);
         assert!(waits.is_some());
@@ -285,6 +374,42 @@ mod tests {
         );
         drop((alone, waiting));
         assert!(locks.take_now(block(1), false).is_some());
+    }
+
+    /// Ranges at random, against a list of who has and wants what.
+    #[test]
+    fn nobody_is_told_that_a_block_is_free_which_somebody_has() {
+        let locks = RangeLocks::default();
+        let mut held: Vec<(Range<VBlock>, bool, RangeLock)> = Vec::new();
+        let (mut taken, mut number) = (0, 1u64);
+        let mut random = |below: u64| {
+            number = number
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (number >> 33) % below
+        };
+        for _ in 0..20_000 {
+            if held.len() > random(12) as usize {
+                let at = random(held.len() as u64) as usize;
+                held.swap_remove(at);
+            }
+            let start = random(300);
+            let wanted = VBlock(start)..VBlock(start + 1 + random(7));
+            let exclusive = random(2) == 0;
+            if let Some(lock) = locks.take_now(wanted.clone(), exclusive) {
+                for (had, alone, _) in &held {
+                    let apart = had.end <= wanted.start || wanted.end <= had.start;
+                    assert!(apart || !(exclusive || *alone), "{had:?} and {wanted:?}");
+                }
+                held.push((wanted, exclusive, lock));
+                taken += 1;
+            }
+        }
+        assert!(taken > 5_000, "{taken}");
+        drop(held);
+        let state = locks.state.borrow();
+        assert!(state.marks.wide == 0 && state.marks.of_rest == [0; MARKS]);
+        assert!(state.waiting_count == 0 && state.exclusive_count == 0);
     }
 
     #[test]

@@ -427,7 +427,7 @@ impl Node {
     }
 
     fn get_in_leaf(&self, vblock: VBlock, first: Key) -> Mapping {
-        let mut at = self.upper_in_leaf(vblock, first);
+        let mut at = self.upper(Key::delta(vblock), first);
         let mut mapping = Mapping::default();
         if at > 0 && self.entries[at - 1].key() == Key::delta(vblock) {
             mapping.delta = Some(self.entries[at - 1].entry());
@@ -440,21 +440,6 @@ impl Node {
             }
         }
         mapping
-    }
-
-    /// Index behind the last entry that starts at or before `vblock`.
-    pub(super) fn upper_in_leaf(&self, vblock: VBlock, first: Key) -> usize {
-        let key = Key::delta(vblock);
-        // Where blocks are mapped without gaps and deltas, an entry's place is its distance.
-        let guess = vblock.0.wrapping_sub(first.vblock().0);
-        if let Ok(guess) = usize::try_from(guess)
-            && let Some(entry) = self.entries.get(guess)
-            && entry.key() == Key::block(vblock)
-        {
-            let next = self.entries.get(guess + 1);
-            return guess + 1 + usize::from(next.is_some_and(|next| next.key() == key));
-        }
-        self.entries.partition_point(|entry| entry.key() <= key)
     }
 
     fn collect(&self, search: &mut Search<'_>) -> Result<(), Missing> {

@@ -316,10 +316,46 @@ impl Node {
     /// The child below which the entry that covers `vblock` is, if there is one; and where a new
     /// one goes. The key of the delta is looked for so that it can't be parted from its data.
     pub(super) fn child_index(&self, vblock: VBlock) -> usize {
-        let key = Key::delta(vblock);
-        self.entries
-            .partition_point(|entry| entry.key() <= key)
-            .saturating_sub(1)
+        let first = self.entries.first().map_or(Key(0), Packed::key);
+        self.upper(Key::delta(vblock), first).saturating_sub(1)
+    }
+
+    /// Index behind the last entry whose key is not above `key`. `first` is the node's first key, which its parent's entry has at hand.
+    ///
+    /// Looks where it would lie if the entries were spread evenly, and then ever farther from there: it is there where blocks are mapped without
+    /// gaps and deltas, and near it where deltas are among them. Halving would look at seven places, each with a line of memory to wait for.
+    pub(super) fn upper(&self, key: Key, first: Key) -> usize {
+        let len = self.entries.len();
+        let is_below = |at: usize| self.entries[at].key() <= key;
+        let span = self.end.0.saturating_sub(first.0).max(1);
+        let distance = key.0.saturating_sub(first.0).min(span);
+        let near = (distance * len as u64 / span) as usize;
+        let mut step = 1;
+        // Those in front of `from` are not above it, those from `to` on are.
+        let (mut from, mut to) = (0, len);
+        if near < len && is_below(near) {
+            from = near + 1;
+            while from + step <= len {
+                let at = from + step - 1;
+                if !is_below(at) {
+                    to = at;
+                    break;
+                }
+                from = at + 1;
+                step *= 2;
+            }
+        } else {
+            to = near;
+            while let Some(at) = to.checked_sub(step) {
+                if is_below(at) {
+                    from = at + 1;
+                    break;
+                }
+                to = at;
+                step *= 2;
+            }
+        }
+        from + self.entries[from..to].partition_point(|entry| entry.key() <= key)
     }
 
     /// The children that a change in `range`, which is not empty, may concern.
@@ -418,6 +454,78 @@ impl Drop for Node {
         }
         if let Place::Later(later) = &self.place {
             later.is_held.set(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v2p::Entry;
+
+    fn leaf(keys: &[u64], end: u64) -> Node {
+        let entry = |&key: &u64| {
+            Packed::new(&Entry {
+                key: Key(key),
+                kind: EntryKind::Data,
+                block: BlockNo(1),
+                checksum: BlockChecksum(0),
+                birth: LayerNo(1),
+                lsn: Lsn(1),
+                meta: 0,
+            })
+        };
+        let entries = keys.iter().map(entry).collect();
+        Node::dirty(
+            0,
+            LayerNo(1),
+            Key(end),
+            entries,
+            Vec::new(),
+            &Rc::new(MapStats::default()),
+        )
+    }
+
+    /// Keys that lie close together, far apart, in two heaps, and with deltas here and there; ends just behind the last and far away.
+    #[test]
+    fn a_key_is_found_however_the_others_lie() {
+        let deltas = (0..60u64).flat_map(|at| match at % 7 {
+            3 | 4 => vec![2 * at, 2 * at + 1],
+            _ => vec![2 * at],
+        });
+        let all: [Vec<u64>; 7] = [
+            Vec::new(),
+            vec![5],
+            (0..100).map(|at| 2 * at).collect(),
+            (0..100).map(|at| 1000 + at * at * at).collect(),
+            (0..50).chain(100_000..100_050).collect(),
+            (0..100)
+                .map(|at| (1 << 52) - (1 << (at / 2)) + at)
+                .collect::<std::collections::BTreeSet<u64>>()
+                .into_iter()
+                .collect(),
+            deltas.collect(),
+        ];
+        for keys in all {
+            let (first, last) = (
+                keys.first().copied().unwrap_or(0),
+                keys.last().copied().unwrap_or(0),
+            );
+            // An end that isn't behind all is no promise kept, but nothing is to be missed for it.
+            for end in [0, last + 1, last + 2, last + 1_000_000, Key::END.0] {
+                let node = leaf(&keys, end);
+                let near = keys
+                    .iter()
+                    .flat_map(|&key| [key.saturating_sub(1), key, key + 1]);
+                for key in near.chain([0, last + 5_000_000]) {
+                    let right = keys.partition_point(|&other| other <= key);
+                    assert_eq!(
+                        node.upper(Key(key), Key(first)),
+                        right,
+                        "{key} among {keys:?} up to {end}"
+                    );
+                }
+            }
         }
     }
 }

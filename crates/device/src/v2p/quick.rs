@@ -66,7 +66,7 @@ fn write_in_leaf(
     first: Key,
     displaced: &mut Vec<Entry>,
 ) -> Option<Done> {
-    let at = node.upper_in_leaf(entry.vblock(), first);
+    let at = node.upper(Key::delta(entry.vblock()), first);
     // There is one: the new entry is not below the first.
     let before = &mut node.entries[at.checked_sub(1)?];
     if before.key() == entry.key() && before.is(entry.kind()) {
