@@ -28,7 +28,7 @@ use crate::op::{Completion, Flight, Message, OpKey, Owned, Request, Unclaimed};
 use crate::platform::UringPlatform;
 use crate::probe::{KernelSupport, RingError};
 use crate::ring::{Driver, Patience, REAP_MAX, Reaped};
-use crate::spin::{Crowd, Ending, SpinPolicy, Wait};
+use crate::spin::{self, Crowd, Ending, SpinPolicy, Surroundings, Wait};
 use crate::sys::{self, monotonic_ns};
 use crate::timer::Timers;
 use crate::waker::TaskId;
@@ -38,9 +38,6 @@ const POLLS_PER_ROUND_MAX: usize = 64;
 
 /// Messages taken from the mailbox in one round at most.
 const MESSAGES_PER_ROUND_MAX: usize = 64;
-
-/// While looking for work, the clock is read once in this many looks.
-const LOOKS_PER_CLOCK: u32 = 8;
 
 /// Empty messages kept for the next scattered sends.
 const MESSAGES_KEPT_MAX: usize = 64;
@@ -135,6 +132,20 @@ pub(crate) struct Core {
     devices: RefCell<BTreeMap<DeviceId, usize>>,
     /// Set at the end: new operations fail at once.
     closed: Cell<bool>,
+}
+
+impl Surroundings for Core {
+    fn has_work(&self) -> bool {
+        self.driver.has_completions() || self.shared.has_work()
+    }
+
+    fn yield_now(&self) {
+        std::thread::yield_now();
+    }
+
+    fn now_ns(&self) -> u64 {
+        monotonic_ns()
+    }
 }
 
 impl Core {
@@ -291,7 +302,15 @@ impl Core {
                 .map_or(u64::MAX, |d| d.0)
                 .min(start_ns.saturating_add(spin_ns));
             self.counters().spins.add(1);
-            let (found, now_ns) = self.look_for_work(until, yields);
+            // The end of a direct write to a file is posted by a kernel worker on the CPU that took the interrupt. If that is
+            // this one, the worker would wait for us, and we for it.
+            let mut crowd = yields.then(|| self.crowd.borrow_mut());
+            let looked = spin::look(self, until, crowd.as_deref_mut());
+            drop(crowd);
+            let (found, now_ns) = (looked.found, looked.now_ns);
+            self.counters()
+                .long_yields
+                .add(u64::from(looked.is_crowded));
             self.clock_ns.set(now_ns);
             self.counters().spin_ns.add(now_ns.saturating_sub(start_ns));
             self.busy_since_ns.set(now_ns);
@@ -324,37 +343,6 @@ impl Core {
     fn count_busy(&self, now_ns: u64) {
         let since_ns = self.busy_since_ns.replace(now_ns);
         self.counters().busy_ns.add(now_ns.saturating_sub(since_ns));
-    }
-
-    /// Looks for completions and for work from other threads. Returns whether there is any, and
-    /// the time.
-    ///
-    /// `yields`: the end of a direct write to a file is posted by a kernel worker on the CPU that took the interrupt. If
-    /// that is this one, the worker would wait for us, and we for it.
-    fn look_for_work(&self, until_ns: u64, yields: bool) -> (bool, u64) {
-        let is_there = || self.driver.has_completions() || self.shared.has_work();
-        let mut looked_ns = monotonic_ns();
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK {
-                if is_there() {
-                    return (true, monotonic_ns());
-                }
-                std::hint::spin_loop();
-            }
-            if yields {
-                std::thread::yield_now();
-            }
-            let now_ns = monotonic_ns();
-            let took_ns = now_ns.saturating_sub(looked_ns);
-            if yields && self.crowd.borrow_mut().yielded(took_ns, now_ns) {
-                self.counters().long_yields.add(1);
-                return (is_there(), now_ns);
-            }
-            looked_ns = now_ns;
-            if now_ns >= until_ns {
-                return (false, now_ns);
-            }
-        }
     }
 
     fn sleep(&self, deadline: Option<Time>) {

@@ -20,13 +20,14 @@
 //! work gains is small beside its pauses, and costs the more CPU the more such clients there are. So
 //! after a long wait for others nothing is looked for until others have come quickly again.
 //!
-//! While it looks, a core yields the processor now and then (`core.rs` says why). Where nothing else wants it, that
-//! takes less than a microsecond; where something else does, it takes as long as the kernel lets that run, which is
+//! While it looks and a device has something to do, a core yields the processor now and then (`core.rs` says why). Where nothing else wants
+//! it, that takes less than a microsecond; where something else does, it takes as long as the kernel lets that run, which is
 //! milliseconds, even if it runs at the lowest priority there is. A core that sleeps is given the processor back when
-//! something happens, and a processor that has something else to run doesn't halt, which is what makes sleeping
-//! dear. So after a yield that took long the core sleeps at once for a while ([`Crowd`]).
+//! something happens, unless what runs there has waited as long as it, and a processor that has something else to run doesn't halt, which is
+//! what makes sleeping dear. So after a yield that took long the core sleeps at once for a while when it waits for a device ([`Crowd`]). A hypervisor that takes
+//! the processor while the core looks can't be told from that.
 //!
-//! No clock and no I/O here: the caller says how long it waited.
+//! No clock and no I/O here: the caller says how long it waited, or what to ask.
 
 /// What a core waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,13 +139,17 @@ impl SpinPolicy {
     }
 }
 
-/// A yield that took longer than this, in nanoseconds, gave the processor to something that doesn't soon give it back:
+/// While looking for work, the clock is read once in this many looks.
+const LOOKS_PER_CLOCK: u32 = 8;
+
+/// A yield that took this long or longer, in nanoseconds, gave the processor to something that doesn't soon give it back:
 /// a kernel worker that ends transfers, or a client that sends a request, takes a few microseconds.
 const YIELD_LONG_NS: u64 = 200_000;
 
 /// After a yield that took long no more are made for so many times as long as it took, and for twice as many after each
 /// further one, unless there was none for [`CALM_TIMES`] as long as the last pause: a hypervisor that took the processor once
-/// costs little, and something that always wants it costs a core a thousandth of its time.
+/// costs little, and something that always wants it costs a core a thousandth of its time, or more where it keeps the processor for more
+/// than 10 ms each time ([`CROWDED_MAX_NS`]).
 const CROWDED_LEAST: u64 = 16;
 const CROWDED_MOST: u64 = 1_024;
 const CALM_TIMES: u64 = 16;
@@ -184,9 +189,144 @@ impl Crowd {
     }
 }
 
+/// What a core asks while it looks for work.
+pub(crate) trait Surroundings {
+    /// Whether there is work.
+    fn has_work(&self) -> bool;
+
+    /// Lets others have the processor, if any want it.
+    fn yield_now(&self);
+
+    /// The clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+}
+
+/// How looking for work ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Looked {
+    pub(crate) found: bool,
+    pub(crate) now_ns: u64,
+    /// It ended early, since a yield took long.
+    pub(crate) is_crowded: bool,
+}
+
+/// Looks for work until there is some or it is `until_ns`, with yields if there is somebody to take note of them.
+pub(crate) fn look(
+    around: &impl Surroundings,
+    until_ns: u64,
+    mut crowd: Option<&mut Crowd>,
+) -> Looked {
+    let mut looked_ns = around.now_ns();
+    loop {
+        for _ in 0..LOOKS_PER_CLOCK {
+            if around.has_work() {
+                return Looked {
+                    found: true,
+                    now_ns: around.now_ns(),
+                    is_crowded: false,
+                };
+            }
+            std::hint::spin_loop();
+        }
+        if crowd.is_some() {
+            around.yield_now();
+        }
+        let now_ns = around.now_ns();
+        let took_ns = now_ns.saturating_sub(looked_ns);
+        let is_crowded = crowd
+            .as_mut()
+            .is_some_and(|crowd| crowd.yielded(took_ns, now_ns));
+        if is_crowded || now_ns >= until_ns {
+            return Looked {
+                found: is_crowded && around.has_work(),
+                now_ns,
+                is_crowded,
+            };
+        }
+        looked_ns = now_ns;
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    /// A processor with others on it, and work that comes at some time.
+    struct Shared {
+        now_ns: Cell<u64>,
+        yields: Cell<u64>,
+        yield_ns: u64,
+        work_at_ns: u64,
+    }
+
+    impl Surroundings for Shared {
+        fn has_work(&self) -> bool {
+            self.now_ns.set(self.now_ns.get() + 10);
+            self.now_ns.get() >= self.work_at_ns
+        }
+
+        fn yield_now(&self) {
+            self.yields.set(self.yields.get() + 1);
+            self.now_ns.set(self.now_ns.get() + self.yield_ns);
+        }
+
+        fn now_ns(&self) -> u64 {
+            self.now_ns.get()
+        }
+    }
+
+    /// Looks for 100 us on a processor where yields take so long and work comes after so long: what came of it, how many yields were made, and whether there
+    /// is a crowd behind it.
+    fn looked(yield_ns: u64, work_at_ns: u64, yields: bool) -> (Looked, u64, bool) {
+        let around = Shared {
+            now_ns: Cell::new(0),
+            yields: Cell::new(0),
+            yield_ns,
+            work_at_ns,
+        };
+        let mut crowd = Crowd::default();
+        let looked = look(&around, 100_000, yields.then_some(&mut crowd));
+        (looked, around.yields.get(), crowd.is_there(looked.now_ns))
+    }
+
+    #[test]
+    fn a_look_ends_with_work_with_time_or_with_a_crowd() {
+        let ended = |(looked, yields, is_there): (Looked, u64, bool)| {
+            (looked.found, looked.is_crowded, yields, is_there)
+        };
+        // Alone: a microsecond for each yield.
+        assert_eq!(ended(looked(1_000, 30_000, true)), (true, false, 27, false));
+        assert_eq!(
+            ended(looked(1_000, u64::MAX, true)),
+            (false, false, 93, false)
+        );
+        assert!(looked(1_000, u64::MAX, true).0.now_ns >= 100_000);
+        // Without yields nothing is learnt of others.
+        assert_eq!(
+            ended(looked(9_000_000, 30_000, false)),
+            (true, false, 0, false)
+        );
+        assert_eq!(
+            ended(looked(9_000_000, u64::MAX, false)),
+            (false, false, 0, false)
+        );
+        // Something else runs there: work came meanwhile, or didn't.
+        assert_eq!(
+            ended(looked(4_000_000, 30_000, true)),
+            (true, true, 1, true)
+        );
+        assert_eq!(
+            ended(looked(4_000_000, u64::MAX, true)),
+            (false, true, 1, true)
+        );
+        // Long in all, but no yield of it.
+        assert_eq!(
+            ended(looked(90_000, u64::MAX, true)),
+            (false, false, 2, false)
+        );
+    }
 
     /// How much of ten minutes is lost to yields of four milliseconds, a tick of 250 Hz, if each yield takes that long
     /// which is made so long after the pause behind the last.
@@ -232,7 +372,28 @@ mod tests {
         }
         // However long: ten seconds.
         assert!(crowd.yielded(u64::MAX / 2, 0));
-        assert!(!crowd.is_there(CROWDED_MAX_NS));
+        assert!(crowd.is_there(CROWDED_MAX_NS - 1) && !crowd.is_there(CROWDED_MAX_NS));
+    }
+
+    /// Quiet for as long as it takes, or not quite.
+    #[test]
+    fn calm_is_many_times_the_last_pause() {
+        for (short_ns, times) in [(1, 2 * CROWDED_LEAST), (0, CROWDED_LEAST)] {
+            let mut crowd = Crowd::default();
+            assert!(crowd.yielded(1_000_000, 0));
+            let pause_ns = CROWDED_LEAST * 1_000_000;
+            let now_ns = pause_ns + CALM_TIMES * pause_ns - short_ns;
+            assert!(crowd.yielded(1_000_000, now_ns));
+            let until_ns = now_ns + times * 1_000_000;
+            assert!(crowd.is_there(until_ns - 1) && !crowd.is_there(until_ns));
+        }
+        // Never more than so many times.
+        let mut crowd = Crowd::default();
+        for _ in 0..20 {
+            assert!(crowd.yielded(YIELD_LONG_NS, 0));
+        }
+        let until_ns = CROWDED_MOST * YIELD_LONG_NS;
+        assert!(crowd.is_there(until_ns - 1) && !crowd.is_there(until_ns));
     }
 
     const MAX_NS: u64 = 50_000;

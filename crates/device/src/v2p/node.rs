@@ -316,46 +316,29 @@ impl Node {
     /// The child below which the entry that covers `vblock` is, if there is one; and where a new
     /// one goes. The key of the delta is looked for so that it can't be parted from its data.
     pub(super) fn child_index(&self, vblock: VBlock) -> usize {
-        let first = self.entries.first().map_or(Key(0), Packed::key);
-        self.upper(Key::delta(vblock), first).saturating_sub(1)
+        let (Some(first), Some(last)) = (self.entries.first(), self.entries.last()) else {
+            return 0;
+        };
+        let (key, len) = (Key::delta(vblock), self.entries.len());
+        let near = spread(key, first.key(), last.key(), len - 1);
+        let is_below = |at: usize| self.entries[at].key() <= key;
+        partition_near(len, near, is_below).saturating_sub(1)
     }
 
-    /// Index behind the last entry whose key is not above `key`. `first` is the node's first key, which its parent's entry has at hand.
-    ///
-    /// Looks where it would lie if the entries were spread evenly, and then ever farther from there: it is there where blocks are mapped without
-    /// gaps and deltas, and near it where deltas are among them. Halving would look at seven places, each with a line of memory to wait for.
+    /// Index behind the last entry of a leaf whose key is not above `key`. `first` is the leaf's first key, which its parent's entry has at hand: the first entry
+    /// would be one more line of memory to wait for. A wrong one costs time and nothing else, and so does an `end` that lies far behind the last entry.
     pub(super) fn upper(&self, key: Key, first: Key) -> usize {
         let len = self.entries.len();
         let is_below = |at: usize| self.entries[at].key() <= key;
-        let span = self.end.0.saturating_sub(first.0).max(1);
-        let distance = key.0.saturating_sub(first.0).min(span);
-        let near = (distance * len as u64 / span) as usize;
-        let mut step = 1;
-        // Those in front of `from` are not above it, those from `to` on are.
-        let (mut from, mut to) = (0, len);
-        if near < len && is_below(near) {
-            from = near + 1;
-            while from + step <= len {
-                let at = from + step - 1;
-                if !is_below(at) {
-                    to = at;
-                    break;
-                }
-                from = at + 1;
-                step *= 2;
-            }
-        } else {
-            to = near;
-            while let Some(at) = to.checked_sub(step) {
-                if is_below(at) {
-                    from = at + 1;
-                    break;
-                }
-                to = at;
-                step *= 2;
-            }
-        }
-        from + self.entries[from..to].partition_point(|entry| entry.key() <= key)
+        // With deltas among blocks that are mapped without gaps it is near here, and without them right here.
+        let evenly = spread(key, first, self.end, len);
+        // Here, if the leaf's end lies far behind: behind a tombstone, or what was once there.
+        let gapless = (key.0.saturating_sub(first.0) / 2) as usize;
+        let near = match gapless > evenly && gapless < len && is_below(gapless) {
+            true => gapless,
+            false => evenly,
+        };
+        partition_near(len, near, is_below)
     }
 
     /// The children that a change in `range`, which is not empty, may concern.
@@ -441,6 +424,52 @@ impl Node {
     }
 }
 
+/// Where of `places` a key would lie if keys from `first` to `end` were spread over them evenly.
+fn spread(key: Key, first: Key, end: Key, places: usize) -> usize {
+    let span = end.0.saturating_sub(first.0).max(1);
+    let distance = key.0.saturating_sub(first.0).min(span);
+    // Keys have 53 bits, and nodes some hundred entries.
+    (distance * places as u64 / span) as usize
+}
+
+/// How many of the first `len` numbers are `below`, all of which come before those that aren't. Looks at `near`, which is at most `len`, and then ever farther from there: few
+/// looks if the answer is near. Halving takes seven for a hundred, each with a line of memory to wait for; this takes up to thirteen if `near` is far from it.
+fn partition_near(len: usize, near: usize, below: impl Fn(usize) -> bool) -> usize {
+    let mut step = 1;
+    // Those in front of `from` are, those from `to` on aren't.
+    let (mut from, mut to) = (0, len);
+    if near < len && below(near) {
+        from = near + 1;
+        while from + step <= len {
+            let at = from + step - 1;
+            if !below(at) {
+                to = at;
+                break;
+            }
+            from = at + 1;
+            step *= 2;
+        }
+    } else {
+        to = near;
+        while let Some(at) = to.checked_sub(step) {
+            if below(at) {
+                from = at + 1;
+                break;
+            }
+            to = at;
+            step *= 2;
+        }
+    }
+    while from < to {
+        let middle = from + (to - from) / 2;
+        match below(middle) {
+            true => from = middle + 1,
+            false => to = middle,
+        }
+    }
+    from
+}
+
 /// Room to give a node of `len` entries: an eighth more, and not more than a node can use.
 fn room_for(len: usize, fanout: usize) -> usize {
     (len + (len / 8).max(4)).min(fanout.max(len))
@@ -486,6 +515,56 @@ mod tests {
         )
     }
 
+    #[test]
+    fn few_places_are_looked_at_where_the_answer_is_near() {
+        let looks = std::cell::Cell::new(0);
+        for len in 0..101 {
+            for answer in 0..=len {
+                for near in 0..=len {
+                    looks.set(0);
+                    let below = |at: usize| {
+                        looks.set(looks.get() + 1);
+                        at < answer
+                    };
+                    assert_eq!(partition_near(len, near, below), answer, "{near} of {len}");
+                    // Right there or right in front of it, as where blocks are mapped without gaps.
+                    let is_exact = answer == near || answer == near + 1;
+                    let away = answer.abs_diff(near) + 1;
+                    let most = match is_exact {
+                        true => 2,
+                        false => (2 * away.ilog2() + 2).min(13),
+                    };
+                    assert!(
+                        looks.get() <= most,
+                        "{} for {answer} near {near} of {len}",
+                        looks.get()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_place_is_guessed_well() {
+        let gapless: Vec<u64> = (0..100).map(|at| 2_000 + 2 * at).collect();
+        let one_in_eight: Vec<u64> = (0..100u64)
+            .map(|at| 2_000 + at / 9 * 16 + (at % 9 * 2).saturating_sub(u64::from(at % 9 > 4)))
+            .collect();
+        assert!(one_in_eight.is_sorted() && one_in_eight[8] == 2_015 && one_in_eight[5] == 2_009);
+        for (at, &key) in gapless.iter().enumerate() {
+            assert_eq!(spread(Key(key + 1), Key(2_000), Key(2_200), 100), at);
+        }
+        for (at, &key) in one_in_eight.iter().enumerate() {
+            let near = spread(Key(key | 1), Key(2_000), Key(2_178), 100);
+            assert!(near.abs_diff(at) <= 1, "{near} for {at}");
+        }
+        // Nothing but what is in range, whatever is asked for.
+        assert_eq!(spread(Key(5), Key(10), Key(20), 7), 0);
+        assert_eq!(spread(Key(50), Key(10), Key(20), 7), 7);
+        assert_eq!(spread(Key(50), Key(10), Key(10), 7), 7);
+        assert_eq!(spread(Key::END, Key(0), Key::END, 101), 101);
+    }
+
     /// Keys that lie close together, far apart, in two heaps, and with deltas here and there; ends just behind the last and far away.
     #[test]
     fn a_key_is_found_however_the_others_lie() {
@@ -511,7 +590,7 @@ mod tests {
                 keys.first().copied().unwrap_or(0),
                 keys.last().copied().unwrap_or(0),
             );
-            // An end that isn't behind all is no promise kept, but nothing is to be missed for it.
+            // An end that isn't behind all breaks a promise, but nothing is to be missed for it.
             for end in [0, last + 1, last + 2, last + 1_000_000, Key::END.0] {
                 let node = leaf(&keys, end);
                 let near = keys
@@ -519,6 +598,9 @@ mod tests {
                     .flat_map(|&key| [key.saturating_sub(1), key, key + 1]);
                 for key in near.chain([0, last + 5_000_000]) {
                     let right = keys.partition_point(|&other| other <= key);
+                    let covers = VBlock(key >> 1);
+                    let child = keys.partition_point(|&other| other <= Key::delta(covers).0);
+                    assert_eq!(node.child_index(covers), child.saturating_sub(1));
                     assert_eq!(
                         node.upper(Key(key), Key(first)),
                         right,
