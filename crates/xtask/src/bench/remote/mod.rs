@@ -26,7 +26,7 @@ use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
 use placing::Placing;
-use points::{Beside, DEEP, Goal, HALF_PART, PAIRS, Pair, Point, Role, Sample, points};
+use points::{Beside, DEEP, Goal, HALF_PART, Pair, Point, Role, Sample, points};
 use report::Report;
 use targets::Target;
 
@@ -236,6 +236,9 @@ impl Place<'_> {
     /// What is held against each other, right behind each other, one as often first as the other: in a round of all points there are seconds
     /// between them, in which the machine becomes slower or quicker by more than they differ. Before each kind, and each pair of writes, the volume is written anew, and reads come
     /// before writes: over what small writes leave, 4 KiB are two blocks to read, and another part of such a block has to read both.
+    ///
+    /// Beside a stock server each half comes right behind writing all of its own anew: the stock servers share a file, so that in the rounds
+    /// each finds in the processor's caches what the one before has left there, and a volume's bytes are gone from them.
     fn measure_pairs(
         &self,
         points: &[Point],
@@ -251,7 +254,18 @@ impl Place<'_> {
         let echoes = echoes.map(|echo| Beside::Echo(echo.name));
         let block = |depth| [false, true].map(|is_write| Beside::Block { is_write, depth });
         let blocks = [1, DEEP].into_iter().flat_map(block);
-        let kinds: Vec<Beside> = echoes.chain(blocks).collect();
+        let peers: Vec<&'static str> = targets
+            .iter()
+            .filter(|one| one.role == Role::Peer)
+            .map(|peer| peer.name)
+            .collect();
+        let stock = |is_write| {
+            peers
+                .iter()
+                .map(move |&name| Beside::Peer { name, is_write })
+        };
+        let stock = [false, true].into_iter().flat_map(stock);
+        let kinds: Vec<Beside> = echoes.chain(blocks).chain(stock).collect();
         for kind in kinds {
             if !kind.is_among(points) {
                 continue;
@@ -259,17 +273,22 @@ impl Place<'_> {
             let [own, other] = kind.points();
             let beside = match kind {
                 Beside::Block { .. } => Some(native),
-                Beside::Echo(name) => targets.iter().position(|one| one.name == name),
+                Beside::Echo(name) | Beside::Peer { name, .. } => {
+                    targets.iter().position(|one| one.name == name)
+                }
             };
             let beside = beside.context("no such target")?;
-            targets[native].fill(self.size_bytes)?;
-            thread::sleep(SETTLE);
-            for number in 0..PAIRS {
-                if number > 0 && own.is_write {
+            let is_each_anew = matches!(kind, Beside::Peer { .. });
+            for number in 0..kind.pairs() {
+                if !is_each_anew && (number == 0 || own.is_write) {
                     targets[native].fill(self.size_bytes)?;
                     thread::sleep(SETTLE);
                 }
                 let mut half = |target: usize, point: &Point| {
+                    if is_each_anew {
+                        targets[target].fill(self.size_bytes)?;
+                        thread::sleep(SETTLE);
+                    }
                     targets[target].measure(point, self.size_bytes, lasts, round)
                 };
                 let pair = match number.is_multiple_of(2) {

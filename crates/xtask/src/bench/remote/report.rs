@@ -178,7 +178,10 @@ impl Report {
                 let other = match paired.beside {
                     Beside::Block { .. } => block.name(),
                     Beside::Echo(_) if what != "p50, us" => continue,
-                    Beside::Echo(name) => format!("{name}, {}", block.name()),
+                    Beside::Peer { .. } if what == "p50, us" => continue,
+                    Beside::Echo(name) | Beside::Peer { name, .. } => {
+                        format!("{name}, {}", block.name())
+                    }
                 };
                 let [low, middle, high] = paired.ratios;
                 let _ = writeln!(
