@@ -15,10 +15,10 @@ use crate::exit::{Exit, Failure};
 use crate::name::parse_name;
 use crate::node::{
     Arrival, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState, MoveInfo,
-    MovePlace, MoveSpec, MoveState, MoveWord, NodeErrorKind, VolumeInfo,
+    MovePlace, MoveSpec, MoveState, MoveWait, MoveWaitsFor, MoveWord, NodeErrorKind, VolumeInfo,
 };
-use crate::output::{Output, duration};
-use crate::size::{Size, rounded};
+use crate::output::{Output, duration, utc};
+use crate::size::{Size, counted, rounded};
 use crate::wait;
 
 /// How often it is looked how far a move is.
@@ -42,10 +42,9 @@ the move waits for it: start the node with it, or say --cancel.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
-node is stopped or dies before the end, or they don't reach each other, the move waits (--status says so) and goes
-on when both are back, for a day at the other node; --cancel ends it, some seconds later (--status says when).
-If either node dies at the end, the volume is
-served by neither until the two can talk: it is never at both.
+node is stopped or dies before the end, or they don't reach each other, the move waits (--status says since when)
+and goes on when both are back, for a day at the other node; --cancel ends it, some seconds later (--status says
+when). If either node dies at the end, the volume is served by neither until the two can talk: it is never at both.
 
 If one of them never comes back, say so. --stay --force, where the volume was: it goes on there. What the other
 node has is a fork then; delete it there if that node comes back after all. Whoever had the volume open opens it
@@ -332,10 +331,12 @@ fn reachable(told: &str, api: &str) -> anyhow::Result<String> {
 /// Waits for the end of a move.
 fn watch(client: &Client, path: &str, mut info: MoveInfo) -> anyhow::Result<MoveInfo> {
     let mut bar = Bar::new("move");
-    while info.state == MoveState::Running {
-        bar.name(&match info.phase {
-            Some(phase) => format!("move, {phase}{}", slowed(&info)),
-            None => "move".to_owned(),
+    // One that waits for another node goes on by itself, or ends.
+    while info.state == MoveState::Running || for_node(&info).is_some() {
+        bar.name(&match (info.phase, for_node(&info)) {
+            (_, Some(_)) => format!("move, waiting for {}", node(&info)),
+            (Some(phase), _) => format!("move, {phase}{}", slowed(&info)),
+            _ => "move".to_owned(),
         });
         bar.show(info.copied_bytes, info.expected_bytes);
         wait::pause(LOOK);
@@ -354,6 +355,19 @@ fn place(place: &MovePlace) -> String {
     )
 }
 
+/// That it waits for another node, if it does.
+fn for_node(info: &MoveInfo) -> Option<MoveWait> {
+    info.waits.filter(|wait| wait.what == MoveWaitsFor::Node)
+}
+
+/// The node that it goes to.
+fn node(info: &MoveInfo) -> String {
+    match &info.to.node {
+        Some(node) => format!("node {node}"),
+        None => "the other node".to_owned(),
+    }
+}
+
 fn why(info: &MoveInfo) -> String {
     match (&info.error, info.state) {
         (Some(error), _) => error.clone(),
@@ -364,6 +378,14 @@ fn why(info: &MoveInfo) -> String {
 
 /// How far a move is that isn't over.
 pub(super) fn progress(info: &MoveInfo) -> String {
+    if let (Some(wait), Some(error)) = (for_node(info), &info.error) {
+        let tried = counted(wait.attempts.into(), "attempt");
+        let since = utc(wait.since_ns);
+        return format!(
+            "waiting for {} (since {since}, {tried}): {error}",
+            node(info)
+        );
+    }
     match (&info.error, info.state) {
         // Which core that device will be on isn't known.
         (Some(error), MoveState::Waiting) => return format!("waiting: {error}"),

@@ -52,7 +52,7 @@ pub use metrics::{
 };
 pub use moves::{
     Arrival, ArrivalKey, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState,
-    MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, MoveWord,
+    MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, MoveWait, MoveWaitsFor, MoveWord,
 };
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,

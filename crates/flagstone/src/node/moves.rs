@@ -82,9 +82,9 @@ impl fmt::Debug for ArrivalKey {
 pub enum MoveState {
     /// It is copying.
     Running,
-    /// It was cut off when the node ended, and the device that it goes to is not part of the node: with that device the next start goes on. Until
-    /// then the volume is used where it is, and all may be done with it but to move it elsewhere, or to receive a stream
-    /// into it.
+    /// It is cut off, and the volume is used where it is; `waits` says what for. If that is the other node, it goes on when that answers, and until then only
+    /// the content of the volume may change. If it is a device that is not part of the node, with that device the next start goes on, and until
+    /// then all may be done with the volume but to move it elsewhere, or to receive a stream into it.
     Waiting,
     /// The volume is at its new place.
     Done,
@@ -94,6 +94,27 @@ pub enum MoveState {
     Failed,
     /// Whether the volume has gone to the other node isn't known: it is served by nobody until this one is restarted, and has asked.
     Unknown,
+}
+
+/// What a move waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MoveWaitsFor {
+    /// For the device that it goes to, which is not part of the node.
+    Device,
+    /// For the node that it goes to, which doesn't answer.
+    Node,
+}
+
+/// That a move waits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct MoveWait {
+    /// What for; which one that is, `to` says.
+    pub what: MoveWaitsFor,
+    /// Since when: nanoseconds since 1970-01-01 UTC. Of a move that waits for a device that is the last start.
+    pub since_ns: u64,
+    /// How often it was tried in vain to go on; 0 for a device, since only a start looks for that.
+    pub attempts: u32,
 }
 
 /// Where a volume is.
@@ -148,11 +169,14 @@ pub struct MoveInfo {
     pub volume: String,
     /// What it is doing.
     pub state: MoveState,
+    /// What it waits for, if it does; otherwise null.
+    #[serde(default)]
+    pub waits: Option<MoveWait>,
     /// Where the volume was.
     pub from: MovePlace,
     /// Where it is to be. Of a device that is not part of the node the id, and core 0: which one that will be isn't known.
     pub to: MovePlace,
-    /// What it is doing of that; null before it has begun, and once it is over.
+    /// What it is doing of that; null before it has begun, while it waits, and once it is over.
     #[serde(default)]
     pub phase: Option<MovePhase>,
     /// When it was asked for, or the start that it went on or waits behind: nanoseconds since 1970-01-01 UTC.

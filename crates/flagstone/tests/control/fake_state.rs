@@ -7,10 +7,10 @@ use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
     Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, DeviceTrace, ForcedMove,
     ForcedOutcome, Fork, ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePhase, MovePlace,
-    MoveSpec, MoveState, MoveWord, NodeError, NodeErrorKind, PageQuery, Reservation, Schedule,
-    ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise, SnapshotInfo, SnapshotPage,
-    SnapshotQuery, SnapshotSchedule, StripeInfo, StripeMember, TokenInfo, TraceQuery, VolumeInfo,
-    VolumePage, VolumeSpec,
+    MoveSpec, MoveState, MoveWait, MoveWaitsFor, MoveWord, NodeError, NodeErrorKind, PageQuery,
+    Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise,
+    SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, StripeInfo, StripeMember,
+    TokenInfo, TraceQuery, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_platform::layers::Layers;
 use flagstone_types::{Epoch, Lsn};
@@ -303,7 +303,8 @@ impl State {
         })
     }
 
-    /// Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; others are done at the second look.
+    /// Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 7 of another node wait for that once they have
+    /// begun; others are done at the second look.
     pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
         let volume = self.volume("moving", name)?;
         let place = |device: &str, core: u32| MovePlace {
@@ -324,6 +325,11 @@ impl State {
                 true => MoveState::Waiting,
                 false => MoveState::Running,
             },
+            waits: waits.then_some(MoveWait {
+                what: MoveWaitsFor::Device,
+                since_ns: 1,
+                attempts: 0,
+            }),
             from: place(&volume.device, volume.core),
             to: elsewhere.unwrap_or_else(|| {
                 let device = spec.device.as_deref().unwrap_or(&volume.device);
@@ -401,6 +407,26 @@ impl State {
                 info.error_kind = Some(NodeErrorKind::NoSpace);
                 info.phase = None;
             }
+            // The other node answers at the fourth attempt.
+            MoveState::Running if info.to.core == 7 && info.copied_bytes == 1 << 20 => {
+                info.state = MoveState::Waiting;
+                info.waits = Some(MoveWait {
+                    what: MoveWaitsFor::Node,
+                    since_ns: 1_769_862_896 * 1_000_000_000,
+                    attempts: 1,
+                });
+                info.error = Some("it waits for the other node: no connection".to_owned());
+                (info.phase, info.left_s) = (None, None);
+            }
+            MoveState::Waiting if info.to.core == 7 => {
+                let tried = info.waits.as_mut().expect("it waits");
+                tried.attempts += 1;
+                if tried.attempts > 3 {
+                    info.state = MoveState::Running;
+                    (info.waits, info.error) = (None, None);
+                    info.copied_bytes = 2 << 20;
+                }
+            }
             // Others fail otherwise.
             MoveState::Running if info.to.core == 8 => {
                 info.state = MoveState::Failed;
@@ -433,7 +459,7 @@ impl State {
         let info = self.its_move(name)?;
         if matches!(info.state, MoveState::Running | MoveState::Waiting) {
             info.state = MoveState::Cancelled;
-            (info.phase, info.error) = (None, None);
+            (info.phase, info.waits, info.error) = (None, None, None);
         }
         Ok(info.clone())
     }

@@ -72,6 +72,7 @@ fn one_that_waits_for_its_device_says_so_and_can_be_ended() {
     let served = with_volume();
     let begun = json(&served, "volume move vm --device away --no-wait");
     assert_eq!(begun["state"], "waiting");
+    assert_eq!(begun["waits"]["what"], "device");
     let told = "waiting: it waits for device away: start the node with it";
     assert_eq!(
         good(&served, "volume move vm --status"),
@@ -82,6 +83,41 @@ fn one_that_waits_for_its_device_says_so_and_can_be_ended() {
     assert_eq!(
         good(&served, "volume move vm --cancel"),
         "volume vm: stays on device device, core 0: it was cancelled\n"
+    );
+}
+
+#[test]
+fn one_that_waits_for_the_other_node_says_so_and_since_when() {
+    let (served, other) = (with_volume(), serve());
+    let to = format!(
+        "--to {} --to-api-key-file {} --core 7",
+        other.address,
+        other.key_file().display()
+    );
+    good(&served, &format!("volume move vm {to} --no-wait"));
+    let mut status = json(&served, "volume move vm --status");
+    assert_eq!(
+        (&status["state"], &status["waits"]),
+        (&"running".into(), &Value::Null)
+    );
+    status = json(&served, "volume move vm --status");
+    assert_eq!(status["state"], "waiting");
+    let waits = &status["waits"];
+    assert_eq!(
+        (&waits["what"], &waits["attempts"]),
+        (&"node".into(), &1.into())
+    );
+    assert_eq!(
+        good(&served, "volume move vm --status"),
+        "volume vm: stays on device device, core 0 for now, its move is waiting for node 127.0.0.1:4421 (since 2026-01-31 12:34:56, 2 \
+         attempts): it waits for the other node: no connection\n"
+    );
+    good(&served, "volume move vm --cancel");
+    // Who waits for the move waits for the other node as well.
+    let ran = good(&served, &format!("volume move vm {to}"));
+    assert!(
+        ran.contains("moved from device device, core 0 to node"),
+        "{ran}"
     );
 }
 

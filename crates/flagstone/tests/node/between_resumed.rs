@@ -8,7 +8,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flagstone::node::{MoveInfo, MoveSpec, MoveState, NodeErrorKind, NodeOptions, TokenText};
+use flagstone::node::{
+    MoveInfo, MoveSpec, MoveState, MoveWaitsFor, NodeErrorKind, NodeOptions, TokenText,
+};
 
 use crate::between::{ended, kind, promise, until_detached};
 use crate::client;
@@ -195,12 +197,32 @@ fn a_move_waits_for_a_node_that_is_away() {
     let owner = filled(&one);
     on_its_way(&one, &other, 9 * MIB);
     let (at, before) = (addresses(&other)[0], info(&one).copied_bytes);
+    assert_eq!(info(&one).waits, None);
+    let gauges = || ["moves_running", "moves_waiting"].map(|name| metric(&one, name));
+    assert_eq!(gauges(), [1.0, 0.0]);
     let other = other.down();
     until("it isn't said that it waits", || {
-        let error = info(&one).error;
-        error.is_some_and(|error| error.contains("waits for the other node"))
+        info(&one).state == MoveState::Waiting
     });
-    assert_eq!(info(&one).state, MoveState::Running);
+    let waiting = info(&one);
+    let error = waiting.error.unwrap_or_default();
+    assert!(error.contains("waits for the other node"), "{error}");
+    assert_eq!((waiting.phase, waiting.left_s), (None, None));
+    let first = waiting.waits.expect("is said");
+    assert_eq!(first.what, MoveWaitsFor::Node);
+    assert!(
+        first.since_ns > waiting.started_ns && first.attempts > 0,
+        "{first:?}"
+    );
+    assert_eq!(gauges(), [0.0, 1.0]);
+    let shown = one.show("vm").expect("is here").moving;
+    assert_eq!(shown.map(|info| info.state), Some(MoveState::Waiting));
+    until("it isn't tried again", || {
+        info(&one).waits.is_some_and(|now| {
+            assert_eq!(now.since_ns, first.since_ns);
+            now.attempts > first.attempts
+        })
+    });
     // It is used where it is, also behind a start of its own node.
     write_meanwhile(&one, 55);
     let one = again(one);
@@ -210,6 +232,7 @@ fn a_move_waits_for_a_node_that_is_away() {
         options.native = Some(at);
     });
     goes_on(&one, before);
+    assert_eq!(info(&one).waits, None, "it has gone on");
     came(&one, &other, &owner, 2, 66);
 }
 

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    DeviceOptions, MoveHooks, MoveInfo, MovePhase, MovePoint, MoveSpec, MoveState, NodeErrorKind,
-    NodeOptions, Rates, Reservation, Schedule, Slo, SloLimit, SloPromise, TokenKind, TokenText,
+    DeviceOptions, MoveHooks, MoveInfo, MovePhase, MovePoint, MoveSpec, MoveState, MoveWaitsFor,
+    NodeErrorKind, NodeOptions, Rates, Reservation, Schedule, Slo, SloLimit, SloPromise, TokenKind,
+    TokenText,
 };
 use flagstone::offline::FormatOptions;
 use flagstone_wire::Status;
@@ -292,6 +293,9 @@ fn a_move_whose_device_is_away_is_seen_to_wait_and_can_be_ended() {
     let scene = scene.restart(|options| change(options, 2, None));
     let waiting = info(&scene);
     assert_eq!(waiting.state, MoveState::Waiting, "{waiting:?}");
+    let waits = waiting.waits.expect("is said");
+    assert_eq!(waits.what, MoveWaitsFor::Device);
+    assert_eq!((waits.since_ns, waits.attempts), (waiting.started_ns, 0));
     assert_eq!((&waiting.from.device[..], waiting.from.core), ("main", 0));
     assert_eq!(waiting.to.device, device);
     let why = waiting.error.clone().expect("it is said");

@@ -72,13 +72,13 @@ impl Ended {
                 "moves_running",
                 MetricKind::Gauge,
                 running as f64,
-                "Volumes that are being moved now.",
+                "Volumes that are being moved now; moves that wait are not among them.",
             ),
             value(
                 "moves_waiting",
                 MetricKind::Gauge,
                 waiting as f64,
-                "Moves that were cut off when the node ended, and wait for a device that is not part of it.",
+                "Moves that were cut off, and wait: for a device that is not part of the node, or for another node that doesn't answer.",
             ),
             counter(
                 "moves_resumed",
@@ -164,13 +164,11 @@ impl Moves {
     /// As a scrape shows them.
     pub(super) fn named(&self, is_there: impl Fn(DvolId) -> bool) -> Vec<NamedValue> {
         let moves = self.lock();
-        let running = moves
-            .values()
-            .filter(|one| one.watched.seen().state == State::Running);
+        let running = moves.values().filter(|one| one.watched.seen().is_running());
         let running = running.count() as u64;
         let waiting = moves
             .iter()
-            .filter(|(id, one)| one.is_waiting() && is_there(**id));
+            .filter(|(id, one)| one.is_away() || one.is_waiting() && is_there(**id));
         let waiting = waiting.count() as u64;
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.named(running, waiting)
@@ -261,13 +259,20 @@ impl Moves {
 }
 
 impl OneMove {
+    /// It waits for a device.
     fn is_waiting(&self) -> bool {
         matches!(self.watched.seen().state, State::Waiting(_))
+    }
+
+    /// It waits for another node.
+    fn is_away(&self) -> bool {
+        self.watched.seen().away.is_some()
     }
 
     fn now(&self) -> MoveInfo {
         let seen = self.watched.seen();
         let (state, error) = match seen.state {
+            State::Running if seen.away.is_some() => (MoveState::Waiting, self.watched.trouble()),
             State::Running => (MoveState::Running, self.watched.trouble()),
             State::Waiting(device) => (MoveState::Waiting, Some(waiting::words(device))),
             State::Done => (MoveState::Done, None),
@@ -291,9 +296,10 @@ impl OneMove {
             State::Failed(error) | State::Unknown(error) => Some(node_error(error, "").kind),
             _ => None,
         };
-        let phase = seen.phase.filter(|_| seen.state == State::Running);
+        let phase = seen.phase.filter(|_| seen.is_running());
         MoveInfo {
             state,
+            waits: waiting::shown(&seen, self.info.started_ns),
             phase: phase.map(shown_phase),
             copied_bytes: seen.copied_bytes,
             expected_bytes: seen.expected_bytes,
@@ -696,6 +702,7 @@ impl RealNode {
         MoveInfo {
             volume: name.to_owned(),
             state: MoveState::Running,
+            waits: None,
             from: place(from),
             to: place(to),
             phase: None,

@@ -315,6 +315,7 @@ impl RealNode {
         let info = MoveInfo {
             volume: name.to_owned(),
             state: MoveState::Running,
+            waits: None,
             from: MovePlace {
                 device: self.devices[device].name.clone(),
                 core: u32::try_from(from.core).unwrap_or(u32::MAX),

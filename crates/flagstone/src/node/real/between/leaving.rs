@@ -164,10 +164,8 @@ impl Home for NodeHome<'_> {
         }
         let Some(watched) = self.watched else { return };
         let text = format!("it waits for the other node, and goes on when that answers: {why}");
-        let is_known = watched.trouble().is_some();
-        watched.set_trouble(Some(text));
         // Once: it is asked again and again.
-        if !is_known {
+        if watched.is_cut_off(self.core.platform.wall_clock_ns(), text) {
             tracing::warn!(
                 volume = self.name,
                 to = %self.to.address,
@@ -178,8 +176,7 @@ impl Home for NodeHome<'_> {
 
     fn goes_on(&self) {
         let Some(watched) = self.watched else { return };
-        if watched.trouble().is_some() {
-            watched.set_trouble(None);
+        if watched.goes_on() {
             tracing::info!(volume = self.name, to = %self.to.address, "its move goes on");
         }
     }

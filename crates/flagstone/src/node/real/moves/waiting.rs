@@ -1,11 +1,11 @@
-//! Moves that were cut off and wait for a device that is not part of the node.
+//! Moves that were cut off and wait: for a device that is not part of the node, or for another node.
 
 use std::sync::Arc;
 
 use flagstone_types::{DeviceId, DvolId};
 
-use super::{Moves, OneMove, RealNode, State, Target, Waiting, Watched, count, moving};
-use crate::node::{MoveInfo, MovePlace, NodeError, NodeErrorKind};
+use super::{Moves, OneMove, RealNode, Seen, State, Target, Waiting, Watched, count, moving};
+use crate::node::{MoveInfo, MovePlace, MoveWait, MoveWaitsFor, NodeError, NodeErrorKind};
 
 impl Moves {
     /// What the move of a volume waits for, if it does.
@@ -45,6 +45,23 @@ impl Moves {
         if moves.get(&id).is_some_and(OneMove::is_waiting) {
             moves.remove(&id);
         }
+    }
+}
+
+/// What a move waits for, as the API has it. What waits for a device does so since a start, which this is the time of.
+pub(super) fn shown(seen: &Seen, started_ns: u64) -> Option<MoveWait> {
+    match (seen.state, seen.away) {
+        (State::Waiting(_), _) => Some(MoveWait {
+            what: MoveWaitsFor::Device,
+            since_ns: started_ns,
+            attempts: 0,
+        }),
+        (State::Running, Some(away)) => Some(MoveWait {
+            what: MoveWaitsFor::Node,
+            since_ns: away.since_ns,
+            attempts: away.attempts,
+        }),
+        _ => None,
     }
 }
 

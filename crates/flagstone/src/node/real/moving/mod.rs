@@ -5,6 +5,7 @@
 //! `onward.rs` says. What a crash leaves is settled when the node starts, once all devices are open; a copy that was cut off goes on then.
 //! [decibel 4.4: migration]
 
+mod away;
 mod copier;
 pub(super) mod left;
 mod slow;
@@ -34,6 +35,7 @@ use super::names::Place;
 use super::notes::VolumeNotes;
 use super::onward::Gone;
 use super::receive::quiesce;
+use away::Away;
 use copier::InTurns;
 use slow::Slowing;
 use speed::Speed;
@@ -206,16 +208,23 @@ pub(super) struct Seen {
     hurried: Option<u32>,
     /// Bytes that it copies in a second, as far as is known.
     per_s: Option<u64>,
+    /// The node that it goes to doesn't answer. `None`: it does, as far as is known.
+    pub(super) away: Option<Away>,
 }
 
 impl Seen {
+    /// Whether it isn't over, and waits for nobody.
+    pub(super) fn is_running(&self) -> bool {
+        self.state == State::Running && self.away.is_none()
+    }
+
     /// In how many seconds it will have copied what it had to when it began, as fast as lately. `None` if that isn't known: it hasn't copied for
     /// long enough, or has copied all that, and what is left is what others write.
     pub(super) fn left_s(&self) -> Option<u64> {
         let left_bytes = self.expected_bytes.checked_sub(self.copied_bytes)?;
         let per_s = self.per_s.filter(|per_s| *per_s > 0)?;
         let copies = matches!(self.phase, Some(Phase::Snapshot { .. } | Phase::Now));
-        let is_known = self.state == State::Running && copies && left_bytes > 0;
+        let is_known = self.is_running() && copies && left_bytes > 0;
         is_known.then(|| left_bytes.div_ceil(per_s))
     }
 }
@@ -242,6 +251,7 @@ impl Watched {
                 slowed_to: None,
                 hurried: None,
                 per_s: None,
+                away: None,
             }),
             trouble: Mutex::new(None),
             cancelled: AtomicBool::new(false),
@@ -289,7 +299,7 @@ impl Watched {
     /// It is over. Returns how far it was.
     pub(super) fn end(&self, state: State) -> Seen {
         let mut seen = self.lock();
-        (seen.slowed_to, seen.hurried) = (None, None);
+        (seen.slowed_to, seen.hurried, seen.away) = (None, None, None);
         seen.state = state;
         *seen
     }
@@ -823,6 +833,7 @@ mod tests {
             per_s: Some(8),
             slowed_to: None,
             hurried: None,
+            away: None,
         };
         assert_eq!(copies.left_s(), Some(9));
         let unknown = |change: fn(&mut Seen)| {
@@ -838,6 +849,7 @@ mod tests {
         unknown(|seen| seen.copied_bytes = 100);
         unknown(|seen| seen.copied_bytes = 101);
         unknown(|seen| seen.state = State::Done);
+        unknown(|seen| seen.away = Some(Away::default()));
         let watched = Watched::new(Some(7));
         *watched.lock() = copies;
         assert_eq!(watched.limit_bytes(), Some(7));
