@@ -134,7 +134,12 @@ fn addresses_decide_who_opens_with_a_right_token() {
             panic!("one line expected: {lines:?}");
         };
         let ends = format!("from=\"127.0.0.1\" on=\"{to}\"");
-        for part in [rule, &ends, "token=1", "protocol=\"native\""] {
+        for part in [
+            rule,
+            &ends,
+            "token=1 client=\"test\"",
+            "protocol=\"native\"",
+        ] {
             assert!(line.contains(part), "{part} in {line}");
         }
         assert!(!line.contains(&key.0[2..10]), "{line}");

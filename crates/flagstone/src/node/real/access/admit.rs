@@ -147,23 +147,9 @@ impl Access {
         }
     }
 
-    /// Whether a client may open what it claims; at this time, in nanoseconds since 1970. What is refused is a line
-    /// in the audit log. That a snapshot is there isn't looked at: only who is admitted may learn that.
+    /// Whether a client may open what it claims; at this time, in nanoseconds since 1970. What is refused is to be a line
+    /// in the audit log, [`Access::tell_refused`]. That a snapshot is there isn't looked at: only who is admitted may learn that.
     pub(in crate::node::real) fn admit(
-        &self,
-        claim: &Claim<'_>,
-        proof: &[u8; PROOF_BYTES],
-        from: Origin,
-        now_ns: u64,
-    ) -> Result<Grant, Rule> {
-        let admitted = self.judge(claim, proof, from, now_ns);
-        if let Err(rule) = admitted {
-            self.tell_refused(claim, from, rule.into());
-        }
-        admitted
-    }
-
-    fn judge(
         &self,
         claim: &Claim<'_>,
         proof: &[u8; PROOF_BYTES],
@@ -290,11 +276,13 @@ impl Access {
     pub(in crate::node::real) fn tell_refused(
         &self,
         claim: &Claim<'_>,
+        client: &str,
         from: Origin,
         rule: directory::Rule,
     ) {
         let line = Line {
             token: Some(claim.token),
+            client: Some(client),
             rule: Some(rule),
             ..Line::of("native", claim.target, from)
         };

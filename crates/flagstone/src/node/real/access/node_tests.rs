@@ -67,7 +67,12 @@ fn open(node: &RealNode, target: Target<'_>, token: &TokenText) -> Result<Grant,
     };
     let now_ns = describe::wall_clock_ns();
     let proof = claim.prove(&key);
-    node.access.admit(&claim, &proof, origin, now_ns)
+    let admitted = node.access.admit(&claim, &proof, origin, now_ns);
+    if let Err(rule) = admitted {
+        let access = &node.access;
+        access.tell_refused(&claim, "host", origin, rule.into());
+    }
+    admitted
 }
 
 fn rule(node: &RealNode, name: &str, token: &TokenText) -> Option<Rule> {

@@ -86,7 +86,11 @@ fn ask_from(
 ) -> Result<Grant, Rule> {
     let claim = claim(target, number);
     let proof = claim.prove(&token(number, TokenKind::Owner).key);
-    access.admit(&claim, &proof, origin, NOW_NS)
+    let admitted = access.admit(&claim, &proof, origin, NOW_NS);
+    if let Err(rule) = admitted {
+        access.tell_refused(&claim, "host b", origin, rule.into());
+    }
+    admitted
 }
 
 fn refused(asked: Result<Grant, Rule>) -> Rule {
@@ -382,6 +386,7 @@ fn every_field_of_the_audit_log_is_one_value() {
                 &with(&[
                     ("volume", odd.into()),
                     ("token", 1.into()),
+                    ("client", "host b".into()),
                     ("rule", "unknown-volume".into()),
                 ]),
             ),
@@ -394,6 +399,7 @@ fn every_field_of_the_audit_log_is_one_value() {
                 &with(&[
                     ("volume_id", DvolId(0xabc).to_string().into()),
                     ("token", 1.into()),
+                    ("client", "host b".into()),
                     ("rule", "unknown-volume".into()),
                 ]),
             ),
@@ -406,30 +412,33 @@ fn every_field_of_the_audit_log_is_one_value() {
                 &with(&[
                     ("volume", "vm".into()),
                     ("token", 9.into()),
+                    ("client", "host b".into()),
                     ("rule", "unknown-token".into()),
                 ]),
             ),
         ),
         (
-            &|| access.tell_refused(&claim(vm, 3), here, Named::Kind),
+            &|| access.tell_refused(&claim(vm, 3), "host b", here, Named::Kind),
             fields(
                 "native",
                 "open refused",
                 &with(&[
                     ("volume", "vm".into()),
                     ("token", 3.into()),
+                    ("client", "host b".into()),
                     ("rule", "kind-of-token".into()),
                 ]),
             ),
         ),
         (
-            &|| access.tell_refused(&claim(vm, 3), nowhere, Named::TooMany),
+            &|| access.tell_refused(&claim(vm, 3), "", nowhere, Named::TooMany),
             fields(
                 "native",
                 "open refused",
                 &[
                     ("volume", "vm".into()),
                     ("token", 3.into()),
+                    ("client", "".into()),
                     ("rule", "too-many-refused".into()),
                 ],
             ),
@@ -519,8 +528,10 @@ fn every_refusal_is_a_line_with_its_reason() {
     for (name, number, key, peer, local, reason) in cases {
         let lines = logged(|| {
             let claim = claim(Target::Name(name), number);
-            let asked = access.admit(&claim, &claim.prove(&key), origin(peer, local), NOW_NS);
-            assert_eq!(refused(asked).to_string(), reason);
+            let from = origin(peer, local);
+            let rule = refused(access.admit(&claim, &claim.prove(&key), from, NOW_NS));
+            assert_eq!(rule.to_string(), reason);
+            access.tell_refused(&claim, "host", from, rule.into());
         });
         let [line] = &lines[..] else {
             panic!("{reason}: one line expected: {lines:?}");
@@ -532,7 +543,7 @@ fn every_refusal_is_a_line_with_its_reason() {
         let wanted = [
             " audit: open refused protocol=\"native\"".to_owned(),
             format!(" volume=\"{name}\" token={number}"),
-            format!("{number}{from} on=\"{local}\" rule=\"{reason}\""),
+            format!("{number} client=\"host\"{from} on=\"{local}\" rule=\"{reason}\""),
         ];
         for part in &wanted {
             assert!(line.contains(part), "{part} in {line}");

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::DvolInfo;
 use flagstone_gateway::native::directory::{
-    Asked, Audit, Found, Grant, NativeDirectory, RefusedRequest, Rule, TokenKind,
+    Asked, Audit, Found, Grant, NativeDirectory, RefusedRequest, TokenKind,
 };
 use flagstone_gateway::native::volume::NativeError;
 use flagstone_platform::{Listener, Platform};
@@ -179,11 +179,10 @@ impl NativeDirectory for NativeNames {
                 let access = &self.core.access;
                 access.tell_opened(claim.target, token, line.client, from);
             }
-            // The others were told when the table was asked.
-            Err(rule @ (Rule::Kind | Rule::TooMany)) => {
-                self.core.access.tell_refused(claim, from, rule);
+            Err(rule) => {
+                let access = &self.core.access;
+                access.tell_refused(claim, line.client, from, rule);
             }
-            Err(_) => {}
         }
     }
 
