@@ -28,11 +28,13 @@ pub enum Exit {
     Refused = 9,
     /// The device takes no more changes since a flush failed.
     Fenced = 10,
+    /// It was ended by another command before it was done.
+    Cancelled = 11,
 }
 
 impl Exit {
     /// All of them, for the help text and tests.
-    pub const ALL: [Exit; 11] = [
+    pub const ALL: [Exit; 12] = [
         Exit::Ok,
         Exit::Internal,
         Exit::Usage,
@@ -44,6 +46,7 @@ impl Exit {
         Exit::Corrupt,
         Exit::Refused,
         Exit::Fenced,
+        Exit::Cancelled,
     ];
 
     /// The code a shell sees.
@@ -69,6 +72,7 @@ impl Exit {
                 "refused: read-only, not permitted, or data would be lost and that was not confirmed"
             }
             Exit::Fenced => "the device takes no more changes after a failed flush",
+            Exit::Cancelled => "ended by another command before it was done",
         }
     }
 }

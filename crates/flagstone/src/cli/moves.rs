@@ -38,7 +38,8 @@ which round, how long that will take about), switching, waiting, or what came of
 --limit without a place changes how fast a move that runs copies, at once. --cancel ends it, for good: what
 was copied is deleted. If the node is stopped or killed before the end, the volume is where it was, and the next
 start goes on with the move about where it was cut off. If the device that it goes to isn't there at that start,
-the move waits for it: start the node with it, or say --cancel.
+the move waits for it: start the node with it, or say --cancel. A command that waits for a move which another one
+ends has exit code 11.
 
 With --to it goes to another node, with its snapshots and tokens. Whoever has the keys of both nodes' APIs may
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
@@ -158,10 +159,12 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
     if !(args.status || args.cancel || args.no_wait) {
         info = watch(client, &path, info)?;
     }
-    let exit = match info.error_kind {
-        Some(kind @ (NodeErrorKind::NoSpace | NodeErrorKind::Corrupt | NodeErrorKind::Fenced)) => {
-            kind.exit()
-        }
+    let exit = match (info.state, info.error_kind) {
+        (MoveState::Cancelled, _) => Exit::Cancelled,
+        (
+            _,
+            Some(kind @ (NodeErrorKind::NoSpace | NodeErrorKind::Corrupt | NodeErrorKind::Fenced)),
+        ) => kind.exit(),
         _ => Exit::Internal,
     };
     output.outcome(&info, &sentence(&info))?;
@@ -178,6 +181,7 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
             exit,
             message: format!("moving volume '{}': {}", info.volume, why(&info)),
             next_step: match exit {
+                Exit::Cancelled => "its clients go on where it is; move it again if that is still wanted",
                 Exit::NoSpace => "its clients go on where it is; make room on that device, or move it to one that has room (`flagstone device list`)",
                 _ => "its clients go on where it is; move it again once that is mended",
             }

@@ -303,7 +303,7 @@ impl State {
         })
     }
 
-    /// Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 7 of another node wait for that once they have
+    /// Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 6 are ended by somebody else; those to core 7 of another node wait for that once they have
     /// begun; others are done at the second look.
     pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
         let volume = self.volume("moving", name)?;
@@ -406,6 +406,10 @@ impl State {
                 info.error = Some("the device has no room".to_owned());
                 info.error_kind = Some(NodeErrorKind::NoSpace);
                 info.phase = None;
+            }
+            MoveState::Running if info.to.core == 6 => {
+                info.state = MoveState::Cancelled;
+                (info.phase, info.left_s) = (None, None);
             }
             // The other node answers at the fourth attempt.
             MoveState::Running if info.to.core == 7 && info.copied_bytes == 1 << 20 => {

@@ -68,6 +68,23 @@ fn one_that_fails_has_an_exit_code_and_says_why() {
 }
 
 #[test]
+fn one_that_somebody_else_ends_has_an_exit_code_of_its_own() {
+    let served = with_volume();
+    let ran = run(&served, "volume move vm --core 6");
+    assert_eq!((ran.exit, Exit::Cancelled.code()), (11, 11), "{}", ran.err);
+    assert!(
+        ran.err.contains("moving volume 'vm': it was cancelled"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.err.contains("if that is still wanted"), "{}", ran.err);
+    // Who ends one, or looks at it, has done so.
+    good(&served, "volume move vm --status");
+    good(&served, "volume move vm --core 1 --no-wait");
+    good(&served, "volume move vm --cancel");
+}
+
+#[test]
 fn one_that_waits_for_its_device_says_so_and_can_be_ended() {
     let served = with_volume();
     let begun = json(&served, "volume move vm --device away --no-wait");
@@ -130,6 +147,7 @@ fn the_help_says_what_each_word_is() {
     for says in [
         "The volume to move",
         "exit code 5",
+        "exit code 11",
         "--cancel ends it, for good",
         "the move waits for it",
     ] {
