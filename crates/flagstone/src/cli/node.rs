@@ -9,7 +9,7 @@ use super::{OutputArgs, series};
 use crate::api_key::{self, KeyUse};
 use crate::client::{Client, ClientError};
 use crate::exit::{Exit, Failure};
-use crate::node::{NodeErrorKind, NodeInfo};
+use crate::node::{ArrivingVolume, NodeErrorKind, NodeInfo};
 use crate::node_file::{DirLock, NodeFile};
 use crate::output::{Output, duration, utc};
 use crate::wait;
@@ -181,9 +181,28 @@ fn info(client: &Client, output: &mut Output<'_>) -> anyhow::Result<()> {
         );
         rows.push(("core", format!("{} {place}, {load}", core.core)));
     }
+    for one in &info.arriving {
+        rows.push(("arriving", arriving(one)));
+    }
     rows.extend(info.notices.into_iter().map(|notice| ("notice", notice)));
     output.card(&rows)?;
     Ok(())
+}
+
+/// A volume that is on its way here.
+fn arriving(one: &ArrivingVolume) -> String {
+    let from = one.from.as_deref().unwrap_or("another node");
+    let (device, core) = (&one.device, one.core);
+    let silent = duration(one.silent_s);
+    let since = match one.has_begun {
+        true => format!("heard of {silent} ago"),
+        false => format!("was promised a place {silent} ago"),
+    };
+    format!(
+        "volume {} from {from} to device {device}, core {core}; {since}, given up in {} if that is all",
+        one.volume,
+        duration(one.ends_in_s)
+    )
 }
 
 /// A local node holds its folder's lock to its last moment; of others the API is all we see.

@@ -51,8 +51,9 @@ pub use metrics::{
     MetricsSnapshot, NamedValue, NfsCallMetrics, TurnMetrics, VolumeMetrics,
 };
 pub use moves::{
-    Arrival, ArrivalKey, ArrivalSpec, ForceMoveSpec, ForcedMove, ForcedOutcome, Fork, ForkState,
-    MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, MoveWait, MoveWaitsFor, MoveWord,
+    Arrival, ArrivalKey, ArrivalSpec, ArrivingVolume, ForceMoveSpec, ForcedMove, ForcedOutcome,
+    Fork, ForkState, MoveInfo, MovePhase, MovePlace, MoveSpec, MoveState, MoveWait, MoveWaitsFor,
+    MoveWord,
 };
 pub use options::{
     BLOCK_CACHE_DEFAULT_BYTES, DeviceOptions, ExportOptions, FAILURE_DOMAIN_MAX_BYTES,

@@ -65,6 +65,29 @@ pub struct Arrival {
     pub ends_in_s: u64,
 }
 
+/// A volume that is on its way here from another node, or was promised a place. Until it has come it is in no list of volumes, and no other one can have its
+/// name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ArrivingVolume {
+    /// Its name.
+    pub volume: String,
+    /// Its id, 32 hexadecimal digits.
+    pub id: String,
+    /// Name of the device that it is to be on.
+    pub device: String,
+    /// The core that is to have it.
+    pub core: u32,
+    /// Whether its node has begun to bring it; otherwise it was only promised a place.
+    pub has_begun: bool,
+    /// The address by which its node was heard of last; null before that, also behind a start of this one.
+    #[serde(default)]
+    pub from: Option<String>,
+    /// For how many seconds nothing was heard of it.
+    pub silent_s: u64,
+    /// In how many seconds it is given up if nothing more is heard of it: what has come is deleted, and its name is free.
+    pub ends_in_s: u64,
+}
+
 /// The key of an arrival, which `Debug` doesn't show.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(transparent)]

@@ -7,7 +7,7 @@ use flagstone_types::{Epoch, Lsn};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::moves::{Fork, MoveInfo};
+use super::moves::{ArrivingVolume, Fork, MoveInfo};
 use super::slo::{Schedule, Slo};
 use super::snapshot_schedule::ScheduledSnapshots;
 use super::tokens::Restrictions;
@@ -450,6 +450,9 @@ pub struct NodeInfo {
     /// machine's.
     #[serde(default)]
     pub has_portmapper: bool,
+    /// Volumes that are on their way here from other nodes.
+    #[serde(default)]
+    pub arriving: Vec<ArrivingVolume>,
     /// What a person should know: kernel features that are missing, cores that have nothing to do.
     pub notices: Vec<String>,
 }

@@ -755,6 +755,9 @@ fn node_commands() {
     assert_eq!(info["api_address"], served.address.to_string());
     let card = good(&served, "node info");
     assert!(card.contains("registered buffers are off"), "{card}");
+    let arriving = "volume comes from 10.0.0.9 to device device, core 1; heard of 1m 30s ago, given up in 23h 58m if that is all";
+    assert!(card.contains(arriving), "{card}");
+    assert_eq!(info["arriving"][0]["volume"], "comes");
     assert!(good(&served, "node metrics").starts_with("# HELP flagstone_build_info"));
     assert_eq!(good(&served, "node stop"), "the node has stopped\n");
     assert!(served.stop.is_stopped());

@@ -372,6 +372,16 @@ impl Node for FakeNode {
                 .map(|_| "127.0.0.1:12049".to_string())
                 .into_iter()
                 .collect(),
+            arriving: vec![ArrivingVolume {
+                volume: "comes".to_owned(),
+                id: "2f".repeat(16),
+                device: "device".to_owned(),
+                core: 1,
+                has_begun: true,
+                from: Some("10.0.0.9".to_owned()),
+                silent_s: 90,
+                ends_in_s: 86_310,
+            }],
             notices: vec!["registered buffers are off: `ulimit -l` is 8 MiB".to_string()],
         };
         Box::pin(async move { Ok(info) })

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flagstone::node::{
-    MoveInfo, MoveSpec, MoveState, MoveWaitsFor, NodeErrorKind, NodeOptions, TokenText,
+    ArrivalSpec, MoveInfo, MoveSpec, MoveState, MoveWaitsFor, NodeErrorKind, NodeOptions,
+    ReceiveSpec, TokenText,
 };
 
 use crate::between::{ended, kind, promise, until_detached};
@@ -170,6 +171,11 @@ fn a_move_goes_on_behind_a_start_of_each_of_its_nodes() {
     let other = again(other);
     let (refused, _) = kind(other.create("vm", MIB));
     assert_eq!(refused, NodeErrorKind::AlreadyExists, "its name is kept");
+    let arriving = other
+        .ask(|node| node.info())
+        .expect("says what it is")
+        .arriving;
+    assert!(arriving.len() == 1 && arriving[0].has_begun, "{arriving:?}");
     goes_on(&one, 9 * MIB);
     write_meanwhile(&one, 77);
     let before = info(&one).copied_bytes;
@@ -188,6 +194,10 @@ fn a_move_goes_on_behind_a_start_of_each_of_its_nodes() {
     came(&one, &other, &owner, 2, 77);
     let (one, other) = (again(one), again(other));
     assert_eq!(kind(one.show("vm")).0, NodeErrorKind::NotFound);
+    // How it went is forgotten, and not where.
+    let (_, found) = kind(one.ask(|node| node.show_move("vm".to_owned())));
+    let there = addresses(&other)[0].to_string();
+    assert!(found.contains(&there), "{there}: {found}");
     check(&other, &owner, 77);
 }
 
@@ -234,6 +244,98 @@ fn a_move_waits_for_a_node_that_is_away() {
     goes_on(&one, before);
     assert_eq!(info(&one).waits, None, "it has gone on");
     came(&one, &other, &owner, 2, 66);
+}
+
+/// Who wants its name there is told what has it, and where that is ended.
+#[test]
+fn a_volume_that_arrives_is_shown_and_has_its_name() {
+    let (one, other) = (node(), node());
+    filled(&one);
+    let arriving = || {
+        other
+            .ask(|node| node.info())
+            .expect("says what it is")
+            .arriving
+    };
+    assert_eq!(arriving(), []);
+    let stream = one.ask(|node| node.open_stream("vm@old".parse().expect("a name"), None));
+    let header = stream.expect("is read").header.clone();
+    let promised = promise(&one, &other, "vm").expect("promises");
+    let told = |what: &str| {
+        let error = other.create("vm", MIB).expect_err("its name is kept");
+        assert_eq!(error.kind, NodeErrorKind::AlreadyExists);
+        assert!(error.found.contains(what), "{what}: {error:?}");
+        assert!(
+            error.next_step.contains("volume move vm --cancel"),
+            "{error:?}"
+        );
+    };
+    told("was promised a place here");
+    let shown = arriving();
+    assert!(!shown[0].has_begun && shown[0].from.is_none(), "{shown:?}");
+    let spec = MoveSpec {
+        arrival: Some(promised),
+        limit_bytes: Some(LIMIT_BYTES),
+        ..MoveSpec::default()
+    };
+    let begun = one.ask(|node| node.move_volume("vm".to_owned(), spec));
+    begun.expect("begins");
+    until("nothing is copied", || info(&one).copied_bytes >= MIB);
+    told("is arriving from another node (127.0.0.1)");
+    other.create("own", MIB).expect("is made");
+    let renamed = other.ask(|node| node.rename_volume("own".to_owned(), "vm".to_owned()));
+    let cloned =
+        other.ask(|node| node.clone_volume("own".parse().expect("a name"), "vm".to_owned()));
+    let another = ArrivalSpec {
+        volume: "vm".to_owned(),
+        id: "a7".repeat(16),
+        device: None,
+        core: None,
+        slo: Default::default(),
+        oversubscribe: false,
+    };
+    let promised = other.ask(|node| node.promise_arrival(another));
+    let stream = ReceiveSpec {
+        volume: "vm".to_owned(),
+        snapshot: "old".to_owned(),
+        header,
+        force: false,
+        device: None,
+        core: None,
+    };
+    let received = other.ask(|node| node.begin_receive(stream));
+    for refused in [
+        renamed.map(drop),
+        cloned.map(drop),
+        promised.map(drop),
+        received.map(drop),
+    ] {
+        let error = refused.expect_err("its name is kept");
+        assert!(
+            error.found.contains("arriving from another node"),
+            "{error:?}"
+        );
+    }
+    let shown = arriving();
+    let [vm] = &shown[..] else {
+        panic!("one is on its way: {shown:?}");
+    };
+    let id = one.show("vm").expect("is here").id;
+    assert_eq!(
+        (&vm.volume[..], &vm.id, &vm.device[..]),
+        ("vm", &id, "main")
+    );
+    assert_eq!(
+        (vm.has_begun, vm.from.as_deref()),
+        (true, Some("127.0.0.1"))
+    );
+    assert!(vm.silent_s < 60 && vm.ends_in_s > 86_000, "{vm:?}");
+    let unlimited = one.ask(|node| node.limit_move("vm".to_owned(), None));
+    unlimited.expect("hurries");
+    assert_eq!(ended(&one, "vm").state, MoveState::Done);
+    assert_eq!(arriving(), [], "it has come");
+    let (_, found) = kind(other.create("vm", MIB));
+    assert!(found.contains("there already is a volume"), "{found}");
 }
 
 #[test]

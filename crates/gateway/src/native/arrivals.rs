@@ -111,6 +111,9 @@ pub trait Arrivals: Clone + 'static {
         request: ArrivalRequest,
     ) -> impl Future<Output = Result<ArrivalReply, NativeError>>;
 
+    /// Somebody who has the key asks from there.
+    fn heard(&self, _arrival: u32, _ends: Ends) {}
+
     /// What is answered to a `SETTLE` of an arrival that has no key: that it never was, if the device is served here, and otherwise
     /// [`Settled::NotHere`].
     fn unknown(&self, device: DeviceId, volume: DvolId) -> Settled;
@@ -197,6 +200,7 @@ pub(crate) async fn carry_out<P: Platform, D: NativeDirectory>(
     }
     // It brings a volume, as others open one.
     connection.without_volume_since.set(None);
+    arrivals.heard(warrant.arrival, connection.client.ends);
     match arrivals.carry_out(warrant.arrival, attempt, request).await {
         Ok(reply) => answered(reply),
         Err(error) => error.into(),

@@ -272,7 +272,9 @@ impl RealNode {
             id: DvolId(0),
         };
         let claim = self.names.claim(&spec.name, claimed);
-        let claim = claim.ok_or_else(|| taken(&spec.name, &doing))?;
+        let Some(claim) = claim else {
+            return Err(self.name_taken(&spec.name, &doing).await);
+        };
         let striped = layout.map(|layout| NewStriped {
             name: spec.name.clone(),
             layout,
@@ -370,7 +372,9 @@ impl RealNode {
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("cloning '{source}' to '{new_name}'");
         let claim = self.names.claim(&new_name, target.place);
-        let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
+        let Some(claim) = claim else {
+            return Err(self.name_taken(&new_name, &doing).await);
+        };
         let place = target.place;
         let new = CreateDvol {
             name: new_name.clone(),
@@ -468,7 +472,9 @@ impl RealNode {
     ) -> Result<VolumeInfo, NodeError> {
         let doing = format!("renaming volume '{}' to '{new_name}'", target.name);
         let claim = self.names.claim(&new_name, target.place);
-        let claim = claim.ok_or_else(|| taken(&new_name, &doing))?;
+        let Some(claim) = claim else {
+            return Err(self.name_taken(&new_name, &doing).await);
+        };
         let (place, to) = (target.place, new_name.clone());
         self.on_volume(target, &doing, move |core, dvol| async move {
             let engine = core.engine(place.engine).ok_or(DvolError::NotFound)?;

@@ -518,16 +518,18 @@ impl RealNode {
 
     pub(super) async fn node_info(&self) -> Result<NodeInfo, NodeError> {
         let counts = self.names.per_core(self.remotes.len());
-        let mut cores = Vec::new();
+        let (mut cores, mut arriving) = (Vec::new(), Vec::new());
         for (core, volume_count) in counts.into_iter().enumerate() {
-            let connection_count = self
+            let (connection_count, mut comes) = self
                 .on_core(core, "describing the node", |core| async move {
                     let nbd = core.nbd().map_or(0, |server| server.counters().connections);
                     let native = core.native();
                     let native = native.map_or(0, |server| server.counters().connections);
-                    nbd + native + core.files.connections()
+                    let connections = nbd + native + core.files.connections();
+                    (connections, core.arriving())
                 })
                 .await?;
+            arriving.append(&mut comes);
             cores.push(CoreInfo {
                 core: core as u32,
                 cpu: None,
@@ -556,6 +558,7 @@ impl RealNode {
             native_addresses: self.native_tcp.iter().map(ToString::to_string).collect(),
             nfs_addresses: self.nfs_tcp.iter().map(ToString::to_string).collect(),
             has_portmapper: self.portmapper.is_some() || self.registered_port.is_some(),
+            arriving: self.shown_arriving(arriving),
             notices: self
                 .notices
                 .iter()

@@ -311,11 +311,12 @@ impl RealNode {
             engine: 0,
             id: DvolId(0),
         };
-        let claim = self.names.claim(&spec.volume, nowhere).ok_or_else(|| {
+        let Some(claim) = self.names.claim(&spec.volume, nowhere) else {
             let next = "a whole stream makes a new volume: choose another name; what changed since a snapshot \
                         that the volume has can be received into it, if it was sent with --since";
-            taken(&spec.volume, &doing).next(next)
-        })?;
+            let arrives = self.taken_by_arrival(&spec.volume, &doing).await;
+            return Err(arrives.unwrap_or_else(|| taken(&spec.volume, &doing).next(next)));
+        };
         let new = CreateDvol {
             name: spec.volume.clone(),
             id: None,

@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 
 use flagstone_device::engine::{Attributes, DvolError, Handle, Stability};
@@ -32,7 +32,7 @@ use crate::node::real::core::CoreNode;
 use crate::node::real::moving::{Copier, VolumeMarks};
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::records::Kept;
-use crate::node::{ForkState, MovePoint, Slo};
+use crate::node::{ArrivingVolume, ForkState, MovePoint, Slo};
 
 /// How long an arrival stays of which something has come, and whose origin isn't heard of, in nanoseconds: a day. A start begins to count anew.
 const KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
@@ -90,6 +90,10 @@ impl CoreArrivals {
         there.next().map(|one| one.expected.name.clone())
     }
 
+    pub(super) fn all(&self) -> Vec<Rc<OneArrival>> {
+        self.by_number.borrow().values().cloned().collect()
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.by_number.borrow().len() >= ARRIVALS_MAX
     }
@@ -121,6 +125,8 @@ pub(in crate::node::real) struct OneArrival {
     arrival: Arrival<UringPlatform, VolumeMarks, NodeKeeper>,
     copier: Copier,
     heard: Cell<Time>,
+    /// By which address.
+    from: Cell<Option<IpAddr>>,
     under_way: Cell<u32>,
 }
 
@@ -146,9 +152,39 @@ impl OneArrival {
         }
     }
 
+    /// For how long nobody has asked for it.
+    fn silent_ns(&self, now: Time) -> u64 {
+        match self.under_way.get() {
+            0 => now.since(self.heard.get()),
+            _ => 0,
+        }
+    }
+
     /// Whether nobody has asked for it in this long.
     fn is_silent(&self, now: Time, for_ns: u64) -> bool {
-        self.under_way.get() == 0 && now.since(self.heard.get()) >= for_ns
+        self.under_way.get() == 0 && self.silent_ns(now) >= for_ns
+    }
+
+    /// As people see it, with the number of its device. `None` once it has come.
+    pub(super) fn shown(&self, core: &CoreNode) -> Option<(usize, ArrivingVolume)> {
+        let expected = &self.expected;
+        let device = core.engines.get(expected.engine)?.device;
+        let silent_ns = self.silent_ns(core.platform.now());
+        let ends_in_ns = self.stays_ns(core).saturating_sub(silent_ns);
+        let shown = ArrivingVolume {
+            volume: expected.name.clone(),
+            id: expected.id.to_string(),
+            device: String::new(),
+            core: u32::try_from(core.index).unwrap_or(u32::MAX),
+            has_begun: self.arrival.has_begun(),
+            from: self.from.get().map(|ip| ip.to_canonical().to_string()),
+            silent_s: silent_ns / 1_000_000_000,
+            ends_in_s: ends_in_ns / 1_000_000_000,
+        };
+        core.names
+            .place_of(expected.id)
+            .is_none()
+            .then_some((device, shown))
     }
 
     /// How long it stays if nobody asks for it, in nanoseconds.
@@ -471,6 +507,7 @@ impl CoreNode {
             },
             copier,
             heard: Cell::new(self.platform.now()),
+            from: Cell::new(None),
             under_way: Cell::new(0),
         });
         self.arrivals
@@ -707,6 +744,12 @@ impl Arrivals for NodeArrivals {
         match self.core.arrivals.find(arrival) {
             Some(one) => one.carry_out(&self.core, attempt, request).await,
             None => self.of_what_came(arrival, request).await,
+        }
+    }
+
+    fn heard(&self, arrival: u32, ends: Ends) {
+        if let Some(one) = self.core.arrivals.find(arrival) {
+            one.from.set(ends.peer.map(|peer| peer.ip()));
         }
     }
 

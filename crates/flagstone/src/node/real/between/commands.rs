@@ -14,7 +14,7 @@ use crate::name::check_name;
 use crate::node::real::RealNode;
 use crate::node::real::creation::Wants;
 use crate::node::real::describe::wall_clock_ns;
-use crate::node::real::errors::{no_such_volume, node_error, taken};
+use crate::node::real::errors::{no_such_volume, node_error};
 use crate::node::real::moves::moving;
 use crate::node::real::moving::Watched;
 use crate::node::real::names::{Claim, Place};
@@ -155,7 +155,9 @@ impl RealNode {
             id: DvolId(0),
         };
         let claim = self.names.claim(&spec.volume, claimed);
-        let claim = claim.ok_or_else(|| taken(&spec.volume, &doing))?;
+        let Some(claim) = claim else {
+            return Err(self.name_taken(&spec.volume, &doing).await);
+        };
         let (came, has_come) = tokio::sync::oneshot::channel();
         let promised = self.expect(id, &spec, (core, device), claim, came, &doing);
         let (number, key) = promised.await?;

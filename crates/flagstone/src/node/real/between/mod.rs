@@ -4,6 +4,7 @@
 //! the crate `flagstone_moves`. Here is what a node has to do with them:
 //!
 //! - [`arrivals`]: promises that a volume may come, and the requests of its origin;
+//! - [`arriving`]: what people see of those;
 //! - [`leaving`]: a move away from this node;
 //! - [`there`]: what is passed on to a volume that went, for clients that can't follow it;
 //! - [`found`]: what a start finds of both;
@@ -17,6 +18,7 @@
 
 pub(super) mod again;
 pub(super) mod arrivals;
+mod arriving;
 mod commands;
 mod connect;
 pub(super) mod found;

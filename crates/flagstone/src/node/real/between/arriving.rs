@@ -1,0 +1,73 @@
+//! Volumes that are on their way here, as people see them: they are in no list of volumes, and nobody else gets their names.
+
+use crate::node::real::RealNode;
+use crate::node::real::core::CoreNode;
+use crate::node::real::errors::taken;
+use crate::node::{ArrivingVolume, NodeError, NodeErrorKind};
+use crate::output::duration;
+
+impl CoreNode {
+    /// Volumes that are on their way to this core, each with the number of its device.
+    pub(in crate::node::real) fn arriving(&self) -> Vec<(usize, ArrivingVolume)> {
+        let all = self.arrivals.all();
+        all.iter().filter_map(|one| one.shown(self)).collect()
+    }
+}
+
+impl RealNode {
+    /// The same with the names of the devices.
+    pub(in crate::node::real) fn shown_arriving(
+        &self,
+        arriving: Vec<(usize, ArrivingVolume)>,
+    ) -> Vec<ArrivingVolume> {
+        let named = |(device, one): (usize, ArrivingVolume)| ArrivingVolume {
+            device: self.devices[device].name.clone(),
+            ..one
+        };
+        arriving.into_iter().map(named).collect()
+    }
+
+    /// That a name is taken: by a volume, or by one that is on its way here.
+    pub(in crate::node::real) async fn name_taken(&self, name: &str, doing: &str) -> NodeError {
+        let by_arrival = self.taken_by_arrival(name, doing).await;
+        by_arrival.unwrap_or_else(|| taken(name, doing))
+    }
+
+    /// The same if it is one that is on its way here.
+    pub(in crate::node::real) async fn taken_by_arrival(
+        &self,
+        name: &str,
+        doing: &str,
+    ) -> Option<NodeError> {
+        for core in 0..self.remotes.len() {
+            let asked = self.on_core(core, doing, |core| async move { core.arriving() });
+            let found = asked.await.ok()?.into_iter().map(|(_, one)| one);
+            if let Some(one) = found.into_iter().find(|one| one.volume == name) {
+                return Some(arrives(&one, doing));
+            }
+        }
+        None
+    }
+}
+
+fn arrives(one: &ArrivingVolume, doing: &str) -> NodeError {
+    let name = &one.volume;
+    let from = match &one.from {
+        Some(from) => format!(" ({from})"),
+        None => String::new(),
+    };
+    let silent = duration(one.silent_s);
+    let found = match one.has_begun {
+        true => format!(
+            "a volume '{name}' is arriving from another node{from}, which was heard of {silent} ago, and the name is kept for it"
+        ),
+        false => format!(
+            "a volume '{name}' of another node was promised a place here {silent} ago, and the name is kept for it"
+        ),
+    };
+    NodeError::new(NodeErrorKind::AlreadyExists, doing, found).next(format!(
+        "choose another name, or wait until it has come, or end its move at the node that it comes from (`flagstone volume move {name} --cancel`); if that node stays \
+         silent, the name is free in {}. `flagstone node info` lists what arrives",
+        duration(one.ends_in_s)
+    ))
+}
