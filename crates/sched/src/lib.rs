@@ -13,6 +13,7 @@
 mod bucket;
 pub mod calibrate;
 pub mod cores;
+mod counted;
 pub mod device;
 mod first_come;
 pub mod price;
@@ -24,11 +25,12 @@ pub mod turns;
 mod volume;
 pub mod want;
 
+pub use counted::TenantStats;
 pub use device::{Ceiling, Device, Settings};
 pub use price::{Kind, Prices};
 pub use promise::{Promise, Slo, Totals};
 pub use scheduler::{Budget, Decision, Policy, Scheduler, Start};
-pub use turns::{Tenant, TenantStats, Turn, Turns, WeakTenant};
+pub use turns::{Tenant, Turn, Turns, WeakTenant};
 pub use volume::{Ask, Limits, VolumeKey};
 pub use want::{OfRequest, Want};
 

@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use flagstone_platform::{Platform, Time};
-use flagstone_types::{BLOCK_SIZE, LatencyHistogram};
+use flagstone_types::BLOCK_SIZE;
 
 use crate::cores::{Line, PERIOD_NS, part_of_core};
+use crate::counted::{Counted, TenantStats};
 use crate::device::{Device, Settings};
 use crate::price::Price;
 use crate::promise::{Promise, Totals, WHOLE_NS};
@@ -86,7 +87,7 @@ struct Seat {
     limits: Limits,
     /// Waiters whose turn has come and who have not taken it, in order.
     granted: VecDeque<u32>,
-    stats: Rc<RefCell<TenantStats>>,
+    counted: Counted,
     judged_used_ns: u64,
     /// Something waited when it was judged last.
     was_waiting: bool,
@@ -121,17 +122,6 @@ struct State {
     durable_seen: u64,
     flushes_seen: u64,
     sharers: u64,
-}
-
-/// What a tenant got. Counted where something was divided or limited; elsewhere there is nothing to wait for.
-#[derive(Clone, Debug, Default)]
-pub struct TenantStats {
-    /// How long requests waited for their turn.
-    pub waited: LatencyHistogram,
-    /// Device time used, in nanoseconds.
-    pub used_ns: u64,
-    /// For how long it got less than it was promised though it wanted more, in nanoseconds.
-    pub short_ns: u64,
 }
 
 impl<P: Platform> Turns<P> {
@@ -205,7 +195,7 @@ impl<P: Platform> Turns<P> {
             slo,
             limits,
             granted: VecDeque::new(),
-            stats: stats.clone(),
+            counted: Counted::new(stats.clone()),
             judged_used_ns: 0,
             was_waiting: false,
             is_slowed: false,
@@ -524,11 +514,10 @@ fn judge(state: &mut State, passed_ns: u64) {
         let is_short = u128::from(got) < due * 19 / 20;
         // Its own limits are not a broken promise; nor is what is done to have a move of it come to its end.
         let is_limited = seat.limits != Limits::default() || seat.is_slowed;
-        let mut stats = seat.stats.borrow_mut();
         if is_waiting && seat.was_waiting && is_short && !is_limited {
-            stats.short_ns += passed_ns;
+            seat.counted.short(passed_ns);
         }
-        stats.used_ns += got;
+        seat.counted.used(used_ns);
         seat.judged_used_ns = used_ns;
         seat.was_waiting = is_waiting;
     }
@@ -571,9 +560,9 @@ impl<P: Platform> Drop for SeatHandle<P> {
     fn drop(&mut self) {
         // Whoever waits has a handle, so nobody does.
         let mut state = self.inner.state.borrow_mut();
-        if let Some(seat) = state.seats[self.at as usize].take() {
+        if let Some(mut seat) = state.seats[self.at as usize].take() {
             let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
-            seat.stats.borrow_mut().used_ns += used_ns.saturating_sub(seat.judged_used_ns);
+            seat.counted.used(used_ns);
             state.scheduler.remove(seat.key);
             state.free_seats.push(self.at);
             self.inner.device.remove(seat.slo);
@@ -622,19 +611,31 @@ impl<P: Platform> Tenant<P> {
 
     /// What it got until now.
     pub fn stats(&self) -> TenantStats {
+        self.count_used();
         self.seat.stats.borrow().clone()
     }
 
-    /// Device time that it used until now, in nanoseconds: also what [`TenantStats`] has not heard of yet. Less than
-    /// before if what was charged when it began turned out to need less.
+    /// Has its [`TenantStats`] know what it used until now. By themselves they hear of that each tenth of a second in which something is asked for, and of
+    /// the rest when it goes.
+    pub fn count_used(&self) {
+        let mut state = self.seat.inner.state.borrow_mut();
+        let State {
+            scheduler, seats, ..
+        } = &mut *state;
+        if let Some(seat) = &mut seats[self.seat.at as usize] {
+            let used_ns = scheduler.used_ns(seat.key).unwrap_or(0);
+            seat.counted.used(used_ns);
+        }
+    }
+
+    /// Device time that it used until now, in nanoseconds. Less than before if what was charged when it began turned out to need less.
     pub fn used_ns(&self) -> u64 {
         let state = self.seat.inner.state.borrow();
         let seat = state.seats[self.seat.at as usize].as_ref();
-        let unjudged_ns = seat.map_or(0, |seat| {
+        seat.map_or(0, |seat| {
             let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
-            used_ns.saturating_sub(seat.judged_used_ns)
-        });
-        self.seat.stats.borrow().used_ns.saturating_add(unjudged_ns)
+            seat.counted.ever_ns(used_ns)
+        })
     }
 
     /// For how long its own limit held it back since it is a tenant, or writes waited since they are to be slower, in nanoseconds.

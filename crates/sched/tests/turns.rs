@@ -456,10 +456,38 @@ fn what_a_tenant_uses_and_waits_for_is_known_at_once() {
     world.run_for(5 * MS);
     assert_eq!(tenant.waiting(), 3);
     assert_eq!(tenant.used_ns(), CHANNELS * BLOCK_NS);
-    assert_eq!(tenant.stats().used_ns, 0, "nobody has judged yet");
+    assert_eq!(tenant.stats().used_ns, CHANNELS * BLOCK_NS);
     world.run_for(SECOND_NS);
     assert_eq!(tenant.waiting(), 0);
     assert_eq!(tenant.used_ns(), (CHANNELS + 3) * BLOCK_NS);
+    // Nothing was asked for since, and long before the next look at the tenants.
+    assert_eq!(tenant.stats().used_ns, (CHANNELS + 3) * BLOCK_NS);
+}
+
+/// What was counted while it was under way is not counted once more, and no counter goes back when it turns out that the device wasn't needed.
+#[test]
+fn what_was_charged_in_advance_is_counted_once() {
+    let world = World::new(15);
+    let tenant = alone(&world, Limits::default());
+    let (of, platform) = (tenant.clone(), world.platform(0));
+    let counted = world.block_on(0, async move {
+        for _ in 0..3 {
+            let mut turn = of.turn(Want::read(0, 4096)).await;
+            // Some of these looks are at what is under way.
+            platform.sleep_ns(250 * MS).await;
+            turn.used_reads(0, 0);
+            drop(turn);
+            assert_eq!(of.used_ns(), 0, "all of it was in memory");
+        }
+        let before = of.stats().used_ns;
+        assert!(before <= BLOCK_NS, "{before}");
+        for _ in 0..7 {
+            drop(of.turn(Want::read(0, 4096)).await);
+            assert!(of.stats().used_ns >= before);
+        }
+        (of.stats().used_ns, of.used_ns())
+    });
+    assert_eq!(counted, (7 * BLOCK_NS, 7 * BLOCK_NS));
 }
 
 /// The only tenant of a device with a ceiling.
@@ -604,16 +632,7 @@ fn who_asks_for_little_is_counted_too() {
             }
         });
         let stats = tenant.stats();
-        assert!(
-            stats.used_ns >= 50 * BLOCK_NS,
-            "{rest_ns}: {}",
-            stats.used_ns
-        );
-        assert!(
-            stats.used_ns <= 100 * BLOCK_NS,
-            "{rest_ns}: {}",
-            stats.used_ns
-        );
+        assert_eq!(stats.used_ns, 100 * BLOCK_NS, "{rest_ns}");
         assert_eq!(stats.short_ns, 0, "it got all that it asked for");
     }
 }

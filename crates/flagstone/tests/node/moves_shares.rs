@@ -1,13 +1,5 @@
 //! What moves take of devices that are divided: as much as they ask of them.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "what is waited for takes real time"
-)]
-
-use std::thread;
-use std::time::Duration;
-
 use flagstone::node::{DeviceOptions, MoveSpec, MoveState, NodeOptions, Schedule};
 
 use flagstone::offline::FormatOptions;
@@ -82,14 +74,6 @@ fn charged(apart_blocks: u64) -> (f64, f64) {
     for number in 0..BLOCKS {
         let (error, found) = client.call(READ, at(number), BLOCK as u32);
         assert_eq!((error, found), (0, block(number)), "block {number}");
-    }
-    // It is counted each tenth of a second in which there is something to do at the device.
-    scene.create("busy", MIB).expect("created");
-    let mut busy = scene.attach("busy");
-    for _ in 0..10 {
-        thread::sleep(Duration::from_millis(50));
-        assert_eq!(busy.write(0, &block(1)), 0);
-        assert_eq!(client.write(0, &block(0)), 0);
     }
     let part = |device, rate| taken(&scene, device) / (BLOCKS as f64 / rate);
     (part("main", READS), part("other", WRITES))

@@ -460,7 +460,11 @@ impl CoreNode {
     /// what they need.
     pub(super) fn left(&self, id: DvolId, here: bool, slo: &Slo) {
         self.sizing.borrow_mut().remove(&id);
-        self.tenants.borrow_mut().remove(&id);
+        // Whoever still has it keeps it, for a while.
+        let tenant = self.tenants.borrow_mut().remove(&id);
+        if let Some(tenant) = tenant.and_then(|tenant| tenant.upgrade()) {
+            tenant.count_used();
+        }
         self.notes.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&notes_as_member(id));
         match here {

@@ -203,7 +203,7 @@ impl Engines {
         io
     }
 
-    /// Device time that engines' own work has used at a device, in nanoseconds; counted each tenth of a second.
+    /// Device time that engines' own work has used at a device, in nanoseconds.
     pub(super) fn own_work_ns(&self, device: usize) -> u64 {
         let now = self.of(device).into_iter();
         let now: u64 = now.map(|(_, owned)| owned.own_work.stats().used_ns).sum();

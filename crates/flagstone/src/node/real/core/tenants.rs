@@ -121,7 +121,10 @@ impl CoreNode {
 
     fn metrics_of(&self, name: String, id: DvolId, counters: &VolumeCounters) -> VolumeMetrics {
         let tenant = self.tenants.borrow().get(&id).and_then(WeakTenant::upgrade);
-        let promised_ns = tenant.and_then(|tenant| tenant.promised_ns());
+        let promised_ns = tenant.and_then(|tenant| {
+            tenant.count_used();
+            tenant.promised_ns()
+        });
         counters.snapshot(name, promised_ns.unwrap_or(0))
     }
 }
