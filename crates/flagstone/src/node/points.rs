@@ -87,6 +87,8 @@ pub struct MoveHooks {
     goes_on: Option<Arc<Asked>>,
     /// How long an arrival stays that nobody asks for, in nanoseconds.
     pub silence_ns: Option<u64>,
+    /// The same once something of it has come.
+    pub kept_ns: Option<u64>,
     /// For how many volumes of a journal that went clients are sent on.
     pub routes_max: Option<usize>,
     /// Bytes that a move copies until it writes down how far it is.
@@ -113,6 +115,7 @@ impl fmt::Debug for MoveHooks {
         f.debug_struct("MoveHooks")
             .field("stops", &self.goes_on.is_some())
             .field("silence_ns", &self.silence_ns)
+            .field("kept_ns", &self.kept_ns)
             .field("routes_max", &self.routes_max)
             .field("point_after_bytes", &self.point_after_bytes)
             .finish()
@@ -127,8 +130,10 @@ impl PartialEq for MoveHooks {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
             _ => false,
         };
-        let limits =
-            |hooks: &MoveHooks| (hooks.silence_ns, hooks.routes_max, hooks.point_after_bytes);
+        let limits = |hooks: &MoveHooks| {
+            let silence = (hooks.silence_ns, hooks.kept_ns);
+            (silence, hooks.routes_max, hooks.point_after_bytes)
+        };
         asks_the_same && limits(self) == limits(other)
     }
 }

@@ -31,7 +31,7 @@ const POINT_AFTER_BYTES: u64 = 2 * MIB;
 /// What is copied in a second.
 const LIMIT_BYTES: u64 = 8 * MIB;
 
-fn change(options: &mut NodeOptions) {
+pub(crate) fn change(options: &mut NodeOptions) {
     listening(options);
     options.stop_grace_ms = 2000;
     options.move_hooks.point_after_bytes = Some(POINT_AFTER_BYTES);
@@ -353,7 +353,7 @@ fn a_move_that_waits_can_be_ended_and_never_comes_back() {
         change(options);
         options.native = Some(at);
         // Nobody asks for what it has.
-        options.move_hooks.silence_ns = Some(300_000_000);
+        options.move_hooks.kept_ns = Some(300_000_000);
     });
     let one = again(one);
     let known = one.ask(|node| node.show_move("vm".to_owned()));

@@ -729,7 +729,10 @@ fn tokens_do_not_change_while_they_are_handed_over() {
 #[test]
 fn what_nobody_asks_for_ends() {
     let silence_ns = 1_000_000_000;
-    let other = small(|options| options.move_hooks.silence_ns = Some(silence_ns));
+    let other = small(|options| {
+        options.move_hooks.silence_ns = Some(silence_ns);
+        options.move_hooks.kept_ns = Some(silence_ns);
+    });
     let one = small(|_| {});
     filled(&one);
     let arrival = promise(&one, &other, "vm").expect("promises");

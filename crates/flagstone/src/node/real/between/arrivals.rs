@@ -189,9 +189,9 @@ impl OneArrival {
 
     /// How long it stays if nobody asks for it, in nanoseconds.
     fn stays_ns(&self, core: &CoreNode) -> u64 {
-        match (core.move_hooks.silence_ns, self.arrival.has_begun()) {
-            (None, true) => KEPT_NS,
-            _ => core.silence_ns(),
+        match self.arrival.has_begun() {
+            true => core.move_hooks.kept_ns.unwrap_or(KEPT_NS),
+            false => core.silence_ns(),
         }
     }
 
