@@ -91,6 +91,8 @@ pub struct MoveHooks {
     pub kept_ns: Option<u64>,
     /// For how many volumes of a journal that went clients are sent on.
     pub routes_max: Option<usize>,
+    /// Connections that wait at a core to go to one that is too busy.
+    pub hand_overs_max: Option<u32>,
     /// Bytes that a move copies until it writes down how far it is.
     pub point_after_bytes: Option<u64>,
 }
@@ -117,6 +119,7 @@ impl fmt::Debug for MoveHooks {
             .field("silence_ns", &self.silence_ns)
             .field("kept_ns", &self.kept_ns)
             .field("routes_max", &self.routes_max)
+            .field("hand_overs_max", &self.hand_overs_max)
             .field("point_after_bytes", &self.point_after_bytes)
             .finish()
     }
@@ -132,7 +135,8 @@ impl PartialEq for MoveHooks {
         };
         let limits = |hooks: &MoveHooks| {
             let silence = (hooks.silence_ns, hooks.kept_ns);
-            (silence, hooks.routes_max, hooks.point_after_bytes)
+            let most = (hooks.routes_max, hooks.hand_overs_max);
+            (silence, most, hooks.point_after_bytes)
         };
         asks_the_same && limits(self) == limits(other)
     }

@@ -3,14 +3,17 @@
 //!
 //! How far the tenant gets between the first connection and the last answer is counted, not timed.
 
+use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use flagstone::node::{
-    NodeOptions, Rates, Schedule, Slo, SloLimit, SloPromise, TokenText, VolumeSpec,
+    MoveHooks, MovePoint, MoveSpec, NodeOptions, Rates, Schedule, Slo, SloLimit, SloPromise,
+    TokenText, VolumeSpec,
 };
 use flagstone_wire::open::Target;
 use flagstone_wire::{Operation, RequestHeader, Status, VolumeNo};
@@ -321,4 +324,82 @@ fn a_thousand_at_once_over_nbd_to_another_core() {
     let scene = scene.expect("a node");
     let address = scene.tcp;
     crowd_beside_a_tenant(&scene, 1, |_| Way::Nbd(address));
+}
+
+/// Whether the other end has closed it. It has sent nothing that was not read yet.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("is set");
+    let found = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).expect("is set");
+    match found {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// Its mailbox is full, and some wait beside it. Each of those looks again and again: more than may are closed, not kept.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "closing what is too many takes real time"
+)]
+#[test]
+fn no_more_than_may_wait_for_a_core_that_hangs() {
+    const MAILBOX: usize = 1024;
+    const WAITING: usize = 16;
+    const MORE: usize = 24;
+    let (hangs, hung) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    let goes_on = Mutex::new(goes_on);
+    let scene = Scene::start(2 << 30, |given| {
+        given.cores = Some(2);
+        options(given);
+        given.move_hooks = MoveHooks::at_points(move |point| {
+            if point == MovePoint::Copied && hangs.send(()).is_ok() {
+                // Until the test says so, or has failed.
+                let goes_on = goes_on.lock().expect("nobody panicked with it");
+                let _ = goes_on.recv();
+            }
+            true
+        });
+        given.move_hooks.hand_overs_max = Some(WAITING as u32);
+    });
+    let scene = scene.expect("a node");
+    // Whatever fails, it goes on before the node is to stop.
+    let go_on = go_on;
+    create(&scene, "crowd", 1, SloPromise::default());
+    create(&scene, "hangs", 1, SloPromise::default());
+    assert_eq!(scene.attach("hangs").write(0, &content(0, 0)), 0);
+    let spec = MoveSpec {
+        core: Some(0),
+        ..MoveSpec::default()
+    };
+    let begun = scene.ask(|node| node.move_volume("hangs".to_owned(), spec));
+    begun.expect("begins");
+    hung.recv().expect("it comes to that");
+    drop(hung);
+    let all = MAILBOX + WAITING + MORE;
+    let mut streams: Vec<_> = (0..all)
+        .map(|_| Client::greet(scene.tcp, "crowd"))
+        .collect();
+    for stream in &mut streams {
+        stream.read_exact(&mut [0; 18]).expect("a greeting");
+    }
+    // They wait for ten seconds.
+    let until = Instant::now() + Duration::from_secs(5);
+    let closed = loop {
+        let closed = streams.iter_mut().map(is_closed).filter(|closed| *closed);
+        let closed = closed.count();
+        if closed >= MORE || Instant::now() > until {
+            break closed;
+        }
+        thread::yield_now();
+    };
+    go_on.send(()).expect("it waits");
+    // What the node asks itself is in the mailbox, too.
+    assert!((MORE..MORE + 64).contains(&closed), "{closed} are closed");
+    let mut served = 0;
+    for mut stream in streams {
+        served += usize::from(stream.read_exact(&mut [0; 10]).is_ok());
+    }
+    assert!(served >= all - MORE - 64, "{served} are served");
 }

@@ -81,7 +81,8 @@ impl CoreNode {
         });
         if let Err(Refused::Full(message)) = remote.try_send(message) {
             let waiting = self.hand_overs_waiting.get();
-            if waiting >= HAND_OVERS_WAITING_MAX {
+            let most = self.move_hooks.hand_overs_max;
+            if waiting >= most.unwrap_or(HAND_OVERS_WAITING_MAX) {
                 tracing::warn!("core {target} is too busy to take a connection; it is closed");
                 return;
             }
