@@ -5,14 +5,16 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_device::engine::Stability;
+use flagstone_device::engine::{Stability, join_all};
 use flagstone_platform::{IoBuf, Platform, Time};
 use flagstone_sched::price::Price;
+use flagstone_sched::want::PART_LEAST_BYTES;
 use flagstone_sched::{Ceiling, Device, Policy, Prices, Settings};
 use flagstone_sim::SimPlatform;
 
 use super::tests::{Scene, in_scene};
 use super::*;
+use crate::node::real::moving::copier::TOGETHER_FEW;
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// 20,000 reads of a block a second, each of which is 40 us and 10 more for each block. A write costs twice as much.
@@ -32,8 +34,6 @@ const DEPTH: usize = 36;
 const BURST_DEPTH: usize = 108;
 /// Five hundredths of the device, in millionths.
 const BACKGROUND: u32 = 50_000;
-/// What a move copies in a turn.
-const COPIED_BYTES: u64 = 64 << 10;
 /// Before the burst, while it lasts and after it.
 const THIRD_NS: u64 = SECOND_NS;
 
@@ -101,29 +101,31 @@ fn scrub(scene: &Scene, from: Time) {
     });
 }
 
-/// Reads and writes as a move does from then on. What it has done is counted in turns.
-fn copy(scene: &Scene, mover: &Tenant<SimPlatform>, from: Time) -> Rc<Cell<u64>> {
+/// Reads and writes as a move does from then on, in ranges of so many bytes, each in a turn of its own. What it has done is counted in turns.
+fn copy(scene: &Scene, mover: &Tenant<SimPlatform>, range_bytes: u64, from: Time) -> Rc<Cell<u64>> {
     let (platform, mover, turns) = (scene.platform.clone(), mover.clone(), Rc::new(Cell::new(0)));
     let count = turns.clone();
     scene.platform.spawn(async move {
         platform.sleep_until(from).await;
-        for want in [
-            Want::read(0, COPIED_BYTES),
-            Want::write(0, COPIED_BYTES, false),
-        ]
-        .into_iter()
-        .cycle()
-        {
-            let turn = mover.turn(want).await;
-            platform.sleep_ns(LATENCY_NS).await;
-            drop(turn);
-            count.set(count.get() + 1);
+        let part = [
+            Want::read(0, range_bytes),
+            Want::write(0, range_bytes, false),
+        ];
+        // All of a part is read before it is written.
+        for want in part.into_iter().cycle() {
+            let ranges = (0..TOGETHER_FEW).map(|_| async {
+                let turn = mover.turn(want).await;
+                platform.sleep_ns(LATENCY_NS).await;
+                drop(turn);
+                count.set(count.get() + 1);
+            });
+            join_all(ranges).await;
         }
     });
     turns
 }
 
-async fn burst_in_company(scene: Scene, policy: Policy, p99_max: f64) {
+async fn burst_in_company(scene: Scene, policy: Policy, p99_max: f64, range_bytes: u64) {
     let platform = &scene.platform;
     for at in 0..1000 {
         let data = IoBuf::copy_of(&[1; BLOCK_SIZE as usize]);
@@ -150,7 +152,7 @@ async fn burst_in_company(scene: Scene, policy: Policy, p99_max: f64) {
     let more = BURST_DEPTH - DEPTH;
     read(platform, &bursting, more, (burst, after), &rest);
     scrub(&scene, burst);
-    let copied = copy(&scene, &mover, burst);
+    let copied = copy(&scene, &mover, range_bytes, burst);
     platform.sleep_until(burst).await;
     let scrubbed = || scene.engine.counters().scrubbed_blocks.get();
     let before = scrubbed();
@@ -159,7 +161,7 @@ async fn burst_in_company(scene: Scene, policy: Policy, p99_max: f64) {
     let scrubbed_ns = (scrubbed() - before) * READ_NS;
     let wanted_ns = promised_ns * u64::from(OWN_MILLIONTHS) / 1_000_000;
     assert!(scrubbed_ns >= wanted_ns * 9 / 10, "{scrubbed_ns}");
-    let blocks = COPIED_BYTES / BLOCK_SIZE;
+    let blocks = range_bytes / BLOCK_SIZE;
     let pair_ns = [price(1), price(2)].map(|price| price.op_ns + blocks * price.block_ns);
     let copied_ns = copied.get() / 2 * pair_ns.iter().sum::<u64>();
     let wanted_ns = promised_ns * u64::from(MOVES_MILLIONTHS) / 1_000_000;
@@ -174,7 +176,9 @@ async fn burst_in_company(scene: Scene, policy: Policy, p99_max: f64) {
         for (from, is_judged) in [(burst, true), (after, false)] {
             let (rate_then, p99_then) = third(from);
             let (kept, grown) = (rate_then / rate, p99_then / p99);
-            println!("{policy:?}: {kept:.3} of {rate} kept, p99 {grown:.2} times {p99} ns");
+            println!(
+                "{policy:?}, {range_bytes}: {kept:.3} of {rate} kept, p99 {grown:.2} times {p99} ns"
+            );
             if is_judged {
                 assert!(kept >= KEPT_MIN, "{policy:?}: {kept} of {rate}");
                 assert!(grown <= p99_max, "{policy:?}: {grown} times {p99}");
@@ -187,8 +191,11 @@ async fn burst_in_company(scene: Scene, policy: Policy, p99_max: f64) {
 #[test]
 fn neighbours_of_a_burst_keep_what_they_have_beside_a_scrub_and_a_move() {
     for (policy, p99_max) in [(Policy::Deficit, 1.5), (Policy::Strict, 1.2)] {
-        in_scene(13, BACKGROUND, move |scene| {
-            burst_in_company(scene, policy, p99_max)
-        });
+        // Where it lies together on the device, and where each block lies alone.
+        for range_bytes in [PART_LEAST_BYTES, BLOCK_SIZE] {
+            in_scene(13, BACKGROUND, move |scene| {
+                burst_in_company(scene, policy, p99_max, range_bytes)
+            });
+        }
     }
 }

@@ -24,7 +24,7 @@ pub(in crate::node::real) enum Haste {
 }
 
 /// Ranges that are read, or written, at the same time where a device is divided and nobody waits. What is asked at once delays all that others ask behind it.
-const TOGETHER_FEW: usize = 2;
+pub(in crate::node::real) const TOGETHER_FEW: usize = 2;
 
 /// The same in the volume's own turns, at most: what its clients ask stands in one queue with it.
 const TOGETHER_OWN: usize = 8;

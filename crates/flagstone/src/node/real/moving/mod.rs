@@ -6,7 +6,7 @@
 //! [decibel 4.4: migration]
 
 mod away;
-mod copier;
+pub(super) mod copier;
 pub(super) mod left;
 mod slow;
 mod speed;
