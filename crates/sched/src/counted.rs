@@ -10,7 +10,8 @@ use flagstone_types::LatencyHistogram;
 pub struct TenantStats {
     /// How long requests waited for their turn.
     pub waited: LatencyHistogram,
-    /// Device time used, in nanoseconds. Never less than before: what was charged in advance and wasn't needed after all is in it until as much was used.
+    /// Device time used, in nanoseconds. Never less than before: what was charged in advance and wasn't needed after all is in it until as much was used, or for good if the tenant
+    /// goes before: at most what was under way when it was counted.
     pub used_ns: u64,
     /// For how long it got less than it was promised though it wanted more, in nanoseconds.
     pub short_ns: u64,

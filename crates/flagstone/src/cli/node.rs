@@ -194,9 +194,10 @@ fn arriving(one: &ArrivingVolume) -> String {
     let from = one.from.as_deref().unwrap_or("another node");
     let (device, core) = (&one.device, one.core);
     let silent = duration(one.silent_s);
-    let since = match one.has_begun {
-        true => format!("heard of {silent} ago"),
-        false => format!("was promised a place {silent} ago"),
+    let since = match (one.has_begun, &one.from) {
+        (true, Some(_)) => format!("heard of {silent} ago"),
+        (true, None) => format!("not heard of since the start {silent} ago"),
+        (false, _) => format!("was promised a place {silent} ago"),
     };
     format!(
         "volume {} from {from} to device {device}, core {core}; {since}, given up in {} if that is all",

@@ -136,7 +136,7 @@ pub struct MoveWait {
     pub what: MoveWaitsFor,
     /// Since when: nanoseconds since 1970-01-01 UTC. Of a move that waits for a device that is the last start.
     pub since_ns: u64,
-    /// How often it was tried in vain to go on; 0 for a device, since only a start looks for that.
+    /// How often it was tried in vain, that it was cut off included; 0 for a device, since only a start looks for that.
     pub attempts: u32,
 }
 

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use flagstone::name::SnapshotRef;
 use flagstone::node::{
-    Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MoveSpec, MoveState, NodeError, NodeErrorKind,
-    PageQuery, Restrictions, Slo, SloLimit, SnapshotSchedule, TokenKind, TokenText,
+    Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MoveSpec, MoveState, MoveWait, MoveWaitsFor,
+    NodeError, NodeErrorKind, PageQuery, Restrictions, Slo, SloLimit, SnapshotSchedule, TokenKind,
+    TokenText,
 };
 use flagstone_client::{Client, Connect, Durability, OpenHow, Options, Target, Token, Volume};
 use flagstone_platform::{IoBuf, Platform};
@@ -69,7 +70,9 @@ pub(crate) fn ended(from: &Scene, name: &str) -> MoveInfo {
     loop {
         let info = from.ask(|node| node.show_move(name.to_owned()));
         let info = info.expect("is known");
-        if info.state != MoveState::Running {
+        // One that waits for the other node goes on by itself.
+        let waits = |wait: &MoveWait| wait.what == MoveWaitsFor::Node;
+        if info.state != MoveState::Running && !info.waits.as_ref().is_some_and(waits) {
             return info;
         }
         assert!(Instant::now() < until, "it doesn't end: {info:?}");

@@ -272,7 +272,7 @@ impl Access {
         self.tell(&line, "opened");
     }
 
-    /// Puts it there that somebody was refused who has a right proof, or was not even looked at.
+    /// Puts it there that an open was refused.
     pub(in crate::node::real) fn tell_refused(
         &self,
         claim: &Claim<'_>,

@@ -39,6 +39,10 @@ impl RealNode {
         name: &str,
         doing: &str,
     ) -> Option<NodeError> {
+        // Of a volume that is here no core has to be asked, which may take long.
+        if self.names.find(name).is_some() {
+            return None;
+        }
         for core in 0..self.remotes.len() {
             let asked = self.on_core(core, doing, |core| async move { core.arriving() });
             let found = asked.await.ok()?.into_iter().map(|(_, one)| one);
@@ -57,11 +61,14 @@ fn arrives(one: &ArrivingVolume, doing: &str) -> NodeError {
         None => String::new(),
     };
     let silent = duration(one.silent_s);
-    let found = match one.has_begun {
-        true => format!(
+    let found = match (one.has_begun, &one.from) {
+        (true, Some(_)) => format!(
             "a volume '{name}' is arriving from another node{from}, which was heard of {silent} ago, and the name is kept for it"
         ),
-        false => format!(
+        (true, None) => format!(
+            "a volume '{name}' is arriving from another node, which was not heard of since this one was started {silent} ago, and the name is kept for it"
+        ),
+        (false, _) => format!(
             "a volume '{name}' of another node was promised a place here {silent} ago, and the name is kept for it"
         ),
     };
