@@ -297,7 +297,7 @@ mod tests {
             (looked.found, looked.is_crowded, yields, is_there)
         };
         // Alone: a microsecond for each yield.
-        assert_eq!(ended(looked(1_000, 30_000, true)), (true, false, 27, false));
+        assert_eq!(ended(looked(1_000, 30_000, true)), (true, false, 28, false));
         assert_eq!(
             ended(looked(1_000, u64::MAX, true)),
             (false, false, 93, false)
