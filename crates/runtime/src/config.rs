@@ -19,7 +19,7 @@ pub struct RuntimeConfig {
     /// them it sleeps at once: their completions gather meanwhile, and cost less together.
     pub spin_depth: u32,
     /// Whether a core that looks for the end of a transfer or a flush lets others of its CPU run in between: a kernel
-    /// worker may have to post what it waits for.
+    /// worker may have to post what it waits for. Where others keep the CPU for long it sleeps for a while instead.
     pub spin_yield: bool,
     /// Submission entries of each core's ring; rounded up to a power of two. The completion side
     /// has four times as many. More operations than that may be in flight; they queue.

@@ -80,7 +80,7 @@ counters! {
     spins,
     /// Idle periods in which looking for work found some before the core slept.
     spin_hits,
-    /// Yields while looking for work after which the processor came back late: something else wanted it.
+    /// Yields while looking for work after which the processor came back late: something else wanted it, or the hypervisor had it.
     long_yields,
     /// Nanoseconds spent looking for work.
     spin_ns,

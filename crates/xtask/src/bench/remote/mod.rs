@@ -237,8 +237,8 @@ impl Place<'_> {
     /// between them, in which the machine becomes slower or quicker by more than they differ. Before each kind, and each pair of writes, the volume is written anew, and reads come
     /// before writes: over what small writes leave, 4 KiB are two blocks to read, and another part of such a block has to read both.
     ///
-    /// Beside a stock server each half comes right behind writing all of its own anew: the stock servers share a file, so that in the rounds
-    /// each finds in the processor's caches what the one before has left there, and a volume's bytes are gone from them.
+    /// Beside a stock server each half comes right behind writing all of its own anew: the stock servers share a file, and each finds in the processor's
+    /// caches what the one before has left there.
     fn measure_pairs(
         &self,
         points: &[Point],
