@@ -388,18 +388,21 @@ mod tests {
         assert!(locks.take_now(block(1), false).is_some());
     }
 
+    /// A number below this one that looks random.
+    fn random(number: &mut u64, below: u64) -> u64 {
+        *number = number
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (*number >> 33) % below
+    }
+
     /// Ranges at random, against a list of who has and wants what.
     #[test]
     fn nobody_is_told_that_a_block_is_free_which_somebody_has() {
         let locks = RangeLocks::default();
         let mut held: Vec<(Range<VBlock>, bool, RangeLock)> = Vec::new();
         let (mut taken, mut number) = (0, 1u64);
-        let mut random = |below: u64| {
-            number = number
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (number >> 33) % below
-        };
+        let mut random = |below| random(&mut number, below);
         for _ in 0..20_000 {
             if held.len() > random(12) as usize {
                 let at = random(held.len() as u64) as usize;
@@ -425,12 +428,7 @@ mod tests {
     fn counts_and_marks_are_those_of_the_entries() {
         let locks = RangeLocks::default();
         let (mut held, mut waited, mut number) = (Vec::new(), 0, 7u64);
-        let mut random = |below: u64| {
-            number = number
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (number >> 33) % below
-        };
+        let mut random = |below| random(&mut number, below);
         for step in 0..5_000 {
             if held.len() > random(12) as usize || step > 4_900 {
                 let at = random(held.len().max(1) as u64) as usize;
