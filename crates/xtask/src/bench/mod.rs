@@ -43,7 +43,7 @@ const PROGRAMS: [(&str, &str); 3] = [("fio", "fio"), ("qemu", "qemu-nbd"), ("nbd
 
 /// If the hypervisor withheld more of a core than this from any target at a point, that point is measured
 /// again on all targets, whatever it gave: half a round must not decide what neighbours of the machine do. Of a scene of
-/// `bench isolation` it is the worst second, and of the whole machine.
+/// `bench isolation` it is the worst second, and of the whole machine; of what `bench remote` measures at a time all of it, and of the whole machine.
 const STOLEN_CORES_MAX: f64 = 0.05;
 /// How often at most. What comes last counts, disturbed or not; of a scene the time with the calmest worst second.
 const REPEATS_MAX: u32 = 2;
@@ -294,7 +294,7 @@ fn start_targets(
         .context("sizing the raw file")?;
     let mut targets = vec![targets::raw()];
     if !arguments.no_peers {
-        targets.extend(targets::peers(&clients.file, dir)?);
+        targets.extend(targets::peers(|_| &clients.file, dir)?);
     }
     if !arguments.peers {
         let setup = FlagstoneSetup {

@@ -98,6 +98,9 @@ const CACHED: (&str, &str) = (
     "+ fdatasync after each write",
 );
 
+/// Stock servers.
+pub(super) const PEERS: usize = 3;
+
 /// A stock server about to be started.
 struct Peer<'a> {
     name: &'a str,
@@ -107,16 +110,17 @@ struct Peer<'a> {
     port: u16,
 }
 
-/// The stock servers, all on `file`.
-pub(super) fn peers(file: &Path, dir: &Path) -> Result<Vec<Target>> {
-    let shown = file
-        .to_str()
-        .context("the benchmark's folder has a name that is not UTF-8")?;
-    let peers = [qemu_nbd(shown)?, storage_daemon(shown)?, nbdkit(shown)?];
-    peers
-        .into_iter()
-        .map(|peer| peer.start(file, dir))
-        .collect()
+/// The stock servers, each on the file that `file_of` has for its place, which may be the same for all.
+pub(super) fn peers<'a>(file_of: impl Fn(usize) -> &'a Path, dir: &Path) -> Result<Vec<Target>> {
+    let makes: [fn(&str) -> Result<Peer<'static>>; PEERS] = [qemu_nbd, storage_daemon, nbdkit];
+    let start = |(place, make): (usize, fn(&str) -> Result<Peer<'static>>)| {
+        let file = file_of(place);
+        let shown = file
+            .to_str()
+            .context("the benchmark's folder has a name that is not UTF-8")?;
+        make(shown)?.start(file, dir)
+    };
+    makes.into_iter().enumerate().map(start).collect()
 }
 
 fn qemu_nbd(file: &str) -> Result<Peer<'static>> {

@@ -4,6 +4,7 @@
 //! The targets take turns at each point, and the whole is repeated. One loop drives all of them (`load`), but for the file
 //! without a server, which fio reads and writes. The device is a file in memory, unless told otherwise.
 
+mod calm;
 pub(super) mod echo;
 pub(super) mod load;
 pub(super) mod native;
@@ -25,6 +26,7 @@ use super::machine::Setting;
 use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
+use calm::Calm;
 use placing::Placing;
 use points::{Beside, DEEP, Goal, HALF_PART, Pair, Point, Role, Sample, points};
 use report::Report;
@@ -119,7 +121,9 @@ pub(super) fn run(root: &Path, arguments: &RemoteArguments) -> Result<()> {
         described,
         samples,
         pairs,
+        calm,
     } = place.measure(&points, rounds, seconds)?;
+    setting.facts.push(("stolen".to_owned(), calm.describe()));
     let report = Report {
         setting,
         command: command_line(),
@@ -177,6 +181,7 @@ struct Measured {
     described: Described,
     samples: Vec<Sample>,
     pairs: Vec<Pair>,
+    calm: Calm,
 }
 
 /// Where, and with what.
@@ -208,6 +213,7 @@ impl Place<'_> {
             .map(|target| (target.name, target.role, target.how.clone()))
             .collect();
         let (mut samples, mut pairs) = (Vec::new(), Vec::new());
+        let mut calm = Calm::default();
         for round in 0..rounds {
             // Each is the first of a round now and then: behind the last one a node may have something to do yet.
             for place in 0..points.len() {
@@ -216,13 +222,14 @@ impl Place<'_> {
                 for turn in 0..count {
                     let target = &mut targets[(turn + round as usize) % count];
                     let lasts = Duration::from_secs_f64(seconds);
-                    let sample = target.measure(point, self.size_bytes, lasts, round)?;
+                    let sample =
+                        calm.measure(|| target.measure(point, self.size_bytes, lasts, round))?;
                     println!("{}", line(&sample));
                     samples.push(sample);
                     thread::sleep(SETTLE);
                 }
             }
-            self.measure_pairs(points, &mut targets, round, seconds, &mut pairs)?;
+            pairs.extend(self.measure_pairs(points, &mut targets, round, seconds, &mut calm)?);
         }
         drop(targets);
         node.stop()?;
@@ -230,6 +237,7 @@ impl Place<'_> {
             described,
             samples,
             pairs,
+            calm,
         })
     }
 
@@ -237,16 +245,17 @@ impl Place<'_> {
     /// between them, in which the machine becomes slower or quicker by more than they differ. Before each kind, and each pair of writes, the volume is written anew, and reads come
     /// before writes: over what small writes leave, 4 KiB are two blocks to read, and another part of such a block has to read both.
     ///
-    /// Beside a stock server each half comes right behind writing all of its own anew: the stock servers share a file, and each finds in the processor's
-    /// caches what the one before has left there.
+    /// Beside a stock server each half comes right behind writing all of its own anew, so that both find in the processor's caches what fits there. In the
+    /// rounds nobody does.
     fn measure_pairs(
         &self,
         points: &[Point],
         targets: &mut [Target],
         round: u32,
         seconds: f64,
-        pairs: &mut Vec<Pair>,
-    ) -> Result<()> {
+        calm: &mut Calm,
+    ) -> Result<Vec<Pair>> {
+        let mut pairs = Vec::new();
         let native = targets.iter().position(|one| one.role == Role::Native);
         let native = native.context("no native target")?;
         let lasts = Duration::from_secs_f64(seconds) / HALF_PART;
@@ -280,47 +289,53 @@ impl Place<'_> {
             let beside = beside.context("no such target")?;
             let is_each_anew = matches!(kind, Beside::Peer { .. });
             for number in 0..kind.pairs() {
-                if !is_each_anew && (number == 0 || own.is_write) {
-                    targets[native].fill(self.size_bytes)?;
-                    thread::sleep(SETTLE);
-                }
-                let mut half = |target: usize, point: &Point| {
-                    if is_each_anew {
-                        targets[target].fill(self.size_bytes)?;
+                let pair = calm.measure(|| {
+                    if !is_each_anew && (number == 0 || own.is_write) {
+                        targets[native].fill(self.size_bytes)?;
                         thread::sleep(SETTLE);
                     }
-                    targets[target].measure(point, self.size_bytes, lasts, round)
-                };
-                let pair = match number.is_multiple_of(2) {
-                    true => {
+                    let mut half = |target: usize, point: &Point| {
+                        if is_each_anew {
+                            targets[target].fill(self.size_bytes)?;
+                            thread::sleep(SETTLE);
+                        }
+                        targets[target].measure(point, self.size_bytes, lasts, round)
+                    };
+                    if number.is_multiple_of(2) {
                         let own = half(native, &own)?;
                         let other = half(beside, &other)?;
-                        Pair { own, other }
+                        return Ok(Pair { own, other });
                     }
-                    false => {
-                        let other = half(beside, &other)?;
-                        let own = half(native, &own)?;
-                        Pair { own, other }
-                    }
-                };
+                    let other = half(beside, &other)?;
+                    let own = half(native, &own)?;
+                    Ok(Pair { own, other })
+                })?;
                 println!("{}\n{}", line(&pair.own), line(&pair.other));
                 pairs.push(pair);
                 thread::sleep(SETTLE);
             }
         }
-        Ok(())
+        Ok(pairs)
+    }
+
+    /// A file of its own for each: of one that several share, the later would find in the processor's caches what the one before has left there.
+    fn raw_file(&self, of: &str) -> Result<PathBuf> {
+        let path = self.dir.join(format!("{of}.img"));
+        let file =
+            fs::File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+        file.set_len(self.size_bytes)
+            .with_context(|| format!("sizing {}", path.display()))?;
+        Ok(path)
     }
 
     fn targets(&self, node: &Node, native_port: u16) -> Result<Vec<Target>> {
         let mut targets = Vec::new();
         if self.peers {
-            let path = self.dir.join("raw.img");
-            let file = fs::File::create(&path).context("creating the raw file")?;
-            file.set_len(self.size_bytes)
-                .context("sizing the raw file")?;
             ensure!(repo::has_program("fio"), "fio is missing: apt install fio");
-            targets.push(Target::local(&path));
-            targets.extend(Target::peers(&path, self.dir)?);
+            targets.push(Target::local(&self.raw_file("local")?));
+            let files = ["qemu-nbd", "qsd", "nbdkit"].map(|name| self.raw_file(name));
+            let [qemu_nbd, qsd, nbdkit] = files;
+            targets.extend(Target::peers(&[qemu_nbd?, qsd?, nbdkit?], self.dir)?);
         }
         for spin in [false, true] {
             targets.push(Target::echo(self.dir, spin)?);

@@ -1,6 +1,8 @@
 //! What is put under load: the file itself, the network alone, stock NBD servers, and Flagstone both ways.
 
-use std::path::Path;
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,13 +18,15 @@ use crate::bench::targets as stock;
 use crate::daemon::{Daemon, Node, free_port};
 use crate::{process, repo};
 
-const VOLUME: &str = "bench";
+/// Each way has a volume of its own: of one that both share, the second would find in the processor's caches what the first has left there.
+const NATIVE_VOLUME: &str = "bench";
+const NBD_VOLUME: &str = "bench-nbd";
 /// Requests before those that count.
 const WARM_PART: u32 = 10;
 
 enum Way {
     /// fio on the file.
-    File(std::path::PathBuf),
+    File(PathBuf),
     /// The port of a server that may spin as long as a client is connected, which would take a processor from all others:
     /// it has one only while it is measured.
     Echo(u16),
@@ -80,9 +84,9 @@ impl Target {
         })
     }
 
-    /// The stock servers on the file.
-    pub(super) fn peers(file: &Path, dir: &Path) -> Result<Vec<Target>> {
-        let peers = stock::peers(file, dir)?.into_iter();
+    /// The stock servers, each on a file of its own.
+    pub(super) fn peers(files: &[PathBuf; stock::PEERS], dir: &Path) -> Result<Vec<Target>> {
+        let peers = stock::peers(|place| &files[place], dir)?.into_iter();
         peers.map(Target::peer).collect()
     }
 
@@ -110,13 +114,14 @@ impl Target {
         })
     }
 
-    /// A node's volume over both protocols.
+    /// A node's volumes, one over each protocol.
     pub(super) fn own(node: &Node, native_port: u16, volume_bytes: u64) -> Result<[Target; 2]> {
         let size = volume_bytes.to_string();
-        let made = node.json(&["volume", "create", VOLUME, "--size", &size])?;
+        let made = node.json(&["volume", "create", NATIVE_VOLUME, "--size", &size])?;
+        node.json(&["volume", "create", NBD_VOLUME, "--size", &size])?;
         let token = made["token"].as_str().context("the volume has no token")?;
         let mut opening = Opening::connect(([127, 0, 0, 1], native_port).into())?;
-        let opened = opening.open(VOLUME, token)?;
+        let opened = opening.open(NATIVE_VOLUME, token)?;
         ensure!(opened == Opened::Here, "the only core has no such volume");
         let pid = Some(node.pid()?);
         let how = "flagstone dev --cores 1";
@@ -130,7 +135,7 @@ impl Target {
             _peer: None,
         };
         let native = Way::Native(opening.into_line(1));
-        let nbd = Way::Nbd(nbd::open(node.nbd_port, VOLUME, 1)?);
+        let nbd = Way::Nbd(nbd::open(node.nbd_port, NBD_VOLUME, 1)?);
         Ok([
             of(
                 "native",
@@ -150,7 +155,11 @@ impl Target {
     /// Writes all of it.
     pub(super) fn fill(&mut self, span_bytes: u64) -> Result<()> {
         match &mut self.way {
-            Way::File(_) | Way::Echo(_) => Ok(()),
+            Way::Echo(_) => Ok(()),
+            Way::File(file) => fs::File::create(&*file)
+                .and_then(|mut file| io::copy(&mut io::repeat(0x5a).take(span_bytes), &mut file))
+                .map(drop)
+                .with_context(|| format!("writing {}", file.display())),
             Way::Nbd(line) => line.fill(1, span_bytes),
             Way::Native(line) => line.fill(1, span_bytes),
         }
