@@ -194,6 +194,12 @@ impl Client {
         self.decode(&answer)
     }
 
+    /// Deletes something and gets what is said of it.
+    pub fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        let answer = self.request("DELETE", path, None)?;
+        self.decode(&answer)
+    }
+
     /// A request whose answer has no body.
     pub fn call(&self, method: &str, path: &str) -> Result<(), ClientError> {
         self.request(method, path, None).map(|_| ())

@@ -69,8 +69,12 @@ pub trait Home {
     /// The node stops: nobody is to be waited for.
     fn is_stopping(&self) -> bool;
 
-    /// The other node was asked whose the volume is, and has not said. It is held, and will be asked again.
+    /// The other node was asked whose the volume is, and has not said. It is held, and will be asked again, several times a second.
     fn unanswered(&self, why: &str);
+
+    /// The other node could not be told that the move is over, which came to nothing: it keeps what has come until it is told, or has heard nothing of
+    /// it for too long.
+    fn untold(&self);
 
     /// Somebody has said that the volume stays, whatever the other node has. That node is asked once more behind that.
     fn is_forced(&self) -> bool;
@@ -542,13 +546,11 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
         Failed::Before(error) => {
             // It was not asked to finish, so it has not arrived, whatever it is asked from now on.
             let stayed = stay(dvol, home, error).await;
-            let deadline = target.platform.now().plus_ns(QUESTION_NS);
-            let device = question.device;
-            let abandoned = target
-                .arrival
-                .settle(device, question.volume, (true, false), deadline);
-            // Otherwise it ends there by itself.
-            let _ = abandoned.await;
+            let is_told = abandon(&target.platform, target.arrival, question).await;
+            // Where nothing had begun it ends there by itself, soon.
+            if !is_told && target.has_begun.get() {
+                home.untold();
+            }
             stayed
         }
         Failed::Perhaps(error) => {
@@ -629,7 +631,6 @@ pub async fn ask<P: Platform, C: Connect>(
     question: Question,
     home: &impl Home,
 ) -> Option<Told> {
-    let mut is_told = false;
     loop {
         if home.is_stopping() {
             return None;
@@ -649,16 +650,24 @@ pub async fn ask<P: Platform, C: Connect>(
             return Some(Told::Forced);
         }
         home.unanswered(&why);
-        // Once: it is asked again several times a second.
-        match std::mem::replace(&mut is_told, true) {
-            false => tracing::warn!(
-                volume = %question.volume,
-                "{why}; until the node that it was moving to answers, the volume is served nowhere: bring that node back, or, if it never comes back, \
-                 say `flagstone volume move NAME --stay --force`"
-            ),
-            true => tracing::debug!("{why}"),
-        }
         platform.sleep_ns(PAUSE_NS).await;
+    }
+}
+
+/// Tells the other node that a move is over that came to nothing, so that it throws away what has come. Returns whether it has heard that: what it keeps
+/// then, it keeps for a reason of its own.
+pub async fn abandon<P: Platform, C: Connect>(
+    platform: &P,
+    arrival: &Arrival<P, C>,
+    question: Question,
+) -> bool {
+    let deadline = platform.now().plus_ns(QUESTION_NS);
+    let told = arrival.settle(question.device, question.volume, (true, false), deadline);
+    match told.await {
+        Ok(Settled::Never | Settled::Arrived(_)) => true,
+        // It doesn't know of this move any more.
+        Err(error) => error.status() == Some(Status::Denied),
+        Ok(Settled::Arriving | Settled::NotHere) => false,
     }
 }
 

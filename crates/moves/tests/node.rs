@@ -345,6 +345,9 @@ impl Home for TestHome {
         false
     }
 
+    // What the other node keeps goes once it has heard nothing for long enough, as the simulator has it.
+    fn untold(&self) {}
+
     fn unanswered(&self, _: &str) {
         self.origin.unanswered.set(true);
     }

@@ -10,7 +10,7 @@ use super::progress::Bar;
 use super::target::parse_api_address;
 use crate::api::requests::MoveLimitRequest;
 use crate::api_key;
-use crate::client::{Client, MOVES_TO};
+use crate::client::{Client, ClientError, MOVES_TO};
 use crate::exit::{Exit, Failure};
 use crate::name::parse_name;
 use crate::node::{
@@ -45,7 +45,8 @@ With --to it goes to another node, with its snapshots and tokens. Whoever has th
 do that. Clients of the native protocol follow; what those of NBD ask that are attached is passed on. If either
 node is stopped or dies before the end, or they don't reach each other, the move waits (--status says since when)
 and goes on when both are back, for a day at the other node; --cancel ends it, some seconds later (--status says
-when). If either node dies at the end, the volume is served by neither until the two can talk: it is never at both.
+when), also at the other node, for a volume that is on its way there. If either node dies at the end, the volume
+is held: served by neither until the two can talk, and never at both (--status says so; exit code 7).
 
 If one of them never comes back, say so. --stay --force, where the volume was: it goes on there. What the other
 node has is a fork then; delete it there if that node comes back after all. Whoever had the volume open opens it
@@ -89,7 +90,7 @@ pub(super) struct MoveArgs {
     /// Say how far its last move is, or what came of it
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait", "cancel"])]
     status: bool,
-    /// End its move, also one that waits for a device or a node: it stays where it is
+    /// End its move, also one that waits for a device or a node, or of a volume on its way here: it stays where it is
     #[arg(long, conflicts_with_all = ["device", "core", "to", "limit", "oversubscribe", "no_wait"])]
     cancel: bool,
     /// It goes on here, though the node that it was moving to doesn't say whether it has come (with --force)
@@ -151,10 +152,10 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
     let mut info: MoveInfo = match (args.status, args.cancel) {
         (true, _) => client.get(&path)?,
         (_, true) => {
-            client.call("DELETE", &path)?;
-            watch(client, &path, client.get(&path)?)?
+            let info: MoveInfo = client.delete(&path)?;
+            watch(client, &path, info)?
         }
-        _ => client.send("POST", &path, &spec(client, args)?)?,
+        _ => begin(client, args, &path)?,
     };
     if !(args.status || args.cancel || args.no_wait) {
         info = watch(client, &path, info)?;
@@ -171,6 +172,22 @@ pub(super) fn run(client: &Client, args: &MoveArgs, output: &mut Output<'_>) -> 
     // To look at one, or to end it, is done whatever came of the move.
     let waited = !(args.status || args.cancel || args.no_wait);
     match info.state {
+        // Nobody is served: whoever waits, or wants it ended, has to know that at once.
+        MoveState::Held if waited || args.cancel => Err(Failure {
+            exit: Exit::NotReachable,
+            message: format!(
+                "moving volume '{}': it is held, and served by nobody: {}",
+                info.volume,
+                why(&info)
+            ),
+            next_step: format!(
+                "bring {} back: then the volume is where that says, and `--status` says what came of it. If it never comes back: `flagstone volume move {} \
+                 --stay --force`",
+                node(&info),
+                info.volume
+            ),
+        }
+        .into()),
         MoveState::Unknown if waited => Err(Failure {
             exit: Exit::Internal,
             message: format!("moving volume '{}': {}", info.volume, why(&info)),
@@ -267,8 +284,19 @@ pub(super) fn fork(fork: &Fork) -> String {
     }
 }
 
-/// What is asked of the node that has it. For another node a place is asked for there first.
-fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
+/// Has a move begin. For another node a place is asked for there first, which is given back if the one that has the volume refuses it.
+fn begin(client: &Client, args: &MoveArgs, path: &str) -> anyhow::Result<MoveInfo> {
+    let (spec, there) = spec(client, args)?;
+    let begun = client.send("POST", path, &spec);
+    if let (Err(ClientError::Problem(_)), Some(there)) = (&begun, &there) {
+        // Otherwise it ends there by itself, some minutes later.
+        let _ = there.call("DELETE", path);
+    }
+    Ok(begun?)
+}
+
+/// What is asked of the node that has it, and the other node, if it goes to one.
+fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<(MoveSpec, Option<Client>)> {
     let within = MoveSpec {
         device: args.device.clone(),
         core: args.core,
@@ -277,7 +305,7 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
         arrival: None,
     };
     let Some(to) = &args.to else {
-        return Ok(within);
+        return Ok((within, None));
     };
     let volume: VolumeInfo = client.get(&format!("/v1/volumes/{}/departure", args.name))?;
     let key = args.to_api_key_file.as_deref().map(api_key::read_given);
@@ -290,15 +318,30 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<MoveSpec> {
         slo: volume.slo,
         oversubscribe: args.oversubscribe,
     };
-    let mut arrival: Arrival = there.send("POST", "/v1/arrivals", &wanted)?;
+    let promised = there.send("POST", "/v1/arrivals", &wanted);
+    let mut arrival: Arrival = promised.map_err(|error| with_its_key(error, to))?;
     arrival.address = reachable(&arrival.address, to)?;
-    Ok(MoveSpec {
+    let spec = MoveSpec {
         device: None,
         core: None,
         oversubscribe: false,
         arrival: Some(arrival),
         ..within
-    })
+    };
+    Ok((spec, Some(there)))
+}
+
+/// Of two keys the one of the other node, if that is what is wrong.
+fn with_its_key(error: ClientError, to: &str) -> ClientError {
+    match error {
+        ClientError::Problem(mut problem) if problem.kind == NodeErrorKind::Unauthenticated => {
+            problem.next_step = format!(
+                "--to-api-key-file names the key of the node at {to}: a copy of the file api.key in that node's folder"
+            );
+            ClientError::Problem(problem)
+        }
+        error => error,
+    }
 }
 
 /// Where the other node is reached: one that listens on all its addresses by the one that its API was reached by.
@@ -332,21 +375,25 @@ fn reachable(told: &str, api: &str) -> anyhow::Result<String> {
     Ok(told.to_owned())
 }
 
-/// Waits for the end of a move.
+/// Waits for the end of a move, or until nobody is served.
 fn watch(client: &Client, path: &str, mut info: MoveInfo) -> anyhow::Result<MoveInfo> {
     let mut bar = Bar::new("move");
     // One that waits for another node goes on by itself, or ends.
-    while info.state == MoveState::Running || for_node(&info).is_some() {
-        bar.name(&match (info.phase, for_node(&info)) {
-            (_, Some(_)) => format!("move, waiting for {}", node(&info)),
+    loop {
+        let waits = info.state == MoveState::Waiting && for_node(&info).is_some();
+        if info.state != MoveState::Running && !waits {
+            return Ok(info);
+        }
+        bar.name(&match (info.phase, waits) {
+            (_, true) => format!("move, waiting for {}", node(&info)),
             (Some(phase), _) => format!("move, {phase}{}", slowed(&info)),
             _ => "move".to_owned(),
         });
+        bar.wait(waits);
         bar.show(info.copied_bytes, info.expected_bytes);
         wait::pause(LOOK);
         info = client.get(path)?;
     }
-    Ok(info)
 }
 
 fn place(place: &MovePlace) -> String {
@@ -385,10 +432,11 @@ pub(super) fn progress(info: &MoveInfo) -> String {
     if let (Some(wait), Some(error)) = (for_node(info), &info.error) {
         let tried = counted(wait.attempts.into(), "attempt");
         let since = utc(wait.since_ns);
-        return format!(
-            "waiting for {} (since {since}, {tried}): {error}",
-            node(info)
-        );
+        let (node, is) = (node(info), info.state);
+        return match is {
+            MoveState::Held => format!("held, served by nobody (since {since}, {tried}): {error}"),
+            _ => format!("waiting for {node} (since {since}, {tried}): {error}"),
+        };
     }
     match (&info.error, info.state) {
         // Which core that device will be on isn't known.
@@ -437,6 +485,10 @@ fn sentence(info: &MoveInfo) -> String {
             "volume {volume}: stays on {from} for now, its move is {}",
             progress(info)
         ),
+        MoveState::Held => format!(
+            "volume {volume}: on its way from {from} to {to}, it is {}",
+            progress(info)
+        ),
         MoveState::Done => format!(
             "volume {volume}: moved from {from} to {to}, {copied} copied; its changes waited {:.1} ms at the end",
             info.held_us as f64 / 1000.0
@@ -445,6 +497,12 @@ fn sentence(info: &MoveInfo) -> String {
             "volume {volume}: whether it went from {from} to {to} isn't known: {}",
             why(info)
         ),
+        // At the node that it was coming to: where it is there isn't known here.
+        MoveState::Cancelled if info.from.node.is_some() => {
+            format!(
+                "volume {volume}: doesn't come; it stays at the node that it was to come from, which is told so when it asks"
+            )
+        }
         MoveState::Cancelled | MoveState::Failed => {
             format!("volume {volume}: stays on {from}: {}", why(info))
         }

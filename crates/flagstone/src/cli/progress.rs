@@ -4,19 +4,21 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar that counts bytes. Disappears when dropped.
-pub(super) struct Bar(ProgressBar);
+pub(super) struct Bar(ProgressBar, bool);
+
+/// What is shown of bytes, and the same where nothing is known of the time left.
+const BYTES: &str = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
+const BYTES_WAITING: &str = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}";
 
 impl Bar {
     /// A bar for the operation `what`.
     pub(super) fn new(what: &str) -> Bar {
         let bar = ProgressBar::new(0);
-        let style = ProgressStyle::with_template(
-            "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left",
-        )
-        .expect("the template is a constant that a test renders");
+        let style = ProgressStyle::with_template(BYTES)
+            .expect("the template is a constant that a test renders");
         bar.set_style(style);
         bar.set_message(what.to_string());
-        Bar(bar)
+        Bar(bar, false)
     }
 
     /// A bar that counts steps which take equally long.
@@ -33,9 +35,21 @@ impl Bar {
         self.0.set_message(what.to_string());
     }
 
-    /// Shows how far it is.
+    /// Of bytes: whether it waits now, so that no time can be told. Behind that the time is reckoned anew.
+    pub(super) fn wait(&mut self, waits: bool) {
+        if std::mem::replace(&mut self.1, waits) == waits {
+            return;
+        }
+        let template = if waits { BYTES_WAITING } else { BYTES };
+        let style = ProgressStyle::with_template(template)
+            .expect("the template is a constant that a test renders");
+        self.0.set_style(style);
+        self.0.reset_eta();
+    }
+
+    /// Shows how far it is. Nothing is done of what isn't known yet.
     pub(super) fn show(&mut self, done: u64, total: u64) {
-        self.0.set_length(total.max(done));
+        self.0.set_length(total.max(done).max(1));
         self.0.set_position(done);
     }
 }
@@ -52,6 +66,9 @@ mod tests {
     fn the_template_is_valid() {
         let mut bar = super::Bar::new("test");
         bar.show(1, 2);
+        bar.wait(true);
+        bar.show(0, 0);
+        bar.wait(false);
         super::Bar::of_steps("test").show(1, 2);
     }
 }

@@ -109,6 +109,8 @@ pub enum MoveState {
     /// the content of the volume may change. If it is a device that is not part of the node, with that device the next start goes on, and until
     /// then all may be done with the volume but to move it elsewhere, or to receive a stream into it.
     Waiting,
+    /// In its last moment the node that it goes to has stopped answering: until that says whose the volume is, nobody is served. `waits` says since when.
+    Held,
     /// The volume is at its new place.
     Done,
     /// It was ended by request: the volume is where it was.
@@ -117,6 +119,17 @@ pub enum MoveState {
     Failed,
     /// Whether the volume has gone to the other node isn't known: it is served by nobody until this one is restarted, and has asked.
     Unknown,
+}
+
+impl MoveState {
+    /// It goes on, now or later.
+    #[must_use]
+    pub fn is_not_over(self) -> bool {
+        matches!(
+            self,
+            MoveState::Running | MoveState::Waiting | MoveState::Held
+        )
+    }
 }
 
 /// What a move waits for.

@@ -1,7 +1,7 @@
 //! What the node in memory remembers, and the rules it follows. As plain as can be: it is here to
 //! find mistakes of the control side, not to be a device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) filesystems: Filesystems,
     pub(crate) streams: Streams,
     moves: BTreeMap<String, MoveInfo>,
+    /// Volumes of other nodes that were promised a place on core 4, whose moves are refused.
+    promised: BTreeSet<String>,
     /// By volume.
     pub(crate) tokens: BTreeMap<String, Vec<TokenInfo>>,
     next_id: u64,
@@ -48,6 +50,32 @@ pub(crate) type Answer<T> = Result<T, NodeError>;
 
 pub(crate) fn error(kind: NodeErrorKind, doing: String, found: &str) -> NodeError {
     NodeError::new(kind, doing, found).next("this is the next step")
+}
+
+/// The move of a volume that is on its way here.
+fn coming(name: &str) -> MoveInfo {
+    let place = |node: Option<&str>| MovePlace {
+        device: "main".to_owned(),
+        core: 4,
+        node: node.map(str::to_owned),
+    };
+    MoveInfo {
+        volume: name.to_owned(),
+        state: MoveState::Running,
+        waits: None,
+        from: place(Some("127.0.0.1")),
+        to: place(None),
+        phase: None,
+        started_ns: 0,
+        copied_bytes: 0,
+        expected_bytes: 0,
+        slowed_to_bytes: None,
+        held_us: 0,
+        limit_bytes: None,
+        left_s: None,
+        error: None,
+        error_kind: None,
+    }
 }
 
 impl State {
@@ -283,7 +311,8 @@ impl State {
 
     /// A volume that is here can't come.
     pub(crate) fn promise_arrival(&mut self, spec: &ArrivalSpec) -> Answer<Arrival> {
-        if self.volumes.contains_key(&spec.volume) {
+        let is_new = spec.core != Some(4) || self.promised.insert(spec.volume.clone());
+        if self.volumes.contains_key(&spec.volume) || !is_new {
             let doing = format!("promising volume '{}' of another node a place", spec.volume);
             return Err(error(
                 NodeErrorKind::AlreadyExists,
@@ -303,9 +332,13 @@ impl State {
         })
     }
 
-    /// Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 6 are ended by somebody else; those to core 7 of another node wait for that once they have
+    /// Those to core 4 of another node are refused, and those to core 5 are held, once they have begun. Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 6 are ended by somebody else; those to core 7 of another node wait for that once they have
     /// begun; others are done at the second look.
     pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
+        if spec.arrival.as_ref().is_some_and(|to| to.core == 4) {
+            let doing = format!("moving volume '{name}'");
+            return Err(error(NodeErrorKind::Busy, doing, "it was opened alone"));
+        }
         let volume = self.volume("moving", name)?;
         let place = |device: &str, core: u32| MovePlace {
             device: device.to_owned(),
@@ -411,6 +444,16 @@ impl State {
                 info.state = MoveState::Cancelled;
                 (info.phase, info.left_s) = (None, None);
             }
+            MoveState::Running if info.to.core == 5 => {
+                info.state = MoveState::Held;
+                info.waits = Some(MoveWait {
+                    what: MoveWaitsFor::Node,
+                    since_ns: 1_769_862_896 * 1_000_000_000,
+                    attempts: 1,
+                });
+                info.error = Some("the other node can't be asked: no connection".to_owned());
+                (info.phase, info.left_s) = (None, None);
+            }
             // The other node answers at the fourth attempt.
             MoveState::Running if info.to.core == 7 && info.copied_bytes == 1 << 20 => {
                 info.state = MoveState::Waiting;
@@ -459,7 +502,14 @@ impl State {
         Ok(info.clone())
     }
 
+    /// Also of a volume that was promised a place here.
     pub(crate) fn cancel_move(&mut self, name: &str) -> Answer<MoveInfo> {
+        if self.promised.remove(name) {
+            return Ok(MoveInfo {
+                state: MoveState::Cancelled,
+                ..coming(name)
+            });
+        }
         let info = self.its_move(name)?;
         if matches!(info.state, MoveState::Running | MoveState::Waiting) {
             info.state = MoveState::Cancelled;

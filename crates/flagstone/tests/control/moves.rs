@@ -7,7 +7,7 @@ use flagstone::exit::Exit;
 use serde_json::Value;
 
 use crate::cli::{binary, fails, good, json, ran, run};
-use crate::support::{Served, serve};
+use crate::support::{API_KEY, Served, TempDir, put_key, serve};
 
 fn with_volume() -> Served {
     let served = serve();
@@ -138,6 +138,90 @@ fn one_that_waits_for_the_other_node_says_so_and_since_when() {
     );
 }
 
+/// Nobody serves it: who waits for the move is told at once, and so is who would end it.
+#[test]
+fn one_that_is_held_says_so_and_what_can_be_done() {
+    let (served, other) = (with_volume(), serve());
+    let to = format!(
+        "--to {} --to-api-key-file {} --core 5",
+        other.address,
+        other.key_file().display()
+    );
+    let stay = "flagstone volume move vm --stay --force";
+    let told = |words: &str| {
+        let ran = run(&served, words);
+        assert_eq!(
+            ran.exit,
+            i32::from(Exit::NotReachable.code()),
+            "{}",
+            ran.err
+        );
+        let why = "moving volume 'vm': it is held, and served by nobody: the other node can't be asked: no connection";
+        for says in [why, stay] {
+            assert!(ran.err.contains(says), "{says}: {}", ran.err);
+        }
+        assert!(
+            ran.out.contains("it is held, served by nobody"),
+            "{}",
+            ran.out
+        );
+    };
+    told(&format!("volume move vm {to}"));
+    let status = json(&served, "volume move vm --status");
+    assert_eq!(
+        (&status["state"], &status["waits"]["what"]),
+        (&"held".into(), &"node".into())
+    );
+    assert_eq!(
+        good(&served, "volume move vm --status"),
+        "volume vm: on its way from device device, core 0 to node 127.0.0.1:4421, device main, core 5, it is held, served by nobody (since \
+         2026-01-31 12:34:56, 1 attempt): the other node can't be asked: no connection\n"
+    );
+    told("volume move vm --cancel");
+}
+
+/// A place that was promised in vain is given back, and its node can be asked for it once more at once; and whoever runs that node can end it there.
+#[test]
+fn what_was_promised_for_a_move_that_is_refused_is_given_back() {
+    let (served, other) = (with_volume(), serve());
+    let to = format!(
+        "--to {} --to-api-key-file {} --core 4",
+        other.address,
+        other.key_file().display()
+    );
+    for _ in 0..2 {
+        let ran = run(&served, &format!("volume move vm {to}"));
+        fails(&ran, Exit::Busy, "it was opened alone");
+    }
+    let ran = run(&other, "volume move vm --cancel");
+    assert_eq!(ran.exit, i32::from(Exit::NotFound.code()), "{}", ran.err);
+    let spec = serde_json::json!({ "volume": "vm", "id": "a7".repeat(16), "core": 4 });
+    let client = other.client();
+    let promised: serde_json::Value = client
+        .send("POST", "/v1/arrivals", &spec)
+        .expect("promises");
+    assert_eq!(promised["core"], 4);
+    assert_eq!(
+        good(&other, "volume move vm --cancel"),
+        "volume vm: doesn't come; it stays at the node that it was to come from, which is told so when it asks\n"
+    );
+}
+
+#[test]
+fn a_key_that_the_other_node_refuses_is_the_one_of_to() {
+    let (served, other) = (with_volume(), serve());
+    let dir = TempDir::new("another-key");
+    put_key(dir.path(), "key", &API_KEY.replace('a', "b"), 0o600);
+    let to = format!(
+        "--to {} --to-api-key-file {}",
+        other.address,
+        dir.path().join("key").display()
+    );
+    let ran = run(&served, &format!("volume move vm {to}"));
+    fails(&ran, Exit::Refused, "--to-api-key-file names the key");
+    assert!(ran.err.contains(&other.address.to_string()), "{}", ran.err);
+}
+
 #[test]
 fn the_help_says_what_each_word_is() {
     let served = with_volume();
@@ -148,6 +232,8 @@ fn the_help_says_what_each_word_is() {
         "The volume to move",
         "exit code 5",
         "exit code 11",
+        "exit code 7",
+        "also at the other node",
         "--cancel ends it, for good",
         "the move waits for it",
     ] {

@@ -338,6 +338,63 @@ fn a_volume_that_arrives_is_shown_and_has_its_name() {
     assert!(found.contains("there already is a volume"), "{found}");
 }
 
+/// What the other node keeps for a move can be ended there, too: what has come, and what was promised alone.
+#[test]
+fn a_volume_that_arrives_can_be_refused_where_it_comes() {
+    let (one, other) = (node(), node());
+    let owner = filled(&one);
+    let end = || other.ask(|node| node.cancel_move("vm".to_owned()));
+    assert_eq!(
+        end().map_err(|error| error.kind),
+        Err(NodeErrorKind::NotFound)
+    );
+    promise(&one, &other, "vm").expect("promises");
+    let over = end().expect("nothing has come");
+    assert_eq!(over.state, MoveState::Cancelled, "{over:?}");
+    other.create("vm", MIB).expect("its name is free");
+    let deleted = other.ask(|node| node.delete_volume("vm".to_owned(), true));
+    deleted.expect("is deleted");
+    on_its_way(&one, &other, 5 * MIB);
+    let over = end().expect("it is on its way");
+    assert_eq!(over.state, MoveState::Cancelled);
+    assert_eq!(over.from.node.as_deref(), Some("127.0.0.1"));
+    assert_eq!(over.to.device, "main");
+    until("its name isn't free", || other.create("vm", MIB).is_ok());
+    // The node that has it is told so by its next request.
+    let info = ended(&one, "vm");
+    assert_eq!(info.state, MoveState::Failed);
+    let why = info.error.expect("is said");
+    assert!(why.contains("somebody has ended it there"), "{why}");
+    check(&one, &owner, 4);
+    let resized = one.ask(|node| node.resize_volume("vm".to_owned(), 128 * MIB, false));
+    resized.expect("nothing goes on");
+    // Nothing of it is left there.
+    let deleted = other.ask(|node| node.delete_volume("vm".to_owned(), true));
+    deleted.expect("is deleted");
+    let device = other.ask(|node| node.show_device("main".to_owned()));
+    assert_eq!(device.expect("is there").volume_count, 0);
+}
+
+/// One that was ended while the other node was away is told there when that is back, and nobody has to free its name.
+#[test]
+fn a_node_that_was_away_is_told_that_a_move_is_over() {
+    let (one, other) = (node(), node());
+    let owner = filled(&one);
+    on_its_way(&one, &other, 5 * MIB);
+    let at = addresses(&other)[0];
+    let other = other.down();
+    let cancelled = one.ask(|node| node.cancel_move("vm".to_owned()));
+    cancelled.expect("ends");
+    assert_eq!(ended(&one, "vm").state, MoveState::Cancelled);
+    let other = other.up(|options| {
+        change(options);
+        options.native = Some(at);
+    });
+    assert!(other.create("vm", MIB).is_err(), "it is kept until then");
+    until("its name isn't free", || other.create("vm", MIB).is_ok());
+    check(&one, &owner, 4);
+}
+
 #[test]
 fn a_move_that_waits_can_be_ended_and_never_comes_back() {
     let (one, other) = (node(), node());

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flagstone::node::{
-    ForcedMove, ForcedOutcome, Fork, ForkState, MoveHooks, MovePoint, MoveState, MoveWord,
-    NodeErrorKind, NodeOptions, TokenKind, TokenSpec, TokenText,
+    ForcedMove, ForcedOutcome, Fork, ForkState, MoveHooks, MovePoint, MoveState, MoveWaitsFor,
+    MoveWord, NodeErrorKind, NodeOptions, TokenKind, TokenSpec, TokenText,
 };
 use flagstone_client::{Durability, Target};
 use flagstone_platform::{IoBuf, Platform};
@@ -25,6 +25,7 @@ use crate::between::{
     BLOCK, begin, block, ended, kind, moved, node, promise, until_detached, with_client,
 };
 use crate::client;
+use crate::moves::metric;
 use crate::native::client::Native;
 use crate::native::{addresses, listening, token, volume};
 use crate::support::{Down, Scene, copy_image};
@@ -297,6 +298,34 @@ fn stays(scene: &Scene) -> ForcedMove {
     })
 }
 
+/// The node says that the volume is held, and that nobody can end that as other moves are ended.
+fn is_held(scene: &Scene) {
+    let info = || scene.ask(|node| node.show_move("vm".to_owned()));
+    let held = until("it isn't said that it is held", || {
+        let info = info().expect("is known");
+        (info.state == MoveState::Held).then_some(info)
+    });
+    let waits = held.waits.expect("is said");
+    assert_eq!(waits.what, MoveWaitsFor::Node);
+    assert!(
+        waits.since_ns > held.started_ns && waits.attempts > 0,
+        "{waits:?}"
+    );
+    let why = held.error.expect("is said");
+    assert!(why.contains("can't be asked"), "{why}");
+    assert_eq!((held.phase, held.left_s), (None, None));
+    let shown = scene.show("vm").expect("is here").moving;
+    assert_eq!(shown.map(|info| info.state), Some(MoveState::Held));
+    let gauges = ["moves_running", "moves_waiting", "moves_held"];
+    assert_eq!(gauges.map(|name| metric(scene, name)), [0.0, 0.0, 1.0]);
+    let refused = scene.ask(|node| node.cancel_move("vm".to_owned()));
+    let refused = refused.expect_err("the other node may have it");
+    assert_eq!(refused.kind, NodeErrorKind::Busy);
+    assert!(refused.next_step.contains("--stay --force"), "{refused:?}");
+    let now = info().expect("is known");
+    assert_eq!(now.state, MoveState::Held, "as before: {now:?}");
+}
+
 fn fork(scene: &Scene) -> Option<Fork> {
     scene.show("vm").expect("is there").fork
 }
@@ -343,8 +372,10 @@ fn stays_though_the_target(dies_at: MovePoint, has_come: bool) {
     begin(&one, arrival, "vm").expect("begins");
     trap.until_sprung();
     let other = dead(other);
+    is_held(&one);
     let forced = stays(&one);
     assert_eq!(forced.outcome, ForcedOutcome::Forced, "{what}");
+    assert_eq!(metric(&one, "moves_held"), 0.0, "{what}");
     assert_eq!(forced.node, Some(there.to_string()));
     let now = one.show("vm").expect("is there");
     assert_eq!(Some(now.epoch), forced.epoch);
@@ -432,6 +463,7 @@ fn a_volume_that_is_held_since_a_start_stays_by_force() {
         let is_said = words.contains("asked in vain a moment ago: ");
         is_said.then_some(())
     });
+    assert_eq!(metric(&one, "moves_held"), 1.0);
     let mut native = Native::connect(at);
     assert_eq!(
         native.open("vm", &owner, 0).status(),

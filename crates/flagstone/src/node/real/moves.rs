@@ -59,7 +59,7 @@ impl Ended {
         self.held_ns += seen.held_ns;
     }
 
-    fn named(&self, running: u64, waiting: u64) -> Vec<NamedValue> {
+    fn named(&self, running: u64, waiting: u64, held: u64) -> Vec<NamedValue> {
         let value = |name, kind, value, help| NamedValue {
             name,
             help,
@@ -79,6 +79,12 @@ impl Ended {
                 MetricKind::Gauge,
                 waiting as f64,
                 "Moves that were cut off, and wait: for a device that is not part of the node, or for another node that doesn't answer.",
+            ),
+            value(
+                "moves_held",
+                MetricKind::Gauge,
+                held as f64,
+                "Volumes that nobody serves, since the node that they were moving to doesn't say whose they are: bring it back, or say --stay --force.",
             ),
             counter(
                 "moves_resumed",
@@ -161,8 +167,12 @@ impl Moves {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As a scrape shows them.
-    pub(super) fn named(&self, is_there: impl Fn(DvolId) -> bool) -> Vec<NamedValue> {
+    /// As a scrape shows them, with so many that are held since a start.
+    pub(super) fn named(
+        &self,
+        is_there: impl Fn(DvolId) -> bool,
+        held_since_start: u64,
+    ) -> Vec<NamedValue> {
         let moves = self.lock();
         let running = moves.values().filter(|one| one.watched.seen().is_running());
         let running = running.count() as u64;
@@ -170,15 +180,17 @@ impl Moves {
             .iter()
             .filter(|(id, one)| one.is_away() || one.is_waiting() && is_there(**id));
         let waiting = waiting.count() as u64;
+        let held = moves.values().filter(|one| one.is_held());
+        let held = held.count() as u64 + held_since_start;
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.named(running, waiting)
+        ended.named(running, waiting, held)
     }
 
     /// The move of a volume that isn't over.
     pub(super) fn not_over(&self, id: DvolId) -> Option<MoveInfo> {
         let moves = self.lock();
         let info = moves.get(&id)?.now();
-        matches!(info.state, MoveState::Running | MoveState::Waiting).then_some(info)
+        info.state.is_not_over().then_some(info)
     }
 
     /// Waits until none within the node runs, but no longer than this. They see by themselves that the node stops, and write down how far they are:
@@ -264,6 +276,11 @@ impl OneMove {
         matches!(self.watched.seen().state, State::Waiting(_))
     }
 
+    /// Nobody is served.
+    fn is_held(&self) -> bool {
+        self.watched.seen().held.is_some()
+    }
+
     /// It waits for another node.
     fn is_away(&self) -> bool {
         self.watched.seen().away.is_some()
@@ -272,6 +289,7 @@ impl OneMove {
     fn now(&self) -> MoveInfo {
         let seen = self.watched.seen();
         let (state, error) = match seen.state {
+            State::Running if seen.held.is_some() => (MoveState::Held, self.watched.trouble()),
             State::Running if seen.away.is_some() => (MoveState::Waiting, self.watched.trouble()),
             State::Running => (MoveState::Running, self.watched.trouble()),
             State::Waiting(device) => (MoveState::Waiting, Some(waiting::words(device))),
@@ -739,7 +757,8 @@ impl RealNode {
 
     /// The metrics of moves.
     pub(super) fn move_metrics(&self) -> Vec<NamedValue> {
-        self.moves.named(|id| self.names.place_of(id).is_some())
+        let is_there = |id| self.names.place_of(id).is_some();
+        self.moves.named(is_there, self.between.held_since_start())
     }
 
     pub(super) fn move_of(&self, name: &str) -> Result<MoveInfo, NodeError> {
@@ -749,15 +768,27 @@ impl RealNode {
 
     pub(super) async fn end_move(&self, name: &str) -> Result<MoveInfo, NodeError> {
         let doing = format!("ending the move of volume '{name}'");
-        if let Ok(target) = self.target(name, &doing)
-            && self.moves.waits(target.place.id).is_some()
-        {
-            self.end_waiting(name, &doing).await?;
+        match self.target(name, &doing) {
+            Ok(target) if self.moves.waits(target.place.id).is_some() => {
+                self.end_waiting(name, &doing).await?;
+            }
+            Ok(_) => {}
+            Err(_) => {
+                if let Some(ended) = self.end_arrival(name, &doing).await? {
+                    return Ok(ended);
+                }
+            }
         }
         self.with_move(name, &doing, WHERE_IT_IS, |one| {
+            if one.is_held() {
+                let found = one.watched.trouble().unwrap_or_default();
+                return Err(NodeError::new(NodeErrorKind::Busy, &doing, found).next(format!(
+                    "bring that node back: then the volume is where it says. If it never comes back: `flagstone volume move {name} --stay --force`"
+                )));
+            }
             one.watched.cancel();
-            one.now()
-        })
+            Ok(one.now())
+        })?
     }
 
     /// Has a move that runs keep to another limit.

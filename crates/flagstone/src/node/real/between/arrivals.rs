@@ -35,7 +35,7 @@ use crate::node::real::records::Kept;
 use crate::node::{ArrivingVolume, ForkState, MovePoint, Slo};
 
 /// How long an arrival stays of which something has come, and whose origin isn't heard of, in nanoseconds: a day. A start begins to count anew.
-const KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
+pub(super) const KEPT_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// Between two looks whether what was under way for longer than that has ended, in nanoseconds.
 const LOOK_NS: u64 = 10_000_000;

@@ -1,9 +1,12 @@
 //! Volumes that are on their way here, as people see them: they are in no list of volumes, and nobody else gets their names.
 
+use std::rc::Rc;
+
+use super::arrivals::OneArrival;
 use crate::node::real::RealNode;
 use crate::node::real::core::CoreNode;
 use crate::node::real::errors::taken;
-use crate::node::{ArrivingVolume, NodeError, NodeErrorKind};
+use crate::node::{ArrivingVolume, MoveInfo, MovePlace, MoveState, NodeError, NodeErrorKind};
 use crate::output::duration;
 
 impl CoreNode {
@@ -14,7 +17,82 @@ impl CoreNode {
     }
 }
 
+/// What came of ending the move of a volume that is on its way here.
+enum Arrived {
+    /// It is over, and what has come is gone.
+    Over(usize, ArrivingVolume),
+    /// It has come, or that isn't known.
+    Perhaps,
+}
+
+impl CoreNode {
+    /// Ends the move of a volume that is on its way to this core, if there is one of this name: what has come goes, and its origin is told so when it asks.
+    async fn end_arrival(&self, name: &str) -> Option<Arrived> {
+        let all = self.arrivals.all();
+        let named = |one: &Rc<OneArrival>| {
+            let shown = one.shown(self)?;
+            (shown.1.volume == name).then(|| (one.clone(), shown))
+        };
+        let (one, (device, shown)) = all.iter().find_map(named)?;
+        Some(match one.give_up(self).await {
+            true => Arrived::Over(device, shown),
+            false => Arrived::Perhaps,
+        })
+    }
+}
+
 impl RealNode {
+    /// Ends the move of a volume that is on its way here. `None`: there is none of this name.
+    pub(in crate::node::real) async fn end_arrival(
+        &self,
+        name: &str,
+        doing: &str,
+    ) -> Result<Option<MoveInfo>, NodeError> {
+        for core in 0..self.remotes.len() {
+            let wanted = name.to_owned();
+            let ended = self.on_core(core, doing, move |core| async move {
+                core.end_arrival(&wanted).await
+            });
+            match ended.await? {
+                None => {}
+                Some(Arrived::Perhaps) => {
+                    let found = "it has come in this moment, or whether it has isn't known";
+                    return Err(NodeError::new(NodeErrorKind::Busy, doing, found)
+                        .next("look whether it is here: `flagstone volume list`"));
+                }
+                Some(Arrived::Over(device, one)) => {
+                    let (volume_id, from) = (&one.id, &one.from);
+                    tracing::info!(target: "audit", volume = name, volume_id, from, has_begun = one.has_begun, "arrival ended");
+                    return Ok(Some(self.ended_arrival(device, one)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// As a move: of what was at the other node only its address is known here.
+    fn ended_arrival(&self, device: usize, one: ArrivingVolume) -> MoveInfo {
+        let place = |device: String, core, node| MovePlace { device, core, node };
+        let from = one.from.unwrap_or_default();
+        MoveInfo {
+            volume: one.volume,
+            state: MoveState::Cancelled,
+            waits: None,
+            from: place(String::new(), 0, Some(from)),
+            to: place(self.devices[device].name.clone(), one.core, None),
+            phase: None,
+            started_ns: 0,
+            copied_bytes: 0,
+            expected_bytes: 0,
+            slowed_to_bytes: None,
+            held_us: 0,
+            limit_bytes: None,
+            left_s: None,
+            error: None,
+            error_kind: None,
+        }
+    }
+
     /// The same with the names of the devices.
     pub(in crate::node::real) fn shown_arriving(
         &self,
@@ -74,7 +152,7 @@ fn arrives(one: &ArrivingVolume, doing: &str) -> NodeError {
     };
     NodeError::new(NodeErrorKind::AlreadyExists, doing, found).next(format!(
         "choose another name, or wait until it has come, or end its move at the node that it comes from (`flagstone volume move {name} --cancel`); if that node stays \
-         silent, the name is free in {}. `flagstone node info` lists what arrives",
+         silent, the name is free in {}; to have it at once, end the move here, with the same command. `flagstone node info` lists what arrives",
         duration(one.ends_in_s)
     ))
 }

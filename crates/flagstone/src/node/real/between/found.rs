@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use flagstone_device::engine::{DvolError, Engine, Handle};
 use flagstone_device::transfer::{Mark, Marks, go_on_above};
-use flagstone_moves::away::{Home, Left, Start, Told, ask, at_start, epoch_above};
+use flagstone_moves::away::{Home, Left, Start, Told, abandon, ask, at_start, epoch_above};
 use flagstone_platform::Platform;
 use flagstone_runtime::{Runtime, UringPlatform};
 use flagstone_types::{DvolId, Epoch};
@@ -22,9 +22,6 @@ use crate::node::real::names::{Claim, Names, Place};
 use crate::node::real::opening::Part;
 use crate::node::real::start::wait_for;
 use crate::node::{NodeError, Slo, SnapshotSchedule};
-
-/// How long the other node is asked to forget a move that came to nothing, in nanoseconds.
-pub(super) const ABANDON_NS: u64 = 5_000_000_000;
 
 /// A dvol of a journal, as a start finds it.
 pub(in crate::node::real) struct FoundDvol<'a> {
@@ -352,6 +349,7 @@ impl CoreNode {
             take_tokens: RefCell::default(),
             held_since: None,
             is_kept: Cell::new(true),
+            is_untold: Cell::new(false),
         };
         match one.what {
             // That is the node's to do.
@@ -361,11 +359,8 @@ impl CoreNode {
                 if let Err(error) = home.forget_route().await {
                     tracing::debug!(%volume, "forgetting a move that came to nothing: {error}");
                 }
-                let deadline = self.platform.now().plus_ns(ABANDON_NS);
                 // Otherwise it ends there by itself.
-                let _ = arrival
-                    .settle(question.device, volume, (true, false), deadline)
-                    .await;
+                let _ = abandon(&self.platform, &arrival, question).await;
             }
             Start::Ask => {
                 let name = &one.record.name;

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use flagstone_client::{Arrival, Error, Options};
 use flagstone_device::engine::{DvolError, Handle, Stability};
 use flagstone_device::transfer::{DvolOrigin, Marks, NewDvol};
-use flagstone_moves::away::{Ended, Home, Question, RemoteTarget, confirm, move_away};
+use flagstone_moves::away::{Ended, Home, Question, RemoteTarget, abandon, confirm, move_away};
 use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_types::{DeviceId, DvolId, Epoch};
 use flagstone_wire::Status;
 use flagstone_wire::proof::Key;
 
-use super::found::ABANDON_NS;
+use super::arrivals::KEPT_NS;
 use super::record::{Kind, MoveRecord};
 use super::{Elsewhere, Route, UringClient, UringConnect, word};
 use crate::node::real::core::CoreNode;
@@ -111,6 +111,8 @@ pub(super) struct NodeHome<'a> {
     pub(super) held_since: Option<&'a Cell<Option<Time>>>,
     /// It is written down that it goes there.
     pub(super) is_kept: Cell<bool>,
+    /// The other node doesn't know that the move has come to nothing.
+    pub(super) is_untold: Cell<bool>,
 }
 
 impl NodeHome<'_> {
@@ -244,13 +246,25 @@ impl Home for NodeHome<'_> {
     }
 
     fn unanswered(&self, why: &str) {
-        self.core.asking.in_vain(self.volume, why);
+        let is_new = self.core.asking.in_vain(self.volume, why);
         self.core.between.asked_in_vain(self.volume, why);
         if let Some(watched) = self.watched {
-            let text =
-                format!("it is held, and the node that it was moving to can't be asked: {why}");
-            watched.set_trouble(Some(text));
+            let text = format!("the node that it was moving to can't be asked whose it is: {why}");
+            watched.is_held(self.core.platform.wall_clock_ns(), text);
         }
+        let (volume, to) = (&self.name, self.to.address);
+        match is_new {
+            true => tracing::warn!(
+                volume, %to,
+                "{why}; until the node that it was moving to answers, the volume is served nowhere: bring that node back, or, if it never comes back, \
+                 say `flagstone volume move {volume} --stay --force`"
+            ),
+            false => tracing::debug!(volume, %to, "{why}"),
+        }
+    }
+
+    fn untold(&self) {
+        self.is_untold.set(true);
     }
 
     fn is_forced(&self) -> bool {
@@ -272,8 +286,8 @@ impl Home for NodeHome<'_> {
 fn in_words(error: &Error, to: &Promised) -> String {
     match error.status() {
         Some(Status::Denied) => format!(
-            "{} doesn't know of this move (DENIED): it has heard nothing of it for too long and has thrown away what had come, or the key is another's; \
-             ask for the move again",
+            "{} doesn't know of this move (DENIED): somebody has ended it there, or it has heard nothing of it for too long, and has thrown away what had \
+             come, or the key is another's; ask for the move again",
             to.address
         ),
         _ => error.to_string(),
@@ -353,7 +367,7 @@ impl CoreNode {
 
     /// Has no start go on with a move, and tells the other node. False if a start will, since the node stops or that can't be written down: then nothing of the
     /// volume is to change before.
-    async fn forget_departure(&self, job: &Departure) -> bool {
+    async fn forget_departure(self: &Rc<Self>, job: &Departure) -> bool {
         if self.is_stopping() && !job.watched.is_cancelled() {
             return false;
         }
@@ -363,11 +377,9 @@ impl CoreNode {
             // What is written down goes behind that: a start that finds it without the mark tells the other node once more.
             let client = self.client_of(job.to.address);
             let arrival = client.arrival(job.to.address, job.to.number, job.to.key.clone());
-            let deadline = self.platform.now().plus_ns(ABANDON_NS);
-            // Otherwise it ends there by itself.
-            let _ = arrival
-                .settle(device, job.from.id, (true, false), deadline)
-                .await;
+            if !abandon(&self.platform, &arrival, job.to.question(job.from.id)).await {
+                self.abandon_later(job);
+            }
             let store = &self.owned(job.from.engine)?.moves;
             let _turn = store.turn().await;
             store.forget(MoveRecord::route_of(job.from.id)).await
@@ -450,10 +462,14 @@ impl CoreNode {
             take_tokens: RefCell::new(Some(Box::new(take_tokens))),
             held_since: Some(&held_since),
             is_kept: Cell::new(job.has_begun),
+            is_untold: Cell::new(false),
         };
         let question = job.to.question(handle.id);
         let ended = move_away(&origin, &here, &target, question, &pace, &home).await;
         came.set(Some(word::came_of(&ended)));
+        if home.is_untold.get() {
+            self.abandon_later(job);
+        }
         if let Some(since) = held_since.get() {
             job.watched.held(self.platform.now().since(since));
         }
@@ -564,6 +580,29 @@ impl CoreNode {
         }
     }
 
+    /// Tells the other node that a move is over that came to nothing, until it has heard that, or must have ended it by itself, or this node ends.
+    fn abandon_later(self: &Rc<Self>, job: &Departure) {
+        let (core, to) = (self.clone(), job.to.clone());
+        let (name, volume) = (job.name.clone(), job.from.id);
+        tracing::warn!(
+            volume = name, to = %to.address,
+            "the node that it was moving to could not be told that its move is over: until it is, or has heard nothing for a day, it keeps what has come, and \
+             the name; to free them at once: `flagstone volume move {name} --cancel` there"
+        );
+        self.platform.spawn(async move {
+            let client = core.client_of(to.address);
+            let arrival = client.arrival(to.address, to.number, to.key.clone());
+            let until = core.platform.now().plus_ns(KEPT_NS);
+            while !core.is_stopping() && core.platform.now() < until {
+                core.platform.sleep_ns(CONFIRM_PAUSE_NS).await;
+                if abandon(&core.platform, &arrival, to.question(volume)).await {
+                    tracing::info!(volume = name, to = %to.address, "the node that it was moving to knows that its move is over");
+                    return;
+                }
+            }
+        });
+    }
+
     /// Tells it again and again.
     pub(super) async fn confirm_later(
         self: Rc<Self>,
@@ -585,6 +624,7 @@ impl CoreNode {
             take_tokens: RefCell::default(),
             held_since: None,
             is_kept: Cell::new(true),
+            is_untold: Cell::new(false),
         };
         while !self.is_stopping() && matches!(self.between.of(volume), Some(Elsewhere::At(_))) {
             if confirm(&self.platform, &arrival, to.question(volume)).await {

@@ -182,6 +182,14 @@ impl Between {
         }
     }
 
+    /// Volumes that nobody serves since this node was started, as others were asked in vain whose they are.
+    pub(super) fn held_since_start(&self) -> u64 {
+        let is_held = |route: &&Route| {
+            matches!(route.elsewhere, Elsewhere::Asked(_)) && route.unanswered.is_some()
+        };
+        self.read(|t| t.routes.values().filter(is_held).count() as u64)
+    }
+
     /// Why it could not be asked whose a volume is when it was asked last; `None` if that is not known.
     fn why_unanswered(&self, volume: DvolId) -> Option<String> {
         self.read(|t| t.routes.get(&volume)?.unanswered.clone())
@@ -409,6 +417,20 @@ mod tests {
             Some(asked),
             "it is not known where"
         );
+    }
+
+    #[test]
+    fn held_since_a_start_is_who_was_asked_for_in_vain() {
+        let between = Between::default();
+        let asked = Elsewhere::Asked(SocketAddr::new([10, 0, 0, 1].into(), 9));
+        between.put(DvolId(1), route("asked", asked, 0));
+        between.put(DvolId(2), route("gone", at(1), 1));
+        assert_eq!(between.held_since_start(), 0, "it may still be answered");
+        between.asked_in_vain(DvolId(1), "no answer");
+        between.asked_in_vain(DvolId(2), "no answer");
+        assert_eq!(between.held_since_start(), 1);
+        between.take(DvolId(1));
+        assert_eq!(between.held_since_start(), 0);
     }
 
     #[test]

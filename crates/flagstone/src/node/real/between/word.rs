@@ -82,10 +82,12 @@ enum NotSaid {
 }
 
 impl Asking {
-    /// The other node was asked in vain.
-    pub(super) fn in_vain(&self, volume: DvolId, why: &str) {
+    /// The other node was asked in vain. Returns whether that is new.
+    pub(super) fn in_vain(&self, volume: DvolId, why: &str) -> bool {
         let mut held = self.held.borrow_mut();
+        let is_new = !held.contains_key(&volume);
         why.clone_into(&mut held.entry(volume).or_default().why);
+        is_new
     }
 
     /// Whether somebody has said that it stays.
@@ -362,8 +364,8 @@ mod tests {
             (asking.say(DvolId(1), waiting), came)
         };
         assert_eq!(said().0, Err(NotSaid::NotHeld));
-        asking.in_vain(DvolId(1), "no connection");
-        asking.in_vain(DvolId(1), "no answer");
+        assert!(asking.in_vain(DvolId(1), "no connection"));
+        assert!(!asking.in_vain(DvolId(1), "no answer"));
         assert!(!asking.is_forced(DvolId(1)));
         let (first, mut came) = said();
         assert_eq!(first, Ok("no answer".to_owned()));

@@ -50,7 +50,7 @@ impl Moves {
 
 /// What a move waits for, as the API has it. What waits for a device does so since a start, which this is the time of.
 pub(super) fn shown(seen: &Seen, started_ns: u64) -> Option<MoveWait> {
-    match (seen.state, seen.away) {
+    match (seen.state, seen.held.or(seen.away)) {
         (State::Waiting(_), _) => Some(MoveWait {
             what: MoveWaitsFor::Device,
             since_ns: started_ns,

@@ -24,6 +24,17 @@ impl Watched {
         before.is_none()
     }
 
+    /// The volume is held, and the other node was asked in vain whose it is, at this time and for this reason. Returns whether that is new.
+    pub(in crate::node::real) fn is_held(&self, now_ns: u64, why: String) -> bool {
+        self.set_trouble(Some(why));
+        let mut seen = self.lock();
+        let before = seen.held;
+        let since_ns = before.map_or(now_ns, |held| held.since_ns);
+        let attempts = before.map_or(0, |held| held.attempts).saturating_add(1);
+        seen.held = Some(Away { since_ns, attempts });
+        before.is_none()
+    }
+
     /// The other node has answered. Returns whether it didn't before.
     pub(in crate::node::real) fn goes_on(&self) -> bool {
         let was_away = self.lock().away.take().is_some();
@@ -54,7 +65,22 @@ mod tests {
         assert!(watched.goes_on());
         assert!(watched.seen().is_running());
         assert_eq!(watched.trouble(), None);
+        // Held it is another thing, which only the end of the move ends.
+        assert!(watched.is_held(13, "no answer".to_owned()));
+        assert!(!watched.is_held(14, "no connection".to_owned()));
+        let held = watched.seen().held;
+        assert_eq!(
+            held.map(|held| (held.since_ns, held.attempts)),
+            Some((13, 2))
+        );
+        assert_eq!(watched.trouble().as_deref(), Some("no connection"));
+        assert!(!watched.seen().is_running());
+        assert!(!watched.goes_on());
+        assert!(watched.seen().held.is_some());
+        let ended = watched.end(super::super::State::Done);
+        assert_eq!((ended.held, ended.away), (None, None));
         // It is counted anew.
+        let watched = Watched::new(None);
         assert!(watched.is_cut_off(11, "no answer".to_owned()));
         assert_eq!(watched.seen().away.map(|away| away.since_ns), Some(11));
     }

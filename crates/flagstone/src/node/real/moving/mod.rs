@@ -210,12 +210,14 @@ pub(super) struct Seen {
     per_s: Option<u64>,
     /// The node that it goes to doesn't answer. `None`: it does, as far as is known.
     pub(super) away: Option<Away>,
+    /// Nobody is served, as the node that it goes to doesn't say whose the volume is.
+    pub(super) held: Option<Away>,
 }
 
 impl Seen {
     /// Whether it isn't over, and waits for nobody.
     pub(super) fn is_running(&self) -> bool {
-        self.state == State::Running && self.away.is_none()
+        self.state == State::Running && self.away.is_none() && self.held.is_none()
     }
 
     /// In how many seconds it will have copied what it had to when it began, as fast as lately. `None` if that isn't known: it hasn't copied for
@@ -252,6 +254,7 @@ impl Watched {
                 hurried: None,
                 per_s: None,
                 away: None,
+                held: None,
             }),
             trouble: Mutex::new(None),
             cancelled: AtomicBool::new(false),
@@ -299,7 +302,8 @@ impl Watched {
     /// It is over. Returns how far it was.
     pub(super) fn end(&self, state: State) -> Seen {
         let mut seen = self.lock();
-        (seen.slowed_to, seen.hurried, seen.away) = (None, None, None);
+        (seen.slowed_to, seen.hurried) = (None, None);
+        (seen.away, seen.held) = (None, None);
         seen.state = state;
         *seen
     }
@@ -834,6 +838,7 @@ mod tests {
             slowed_to: None,
             hurried: None,
             away: None,
+            held: None,
         };
         assert_eq!(copies.left_s(), Some(9));
         let unknown = |change: fn(&mut Seen)| {
@@ -850,6 +855,7 @@ mod tests {
         unknown(|seen| seen.copied_bytes = 101);
         unknown(|seen| seen.state = State::Done);
         unknown(|seen| seen.away = Some(Away::default()));
+        unknown(|seen| seen.held = Some(Away::default()));
         let watched = Watched::new(Some(7));
         *watched.lock() = copies;
         assert_eq!(watched.limit_bytes(), Some(7));
