@@ -75,9 +75,6 @@ pub struct EngineOptions {
     /// Hand out the lowest open block instead of going round. Spreads nothing, but a freed block is
     /// used again at once, so simulations see what comes of freeing it too early.
     pub reuse_soon: bool,
-    /// Where blocks are handed out one by one, rather fill segments that hold something than begin with empty ones: a device in memory takes no more of that
-    /// than it has to, and what is used of it stays in the processor's caches. On flash the other way is better: what is written together lies together.
-    pub keep_together: bool,
     /// Entries of a deleted layer that one step of reaping deals with, at most.
     pub reap_step_entries: usize,
     /// For measurements of recovery: no checkpoint until the stop. Once the ring is full, changes
@@ -106,7 +103,6 @@ impl Default for EngineOptions {
             tombstones_max: 65_536,
             scrub_period_ns: 0,
             reuse_soon: false,
-            keep_together: false,
             reap_step_entries: 1024,
         }
     }

@@ -227,7 +227,6 @@ impl<P: Platform> Engine<P> {
         drop(chain);
         state.incarnation = root.incarnation + 1;
         state.pool.reuse_soon = options.reuse_soon;
-        state.pool.keep_together = options.keep_together;
         let journal = Journal::new(
             group::device_id_low(superblock.device_id),
             journal_no,

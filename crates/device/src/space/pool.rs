@@ -34,9 +34,6 @@ const LONG_RETRY_BLOCKS: u32 = 2048;
 /// since: on a device that is nearly full a segment may have a handful.
 const CHOICE_PART: u64 = 16;
 
-/// To keep together what there is, a segment has to have this part of itself open, or more.
-const TOGETHER_PART: u64 = 4;
-
 /// Consecutive blocks on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockRun {
@@ -89,8 +86,6 @@ pub struct Pool {
     long_after_opened: u64,
     /// Hand out the lowest open block of a segment instead of going round.
     pub reuse_soon: bool,
-    /// Rather fill segments that hold something than begin with empty ones.
-    pub keep_together: bool,
     /// The first change that did not fit.
     misfit: Option<Misfit>,
 }
@@ -115,7 +110,6 @@ impl Pool {
             opened: 0,
             long_after_opened: 0,
             reuse_soon: false,
-            keep_together: false,
             misfit: None,
         }
     }
@@ -410,23 +404,15 @@ impl Pool {
         {
             return Some(current);
         }
-        // The emptiest of the loaded segments, but for the one that is kept for long runs; to keep together what there is, of those that hold something, where
-        // one of them has room that is worth looking for it.
-        let is_among = |s: &SegmentState, open: u32| {
-            let len = s.range.1 - s.range.0;
-            let holds = s.record.used_blocks > 0 && u64::from(open) * TOGETHER_PART >= len as u64;
-            self.keep_together && holds
-        };
+        // The emptiest of the loaded segments, but for the one that is kept for long runs.
         let roomiest = self
             .segments
             .iter()
             .filter(|(_, s)| has_room(s))
             .max_by_key(|(no, s)| {
-                let open = s.maps.as_ref().map_or(0, |maps| maps.open_blocks);
                 (
                     Some(**no) != self.long,
-                    is_among(s, open),
-                    open,
+                    s.maps.as_ref().map_or(0, |maps| maps.open_blocks),
                     std::cmp::Reverse(**no),
                 )
             });
@@ -681,68 +667,6 @@ mod tests {
         let each = blocks as f64 / transfers as f64;
         // 3.03; 2.66 when a segment was gone through as long as it had any block left.
         assert!(each > 2.9, "{each} blocks in a transfer");
-    }
-
-    /// Segments that a volume of one and a half of them has ever been in, which is overwritten at random.
-    fn segments_touched(keep_together: bool) -> usize {
-        let mut pool = empty_pool(8);
-        pool.keep_together = keep_together;
-        let mut runs = Vec::new();
-        pool.allocate(49_152, &mut runs);
-        let mut volume: Vec<BlockNo> = runs.iter().flat_map(|run| run.blocks()).collect();
-        volume.iter().for_each(|&block| pool.commit(block));
-        let mut touched: std::collections::BTreeSet<SegmentNo> =
-            volume.iter().map(|block| block.segment()).collect();
-        let mut random = 1u64;
-        for _ in 0..400_000 {
-            runs.clear();
-            assert_eq!(pool.allocate(1, &mut runs), 1);
-            let block = runs[0].start;
-            touched.insert(block.segment());
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
-            let at = (random >> 33) as usize % volume.len();
-            let old = std::mem::replace(&mut volume[at], block);
-            pool.commit(block);
-            pool.release(old);
-            pool.reopen(old);
-        }
-        assert_eq!(pool.misfit(), None);
-        touched.len()
-    }
-
-    #[test]
-    fn what_is_kept_together_stays_in_few_segments() {
-        assert_eq!(segments_touched(true), 3);
-        assert_eq!(segments_touched(false), 8);
-    }
-
-    /// Where all that hold something are nearly full, an empty one is begun with: else each block would be looked for in many.
-    #[test]
-    fn what_is_kept_together_is_not_squeezed_into_segments_that_are_nearly_full() {
-        let mut pool = empty_pool(4);
-        pool.keep_together = true;
-        let mut runs = Vec::new();
-        // Two whole ones: the first two blocks of each are its own.
-        pool.allocate(2 * 32_766, &mut runs);
-        let used: Vec<BlockNo> = runs.iter().flat_map(|run| run.blocks()).collect();
-        used.iter().for_each(|&block| pool.commit(block));
-        let full = used[0].segment();
-        let free = |pool: &mut Pool, count: usize| {
-            let of_full = used.iter().filter(|block| block.segment() == full);
-            for &block in of_full.take(count) {
-                if pool.is_used(block) == Some(true) {
-                    pool.release(block);
-                    pool.reopen(block);
-                }
-            }
-            pool.current = None;
-            let mut runs = Vec::new();
-            assert_eq!(pool.allocate(1, &mut runs), 1);
-            runs[0].start.segment()
-        };
-        let quarter = 32_768 / 4;
-        assert_ne!(free(&mut pool, quarter - 100), full);
-        assert_eq!(free(&mut pool, quarter + 100), full);
     }
 
     /// To look at all segments for each block would take longer than the write.

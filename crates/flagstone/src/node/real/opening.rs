@@ -93,7 +93,6 @@ impl Opener {
             prewrite_segments: !device.is_block_device(),
             scrub_period_ns: self.share.scrub_period_ns,
             hold_checkpoints: self.share.hold_checkpoints,
-            keep_together: device.is_memory(),
             ..EngineOptions::default()
         }
     }
