@@ -548,7 +548,7 @@ pub async fn move_away<P: Platform, M: Marks, C: Connect>(
             let stayed = stay(dvol, home, error).await;
             let is_told = abandon(&target.platform, target.arrival, question).await;
             // Where nothing had begun it ends there by itself, soon.
-            if !is_told && target.has_begun.get() {
+            if !is_told && target.has_begun.get() && matches!(stayed, Ended::Stayed(_)) {
                 home.untold();
             }
             stayed
@@ -664,7 +664,15 @@ pub async fn abandon<P: Platform, C: Connect>(
     let deadline = platform.now().plus_ns(QUESTION_NS);
     let told = arrival.settle(question.device, question.volume, (true, false), deadline);
     match told.await {
-        Ok(Settled::Never | Settled::Arrived(_)) => true,
+        Ok(Settled::Never) => true,
+        Ok(Settled::Arrived(at)) => {
+            // It was never asked to finish.
+            tracing::error!(
+                volume = %question.volume, %at,
+                "the node that it was moving to has it, though its move came to nothing before: there are two copies, of which this node serves its own"
+            );
+            true
+        }
         // It doesn't know of this move any more.
         Err(error) => error.status() == Some(Status::Denied),
         Ok(Settled::Arriving | Settled::NotHere) => false,

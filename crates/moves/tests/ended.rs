@@ -29,6 +29,7 @@ fn said(begun: &Begun, is_reached: bool, what: &str) {
     let origin = &begun.both.origin;
     begun.scene.run_until(|| false);
     assert_eq!(origin.ended.get(), Some(false), "{what}: it isn't said");
+    assert_eq!(origin.is_untold.get(), !is_reached, "{what}");
     if is_reached {
         begun.nothing_there(what);
     }

@@ -261,6 +261,8 @@ pub(crate) struct AtOrigin {
     pub(crate) lives: Cell<u64>,
     /// It has asked the target in vain.
     pub(crate) unanswered: Cell<bool>,
+    /// The target doesn't know that the move is over, which came to nothing.
+    pub(crate) is_untold: Cell<bool>,
     /// Somebody has said that the volume stays.
     pub(crate) is_forced: Cell<bool>,
     /// Bytes that it has copied, in all its lives.
@@ -345,8 +347,9 @@ impl Home for TestHome {
         false
     }
 
-    // What the other node keeps goes once it has heard nothing for long enough, as the simulator has it.
-    fn untold(&self) {}
+    fn untold(&self) {
+        self.origin.is_untold.set(true);
+    }
 
     fn unanswered(&self, _: &str) {
         self.origin.unanswered.set(true);

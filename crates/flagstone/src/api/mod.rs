@@ -227,6 +227,7 @@ impl Api {
             .route("/v1/volumes/{name}/move/force", post(volumes::force_move))
             .route("/v1/volumes/{name}/move/limit", put(volumes::limit_move))
             .route("/v1/arrivals", post(volumes::promise_arrival))
+            .route("/v1/arrivals/{number}", delete(volumes::give_back_arrival))
             .route("/v1/volumes/{name}/reservation", put(volumes::reserve))
             .route("/v1/volumes/{name}/explanation", get(activity::explain))
             .route("/v1/volumes/{name}/slo", put(volumes::set_slo))

@@ -23,7 +23,7 @@ use super::{activity, devices, filesystems, nodes, snapshots, streams, tokens, v
     paths(
         volumes::list, volumes::create, volumes::show, volumes::delete, volumes::resize,
         volumes::rename, volumes::clone, volumes::rollback, volumes::reserve,
-        volumes::begin_move, volumes::show_move, volumes::cancel_move, volumes::limit_move, volumes::force_move, volumes::check_departure,
+        volumes::begin_move, volumes::show_move, volumes::cancel_move, volumes::give_back_arrival, volumes::limit_move, volumes::force_move, volumes::check_departure,
         volumes::promise_arrival,
         volumes::set_slo, volumes::set_schedule,
         tokens::list, tokens::create, tokens::revoke, tokens::rotate, tokens::restrict,

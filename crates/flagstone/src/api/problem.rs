@@ -222,6 +222,22 @@ impl FromRequestParts<Api> for Names<crate::name::SnapshotRef> {
     }
 }
 
+/// The number of an arrival.
+impl FromRequestParts<Api> for Names<u32> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
+        let path = axum::extract::Path::<u32>::from_request_parts(parts, api).await;
+        let Ok(axum::extract::Path(number)) = path else {
+            return Err(ApiError::invalid(
+                "reading the request's path",
+                "expected the number of an arrival",
+            ));
+        };
+        Ok(Names(number))
+    }
+}
+
 /// A device and the number of one of its journals.
 impl FromRequestParts<Api> for Names<(String, u16)> {
     type Rejection = ApiError;

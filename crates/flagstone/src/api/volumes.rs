@@ -10,8 +10,8 @@ use super::Api;
 use super::problem::{ApiError, Body, Names, Params, Problem, checked, checked_limit};
 use crate::name::{SnapshotRef, SourceRef};
 use crate::node::{
-    Arrival, ArrivalSpec, CreatedVolume, ForceMoveSpec, ForcedMove, MoveInfo, MoveSpec, PageQuery,
-    Reservation, Slo, SnapshotSchedule, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalSpec, ArrivingVolume, CreatedVolume, ForceMoveSpec, ForcedMove, MoveInfo,
+    MoveSpec, PageQuery, Reservation, Slo, SnapshotSchedule, VolumeInfo, VolumePage, VolumeSpec,
 };
 
 /// A volume's new size.
@@ -308,6 +308,25 @@ pub(super) async fn promise_arrival(
     Ok((StatusCode::CREATED, Json(promised.await?)))
 }
 
+/// Gives back a place that a volume was promised, which nobody has begun to bring: its name is free.
+#[utoipa::path(delete, path = "/v1/arrivals/{number}", tag = "volumes",
+    operation_id = "give_back_arrival",
+    params(("number" = u32, Path, description = "The arrival's number")), responses(
+    (status = 200, description = "The volume that was to come", body = ArrivingVolume),
+    (status = "default", description = "Failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+pub(super) async fn give_back_arrival(
+    State(api): State<Api>,
+    Names(number): Names<u32>,
+) -> Result<Json<ArrivingVolume>, ApiError> {
+    let doing = format!("giving back the place that arrival {number} was promised");
+    let given = api.call(doing, move |node| async move {
+        node.give_back_arrival(number).await
+    });
+    Ok(Json(given.await?))
+}
+
 /// Begins to move a volume to another device or core of the node, or to another node, while it is used. Answers at once: look at the move to see
 /// how far it is. A device of the node that has no room for it is refused.
 #[utoipa::path(post, path = "/v1/volumes/{name}/move", tag = "volumes",
@@ -350,7 +369,9 @@ pub(super) async fn show_move(
     Ok(Json(info.await?))
 }
 
-/// Ends a move: the volume stays where it is, unless the move is over by then. One that waits for a device is over with the answer.
+/// Ends a move: the volume stays where it is, unless the move is over by then. One that waits for a device is over with the answer, and so is that of a
+/// volume which is on its way here from another node: of what is there `from` has only the address, empty if it wasn't heard of. Of a volume that is held
+/// nobody but the other node knows whose it is, so that is refused.
 #[utoipa::path(delete, path = "/v1/volumes/{name}/move", tag = "volumes",
     operation_id = "cancel_move",
     params(("name" = String, Path, description = "The volume")), responses(

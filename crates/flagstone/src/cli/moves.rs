@@ -288,11 +288,23 @@ pub(super) fn fork(fork: &Fork) -> String {
 fn begin(client: &Client, args: &MoveArgs, path: &str) -> anyhow::Result<MoveInfo> {
     let (spec, there) = spec(client, args)?;
     let begun = client.send("POST", path, &spec);
-    if let (Err(ClientError::Problem(_)), Some(there)) = (&begun, &there) {
-        // Otherwise it ends there by itself, some minutes later.
-        let _ = there.call("DELETE", path);
+    if let (Err(error), Some(there), Some(arrival)) = (&begun, &there, &spec.arrival)
+        && is_refused(error)
+    {
+        give_back(there, arrival);
     }
     Ok(begun?)
+}
+
+/// Whether it is sure that nothing has begun and nothing will: not where a node didn't answer in time.
+fn is_refused(error: &ClientError) -> bool {
+    let is_sure = |kind| !matches!(kind, NodeErrorKind::Unavailable | NodeErrorKind::Internal);
+    matches!(error, ClientError::Problem(problem) if is_sure(problem.kind))
+}
+
+/// The other node needs to keep no place. Otherwise that ends there by itself, some minutes later.
+fn give_back(there: &Client, arrival: &Arrival) {
+    let _ = there.call("DELETE", &format!("/v1/arrivals/{}", arrival.number));
 }
 
 /// What is asked of the node that has it, and the other node, if it goes to one.
@@ -320,7 +332,8 @@ fn spec(client: &Client, args: &MoveArgs) -> anyhow::Result<(MoveSpec, Option<Cl
     };
     let promised = there.send("POST", "/v1/arrivals", &wanted);
     let mut arrival: Arrival = promised.map_err(|error| with_its_key(error, to))?;
-    arrival.address = reachable(&arrival.address, to)?;
+    arrival.address =
+        reachable(&arrival.address, to).inspect_err(|_| give_back(&there, &arrival))?;
     let spec = MoveSpec {
         device: None,
         core: None,

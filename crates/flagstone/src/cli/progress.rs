@@ -4,7 +4,10 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar that counts bytes. Disappears when dropped.
-pub(super) struct Bar(ProgressBar, bool);
+pub(super) struct Bar {
+    bar: ProgressBar,
+    waits: bool,
+}
 
 /// What is shown of bytes, and the same where nothing is known of the time left.
 const BYTES: &str = "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {eta} left";
@@ -18,7 +21,7 @@ impl Bar {
             .expect("the template is a constant that a test renders");
         bar.set_style(style);
         bar.set_message(what.to_string());
-        Bar(bar, false)
+        Bar { bar, waits: false }
     }
 
     /// A bar that counts steps which take equally long.
@@ -26,37 +29,37 @@ impl Bar {
         let bar = Bar::new(what);
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos} of {len}, {eta} left")
             .expect("the template is a constant that a test renders");
-        bar.0.set_style(style);
+        bar.bar.set_style(style);
         bar
     }
 
     /// Says what it is about.
     pub(super) fn name(&mut self, what: &str) {
-        self.0.set_message(what.to_string());
+        self.bar.set_message(what.to_string());
     }
 
     /// Of bytes: whether it waits now, so that no time can be told. Behind that the time is reckoned anew.
     pub(super) fn wait(&mut self, waits: bool) {
-        if std::mem::replace(&mut self.1, waits) == waits {
+        if std::mem::replace(&mut self.waits, waits) == waits {
             return;
         }
         let template = if waits { BYTES_WAITING } else { BYTES };
         let style = ProgressStyle::with_template(template)
             .expect("the template is a constant that a test renders");
-        self.0.set_style(style);
-        self.0.reset_eta();
+        self.bar.set_style(style);
+        self.bar.reset_eta();
     }
 
     /// Shows how far it is. Nothing is done of what isn't known yet.
     pub(super) fn show(&mut self, done: u64, total: u64) {
-        self.0.set_length(total.max(done).max(1));
-        self.0.set_position(done);
+        self.bar.set_length(total.max(done).max(1));
+        self.bar.set_position(done);
     }
 }
 
 impl Drop for Bar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 

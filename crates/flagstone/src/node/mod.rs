@@ -171,6 +171,9 @@ pub trait Node: Send + Sync + 'static {
     /// protocol isn't served).
     fn promise_arrival(&self, spec: ArrivalSpec) -> NodeFuture<'_, Arrival>;
 
+    /// Gives back a place that a volume was promised, by the arrival's number. `NotFound`, also if the volume is on its way by now.
+    fn give_back_arrival(&self, number: u32) -> NodeFuture<'_, ArrivingVolume>;
+
     /// Begins to move a volume to another device or core of the node, or to a place that another node has promised, with its snapshots, while
     /// it is used. `NotFound`, `InvalidArgument` (it is there), `Busy` (it is being moved or received, a move of it waits for a device, or it is
     /// attached by NBD and to leave the node), `NoSpace` (what it is promised, or has on a device of this node).
@@ -180,7 +183,8 @@ pub trait Node: Send + Sync + 'static {
     fn show_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
 
     /// Ends a move: the volume stays where it is, unless the move is over by then. `NotFound` if there is none. One that waits for a device is over
-    /// with the answer, durably; `Busy` if the volume is being changed otherwise.
+    /// with the answer, durably; `Busy` if the volume is being changed otherwise, or held. That of a volume which is on its way here from another node is
+    /// over with the answer, too; of what is there the answer's `from` has only the address, or an empty one.
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo>;
 
     /// Has a move that runs copy so many bytes a second at most from now on, or as many as others leave; `NotFound` if none runs,

@@ -38,6 +38,14 @@ impl FakeNode {
         }
     }
 
+    /// How many places that were promised were given back.
+    pub(crate) fn given_back(&self) -> u32 {
+        let state = self.state.lock();
+        state
+            .expect("no test panics while it holds the lock")
+            .given_back
+    }
+
     fn with<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut State) -> Result<T, NodeError>,
@@ -143,6 +151,10 @@ impl Node for FakeNode {
 
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
         self.with(|state| state.cancel_move(&name))
+    }
+
+    fn give_back_arrival(&self, number: u32) -> NodeFuture<'_, ArrivingVolume> {
+        self.with(|state| state.give_back_arrival(number))
     }
 
     fn limit_move(&self, name: String, limit_bytes: Option<u64>) -> NodeFuture<'_, MoveInfo> {

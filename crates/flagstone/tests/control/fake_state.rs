@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone::name::{SnapshotRef, SourceRef};
 use flagstone::node::{
-    Arrival, ArrivalKey, ArrivalSpec, CreatedVolume, DeviceInfo, DeviceTrace, ForcedMove,
-    ForcedOutcome, Fork, ForkState, HandedOverJournal, JournalInfo, MoveInfo, MovePhase, MovePlace,
-    MoveSpec, MoveState, MoveWait, MoveWaitsFor, MoveWord, NodeError, NodeErrorKind, PageQuery,
-    Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus, Slo, SloPromise,
-    SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, StripeInfo, StripeMember,
-    TokenInfo, TraceQuery, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalKey, ArrivalSpec, ArrivingVolume, CreatedVolume, DeviceInfo, DeviceTrace,
+    ForcedMove, ForcedOutcome, Fork, ForkState, HandedOverJournal, JournalInfo, MoveInfo,
+    MovePhase, MovePlace, MoveSpec, MoveState, MoveWait, MoveWaitsFor, MoveWord, NodeError,
+    NodeErrorKind, PageQuery, Reservation, Schedule, ScheduledSnapshots, ScrubState, ScrubStatus,
+    Slo, SloPromise, SnapshotInfo, SnapshotPage, SnapshotQuery, SnapshotSchedule, StripeInfo,
+    StripeMember, TokenInfo, TraceQuery, VolumeInfo, VolumePage, VolumeSpec,
 };
 use flagstone_platform::layers::Layers;
 use flagstone_types::{Epoch, Lsn};
@@ -39,8 +39,10 @@ pub(crate) struct State {
     pub(crate) filesystems: Filesystems,
     pub(crate) streams: Streams,
     moves: BTreeMap<String, MoveInfo>,
-    /// Volumes of other nodes that were promised a place on core 4, whose moves are refused.
+    /// Volumes of other nodes that were promised a place on core 3 or 4.
     promised: BTreeSet<String>,
+    /// How many of those places were given back.
+    pub(crate) given_back: u32,
     /// By volume.
     pub(crate) tokens: BTreeMap<String, Vec<TokenInfo>>,
     next_id: u64,
@@ -311,7 +313,8 @@ impl State {
 
     /// A volume that is here can't come.
     pub(crate) fn promise_arrival(&mut self, spec: &ArrivalSpec) -> Answer<Arrival> {
-        let is_new = spec.core != Some(4) || self.promised.insert(spec.volume.clone());
+        let is_kept = matches!(spec.core, Some(3 | 4));
+        let is_new = !is_kept || self.promised.insert(spec.volume.clone());
         if self.volumes.contains_key(&spec.volume) || !is_new {
             let doing = format!("promising volume '{}' of another node a place", spec.volume);
             return Err(error(
@@ -332,12 +335,14 @@ impl State {
         })
     }
 
-    /// Those to core 4 of another node are refused, and those to core 5 are held, once they have begun. Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 6 are ended by somebody else; those to core 7 of another node wait for that once they have
+    /// Those to core 4 of another node are refused, of those to core 3 that isn't known, and those to core 5 are held, once they have begun. Moves to core 9 fail for want of room, those to core 8 otherwise, and those to device `away` wait for it; those to core 6 are ended by somebody else; those to core 7 of another node wait for that once they have
     /// begun; others are done at the second look.
     pub(crate) fn begin_move(&mut self, name: &str, spec: &MoveSpec) -> Answer<MoveInfo> {
-        if spec.arrival.as_ref().is_some_and(|to| to.core == 4) {
-            let doing = format!("moving volume '{name}'");
-            return Err(error(NodeErrorKind::Busy, doing, "it was opened alone"));
+        let (doing, to) = (format!("moving volume '{name}'"), &spec.arrival);
+        match to.as_ref().map(|to| to.core) {
+            Some(3) => return Err(error(NodeErrorKind::Unavailable, doing, "no answer")),
+            Some(4) => return Err(error(NodeErrorKind::Busy, doing, "it was opened alone")),
+            _ => {}
         }
         let volume = self.volume("moving", name)?;
         let place = |device: &str, core: u32| MovePlace {
@@ -502,6 +507,24 @@ impl State {
         Ok(info.clone())
     }
 
+    /// The number is always the same.
+    pub(crate) fn give_back_arrival(&mut self, number: u32) -> Answer<ArrivingVolume> {
+        let doing = format!("giving back arrival {number}");
+        let given = self.promised.pop_first().filter(|_| number == 7);
+        let volume = given.ok_or_else(|| error(NodeErrorKind::NotFound, doing, "no such place"))?;
+        self.given_back += 1;
+        Ok(ArrivingVolume {
+            volume,
+            id: "a7".repeat(16),
+            device: "main".to_owned(),
+            core: 4,
+            has_begun: false,
+            from: None,
+            silent_s: 0,
+            ends_in_s: 600,
+        })
+    }
+
     /// Also of a volume that was promised a place here.
     pub(crate) fn cancel_move(&mut self, name: &str) -> Answer<MoveInfo> {
         if self.promised.remove(name) {
@@ -511,7 +534,12 @@ impl State {
             });
         }
         let info = self.its_move(name)?;
-        if matches!(info.state, MoveState::Running | MoveState::Waiting) {
+        if info.state == MoveState::Held {
+            let doing = format!("ending the move of volume '{name}'");
+            return Err(error(NodeErrorKind::Busy, doing, "it is held"));
+        }
+        // One to core 5 is held before it comes to that.
+        if matches!(info.state, MoveState::Running | MoveState::Waiting) && info.to.core != 5 {
             info.state = MoveState::Cancelled;
             (info.phase, info.waits, info.error) = (None, None, None);
         }

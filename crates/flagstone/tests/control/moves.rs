@@ -177,6 +177,10 @@ fn one_that_is_held_says_so_and_what_can_be_done() {
         "volume vm: on its way from device device, core 0 to node 127.0.0.1:4421, device main, core 5, it is held, served by nobody (since \
          2026-01-31 12:34:56, 1 attempt): the other node can't be asked: no connection\n"
     );
+    let ran = run(&served, "volume move vm --cancel");
+    fails(&ran, Exit::Busy, "it is held");
+    // And one that comes to that while somebody waits for its end.
+    good(&served, &format!("volume move vm {to} --no-wait"));
     told("volume move vm --cancel");
 }
 
@@ -189,10 +193,30 @@ fn what_was_promised_for_a_move_that_is_refused_is_given_back() {
         other.address,
         other.key_file().display()
     );
-    for _ in 0..2 {
+    let given_back = || other.node.given_back();
+    for times in 1..3 {
         let ran = run(&served, &format!("volume move vm {to}"));
         fails(&ran, Exit::Busy, "it was opened alone");
+        assert_eq!(given_back(), times);
     }
+    // It may have begun: then its place is needed.
+    let ran = run(
+        &served,
+        &format!("volume move vm {}", to.replace("core 4", "core 3")),
+    );
+    assert_eq!(
+        ran.exit,
+        i32::from(Exit::NotReachable.code()),
+        "{}",
+        ran.err
+    );
+    assert_eq!(given_back(), 2);
+    good(&other, "volume move vm --cancel");
+    good(
+        &served,
+        &format!("volume move vm {}", to.replace("core 4", "core 2")),
+    );
+    assert_eq!(given_back(), 2, "what has begun needs its place");
     let ran = run(&other, "volume move vm --cancel");
     assert_eq!(ran.exit, i32::from(Exit::NotFound.code()), "{}", ran.err);
     let spec = serde_json::json!({ "volume": "vm", "id": "a7".repeat(16), "core": 4 });

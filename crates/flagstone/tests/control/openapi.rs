@@ -72,5 +72,5 @@ fn what_is_described_is_served() {
             );
         }
     }
-    assert_eq!(operations, 56);
+    assert_eq!(operations, 57);
 }

@@ -99,6 +99,7 @@ impl Node for Stuck {
         rollback_volume(snapshot: SnapshotRef) -> VolumeInfo;
         check_departure(name: String) -> VolumeInfo;
         promise_arrival(spec: ArrivalSpec) -> Arrival;
+        give_back_arrival(number: u32) -> ArrivingVolume;
         move_volume(name: String, spec: MoveSpec) -> MoveInfo;
         show_move(name: String) -> MoveInfo;
         cancel_move(name: String) -> MoveInfo;

@@ -351,10 +351,19 @@ fn a_volume_that_arrives_can_be_refused_where_it_comes() {
     promise(&one, &other, "vm").expect("promises");
     let over = end().expect("nothing has come");
     assert_eq!(over.state, MoveState::Cancelled, "{over:?}");
+    // As a command gives back what it was promised in vain.
+    let give_back = |number| other.ask(move |node| node.give_back_arrival(number));
+    let promised = promise(&one, &other, "vm").expect("promises");
+    let unknown = give_back(promised.number ^ 1);
+    assert_eq!(unknown.map_err(|e| e.kind), Err(NodeErrorKind::NotFound));
+    let given = give_back(promised.number).expect("nobody has begun");
+    assert_eq!((&given.volume[..], given.has_begun), ("vm", false));
     other.create("vm", MIB).expect("its name is free");
     let deleted = other.ask(|node| node.delete_volume("vm".to_owned(), true));
     deleted.expect("is deleted");
     on_its_way(&one, &other, 5 * MIB);
+    let arriving = other.ask(|node| node.info()).expect("says what it is");
+    assert!(arriving.arriving[0].has_begun);
     let over = end().expect("it is on its way");
     assert_eq!(over.state, MoveState::Cancelled);
     assert_eq!(over.from.node.as_deref(), Some("127.0.0.1"));
@@ -375,6 +384,23 @@ fn a_volume_that_arrives_can_be_refused_where_it_comes() {
     assert_eq!(device.expect("is there").volume_count, 0);
 }
 
+/// Behind a start it isn't known where it comes from.
+#[test]
+fn what_has_come_before_a_start_can_be_refused_too() {
+    let (one, other) = (node(), node());
+    filled(&one);
+    on_its_way(&one, &other, 5 * MIB);
+    let _one = one.down();
+    let other = again(other);
+    let over = other.ask(|node| node.cancel_move("vm".to_owned()));
+    let over = over.expect("it is on its way");
+    assert_eq!(over.state, MoveState::Cancelled);
+    assert_eq!(over.from.node.as_deref(), Some(""));
+    until("its name isn't free", || other.create("vm", MIB).is_ok());
+    let device = other.ask(|node| node.show_device("main".to_owned()));
+    assert_eq!(device.expect("is there").volume_count, 1, "the new one");
+}
+
 /// One that was ended while the other node was away is told there when that is back, and nobody has to free its name.
 #[test]
 fn a_node_that_was_away_is_told_that_a_move_is_over() {
@@ -390,7 +416,7 @@ fn a_node_that_was_away_is_told_that_a_move_is_over() {
         change(options);
         options.native = Some(at);
     });
-    assert!(other.create("vm", MIB).is_err(), "it is kept until then");
+    // Nothing else frees it for a day.
     until("its name isn't free", || other.create("vm", MIB).is_ok());
     check(&one, &owner, 4);
 }
@@ -406,13 +432,13 @@ fn a_move_that_waits_can_be_ended_and_never_comes_back() {
     let cancelled = one.ask(|node| node.cancel_move("vm".to_owned()));
     cancelled.expect("ends");
     assert_eq!(ended(&one, "vm").state, MoveState::Cancelled);
+    // Behind that nobody tells the other node.
+    let one = again(one);
     let other = other.up(|options| {
         change(options);
         options.native = Some(at);
-        // Nobody asks for what it has.
         options.move_hooks.kept_ns = Some(300_000_000);
     });
-    let one = again(one);
     let known = one.ask(|node| node.show_move("vm".to_owned()));
     assert_eq!(known.map_err(|e| e.kind), Err(NodeErrorKind::NotFound));
     check(&one, &owner, 4);

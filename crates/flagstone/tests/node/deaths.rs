@@ -548,6 +548,7 @@ fn a_target_that_answers_is_believed() {
         let what = format!("{dies_at:?}");
         let here = settled(&one, &other, &what);
         assert_eq!(here == 1, outcome == ForcedOutcome::Went);
+        assert_eq!(metric(&one, "moves_held"), 0.0, "{what}: it is served");
         let scene = [&one, &other][here];
         check(scene, &owner, &what);
         assert!(scene.show("vm").expect("is there").epoch <= was + 8);

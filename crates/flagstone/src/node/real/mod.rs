@@ -64,14 +64,14 @@ use self::receive::OneReceive;
 use self::recording::Recording;
 use self::slo::Floors;
 use super::{
-    Arrival, ArrivalSpec, ClonedFile, CreatedVolume, DeviceInfo, DeviceTrace, FileCloneSpec,
-    FilesystemChanges, FilesystemCheck, FilesystemInfo, FilesystemPage, FilesystemSnapshotInfo,
-    FilesystemSnapshotPage, FilesystemSpec, ForcedMove, HandedOverJournal, ImageStoreSpec,
-    JournalInfo, Look, MetricsSnapshot, MoveInfo, MoveSpec, MoveWord, NewToken, Node, NodeError,
-    NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec, Reservation,
-    Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SnapshotInfo, SnapshotPage,
-    SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo, TokenList,
-    TokenSpec, TraceQuery, VolumeInfo, VolumePage, VolumeSpec,
+    Arrival, ArrivalSpec, ArrivingVolume, ClonedFile, CreatedVolume, DeviceInfo, DeviceTrace,
+    FileCloneSpec, FilesystemChanges, FilesystemCheck, FilesystemInfo, FilesystemPage,
+    FilesystemSnapshotInfo, FilesystemSnapshotPage, FilesystemSpec, ForcedMove, HandedOverJournal,
+    ImageStoreSpec, JournalInfo, Look, MetricsSnapshot, MoveInfo, MoveSpec, MoveWord, NewToken,
+    Node, NodeError, NodeErrorKind, NodeFuture, NodeInfo, PageQuery, ReceiveId, ReceiveSpec,
+    Reservation, Restrictions, RotateSpec, Schedule, ScrubState, ScrubStatus, Slo, SnapshotInfo,
+    SnapshotPage, SnapshotQuery, SnapshotSchedule, StreamPart, StreamRun, StreamSource, TokenInfo,
+    TokenList, TokenSpec, TraceQuery, VolumeInfo, VolumePage, VolumeSpec,
 };
 use crate::name::{SnapshotRef, SourceRef};
 
@@ -393,6 +393,10 @@ impl Node for RealNode {
 
     fn cancel_move(&self, name: String) -> NodeFuture<'_, MoveInfo> {
         Box::pin(async move { self.end_move(&name).await })
+    }
+
+    fn give_back_arrival(&self, number: u32) -> NodeFuture<'_, ArrivingVolume> {
+        Box::pin(self.give_back(number))
     }
 
     fn limit_move(&self, name: String, limit_bytes: Option<u64>) -> NodeFuture<'_, MoveInfo> {

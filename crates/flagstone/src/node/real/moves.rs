@@ -84,7 +84,7 @@ impl Ended {
                 "moves_held",
                 MetricKind::Gauge,
                 held as f64,
-                "Volumes that nobody serves, since the node that they were moving to doesn't say whose they are: bring it back, or say --stay --force.",
+                "Volumes that nobody serves at the end of a move: the other node doesn't say whose they are (bring it back, or say --stay --force), or that can't be written down (restart this node).",
             ),
             counter(
                 "moves_resumed",
@@ -180,7 +180,7 @@ impl Moves {
             .iter()
             .filter(|(id, one)| one.is_away() || one.is_waiting() && is_there(**id));
         let waiting = waiting.count() as u64;
-        let held = moves.values().filter(|one| one.is_held());
+        let held = moves.values().filter(|one| one.is_served_by_nobody());
         let held = held.count() as u64 + held_since_start;
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.named(running, waiting, held)
@@ -276,9 +276,14 @@ impl OneMove {
         matches!(self.watched.seen().state, State::Waiting(_))
     }
 
-    /// Nobody is served.
+    /// The other node doesn't say whose the volume is.
     fn is_held(&self) -> bool {
         self.watched.seen().held.is_some()
+    }
+
+    /// Nobody is served, for that or as it can't be written down.
+    fn is_served_by_nobody(&self) -> bool {
+        self.is_held() || matches!(self.watched.seen().state, State::Unknown(_))
     }
 
     /// It waits for another node.
@@ -776,6 +781,11 @@ impl RealNode {
             Err(_) => {
                 if let Some(ended) = self.end_arrival(name, &doing).await? {
                     return Ok(ended);
+                }
+                if self.target(name, &doing).is_ok() {
+                    let found = "it has come in this moment";
+                    return Err(NodeError::new(NodeErrorKind::Busy, doing, found)
+                        .next("look at it: `flagstone volume show NAME`"));
                 }
             }
         }

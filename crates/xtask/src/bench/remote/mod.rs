@@ -26,7 +26,7 @@ use super::machine::Setting;
 use super::{PROGRAMS, command_line};
 use crate::daemon::{self, Node, NodeOptions, free_port};
 use crate::repo;
-use calm::Calm;
+use calm::{Calm, watched};
 use placing::Placing;
 use points::{Beside, DEEP, Goal, HALF_PART, Pair, Point, Role, Sample, points};
 use report::Report;
@@ -222,8 +222,9 @@ impl Place<'_> {
                 for turn in 0..count {
                     let target = &mut targets[(turn + round as usize) % count];
                     let lasts = Duration::from_secs_f64(seconds);
-                    let sample =
-                        calm.measure(|| target.measure(point, self.size_bytes, lasts, round))?;
+                    let sample = calm.least(|| {
+                        watched(|| target.measure(point, self.size_bytes, lasts, round))
+                    })?;
                     println!("{}", line(&sample));
                     samples.push(sample);
                     thread::sleep(SETTLE);
@@ -289,7 +290,7 @@ impl Place<'_> {
             let beside = beside.context("no such target")?;
             let is_each_anew = matches!(kind, Beside::Peer { .. });
             for number in 0..kind.pairs() {
-                let pair = calm.measure(|| {
+                let pair = calm.least(|| {
                     if !is_each_anew && (number == 0 || own.is_write) {
                         targets[native].fill(self.size_bytes)?;
                         thread::sleep(SETTLE);
@@ -299,16 +300,19 @@ impl Place<'_> {
                             targets[target].fill(self.size_bytes)?;
                             thread::sleep(SETTLE);
                         }
-                        targets[target].measure(point, self.size_bytes, lasts, round)
+                        watched(|| targets[target].measure(point, self.size_bytes, lasts, round))
+                    };
+                    let pair = |(by_own, own): (f64, Sample), (by_other, other): (f64, Sample)| {
+                        (by_own.max(by_other), Pair { own, other })
                     };
                     if number.is_multiple_of(2) {
                         let own = half(native, &own)?;
                         let other = half(beside, &other)?;
-                        return Ok(Pair { own, other });
+                        return Ok(pair(own, other));
                     }
                     let other = half(beside, &other)?;
                     let own = half(native, &own)?;
-                    Ok(Pair { own, other })
+                    Ok(pair(own, other))
                 })?;
                 println!("{}\n{}", line(&pair.own), line(&pair.other));
                 pairs.push(pair);

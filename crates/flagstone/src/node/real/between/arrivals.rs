@@ -201,13 +201,18 @@ impl OneArrival {
         self.is_silent(core.platform.now(), replaced_ns)
     }
 
-    /// Gives it up. False if it has come, or it isn't known whether it can be undone.
-    pub(super) async fn give_up(&self, core: &CoreNode) -> bool {
-        let is_never = self.arrival.settle(true).await == Became::Never;
-        if is_never {
+    /// Whether it was promised by this number, and nobody has begun to bring it.
+    pub(super) fn is_promised_as(&self, number: u32) -> bool {
+        self.number == number && !self.arrival.has_begun()
+    }
+
+    /// Gives it up, unless it has come, or it isn't known whether it can be undone.
+    pub(super) async fn give_up(&self, core: &CoreNode) -> Became {
+        let became = self.arrival.settle(true).await;
+        if became == Became::Never {
             core.arrivals.remove(self.number);
         }
-        is_never
+        became
     }
 
     /// What comes is what was promised.
@@ -538,7 +543,7 @@ impl CoreNode {
             }
             if one.is_silent(self.platform.now(), one.stays_ns(&self)) {
                 // One that has come stays until its origin has confirmed that.
-                if one.give_up(&self).await {
+                if one.give_up(&self).await == Became::Never {
                     tracing::info!(
                         volume = one.expected.name,
                         "it was to come from another node, which is silent: given up"

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use flagstone_device::transfer::Became;
+
 use super::arrivals::OneArrival;
 use crate::node::real::RealNode;
 use crate::node::real::core::CoreNode;
@@ -17,27 +19,29 @@ impl CoreNode {
     }
 }
 
-/// What came of ending the move of a volume that is on its way here.
-enum Arrived {
-    /// It is over, and what has come is gone.
-    Over(usize, ArrivingVolume),
-    /// It has come, or that isn't known.
-    Perhaps,
+/// Which of those that are on their way here.
+#[derive(Clone)]
+enum Which {
+    /// The one of this name.
+    Named(String),
+    /// The one that was promised a place by this number, if nobody has begun to bring it.
+    Promised(u32),
 }
 
 impl CoreNode {
-    /// Ends the move of a volume that is on its way to this core, if there is one of this name: what has come goes, and its origin is told so when it asks.
-    async fn end_arrival(&self, name: &str) -> Option<Arrived> {
+    /// Ends the move of a volume that is on its way to this core, if there is that one: what has come goes, and its origin is told so when it asks.
+    async fn end_arrival(&self, which: Which) -> Option<(Became, usize, ArrivingVolume)> {
         let all = self.arrivals.all();
-        let named = |one: &Rc<OneArrival>| {
-            let shown = one.shown(self)?;
-            (shown.1.volume == name).then(|| (one.clone(), shown))
+        let is_it = |one: &Rc<OneArrival>, shown: &ArrivingVolume| match &which {
+            Which::Named(name) => shown.volume == *name,
+            Which::Promised(number) => one.is_promised_as(*number),
         };
-        let (one, (device, shown)) = all.iter().find_map(named)?;
-        Some(match one.give_up(self).await {
-            true => Arrived::Over(device, shown),
-            false => Arrived::Perhaps,
-        })
+        let found = all.iter().find_map(|one| {
+            let (device, shown) = one.shown(self)?;
+            is_it(one, &shown).then_some((one, device, shown))
+        });
+        let (one, device, shown) = found?;
+        Some((one.give_up(self).await, device, shown))
     }
 }
 
@@ -48,49 +52,58 @@ impl RealNode {
         name: &str,
         doing: &str,
     ) -> Result<Option<MoveInfo>, NodeError> {
-        for core in 0..self.remotes.len() {
-            let wanted = name.to_owned();
-            let ended = self.on_core(core, doing, move |core| async move {
-                core.end_arrival(&wanted).await
-            });
-            match ended.await? {
-                None => {}
-                Some(Arrived::Perhaps) => {
-                    let found = "it has come in this moment, or whether it has isn't known";
-                    return Err(NodeError::new(NodeErrorKind::Busy, doing, found)
-                        .next("look whether it is here: `flagstone volume list`"));
-                }
-                Some(Arrived::Over(device, one)) => {
-                    let (volume_id, from) = (&one.id, &one.from);
-                    tracing::info!(target: "audit", volume = name, volume_id, from, has_begun = one.has_begun, "arrival ended");
-                    return Ok(Some(self.ended_arrival(device, one)));
-                }
-            }
-        }
-        Ok(None)
+        let ended = self.end_one(Which::Named(name.to_owned()), doing).await?;
+        Ok(ended.map(ended_arrival))
     }
 
-    /// As a move: of what was at the other node only its address is known here.
-    fn ended_arrival(&self, device: usize, one: ArrivingVolume) -> MoveInfo {
-        let place = |device: String, core, node| MovePlace { device, core, node };
-        let from = one.from.unwrap_or_default();
-        MoveInfo {
-            volume: one.volume,
-            state: MoveState::Cancelled,
-            waits: None,
-            from: place(String::new(), 0, Some(from)),
-            to: place(self.devices[device].name.clone(), one.core, None),
-            phase: None,
-            started_ns: 0,
-            copied_bytes: 0,
-            expected_bytes: 0,
-            slowed_to_bytes: None,
-            held_us: 0,
-            limit_bytes: None,
-            left_s: None,
-            error: None,
-            error_kind: None,
+    /// Gives back a place that a volume was promised, which nobody has begun to bring.
+    pub(in crate::node::real) async fn give_back(
+        &self,
+        number: u32,
+    ) -> Result<ArrivingVolume, NodeError> {
+        let doing = format!("giving back the place that arrival {number} was promised");
+        let ended = self.end_one(Which::Promised(number), &doing).await?;
+        ended.ok_or_else(|| {
+            let found = "no such place is promised, or the volume is on its way";
+            NodeError::new(NodeErrorKind::NotFound, &doing, found).next(
+                "`flagstone node info` lists what arrives; `flagstone volume move NAME --cancel` ends that",
+            )
+        })
+    }
+
+    async fn end_one(
+        &self,
+        which: Which,
+        doing: &str,
+    ) -> Result<Option<ArrivingVolume>, NodeError> {
+        for core in 0..self.remotes.len() {
+            let wanted = which.clone();
+            let ended = self.on_core(core, doing, move |core| async move {
+                core.end_arrival(wanted).await
+            });
+            let Some((became, device, one)) = ended.await? else {
+                continue;
+            };
+            let busy = |found: &str, next: &str| {
+                Err(NodeError::new(NodeErrorKind::Busy, doing, found).next(next))
+            };
+            return match became {
+                Became::Never => {
+                    let (volume, volume_id, from) = (&one.volume, &one.id, &one.from);
+                    tracing::info!(target: "audit", volume, volume_id, from, has_begun = one.has_begun, "arrival ended");
+                    Ok(self.shown_arriving(vec![(device, one)]).pop())
+                }
+                Became::Arrived => busy(
+                    "it has come in this moment",
+                    "look at it: `flagstone volume show NAME`; to have it at the other node, move it there",
+                ),
+                Became::Arriving | Became::Unknown => busy(
+                    "what has come of it can't be thrown away just now, as the device has failed",
+                    "say it again; if that lasts, see what the log says of the device, and restart this node",
+                ),
+            };
         }
+        Ok(None)
     }
 
     /// The same with the names of the devices.
@@ -129,6 +142,28 @@ impl RealNode {
             }
         }
         None
+    }
+}
+
+/// As a move: of what is at the other node only its address is known here, if it was heard of.
+fn ended_arrival(one: ArrivingVolume) -> MoveInfo {
+    let place = |device, core, node| MovePlace { device, core, node };
+    MoveInfo {
+        volume: one.volume,
+        state: MoveState::Cancelled,
+        waits: None,
+        from: place(String::new(), 0, Some(one.from.unwrap_or_default())),
+        to: place(one.device, one.core, None),
+        phase: None,
+        started_ns: 0,
+        copied_bytes: 0,
+        expected_bytes: 0,
+        slowed_to_bytes: None,
+        held_us: 0,
+        limit_bytes: None,
+        left_s: None,
+        error: None,
+        error_kind: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use flagstone_device::engine::DvolError;
+use flagstone_device::transfer::Became;
 use flagstone_types::{DeviceId, DvolId};
 use flagstone_wire::proof::{KEY_BYTES, Key};
 
@@ -197,7 +198,7 @@ impl RealNode {
                 let Some(one) = core.arrivals.of(id) else {
                     return true;
                 };
-                one.may_be_replaced(&core) && one.give_up(&core).await
+                one.may_be_replaced(&core) && one.give_up(&core).await == Became::Never
             });
             if !is_free.await? {
                 let found = "it is coming already, or was promised a place a moment ago";

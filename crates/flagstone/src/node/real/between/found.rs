@@ -359,8 +359,9 @@ impl CoreNode {
                 if let Err(error) = home.forget_route().await {
                     tracing::debug!(%volume, "forgetting a move that came to nothing: {error}");
                 }
-                // Otherwise it ends there by itself.
-                let _ = abandon(&self.platform, &arrival, question).await;
+                if !abandon(&self.platform, &arrival, question).await {
+                    self.abandon_later(&home.name, volume, &home.to);
+                }
             }
             Start::Ask => {
                 let name = &one.record.name;

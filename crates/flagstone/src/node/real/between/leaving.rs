@@ -202,6 +202,9 @@ impl Home for NodeHome<'_> {
         let mut record = self.record(Kind::Gone);
         record.address = Some(at);
         self.put(&record).await?;
+        if let Some(watched) = self.watched {
+            watched.is_told();
+        }
         self.core.at(MovePoint::GoneKept).await;
         let route = Route {
             name: self.name.clone(),
@@ -236,6 +239,9 @@ impl Home for NodeHome<'_> {
     }
 
     fn release_reads(&self) {
+        if let Some(watched) = self.watched {
+            watched.is_told();
+        }
         if let Some(notes) = &self.notes {
             notes.reads.release();
         }
@@ -250,7 +256,7 @@ impl Home for NodeHome<'_> {
         self.core.between.asked_in_vain(self.volume, why);
         if let Some(watched) = self.watched {
             let text = format!("the node that it was moving to can't be asked whose it is: {why}");
-            watched.is_held(self.core.platform.wall_clock_ns(), text);
+            watched.held_in_vain(self.core.platform.wall_clock_ns(), text);
         }
         let (volume, to) = (&self.name, self.to.address);
         match is_new {
@@ -378,7 +384,7 @@ impl CoreNode {
             let client = self.client_of(job.to.address);
             let arrival = client.arrival(job.to.address, job.to.number, job.to.key.clone());
             if !abandon(&self.platform, &arrival, job.to.question(job.from.id)).await {
-                self.abandon_later(job);
+                self.abandon_later(&job.name, job.from.id, &job.to);
             }
             let store = &self.owned(job.from.engine)?.moves;
             let _turn = store.turn().await;
@@ -468,7 +474,7 @@ impl CoreNode {
         let ended = move_away(&origin, &here, &target, question, &pace, &home).await;
         came.set(Some(word::came_of(&ended)));
         if home.is_untold.get() {
-            self.abandon_later(job);
+            self.abandon_later(&job.name, job.from.id, &job.to);
         }
         if let Some(since) = held_since.get() {
             job.watched.held(self.platform.now().since(since));
@@ -581,9 +587,8 @@ impl CoreNode {
     }
 
     /// Tells the other node that a move is over that came to nothing, until it has heard that, or must have ended it by itself, or this node ends.
-    fn abandon_later(self: &Rc<Self>, job: &Departure) {
-        let (core, to) = (self.clone(), job.to.clone());
-        let (name, volume) = (job.name.clone(), job.from.id);
+    pub(super) fn abandon_later(self: &Rc<Self>, name: &str, volume: DvolId, to: &Promised) {
+        let (core, name, to) = (self.clone(), name.to_owned(), to.clone());
         tracing::warn!(
             volume = name, to = %to.address,
             "the node that it was moving to could not be told that its move is over: until it is, or has heard nothing for a day, it keeps what has come, and \

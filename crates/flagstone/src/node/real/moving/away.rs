@@ -24,15 +24,21 @@ impl Watched {
         before.is_none()
     }
 
-    /// The volume is held, and the other node was asked in vain whose it is, at this time and for this reason. Returns whether that is new.
-    pub(in crate::node::real) fn is_held(&self, now_ns: u64, why: String) -> bool {
+    /// The volume is held, and the other node was asked in vain whose it is, at this time and for this reason.
+    pub(in crate::node::real) fn held_in_vain(&self, now_ns: u64, why: String) {
         self.set_trouble(Some(why));
         let mut seen = self.lock();
         let before = seen.held;
         let since_ns = before.map_or(now_ns, |held| held.since_ns);
         let attempts = before.map_or(0, |held| held.attempts).saturating_add(1);
         seen.held = Some(Away { since_ns, attempts });
-        before.is_none()
+    }
+
+    /// The other node has said whose the volume is: somebody serves it, though the move isn't over yet.
+    pub(in crate::node::real) fn is_told(&self) {
+        if self.lock().held.take().is_some() {
+            self.set_trouble(None);
+        }
     }
 
     /// The other node has answered. Returns whether it didn't before.
@@ -66,8 +72,8 @@ mod tests {
         assert!(watched.seen().is_running());
         assert_eq!(watched.trouble(), None);
         // Held it is another thing, which only the end of the move ends.
-        assert!(watched.is_held(13, "no answer".to_owned()));
-        assert!(!watched.is_held(14, "no connection".to_owned()));
+        watched.held_in_vain(13, "no answer".to_owned());
+        watched.held_in_vain(14, "no connection".to_owned());
         let held = watched.seen().held;
         assert_eq!(
             held.map(|held| (held.since_ns, held.attempts)),
@@ -77,6 +83,10 @@ mod tests {
         assert!(!watched.seen().is_running());
         assert!(!watched.goes_on());
         assert!(watched.seen().held.is_some());
+        watched.is_told();
+        assert!(watched.seen().is_running());
+        assert_eq!(watched.trouble(), None);
+        watched.held_in_vain(15, "no answer".to_owned());
         let ended = watched.end(super::super::State::Done);
         assert_eq!((ended.held, ended.away), (None, None));
         // It is counted anew.
