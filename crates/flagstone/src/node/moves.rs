@@ -208,7 +208,7 @@ pub struct MoveInfo {
     /// What it waits for, if it does; otherwise null.
     #[serde(default)]
     pub waits: Option<MoveWait>,
-    /// Where the volume was.
+    /// Where the volume was. Of one that was on its way here from another node only that node's address, empty if it wasn't heard of.
     pub from: MovePlace,
     /// Where it is to be. Of a device that is not part of the node the id, and core 0: which one that will be isn't known.
     pub to: MovePlace,
@@ -240,6 +240,30 @@ pub struct MoveInfo {
     /// Of what kind that is, if it failed.
     #[serde(default)]
     pub error_kind: Option<NodeErrorKind>,
+}
+
+impl MoveInfo {
+    /// One that begins at this time, in nanoseconds since 1970, and of which nothing is known yet.
+    #[must_use]
+    pub fn that_begins(volume: &str, from: MovePlace, to: MovePlace, started_ns: u64) -> MoveInfo {
+        MoveInfo {
+            volume: volume.to_owned(),
+            state: MoveState::Running,
+            waits: None,
+            from,
+            to,
+            phase: None,
+            started_ns,
+            copied_bytes: 0,
+            expected_bytes: 0,
+            slowed_to_bytes: None,
+            held_us: 0,
+            limit_bytes: None,
+            left_s: None,
+            error: None,
+            error_kind: None,
+        }
+    }
 }
 
 /// What somebody says of a move, in the place of a node that can't be asked.

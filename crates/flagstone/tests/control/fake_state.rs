@@ -61,23 +61,7 @@ fn coming(name: &str) -> MoveInfo {
         core: 4,
         node: node.map(str::to_owned),
     };
-    MoveInfo {
-        volume: name.to_owned(),
-        state: MoveState::Running,
-        waits: None,
-        from: place(Some("127.0.0.1")),
-        to: place(None),
-        phase: None,
-        started_ns: 0,
-        copied_bytes: 0,
-        expected_bytes: 0,
-        slowed_to_bytes: None,
-        held_us: 0,
-        limit_bytes: None,
-        left_s: None,
-        error: None,
-        error_kind: None,
-    }
+    MoveInfo::that_begins(name, place(Some("127.0.0.1")), place(None), 0)
 }
 
 impl State {

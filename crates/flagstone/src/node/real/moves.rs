@@ -722,23 +722,7 @@ impl RealNode {
             core: u32::try_from(place.core).unwrap_or(u32::MAX),
             node: None,
         };
-        MoveInfo {
-            volume: name.to_owned(),
-            state: MoveState::Running,
-            waits: None,
-            from: place(from),
-            to: place(to),
-            phase: None,
-            started_ns: wall_clock_ns(),
-            copied_bytes: 0,
-            expected_bytes: 0,
-            slowed_to_bytes: None,
-            held_us: 0,
-            limit_bytes: None,
-            left_s: None,
-            error: None,
-            error_kind: None,
-        }
+        MoveInfo::that_begins(name, place(from), place(to), wall_clock_ns())
     }
 
     /// The id of the device at a place.

@@ -148,22 +148,11 @@ impl RealNode {
 /// As a move: of what is at the other node only its address is known here, if it was heard of.
 fn ended_arrival(one: ArrivingVolume) -> MoveInfo {
     let place = |device, core, node| MovePlace { device, core, node };
+    let from = place(String::new(), 0, Some(one.from.unwrap_or_default()));
+    let to = place(one.device, one.core, None);
     MoveInfo {
-        volume: one.volume,
         state: MoveState::Cancelled,
-        waits: None,
-        from: place(String::new(), 0, Some(one.from.unwrap_or_default())),
-        to: place(one.device, one.core, None),
-        phase: None,
-        started_ns: 0,
-        copied_bytes: 0,
-        expected_bytes: 0,
-        slowed_to_bytes: None,
-        held_us: 0,
-        limit_bytes: None,
-        left_s: None,
-        error: None,
-        error_kind: None,
+        ..MoveInfo::that_begins(&one.volume, from, to, 0)
     }
 }
 

@@ -21,8 +21,8 @@ use crate::node::real::moving::Watched;
 use crate::node::real::names::{Claim, Place};
 use crate::node::real::slo::note_floor;
 use crate::node::{
-    Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, MoveState, NodeError,
-    NodeErrorKind, Slo, VolumeInfo,
+    Arrival, ArrivalKey, ArrivalSpec, MoveInfo, MovePlace, MoveSpec, NodeError, NodeErrorKind, Slo,
+    VolumeInfo,
 };
 
 /// A number of so many hexadecimal digits.
@@ -315,30 +315,19 @@ impl RealNode {
         doing: &str,
     ) -> Result<MoveInfo, NodeError> {
         self.refuse_stranded(from.id, doing).await?;
+        let here = MovePlace {
+            device: self.devices[device].name.clone(),
+            core: u32::try_from(from.core).unwrap_or(u32::MAX),
+            node: None,
+        };
+        let there = MovePlace {
+            device: arrival.device_name.clone(),
+            core: arrival.core,
+            node: Some(arrival.address.clone()),
+        };
         let info = MoveInfo {
-            volume: name.to_owned(),
-            state: MoveState::Running,
-            waits: None,
-            from: MovePlace {
-                device: self.devices[device].name.clone(),
-                core: u32::try_from(from.core).unwrap_or(u32::MAX),
-                node: None,
-            },
-            to: MovePlace {
-                device: arrival.device_name.clone(),
-                core: arrival.core,
-                node: Some(arrival.address.clone()),
-            },
-            phase: None,
-            started_ns: wall_clock_ns(),
-            copied_bytes: 0,
-            expected_bytes: 0,
-            slowed_to_bytes: None,
-            held_us: 0,
             limit_bytes: spec.limit_bytes,
-            left_s: None,
-            error: None,
-            error_kind: None,
+            ..MoveInfo::that_begins(name, here, there, wall_clock_ns())
         };
         let watched = Watched::new(spec.limit_bytes);
         let job = Departure {

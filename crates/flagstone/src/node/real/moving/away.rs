@@ -71,7 +71,7 @@ mod tests {
         assert!(watched.goes_on());
         assert!(watched.seen().is_running());
         assert_eq!(watched.trouble(), None);
-        // Held it is another thing, which only the end of the move ends.
+        // Held it is another thing, which only what the other node says ends, or the end of the move.
         watched.held_in_vain(13, "no answer".to_owned());
         watched.held_in_vain(14, "no connection".to_owned());
         let held = watched.seen().held;
