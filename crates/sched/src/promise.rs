@@ -130,9 +130,11 @@ impl Totals {
     }
 
     /// What a volume that is among them is promised of `rate_ns` device time a second: a floor what it claims, a share
-    /// its parts of what is left. Where floors claim more than there is, all of them shrink by the same factor.
+    /// its parts of what is left. Where floors claim more than there is, all of them shrink by the same factor. One that isn't among them
+    /// is promised no more than if it were the only one.
     pub fn promise(&self, prices: &Prices, rate_ns: u64, slo: Slo) -> Promise {
-        let claimed = self.claimed_ns(prices);
+        let own = u128::from(slo.claim_ns(prices));
+        let claimed = self.claimed_ns(prices).max(own);
         let whole = u128::from(promisable_ns(rate_ns));
         let rate = whole - self.for_background(whole);
         let kept = match self.parts {
@@ -142,8 +144,11 @@ impl Totals {
         let for_floors = claimed.min(rate - kept);
         let for_shares = rate - for_floors;
         let promised = match slo {
-            Slo::Share(_) => for_shares * u128::from(parts_of(slo)) / self.parts.max(1),
-            Slo::Floor { .. } => u128::from(slo.claim_ns(prices)) * for_floors / claimed.max(1),
+            Slo::Share(_) => {
+                let own = u128::from(parts_of(slo));
+                for_shares * own / self.parts.max(own)
+            }
+            Slo::Floor { .. } => own * for_floors / claimed.max(1),
             Slo::Background(millionths) => {
                 self.for_background(whole) * u128::from(millionths).min(MILLION) / MILLION
             }

@@ -84,6 +84,8 @@ struct Waiter {
 struct Seat {
     key: VolumeKey,
     slo: Slo,
+    /// It is one of those that share the device; otherwise somebody else counts for it.
+    counts: bool,
     limits: Limits,
     /// Waiters whose turn has come and who have not taken it, in order.
     granted: VecDeque<u32>,
@@ -181,18 +183,39 @@ impl<P: Platform> Turns<P> {
         limits: Limits,
         stats: Rc<RefCell<TenantStats>>,
     ) -> Tenant<P> {
-        let inner = &self.inner;
-        inner.device.add(slo);
-        let mut state = inner.state.borrow_mut();
+        let device = &self.inner.device;
+        device.add(slo);
         // What the others are promised now they hear with the next tick, so that ten thousand who come together don't
         // cost ten thousand looks at all.
+        let mut state = self.inner.state.borrow_mut();
         state.totals = state.totals.with(slo);
+        drop(state);
+        self.seat(slo, limits, stats, true)
+    }
+
+    /// A second line for somebody who is a tenant of this device already, on whatever core: it is promised as much once more, and nobody else is promised
+    /// less for that. For what takes a moment while the first has nothing to ask for, since together they are promised more than their part.
+    pub fn second_tenant(&self, slo: Slo, limits: Limits) -> Tenant<P> {
+        self.seat(slo, limits, Rc::default(), false)
+    }
+
+    /// Somebody who counts among those that share the device, or doesn't.
+    fn seat(
+        &self,
+        slo: Slo,
+        limits: Limits,
+        stats: Rc<RefCell<TenantStats>>,
+        counts: bool,
+    ) -> Tenant<P> {
+        let inner = &self.inner;
+        let mut state = inner.state.borrow_mut();
         let promise = state.promise(slo);
         let now_ns = inner.platform.now().0;
         let key = state.scheduler.add(promise, &limits, now_ns);
         let seat = Seat {
             key,
             slo,
+            counts,
             limits,
             granted: VecDeque::new(),
             counted: Counted::new(stats.clone()),
@@ -565,7 +588,9 @@ impl<P: Platform> Drop for SeatHandle<P> {
             seat.counted.used(used_ns);
             state.scheduler.remove(seat.key);
             state.free_seats.push(self.at);
-            self.inner.device.remove(seat.slo);
+            if seat.counts {
+                self.inner.device.remove(seat.slo);
+            }
         }
     }
 }
@@ -587,10 +612,12 @@ impl<P: Platform> Tenant<P> {
         };
         let before = std::mem::replace(&mut seat.slo, slo);
         seat.limits = limits;
-        let key = seat.key;
+        let (key, counts) = (seat.key, seat.counts);
         self.seat.is_limited.set(limits != Limits::default());
-        inner.device.remove(before);
-        inner.device.add(slo);
+        if counts {
+            inner.device.remove(before);
+            inner.device.add(slo);
+        }
         inner.look(&mut state);
         let promise = state.promise(slo);
         let now_ns = inner.platform.now().0;

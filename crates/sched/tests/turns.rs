@@ -394,6 +394,52 @@ fn cores_lend_each_other_and_take_back() {
     world.run_until_idle();
 }
 
+/// As a volume that is copied from core to core while nobody asks for anything of it: others have what they had.
+#[test]
+fn nobody_is_promised_less_for_a_second_tenant() {
+    let world = World::with_config(WorldConfig::new(1).cores(2));
+    let device = Arc::new(Device::new(divided(Policy::Strict), 2));
+    let [here, there] = [0, 1].map(|core| turns(&world, core, &device));
+    let (share, floor) = (
+        Slo::Share(2),
+        Slo::Floor {
+            reads: 2000,
+            writes: 0,
+        },
+    );
+    let no = Limits::default();
+    let other = here.tenant(Slo::Share(1), no);
+    let tenants = [share, floor].map(|slo| here.tenant(slo, no));
+    let before = device.totals();
+    // A turn has a core look at what is promised.
+    let promised = |core: usize, tenant: &Tenant<SimPlatform>| {
+        let asks = tenant.clone();
+        let platform = world.platform(core);
+        world.block_on(core, async move {
+            drop(asks.turn(Want::read(0, 4096)).await);
+            platform.sleep_ns(10 * MS).await;
+        });
+        tenant.promised_ns()
+    };
+    let others = promised(0, &other);
+    let seconds = [share, floor].map(|slo| there.second_tenant(slo, no));
+    for (tenant, second) in tenants.iter().zip(&seconds) {
+        assert_eq!(promised(1, second), promised(0, tenant));
+    }
+    assert_eq!((device.totals(), promised(0, &other)), (before, others));
+    // Another SLO is its own affair, too.
+    seconds[0].change(Slo::Share(9), no);
+    assert_eq!((device.totals(), promised(0, &other)), (before, others));
+    drop(seconds);
+    assert_eq!((device.totals(), promised(0, &other)), (before, others));
+    // It gets its turns by that, also when the first has gone.
+    drop(tenants);
+    let [shared, floored] = [share, floor].map(|slo| there.second_tenant(slo, no));
+    let whole = promised(0, &other);
+    assert_eq!(promised(1, &shared), whole);
+    assert_eq!(promised(1, &floored), Some(2000 * BLOCK_NS));
+}
+
 #[test]
 fn who_gets_less_than_promised_is_known() {
     let world = World::new(9);

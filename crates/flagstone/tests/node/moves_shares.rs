@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flagstone::node::{
-    DeviceOptions, MoveInfo, MovePhase, MoveSpec, MoveState, NodeOptions, Rates, Schedule, Slo,
-    SloLimit, SloPromise,
+    DeviceOptions, MoveInfo, MovePhase, MoveSpec, MoveState, NodeOptions, Rates, Schedule,
+    SchedulePolicy, Slo, SloLimit, SloPromise,
 };
 use flagstone::offline::FormatOptions;
 
@@ -32,8 +32,9 @@ fn change(options: &mut NodeOptions, other: &Folder) {
 
 /// Both devices are divided, and so otherwise.
 fn divided(options: &mut NodeOptions, other: &Folder, schedule: Schedule) {
+    let ceiling = "reads=4000 writes=2000".parse().expect("a ceiling");
     let schedule = Schedule {
-        ceiling: Some("reads=4000 writes=2000".parse().expect("a ceiling")),
+        ceiling: schedule.ceiling.or(Some(ceiling)),
         ..schedule
     };
     options.devices[0].schedule = schedule;
@@ -331,6 +332,84 @@ fn what_is_copied_while_changes_are_held_keeps_to_no_limit_and_is_nobodys() {
     }
     let own = (used_by(&scene, "vm") - used) * READS;
     assert!((-1.0..1.0).contains(&own), "{own}");
+}
+
+/// The least and the most that a volume is promised of a device, in nanoseconds a second, while another one goes to another core of it; and for how long the
+/// changes of that one were held, which is long on this device.
+fn promised_beside_a_move(is_used: bool) -> (u64, u64, u64) {
+    let change = |options: &mut NodeOptions| {
+        options.cores = Some(2);
+        let device = &mut options.devices[0];
+        // Large requests cost little more: else the first volume of each core takes long.
+        let ceiling = "reads=4000 writes=2000 bytes=400000000";
+        device.schedule = Schedule {
+            ceiling: Some(ceiling.parse().expect("a ceiling")),
+            policy: SchedulePolicy::Strict,
+            background_percent: 50,
+        };
+        let slow = "latency reads=5ms writes=5ms flushes=5ms";
+        device.layers = vec![slow.parse().expect(slow)];
+    };
+    // So large that there is a journal for each core.
+    let scene = Scene::start(1 << 30, change).expect("a node");
+    for name in ["vm", "db"] {
+        let created = scene.create_at(name, MIB, Some(("main", 0)));
+        created.expect("created");
+        assert_eq!(scene.attach(name).write(0, &block(1)), 0);
+    }
+    // Nobody has used it lately then.
+    let scene = scene.restart(change);
+    let client = is_used.then(|| {
+        let mut client = scene.attach("vm");
+        assert_eq!(client.write(BLOCK, &block(2)), 0);
+        client
+    });
+    let (read, depth) = (AtomicU64::new(0), AtomicU64::new(1));
+    let seen = thread::scope(|scope| {
+        let _stop = Stop([&depth, &depth]);
+        let reader = scene.attach("db");
+        scope.spawn(|| keep_busy(reader, READ, (1, 1), &depth, &read));
+        while read.load(Ordering::Relaxed) < 10 {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let spec = MoveSpec {
+            core: Some(1),
+            ..MoveSpec::default()
+        };
+        let begun = scene.ask(|node| node.move_volume("vm".to_owned(), spec));
+        begun.expect("begins");
+        let (mut least, mut most) = (u64::MAX, 0);
+        loop {
+            let metrics = scene.ask(|node| node.metrics()).expect("metrics");
+            let mut volumes = metrics.volumes.iter();
+            let db = volumes.find(|one| one.volume == "db").expect("is there");
+            let promised = db.turns.promised_ns;
+            let info = info(&scene);
+            if info.state != MoveState::Running {
+                assert_eq!(info.state, MoveState::Done, "{info:?}");
+                return (least, most, info.held_us);
+            }
+            (least, most) = (least.min(promised), most.max(promised));
+        }
+    });
+    drop(client);
+    seen
+}
+
+/// What strict time sharing gives others is what they are promised, whether or not anybody uses the rest. So a volume counts once while it moves, however many
+/// queues it has, and not at all if nobody uses it.
+#[test]
+fn others_are_promised_no_less_while_a_volume_goes_to_another_core() {
+    for (is_used, parts) in [(false, 1), (true, 2)] {
+        let (least, most, held_us) = promised_beside_a_move(is_used);
+        println!("used {is_used}: {least} to {most}, held for {held_us} us");
+        // Of what is not kept, and not the background's: 31 in 32, and half of that.
+        let expected = 1_000_000_000 * 31 / 32 / 2 / parts;
+        for promised in [least, most] {
+            assert!(promised.abs_diff(expected) < 1000, "{promised}, {expected}");
+        }
+        assert!(held_us > 10_000, "{held_us}");
+    }
 }
 
 /// Long before somebody looks at who got what.

@@ -183,12 +183,22 @@ impl Scene {
 
     /// Creates an empty volume.
     pub(crate) fn create(&self, name: &str, size_bytes: u64) -> Result<(), NodeError> {
+        self.create_at(name, size_bytes, None)
+    }
+
+    /// The same, on this device and core.
+    pub(crate) fn create_at(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        place: Option<(&str, u32)>,
+    ) -> Result<(), NodeError> {
         let spec = VolumeSpec {
             name: name.to_owned(),
             size_bytes,
             reserve: Reservation::None,
-            device: None,
-            core: None,
+            device: place.map(|(device, _)| device.to_owned()),
+            core: place.map(|(_, core)| core),
             apart: false,
             stripes: None,
             stripe_unit_bytes: None,

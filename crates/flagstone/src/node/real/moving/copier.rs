@@ -35,7 +35,7 @@ pub(in crate::node::real) struct Copier {
     mover: Tenant<UringPlatform>,
     turns: Turns<UringPlatform>,
     slo: Slo,
-    /// With what the volume is promised, once it is needed: it counts among those that share the device as long as it is there.
+    /// With what the volume is promised, once it is needed.
     promised: OnceCell<Tenant<UringPlatform>>,
     /// Bytes of a range, while others are not to notice: as many as lie together on the device, as far as the last parts say.
     range_bytes: Cell<u64>,
@@ -62,16 +62,26 @@ impl Copier {
         &self.slo
     }
 
-    /// Whose turns it takes in the background, and behind the hold.
+    /// Whose turns it takes in the background, and, of a volume that is at this device, behind the hold.
     pub(in crate::node::real) fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
         match is_held {
             false => &self.mover,
-            // Without its limits: those are for its clients, and this is what they wait for.
-            true => self.promised.get_or_init(|| {
-                let (slo, _) = terms_of(&self.slo);
-                self.turns.tenant(slo, Limits::default())
-            }),
+            true => self.promised(true),
         }
+    }
+
+    /// Somebody who is promised what the volume is. If its clients have turns of this device already, those count for it: else others were promised less of
+    /// the device, once for each end of the move, and with strict time sharing they have to make do with that even if nothing is asked for here.
+    fn promised(&self, is_tenant: bool) -> &Tenant<UringPlatform> {
+        self.promised.get_or_init(|| {
+            let (slo, _) = terms_of(&self.slo);
+            // Its limits are for its clients, and this is what they wait for.
+            let limits = Limits::default();
+            match is_tenant {
+                true => self.turns.second_tenant(slo, limits),
+                false => self.turns.tenant(slo, limits),
+            }
+        })
     }
 
     /// The same where the volume isn't yet: what it is promised there may be used to get it there. Not of a floor on the device where it is, which would be
@@ -82,11 +92,11 @@ impl Copier {
         is_same_device: bool,
     ) -> &Tenant<UringPlatform> {
         let is_twice = is_same_device && matches!(self.slo.promise, SloPromise::Floor(_));
-        self.tenant(match haste {
-            Haste::None => false,
-            Haste::Hurry(_) => !is_twice,
-            Haste::Held => true,
-        })
+        match haste {
+            Haste::None => &self.mover,
+            Haste::Hurry(_) if is_twice => &self.mover,
+            Haste::Hurry(_) | Haste::Held => self.promised(is_same_device),
+        }
     }
 
     /// How it is read, in the volume's own turns or not. Others wait for the device as long as a range takes, and longer for each operation that comes at once with
