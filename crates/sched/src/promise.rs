@@ -137,7 +137,7 @@ impl Totals {
         let claimed = self.claimed_ns(prices).max(own);
         let whole = u128::from(promisable_ns(rate_ns));
         let rate = whole - self.for_background(whole);
-        let kept = match self.parts {
+        let kept = match self.parts.max(u128::from(parts_of(slo))) {
             0 => 0,
             _ => rate / u128::from(SHARES_PART),
         };
@@ -298,6 +298,23 @@ mod tests {
         // Three halves of the device, and a hundredth for the share.
         let all = promised(&[reads(100_000), reads(50_000), Slo::Share(1)]);
         assert_eq!(all, [660_000_000, 330_000_000, 10_000_000]);
+    }
+
+    /// As what is copied of a volume whose clients have gone.
+    #[test]
+    fn who_is_not_among_them_is_promised_no_more_than_alone() {
+        let rate_ns = WHOLE_NS * 32 / 31;
+        let of = |slos: &[Slo], slo| {
+            let totals = Totals::of(slos.iter().copied());
+            totals.promise(&prices(), rate_ns, slo).0
+        };
+        assert_eq!(of(&[], Slo::Share(5)), WHOLE_NS);
+        assert_eq!(of(&[Slo::Share(1)], Slo::Share(4)), WHOLE_NS);
+        assert_eq!(of(&[Slo::Share(4)], Slo::Share(1)), WHOLE_NS / 4);
+        assert_eq!(of(&[], reads(20_000)), 200_000_000);
+        // Shares have their hundredth beside floors that leave nothing, also those that aren't among them.
+        let floors = [reads(80_000), reads(80_000)];
+        assert_eq!(of(&floors, Slo::Share(1)), WHOLE_NS / 100);
     }
 
     #[test]

@@ -104,6 +104,8 @@ struct State {
     seen_version: u64,
     seats: Vec<Option<Seat>>,
     free_seats: Vec<u32>,
+    /// Seats of those who don't count among those that share the device.
+    uncounted: Vec<u32>,
     waiters: Vec<Waiter>,
     free_waiters: Vec<u32>,
     /// When the clock lets go what it holds back now.
@@ -150,6 +152,7 @@ impl<P: Platform> Turns<P> {
                     seen_version: 0,
                     seats: Vec::new(),
                     free_seats: Vec::new(),
+                    uncounted: Vec::new(),
                     waiters: Vec::new(),
                     free_waiters: Vec::new(),
                     wakes_at: None,
@@ -231,6 +234,9 @@ impl<P: Platform> Turns<P> {
             }
         };
         state.seats[at as usize] = Some(seat);
+        if !counts {
+            state.uncounted.push(at);
+        }
         Tenant {
             seat: Rc::new(SeatHandle {
                 inner: inner.clone(),
@@ -254,6 +260,16 @@ impl State {
         self.settings
             .ceiling
             .map_or(UNMEASURED, |ceiling| ceiling.prices)
+    }
+
+    /// What is promised to those who don't count and have nothing that waits. Nothing of it is to be kept free for them, as others are promised that already.
+    fn idle_uncounted_ns(&self) -> u64 {
+        let seats = self.uncounted.iter();
+        let seats = seats.filter_map(|&at| self.seats[at as usize].as_ref());
+        let idle = seats.filter(|seat| self.scheduler.waiting_of(seat.key) == 0);
+        idle.fold(0, |sum: u64, seat| {
+            sum.saturating_add(self.promise(seat.slo).0)
+        })
     }
 
     fn promise(&self, slo: Slo) -> Promise {
@@ -410,7 +426,8 @@ impl<P: Platform> Inner<P> {
         let now = self.platform.now();
         let passed_ns = now.since(state.reported_at);
         state.reported_at = now;
-        let line = state.scheduler.report(passed_ns);
+        let mut line = state.scheduler.report(passed_ns);
+        line.promised_ns = line.promised_ns.saturating_sub(state.idle_uncounted_ns());
         self.device.write_line(self.core, line);
         self.look(state);
         self.estimate_sharers(state);
@@ -483,7 +500,7 @@ impl<P: Platform> Inner<P> {
                 // What it was promised others may use meanwhile.
                 let promised_ns = state.scheduler.promised_ns();
                 let line = Line {
-                    promised_ns,
+                    promised_ns: promised_ns.saturating_sub(state.idle_uncounted_ns()),
                     ..Line::default()
                 };
                 return self.device.write_line(self.core, line);
@@ -581,15 +598,18 @@ struct SeatHandle<P: Platform> {
 
 impl<P: Platform> Drop for SeatHandle<P> {
     fn drop(&mut self) {
-        // Whoever waits has a handle, so nobody does.
         let mut state = self.inner.state.borrow_mut();
         if let Some(mut seat) = state.seats[self.at as usize].take() {
             let used_ns = state.scheduler.used_ns(seat.key).unwrap_or(0);
             seat.counted.used(used_ns);
-            state.scheduler.remove(seat.key);
+            // Given up before their turn came: those who wait have a handle, so there are no others.
+            for waiter in state.scheduler.remove(seat.key) {
+                state.free_waiters.push(waiter);
+            }
             state.free_seats.push(self.at);
-            if seat.counts {
-                self.inner.device.remove(seat.slo);
+            match seat.counts {
+                true => self.inner.device.remove(seat.slo),
+                false => state.uncounted.retain(|&at| at != self.at),
             }
         }
     }
@@ -623,6 +643,21 @@ impl<P: Platform> Tenant<P> {
         let now_ns = inner.platform.now().0;
         state.scheduler.change(key, promise, &limits, now_ns);
         inner.pump(&mut state);
+    }
+
+    /// It has gone elsewhere: it doesn't count among those that share this device any more, however long somebody keeps a handle on it. What waits
+    /// still gets its turn, to hear of that.
+    pub fn leave(&self) {
+        let at = self.seat.at;
+        let inner = &self.seat.inner;
+        let mut state = inner.state.borrow_mut();
+        let Some(seat) = state.seats[at as usize].as_mut() else {
+            return;
+        };
+        if std::mem::take(&mut seat.counts) {
+            inner.device.remove(seat.slo);
+            state.uncounted.push(at);
+        }
     }
 
     /// Has it write no more than so many bytes a second from now on, counted in whole blocks, besides its limits; `None`: as much as those allow. For whoever

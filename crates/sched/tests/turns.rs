@@ -440,6 +440,87 @@ fn nobody_is_promised_less_for_a_second_tenant() {
     assert_eq!(promised(1, &floored), Some(2000 * BLOCK_NS));
 }
 
+/// A volume that has left counts no more, though its client is still attached where it was; and what asked there before it left gets its turn.
+#[test]
+fn who_has_left_takes_nothing_of_what_others_are_promised() {
+    let world = World::new(2);
+    let device = Arc::new(Device::new(divided(Policy::Strict), 1));
+    let turns = turns(&world, 0, &device);
+    let no = Limits::default();
+    let stays = turns.tenant(Slo::Share(1), no);
+    let alone = device.totals();
+    let floor = Slo::Floor {
+        reads: 10_000,
+        writes: 0,
+    };
+    let goes = [Slo::Share(3), floor].map(|slo| turns.tenant(slo, no));
+    assert_ne!(device.totals(), alone);
+    let ends = stop();
+    let channels = Channels::new();
+    let stayed = greedy(&world, 0, &stays, &channels, 40, ends.clone());
+    let gone: Vec<_> = goes
+        .iter()
+        .map(|tenant| greedy(&world, 0, tenant, &channels, 40, ends.clone()))
+        .collect();
+    world.run_for(100 * MS);
+    let before = stayed.get();
+    ends.set(true);
+    for tenant in &goes {
+        tenant.leave();
+        // Once is enough.
+        tenant.leave();
+    }
+    assert_eq!(device.totals(), alone);
+    world.run_for(100 * MS);
+    assert_eq!(turns.load(), (0, 0), "whoever waited had his turn");
+    assert!(gone.iter().all(|answers| answers.get() > 100));
+    let ends = stop();
+    let since = stayed.get();
+    let again = greedy(&world, 0, &stays, &channels, 40, ends.clone());
+    world.run_for(100 * MS);
+    // Of 2,000 all but what is kept, where it was a quarter of half of that.
+    assert!(before < 300, "{before}");
+    assert!(again.get() > 1800, "{}, {since} before", again.get());
+    goes[0].change(Slo::Share(5), no);
+    drop(goes);
+    assert_eq!(device.totals(), alone);
+    ends.set(true);
+    world.run_until_idle();
+}
+
+/// What a core may use goes by what was promised on it, so a second tenant that asks for nothing must not count there either.
+#[test]
+fn a_second_tenant_that_asks_for_nothing_is_given_nothing_of_other_cores() {
+    let world = World::with_config(WorldConfig::new(12).cores(2));
+    let device = Arc::new(Device::new(divided(Policy::Deficit), 2));
+    let cores = [turns(&world, 0, &device), turns(&world, 1, &device)];
+    let channels = Channels::new();
+    let no = Limits::default();
+    let tenants = [
+        cores[0].tenant(Slo::Share(1), no),
+        cores[1].tenant(Slo::Share(1), no),
+    ];
+    let moved = cores[1].tenant(Slo::Share(2), no);
+    let second = cores[0].second_tenant(Slo::Share(2), no);
+    let end = stop();
+    let [zero, one] =
+        [0, 1].map(|core| greedy(&world, core, &tenants[core], &channels, 40, end.clone()));
+    world.run_for(50 * MS);
+    let before = (zero.get(), one.get());
+    world.run_for(SECOND_NS);
+    let got = (zero.get() - before.0, one.get() - before.1);
+    // A quarter is what it is promised; what the moved one doesn't use its own core has.
+    let share = got.0 as f64 / (got.0 + got.1) as f64;
+    assert!((0.22..0.30).contains(&share), "{got:?}");
+    // It takes what it asks for.
+    let took = greedy(&world, 0, &second, &channels, 40, end.clone());
+    world.run_for(SECOND_NS);
+    assert!(took.get() > 4_000, "{}", took.get());
+    end.set(true);
+    drop((moved, second));
+    world.run_until_idle();
+}
+
 #[test]
 fn who_gets_less_than_promised_is_known() {
     let world = World::new(9);

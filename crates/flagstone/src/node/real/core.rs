@@ -5,7 +5,7 @@ mod nbd;
 mod tenants;
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use flagstone_device::engine::{DvolError, Engine, Handle};
 use flagstone_device::transfer::Gate;
 use flagstone_gateway::native::{NativeLimits, NativeServer};
 use flagstone_gateway::nbd::{NbdLimits, NbdServer};
+use flagstone_platform::Platform;
 use flagstone_platform::sync::Budget;
-use flagstone_platform::{Platform, Time};
 use flagstone_runtime::{CoreRemote, Refused, UringListener, UringPlatform};
-use flagstone_sched::{Device as DividedDevice, Tenant, Turns, WeakTenant};
+use flagstone_sched::{Device as DividedDevice, Turns, WeakTenant};
 use flagstone_tls::ServerTls;
 use flagstone_types::DvolId;
 
@@ -140,7 +140,7 @@ pub(super) struct CoreNode {
     /// Of volumes that somebody uses.
     tenants: RefCell<BTreeMap<DvolId, WeakTenant<UringPlatform>>>,
     /// Tenants that were in use a short while ago: a file of a volume is opened anew for each call.
-    lingering: RefCell<VecDeque<(Time, Tenant<UringPlatform>)>>,
+    lingering: Rc<RefCell<tenants::Lingering>>,
     /// Of each volume that somebody has looked at.
     notes: RefCell<BTreeMap<DvolId, Rc<VolumeNotes>>>,
     /// When this run of the node began, in nanoseconds since 1970.
@@ -218,7 +218,7 @@ impl CoreNode {
             turns,
             slos: RefCell::new(divided.slos),
             tenants: RefCell::default(),
-            lingering: RefCell::default(),
+            lingering: Rc::default(),
             notes: RefCell::default(),
             started_ns: platform.wall_clock_ns(),
             life: platform.random_u64(),
@@ -367,7 +367,7 @@ impl CoreNode {
         self.counters.borrow_mut().remove(&id);
         self.sizing.borrow_mut().remove(&id);
         self.slos.borrow_mut().remove(&id);
-        self.tenants.borrow_mut().remove(&id);
+        self.leave_tenant(id);
         self.notes.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&notes_as_member(id));
         self.schedules.forget(id);
@@ -460,11 +460,7 @@ impl CoreNode {
     /// what they need.
     pub(super) fn left(&self, id: DvolId, here: bool, slo: &Slo) {
         self.sizing.borrow_mut().remove(&id);
-        // Whoever still has it keeps it, for a while.
-        let tenant = self.tenants.borrow_mut().remove(&id);
-        if let Some(tenant) = tenant.and_then(|tenant| tenant.upgrade()) {
-            tenant.count_used();
-        }
+        self.leave_tenant(id);
         self.notes.borrow_mut().remove(&id);
         self.notes.borrow_mut().remove(&notes_as_member(id));
         match here {

@@ -1,6 +1,10 @@
 //! What volumes of one core are promised, whose turns their operations take, and what was counted of them.
 
-use flagstone_platform::Platform;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+
+use flagstone_platform::{Platform, Time};
 use flagstone_runtime::UringPlatform;
 use flagstone_sched::{Tenant, WeakTenant};
 use flagstone_types::DvolId;
@@ -13,6 +17,29 @@ use crate::node::{Slo, VolumeLook, VolumeMetrics};
 
 /// How long a tenant is kept that nobody uses.
 const LINGER_NS: u64 = 10_000_000_000;
+
+/// Tenants that nobody may use any more, and since when they are there: the first one longest.
+pub(super) type Lingering = VecDeque<(Time, Tenant<UringPlatform>)>;
+
+/// Lets each go when its time is over, until there is none.
+async fn end_lingering(platform: UringPlatform, lingering: Weak<RefCell<Lingering>>) {
+    let since = |all: &RefCell<Lingering>| all.borrow().front().map(|(since, _)| *since);
+    while let Some(since) = lingering.upgrade().and_then(|all| since(&all)) {
+        platform.sleep_until(since.plus_ns(LINGER_NS)).await;
+        let now = platform.now();
+        let Some(lingering) = lingering.upgrade() else {
+            return;
+        };
+        let is_over = |(since, _): &mut (Time, _)| now.since(*since) >= LINGER_NS;
+        loop {
+            let over = lingering.borrow_mut().pop_front_if(is_over);
+            // Only then: whoever is the last to let it go does what is to be done for that.
+            if over.is_none() {
+                break;
+            }
+        }
+    }
+}
 
 impl CoreNode {
     /// Puts what was counted of a volume into a look at it.
@@ -73,17 +100,25 @@ impl CoreNode {
         Some(tenant)
     }
 
+    /// Nobody on this core gets turns of a volume any more: it has gone elsewhere, or is deleted. Whoever still has it open keeps what asks for them, a
+    /// client as long as it is attached.
+    pub(super) fn leave_tenant(&self, id: DvolId) {
+        let tenant = self.tenants.borrow_mut().remove(&id);
+        if let Some(tenant) = tenant.and_then(|tenant| tenant.upgrade()) {
+            tenant.count_used();
+            tenant.leave();
+        }
+    }
+
     /// Keeps a tenant for a while, also if nobody else does.
     fn linger(&self, tenant: &Tenant<UringPlatform>) {
-        let now = self.platform.now();
         let mut lingering = self.lingering.borrow_mut();
-        while lingering
-            .front()
-            .is_some_and(|(since, _)| now.since(*since) > LINGER_NS)
-        {
-            lingering.pop_front();
+        lingering.push_back((self.platform.now(), tenant.clone()));
+        // Others are promised less as long as it is there, so somebody has to see to its end.
+        if lingering.len() == 1 {
+            let (platform, lingering) = (self.platform.clone(), Rc::downgrade(&self.lingering));
+            self.platform.spawn(end_lingering(platform, lingering));
         }
-        lingering.push_back((now, tenant.clone()));
     }
 
     /// What a volume is promised and may not exceed.

@@ -1,6 +1,6 @@
 //! How a move reads and writes: in whose turns, how much of it at the same time, and in how small pieces.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, RefCell};
 
 use flagstone_device::engine::DeviceReads;
 use flagstone_device::transfer::{PART_BYTES, Part, Parts, RANGE_BYTES, ReadTurns, TOGETHER_MAX};
@@ -23,6 +23,15 @@ pub(in crate::node::real) enum Haste {
     Held,
 }
 
+/// What is promised to a volume that is copied: who counts for it among those that share the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Counts {
+    /// It does.
+    Itself,
+    /// The tenant that its clients have there.
+    ByAnother,
+}
+
 /// Ranges that are read, or written, at the same time where a device is divided and nobody waits. What is asked at once delays all that others ask behind it.
 pub(in crate::node::real) const TOGETHER_FEW: usize = 2;
 
@@ -35,8 +44,8 @@ pub(in crate::node::real) struct Copier {
     mover: Tenant<UringPlatform>,
     turns: Turns<UringPlatform>,
     slo: Slo,
-    /// With what the volume is promised, once it is needed.
-    promised: OnceCell<Tenant<UringPlatform>>,
+    /// With what the volume is promised, once it is needed, and as what.
+    promised: RefCell<Option<(Counts, Tenant<UringPlatform>)>>,
     /// Bytes of a range, while others are not to notice: as many as lie together on the device, as far as the last parts say.
     range_bytes: Cell<u64>,
 }
@@ -52,7 +61,7 @@ impl Copier {
             mover,
             turns,
             slo,
-            promised: OnceCell::new(),
+            promised: RefCell::default(),
             range_bytes: Cell::new(PART_LEAST_BYTES),
         }
     }
@@ -62,41 +71,48 @@ impl Copier {
         &self.slo
     }
 
-    /// Whose turns it takes in the background, and, of a volume that is at this device, behind the hold.
-    pub(in crate::node::real) fn tenant(&self, is_held: bool) -> &Tenant<UringPlatform> {
+    /// Whose turns it takes in the background, and, where the volume is, behind the hold.
+    pub(in crate::node::real) fn tenant(&self, is_held: bool) -> Tenant<UringPlatform> {
         match is_held {
-            false => &self.mover,
-            true => self.promised(true),
+            false => self.mover.clone(),
+            true => self.promised(Counts::ByAnother),
         }
     }
 
-    /// Somebody who is promised what the volume is. If its clients have turns of this device already, those count for it: else others were promised less of
-    /// the device, once for each end of the move, and with strict time sharing they have to make do with that even if nothing is asked for here.
-    fn promised(&self, is_tenant: bool) -> &Tenant<UringPlatform> {
-        self.promised.get_or_init(|| {
-            let (slo, _) = terms_of(&self.slo);
-            // Its limits are for its clients, and this is what they wait for.
-            let limits = Limits::default();
-            match is_tenant {
-                true => self.turns.second_tenant(slo, limits),
-                false => self.turns.tenant(slo, limits),
-            }
-        })
-    }
-
-    /// The same where the volume isn't yet: what it is promised there may be used to get it there. Not of a floor on the device where it is, which would be
-    /// claimed twice.
-    pub(super) fn tenant_there(
-        &self,
-        haste: Haste,
-        is_same_device: bool,
-    ) -> &Tenant<UringPlatform> {
+    /// The same where the volume isn't yet: what it is promised there may be used to get it there. In a hurry it counts once more for that, since its clients use
+    /// what it is promised meanwhile; so not if it is promised a floor on the device where it is, which would be claimed twice.
+    pub(super) fn tenant_there(&self, haste: Haste, is_same_device: bool) -> Tenant<UringPlatform> {
         let is_twice = is_same_device && matches!(self.slo.promise, SloPromise::Floor(_));
         match haste {
-            Haste::None => &self.mover,
-            Haste::Hurry(_) if is_twice => &self.mover,
-            Haste::Hurry(_) | Haste::Held => self.promised(is_same_device),
+            Haste::None => self.mover.clone(),
+            Haste::Hurry(_) if is_twice => self.mover.clone(),
+            Haste::Held if is_same_device => self.promised(Counts::ByAnother),
+            Haste::Hurry(_) | Haste::Held => self.promised(Counts::Itself),
         }
+    }
+
+    /// Somebody who is promised what the volume is, without its limits: those are for its clients, and this is what they wait for. Behind the hold they ask for nothing on the
+    /// device where it is, and count there: so it doesn't count again. Else others were promised less of that device, once for each end of the move, and with strict
+    /// time sharing they have to make do with that even if nothing is asked for here.
+    fn promised(&self, counts: Counts) -> Tenant<UringPlatform> {
+        let mut promised = self.promised.borrow_mut();
+        if let Some((as_before, tenant)) = &*promised
+            && *as_before == counts
+        {
+            return tenant.clone();
+        }
+        let (slo, _) = terms_of(&self.slo);
+        let tenant = match counts {
+            Counts::Itself => self.turns.tenant(slo, Limits::default()),
+            Counts::ByAnother => self.turns.second_tenant(slo, Limits::default()),
+        };
+        *promised = Some((counts, tenant.clone()));
+        tenant
+    }
+
+    /// Nobody waits for it: it may come to nothing, or go on in days.
+    pub(super) fn calm(&self) {
+        *self.promised.borrow_mut() = None;
     }
 
     /// How it is read, in the volume's own turns or not. Others wait for the device as long as a range takes, and longer for each operation that comes at once with

@@ -257,7 +257,7 @@ impl Target for There<'_> {
                 let runs =
                     std::mem::take(&mut *runs.lock().unwrap_or_else(PoisonError::into_inner));
                 let copier = &arriving.copier;
-                let tenant = copier.tenant_there(haste, is_same_device);
+                let tenant = &copier.tenant_there(haste, is_same_device);
                 // Each in a turn of its own, as all others' requests, who would else wait for those of a whole part. What becomes zeros takes nothing of the device.
                 let writes = runs.into_iter().map(|run| {
                     let target = &arriving.target;
