@@ -6,7 +6,8 @@ pub(crate) mod client;
 use std::net::SocketAddr;
 
 use flagstone::node::{
-    NodeOptions, Reservation, Slo, SloLimit, TokenKind, TokenSpec, TokenText, VolumeSpec,
+    MoveSpec, MoveState, NodeOptions, Reservation, Slo, SloLimit, TokenKind, TokenSpec, TokenText,
+    VolumeSpec,
 };
 use flagstone_types::Lsn;
 use flagstone_wire::batch::{self, Change, Condition};
@@ -206,6 +207,69 @@ fn each_operation_does_what_it_says() {
         [[9; 100].to_vec(), vec![4]].concat()
     );
     assert_eq!(native.read(disk, 32768, 1).payload, [0]);
+}
+
+/// What a condition is of may leave while the COMMIT waits for its turn: what it is doesn't say then what is at its new place.
+#[test]
+fn a_condition_is_not_judged_where_its_volume_is_no_longer() {
+    let scene = Scene::start(1 << 30, |options| {
+        options.cores = Some(2);
+        listening(options);
+    });
+    let scene = scene.expect("a node");
+    let tokens = ["slow", "goes"].map(|name| (name, volume(&scene, name, Some(0))));
+    let addresses = addresses(&scene);
+    let mut native = Native::connect(addresses[0]);
+    let [slow, goes] = tokens
+        .each_ref()
+        .map(|(name, token)| native.opened(name, token, 0));
+    let since = native.write(goes, 0, &[1; 4096], 0).lsn();
+    let limit = Slo {
+        limit: SloLimit {
+            bytes: Some(4096),
+            ..SloLimit::default()
+        },
+        ..Slo::default()
+    };
+    let set = scene.ask(|node| node.set_slo("slow".to_owned(), limit, false));
+    set.expect("is limited");
+    // Ten seconds for whoever comes next: longer than a move takes.
+    native.write(slow, 0, &[2; 40960], 0).lsn();
+    let condition = Condition::UnchangedSince {
+        volume: goes,
+        offset_bytes: 0,
+        len_bytes: 4096,
+        lsn: since,
+    };
+    let change = Change::Write {
+        volume: slow,
+        offset_bytes: 0,
+        len_bytes: 512,
+        metadata: 0,
+    };
+    let mut body = Vec::new();
+    batch::encode(&[condition], &[change], &mut body).expect("few");
+    let asked = native.send(RequestHeader::of(Operation::Commit), &body, &[3; 512]);
+    // It has come, and waits.
+    native.ask(RequestHeader::of(Operation::Ping), &[], &[]);
+    let spec = MoveSpec {
+        core: Some(1),
+        ..MoveSpec::default()
+    };
+    let begun = scene.ask(|node| node.move_volume("goes".to_owned(), spec));
+    begun.expect("begins");
+    let moved = crate::moves::ended(&scene, "goes");
+    assert_eq!(moved.state, MoveState::Done, "{moved:?}");
+    let mut there = Native::connect(addresses[1]);
+    let at_its_place = there.opened("goes", &tokens[1].1, 0);
+    there.write(at_its_place, 0, &[4; 4096], 0).lsn();
+    let answer = native.receive().expect("an answer");
+    assert_eq!(
+        (answer.head.number, answer.status()),
+        (asked, Status::Moved)
+    );
+    assert_eq!(answer.moved_to(), addresses[1]);
+    assert_eq!(native.read(slow, 0, 512).payload, [2; 512]);
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::name::is_of_schedule;
 use crate::node::real::core::{CoreNode, current};
 use crate::node::real::epochs::{Pass, Raised};
 use crate::node::real::errors::{check_reservation, check_size};
+use crate::node::real::notes::VolumeNotes;
 use crate::node::real::resize::{Resized, reserve_no_more, resize_here};
 use crate::node::real::stripes::layer_size;
 use crate::node::real::volume::{
@@ -193,6 +194,15 @@ enum ChangeOf {
     Space,
 }
 
+/// Whatever a COMMIT is about: what its changes are of, and its conditions.
+fn all_of<'a>(
+    conditions: &'a [Condition<RealVolume>],
+    changes: &'a [Change<RealVolume>],
+) -> impl Iterator<Item = &'a RealVolume> + Clone {
+    let of_changes = changes.iter().map(|change| &change.volume);
+    of_changes.chain(conditions.iter().map(|condition| &condition.volume))
+}
+
 impl NativeVolume for RealVolume {
     fn gone(&self) -> NativeError {
         self.went()
@@ -313,10 +323,8 @@ impl NativeVolume for RealVolume {
                 self.engine.write_zeros(self.handle, at, len, stable)
             });
             lsn = part.await.map_err(|error| match error {
-                // Those say that nothing was done.
-                NativeError::Late | NativeError::Stopping | NativeError::Busy
-                    if at > offset_bytes =>
-                {
+                // All but this say that nothing was done, which is no longer so.
+                error if at > offset_bytes && !matches!(error, NativeError::Moved(_)) => {
                     NativeError::Fenced
                 }
                 error => error,
@@ -650,8 +658,7 @@ impl NativeVolume for RealVolume {
         changes: Vec<Change<Self>>,
         stability: Stability,
     ) -> Result<Vec<Lsn>, NativeError> {
-        let volumes = conditions.iter().map(|condition| &condition.volume);
-        check_together(volumes.chain(changes.iter().map(|change| &change.volume)))?;
+        check_together(all_of(&conditions, &changes))?;
         for change in &changes {
             change.volume.refuse_if_striped()?;
         }
@@ -676,7 +683,11 @@ impl NativeVolume for RealVolume {
         }
         let began = first.begin_change(stability);
         let want = Want::write(0, bytes.max(1), stability == Stability::Stable);
-        let gates: Vec<&Gate> = changes.iter().map(|c| &*c.volume.notes.gate).collect();
+        // Also of what is only looked at: as long as its changes aren't held, nobody else has made any elsewhere.
+        let notes: Vec<Rc<VolumeNotes>> = all_of(&conditions, &changes)
+            .map(|volume| volume.notes.clone())
+            .collect();
+        let gates: Vec<&Gate> = notes.iter().map(|notes| &*notes.gate).collect();
         let (mut turn, _entered) = loop {
             let mut turn = first.turn_on(want, terms).await?;
             match Gate::try_enter_all(&gates) {
@@ -690,8 +701,8 @@ impl NativeVolume for RealVolume {
                 }
                 Err(_) => {
                     turn.used_only(0, 1);
-                    let gone = changes.iter().find(|change| change.volume.is_gone());
-                    return Err(gone.map_or(NativeError::Gone, |change| change.volume.went()));
+                    let gone = all_of(&conditions, &changes).find(|volume| volume.is_gone());
+                    return Err(gone.map_or(NativeError::Gone, |volume| volume.went()));
                 }
             }
         };
