@@ -412,10 +412,13 @@ impl CoreNode {
             .get(job.from.engine)
             .ok_or(stayed(DvolError::NotFound))?;
         let engine = &owned.engine;
-        let info = engine.dvol_with(job.from.id, &job.name);
-        let info = info.ok_or(stayed(DvolError::NotFound))?;
-        let handle = info.handle;
-        refuse_unsettled(&info.attributes).map_err(stayed)?;
+        let found = || {
+            let info = engine.dvol_with(job.from.id, &job.name);
+            let info = info.ok_or(stayed(DvolError::NotFound))?;
+            refuse_unsettled(&info.attributes).map_err(stayed)?;
+            Ok(info)
+        };
+        let handle = found()?.handle;
         let quiet = match job.has_begun && !self.move_hooks.goes_on(MovePoint::GoesOn) {
             true => Err(DvolError::NoSpace),
             false => quiesce(self, engine, handle).await,
@@ -426,6 +429,8 @@ impl CoreNode {
             job.watched.set_trouble(Some(text));
             stayed(error)
         })?;
+        // What was being changed of it when the move began is part of it only now.
+        let info = found()?;
         let notes = self.notes_of(handle.id);
         let client = self.client_of(job.to.address);
         let arrival = client.arrival(job.to.address, job.to.number, job.to.key.clone());

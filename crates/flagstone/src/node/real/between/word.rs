@@ -146,8 +146,8 @@ impl CoreNode {
         let arrival = client.arrival(to.address, to.number, to.key.clone());
         let question = to.question(volume);
         while !self.is_stopping() {
-            let place = self.names.place_of(volume).map(|(_, place)| place);
-            let is_here = place.is_some_and(|at| (at.core, at.engine) == (self.index, engine));
+            // On whatever core and device of this node: the other copy is one of it there, too.
+            let is_here = self.names.place_of(volume).is_some();
             let asked = match is_here {
                 true => ask_of_fork(&self.platform, &arrival, question).await,
                 // It was deleted, or has gone on.
@@ -155,7 +155,9 @@ impl CoreNode {
             };
             match asked {
                 Some(false) => {
-                    if self.forget_forced(engine, volume, to.number).await && is_here {
+                    // If its journal is at another core now, the next start asks once more.
+                    self.forget_forced(engine, volume, to.number).await;
+                    if is_here {
                         let node = to.address;
                         tracing::info!(volume = name, %node, "the node that it was moving to has no copy of it");
                     }
@@ -179,22 +181,20 @@ impl CoreNode {
         }
     }
 
-    /// Nothing is left of a word, unless the volume has been moved again since. Returns whether that is written down.
-    async fn forget_forced(&self, engine: usize, volume: DvolId, number: u32) -> bool {
+    /// Nothing is left of a word, unless the volume has been moved again since. Where that can't be written down, the next start asks once more.
+    async fn forget_forced(&self, engine: usize, volume: DvolId, number: u32) {
         let Some(owned) = self.engines.get(engine) else {
-            return false;
+            return;
         };
         let store = &owned.moves;
         let _turn = store.turn().await;
         let route = MoveRecord::route_of(volume);
         let Ok(Some(found)) = store.record(route).await else {
-            return false;
+            return;
         };
-        if (found.kind, found.number) != (Kind::Forced, number) {
-            return false;
+        if (found.kind, found.number) == (Kind::Forced, number) {
+            let _ = store.forget(route).await;
         }
-        // Otherwise the next start asks once more.
-        store.forget(route).await.is_ok()
     }
 
     /// Somebody says that a volume which is held stays.

@@ -404,6 +404,7 @@ impl Here<'_> {
     fn calm(&self) {
         self.slowing.end();
         *self.own.borrow_mut() = None;
+        self.copier.calm();
         let mut seen = self.watched.lock();
         (seen.slowed_to, seen.hurried) = (None, None);
     }
@@ -425,11 +426,9 @@ impl Origin for Here<'_> {
     ) -> Result<Part, DvolError> {
         let haste = self.haste();
         let own = self.own();
-        let tenant = own
-            .as_ref()
-            .unwrap_or(self.copier.tenant(haste == Haste::Held));
         let parts = self.copier.parts(haste, own.is_some());
-        let turns = InTurns(tenant);
+        let tenant = own.unwrap_or_else(|| self.copier.tenant(haste == Haste::Held));
+        let turns = InTurns(&tenant);
         let read = self.origin.part_in_turns(of, what, within, parts, &turns);
         let part = read.await?;
         self.copier.learn(haste, &part);
@@ -444,8 +443,7 @@ impl Origin for Here<'_> {
     }
 
     async fn settle(&self) -> Result<(), DvolError> {
-        let own = self.own();
-        let tenant = own.as_ref().unwrap_or(self.copier.tenant(false));
+        let tenant = self.own().unwrap_or_else(|| self.copier.tenant(false));
         let _turn = tenant.turn(Want::flush()).await;
         self.origin.settle().await
     }
@@ -723,12 +721,20 @@ impl CoreNode {
     async fn copy_and_switch(self: &Rc<Self>, job: &Job) -> Result<Result<(), Stayed>, DvolError> {
         let owned = self.owned(job.from.engine)?;
         let engine = &owned.engine;
-        let info = engine
-            .dvol_with(job.from.id, &job.name)
-            .ok_or(DvolError::NotFound)?;
-        let handle = info.handle;
-        refuse_unsettled(&info.attributes)?;
+        let found = || {
+            let info = engine.dvol_with(job.from.id, &job.name);
+            let info = info.ok_or(DvolError::NotFound)?;
+            refuse_unsettled(&info.attributes).map(|()| info)
+        };
+        let handle = found()?.handle;
         quiesce(self, engine, handle).await?;
+        // What was being changed of it when the move began is part of it only now.
+        let info = found()?;
+        if VolumeAttributes::decode(&info.attributes).slo != job.slo {
+            let text = "it was promised something else meanwhile; move it again";
+            job.watched.set_trouble(Some(text.to_owned()));
+            return Err(DvolError::Busy);
+        }
         let notes = self.notes_of(handle.id);
         let origin = DvolOrigin::new(
             engine.clone(),
