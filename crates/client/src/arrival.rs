@@ -249,9 +249,8 @@ impl<P: Platform, C: Connect> Arrival<P, C> {
             let why = match answer {
                 None => return failed(is_doubtful, Cause::TimedOut(trouble)),
                 Some(Answer::Stopped) => return failed(is_doubtful, Cause::Closed),
-                Some(Answer::TooLong(max)) => {
-                    let text = format!("the server allows {max} bytes at a time");
-                    return failed(is_doubtful, Cause::Invalid(text));
+                Some(Answer::TooLong(most)) => {
+                    return failed(is_doubtful, Cause::Invalid(most.to_string()));
                 }
                 Some(Answer::NotBegun | Answer::Unknown | Answer::Outcome { .. }) => {
                     trouble = Some("the connection broke".to_owned());

@@ -275,10 +275,7 @@ impl<P: Platform, C: Connect> Call<'_, P, C> {
                     false => Next::Failed(self.error(Cause::SessionLost)),
                 }
             }
-            Answer::TooLong(max) => {
-                let text = format!("the server allows {max} bytes at a time; cut it");
-                Next::Failed(self.error(Cause::Invalid(text)))
-            }
+            Answer::TooLong(most) => Next::Failed(self.error(Cause::Invalid(most.to_string()))),
             Answer::Stopped => {
                 // Of what was sent nobody has said what became of it.
                 self.is_doubtful |= was_sent;
@@ -318,7 +315,9 @@ impl<P: Platform, C: Connect> Call<'_, P, C> {
             .unwrap_or_default();
         Some(match Status::from_number(status) {
             Some(Status::Ok) => return None,
-            Some(Status::Busy) => Next::Later("the volume's queue is full"),
+            Some(Status::Busy) => Next::Later(
+                "its core was busy, or the server didn't know for certain where the volume is",
+            ),
             // The server counts from its arrival, and in whole milliseconds.
             Some(Status::Late) => Next::Later("its turn at the server came too late"),
             Some(Status::Damaged) => self.damaged(),

@@ -246,6 +246,12 @@ async fn keep<P: Platform, C: Connect>(inner: Rc<Inner<P, C>>) {
         inner.while_open(&open).await;
         if inner.state.borrow().is_closed {
             inner.close(&open).await;
+        } else if open.link.is_current(open.generation) {
+            // It has gone elsewhere. The server keeps what it has of it as long as it is open there, and no more than so many volumes on a connection: whoever
+            // follows volumes to and fro would come to an end. Nothing waits for that.
+            let leaves = inner.clone();
+            let closing = async move { leaves.close(&open).await };
+            inner.shared.platform.spawn(closing);
         }
     }
     inner.state.borrow_mut().is_over = true;
@@ -348,7 +354,14 @@ impl<P: Platform, C: Connect> Inner<P, C> {
                 }
                 _ => Verdict::Later("MOVED says no address".to_owned()),
             },
-            Some(status @ (Status::Busy | Status::Late | Status::Stopping | Status::Damaged)) => {
+            Some(
+                status @ (Status::Busy
+                | Status::Late
+                | Status::Stopping
+                | Status::Damaged
+                | Status::Limit),
+            ) => {
+                // Of too many volumes some may be closed.
                 Verdict::Later(status.sentence().to_owned())
             }
             _ => Verdict::Lost(cause_of(reply.header.status, body)),

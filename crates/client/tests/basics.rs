@@ -194,7 +194,9 @@ fn what_makes_no_sense_is_refused_before_anything_is_sent() {
         assert!(!error.may_have_happened());
         let error = volume.read(0, (4 << 20) + 1).await.unwrap_err();
         assert!(
-            error.to_string().contains("4194304 bytes at a time"),
+            error
+                .to_string()
+                .contains("4194304 bytes of data at a time"),
             "{error}"
         );
         // The connection has not suffered.
@@ -441,6 +443,12 @@ fn a_volume_that_has_moved_is_found() {
             platform.sleep_ns(MS).await;
         }
     });
+    let (opens, closes) = stage.server.with(|state| (state.opens, state.closes));
+    assert_eq!(
+        opens - closes,
+        1,
+        "it is open where it is, and nowhere else"
+    );
     assert_eq!(stage.log(), (1..30).collect::<Vec<u64>>());
     assert_eq!(
         stage.server.with(|state| state.volumes["v"].epoch),

@@ -26,7 +26,7 @@ numbered! {
         Gone = 8 "GONE",
         /// No more of these may be open.
         Limit = 9 "LIMIT",
-        /// The volume's queue is full.
+        /// Nothing was done, and it is worth sending again later: its core is busy, or whose the volume is isn't known.
         Busy = 10 "BUSY",
         /// Its turn came after the client's patience had ended.
         Late = 11 "LATE",
@@ -103,7 +103,9 @@ impl Status {
             Status::Moved => "The volume is on another core or node; open it there.",
             Status::Gone => "The volume was deleted.",
             Status::Limit => "No more volumes can be open on this connection; close one first.",
-            Status::Busy => "The volume's queue is full; try again later.",
+            Status::Busy => {
+                "Nothing was done: its core is busy, or it isn't known for certain where the volume is; try again later."
+            }
             Status::Late => "Its turn came after the time that it was to wait at most.",
             Status::Stopping => "The node is going down; open the volume again when it is back.",
             Status::OutOfRange => "The range leaves the volume.",
@@ -124,7 +126,9 @@ impl Status {
             Status::NotTogether => "The volumes are not in one journal.",
             Status::Exists => "The name is taken.",
             Status::NotFound => "There is no such snapshot.",
-            Status::InUse => "Something else needs it; delete that first.",
+            Status::InUse => {
+                "Something else needs it: a move, which `flagstone volume move NAME --status` shows, or a clone, which is to be deleted first."
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One request on its way, and what comes back.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::rc::Rc;
 
 use flagstone_platform::sync::Promise;
@@ -43,6 +44,29 @@ pub(crate) struct Fields {
     pub(crate) lsn: u64,
 }
 
+/// What a request has or asks for too much of, and how much the server allows, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TooLong {
+    /// Of data.
+    Payload(u64),
+    /// Of what says which: names, ranges, conditions.
+    Body(u64),
+}
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TooLong::Payload(max) => {
+                write!(f, "the server allows {max} bytes of data at a time; cut it")
+            }
+            TooLong::Body(max) => write!(
+                f,
+                "the server allows {max} bytes of names, ranges and conditions in a request; ask for fewer at a time"
+            ),
+        }
+    }
+}
+
 /// What came of one attempt.
 pub(crate) enum Answer {
     /// A reply.
@@ -57,8 +81,8 @@ pub(crate) enum Answer {
     NotBegun,
     /// Nobody knows.
     Unknown,
-    /// It is longer than the server allows: this many bytes of payload at most.
-    TooLong(u64),
+    /// It is longer than the server allows.
+    TooLong(TooLong),
     /// The client was closed.
     Stopped,
 }

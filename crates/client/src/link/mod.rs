@@ -23,7 +23,7 @@ use crate::connect::Connect;
 use crate::ledger::Ledger;
 use crate::options::Options;
 
-pub(crate) use flight::{Answer, Fields, Flight, Reply};
+pub(crate) use flight::{Answer, Fields, Flight, Reply, TooLong};
 
 /// One core of a server.
 pub(crate) struct Link<P: Platform, C: Connect> {
@@ -151,8 +151,8 @@ impl<P: Platform, C: Connect> Link<P, C> {
             if connection.is_none_or(|(_, about)| about.generation != generation) {
                 return Answer::NotBegun;
             }
-            if let Some(max) = state.refuses(flight) {
-                return Answer::TooLong(max);
+            if let Some(most) = state.refuses(flight) {
+                return Answer::TooLong(most);
             }
             flight.expects(answer);
             state.queue.push_back(flight.clone());
@@ -222,16 +222,18 @@ impl<P: Platform, C: Connect> Link<P, C> {
 }
 
 impl<S> State<S> {
-    /// The most payload that may be, if this request has or asks for more; or if its body is too
-    /// long.
-    fn refuses(&self, flight: &Flight) -> Option<u64> {
+    /// The most that may be of what this request has or asks for too much of.
+    fn refuses(&self, flight: &Flight) -> Option<TooLong> {
         let (limits, max) = (self.ledger.limits(), self.ledger.payload_max_bytes());
         let most = flight
             .request_payload_bytes()
             .max(flight.reply_payload_bytes());
         let in_flight_max = u64::from(limits.payload_in_flight_max_bytes);
-        let is_longer = most > max || flight.payload_bytes() > in_flight_max;
-        (is_longer || flight.body_bytes() > limits.body_max_bytes.into()).then_some(max)
+        let body_max = u64::from(limits.body_max_bytes);
+        if most > max || flight.payload_bytes() > in_flight_max {
+            return Some(TooLong::Payload(max));
+        }
+        (flight.body_bytes() > body_max).then_some(TooLong::Body(body_max))
     }
 }
 

@@ -196,7 +196,10 @@ fn carry_out(shared: &Shared, connection: &Connection, request: &Request) -> Res
         },
         Operation::Open => open(state, connection, request),
         Operation::Close => match connection.opens.borrow_mut().remove(&header.volume.0) {
-            Some(_) => Result::default(),
+            Some(_) => {
+                state.closes += 1;
+                Result::default()
+            }
             None => Status::NoVolume.into(),
         },
         Operation::Commit | Operation::ReadIf | Operation::Snapshot => {

@@ -67,6 +67,7 @@ pub(crate) struct State {
     /// Requests answered `LATE`.
     pub(crate) late: u64,
     pub(crate) opens: u64,
+    pub(crate) closes: u64,
     /// Requests answered `MOVED`.
     pub(crate) moved: u64,
 }
@@ -124,6 +125,7 @@ impl Server {
             broken_rules: Vec::new(),
             late: 0,
             opens: 0,
+            closes: 0,
             moved: 0,
         };
         let shared = Shared {

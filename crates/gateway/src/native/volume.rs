@@ -192,7 +192,7 @@ pub enum NativeError {
     Gone,
     /// No more of these can be.
     Limit,
-    /// The volume's queue is full. Nothing was done.
+    /// Its core is busy, or whose the volume is isn't known. Nothing was done.
     Busy,
     /// Its turn came after [`Terms::until`]. Nothing was done.
     Late,
