@@ -1,4 +1,4 @@
-//! Moving a dvol to another device while it is written: nothing acknowledged is lost, and after a crash at any moment there
+//! Moving a dvol to another device, or another core of one, while it is written and read: nothing acknowledged is lost, and after a crash at any moment there
 //! is exactly one dvol.
 
 use std::cell::{Cell, RefCell};
@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use flagstone_device::engine::{
-    Attributes, CreateDvol, DvolError, Engine, EngineOptions, Handle, Piece, Stability,
+    Attributes, CreateDvol, DvolError, Engine, EngineOptions, FormatOptions, Handle, Piece,
+    Stability, format_device, join_all,
 };
 use flagstone_device::transfer::{
     DvolOrigin, DvolTarget, Failed, Found, Gate, Gone, Mark, Marks, NewDvol, POINT_BYTES, Point,
@@ -89,7 +90,7 @@ fn mark_of(attributes: &Attributes) -> Mark {
 }
 
 /// What a block may hold: what was answered last, and everything asked for since.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 struct Block {
     answered: u64,
     asked: Vec<u64>,
@@ -109,6 +110,7 @@ struct Clients {
     numbers: Cell<u64>,
     /// Writes that were held or sent on by the move.
     went_over: Cell<u64>,
+    reads: Cell<u64>,
 }
 
 fn content(number: u64) -> IoBuf {
@@ -157,6 +159,46 @@ impl Clients {
     }
 }
 
+impl Clients {
+    /// Reads a block from wherever it is served: what was answered when that began, or whatever was asked for until it is over.
+    async fn look(&self, block: u64) {
+        let before = self.model.borrow().get(&block).cloned().unwrap_or_default();
+        let since = self.numbers.get();
+        let at = block * BLOCK;
+        let read = match self.gate.is_gone() {
+            true => Err(DvolError::NotFound),
+            false => self.origin.0.read_ex(self.origin.1, at, BLOCK).await,
+        };
+        let read = match read {
+            Err(DvolError::NotFound) if self.gate.is_gone() => {
+                let (engine, handle) = self.target.borrow().clone().expect("is there");
+                engine.read_ex(handle, at, BLOCK).await
+            }
+            read => read,
+        };
+        let found = number_in(&read.expect("is read").0);
+        let after = self.model.borrow().get(&block).cloned().unwrap_or_default();
+        let may_be = |number: &u64| *number > since || before.asked.contains(number);
+        let is_right = found == before.answered
+            || may_be(&found)
+            || found == after.answered
+            || after.asked.contains(&found);
+        assert!(
+            is_right,
+            "block {block} has {found}, expected {before:?} to {after:?}"
+        );
+        self.reads.set(self.reads.get() + 1);
+    }
+}
+
+/// The number of a block that was read.
+fn number_in(pieces: &[Piece]) -> u64 {
+    match pieces {
+        [Piece::Data(data)] => u64::from_le_bytes(data[..8].try_into().expect("eight bytes")),
+        _ => 0,
+    }
+}
+
 /// Tells a budget of bytes after which the move is given up.
 struct Until(Cell<u64>);
 
@@ -179,12 +221,80 @@ enum Moved {
     Yes,
 }
 
+/// Where it is, and where it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Places {
+    /// From one device to another.
+    Devices,
+    /// From one journal of a device to another: how it goes to another core.
+    Journals,
+}
+
+/// Of a device with two journals, so that each has a segment.
+const JOURNALS_BYTES: u64 = 5 * (128 << 20);
+
+impl Places {
+    fn disks(self) -> Vec<SimDisk> {
+        let sizes = match self {
+            Places::Devices => vec![64 << 20; 2],
+            Places::Journals => vec![JOURNALS_BYTES],
+        };
+        let disks = sizes.into_iter().map(DiskConfig::new).map(SimDisk::new);
+        disks.collect()
+    }
+
+    /// Formats and opens them: where it is, and where it goes.
+    async fn begin(self, platform: &SimPlatform, disks: &[SimDisk]) -> [Engine<SimPlatform>; 2] {
+        if self == Places::Devices {
+            let options = EngineOptions::default();
+            return [
+                begin(platform, &disks[0], options).await,
+                begin(platform, &disks[1], options).await,
+            ];
+        }
+        let format = FormatOptions {
+            journal_count: 2,
+            ..FormatOptions::for_size(JOURNALS_BYTES)
+        };
+        let formatted = format_device(platform, &platform.open(&disks[0]), format).await;
+        formatted.expect("formats");
+        self.open(platform, disks).await
+    }
+
+    /// Opens them again.
+    async fn open(self, platform: &SimPlatform, disks: &[SimDisk]) -> [Engine<SimPlatform>; 2] {
+        if self == Places::Devices {
+            return [
+                open(platform, &disks[0]).await,
+                open(platform, &disks[1]).await,
+            ];
+        }
+        let device = platform.open(&disks[0]);
+        let prepared = Engine::<SimPlatform>::prepare(platform, &device).await;
+        let (superblock, shared) = prepared.expect("has a superblock");
+        let one = |journal| {
+            let (device, shared, superblock) = (device.clone(), shared.clone(), superblock.clone());
+            let (platform, options) = (platform.clone(), EngineOptions::default());
+            Engine::open(platform, device, shared, superblock, journal, options)
+        };
+        let mut opened = join_all([one(0), one(1)]).await.into_iter();
+        [(); 2].map(|()| opened.next().expect("two").expect("opens").0)
+    }
+}
+
+/// Which journal of which device that is.
+fn place_of(engine: &Engine<SimPlatform>) -> (u128, u16) {
+    (engine.superblock().device_id.0, engine.journal_no())
+}
+
 struct Run {
-    disks: [SimDisk; 2],
+    places: Places,
+    disks: Vec<SimDisk>,
     model: Model,
     snapshots: Snapshots,
     moved: Rc<Cell<Moved>>,
     went_over: u64,
+    reads: u64,
     changes: u64,
     end: RunEnd,
 }
@@ -248,7 +358,7 @@ async fn work(
     engines: [Engine<SimPlatform>; 2],
     run: (Model, Snapshots, Rc<Cell<Moved>>),
     give_up_behind: u64,
-    over: Rc<Cell<u64>>,
+    over: Rc<Cell<(u64, u64)>>,
 ) {
     let (model, snapshots, moved) = run;
     let [from, to] = engines;
@@ -266,6 +376,7 @@ async fn work(
         model: model.clone(),
         numbers: Cell::new(0),
         went_over: Cell::new(0),
+        reads: Cell::new(0),
     });
     for (round, name) in ["one", "two"].into_iter().enumerate() {
         for block in 0..8 {
@@ -288,28 +399,33 @@ async fn work(
             }
         }
     });
+    let reader = async {
+        for _ in 0..60 {
+            let drawn = platform.random_u64();
+            clients.look(drawn % BLOCKS).await;
+            platform.sleep_ns(drawn >> 45).await;
+        }
+    };
     let moving = move_it(&clients, &to, give_up_behind, &moved);
     let mut tasks: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
     for writer in writers {
         tasks.push(Box::pin(writer));
     }
+    tasks.push(Box::pin(reader));
     tasks.push(Box::pin(moving));
-    flagstone_device::engine::join_all(tasks).await;
-    over.set(clients.went_over.get());
+    join_all(tasks).await;
+    over.set((clients.went_over.get(), clients.reads.get()));
 }
 
 /// One life: writes, two snapshots, a move while more is written; up to a crash, if there is one.
-fn live(seed: u64, give_up_behind: u64, crash: Option<u64>) -> Run {
-    let disks = [64 << 20, 64 << 20].map(|size| SimDisk::new(DiskConfig::new(size)));
+fn live(places: Places, seed: u64, give_up_behind: u64, crash: Option<u64>) -> Run {
+    let disks = places.disks();
     let world = World::new(seed);
     let platform = world.platform(0);
     let opening = (platform.clone(), disks.clone());
     let engines = world.block_on(0, async move {
-        let (platform, [a, b]) = opening;
-        [
-            begin(&platform, &a, EngineOptions::default()).await,
-            begin(&platform, &b, EngineOptions::default()).await,
-        ]
+        let (platform, disks) = opening;
+        places.begin(&platform, &disks).await
     });
     let before = world.changes_started();
     if let Some(nth) = crash {
@@ -326,7 +442,7 @@ fn live(seed: u64, give_up_behind: u64, crash: Option<u64>) -> Run {
     let model = Model::default();
     let snapshots = Rc::new(RefCell::new(BTreeMap::new()));
     let moved = Rc::new(Cell::new(Moved::No));
-    let (done, over) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
+    let (done, over) = (Rc::new(Cell::new(false)), Rc::new(Cell::new((0, 0))));
     let told = done.clone();
     let shared = (model.clone(), snapshots.clone(), moved.clone());
     let working = work(platform, engines, shared, give_up_behind, over.clone());
@@ -343,11 +459,13 @@ fn live(seed: u64, give_up_behind: u64, crash: Option<u64>) -> Run {
         disk.power_loss(&mut rng);
     }
     Run {
+        places,
         disks,
         model,
         snapshots,
         moved,
-        went_over: over.get(),
+        went_over: over.get().0,
+        reads: over.get().1,
         changes,
         end,
     }
@@ -368,10 +486,7 @@ async fn read(engine: &Engine<SimPlatform>, handle: Handle) -> BTreeMap<u64, u64
     for block in 0..BLOCKS {
         let read = engine.read_ex(handle, block * BLOCK, BLOCK).await;
         let (pieces, metas) = read.expect("can be read");
-        let number = match &pieces[..] {
-            [Piece::Data(data)] => u64::from_le_bytes(data[..8].try_into().expect("eight bytes")),
-            _ => 0,
-        };
+        let number = number_in(&pieces);
         assert_eq!(
             metas[0].meta, number,
             "block {block}: metadata go with the data"
@@ -381,17 +496,14 @@ async fn read(engine: &Engine<SimPlatform>, handle: Handle) -> BTreeMap<u64, u64
     found
 }
 
-/// Opens both devices and does what a start does. Returns the one dvol that is left.
+/// Opens all of it and does what a start does. Returns the one dvol that is left.
 async fn start(
     platform: &SimPlatform,
-    disks: &[SimDisk; 2],
+    places: Places,
+    disks: &[SimDisk],
 ) -> Option<(Engine<SimPlatform>, Handle)> {
-    let engines = [
-        open(platform, &disks[0]).await,
-        open(platform, &disks[1]).await,
-    ];
     let mut there = Vec::new();
-    for engine in &engines {
+    for engine in &places.open(platform, disks).await {
         for dvol in engine.dvols() {
             there.push((engine.clone(), dvol));
         }
@@ -430,12 +542,16 @@ async fn start(
 fn check(seed: u64, run: Run) -> (Moved, u64) {
     let world = World::new(seed ^ 0xc4ec);
     let platform = world.platform(0);
-    let what = format!("seed {seed}, {:?} after {} changes", run.end, run.changes);
+    let places = run.places;
+    let what = format!(
+        "{places:?}, seed {seed}, {:?} after {} changes",
+        run.end, run.changes
+    );
     let (model, snapshots) = (run.model.borrow().clone(), run.snapshots.borrow().clone());
     let moved = run.moved.get();
     let disks = run.disks.clone();
     world.block_on(0, async move {
-        let Some((engine, handle)) = start(&platform, &disks).await else {
+        let Some((engine, handle)) = start(&platform, places, &disks).await else {
             let nothing = model.values().all(|block| block.answered == 0);
             assert!(
                 nothing,
@@ -443,8 +559,8 @@ fn check(seed: u64, run: Run) -> (Moved, u64) {
             );
             return;
         };
-        let target = engine.superblock().device_id.0;
-        let origin = open_id(&disks[0], &platform).await;
+        let target = place_of(&engine);
+        let origin = (open_id(&disks[0], &platform).await, 0);
         match moved {
             Moved::Yes => assert_ne!(target, origin, "{what}: it was moved"),
             Moved::GaveUp => assert_eq!(target, origin, "{what}: it was not moved"),
@@ -480,7 +596,7 @@ fn check(seed: u64, run: Run) -> (Moved, u64) {
                     .all(|layer| layer.handle.layer > Some(LayerNo(2)))
             );
         }
-        // Both devices go on.
+        // It goes on.
         let data = content(1 << 60);
         let write = engine.write(handle, 0, data, Stability::Stable);
         write.await.expect("goes on");
@@ -500,35 +616,51 @@ async fn open_id(disk: &SimDisk, platform: &SimPlatform) -> u128 {
 
 #[test]
 fn a_dvol_is_moved_while_it_is_written() {
-    let mut went_over = 0;
-    for seed in 0..40 {
-        let (moved, over) = check(seed, live(seed, u64::MAX, None));
-        assert_eq!(moved, Moved::Yes, "seed {seed}");
-        went_over += over;
+    for places in [Places::Devices, Places::Journals] {
+        let (mut went_over, mut reads) = (0, 0);
+        for seed in 0..40 {
+            let run = live(places, seed, u64::MAX, None);
+            reads += run.reads;
+            let (moved, over) = check(seed, run);
+            assert_eq!(moved, Moved::Yes, "{places:?}, seed {seed}");
+            went_over += over;
+        }
+        assert!(went_over > 100, "writes go on at the target: {went_over}");
+        assert!(reads > 1000, "{reads} reads");
     }
-    assert!(went_over > 100, "writes go on at the target: {went_over}");
 }
 
 #[test]
 fn a_move_that_is_given_up_changes_nothing() {
-    for seed in 0..40 {
-        let (moved, _) = check(seed, live(seed, seed % 20 * BLOCK, None));
-        assert_eq!(moved, Moved::GaveUp, "seed {seed}");
+    for places in [Places::Devices, Places::Journals] {
+        for seed in 0..40 {
+            let (moved, _) = check(seed, live(places, seed, seed % 20 * BLOCK, None));
+            assert_eq!(moved, Moved::GaveUp, "{places:?}, seed {seed}");
+        }
+    }
+}
+
+fn dies_at_any_moment(places: Places) {
+    let whole = live(places, 1, u64::MAX, None).changes;
+    assert!(whole > 100, "{whole} changes of the disks");
+    for nth in 0..whole {
+        check(nth, live(places, 1, u64::MAX, Some(nth)));
+    }
+    // In other orders.
+    for seed in 2..200 {
+        let run = live(places, seed, u64::MAX, Some(seed * 7919 % whole));
+        check(seed, run);
     }
 }
 
 #[test]
 fn a_crash_at_any_moment_of_a_move_leaves_one_dvol_with_all_that_was_answered() {
-    let whole = live(1, u64::MAX, None).changes;
-    assert!(whole > 100, "{whole} changes of the disks");
-    for nth in 0..whole {
-        check(nth, live(1, u64::MAX, Some(nth)));
-    }
-    // In other orders.
-    for seed in 2..200 {
-        let run = live(seed, u64::MAX, Some(seed * 7919 % whole));
-        check(seed, run);
-    }
+    dies_at_any_moment(Places::Devices);
+}
+
+#[test]
+fn so_does_one_of_a_move_to_another_core() {
+    dies_at_any_moment(Places::Journals);
 }
 
 #[test]
