@@ -15,7 +15,8 @@
 //! as it goes to the kernel: crash images are made from that, so it has to be what the kernel was
 //! asked for, not what the engine asked for.
 //!
-//! A file in memory (tmpfs) is a RAM device: where its user wants that, transfers are made at once.
+//! A file in memory (tmpfs) is a RAM device: where its user wants that, transfers are made at once
+//! (`mapped.rs`).
 //!
 //! Transfers may come back short; the rest is asked for again. Memory that isn't aligned as direct
 //! I/O wants it is copied through a pool buffer and counted.
@@ -24,6 +25,7 @@ mod create;
 mod flush;
 mod gathered;
 mod lock;
+mod mapped;
 mod open;
 #[cfg(test)]
 mod waves_tests;
@@ -33,7 +35,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -48,6 +49,7 @@ pub use self::create::{
 };
 pub use self::flush::FlushMethod;
 pub use self::lock::{DeviceLock, lock_device, lock_device_shared};
+use self::mapped::Mapped;
 use self::open::open_device;
 use crate::core::{Core, DeviceId};
 use crate::helper::Blocking;
@@ -119,6 +121,8 @@ pub(crate) struct DeviceFile {
     direct: bool,
     /// Transfers are made at once.
     at_once: bool,
+    /// Of such a file, for all cores.
+    mapped: Option<Arc<Mapped>>,
     id: DeviceId,
     /// How quick its flushes were.
     pace: FlushPace,
@@ -394,9 +398,8 @@ impl UringDevice {
         offset_bytes: u64,
         mut buf: IoBuf,
     ) -> (IoBuf, io::Result<()>) {
-        let file = &self.file.file;
         let Direction::Write { .. } = direction else {
-            let read = file.read_exact_at(buf.bytes_mut(), offset_bytes);
+            let read = self.file.read_now(buf.bytes_mut(), offset_bytes);
             return (buf, read);
         };
         let id = self.trace.start(|id| IoEvent::WriteSubmitted {
@@ -405,7 +408,7 @@ impl UringDevice {
             data: &buf,
         });
         // What memory holds is as durable as it gets.
-        let written = file.write_all_at(&buf, offset_bytes);
+        let written = self.file.write_now(&buf, offset_bytes);
         let ok = written.is_ok();
         self.trace.end(IoEvent::WriteCompleted { id, ok });
         (buf, written)
@@ -535,6 +538,9 @@ impl UringDevice {
     async fn discard_uncounted(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let file = self.file.clone();
         let open = self.file.file.clone();
+        if let Some(mapped) = &self.file.mapped {
+            mapped.goes(offset_bytes, len_bytes);
+        }
         let id = self.trace.start(|id| IoEvent::DiscardSubmitted {
             id,
             offset_bytes,

@@ -1,7 +1,7 @@
 //! The system calls that neither the standard library nor the ring offers, each behind a safe
 //! function.
 //!
-//! Together with `ring.rs` and `waker.rs` this is all the unsafe code there is. A function here
+//! Together with `ring.rs`, `waker.rs` and `device/mapped.rs` this is all the unsafe code there is. A function here
 //! checks its arguments, makes one call, and turns the result into `io::Result`; it keeps no state.
 
 #![allow(unsafe_code)]

@@ -109,6 +109,25 @@ fn a_file_in_memory_is_a_ram_device() {
             let (back, result) = device.read(4 * MIB, buf).await;
             result.unwrap();
             assert!(back[..] == whole[..], "gathered: {memory_at_once}");
+            // Once more, where everything is there: whole blocks, from and to where they lie; parts of one; and what begins in the middle of one.
+            let others = std::fs::File::open(&file).unwrap();
+            for (offset, len) in [(MIB, 4096), (MIB + 4096, 65_536), (512, 4096), (MIB, 512)] {
+                let new = pattern(len, offset + len as u64);
+                device.write(offset, new.clone()).await.1.unwrap();
+                let mut seen = vec![0; len];
+                others.read_exact_at(&mut seen, offset).unwrap();
+                assert!(seen[..] == new[..], "{len} at {offset}");
+                let odd = IoBuf::zeroed(len + 8).slice(8..8 + len);
+                let (back, result) = device.read(offset, odd).await;
+                result.unwrap();
+                assert!(back[..] == new[..], "{len} at {offset}");
+            }
+            let many = vec![pattern(1536, 1), pattern(512, 2), pattern(6144, 3)];
+            let whole: Vec<u8> = many.iter().flat_map(|buf| buf.to_vec()).collect();
+            device.write_gathered(4 * MIB, many).await.1.unwrap();
+            let mut seen = vec![0; whole.len()];
+            others.read_exact_at(&mut seen, 4 * MIB).unwrap();
+            assert!(seen == whole, "gathered once more: {memory_at_once}");
             let beyond = device.read(8 * MIB, platform.buffers().take(512)).await;
             assert!(beyond.1.is_err(), "limits hold");
             let broken = [pattern(100, 0), pattern(412, 1)];
@@ -118,14 +137,14 @@ fn a_file_in_memory_is_a_ram_device() {
             let beyond = device.write_gathered(8 * MIB - 512, beyond.into()).await;
             assert!(beyond.1.is_err() && beyond.0.len() == 2, "limits hold");
             let stats = device.io_stats().snapshot();
-            assert_eq!((stats.read.operations, stats.write.operations), (4, 4));
+            assert_eq!((stats.read.operations, stats.write.operations), (8, 9));
             (device.is_memory(), platform.counters().sqes - before)
         });
         assert_eq!(is_memory, memory_at_once);
         asked.push(sqes);
     }
     fs::remove_file(&path).unwrap();
-    assert_eq!(asked, [8, 0], "transfers that went through the ring");
+    assert_eq!(asked, [17, 0], "transfers that went through the ring");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use common::{TempDir, pattern, run};
@@ -21,6 +22,9 @@ use flagstone_runtime::{
 
 const ROLE: &str = "FLAGSTONE_TEST_CHILD";
 const NOBODY: u32 = 65_534;
+/// Where a filesystem in memory is, that is as small as [`ROOM`].
+const FOLDER: &str = "FLAGSTONE_TEST_FOLDER";
+const ROOM: &str = "size=1m";
 
 /// This program, to be run as a child that only plays `role`.
 fn child(role: &str) -> Command {
@@ -67,6 +71,7 @@ fn the_child() {
             Err(error) => println!("another error: {error}"),
         },
         "unprivileged" => unprivileged(),
+        "full memory" => full_memory(&PathBuf::from(std::env::var(FOLDER).unwrap())),
         role => panic!("no such role: {role}"),
     }
 }
@@ -219,4 +224,97 @@ fn unprivileged() {
     });
     assert!(support.registered_bytes <= 64 << 10, "{support:?}");
     println!("all is well: {support}");
+}
+
+/// A store to memory that can't be had is a signal, which nobody could answer.
+#[test]
+fn a_device_in_memory_that_is_full_says_so_and_ends_nothing() {
+    let dir = TempDir::new();
+    // A mount of its own, which goes with the process.
+    let mut command = Command::new("unshare");
+    command.args(["-Urm", "sh", "-c"]);
+    command.arg(format!(
+        "mount -t tmpfs -o {ROOM} none \"${FOLDER}\" && exec \"$0\" \"$@\""
+    ));
+    command
+        .arg(std::env::current_exe().unwrap())
+        .args(["the_child", "--exact", "--nocapture"])
+        .env(ROLE, "full memory")
+        .env(FOLDER, dir.path(""));
+    let (output, text) = run_child(command);
+    if text.contains("unshare: ") {
+        println!("left out, as this machine has no mounts for everybody: {text}");
+        return;
+    }
+    assert!(output.status.success(), "{}: {text}", output.status);
+    assert!(text.contains("all is well"), "{text}");
+}
+
+fn full_memory(folder: &Path) {
+    const BLOCK: usize = 4096;
+    const BLOCKS: u64 = 512;
+    let path = folder.join("device");
+    create_device_file(&path, BLOCKS * BLOCK as u64, Fill::Sparse).unwrap();
+    let allocated = {
+        let path = path.clone();
+        move || fs::metadata(&path).unwrap().blocks() * 512
+    };
+    run(&common::config(), move |platform| async move {
+        let options = DeviceOptions {
+            memory_at_once: true,
+            ..DeviceOptions::default()
+        };
+        let device = UringDevice::open(&platform, &path, options).unwrap();
+        assert!(device.is_memory());
+        let at = |block: u64| block * BLOCK as u64;
+        let write = async |block: u64, seed: u64| {
+            let (_, result) = device.write(at(block), pattern(BLOCK, seed)).await;
+            result
+        };
+        let read = async |block: u64| {
+            let (back, result) = device.read(at(block), IoBuf::zeroed(BLOCK)).await;
+            result.unwrap();
+            back
+        };
+        // What is there is written again, and read, when nothing more fits.
+        let mut written = 0;
+        let error = loop {
+            match write(written, written).await {
+                Ok(()) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+        assert!((200..300).contains(&written), "{written}");
+        let full = allocated();
+        for block in 0..written {
+            write(block, block + 1).await.unwrap();
+        }
+        for block in 0..BLOCKS {
+            let expected = match block < written {
+                true => pattern(BLOCK, block + 1),
+                false => IoBuf::zeroed(BLOCK),
+            };
+            assert!(read(block).await[..] == expected[..], "{block}");
+        }
+        assert_eq!(allocated(), full, "nothing came of reading");
+        let across = vec![pattern(BLOCK, 1), pattern(BLOCK, 2)];
+        let (_, result) = device.write_gathered(at(written - 1), across).await;
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        // What is given back is gone, and somebody else's.
+        device.discard(at(7), BLOCK as u64).await.unwrap();
+        assert!(read(7).await.iter().all(|&byte| byte == 0));
+        assert_eq!(allocated(), full - BLOCK as u64);
+        write(written, 1).await.unwrap();
+        let error = write(7, 7).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+        // Behind another start nothing is known to be there.
+        drop(device);
+        let device = UringDevice::open(&platform, &path, options).unwrap();
+        let (_, result) = device.write(at(8), pattern(BLOCK, 3)).await;
+        result.unwrap();
+        let (_, result) = device.write(at(7), pattern(BLOCK, 3)).await;
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        println!("all is well");
+    });
 }

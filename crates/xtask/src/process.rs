@@ -117,13 +117,23 @@ pub(crate) fn children_cpu_seconds() -> f64 {
         / TICKS_PER_SECOND
 }
 
-/// Resident memory of a process and its descendants.
+/// Resident memory of a process and its descendants, without files in memory that they have mapped: those are devices.
 pub(crate) fn tree_resident_bytes(pid: u32) -> u64 {
-    tree(pid)
-        .into_iter()
-        .filter_map(stat)
-        .map(|stat| stat.resident_bytes)
-        .sum()
+    let own_bytes = |pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let resident_bytes = stat(pid)?.resident_bytes;
+        Some(resident_bytes.saturating_sub(in_memory_files_bytes(&status)))
+    };
+    tree(pid).into_iter().filter_map(own_bytes).sum()
+}
+
+/// What `/proc/PID/status` says of those.
+fn in_memory_files_bytes(status: &str) -> u64 {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssShmem:"));
+    let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
 }
 
 /// Seconds of CPU time that the whole machine has spent busy since it started, and those a
@@ -283,6 +293,9 @@ mod tests {
         let me = std::process::id();
         assert_eq!(tree(me).first(), Some(&me));
         assert!(tree_resident_bytes(me) > 0);
+        let status = "VmRSS:\t  9000 kB\nRssShmem:\t     512 kB\nVmData:\t 1 kB\n";
+        assert_eq!(in_memory_files_bytes(status), 512 << 10);
+        assert_eq!(in_memory_files_bytes("VmRSS:\t  9000 kB\n"), 0);
     }
 
     #[test]

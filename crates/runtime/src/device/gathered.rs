@@ -62,7 +62,12 @@ impl UringDevice {
                 self.transfer_now(direction, at, buf).1
             });
         }
-        let file = &self.file.file;
+        let slices = bufs.iter().map(|buf| &buf[..]);
+        let mapped = self.file.mapped.as_deref();
+        if mapped.is_some_and(|mapped| mapped.write(offset_bytes, slices)) {
+            return Ok(());
+        }
+        let (began_bytes, file) = (offset_bytes, &self.file.file);
         for some in bufs.chunks(GATHERED_NOW_MAX) {
             let mut parts = [IoSlice::new(&[]); GATHERED_NOW_MAX];
             for (part, buf) in parts.iter_mut().zip(some) {
@@ -76,6 +81,7 @@ impl UringDevice {
             }
             offset_bytes += len as u64;
         }
+        self.file.came(began_bytes, offset_bytes - began_bytes);
         Ok(())
     }
 

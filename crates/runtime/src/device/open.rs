@@ -10,6 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::mapped::Mapped;
 use super::{DeviceFile, DeviceOptions, DirectIo, Kind, SECTOR_BYTES, UringDevice, invalid};
 use crate::io_stats::IoStats;
 use crate::pace::FlushPace;
@@ -40,13 +41,19 @@ pub(super) fn open_device(
     }
     let core = platform.core.clone();
     let at_once = options.memory_at_once && kind == Kind::File && sys::is_in_memory(&file);
+    let size_bytes = size - size % offset_align;
+    let mapped = match at_once && !options.read_only {
+        true => Mapped::of(id, &file, size_bytes),
+        false => None,
+    };
     let file = DeviceFile {
         at_once,
+        mapped,
         fixed: core.register_file(file.as_raw_fd()),
         file: Arc::new(file),
         core: Rc::downgrade(&core),
         kind,
-        size_bytes: size - size % offset_align,
+        size_bytes,
         memory_align,
         offset_align,
         options,
