@@ -207,8 +207,8 @@ impl<P: Platform, C: Connect> Call<'_, P, C> {
                 opened.push(volume.ready().await?);
             }
             // While one was waited for, another one may have gone.
-            let is_open = |open: &Open<P, C>| open.link.is_current(open.generation);
-            if opened.iter().all(is_open) {
+            let mut taken = self.volumes.iter().zip(&opened);
+            if taken.all(|(volume, open)| volume.is_open_at(open)) {
                 return Ok(opened);
             }
         }

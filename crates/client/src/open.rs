@@ -202,6 +202,8 @@ pub(crate) fn start<P: Platform, C: Connect>(
 async fn keep<P: Platform, C: Connect>(inner: Rc<Inner<P, C>>) {
     let options = inner.shared.options.clone();
     let mut backoff = Backoff::new(options.pause_first_ns, options.pause_max_ns);
+    // Where it was open before it went elsewhere.
+    let mut behind: Option<Open<P, C>> = None;
     while !inner.is_done() {
         if std::mem::take(&mut inner.state.borrow_mut().is_late) {
             inner.pause(&mut backoff).await;
@@ -243,17 +245,15 @@ async fn keep<P: Platform, C: Connect>(inner: Rc<Inner<P, C>>) {
         };
         inner.state.borrow_mut().place = Some(open.clone());
         inner.changed.notify();
+        inner.leave(&mut behind);
         inner.while_open(&open).await;
         if inner.state.borrow().is_closed {
             inner.close(&open).await;
-        } else if open.link.is_current(open.generation) {
-            // It has gone elsewhere. The server keeps what it has of it as long as it is open there, and no more than so many volumes on a connection: whoever
-            // follows volumes to and fro would come to an end. Nothing waits for that.
-            let leaves = inner.clone();
-            let closing = async move { leaves.close(&open).await };
-            inner.shared.platform.spawn(closing);
+        } else {
+            behind = Some(open);
         }
     }
+    inner.leave(&mut behind);
     inner.state.borrow_mut().is_over = true;
     inner.changed.notify();
 }
@@ -354,14 +354,11 @@ impl<P: Platform, C: Connect> Inner<P, C> {
                 }
                 _ => Verdict::Later("MOVED says no address".to_owned()),
             },
-            Some(
-                status @ (Status::Busy
-                | Status::Late
-                | Status::Stopping
-                | Status::Damaged
-                | Status::Limit),
-            ) => {
-                // Of too many volumes some may be closed.
+            Some(status @ (Status::Busy | Status::Late | Status::Stopping | Status::Damaged)) => {
+                Verdict::Later(status.sentence().to_owned())
+            }
+            // Of those that are open there some may be closed; it was open before, and is not to be lost for that.
+            Some(status @ Status::Limit) if self.state.borrow().description.is_some() => {
                 Verdict::Later(status.sentence().to_owned())
             }
             _ => Verdict::Lost(cause_of(reply.header.status, body)),
@@ -447,6 +444,23 @@ impl<P: Platform, C: Connect> Inner<P, C> {
         let closing = open.link.exchange(open.generation, &flight);
         let timeout_ns = self.shared.options.connect_timeout_ns;
         either(closing, self.shared.platform.sleep_ns(timeout_ns)).await;
+    }
+
+    /// It is open elsewhere, or not any more: closes it where it was. The server keeps what it has of it as long as it is open there, and no more than so many volumes on a
+    /// connection, so whoever follows volumes to and fro would come to an end. Nothing waits for that.
+    fn leave(self: &Rc<Self>, behind: &mut Option<Open<P, C>>) {
+        if let Some(behind) = behind.take_if(|behind| behind.link.is_current(behind.generation)) {
+            let leaves = self.clone();
+            let closing = async move { leaves.close(&behind).await };
+            self.shared.platform.spawn(closing);
+        }
+    }
+
+    /// Whether it is open there, and has not gone from there.
+    pub(crate) fn is_open_at(&self, open: &Open<P, C>) -> bool {
+        let state = self.state.borrow();
+        let is_there = state.place.as_ref().is_some_and(|place| place.is(open));
+        is_there && open.link.is_current(open.generation)
     }
 
     /// Where the volume is open, as soon as it is.

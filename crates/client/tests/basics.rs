@@ -458,6 +458,40 @@ fn a_volume_that_has_moved_is_found() {
     stage.rules_hold();
 }
 
+/// Whoever opens one too many is told at once; one that was open isn't lost for having moved to where there are too many.
+#[test]
+fn too_many_volumes_are_told_and_lose_none_that_was_open() {
+    let stage = Stage::new(13);
+    let volume = stage.open(SHARED);
+    let full = |is_full| {
+        stage.trouble(Trouble {
+            is_full,
+            ..Trouble::default()
+        });
+    };
+    full(true);
+    let before = stage.world.now();
+    let (client, token) = (stage.client(), stage.token.clone());
+    let opening = async move { client.open(target(), token, SHARED).await.err() };
+    let error = stage.run(opening).expect("is refused");
+    assert!(error.to_string().contains("close one first"), "{error}");
+    assert!(stage.world.now().since(before) < 100 * MS);
+    stage.server.move_volume("v", 1);
+    let platform = stage.world.platform(0);
+    let first = volume.until(platform.now().plus_ns(700 * MS));
+    let written = stage.run(async move { first.write(0, block(1), Durability::Durable).await });
+    assert!(written.is_err(), "there is no room in its time");
+    full(false);
+    stage.run(async move {
+        volume
+            .write(0, block(2), Durability::Durable)
+            .await
+            .unwrap()
+    });
+    assert_eq!(stage.log(), [2]);
+    stage.rules_hold();
+}
+
 #[test]
 fn redirects_that_lead_nowhere_are_not_followed_for_ever() {
     let stage = Stage::new(12);

@@ -378,6 +378,7 @@ fn run(seed: u64, sums: &mut Sums) {
             damaged_reply: if rng.chance(0.3) { 0.05 } else { 0.0 },
             wrong_redirect: if rng.coin() { 0.5 } else { 0.0 },
             slow_ns: rng.within(&(1..=10 * MS)),
+            is_full: false,
         };
         state.limits.requests_max = 1 + rng.below(6) as u32;
         state.limits.payload_max_bytes = 5000 + rng.below(2) as u32 * 100_000;

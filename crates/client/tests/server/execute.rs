@@ -237,6 +237,9 @@ fn open(state: &mut State, connection: &Connection, request: &Request) -> Result
     if volume.locks_out(held_of(request.header.lsn.0)) {
         return Status::StaleEpoch.into();
     }
+    if state.trouble.is_full {
+        return Status::Limit.into();
+    }
     state.opens += 1;
     let nonce = connection.nonces.0.0;
     if state

@@ -33,6 +33,8 @@ pub(crate) struct Trouble {
     pub(crate) wrong_redirect: f64,
     /// Longest time that a request takes, in nanoseconds.
     pub(crate) slow_ns: u64,
+    /// No volume can be opened besides those that are.
+    pub(crate) is_full: bool,
 }
 
 #[derive(Clone)]

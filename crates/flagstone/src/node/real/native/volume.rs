@@ -323,8 +323,11 @@ impl NativeVolume for RealVolume {
                 self.engine.write_zeros(self.handle, at, len, stable)
             });
             lsn = part.await.map_err(|error| match error {
-                // All but this say that nothing was done, which is no longer so.
-                error if at > offset_bytes && !matches!(error, NativeError::Moved(_)) => {
+                // Those say that nothing was done. So do others that can come between two parts, of which the protocol says that it may be in part:
+                // what they say else is what a client has to know.
+                NativeError::Late | NativeError::Stopping | NativeError::Busy
+                    if at > offset_bytes =>
+                {
                     NativeError::Fenced
                 }
                 error => error,
@@ -695,6 +698,10 @@ impl NativeVolume for RealVolume {
                 Ok(None) => {
                     turn.used_only(0, 1);
                     drop(turn);
+                    // As where it is read: whose it is isn't known, and may not be for hours.
+                    for condition in &conditions {
+                        condition.volume.check_readable()?;
+                    }
                     for gate in &gates {
                         first.in_time(gate.opened(), terms).await?;
                     }
