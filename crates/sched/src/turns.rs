@@ -91,6 +91,8 @@ struct Seat {
     granted: VecDeque<u32>,
     counted: Counted,
     judged_used_ns: u64,
+    /// What it had used when its core's line was written last, if it doesn't count.
+    seen_used_ns: u64,
     /// Something waited when it was judged last.
     was_waiting: bool,
     /// Somebody has it write more slowly.
@@ -223,6 +225,7 @@ impl<P: Platform> Turns<P> {
             granted: VecDeque::new(),
             counted: Counted::new(stats.clone()),
             judged_used_ns: 0,
+            seen_used_ns: 0,
             was_waiting: false,
             is_slowed: false,
         };
@@ -262,14 +265,25 @@ impl State {
             .map_or(UNMEASURED, |ceiling| ceiling.prices)
     }
 
-    /// What is promised to those who don't count and have nothing that waits. Nothing of it is to be kept free for them, as others are promised that already.
-    fn idle_uncounted_ns(&self) -> u64 {
-        let seats = self.uncounted.iter();
-        let seats = seats.filter_map(|&at| self.seats[at as usize].as_ref());
-        let idle = seats.filter(|seat| self.scheduler.waiting_of(seat.key) == 0);
-        idle.fold(0, |sum: u64, seat| {
-            sum.saturating_add(self.promise(seat.slo).0)
-        })
+    /// What is promised to those who don't count, have nothing that waits, and have used nothing since this was asked last. Nothing of it is to be kept free for them, as
+    /// others are promised that already.
+    fn idle_uncounted_ns(&mut self) -> u64 {
+        let mut idle_ns: u64 = 0;
+        for at in 0..self.uncounted.len() {
+            let at = self.uncounted[at] as usize;
+            let Some(seat) = &self.seats[at] else {
+                continue;
+            };
+            let used_ns = self.scheduler.used_ns(seat.key).unwrap_or(0);
+            let is_idle = self.scheduler.waiting_of(seat.key) == 0 && used_ns == seat.seen_used_ns;
+            if is_idle {
+                idle_ns = idle_ns.saturating_add(self.promise(seat.slo).0);
+            }
+            if let Some(seat) = &mut self.seats[at] {
+                seat.seen_used_ns = used_ns;
+            }
+        }
+        idle_ns
     }
 
     fn promise(&self, slo: Slo) -> Promise {
@@ -643,6 +657,11 @@ impl<P: Platform> Tenant<P> {
         let now_ns = inner.platform.now().0;
         state.scheduler.change(key, promise, &limits, now_ns);
         inner.pump(&mut state);
+    }
+
+    /// Whether somebody else has a handle on it, too.
+    pub fn is_shared(&self) -> bool {
+        Rc::strong_count(&self.seat) > 1
     }
 
     /// It has gone elsewhere: it doesn't count among those that share this device any more, however long somebody keeps a handle on it. What waits

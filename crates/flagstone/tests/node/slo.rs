@@ -459,3 +459,25 @@ fn limits_and_ceilings_hold_clients_back_and_let_them_go_again() {
     let free = time(&mut client, READ, 400);
     assert!(free < data, "{free:?} {data:?}");
 }
+
+/// Who comes and goes with each request has used what he has used: also when nobody has had the volume open for longer than it is kept for him.
+#[test]
+fn a_limit_outlasts_those_who_come_and_go() {
+    const BYTES: u64 = 8192;
+    let scene = Scene::with(|_| {});
+    let limit = Slo {
+        promise: SloPromise::default(),
+        limit: SloLimit {
+            bytes: Some(BYTES),
+            ..SloLimit::default()
+        },
+    };
+    create(&scene, "vm", limit).expect("created");
+    let began = Instant::now();
+    // Sixteen seconds of its limit, which it may begin at once.
+    assert_eq!(scene.attach("vm").write(0, &[1; 128 << 10]), 0);
+    std::thread::sleep(Duration::from_secs(11).saturating_sub(began.elapsed()));
+    assert_eq!(scene.attach("vm").write(0, &[2; 4096]), 0);
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(14), "{took:?}");
+}

@@ -15,27 +15,56 @@ use crate::node::real::slo::{Floors, note_floor, terms_of};
 use crate::node::real::volume::VolumeCounters;
 use crate::node::{Slo, VolumeLook, VolumeMetrics};
 
-/// How long a tenant is kept that nobody uses.
+/// How long a tenant is kept that nobody uses, at least; twice as long at most.
 const LINGER_NS: u64 = 10_000_000_000;
 
-/// Tenants that nobody may use any more, and since when they are there: the first one longest.
-pub(super) type Lingering = VecDeque<(Time, Tenant<UringPlatform>)>;
+/// A tenant that nobody may use any more.
+pub(super) struct Kept {
+    /// When it was made, or was last seen to be used.
+    since: Time,
+    tenant: Tenant<UringPlatform>,
+    /// Device time that it had used by then.
+    used_ns: u64,
+}
 
-/// Lets each go when its time is over, until there is none.
+impl Kept {
+    fn now(platform: &UringPlatform, tenant: Tenant<UringPlatform>) -> Kept {
+        Kept {
+            since: platform.now(),
+            used_ns: tenant.used_ns(),
+            tenant,
+        }
+    }
+
+    /// Whether somebody has it, or has had turns of it since.
+    fn is_used(&self) -> bool {
+        self.tenant.is_shared() || self.tenant.used_ns() != self.used_ns
+    }
+}
+
+/// The first one longest.
+pub(super) type Lingering = VecDeque<Kept>;
+
+/// Lets each go once nobody has used it for a while, until there is none: whoever opens a volume for each call has the same one each time, with what its limit
+/// has left.
 async fn end_lingering(platform: UringPlatform, lingering: Weak<RefCell<Lingering>>) {
-    let since = |all: &RefCell<Lingering>| all.borrow().front().map(|(since, _)| *since);
+    let since = |all: &RefCell<Lingering>| all.borrow().front().map(|kept| kept.since);
     while let Some(since) = lingering.upgrade().and_then(|all| since(&all)) {
         platform.sleep_until(since.plus_ns(LINGER_NS)).await;
         let now = platform.now();
         let Some(lingering) = lingering.upgrade() else {
             return;
         };
-        let is_over = |(since, _): &mut (Time, _)| now.since(*since) >= LINGER_NS;
+        let is_over = |kept: &mut Kept| now.since(kept.since) >= LINGER_NS;
         loop {
             let over = lingering.borrow_mut().pop_front_if(is_over);
-            // Only then: whoever is the last to let it go does what is to be done for that.
-            if over.is_none() {
+            let Some(kept) = over else {
                 break;
+            };
+            // Not while the list is borrowed: whoever is the last to let it go does what is to be done for that.
+            if kept.is_used() {
+                let again = Kept::now(&platform, kept.tenant);
+                lingering.borrow_mut().push_back(again);
             }
         }
     }
@@ -113,7 +142,7 @@ impl CoreNode {
     /// Keeps a tenant for a while, also if nobody else does.
     fn linger(&self, tenant: &Tenant<UringPlatform>) {
         let mut lingering = self.lingering.borrow_mut();
-        lingering.push_back((self.platform.now(), tenant.clone()));
+        lingering.push_back(Kept::now(&self.platform, tenant.clone()));
         // Others are promised less as long as it is there, so somebody has to see to its end.
         if lingering.len() == 1 {
             let (platform, lingering) = (self.platform.clone(), Rc::downgrade(&self.lingering));
