@@ -409,7 +409,16 @@ impl RealNode {
         if !self.names.begin_moving(from.id) {
             return Err(moving(&doing));
         }
-        self.check_still_at(from, &doing)?;
+        let settled = async {
+            self.check_still_at(from, &doing)?;
+            // Looking for room takes a while; from here on it is promised nothing else.
+            match self.now_of(&target, &doing).await?.slo == now.slo {
+                true => Ok(()),
+                false => Err(promised_else(&doing)),
+            }
+        };
+        let settled = settled.await;
+        settled.inspect_err(|_| self.names.end_moving(from.id))?;
         let began = self.begin_move(&name, from, to, &now, device, &spec, &doing);
         began.await.inspect_err(|_| self.names.end_moving(from.id))
     }
@@ -616,10 +625,11 @@ impl RealNode {
                 if job.left.is_some() && is_promised {
                     note_floor(&mut *floors.lock().await, id, device, &slo);
                 }
-                let state = core.move_volume(job).await;
+                let state = core.clone().move_volume(job).await;
                 count(&ended, &watched);
-                if state != State::Done && is_promised {
-                    note_floor(&mut *floors.lock().await, id, was_on, &slo);
+                if state != State::Done && device != was_on {
+                    // What it is promised now: a change of that may have been under way when it began, and be why it came to nothing.
+                    note_floor(&mut *floors.lock().await, id, was_on, &core.slo_of(id));
                 }
             });
         }
@@ -832,6 +842,11 @@ impl RealNode {
 }
 
 /// Refuses what can't be done with a volume that is being moved.
+fn promised_else(doing: &str) -> NodeError {
+    let found = "what it is promised was changed just now";
+    NodeError::new(NodeErrorKind::Busy, doing, found).next("move it again")
+}
+
 pub(super) fn moving(doing: &str) -> NodeError {
     NodeError::new(NodeErrorKind::Busy, doing, "it, or the journal that it is in, is being moved").next(
         "try again; if it is being copied (`flagstone volume move NAME --status`), wait until that is over, or end it (`--cancel`): \
