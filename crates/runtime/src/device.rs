@@ -284,6 +284,11 @@ impl UringDevice {
         self.file.at_once
     }
 
+    /// True if such a file is mapped, as it should be.
+    pub fn is_mapped(&self) -> bool {
+        self.file.mapped.is_some()
+    }
+
     /// True for a block device, false for a regular file.
     pub fn is_block_device(&self) -> bool {
         self.file.kind == Kind::Block

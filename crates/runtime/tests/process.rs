@@ -265,7 +265,7 @@ fn full_memory(folder: &Path) {
             ..DeviceOptions::default()
         };
         let device = UringDevice::open(&platform, &path, options).unwrap();
-        assert!(device.is_memory());
+        assert!(device.is_memory() && device.is_mapped());
         let at = |block: u64| block * BLOCK as u64;
         let write = async |block: u64, seed: u64| {
             let (_, result) = device.write(at(block), pattern(BLOCK, seed)).await;
@@ -308,7 +308,7 @@ fn full_memory(folder: &Path) {
         write(written, 1).await.unwrap();
         let error = write(7, 7).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
-        // Behind another start nothing is known to be there.
+        // Behind another start it is seen what is there.
         drop(device);
         let device = UringDevice::open(&platform, &path, options).unwrap();
         let (_, result) = device.write(at(8), pattern(BLOCK, 3)).await;

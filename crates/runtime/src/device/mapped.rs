@@ -6,7 +6,8 @@
 //!
 //! Promises:
 //! - **No signal for a full filesystem.** A store to a page that isn't there would have to find room for it, and there is nobody to whom it could say that there
-//!   is none. So only pages are touched that are known to be there, as a call has written them; the rest goes by calls, as does what isn't whole blocks.
+//!   is none. So only pages are touched that are known to be there: those that the file had when it was mapped, and those that a call has written since. The rest
+//!   goes by calls, as does what isn't whole blocks. Nobody reads or writes what is being given back.
 //! - **No page comes to be by being read**, for the same reason.
 //! - Whoever cuts the file short while it is in use ends the process (SIGBUS). By calls the rest of it would have become zeros, and a start finds that.
 
@@ -26,6 +27,7 @@ use flagstone_platform::locks::Mutex;
 
 use super::DeviceFile;
 use crate::core::DeviceId;
+use crate::sys;
 
 /// Pages are as large as this, or a multiple of it; smaller pieces are left to calls, which write a sector as a whole.
 const BLOCK_BYTES: u64 = 4096;
@@ -52,12 +54,21 @@ impl Mapped {
     /// Of the file with this id, open for reading and writing, and that long. `None` if the system doesn't do that: calls are always right.
     pub(super) fn of(id: DeviceId, file: &File, len_bytes: u64) -> Option<Arc<Mapped>> {
         let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = in_use.get(&id).and_then(Weak::upgrade);
-        if let Some(known) = known.filter(|known| known.len_bytes == len_bytes) {
+        // Also if it has another length since: there is one account of which pages are there, and what lies behind the end goes by calls.
+        if let Some(known) = in_use.get(&id).and_then(Weak::upgrade) {
             return Some(known);
         }
         in_use.retain(|_, one| one.strong_count() > 0);
-        let mapped = Arc::new(Mapped::new(file, len_bytes).ok()?);
+        let mapped = match Mapped::new(file, len_bytes) {
+            Ok(mapped) => Arc::new(mapped),
+            Err(error) => {
+                tracing::warn!(
+                    "a device in memory of {len_bytes} bytes can't be mapped ({error}): it works, and takes more of a core for each read and write"
+                );
+                return None;
+            }
+        };
+        mapped.find(file);
         in_use.insert(id, Arc::downgrade(&mapped));
         Some(mapped)
     }
@@ -87,6 +98,18 @@ impl Mapped {
             page_bytes,
             there: (0..words).map(|_| AtomicU64::new(0)).collect(),
         })
+    }
+
+    /// Notes what the file has already. Nobody uses it yet, and pages that are overlooked cost a call.
+    fn find(&self, file: &File) {
+        let mut at = 0;
+        while let Ok(Some(data)) = sys::next_data(file, at) {
+            let Ok(hole) = sys::next_hole(file, data) else {
+                return;
+            };
+            self.came(data, hole.saturating_sub(data));
+            at = hole;
+        }
     }
 
     /// Writes these one behind the other from `offset_bytes` on, if that is whole blocks that are all there. Says whether it has: otherwise nothing was written.
@@ -365,12 +388,22 @@ mod tests {
         let one = Mapped::of(id, &file, len).expect("mapped");
         let other = Mapped::of(id, &file, len).expect("mapped");
         assert!(Arc::ptr_eq(&one, &other));
-        let grown = Mapped::of(id, &file, len / 2).expect("mapped");
-        assert!(!Arc::ptr_eq(&one, &grown), "of another size");
+        let grown = Mapped::of(id, &file, 2 * len).expect("mapped");
+        assert!(Arc::ptr_eq(&one, &grown), "it has one account");
         one.came(0, len);
+        assert!(!write(&grown, len, &[1; BLOCK]), "behind its end");
         drop((one, other, grown));
         let again = Mapped::of(id, &file, len).expect("mapped");
-        assert!(!write(&again, 0, &[1; BLOCK]), "nothing is known of it");
+        assert!(!write(&again, 0, &[1; BLOCK]), "nothing was written of it");
+        drop(again);
+        // What the file has is known from the beginning, and what it hasn't isn't.
+        file.write_all_at(&[5; 512], page_bytes() + 512)
+            .expect("written");
+        let again = Mapped::of(id, &file, len).expect("mapped");
+        let mut back = vec![0; BLOCK];
+        assert!(!again.read(0, &mut back) && again.read(page_bytes(), &mut back));
+        assert_eq!((back[511], back[512]), (0, 5));
+        drop(again);
         assert!(Mapped::of((u64::MAX, 2), &file, 0).is_none());
     }
 }

@@ -43,7 +43,11 @@ pub(super) fn open_device(
     let at_once = options.memory_at_once && kind == Kind::File && sys::is_in_memory(&file);
     let size_bytes = size - size % offset_align;
     let mapped = match at_once && !options.read_only {
-        true => Mapped::of(id, &file, size_bytes),
+        // By what was opened: another file may have taken its name since that was looked at.
+        true => {
+            let opened = file.metadata()?;
+            Mapped::of((opened.dev(), opened.ino()), &file, size_bytes)
+        }
         false => None,
     };
     let file = DeviceFile {
